@@ -1,4 +1,4 @@
-"""The user's side: what reads from and writes to a broker, Fencepost or Apache Kafka alike."""
+"""Client-side pipelines that read from and write to a broker of Fencepost or Apache Kafka."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if not __name__.startswith("fencepost."):
 
 
 def __getattr__(name: str) -> object:
-    # Spark's side has no use for aiokafka, and may have none.
+    # Spark's part does not need aiokafka, and may be installed without it.
     if name == "ExactlyOnce":
         from fencepost.pipelines.exactly_once import ExactlyOnce  # noqa: PLC0415
 

@@ -1,13 +1,13 @@
 """Client-side assignors for aiokafka: ``partition_assignment_strategy=[Strategy("sticky")]``.
 
-aiokafka revokes everything before it rejoins, so a member of it owns nothing when it joins; with
-*cooperative-sticky* it lives beside Java's and librdkafka's members, which keep what they own. As a
-leader it must know what those own. aiokafka reads only the first version of what members say and
-drops the rest, so importing this module widens what it reads
-(``aiokafka.coordinator.protocol.ConsumerProtocol.METADATA``); other strategies do not notice.
+aiokafka revokes everything before it rejoins, so its members own nothing when they join; with
+*cooperative-sticky* they work beside Java's and librdkafka's members, which keep their partitions.
+As leader, an aiokafka member must know which ones these are. aiokafka reads only the first version
+of members' metadata and drops the rest, so importing this module makes it keep all bytes
+(``aiokafka.coordinator.protocol.ConsumerProtocol.METADATA``); other strategies are unaffected.
 
-What aiokafka does not tell its assignors is not taken into account: racks of replicas, instance
-ids, the generation. One object per consumer: it remembers that consumer's last assignment.
+aiokafka does not pass on the racks of replicas, instance ids and the generation, so they are not
+considered. Use one object per consumer: it remembers that consumer's last assignment.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from fencepost.groups.assignors.client.protocol import (
 
 
 class WholeMetadata(ConsumerProtocolMemberMetadata):  # type: ignore[misc]  # it has no types
-    """A member's metadata as aiokafka reads it, with all of its bytes."""
+    """A member's metadata as aiokafka parses it, together with all of its bytes."""
 
     raw: bytes | None = None
 
     @classmethod
     def decode(cls, data: BytesIO | bytes) -> WholeMetadata:
-        """Read the first version's fields, and keep everything."""
+        """Parse the first version's fields, and keep all bytes."""
         raw = data.read() if isinstance(data, BytesIO) else bytes(data)
         found: WholeMetadata = super().decode(raw)
         found.raw = raw
@@ -55,8 +55,8 @@ ConsumerProtocol.METADATA = WholeMetadata
 class Strategy(AbstractPartitionAssignor):  # type: ignore[misc]  # it has no types
     """One of the four built-in assignors by its name, or a ``ClientAssignor`` of your own.
 
-    ``rack_id`` is ``client.rack``: leaders of other clients take it into account. Raises ValueError
-    for a name that is none.
+    ``rack_id`` is ``client.rack``: leaders in other clients consider it. Raises ValueError for an
+    unknown name.
     """
 
     def __init__(self, assignor: str | ClientAssignor, rack_id: str | None = None) -> None:
@@ -74,15 +74,15 @@ class Strategy(AbstractPartitionAssignor):  # type: ignore[misc]  # it has no ty
         return self._assignor.name
 
     def metadata(self, topics: Iterable[str]) -> bytes:
-        """Return what this member says when it joins."""
+        """Return this member's metadata for JoinGroup."""
         data = self._assignor.user_data(self._owned, NO_GENERATION)
         return encode_subscription(Subscription(tuple(topics), data, rack_id=self._rack_id))
 
     def assign(self, cluster: ClusterMetadata, members: Mapping[str, Any]) -> dict[str, bytes]:
         """Return every member's assignment, as the leader.
 
-        Raises :class:`fencepost.logcore.errors.CorruptRecordError` for a member whose words make no
-        sense.
+        Raises :class:`fencepost.logcore.errors.CorruptRecordError` for malformed metadata of a
+        member.
         """
         said = {name: decode_subscription(member.raw) for name, member in members.items()}
         counts = {
@@ -94,5 +94,5 @@ class Strategy(AbstractPartitionAssignor):  # type: ignore[misc]  # it has no ty
         return {name: encode_assignment(mine) for name, mine in result.items()}
 
     def on_assignment(self, assignment: Any) -> None:
-        """Remember what this member got."""
+        """Remember this member's assignment."""
         self._owned = tuple((one.topic, one.partition) for one in assignment.partitions())

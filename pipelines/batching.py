@@ -1,4 +1,4 @@
-"""How large a transaction gets: by records, by bytes, by time."""
+"""The size of a transaction: by records, by bytes, by time."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When a transaction is closed; whichever comes first.
+    """Limits of a transaction; the one that is reached first closes it.
 
     A record larger than ``max_bytes`` gets a transaction of its own. ``max_ms`` counts from the
-    first record that waits; 0 takes what is there.
+    first waiting record; with 0 a transaction takes only available records.
     """
 
     max_records: int = 5_000
@@ -28,7 +28,7 @@ class Limits:
 
 
 class Batcher(Generic[T]):
-    """Gathers items until a limit is met. Knows no clock: ``now_ms`` is an argument."""
+    """Collects items until a limit is reached. Reads no clock: ``now_ms`` is an argument."""
 
     def __init__(self, limits: Limits, size: Callable[[T], int]) -> None:
         self._limits = limits
@@ -42,11 +42,11 @@ class Batcher(Generic[T]):
 
     @property
     def room(self) -> int:
-        """How many records may still be asked for; at least one."""
+        """The number of records that may be requested; at least one."""
         return max(1, self._limits.max_records - len(self._waiting))
 
     def add(self, items: Iterable[T], now_ms: float) -> None:
-        """Take items in their order."""
+        """Add items in order."""
         if not self._waiting:
             self._since_ms = now_ms
         for item in items:
@@ -55,11 +55,11 @@ class Batcher(Generic[T]):
             self._bytes += size
 
     def left_ms(self, now_ms: float) -> float:
-        """How long to wait for more."""
+        """Return how long to wait for more items."""
         return max(0.0, self._since_ms + self._limits.max_ms - now_ms)
 
     def is_full(self, now_ms: float) -> bool:
-        """Whether what waits is to become a transaction now."""
+        """Return whether the waiting items should become a transaction now."""
         return bool(self._waiting) and (
             len(self._waiting) >= self._limits.max_records
             or self._bytes >= self._limits.max_bytes
@@ -67,7 +67,7 @@ class Batcher(Generic[T]):
         )
 
     def take(self, now_ms: float) -> list[T]:
-        """Remove and return the items of one transaction; the rest waits for the next one."""
+        """Remove and return the items of one transaction; the others wait for the next one."""
         taken: list[T] = []
         total = 0
         while self._waiting and len(taken) < self._limits.max_records:
@@ -82,6 +82,6 @@ class Batcher(Generic[T]):
         return taken
 
     def clear(self) -> None:
-        """Forget everything: it will be read again."""
+        """Drop all items, which will be read again."""
         self._waiting.clear()
         self._bytes = 0

@@ -1,9 +1,9 @@
 """Consume, transform, produce: every input record counts exactly once in the output.
 
-One consumer, in a group, and one transactional producer. A transaction holds the outputs of one
-batch and the group's offsets behind it, sent with the member's generation (KIP-447), so that a
-worker that lost its partitions can commit nothing. Its successor reads on from offsets that no
-open transaction can change any more. Works on Fencepost and on Apache Kafka 2.5 or newer.
+There is one consumer, in a group, and one transactional producer. A transaction holds the outputs
+of one batch and the group's offsets after it, sent with the member's generation (KIP-447), so that
+a worker that lost its partitions cannot commit. Its successor continues from offsets that no open
+transaction can change. Works on Fencepost and on Apache Kafka 2.5 or newer.
 """
 
 from __future__ import annotations
@@ -68,16 +68,16 @@ from fencepost.pipelines.topics import TOPIC_WAIT_MS, Topics
 _log = structlog.get_logger()
 
 POLL_MS = 200
-"""Longest wait for records; so long a request to stop may go unnoticed."""
+"""The longest wait for records, and so the longest delay of a stop."""
 
 REFRESH_MS = 1_000
-"""How often a worker without partitions asks which partitions there are."""
+"""How often a worker without partitions refreshes its metadata."""
 
 FIRST_CHECK_MS, LAST_CHECK_MS = 1_000, 30_000
-"""How often a worker without a connection asks whether it is refused; pauses double."""
+"""How often a worker without a connection checks whether its login is refused; pauses double."""
 
 RECORD_OVERHEAD_BYTES = 70
-"""What a record counts beside its key and value: about its frame and headers."""
+"""The assumed size of a record beside its key and value: about its frame and headers."""
 
 Restore = Callable[[frozenset[TopicPartition]], Awaitable[None] | None]
 Hook = Callable[[Batch], Awaitable[None] | None]
@@ -85,15 +85,15 @@ Hook = Callable[[Batch], Awaitable[None] | None]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Everything that has a default.
+    """Settings with defaults.
 
-    ``restore`` is called with the assigned partitions whenever processing begins anew (after a
-    rebalance, after any failure): what the handler keeps in memory has to be read back then.
-    ``before_commit`` is called when a transaction's records are on the broker and nothing is
-    committed; ``after_commit`` when it is. ``revoke_ms`` is how long a transaction may take to
-    end after the group has asked for its partitions, ``stop_ms`` after the end was asked for; then
-    it is aborted. A topic that does not exist is waited for ``topic_wait_ms``. ``security`` is how
-    every client of the pipeline connects: ``Security.of({"security.protocol": "SASL_SSL", …})``.
+    ``restore`` is called with the assigned partitions whenever processing restarts (after a
+    rebalance, after any failure): the handler must then read back the state it keeps in memory.
+    ``before_commit`` is called when a transaction's records are on the broker but not committed;
+    ``after_commit`` once they are. ``revoke_ms`` is the time that a transaction has to end after
+    the group has revoked its partitions, ``stop_ms`` after a stop; then it is aborted.
+    ``topic_wait_ms`` is the wait for a missing topic. ``security`` applies to every client of the
+    pipeline: ``Security.of({"security.protocol": "SASL_SSL", …})``.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -133,8 +133,8 @@ def _size(record: ConsumerRecord) -> int:
 class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
     """One worker. ``async with ExactlyOnce(...) as pipeline: await pipeline.run()``.
 
-    ``transactional_id`` is the worker's own and stays the same over its restarts: the next start
-    then ends what a killed one left open, at once instead of after the transaction's time-out.
+    ``transactional_id`` belongs to this worker and must stay the same over its restarts: the next
+    start then ends a killed worker's transaction at once instead of after the transaction timeout.
     """
 
     def __init__(
@@ -177,16 +177,16 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         self._producer: AIOKafkaProducer | None = None
         self._member = Membership(-1, "")
         self._settled = False
-        """Whether positions and state are those of what is committed."""
+        """Whether the positions and the handler's state match the committed offsets."""
         self._owning = asyncio.Event()
-        """Cleared while the group is between two assignments: nobody owns anything then."""
+        """Cleared between two assignments, when no member owns partitions."""
         self._work: asyncio.Task[None] | None = None
         self._is_transacting = False
-        """A transaction is under way that an end is worth waiting for."""
+        """Whether a transaction is in progress that a stop should wait for."""
         self._ending = False
-        """The commit is under way: cancelling it now would gain nothing."""
+        """Whether the commit is in progress: cancelling it would gain nothing."""
         self._is_in_doubt = False
-        """Offsets were sent in the producer's epoch, and nobody waits for the answer any more."""
+        """Whether a cancelled request may have sent offsets in the producer's present epoch."""
         self._progress_at = 0.0
         self._refreshed_at = 0.0
         self._check_at = 0.0
@@ -195,8 +195,8 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
     async def __aenter__(self) -> Self:
         """Connect.
 
-        Raises GaveUpError when no broker has answered for ``retry.start_ms``, AuthenticationError
-        at once when one does not take us, StoppedError after :meth:`stop`.
+        Raises GaveUpError if no broker answers for ``retry.start_ms``, AuthenticationError at once
+        if a broker refuses the login, StoppedError after :meth:`stop`.
         """
         if await self.is_stopping.interrupts(self._connect()):
             raise StoppedError("the pipeline was stopped before it had connected")
@@ -226,7 +226,7 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
                 "client_id": self._transactional_id,
                 "group_instance_id": self.options.group_instance_id,
                 "enable_auto_commit": False,
-                # Never by itself: records that retention took away are to be noticed.
+                # Never reset silently: records deleted by retention must be noticed.
                 "auto_offset_reset": "none",
                 "isolation_level": "read_committed",
                 "session_timeout_ms": self.options.session_timeout_ms,
@@ -245,20 +245,20 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         await close_consumer(self._consumer, self.is_stopping.left_s)
         await self._offsets.close()
         await self._cluster.close()
-        # Another pipeline may run on the handler's state next, and must find it at rest.
+        # Another pipeline may use the handler's state next, so no call may still be running.
         await self._call.settled()
 
     # --- the group's calls ---
 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
-        """Let the transaction under way end, or abort it, before anyone else may own them."""
+        """Wait for the transaction in progress, or abort it, before the partitions move on."""
         self._owning.clear()
         self._settled = False
         self.metrics.rebalances += bool(revoked)
         await self._cancel_work(self.options.revoke_ms / 1000)
 
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
-        """Remember as whom the partitions were given to us."""
+        """Note the member id and generation of the assignment."""
         del assigned  # the consumer knows
         coordinator = self._consumer._coordinator  # the generation is nowhere public
         self._member = Membership(
@@ -275,7 +275,7 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
             await asyncio.wait([work], timeout=patience_s)
         if not work.done() and not self._ending:
             work.cancel()
-        # A commit that is under way is fenced by its generation or was decided before.
+        # A commit in progress is fenced by its generation, or was decided before.
         await asyncio.wait([work], timeout=self._abort_s())
 
     def _abort_s(self) -> float:
@@ -285,17 +285,17 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
 
     @property
     def is_settled(self) -> bool:
-        """Whether it owns its partitions and works on what is committed."""
+        """Whether the worker owns its partitions and continues from their committed offsets."""
         return self._settled
 
     def stop(self) -> None:
-        """Ask for the end: the transaction under way has ``stop_ms`` to end, no other begins."""
+        """Ask for a stop: a transaction in progress has ``stop_ms`` to end, no other begins."""
         self.is_stopping.set()
 
     async def run(self, *, to_end: bool = False, handle_signals: bool = True) -> None:
-        """Work until :meth:`stop`, SIGTERM or SIGINT; with ``to_end`` until all input is done.
+        """Work until :meth:`stop`, SIGTERM or SIGINT; with ``to_end`` until all input is read.
 
-        Raises PipelineError, or the broker's error, when going on is no use; with ``to_end``
+        Raises PipelineError, or the broker's error, if a retry is useless; with ``to_end``
         MissingTopicError for an input topic that does not exist.
         """
         with signals_ask(self.stop) if handle_signals else contextlib.nullcontext():
@@ -310,11 +310,11 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
                     await self._find_inputs(to_end=to_end)
                 if await self._turn() and to_end and await self._is_at_end():
                     return
-            except Exception as error:  # noqa: BLE001 - classified, and raised if not known
+            except Exception as error:  # noqa: BLE001 - classified, and raised if unknown
                 await self._recover(error)
 
     async def _find_inputs(self, *, to_end: bool) -> None:
-        """Look for the input topics before aiokafka, which may create those that are missing."""
+        """Look up the input topics before aiokafka does, which may create missing ones."""
         if to_end:
             self._inputs = await self._cluster.required(self._topics, self._inputs)
         is_first = not self._consumer.subscription()
@@ -327,7 +327,7 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         self._has_inputs = True
 
     async def _turn(self) -> bool:
-        """One step: settle, or gather and transact. Returns whether there was nothing to do."""
+        """Do one step: settle, or gather and transact. Return whether there was nothing to do."""
         self._tell()
         self._check_rights()
         if not self._owning.is_set():
@@ -340,7 +340,7 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         member = self._member
         records = await self._gather()
         if not self.is_settled:
-            return False  # a rebalance came between: these may be someone else's
+            return False  # after a rebalance the records may belong to another member
         if not records:
             await self._refresh()
             await self._check_login()
@@ -352,7 +352,7 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         return False
 
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run ``work`` so that a rebalance can wait for it or cancel it."""
+        """Run ``work`` such that a rebalance can wait for it or cancel it."""
         self._work = asyncio.create_task(work)
         try:
             await watched(self._work, self._bootstrap, self.options.security)
@@ -367,7 +367,7 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
             self._ending = self._is_transacting = False
 
     async def _settle(self) -> None:
-        """Start from what is committed: producer, positions, and the handler's state."""
+        """Restart from the committed state: producer, positions, and the handler's state."""
         await self._call.settled()
         self._batcher.clear()
         member = self._member
@@ -394,27 +394,27 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
             self._settled = True
 
     async def _refresh(self) -> None:
-        """Ask which partitions there are if we have none.
+        """Refresh the metadata of a worker without partitions.
 
-        A group that was joined while the broker was away shares out what its leader knew then,
-        and aiokafka would ask again after minutes.
+        If the group was joined while the broker was away, its leader assigned only the partitions
+        that it knew then, and aiokafka would refresh its metadata only minutes later.
         """
         now = time.monotonic() * 1000
         if self._consumer.assignment() or now - self._refreshed_at < REFRESH_MS:
             return
         self._refreshed_at = now
-        # A change makes the consumer join again; there is no public way to ask.
+        # A change makes the consumer rejoin; there is no public way to refresh.
         await self._consumer._client.force_metadata_update()
 
     def _check_rights(self) -> None:
-        """Raise what aiokafka keeps to itself until it is asked for records, or for ever."""
+        """Raise authorization errors that aiokafka reports only with records, or never."""
         self._consumer._coordinator.check_errors()
         hidden = self._consumer._client.cluster.unauthorized_topics.intersection(self._topics)
         if hidden:
             raise TopicAuthorizationFailedError(*sorted(hidden))
 
     async def _check_login(self) -> None:
-        """End when the brokers do not take us any more, which aiokafka would try for ever.
+        """Stop if the brokers no longer accept the login, which aiokafka would retry forever.
 
         Raises AuthenticationError and SecurityError.
         """
@@ -437,7 +437,7 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         return found
 
     async def _gather(self) -> list[ConsumerRecord]:
-        """Collect the records of one transaction; none if there is nothing, or a reason to stop."""
+        """Collect the records of one transaction; none if there are none, or at a stop."""
         batcher = self._batcher
         while self._settled and not self.is_stopping.is_set():
             now = time.monotonic() * 1000
@@ -460,10 +460,10 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         return []
 
     async def _transact(self, records: list[ConsumerRecord], member: Membership) -> None:
-        """One transaction: handler, outputs, offsets, commit.
+        """Do one transaction: handler, outputs, offsets, commit.
 
-        ``member`` says as whom the records were read. A worker that has joined the group anew since
-        then must not commit them, because they may be someone else's by now.
+        ``member`` is the membership under which the records were read. A worker that has rejoined
+        the group since then must not commit them, as another member may own them by now.
         """
         producer = self._producer
         if producer is None:
@@ -497,9 +497,9 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
     async def _writable(
         self, outputs: list[Output], letters: list[Output]
     ) -> tuple[list[Output], list[Output]]:
-        """Return outputs and dead letters; outputs whose topic cannot be written are such letters.
+        """Return outputs and dead letters, with unwritable outputs moved to the dead letters.
 
-        Raises RecordRefusedError without a dead-letter topic, MissingTopicError if that is missing.
+        Raises RecordRefusedError without a dead-letter topic, MissingTopicError if it is missing.
         """
         self._is_transacting = False  # it may wait for topics
         refused = await self._cluster.unwritable({one.topic for one in outputs})
@@ -514,13 +514,13 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         return [one for one in outputs if one.topic not in refused], letters
 
     async def _recover(self, error: Exception) -> None:
-        """Abort, and decide: raise, or begin anew from what is committed."""
+        """Abort, then raise the error or restart from the committed state."""
         action = classify(error)
         self._settled = self._has_inputs = False
         self._batcher.clear()
         self._cluster.forget()
-        # Offsets whose answer was not waited for may arrive after the abort, and would then be
-        # part of the next transaction of the same epoch. A new producer has a new epoch.
+        # Offsets from a request whose answer was not awaited may arrive after the abort, and would
+        # then join the next transaction of the same epoch. A new producer has a new epoch.
         if action is Action.REOPEN or self._is_in_doubt or not await self._abort():
             await self._give_up_producer()
             self.metrics.reopened += 1
@@ -532,7 +532,7 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         await asyncio.sleep(self._patience.failed(error, time.monotonic() * 1000) / 1000)
 
     async def _abort(self) -> bool:
-        """Abort what is open. Returns whether the producer is as good as new."""
+        """Abort an open transaction. Return whether the producer can be used further."""
         producer = self._producer
         if producer is None:
             return False
@@ -545,10 +545,10 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         if producer is not None:
             await close_producer(producer, self.is_stopping.left_s)
 
-    # --- telling ---
+    # --- progress ---
 
     def _has_nothing_to_do(self) -> bool:
-        """Whether the last answers of the broker say that all there is has been read."""
+        """Return whether all records are read, by the broker's last responses."""
         return (
             all(
                 self._consumer.last_stable_offset(source) is not None
@@ -558,7 +558,7 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         )
 
     async def _is_at_end(self) -> bool:
-        """Whether everything that is committed in the assigned partitions has been read."""
+        """Return whether all committed records of the assigned partitions are read."""
         await self._cluster.required(self._topics, self._inputs)
         assigned = list(self._consumer.assignment())
         if not self._settled or not assigned:
@@ -580,7 +580,7 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         self.options.progress(self.metrics)
 
     def lag(self) -> int:
-        """How many offsets the assigned partitions have beyond what was read, as last fetched."""
+        """Return the number of unread offsets in the assigned partitions, as of the last fetch."""
         behind = 0
         for source in self._consumer.assignment():
             end = self._consumer.last_stable_offset(source)

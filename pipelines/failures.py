@@ -1,7 +1,7 @@
-"""What a failure means: try the batch again, take a new producer, or stop.
+"""Classification of failures: retry the batch, open a new producer, or stop.
 
 The classes are those of KIP-1050: retriable and abortable errors cost a transaction, a fenced or
-unknown producer costs the producer, and what no repetition can heal ends the pipeline.
+unknown producer costs the producer, and an error that no retry can fix ends the pipeline.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from fencepost.coordinator.wire.client.client import (
 
 
 class PipelineError(Exception):
-    """The pipeline has stopped; nothing of the transaction under way is visible."""
+    """The pipeline has stopped; no record of the open transaction is visible."""
 
 
 class HandlerError(PipelineError):
-    """The handler raised; the cause is its exception."""
+    """The handler raised an exception, which is the cause."""
 
 
 class RecordRefusedError(PipelineError):
-    """A record was refused and there is no dead-letter topic."""
+    """A record was refused, and no dead-letter topic is configured."""
 
 
 class DataLostError(PipelineError):
-    """Records between the group's offset and the beginning of the log were deleted unread."""
+    """Records between the group's offset and the log start offset were deleted unread."""
 
 
 class MissingTopicError(PipelineError):
@@ -48,27 +48,27 @@ class StoppedError(PipelineError):
 
 
 class NotAuthorizedError(PipelineError):
-    """The broker does not let the pipeline do something; the message names the right."""
+    """The broker denies the pipeline an operation; the message names the right."""
 
 
 class FencedTooOftenError(PipelineError):
-    """Someone else keeps using this transactional id."""
+    """Another producer keeps using this transactional id."""
 
 
 class GaveUpError(PipelineError):
-    """No transaction could be committed for as long as the policy allows."""
+    """No transaction was committed within the policy's time limit."""
 
 
 class RetryBatch(Exception):  # noqa: N818 - an instruction, as StopIteration is
-    """A handler raises it when the same batch may succeed later (another service is down)."""
+    """Raised by a handler if the same batch may succeed later (another service is down)."""
 
 
 class RebalancedError(Exception):
-    """The partitions went to someone else; the transaction was aborted. Not a failure."""
+    """The partitions were revoked, and the transaction was aborted. This is not a failure."""
 
 
 class Action(Enum):
-    """What is done about a failure."""
+    """The reaction to a failure."""
 
     AGAIN = "abort, and try the same records again"
     REOPEN = "give the producer up, take a new epoch, read on from the committed offsets"
@@ -85,7 +85,7 @@ _AGAIN_CODES = frozenset(
         "unstable_offset_commit",
     }
 )
-"""The group has moved on, or Kafka itself says that an abort is enough."""
+"""The group has rebalanced, or Kafka itself says that an abort is enough."""
 
 _REOPEN_CODES = frozenset(
     {
@@ -121,7 +121,7 @@ _FENCE_CODES = frozenset({"producer_fenced", "invalid_producer_epoch"})
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """``error`` and what it was raised from: aiokafka wraps what ends its sender."""
+    """Yield ``error`` and its chain of causes: aiokafka wraps the error that ends its sender."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -130,7 +130,7 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def classify(error: BaseException) -> Action:
-    """What is to be done about ``error``."""
+    """Return the reaction to ``error``."""
     actions = [_of_one(one) for one in causes(error)]
     for action in (Action.STOP, Action.AGAIN, Action.REOPEN):
         if action in actions:
@@ -151,7 +151,7 @@ def _of_one(error: BaseException) -> Action | None:
     if isinstance(error, _STOP_ERRORS):
         return Action.STOP
     if isinstance(error, kafka.IllegalStateError):
-        return Action.AGAIN  # a seek in a partition that has just been taken away
+        return Action.AGAIN  # a seek in a partition that was just revoked
     if isinstance(
         error,
         kafka.KafkaError | TimeoutError | OSError | BrokerUnreachable | ConnectionLostError,
@@ -172,13 +172,13 @@ _DENIED: Mapping[type[BaseException], tuple[ErrorCode, str]] = {
         "InitProducerId",
     ),
 }
-"""aiokafka's errors about rights, with a request of that the right is asked for."""
+"""aiokafka's authorization errors, each with a request that needs the right."""
 
 
 def explained(error: Exception, sources: Collection[str] = (), username: str = "") -> Exception:
-    """``error``, or what right is missing and to whom if that is what it is about.
+    """Return ``error``, or an error that names the missing right and its user.
 
-    Of topics, ``sources`` are read and others are written.
+    Topics in ``sources`` are read; other topics are written.
     """
     who = f" to user {username!r}" if username else ""
     for one in causes(error):
@@ -201,7 +201,7 @@ def explained(error: Exception, sources: Collection[str] = (), username: str = "
 
 
 def is_fence(error: BaseException) -> bool:
-    """Whether another producer of the same transactional id has taken over."""
+    """Return whether another producer with the same transactional id has taken over."""
     return any(
         isinstance(one, _FENCE_ERRORS)
         or (isinstance(one, ApiError) and one.code.name in _FENCE_CODES)
@@ -211,11 +211,11 @@ def is_fence(error: BaseException) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How patient a pipeline is.
+    """Limits of a pipeline's retries.
 
-    ``give_up_ms`` without a committed transaction while there was work, or ``max_fences`` fences
-    within ``fence_window_ms``, and it stops. A start waits ``start_ms`` for a broker. Pauses
-    grow to ``max_backoff_ms``, to ``max_login_backoff_ms`` where a login is refused.
+    It stops after ``give_up_ms`` without a committed transaction while there was work, or after
+    ``max_fences`` fences within ``fence_window_ms``. A start waits ``start_ms`` for a broker.
+    Pauses grow to ``max_backoff_ms``, or to ``max_login_backoff_ms`` if a login is refused.
     """
 
     backoff_ms: int = 50
@@ -228,7 +228,7 @@ class RetryPolicy:
 
 
 class Patience:
-    """Counts failures in a row. Knows no clock: ``now_ms`` is an argument."""
+    """Counts consecutive failures. Reads no clock: ``now_ms`` is an argument."""
 
     def __init__(self, policy: RetryPolicy) -> None:
         self._policy = policy
@@ -237,11 +237,11 @@ class Patience:
         self._fences: list[float] = []
 
     def succeeded(self) -> None:
-        """A transaction was committed, or there is nothing to do."""
+        """Reset the count: a transaction was committed, or there was nothing to do."""
         self._failures = 0
 
     def failed(self, error: BaseException, now_ms: float, *, is_login: bool = False) -> float:
-        """Return how long to pause before the next attempt, in milliseconds.
+        """Return the pause before the next attempt, in milliseconds.
 
         Raises :class:`GaveUpError` and :class:`FencedTooOftenError`.
         """

@@ -1,4 +1,4 @@
-"""Calls the user's function: decoded records in, encoded-to-be outputs out."""
+"""Calls the user's function with decoded records, and collects its outputs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ DeadLetter: TypeAlias = str | Callable[[Refusal], Output]
 
 
 class HandlerCall:
-    """The handler with its serdes. A plain function runs in a thread: heartbeats go on.
+    """The handler with its serdes. A plain function runs in a thread, so that heartbeats continue.
 
-    What a plain function yields, instead of returning it, is taken in that thread as well.
+    If a plain function is a generator, it is iterated in that thread as well.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class HandlerCall:
         self._thread: asyncio.Future[Outputs | Awaitable[Outputs]] | None = None
 
     async def settled(self) -> None:
-        """Wait until no thread of an earlier call, which was cancelled, is still at work.
+        """Wait for the thread of an earlier, cancelled call.
 
         A thread cannot be cancelled, and the handler may change its own state until it returns.
         """
@@ -48,7 +48,7 @@ class HandlerCall:
     async def __call__(
         self, consumed: Sequence[ConsumerRecord]
     ) -> tuple[Batch, list[Output], list[Output]]:
-        """Return the batch, the outputs, and the dead letters (whose bytes are ready as they are).
+        """Return the batch, the outputs, and the dead letters (which are already encoded).
 
         Raises HandlerError, RecordRefusedError, RetryBatch.
         """
@@ -79,7 +79,7 @@ class HandlerCall:
         return list(result or ())
 
     def _call_plain(self, batch: Batch) -> Outputs | Awaitable[Outputs]:
-        """Run in a thread. A generator does its work when it is read, so it is read here."""
+        """Run in a thread. A generator does its work when it is iterated, so iterate it here."""
         result = self._handler(batch)
         return list(result) if isinstance(result, Iterable) else result
 
@@ -98,7 +98,7 @@ class HandlerCall:
     def unwritable(
         self, output: Output, key: bytes | None, value: bytes | None, why: str
     ) -> Output:
-        """Return the dead letter of an output that its topic cannot take, with its bytes.
+        """Return the dead letter, with the same bytes, of an output that cannot be written.
 
         Raises RecordRefusedError.
         """

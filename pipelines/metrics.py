@@ -1,4 +1,4 @@
-"""What a pipeline tells of itself."""
+"""A pipeline's metrics."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class Metrics:
     transactions: int = 0
     aborts: int = 0
     reopened: int = 0
-    """Producers given up, after a fence or a failure."""
+    """Producers closed after a fence or a failure."""
     fences: int = 0
     rebalances: int = 0
     lag: int = 0
-    """Records of the assigned partitions behind which the group was, when last looked at."""
+    """The lag of the assigned partitions in records, as of the last check."""
     began: float = field(default_factory=time.monotonic)
 
     def snapshot(self) -> dict[str, float]:
-        """All of them, and the seconds and records per second since the start."""
+        """Return all counters, with the seconds and records per second since the start."""
         seconds = time.monotonic() - self.began
         values: dict[str, float] = asdict(self)
         del values["began"]

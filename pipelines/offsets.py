@@ -1,9 +1,9 @@
-"""A group's offsets, as exactly-once needs them: inside transactions, fenced, and stable.
+"""A group's offsets for exactly-once: committed in transactions, fenced, and stable.
 
 aiokafka sends the offsets of a transaction without the group's metadata (TxnOffsetCommit v0) and
-reads committed offsets without waiting for open transactions. Both are asked for here, over the
-wire client: with generation and member id a worker that was taken for dead is refused (KIP-447),
-and with ``require_stable`` its successor waits until its last transaction is decided.
+reads committed offsets without waiting for open transactions. The wire client does both here: with
+generation and member id, a worker that the group has removed is refused (KIP-447), and with
+``require_stable`` its successor waits until its last transaction is decided.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NO_OFFSET = -1
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """The member that commits. The group's coordinator compares it with the generation of now."""
+    """The member that commits. The coordinator compares it with the group's present state."""
 
     generation: int
     member_id: str
@@ -38,7 +38,7 @@ class Membership:
 
 
 class GroupOffsets:
-    """The offsets of one group, through one connection. Several calls at a time are fine."""
+    """The offsets of one group, over one client. Calls may run concurrently."""
 
     def __init__(
         self, bootstrap: str, group: str, *, timeout_ms: int, security: Security = PLAINTEXT
@@ -57,13 +57,13 @@ class GroupOffsets:
         offsets: Mapping[TopicPartition, int],
         member: Membership,
     ) -> None:
-        """Make ``offsets`` part of the producer's open transaction.
+        """Add ``offsets`` to the producer's open transaction.
 
-        All records of the transaction must have been flushed. Raises ApiError; of those,
-        ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID and FENCED_INSTANCE_ID mean that the partitions
-        may belong to someone else.
+        All records of the transaction must have been flushed. Raises ApiError, in which
+        ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID and FENCED_INSTANCE_ID mean that another member may
+        own the partitions.
         """
-        manager = producer._txn_manager  # the id and epoch are nowhere public
+        manager = producer._txn_manager  # there is no public access to id and epoch
         claim = {
             "transactional_id": manager.transactional_id,
             "group_id": self._group,
@@ -77,7 +77,7 @@ class GroupOffsets:
             deadline_ms=self._timeout_ms,
             **claim,
         )
-        # From here on the client has to send EndTxn even if it wrote no record.
+        # From now on the client must send EndTxn even if it wrote no record.
         manager.consumer_group_added(self._group)
         answer = await self._client.call(
             "TxnOffsetCommit",
@@ -98,9 +98,9 @@ class GroupOffsets:
                 raise ApiError(row.error_code, "TxnOffsetCommit")
 
     async def stable(self, sources: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Read the committed offsets, once no open transaction can change them; −1 for none.
+        """Read committed offsets once no open transaction can change them; −1 for none.
 
-        Raises TimeoutError after the time-out, ApiError for what waiting cannot heal.
+        Raises TimeoutError after the timeout, ApiError for errors that a retry cannot fix.
         """
         wanted = [(source.topic, source.partition) for source in sources]
         end = time.monotonic() + self._timeout_ms / 1000

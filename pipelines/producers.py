@@ -1,4 +1,4 @@
-"""Clients that can be given up at any moment, and how state is read back."""
+"""aiokafka clients that can be closed at any moment, and reading of committed state."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from fencepost.pipelines.serde import Serde
 from fencepost.pipelines.stopping import look_at
 
 STOP_S = 5.0
-"""How long an orderly end of a client may take; then its tasks are cancelled."""
+"""The time limit for a client's orderly stop; then its tasks are cancelled."""
 
 LOOK_S = 2.0
-"""How long records are on their way before their topics are looked for."""
+"""How long records are in flight before their topics are checked."""
 
 CheckThere = Callable[[Collection[str]], Awaitable[None]]
-"""Raises where one of the topics is gone."""
+"""Raises an error if one of the topics is gone."""
 
 Left = Callable[[float], float]
-"""How much of a time limit, in seconds, may be spent: less where the end was asked for."""
+"""Reduces a time limit, in seconds, after a stop was requested."""
 
 PRODUCER_DEFAULTS: Mapping[str, Any] = {
     "linger_ms": 5,
@@ -50,10 +50,10 @@ async def open_producer(
     security: Security = PLAINTEXT,
     left_s: Left = _whole,
 ) -> AIOKafkaProducer:
-    """Start a producer: it fences its predecessor, and settles the last transaction of its id.
+    """Start a producer, which fences its predecessor and settles the last transaction of its id.
 
-    Raises AuthenticationError where the broker does not take us, of which aiokafka says no more
-    than that it can't connect.
+    Raises AuthenticationError if the broker rejects the login; aiokafka reports only that it cannot
+    connect.
     """
     producer = AIOKafkaProducer(
         bootstrap_servers=bootstrap,
@@ -84,14 +84,14 @@ async def abort_open(producer: AIOKafkaProducer, most_s: float) -> bool:
 
 
 async def close_producer(producer: AIOKafkaProducer, left_s: Left = _whole) -> None:
-    """Stop it, in any state. An open transaction is left to its next owner.
+    """Stop a producer in any state. An open transaction is left to the next producer of its id.
 
-    aiokafka's ``stop`` waits for undelivered batches, for ever if the broker is away, and leaves
-    its sender running when it is cancelled meanwhile; that one is ended here. ``left_s`` says how
-    much of a time limit is left to spend.
+    aiokafka's ``stop`` waits for undelivered batches, forever if the broker is away, and if it is
+    cancelled meanwhile, it leaves its sender running; the sender is cancelled here. ``left_s``
+    reduces time limits.
     """
     sender = producer._sender.sender_task
-    # In a task of its own: wait_for would hide whether it was stop() that timed out.
+    # After a timeout or an error, the steps below end the sender and close the connections.
     with contextlib.suppress(TimeoutError, KafkaError, AssertionError, OSError):
         await asyncio.wait_for(producer.stop(), left_s(STOP_S))
         return
@@ -103,10 +103,10 @@ async def close_producer(producer: AIOKafkaProducer, left_s: Left = _whole) -> N
 
 
 async def close_consumer(consumer: AIOKafkaConsumer, left_s: Left = _whole) -> None:
-    """Leave the group and stop, also while the broker is away.
+    """Leave the group and stop, even while the broker is away.
 
-    aiokafka's ``stop`` ends with the cancellation of its own fetch if that one was pausing after
-    a lost connection. In a task of its own that cannot be taken for a cancellation of the caller.
+    aiokafka's ``stop`` ends with the CancelledError of its own fetch task if that was pausing after
+    a lost connection. In a separate task it cannot be mistaken for a cancellation of the caller.
     """
     stopping = asyncio.create_task(consumer.stop())
     await asyncio.wait([stopping], timeout=left_s(STOP_S))
@@ -126,17 +126,17 @@ async def send_all(
     value_serde: Serde,
     check_there: CheckThere | None = None,
 ) -> None:
-    """Send ``outputs`` in their order and wait until all are acknowledged.
+    """Send ``outputs`` in order, and wait until all are acknowledged.
 
-    With ``check_there`` their topics are looked for while that takes long: aiokafka would send to
-    a topic that was deleted for as long as its time-outs allow.
+    With ``check_there`` their topics are checked while that takes long: aiokafka would keep sending
+    to a deleted topic until its timeouts.
 
-    Records go into batches of their partition here, and whole batches to the producer: a future
-    and a walk through its accumulator for each record would take most of the client's time.
+    Records are collected here in batches per partition, and the producer gets whole batches: a
+    future and a walk through its accumulator for each record would take most of the client's time.
     Records without a key fill a batch of one partition before another is chosen (KIP-480).
 
-    Raises the first failure of any of them; ValueError for a partition that its topic does not
-    have; MessageSizeTooLargeError above ``max_request_size``.
+    Raises the first failure of any of them; ValueError for a partition that the topic lacks;
+    MessageSizeTooLargeError above ``max_request_size``.
     """
     sent: list[asyncio.Future[RecordMetadata]] = []
     filling: dict[tuple[str, int], BatchBuilder] = {}
@@ -189,7 +189,7 @@ async def send_all(
 
 
 class _Spread:
-    """Which partitions of a topic the records of one transaction go to."""
+    """The choice of a topic's partitions for the records of one transaction."""
 
     def __init__(self, producer: AIOKafkaProducer, topic: str, known: Collection[int]) -> None:
         self._topic = topic
@@ -201,7 +201,7 @@ class _Spread:
         self._unkeyed: int | None = None
 
     def target(self, key: bytes | None, asked: int | None) -> int:
-        """The partition of one record. Raises ValueError for one that the topic does not have."""
+        """Return one record's partition. Raises ValueError for one that the topic lacks."""
         if asked is not None:
             if asked not in self._known:
                 raise ValueError(
@@ -219,14 +219,14 @@ class _Spread:
         return chosen
 
     def refuse(self, size: int) -> NoReturn:
-        """Raise for a record of so many bytes."""
+        """Raise MessageSizeTooLargeError for a record of this size."""
         raise MessageSizeTooLargeError(
             f"an output to {self._topic} takes {size} bytes, more than max_request_size,"
             f" {self._most_bytes}"
         )
 
     def turn(self, partition: int) -> None:
-        """A batch of ``partition`` is full: records without a key go elsewhere now."""
+        """Move on to another partition for records without a key, after a full batch."""
         if self._unkeyed == partition:
             self._unkeyed = None
 
@@ -239,11 +239,11 @@ async def read_committed(
     security: Security = PLAINTEXT,
     left_s: Left = _whole,
 ) -> AsyncIterator[ConsumerRecord]:
-    """Yield every committed record of a partition, from its beginning to its present end.
+    """Yield every committed record of a partition, from its start to its present end.
 
-    The end is the high watermark, so that a transaction that is still open, or whose markers are
-    still on their way, is waited for: its records count if it commits. Raises TimeoutError when
-    it stays open longer than ``timeout_ms``.
+    The end is the high watermark, so transactions that are open, or whose markers are not written
+    yet, are waited for: their records count if they commit. Raises TimeoutError if one stays open
+    longer than ``timeout_ms``.
     """
     options = {
         "bootstrap_servers": bootstrap,
@@ -271,7 +271,7 @@ async def read_committed(
 
 @contextlib.asynccontextmanager
 async def _consumer(left_s: Left, **options: Any) -> AsyncIterator[AIOKafkaConsumer]:
-    """A consumer that is started, and whose end is bounded."""
+    """Return a started consumer, which is stopped within a bounded time."""
     consumer = AIOKafkaConsumer(**options)
     try:
         await consumer.start()

@@ -1,4 +1,4 @@
-"""What a handler gets and what it gives: batches of records in, outputs and refusals out."""
+"""A handler's input and output: batches of records, outputs and refusals."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ Headers = tuple[tuple[str, bytes], ...]
 REASON, TOPIC, PARTITION, OFFSET = (
     f"dead-letter.{what}" for what in ("reason", "topic", "partition", "offset")
 )
-"""Headers of a dead letter: why it was refused and where it stood, as UTF-8 text."""
+"""Headers of a dead letter: why the record was refused, and its position, as UTF-8 text."""
 
 NO_OFFSET = -1
-"""Of a record that is in no partition."""
+"""The offset of a record that is in no partition."""
 
 MAX_REASON_CHARS = 1_000
-"""A reason is cut here: an exception may quote the whole record."""
+"""Longer reasons are cut: an exception may quote the whole record."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One consumed record. ``timestamp_ms`` is the epoch's; ``value`` and ``key`` are decoded."""
+    """A consumed record. ``timestamp_ms`` is Unix time; ``value`` and ``key`` are decoded."""
 
     topic: str
     partition: int
@@ -37,10 +37,10 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One record to write. Without a partition the key decides, as in Java's client.
+    """A record to write. Without a partition the key decides, as in Java's client.
 
-    Without ``timestamp_ms`` the time of writing is used; a pipeline that keeps the time of its
-    input hands that on.
+    Without ``timestamp_ms`` the record gets the time of writing; a pipeline that should keep the
+    input's time passes it on.
     """
 
     topic: str
@@ -53,16 +53,16 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A record that the handler or a serde refuses, or that cannot be written, and why.
+    """A record that the handler or a serde refuses, or an unwritable output, with the reason.
 
-    The latter stands in no partition: its topic is the one that it was meant for, its offset −1.
+    An unwritable output has no partition: its topic is the intended one, its offset −1.
     """
 
     record: Record
     reason: str
 
     def letter(self, topic: str) -> Output:
-        """Return the dead letter: the record's own bytes, headers and time, and where it was."""
+        """Return the dead letter: the record's bytes, headers, time and position."""
         record = self.record
         place: Headers = ()
         if record.offset != NO_OFFSET:
@@ -86,13 +86,13 @@ class Refusal:
 
 @dataclass(slots=True)
 class Batch:
-    """The records of one transaction; those of one partition stand in the order of the log."""
+    """The records of one transaction; records of one partition are in the order of the log."""
 
     records: Sequence[Record]
     refusals: list[Refusal] = field(default_factory=list)
 
     def refuse(self, record: Record, reason: object) -> None:
-        """Send ``record`` to the dead-letter topic, in this same transaction."""
+        """Send ``record`` to the dead-letter topic, in the same transaction."""
         self.refusals.append(Refusal(record, str(reason)))
 
     def __iter__(self) -> Iterator[Record]:

@@ -1,7 +1,7 @@
-"""Encryption and login for aiokafka, out of the same settings as everywhere else.
+"""TLS and login for aiokafka, from the same settings as elsewhere.
 
-``Security.of({"security.protocol": "SASL_SSL", …})`` reads Kafka's own names; here they become what
-aiokafka calls them.
+``Security.of({"security.protocol": "SASL_SSL", …})`` reads Kafka's names; this module translates
+them into aiokafka's arguments.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from fencepost.coordinator.wire.client.tls import ssl_context
 from fencepost.coordinator.wire.client.tokens import token_source
 
 FIRST_CHECK_S, LAST_CHECK_S = 2.0, 30.0
-"""How long work goes on before somebody looks whether logins are refused; pauses double."""
+"""How long work continues before its logins are checked; pauses double."""
 
 CHECK_TIMEOUT_MS = 10_000
-"""How long a look at why nobody can log in may take."""
+"""The time limit of such a check."""
 
 
 def aiokafka_options(security: Security) -> dict[str, Any]:
-    """The arguments of aiokafka's clients that make their connections so. Raises SecurityError."""
+    """Return the arguments of aiokafka's clients for these settings. Raises SecurityError."""
     if security == PLAINTEXT:
         return {}
     options: dict[str, Any] = {
@@ -48,24 +48,24 @@ def aiokafka_options(security: Security) -> dict[str, Any]:
 
 
 class _Tokens(AbstractTokenProvider):  # type: ignore[misc]
-    """A new token for each connection; to get one may take as long as a command does."""
+    """Returns a new token for each connection; fetching one may take as long as a command."""
 
     def __init__(self, security: Security) -> None:
         self._source = token_source(dict(security.login))
 
     async def token(self) -> str:
-        """Aiokafka's question."""
+        """Return a token, for aiokafka."""
         return await asyncio.get_running_loop().run_in_executor(None, self._source.fetch)
 
     def extensions(self) -> dict[str, str]:
-        """Aiokafka's other question."""
+        """Return the SASL extensions, for aiokafka."""
         return dict(self._source.extensions)
 
 
 async def check_login(bootstrap: str, security: Security) -> None:
-    """Say in clear words whether the brokers take us, which aiokafka keeps to its log.
+    """Raise the error with which brokers reject the login, which aiokafka only logs.
 
-    Raises AuthenticationError and SecurityError. Nothing is said of brokers that are away.
+    Raises AuthenticationError and SecurityError. An unreachable broker is no error here.
     """
     if security == PLAINTEXT:
         return
@@ -79,10 +79,10 @@ async def check_login(bootstrap: str, security: Security) -> None:
 
 
 async def watched(work: asyncio.Future[Any], bootstrap: str, security: Security) -> None:
-    """Wait for the end of ``work``; look now and then whether the brokers still take us.
+    """Wait for the end of ``work``, and check periodically whether brokers accept the login.
 
-    A client that loses its connection and may not log in again tries that for ever, several times a
-    second. Raises what :func:`check_login` does, with the work cancelled and at its end.
+    A client that has lost its connection and is refused would retry forever, several times a
+    second. Raises the errors of :func:`check_login`, after ``work`` was cancelled and has ended.
     """
     pause_s: float | None = FIRST_CHECK_S if security != PLAINTEXT else None
     while not (await asyncio.wait([work], timeout=pause_s))[0] and pause_s is not None:
@@ -96,10 +96,10 @@ async def watched(work: asyncio.Future[Any], bootstrap: str, security: Security)
 
 
 class _NoSecrets(logging.Filter):
-    """aiokafka writes every request into its log at DEBUG, those with a password in them too."""
+    """Drops log lines with passwords: aiokafka logs every request at DEBUG."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Keep all but logins."""
+        """Return whether a line is not about a login."""
         told = record.args if isinstance(record.args, tuple) else ()
         return not any(type(one).__name__.startswith("SaslAuthenticate") for one in told)
 
@@ -108,7 +108,7 @@ _filter = _NoSecrets()
 
 
 def _hush() -> None:
-    # The logger of a module keeps a filter for as long as the process lives; it takes each once.
+    # The logger keeps a filter for the life of the process, and adds it only once.
     logging.getLogger("aiokafka.conn").addFilter(_filter)
 
 

@@ -1,4 +1,4 @@
-"""How keys and values become Python objects and bytes again."""
+"""Conversion of keys and values between Python objects and bytes."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import msgpack
 
 @dataclass(frozen=True, slots=True)
 class Serde:
-    """A pair of functions. None, the value of a tombstone, passes through both untouched."""
+    """A pair of functions. None, the value of a tombstone, passes both unchanged."""
 
     name: str
     encode: Callable[[Any], bytes]
     decode: Callable[[bytes], Any]
 
     def dump(self, value: Any) -> bytes | None:
-        """Return the bytes of ``value``. Raises what the format raises, for what it cannot hold."""
+        """Return the bytes of ``value``. Raises the format's error for an unsupported value."""
         return None if value is None else self.encode(value)
 
     def load(self, data: bytes | None) -> Any:
-        """Return the object. Raises ValueError (or a subclass) for bytes of no such object."""
+        """Return the object. Raises ValueError (or a subclass) for malformed bytes."""
         return None if data is None else self.decode(data)
 
 

@@ -1,4 +1,4 @@
-"""The request to end a pipeline, an alternative of each of its waits."""
+"""A pipeline's stop request, which interrupts each of its waits."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 STOP_MS = 1_000
-"""How long the transaction under way may take to end after the request."""
+"""The time that a transaction in progress has to end after the request."""
 
 CLEAN_UP_S = 1.0
-"""How long aborting and closing may take after that, all together."""
+"""The time for aborting and closing after that."""
 
 LEAST_S = 0.05
-"""The least that each of these steps gets."""
+"""The minimum time for each of these steps."""
 
 
 class StopRequest(asyncio.Event):
-    """Set by a signal or by ``stop()``; the time that is left counts from then on."""
+    """Set by a signal or by ``stop()``; time limits count from then on."""
 
     def __init__(self, stop_ms: int = STOP_MS) -> None:
         super().__init__()
@@ -28,29 +28,29 @@ class StopRequest(asyncio.Event):
         self._end = 0.0
 
     def set(self) -> None:
-        """Ask for the end."""
+        """Request the stop."""
         if not self.is_set():
             self._end = time.monotonic() + self._grace_s + CLEAN_UP_S
         super().set()
 
     def left_s(self, most_s: float) -> float:
-        """Return ``most_s``, or what is left of the time to end in if that is less."""
+        """Return ``most_s``, or the time left before the end if that is shorter."""
         if not self.is_set():
             return most_s
         return max(LEAST_S, min(most_s, self._end - time.monotonic()))
 
     async def pause(self, seconds: float) -> None:
-        """Wait for so long, or until the end is asked for."""
+        """Wait for this time, or until the stop request."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.wait(), seconds)
 
     async def interrupts(
         self, work: Coroutine[Any, Any, Any], is_worth_waiting: Callable[[], bool] = bool
     ) -> bool:
-        """Do ``work`` until its end or the request; return whether it was interrupted.
+        """Run ``work`` until its end or the stop request; return whether it was interrupted.
 
-        After the request it goes on for the time of grace, if ``is_worth_waiting``, and is
-        cancelled then. Raises what ``work`` raises.
+        After the request, if ``is_worth_waiting``, it continues for the grace period; then it is
+        cancelled. Raises the errors of ``work``.
         """
         working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(self.wait())
         try:
@@ -71,7 +71,7 @@ class StopRequest(asyncio.Event):
 
 @contextlib.contextmanager
 def signals_ask(stop: Callable[[], object]) -> Iterator[None]:
-    """Have SIGTERM and SIGINT call ``stop`` meanwhile, in the main thread of a Unix process."""
+    """Make SIGTERM and SIGINT call ``stop`` within the context, in a Unix process's main thread."""
     loop = asyncio.get_running_loop()
     taken = []
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -86,6 +86,6 @@ def signals_ask(stop: Callable[[], object]) -> Iterator[None]:
 
 
 def look_at(done: asyncio.Future[Any]) -> None:
-    """Take note of a failure of cancelled work, of which asyncio would complain."""
+    """Retrieve the exception of cancelled work, so that asyncio does not log it."""
     if not done.cancelled():
         done.exception()

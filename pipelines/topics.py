@@ -1,7 +1,7 @@
-"""Whether topics exist, or can: asked before aiokafka, which looks for some of them for ever.
+"""Checks whether topics exist or can exist, before aiokafka would look for them forever.
 
-aiokafka asks for the Metadata of an illegal name, or of one that collides with a topic's, again and
-again without an end, and takes a topic that is not there for one without records.
+aiokafka requests the Metadata of an illegal name, or of one that collides with an existing topic's,
+endlessly, and treats a missing topic as one without records.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from fencepost.pipelines.failures import MissingTopicError
 _log = structlog.get_logger()
 
 TOPIC_WAIT_MS = 5_000
-"""How long a topic that does not exist, but could, is waited for: once, not for each record."""
+"""How long a missing but possible topic is waited for: once, not for each record."""
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.05, 0.5
-"""Between two questions; pauses double."""
+"""Pauses between two requests, which double."""
 
 MOST_MISSING = 10_000
-"""Names of missing topics that are remembered, since when each has been missed."""
+"""The number of missing topics whose first check is remembered."""
 
 CREATE_TOPICS_VERSION = 5
-"""The first in which the broker chooses the replication factor (KIP-464), and all still serve."""
+"""The first version in which the broker chooses the replication factor (KIP-464)."""
 
 _MISSING = frozenset({ErrorCode.unknown_topic_or_partition, ErrorCode.invalid_topic_exception})
 _NO_ANSWER = frozenset(
@@ -45,7 +45,7 @@ _NO_ANSWER = frozenset(
         ErrorCode.not_controller,
     }
 )
-"""Codes of CreateTopics that do not tell why a topic is missing."""
+"""Error codes of CreateTopics that do not explain why a topic is missing."""
 
 
 class Topics:
@@ -58,23 +58,23 @@ class Topics:
         self._wait_s = wait_ms / 1000
         self._known: set[str] = set()
         self._missing: dict[str, float] = {}
-        """Since when, by name; the oldest first."""
+        """When each topic was first missed, by name; the oldest first."""
 
     async def close(self) -> None:
         """Close the connection."""
         await self._client.close()
 
     def forget(self) -> None:
-        """Ask again for topics that were there: something has failed since."""
+        """Check known topics again after a failure."""
         self._known.clear()
 
-    # --- topics that are written to ---
+    # --- output topics ---
 
     async def unwritable(self, names: Iterable[str]) -> dict[str, str]:
         """Return why records cannot be written to some of ``names``.
 
-        A topic that does not exist is waited for, and created by a broker that does so. Raises
-        TopicAuthorizationFailedError, and what the wire client raises.
+        A missing topic is waited for, and a broker with auto-creation creates it. Raises
+        TopicAuthorizationFailedError, and the errors of the wire client.
         """
         wanted = set(names) - self._known
         refused = {name: reason for name in wanted if (reason := illegal(name))}
@@ -87,7 +87,7 @@ class Topics:
             self._known |= there
             wanted -= there
             late = self._miss(wanted, there)
-            # The first answer of a broker that creates topics is that there is none.
+            # A broker with auto-creation answers first that the topic is missing.
             if reasons is None and wanted and (late or pause_s):
                 reasons = await self._judge(wanted, refused)
                 if waits := sorted(wanted - late - refused.keys()):
@@ -99,7 +99,7 @@ class Topics:
         return refused
 
     def _miss(self, missed: Collection[str], there: Iterable[str]) -> set[str]:
-        """Remember what is missing; return the names of which that has been so for long enough."""
+        """Remember missing topics; return the names that have been missing for too long."""
         now = time.monotonic()
         for name in there:
             self._missing.pop(name, None)
@@ -110,9 +110,9 @@ class Topics:
         return {name for name in missed if now - self._missing[name] >= self._wait_s}
 
     async def _judge(self, names: Collection[str], refused: dict[str, str]) -> dict[str, str]:
-        """Ask, without creating any, why topics cannot be created.
+        """Ask the broker, without creating any, why topics cannot be created.
 
-        Those that never can are added to ``refused``.
+        Topics that can never exist are added to ``refused``.
         """
         answer = await self._client.call(
             "CreateTopics",
@@ -143,17 +143,17 @@ class Topics:
         return reasons
 
     async def check_there(self, names: Collection[str]) -> None:
-        """Raise TimeoutError if one of the topics that are being written to is gone."""
+        """Raise TimeoutError if one of the topics being written to is gone."""
         codes = await self._ask(names, create=False)
         for name in names:
             if codes.get(name) is ErrorCode.unknown_topic_or_partition:
                 self._known.discard(name)
                 raise TimeoutError(f"topic {name!r} was deleted while records were written to it")
 
-    # --- topics that are read ---
+    # --- input topics ---
 
     async def present(self, names: Collection[str]) -> dict[str, Any]:
-        """Return the ids of those that exist, None from a broker that tells of no ids."""
+        """Return the ids of existing topics, with None from a broker without topic ids."""
         legal = [name for name in names if not illegal(name)]
         answer = await self._metadata(legal, create=False)
         return {
@@ -163,9 +163,9 @@ class Topics:
         }
 
     async def required(self, names: Collection[str], before: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the ids of topics of which each must exist, and be the one that it was ``before``.
+        """Return the ids of topics, all of which must exist and have the ids in ``before``.
 
-        Raises MissingTopicError, for a missing one after it was waited for.
+        Raises MissingTopicError, for a missing topic after the wait.
         """
         end = time.monotonic() + self._wait_s
         while missing := sorted(set(names) - (found := await self.present(names)).keys()):
@@ -180,12 +180,12 @@ class Topics:
         return found
 
     async def absence(self, missing: Iterable[str]) -> str:
-        """Say that topics do not exist, and which ones may be meant."""
+        """Describe missing topics, with similar names that exist."""
         there = (await self._client.metadata(refresh=True)).topics
         told = (f"{name!r}{hint(name, there)}" for name in missing)
         return f"no such input topic: {', '.join(told)}"
 
-    # --- asking ---
+    # --- requests ---
 
     async def _ask(self, names: Collection[str], *, create: bool) -> Mapping[str, ErrorCode]:
         answer = await self._metadata(names, create=create)
@@ -209,7 +209,7 @@ class Topics:
 
 
 def illegal(name: str) -> str:
-    """Why no topic may have this name; empty if one may."""
+    """Return why a name is illegal for a topic; empty if it is legal."""
     try:
         check_name(name)
     except DomainError as error:

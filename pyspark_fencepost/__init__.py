@@ -1,6 +1,6 @@
-"""Spark looks into every package called ``pyspark_*`` for a data source; this is Fencepost's.
+"""Fencepost's data source for Spark, which looks for one in every package called ``pyspark_*``.
 
-So ``format("fencepost")`` works wherever the distribution is installed, with nothing to register.
+So ``format("fencepost")`` works wherever the distribution is installed, without registration.
 """
 
 from fencepost.pipelines.spark.datasource import FencepostDataSource as DefaultSource

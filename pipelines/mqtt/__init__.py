@@ -1,1 +1,1 @@
-"""A bridge from MQTT to Kafka topics that acknowledges what is committed, and nothing before."""
+"""A bridge from MQTT to Kafka topics that acknowledges a message only after its commit."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 EXTRA = ("aiokafka", "aiomqtt", "paho")
-"""What the bridge needs beside the package."""
+"""The packages that the bridge needs in addition."""
 
 try:
     from fencepost.pipelines.mqtt.command import main

@@ -1,35 +1,36 @@
-"""MQTT in, Kafka transactions out; the acknowledgement last.
+"""A bridge from MQTT to Kafka transactions, which acknowledges a message last.
 
 A QoS 2 message passes these points; ``T1`` and ``T2`` are transactions, and each survives a kill
 of the bridge or of the Kafka broker as a whole or not at all:
 
     PUBLISH → T1: record, packet id open → PUBREC → PUBREL → T2: packet id released → PUBCOMP
 
-What ends in between, and why the message is written once all the same:
+The message is written once even if the connection or a process ends
 
 * before T1: the MQTT broker has no PUBREC, and publishes again under the same id (MQTT 5, 4.4).
-  Nothing is known of it yet.
-* T1 to PUBREC: it publishes again, and the id is open in the ledger.
-* PUBREC to T2: it publishes or releases again, by whether it has read PUBREC. The id is open.
-* T2 to PUBCOMP, or PUBCOMP unread: it releases again, which changes nothing. An id is not used
-  for another message before PUBCOMP, so none is taken for this one.
-* the outcome of T1 or T2 unknown: the connection is given up, the next producer's InitProducerId
-  settles the transaction, and the ledger is read back after that.
-* a second bridge of the same client id: its InitProducerId comes before its CONNECT, so the first
-  can acknowledge nothing that the second has not read in the ledger. Every acknowledgement of QoS 2
-  has a transaction before it, and that of the first one is fenced.
+  The bridge does not know the message yet;
+* from T1 to PUBREC: the broker publishes again, and the ledger has the id as open;
+* from PUBREC to T2: the broker publishes again, or releases again if it has read PUBREC. The id is
+  open;
+* from T2 until PUBCOMP is read: the broker releases again, which changes nothing. It does not use
+  the id for another message before PUBCOMP, so no other message is taken for this one;
+* with the outcome of T1 or T2 unknown: the bridge drops the connection, the next producer's
+  InitProducerId settles the transaction, and the bridge reads the ledger back after that;
+* because a second bridge uses the client id: its InitProducerId comes before its CONNECT, so the
+  first can acknowledge nothing that the second has not read in the ledger. Every acknowledgement of
+  QoS 2 follows a transaction, and the first bridge's transactions are fenced.
 
-Mosquitto (2.0.11 to 2.0.20) publishes again in two cases what it had released, with DUP, so that
-T2 to PUBCOMP is not safe by the protocol alone; the ledger's released ids are for these:
+In two cases Mosquitto (2.0.11 to 2.0.20) publishes a released message again, with DUP, so that the
+protocol alone does not cover T2 to PUBCOMP; the ledger's released ids do:
 
-* it was started again. It counts in its restored window no more than ``max_inflight_messages``,
-  while it sends more than that: with MQTT 5 up to our Receive Maximum, with 3.1.1 by a wrong count
-  when many messages wait (mended in 2.0.13). What is beyond becomes a queued message, to be sent;
-* a connection was dead before its CONNECT was read. "PUBREL to be sent again" is not kept then.
+* Mosquitto was restarted. It counts at most ``max_inflight_messages`` in its restored window, but
+  has sent more than that: with MQTT 5 up to our Receive Maximum, with 3.1.1 because of a wrong
+  count when many messages wait (fixed in 2.0.13). The others become queued messages to be sent;
+* a connection was dead before its CONNECT was read. Mosquitto then loses "PUBREL to be sent again".
 
-What Mosquitto forgets when it is killed, no bridge can know: pipelines/README.md has the limits.
-The ledger's silence test (:meth:`Bridge._bind`) and
-:class:`~fencepost.pipelines.mqtt.session.Settled` tell of it what can be told.
+No bridge can know the messages that Mosquitto forgets when it is killed: pipelines/README.md has
+the limits. The ledger's silence test (:meth:`Bridge._bind`) and
+:class:`~fencepost.pipelines.mqtt.session.Settled` report what can be noticed.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ _log = structlog.get_logger()
 CREATE_TIMEOUT_MS = 30_000
 
 CANCEL_S = 10.0
-"""How long what is given up with a connection may take to end."""
+"""The time limit for tasks that are cancelled together with a connection."""
 
 LEDGER_CONFIGS = {
     "cleanup.policy": "compact",
@@ -112,33 +113,33 @@ LEDGER_CONFIGS = {
 }
 
 MAX_REQUEST_BYTES = 1024 * 1024
-"""aiokafka's own ``max_request_size``; slots of the ledger are within it, however many are open."""
+"""aiokafka's default ``max_request_size``; a ledger slot fits in it with any number of open ids."""
 
 MAX_RECORD_BYTES = 1_000_000
-"""Of a record if nothing else is said: a broker's ``message.max.bytes`` is 1,048,588 by default."""
+"""The default limit of a record: a broker's ``message.max.bytes`` is 1,048,588 by default."""
 
 MIN_RECORD_BYTES = 300_000
-"""Of ``max_record_bytes``: an MQTT topic, which is key and header, may take 131,070 of a letter."""
+"""The lowest ``max_record_bytes``: an MQTT topic, in key and header, may take 131,070 bytes."""
 
 RECORD_OVERHEAD_BYTES = 200
-"""What a record, and a batch that holds it alone, take beside keys, values and headers."""
+"""The size of a record, alone in its batch, without key, value and headers."""
 
 PART = "dead-letter.part"
-"""Header of a dead letter that holds a part of a payload: ``1/3``, ``2/3``, ``3/3``."""
+"""The header of a dead letter with a part of a payload: ``1/3``, ``2/3``, ``3/3``."""
 
 CLIENT_ID_CHARS = 200
-"""Of a longer client id the ledger's topic has a beginning and a hash: a topic has at most 249."""
+"""A longer client id is cut, and a hash appended, in the ledger's topic name (at most 249)."""
 
 
 @dataclass(slots=True)
 class Counters:
-    """Since the start.
+    """Counters since the start.
 
-    ``duplicates`` are redeliveries that were recognised; ``repeated`` are those of them that the
-    MQTT broker had seen through. ``unwritable`` messages became dead letters because their Kafka
-    topic does not exist. ``sessions_lost`` and ``forgotten`` (packets under way that the
-    broker did not know of after a new connection) tell of a broker that has lost state: from then
-    on it may have lost messages that it had acknowledged to their publisher.
+    ``duplicates`` are recognised redeliveries; ``repeated`` are the ones among them that the MQTT
+    broker had already seen through. ``unwritable`` messages became dead letters because their Kafka
+    topic does not exist. ``sessions_lost`` and ``forgotten`` (packets in flight that the broker did
+    not know after a reconnection) mean that the MQTT broker has lost state: from then on it may
+    have lost messages that it had acknowledged to their publishers.
     """
 
     received: int = 0
@@ -156,15 +157,14 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class BridgeOptions:
-    """How large a transaction gets and how long one may take.
+    """Limits of a transaction, and settings of the connections.
 
-    Messages whose topic gives no Kafka topic, or one that does not exist after it was waited for
-    (``topic_wait_ms``), and those whose record would be larger than ``max_record_bytes``, go to
-    ``dead_letter``; without one they end the bridge, unacknowledged. A transaction that is under
-    way when the end is asked for has ``stop_ms`` to end.
-    The topics' ``max.message.bytes`` must leave room for such a record (a broker's default does).
-    ``security`` is how the bridge connects to Kafka. ``renewed`` tells where and how to connect
-    from now on, for both sides; it is asked before each connection.
+    ``dead_letter`` receives messages without a route to a Kafka topic, messages whose topic does
+    not exist after ``topic_wait_ms``, and messages whose record would exceed ``max_record_bytes``;
+    without a dead-letter topic they end the bridge, unacknowledged. At a stop, a transaction in
+    progress has ``stop_ms`` to end. The topics' ``max.message.bytes`` must leave room for such a
+    record (a broker's default does). ``security`` applies to connections to Kafka. ``renewed`` is
+    called before each connection, and returns the present settings for both sides.
     """
 
     max_records: int = 5_000
@@ -189,7 +189,7 @@ class BridgeOptions:
 
 
 def ledger_topic(client_id: str) -> str:
-    """Return the ledger's topic: no two client ids share one, whatever characters they have."""
+    """Return the ledger's topic, which differs for any two client ids."""
     name = re.sub(r"[^a-zA-Z0-9._-]", "_", client_id)
     if name != client_id or len(name) > CLIENT_ID_CHARS:
         name = f"{name[:CLIENT_ID_CHARS]}.{hashlib.sha256(client_id.encode()).hexdigest()[:16]}"
@@ -206,35 +206,35 @@ class Bridge:
         self.counters = Counters()
         self.is_stopping = StopRequest(self._options.stop_ms)
         self.is_connected = False
-        """Subscribed, and writing what comes."""
+        """Whether the bridge has subscribed, and writes the messages that arrive."""
         self.session: Session | None = None
-        """The connection to the MQTT broker, None between two."""
+        """The present connection to the MQTT broker."""
         self._bootstrap = bootstrap
         self._address = address
         self._mapped = mapped
         self.ledger_topic = ledger_topic(address.client_id)
         self._transactional_id = f"mqtt-bridge.{address.client_id}"
         self.ledger = Ledger()
-        """What is known of packet and message ids; made anew for each connection."""
+        """Known packet ids and message ids; rebuilt for each connection."""
         self._security = self._options.security
         self._topics = Topics(bootstrap, self._security, self._options.topic_wait_ms)
         self._patience = Patience(self._options.retry)
         self._is_transacting = False
-        """Records are being written: an end is worth waiting for."""
+        """Whether records are being written, so that a stop waits."""
         self._has_worked = False
-        """Both sides have taken us once, so that a refusal may be of a password that changes."""
+        """Whether both sides have accepted a login, so that a refusal may be temporary."""
 
     def stop(self) -> None:
-        """Ask for the end."""
+        """Ask the bridge to stop."""
         self.is_stopping.set()
 
     async def run(self, *, handle_signals: bool = True) -> None:
-        """Bridge until :meth:`stop` or a signal. Connects anew, with pauses, after failures.
+        """Bridge until :meth:`stop` or a signal. Reconnects after failures, with pauses.
 
-        Raises what no repetition can heal: a refused subscription, a message without a route and
-        without a dead-letter topic, a missing permission, a login that was never taken. One that
-        was taken before is tried again, with longer and longer pauses: it may be about to change
-        on both sides.
+        Raises errors that a retry cannot fix: a refused subscription, a message without a route
+        and without a dead-letter topic, a missing permission, a login that never succeeded. A login
+        that succeeded before is retried with growing pauses: its credentials may be changing on
+        both sides.
         """
         with signals_ask(self.stop) if handle_signals else contextlib.nullcontext():
             await self.is_stopping.interrupts(self._lives(), lambda: self._is_transacting)
@@ -267,7 +267,7 @@ class Bridge:
         return isinstance(error, RouteError | LedgerError) or classify(error) is Action.STOP
 
     async def _create_ledger(self) -> None:
-        """Create the ledger's topic if it is not there; only then that right is needed."""
+        """Create the ledger's topic if it is missing; only then is the right to do so needed."""
         async with AsyncWireClient(self._bootstrap, security=self._security) as client:
             known = (await client.metadata()).topics.get(self.ledger_topic)
             if known is not None and not known.error:
@@ -307,7 +307,7 @@ class Bridge:
                 raise ApiError(topic.error_code, "CreateTopics", topic.error_message)
 
     async def _life(self) -> None:
-        """From fencing the predecessor to the first failure."""
+        """Work from fencing the predecessor to the first failure."""
         options, left_s = self._options, self.is_stopping.left_s
         producer = await open_producer(
             self._bootstrap,
@@ -333,7 +333,7 @@ class Bridge:
             self.is_connected = self._is_transacting = False
             self.session = None
             if self.is_stopping.is_set():
-                # Readers would wait for an open transaction until its time-out.
+                # Otherwise readers would wait for an open transaction until its timeout.
                 await abort_open(producer, left_s(CLEAN_UP_S))
             await close_producer(producer, left_s)
             await self._topics.close()
@@ -349,7 +349,7 @@ class Bridge:
             raise explained(error, [self.ledger_topic], self._security.username) from error
 
     def _tell_of_session(self, session: Session, *, is_first: bool) -> None:
-        """Say what the CONNACK says of lost messages, past and to come."""
+        """Log lost messages, or the risk of losing some, as the CONNACK shows them."""
         if session.is_new and not is_first:
             self.counters.sessions_lost += 1
             _log.warning(
@@ -361,7 +361,7 @@ class Bridge:
             _log.warning("the MQTT broker drops the session without a connection", after_s=expiry_s)
 
     async def _announce(self, producer: AIOKafkaProducer) -> bool:
-        """Note that we connect. Returns whether a predecessor did and said nothing more."""
+        """Note the coming CONNECT; return whether a predecessor did, and wrote nothing after it."""
         ledger = self.ledger
         in_doubt = ledger.is_connecting
         if ledger.has_packets and not in_doubt:
@@ -372,9 +372,9 @@ class Bridge:
     async def _bind(self, session: Session, producer: AIOKafkaProducer, *, in_doubt: bool) -> None:
         """Forget the packet ids of a session that the broker has lost.
 
-        Before any subscription, so before any packet id of a new session. A session that the
-        broker began for a predecessor who then died has no subscription, so it stays silent; an
-        old one that is silent has nothing under way that a packet id would be needed for.
+        This happens before any subscription, so before any packet id of a new session. A session
+        that the broker began for a predecessor that then died has no subscription, so it stays
+        silent; an old session that stays silent has nothing in flight that needs a packet id.
         """
         ledger = self.ledger
         if not ledger.is_connecting:
@@ -386,8 +386,8 @@ class Bridge:
         await self._write(producer, [])
 
     async def _work(self, session: Session, producer: AIOKafkaProducer) -> None:
-        # Beside the work: before its answer come the messages of a resumed session, and when they
-        # are more than may wait, the answer is only read once some of them are done.
+        # Runs beside the work: messages of a resumed session come before the answer, and if they
+        # are more than the queue takes, the answer is read only after some of them are done.
         subscribing = asyncio.ensure_future(session.subscribe(self._mapped))
         tasks: set[asyncio.Future[Any]] = {subscribing}
         try:
@@ -411,7 +411,7 @@ class Bridge:
                 work.result()
                 self._patience.succeeded()
         finally:
-            # What has been gathered and is not written is not acknowledged, so it comes again.
+            # Gathered events that are not written are not acknowledged, so the broker resends them.
             for task in tasks:
                 task.cancel()
                 task.add_done_callback(look_at)
@@ -426,7 +426,7 @@ class Bridge:
     async def _transact(
         self, events: Sequence[Event], session: Session, producer: AIOKafkaProducer
     ) -> None:
-        """Write what is new, and the ledger, in one transaction; then acknowledge everything."""
+        """Write new messages and the ledger in one transaction; then acknowledge all events."""
         judged: list[tuple[Publish, list[Output]]] = []
         changed = False
         for event in events:
@@ -452,9 +452,9 @@ class Bridge:
         self._is_transacting = False
 
     async def _writable(self, judged: Sequence[tuple[Publish, list[Output]]]) -> list[Output]:
-        """Return the outputs of all messages, dead letters for those without a topic in Kafka.
+        """Return the outputs of all messages, with dead letters for missing Kafka topics.
 
-        Raises MissingTopicError where there is no topic for them, either.
+        Raises MissingTopicError if the dead-letter topic is missing, too.
         """
         refused = await self._topics.unwritable({one.topic for _, some in judged for one in some})
         written: list[Output] = []
@@ -483,7 +483,7 @@ class Bridge:
             )
 
     async def _write(self, producer: AIOKafkaProducer, outputs: list[Output]) -> None:
-        """One transaction: ``outputs``, and the slots of the ledger that have changed."""
+        """Write ``outputs`` and the changed slots of the ledger in one transaction."""
         slots = [Output(self.ledger_topic, value, key, 0) for key, value in self.ledger.snapshot()]
         await producer.begin_transaction()
         await send_all(producer, [*outputs, *slots], BYTES, BYTES, self._topics.check_there)
@@ -491,7 +491,7 @@ class Bridge:
         self.counters.transactions += 1
 
     def _is_redelivery(self, event: Publish) -> bool:
-        """Whether the packet id says so; note in the ledger that it is open."""
+        """Return whether the packet id shows a redelivery; mark the id as open in the ledger."""
         ledger = self.ledger
         mark = digest(event.topic, event.payload, event.properties, event.lasting)
         marks = mark, former_digest(event.topic, event.payload, event.properties)
@@ -504,10 +504,10 @@ class Bridge:
         return known
 
     def _judge(self, event: Publish) -> list[Output]:
-        """Return what is to be written, nothing for what has been; note it in the ledger.
+        """Return the outputs for a message, none for a redelivery; note it in the ledger.
 
-        Whatever fails after this throws the ledger away with the connection, and both are read
-        back from what is committed.
+        Any later failure discards the ledger together with the connection, and the next connection
+        reads the committed state back.
         """
         ledger = self.ledger
         if event.qos == 2 and self._is_redelivery(event):
@@ -539,7 +539,7 @@ class Bridge:
         return [output]
 
     def _letters(self, event: Publish, headers: Headers, error: Exception) -> list[Output]:
-        """The message's dead letters. Raises ``error`` where no topic is named for them."""
+        """Return the message's dead letters. Raises ``error`` if there is no dead-letter topic."""
         dead_letter = self._options.dead_letter
         if dead_letter is None:
             raise error
@@ -547,11 +547,11 @@ class Bridge:
 
 
 class TooLargeError(RouteError):
-    """A message that no record of the size allowed holds."""
+    """The message is larger than any permitted record."""
 
 
 def record_bytes(output: Output) -> int:
-    """About what the record takes on its own: a little more, never less."""
+    """Return an upper estimate of the record's size, alone in its batch."""
     told = sum(len(name.encode()) + len(value) + 10 for name, value in output.headers)
     return RECORD_OVERHEAD_BYTES + len(output.key or b"") + len(output.value or b"") + told
 
@@ -559,9 +559,9 @@ def record_bytes(output: Output) -> int:
 def letters(
     event: Publish, headers: Headers, reason: str, topic: str, most_bytes: int
 ) -> list[Output]:
-    """The dead letters of a message: its payload, in parts if no record of its size is allowed.
+    """Return a message's dead letters, in several parts if it exceeds the size of a record.
 
-    MQTT 5's properties that take more than half of a record are left out, as the reason says.
+    MQTT 5's properties are left out if they take over half of a record; the reason says so.
     """
     key = event.topic.encode()
 

@@ -44,7 +44,7 @@ ENDS = (
     KafkaError,
     OSError,
 )
-"""What ends a bridge, and is told in a line: no repetition would heal it."""
+"""Errors that end a bridge with a one-line message: a retry would not help."""
 
 _log = structlog.get_logger()
 
@@ -205,7 +205,7 @@ def main(
 
 
 def _escaped(_logger: object, _method: str, event: EventDict) -> EventDict:
-    """Escape what MQTT's clients have named: the log's default form prints it as it is."""
+    """Escape names from MQTT clients, which the log's default format prints unchanged."""
     return {
         key: printable(value) if isinstance(value, str) else value for key, value in event.items()
     }
@@ -222,7 +222,7 @@ async def _run(bridge: Bridge, report_s: float) -> None:
 
 
 async def _report(bridge: Bridge, report_s: float) -> None:
-    """One line of counters whenever some have changed."""
+    """Log one line of counters per interval in which some have changed."""
     told = asdict(bridge.counters)
     while report_s:
         await bridge.is_stopping.pause(report_s)

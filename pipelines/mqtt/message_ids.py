@@ -1,7 +1,7 @@
-"""The ids that publishers give their messages, as text that no two different ids share.
+"""The ids that publishers give their messages, as texts that differ for different ids.
 
-JSON tells ``1``, ``"1"``, ``1.0`` and ``true`` apart, and so does the text: a number keeps the
-digits that it came with, and nothing is rounded or converted.
+JSON distinguishes ``1``, ``"1"``, ``1.0`` and ``true``, and so does the text: a number keeps the
+digits it was written with, and nothing is rounded or converted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class _Number(str):
 
 
 class _Object(tuple[tuple[str, Any], ...]):
-    """The members of a JSON object, also those whose name comes twice."""
+    """The members of a JSON object, including repeated names."""
 
     __slots__ = ()
 
@@ -29,9 +29,9 @@ class OwnId:
 
     text: str
     is_json: bool = False
-    """The text is JSON: the string ``"1"`` keeps its quotes, which a plain id has not."""
+    """Whether the text is JSON: the string ``"1"`` then has quotes, unlike a plain id."""
     former: str | None = None
-    """The text that earlier versions made of the same JSON; several ids may share it."""
+    """The text by which earlier versions identified the same JSON; several ids may share it."""
 
 
 def parsed(payload: bytes) -> Any:
@@ -46,7 +46,7 @@ def parsed(payload: bytes) -> Any:
 
 
 def json_id(payload: bytes, name: str) -> OwnId | None:
-    """Return the field ``name`` of a JSON object; None for null and for what has no such field."""
+    """Return the field ``name`` of a JSON object; None for null, and without such a field."""
     try:
         document = parsed(payload)
         found = dict(document).get(name) if isinstance(document, _Object) else None
@@ -56,7 +56,7 @@ def json_id(payload: bytes, name: str) -> OwnId | None:
 
 
 def canonical(value: Any) -> str:
-    """JSON of ``value``, which :func:`parsed` or the caller made: members sorted, ASCII alone."""
+    """Return ``value``, parsed by :func:`parsed`, as ASCII JSON with sorted members."""
     if isinstance(value, _Number):
         return str(value)
     if isinstance(value, _Object):
@@ -68,10 +68,10 @@ def canonical(value: Any) -> str:
 
 
 def _former(value: Any) -> str | None:
-    """The ``str()`` of what ``json.loads`` gives, which earlier versions took for the id."""
+    """Return ``str()`` of the result of ``json.loads``, which was the id in earlier versions."""
     try:
         return str(_converted(value))
-    except ValueError:  # a number of more digits than Python converts: such a message had no id
+    except ValueError:  # too many digits for Python to convert: such a message had no id
         return None
 
 

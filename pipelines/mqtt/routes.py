@@ -1,4 +1,4 @@
-"""Which MQTT topics are subscribed to, and what becomes of their messages in Kafka."""
+"""The routes from MQTT topics to Kafka topics, and the subscriptions that they need."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _PLACE = re.compile(r"\{(topic|\d+)\}")
 
 
 class RouteError(ValueError):
-    """A route, or a message that no route fits."""
+    """A route is invalid, or no route matches a message."""
 
 
 def check_filter(pattern: str) -> None:
-    """Raise RouteError for what no broker would accept as a filter."""
+    """Raise RouteError for a filter that no broker would accept."""
     levels = pattern.split("/")
     for index, level in enumerate(levels):
         last = index == len(levels) - 1
@@ -39,10 +39,10 @@ def check_filter(pattern: str) -> None:
 
 
 def covers(wide: str, narrow: str) -> bool:
-    """Whether ``wide`` matches every topic that ``narrow`` matches; a topic matches itself alone.
+    """Return whether ``wide`` matches every topic that ``narrow`` matches.
 
-    ``+`` is one level, ``#`` the rest. A leading wildcard does not match what begins with ``$``
-    (MQTT 5, 4.7).
+    A topic is a filter that matches only itself. ``+`` matches one level, ``#`` the rest. A leading
+    wildcard does not match topics that begin with ``$`` (MQTT 5, 4.7).
     """
     if narrow.startswith("$") and wide[:1] in {"+", "#"}:
         return False
@@ -56,7 +56,7 @@ def covers(wide: str, narrow: str) -> bool:
 
 
 def overlap(one: str, other: str) -> bool:
-    """Whether some topic matches both filters."""
+    """Return whether any topic matches both filters."""
     if {one[:1], other[:1]} & {"+", "#"} and "$" in {one[:1], other[:1]}:
         return False
     left, right = one.split("/"), other.split("/")
@@ -86,9 +86,9 @@ def fill(template: str, topic: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Messages of one filter: the Kafka topic and key, as templates.
+    """The Kafka topic and key, as templates, of messages that match a filter.
 
-    Characters that a Kafka topic may not have become ``_``.
+    Characters that are illegal in a Kafka topic become ``_``.
     """
 
     pattern: str
@@ -120,9 +120,9 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class MessageId:
-    """Where a message's own id stands: ``property:NAME``, ``json:FIELD`` or ``level:N``.
+    """The place of a message's own id: ``property:NAME``, ``json:FIELD`` or ``level:N``.
 
-    An id tells messages of one MQTT topic apart.
+    An id is unique among the messages of one MQTT topic.
     """
 
     kind: str
@@ -130,7 +130,7 @@ class MessageId:
 
     @classmethod
     def parse(cls, text: str) -> MessageId:
-        """Raise RouteError if ``text`` is none of the three."""
+        """Parse one of the three forms. Raises RouteError for any other text."""
         kind, _, name = text.partition(":")
         known = kind in {"property", "json"} or (kind == "level" and name.isdecimal())
         if not known or not name:
@@ -140,7 +140,7 @@ class MessageId:
     def of(self, topic: str, payload: bytes, properties: Iterable[tuple[str, str]]) -> OwnId | None:
         """Return the id of a message, None if it has none.
 
-        A user property that comes more than once is one id made of all its values.
+        If a user property occurs several times, all its values together form the id.
         """
         if self.kind == "json":
             return json_id(payload, self.name)
@@ -155,10 +155,10 @@ class MessageId:
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """The whole mapping: the first route whose filter matches decides.
+    """All routes, of which the first with a matching filter applies.
 
-    A broker may deliver a message once for each subscription that it fits (MQTT 5, 3.3.4), under
-    a packet id each, so no two subscriptions may overlap. Raises RouteError if two do.
+    A broker may deliver a message once for each matching subscription (MQTT 5, 3.3.4), each time
+    with its own packet id, so subscriptions must not overlap. Raises RouteError if two do.
     """
 
     routes: tuple[Route, ...]
@@ -174,7 +174,7 @@ class Mapped:
 
     @property
     def subscriptions(self) -> list[tuple[str, int]]:
-        """Filters that no other covers, with the highest QoS of what they stand for."""
+        """Filters that no other filter covers, with the highest QoS of the filters they cover."""
         covered = set(self.covered)
         return [
             (wide, max(route.qos for route in self.routes if covers(wide, route.pattern)))
@@ -184,7 +184,7 @@ class Mapped:
 
     @property
     def covered(self) -> list[str]:
-        """Filters that need no subscription of their own."""
+        """Filters that do not need a subscription of their own."""
         patterns = dict.fromkeys(route.pattern for route in self.routes)
         return [
             one for one in patterns if any(wide != one and covers(wide, one) for wide in patterns)
@@ -199,7 +199,7 @@ class Mapped:
 
 
 def load(path: Path) -> Mapped:
-    """Read a TOML file: ``message_id``, and ``[[route]]`` tables of filter, topic, key and qos."""
+    """Read a TOML file: ``message_id``, and ``[[route]]`` tables with filter, topic, key, qos."""
     try:
         content: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -1,8 +1,8 @@
-"""One connection to an MQTT broker whose acknowledgements are ours to send.
+"""One connection to an MQTT broker on which the bridge itself sends the acknowledgements.
 
-paho sends PUBREC as soon as a QoS 2 message arrives, also with ``manual_ack``: from then on the
+paho sends PUBREC as soon as a QoS 2 message arrives, even with ``manual_ack``: from then on the
 broker keeps only the packet id, and a crash before the commit would lose the message. So PUBREC
-is held back as well, and the message is handed over at PUBLISH, not at PUBREL:
+is withheld as well, and the message is delivered at PUBLISH, not at PUBREL:
 
     PUBLISH → commit (data, packet id) → PUBREC        PUBREL → commit (packet id gone) → PUBCOMP
 
@@ -32,17 +32,17 @@ from fencepost.coordinator.wire.client.tls_errors import refusal
 from fencepost.pipelines.mqtt.routes import Mapped
 
 BARRIER = "fencepost/barrier"
-"""A filter that nobody subscribes to: the answer to its UNSUBSCRIBE marks a place in the stream."""
+"""A filter that no client subscribes to: the answer to its UNSUBSCRIBE marks a stream position."""
 
 EVENT_BYTES = 100
-"""What an event counts beside its topic, payload and properties: about its objects."""
+"""The assumed size of an event beside its topic, payload and properties."""
 
 SESSION_EXPIRY_S = 0xFFFFFFFF
-"""MQTT 5: the broker never forgets the session by itself."""
+"""MQTT 5: the broker never drops the session by itself."""
 
 
 DISCONNECT_S = 0.5
-"""How long the broker has to read our DISCONNECT, without which it keeps the session as well."""
+"""The time that the broker has to read our DISCONNECT; without it, it keeps the session as well."""
 
 EXPIRY = "message-expiry-s"
 ATTRIBUTES = {
@@ -52,16 +52,16 @@ ATTRIBUTES = {
     "PayloadFormatIndicator": "payload-format",
     "MessageExpiryInterval": EXPIRY,
 }
-"""MQTT 5's properties of a message by paho's names, and the names that headers have for them."""
+"""MQTT 5's properties of a message by paho's names, and their names in headers."""
 
 REFUSALS = frozenset({134, 135, 138, 140})
 """Reason codes of CONNACK: bad user name or password, not authorized, banned, bad method. paho
-translates those of 3.1.1 into them."""
+translates the codes of 3.1.1 into these."""
 
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """A message that has arrived and is not acknowledged."""
+    """A message that has arrived and is not acknowledged yet."""
 
     packet_id: int
     qos: int
@@ -70,25 +70,25 @@ class Publish:
     topic: str
     payload: bytes
     properties: tuple[tuple[str, str], ...] = ()
-    """MQTT 5's user properties; a name may come more than once."""
+    """MQTT 5's user properties; a name may occur several times."""
     attributes: tuple[tuple[str, bytes], ...] = ()
-    """MQTT 5's other properties that the publisher gave it, by the names of their headers."""
+    """MQTT 5's other properties of the message, by their header names."""
 
     @property
     def size(self) -> int:
-        """Bytes that it keeps while it waits."""
+        """Bytes of memory while the message waits."""
         told = sum(len(name) + len(one) for name, one in (*self.properties, *self.attributes))
         return EVENT_BYTES + len(self.topic) + len(self.payload) + told
 
     @property
     def lasting(self) -> tuple[tuple[str, bytes], ...]:
-        """The attributes that a redelivery repeats: the time that is left gets shorter."""
+        """The attributes that a redelivery repeats: the remaining time gets shorter."""
         return tuple(one for one in self.attributes if one[0] != EXPIRY)
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The broker's PUBREL: it has forgotten the message and asks us to forget the packet id."""
+    """The broker's PUBREL: it has forgotten the message, and the packet id may be reused next."""
 
     packet_id: int
     size: int = EVENT_BYTES
@@ -96,7 +96,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """SUBSCRIBE was answered: the broker has repeated what it had under way (MQTT 5, 4.4)."""
+    """SUBSCRIBE was answered: the broker has repeated its messages in flight (MQTT 5, 4.4)."""
 
     size: int = EVENT_BYTES
 
@@ -106,7 +106,7 @@ Event = Publish | Release | Settled
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where the MQTT broker is and as whom to connect. ``version`` is 4 (3.1.1) or 5."""
+    """The MQTT broker's address, and the login. ``version`` is 4 (3.1.1) or 5."""
 
     host: str
     port: int = 1883
@@ -116,14 +116,14 @@ class Address:
     password: str | None = field(default=None, repr=False)
     keepalive_s: int = 30
     max_in_flight: int = 2_000
-    """MQTT 5's Receive Maximum: how many unacknowledged messages the broker may send."""
+    """MQTT 5's Receive Maximum: the number of unacknowledged messages the broker may send."""
     max_queued: int = 10_000
-    """At so many waiting events the socket is not read until half of them are gone."""
+    """With this many events waiting, the socket is not read until half of them are gone."""
     max_queued_bytes: int = 64 * 1024 * 1024
-    """At so many bytes it is not read either: 2,000 messages under way may be of any size."""
+    """The same limit in bytes: 2,000 messages in flight may be of any size."""
     security: Security = PLAINTEXT
-    """By Kafka's names: ``SSL`` encrypts, ``SASL_SSL`` with the mechanism ``PLAIN`` gives the
-    broker a user name and a password as well, unless they are given above."""
+    """Kafka's properties: ``SSL`` encrypts, ``SASL_SSL`` with the mechanism ``PLAIN`` also sends a
+    user name and a password, unless they are given above."""
 
     def __post_init__(self) -> None:
         if self.security.has_login and self.security.mechanism != "PLAIN":
@@ -131,7 +131,7 @@ class Address:
 
     @property
     def user(self) -> str | None:
-        """As whom it connects."""
+        """The user name of the login; None without one."""
         return self.username or self.security.username or None
 
 
@@ -149,15 +149,15 @@ class Session:
         self._arrived = asyncio.Event()
         self._paused_socket: Any = None
         self.pauses = 0
-        """How often the socket was left unread because too much waited."""
+        """How often reading was paused because too many events waited."""
         self.is_new = True
-        """Whether the broker knew nothing of this client id."""
+        """Whether the broker had no session for this client id."""
         self.session_expiry_s: int | None = None
-        """MQTT 5: the broker's own rule after how long without us it drops the session."""
+        """MQTT 5: the time after which the broker drops a disconnected session, if it differs."""
         self._is_settled = False
         self._tls_failure: ssl.SSLError | None = None
         self._client = self._make()
-        self._paho: Any = self._client._client  # what is taken over is not public
+        self._paho: Any = self._client._client  # the hooks below are not public
         self._send_pubrec = self._paho._send_pubrec
         self._take_over()
 
@@ -185,7 +185,7 @@ class Session:
         return aiomqtt.Client(**shared, protocol=aiomqtt.ProtocolVersion.V311, clean_session=False)
 
     def _take_over(self) -> None:
-        """Put our own steps where paho would acknowledge by itself."""
+        """Hook into paho where it would acknowledge by itself."""
         client = self._paho
         client.manual_ack_set(True)
         client._send_pubrec = lambda _mid: paho.MQTT_ERR_SUCCESS
@@ -195,7 +195,7 @@ class Session:
 
         def publish() -> Any:
             result = handle_publish()
-            # paho keeps a QoS 2 message until its PUBREL; we want it now.
+            # paho keeps a QoS 2 message until its PUBREL; the bridge needs it now.
             while client._in_messages:
                 _, message = client._in_messages.popitem(last=False)
                 self._on_message(client, None, message)
@@ -215,7 +215,7 @@ class Session:
             return handle_suback()
 
         def disconnected(*arguments: Any) -> Any:
-            # aiomqtt would wait for CONNACK until its time is up.
+            # aiomqtt would wait for CONNACK until its timeout.
             asyncio_loop.call_soon_threadsafe(self._fail_connecting)
             return on_disconnect(*arguments)
 
@@ -231,9 +231,9 @@ class Session:
         client.on_disconnect = disconnected
 
     def _remember_tls_failures(self) -> None:
-        """Keep what paho logs, and aiomqtt makes a text of, and nobody could tell from others.
+        """Keep TLS errors, which paho logs and aiomqtt turns into a text.
 
-        With TLS 1.3 the broker's refusal of a certificate comes as the answer to CONNECT.
+        With TLS 1.3 the broker's rejection of a certificate arrives in place of a CONNACK.
         """
         connect, receive = self._client._client_connect, self._paho._sock_recv
 
@@ -250,7 +250,7 @@ class Session:
                         "closed during the TLS handshake: does that port speak TLS?"
                     ) from error
                 except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
-                    raise  # cut off, by whatever
+                    raise  # the connection was cut off
                 except ssl.SSLError as error:
                     self._tls_failure = error
                     raise
@@ -267,7 +267,7 @@ class Session:
     def _on_message(self, _client: Any, _userdata: Any, message: paho.MQTTMessage) -> None:
         told = message.properties
         properties = getattr(told, "UserProperty", None) or ()
-        with contextlib.suppress(UnicodeDecodeError):  # such a topic is against the protocol
+        with contextlib.suppress(UnicodeDecodeError):  # such a topic violates the protocol
             self._push(
                 Publish(
                     message.mid,
@@ -296,7 +296,7 @@ class Session:
                 asyncio.get_running_loop().remove_reader(self._paused_socket.fileno())
 
     def _waits_more_than(self, share: float) -> bool:
-        """Whether so much of what may wait does, by number or by bytes."""
+        """Return whether the queue has reached this share of its limit, in number or bytes."""
         most, most_bytes = self._address.max_queued, self._address.max_queued_bytes
         return len(self._events) >= max(1, most * share) or self._queued_bytes >= most_bytes * share
 
@@ -306,16 +306,16 @@ class Session:
             asyncio.get_running_loop().add_reader(sock.fileno(), self._read, sock)
 
     def _read(self, sock: Any) -> None:
-        """Read what the socket has, and what TLS has taken out of it already."""
+        """Read the socket, and then the bytes that TLS has already taken out of it."""
         self._paho.loop_read()
         while sock is self._paho.socket() and getattr(sock, "pending", int)():
             self._paho.loop_read()
 
     async def speaks(self) -> bool:
-        """Whether the broker sends anything of the session before it is subscribed to anew.
+        """Return whether the broker sends anything in the session before a SUBSCRIBE.
 
-        It does so if it has messages that are not acknowledged (MQTT 5, 4.4): they come right
-        after CONNACK, so before the answer to a request. Raises aiomqtt.MqttError.
+        It does so if messages are unacknowledged (MQTT 5, 4.4): they come right after CONNACK, and
+        so before the answer to a request. Raises aiomqtt.MqttError.
         """
         waiting: asyncio.Future[Any] = asyncio.ensure_future(self._arrived.wait())
         asking: asyncio.Future[Any] = asyncio.ensure_future(self._client.unsubscribe(BARRIER))
@@ -329,12 +329,12 @@ class Session:
             asking.cancel()
 
     async def subscribe(self, mapped: Mapped) -> None:
-        """Subscribe to what the routes need. Raises aiomqtt.MqttError if a filter is refused.
+        """Subscribe to the routes' filters. Raises aiomqtt.MqttError if one is refused.
 
-        MQTT 5 has the broker send retained messages for a new subscription only; 3.1.1 cannot ask
-        for that, and they come again with every connection.
+        With MQTT 5 the broker sends retained messages only for a new subscription; 3.1.1 has no
+        such option, and they come again with every connection.
         """
-        if mapped.covered:  # a bridge with other routes may have left them in the session
+        if mapped.covered:  # a bridge with other routes may have subscribed to them
             await self._client.unsubscribe(list(mapped.covered))
         wanted = mapped.subscriptions
         if self._address.version == 5:
@@ -353,10 +353,10 @@ class Session:
                 raise SubscriptionRefusedError(f"{pattern!r}: asked for QoS {qos}, got {number}")
 
     async def gather(self, most: int, most_bytes: int, linger_ms: float) -> list[Event]:
-        """Wait for an event, then a little for more; return at most ``most``, in their order.
+        """Wait for an event, then a little for more; return at most ``most``, in order.
 
-        Together they are of at most ``most_bytes``, unless the first one alone is larger.
-        Raises aiomqtt.MqttError when the connection is gone.
+        Their sizes add up to at most ``most_bytes``, unless the first one alone is larger. Raises
+        aiomqtt.MqttError if the connection is lost.
         """
         lost: asyncio.Future[Any] = self._client._disconnected
         if not self._events:
@@ -383,7 +383,7 @@ class Session:
         return taken
 
     def acknowledge(self, event: Event) -> None:
-        """Send PUBACK, PUBREC or PUBCOMP. On a dead connection nothing happens: it comes again."""
+        """Send PUBACK, PUBREC or PUBCOMP; on a dead connection do nothing: the broker resends."""
         if isinstance(event, Settled):
             return
         if isinstance(event, Release):
@@ -397,7 +397,7 @@ class Session:
         try:
             await self._connect()
         except BaseException as error:
-            # A connection that is given up must not take the session from the next one.
+            # A failed connection must not take over the session from the next one.
             self._paho._sock_close()
             reason = self._refusal(error)
             if reason:
@@ -407,10 +407,10 @@ class Session:
         return self
 
     async def _connect(self) -> None:
-        """Connect in a thread that no end waits for.
+        """Connect in a thread that does not delay the end of the process.
 
-        aiomqtt takes one of the event loop's, and a process does not end before these do: not as
-        long as an address is looked up, or a host does not answer.
+        aiomqtt uses a thread of the event loop's executor, and a process waits for these at its
+        end, even while one looks up an address or a host does not answer.
         """
         loop, connect = asyncio.get_running_loop(), self._client._client_connect
         connected: asyncio.Future[None] = loop.create_future()
@@ -427,7 +427,7 @@ class Session:
             failure = None
             try:
                 connect()
-            except Exception as error:  # noqa: BLE001 - raised where it is waited for
+            except Exception as error:  # noqa: BLE001 - raised in the caller
                 failure = error
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(told, failure)
@@ -441,7 +441,7 @@ class Session:
         await self._client.__aenter__()
 
     def _refusal(self, error: BaseException) -> str | None:
-        """Why another attempt with the same credentials would end as this one; None if not."""
+        """Return why a retry with the same credentials would fail as well; None if it might not."""
         if self._tls_failure is not None:
             return refusal(self._tls_failure, self._address.host)
         code = getattr(getattr(error, "rc", None), "value", None)
@@ -458,8 +458,8 @@ class Session:
 
 
 class SubscriptionRefusedError(aiomqtt.MqttError):
-    """The broker does not grant what a route asks for; waiting would not help."""
+    """The broker does not grant a route's subscription; a retry would not help."""
 
 
 class LoginRefusedError(aiomqtt.MqttError):
-    """The broker does not take our credentials, or we do not take its certificate."""
+    """The broker rejects our credentials, or we reject its certificate."""

@@ -1,8 +1,8 @@
-"""What source and sink ask of a cluster, in plain values; works against any Kafka broker.
+"""Requests of source and sink to a cluster, in plain values; they work with any Kafka broker.
 
 A partition is a ``(topic, index)`` pair, offsets and timestamps (milliseconds) are ints. Requests
-go out with the highest version that names topics by name. All calls block, and repeat what Kafka
-calls retriable for as long as ``timeout_ms`` allows.
+use the highest version that names topics by name. All calls block, and retry Kafka's retriable
+errors for up to ``timeout_ms``.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ LATEST, EARLIEST = -1, -2
 READ_UNCOMMITTED, READ_COMMITTED = 0, 1
 
 DEFAULT_TIMEOUT_MS = 60_000
-"""How long a call may take in all: Kafka's ``default.api.timeout.ms``."""
+"""The time limit of a call: Kafka's ``default.api.timeout.ms``."""
 RETRY_PAUSE_S = 0.05
-"""Between two attempts after a lost connection."""
+"""The pause between two attempts after a lost connection."""
 
 
 class Fetched(NamedTuple):
-    """The answer to one Fetch of one partition."""
+    """The response to a Fetch of one partition."""
 
     error: ErrorCode
     records: bytes
@@ -67,7 +67,7 @@ T = TypeVar("T")
 
 
 class Connection:
-    """A blocking connection to a cluster; not for several threads at once."""
+    """A blocking connection to a cluster, for one thread at a time."""
 
     def __init__(
         self,
@@ -89,19 +89,19 @@ class Connection:
         self._client.close()
 
     def call(self, api: str, build: Build, *, at_most: int | None = None, **target: Any) -> Any:
-        """One call at the highest version that suits, and is not above ``at_most``.
+        """Make one call, at the highest suitable version up to ``at_most``.
 
-        Raises :class:`BrokerError` when nobody answers, :class:`AccessError` where a login is
-        refused or a right is missing, ``ApiError`` for another error answer.
+        Raises :class:`BrokerError` if no broker answers, :class:`AccessError` for a refused login
+        or a missing right, ``ApiError`` for another error response.
         """
         at_most = NAMED.get(api) if at_most is None else at_most
         with _refusals(target.get("to_group") or target.get("to_transaction") or ""):
             return self._client.call(api, at_most=at_most, entity=build, **target)
 
     def insist(self, api: str, build: Build, **target: Any) -> Any:
-        """Call what may be repeated, whatever became of the attempts before, until it is answered.
+        """Make a call that is safe to repeat, and retry it until it is answered.
 
-        Raises :class:`BrokerError` when nobody answers in time, ``ApiError`` for an error answer.
+        Raises :class:`BrokerError` if no broker answers in time, ``ApiError`` for an error answer.
         """
         return self._until_answered(lambda: self.call(api, build, **target))
 
@@ -116,20 +116,20 @@ class Connection:
                 time.sleep(RETRY_PAUSE_S)
 
     def produce_version(self) -> int:
-        """The version that Produce requests get; from 12 on transactions grow by themselves."""
+        """Return the Produce version in use; from 12 on it adds partitions to transactions."""
         return min(self._client.versions().get(ApiKey.PRODUCE, (0, 0))[1], NAMED["Produce"])
 
     def transaction_version(self) -> int:
-        """The finalized level of ``transaction.version``: 2 means KIP-890's protocol."""
+        """Return the finalized level of ``transaction.version``: 2 means KIP-890's protocol."""
         return self._client.features().get("transaction.version", 0)
 
     # --- topics and offsets ---
 
     def topics(self, *, refresh: bool = False) -> Mapping[str, TopicMetadata]:
-        """Every topic of the cluster by name, but for those that this user may not know of.
+        """Return every topic of the cluster that this user may DESCRIBE, by name.
 
-        Raises :class:`BrokerError` at once where nobody has ever answered, so that a wrong address
-        is told, and in time where somebody has: brokers are started again.
+        Raises :class:`BrokerError` at once if no broker has ever answered, as the address may be
+        wrong, and otherwise after the timeout: brokers are restarted.
         """
 
         def ask() -> Mapping[str, TopicMetadata]:
@@ -141,9 +141,9 @@ class Connection:
         return found
 
     def check_visible(self, names: Iterable[str]) -> None:
-        """Tell topics that are hidden from those that are not there: :class:`AccessError`.
+        """Raise :class:`AccessError` for topics that are hidden, as opposed to missing.
 
-        Who asks for all topics is not told of those that he may not DESCRIBE; who names one, is.
+        A request for all topics omits those without the right DESCRIBE; a request by name does not.
         """
         answer = self.call(
             "Metadata",
@@ -157,7 +157,7 @@ class Connection:
             check_right("Metadata", topic.error_code, topic.name)
 
     def partitions(self, topic: str) -> list[int]:
-        """The partitions of ``topic``, sorted; :class:`BrokerError` if there is no such topic."""
+        """Return the sorted partitions of ``topic``. Raises :class:`BrokerError` without it."""
         known = self.topics().get(topic) or self.topics(refresh=True).get(topic)
         if known is None or known.error:
             self.check_visible([topic])
@@ -165,7 +165,7 @@ class Connection:
         return sorted(known.partitions)
 
     def leader(self, partition: Partition) -> int:
-        """The node that leads ``partition``, -1 if unknown."""
+        """Return the node that leads ``partition``, -1 if unknown."""
         known = self.topics().get(partition[0])
         if known is None or partition[1] not in known.partitions:
             return -1
@@ -174,7 +174,7 @@ class Connection:
     def list_offsets(
         self, wanted: Mapping[Partition, int], isolation: int = READ_COMMITTED
     ) -> Offsets:
-        """Offsets by timestamp (or LATEST, EARLIEST); −1 where no record is that late.
+        """Return offsets by timestamp (or LATEST, EARLIEST); −1 if all records are earlier.
 
         Under READ_COMMITTED, LATEST is the last stable offset.
         """
@@ -216,7 +216,7 @@ class Connection:
     def fetch(
         self, partition: Partition, offset: int, *, isolation: int, max_bytes: int, wait_ms: int
     ) -> Fetched:
-        """One Fetch; errors of the partition are in the answer, unless they pass by themselves."""
+        """Make one Fetch; the result holds the partition's error, unless it is retriable."""
 
         def build(f: RequestFactory) -> Any:
             return fetch_one(
@@ -243,9 +243,9 @@ class Connection:
         )
 
     def committed(self, group: str, partitions: Collection[Partition]) -> dict[Partition, Any]:
-        """Committed offset rows (``committed_offset``, ``metadata``) of ``group``.
+        """Return committed offset rows (``committed_offset``, ``metadata``) of ``group``.
 
-        Waits while an open transaction holds an offset back (``require_stable``).
+        Waits while an open transaction has pending offsets (``require_stable``).
         """
         answer = self.call(
             "OffsetFetch",
@@ -265,7 +265,7 @@ class Connection:
 
 
 def check_right(api: str, code: int, name: str = "") -> None:
-    """Raise :class:`AccessError` for an error code that says that a right is missing."""
+    """Raise :class:`AccessError` for an error code about a missing right."""
     missing = missing_right(api, ErrorCode(code), name)
     if missing:
         raise AccessError(f"{api}: {ErrorCode(code).name.upper()}: {missing} is missing")
@@ -273,9 +273,9 @@ def check_right(api: str, code: int, name: str = "") -> None:
 
 @contextmanager
 def _refusals(coordinated: str = "") -> Iterator[None]:
-    """Make the wire client's errors those of this package.
+    """Translate the wire client's errors into this package's.
 
-    ``coordinated`` is the group or transactional id that a request is about.
+    ``coordinated`` is the group or transactional id that a request names.
     """
     try:
         yield
@@ -293,7 +293,7 @@ _open: dict[tuple[str, str, int, Security, int], Connection] = {}
 
 
 def connection(bootstrap: str, client_id: str, timeout_ms: int, security: Security) -> Connection:
-    """This thread's connection to that cluster: Spark uses its workers for many tasks."""
+    """Return this thread's connection to a cluster: Spark reuses its workers for many tasks."""
     key = bootstrap, client_id, timeout_ms, security, threading.get_ident()
     if key not in _open:
         _open[key] = Connection(

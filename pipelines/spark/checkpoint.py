@@ -1,10 +1,10 @@
-"""What a sink reads of its query's checkpoint: Spark has written it before any ``write()`` runs.
+"""Reads a query's checkpoint for the sink: Spark has written it before any ``write()`` runs.
 
-``metadata`` holds the query's id, ``offsets/<N>`` the offsets that batch N ends at: a line
-``v1``, a line of Spark's own metadata, then a line per source; in format ``v2`` with the source's
-name and a colon before it. Source: ``OffsetSeqLog``. A path without a scheme is on
-Hadoop's default file system, which nobody tells Python. What is found under it on this machine
-counts only where query and batch are those that run.
+``metadata`` holds the query's id, ``offsets/<N>`` the end offsets of batch N: a line ``v1``, a line
+of Spark's own metadata, then a line per source; in format ``v2`` with the source's name and a colon
+before it. Source: ``OffsetSeqLog``. A path without a scheme is on Hadoop's default file system,
+which Python cannot find out. A checkpoint that is found under the path on this machine only counts
+if its query and batch are the ones that run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _HEAD_LINES = 2
 
 @dataclass(frozen=True, slots=True)
 class PlannedBatch:
-    """The last entry of the offset log, which is the batch that is about to run."""
+    """The last entry of the offset log, which is the batch about to run."""
 
     query_id: str
     batch_id: int
@@ -32,11 +32,11 @@ class PlannedBatch:
 
     @property
     def digest(self) -> str:
-        """Names the input of the batch: the same batch planned anew over other data differs."""
+        """A name for the batch's input: the same batch planned over other data has another one."""
         return hashlib.sha256("\n".join(self.sources).encode()).hexdigest()[:16]
 
     def offsets(self) -> Offsets:
-        """The end offsets of those sources that read a Kafka-like broker."""
+        """Return the end offsets of the sources that read Kafka topics."""
         found: Offsets = {}
         for line in self.sources:
             try:
@@ -53,9 +53,9 @@ class PlannedBatch:
 
 
 def read_checkpoint(location: str | None) -> PlannedBatch | None:
-    """What Spark has planned under ``checkpointLocation``; None where that can't be seen.
+    """Return the batch planned under ``checkpointLocation``; None if it is not readable here.
 
-    Raises :class:`ProgressError` for a checkpoint in a form nobody knows here.
+    Raises :class:`ProgressError` for an unknown checkpoint format.
     """
     folder = local_folder(location)
     if folder is None:
@@ -66,7 +66,7 @@ def read_checkpoint(location: str | None) -> PlannedBatch | None:
         batch_id = max(int(file.name) for file in log.iterdir() if file.name.isdecimal())
         lines = (log / str(batch_id)).read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError, KeyError, TypeError):
-        # Spark writes both before it asks for a writer: it has done so elsewhere.
+        # Spark writes both before it requests a writer, so it has written them elsewhere.
         return None
     if not lines or lines[0] not in {"v1", "v2"}:
         raise ProgressError(
@@ -74,13 +74,13 @@ def read_checkpoint(location: str | None) -> PlannedBatch | None:
             " offset log are known here"
         )
     sources = lines[_HEAD_LINES:]
-    if lines[0] == "v2":  # of a map, in no order
+    if lines[0] == "v2":  # lines of a map, in no order
         sources = [line.partition(":")[2] for line in sorted(sources)]
     return PlannedBatch(query_id, batch_id, tuple(sources))
 
 
 def local_folder(location: str | None) -> Path | None:
-    """The folder that ``checkpointLocation`` can mean on this machine."""
+    """Return the folder of ``checkpointLocation`` if it can be on this machine."""
     if not location:
         return None
     parts = urlparse(location)

@@ -1,4 +1,4 @@
-"""The options of Kafka's own clients, which Spark's connector hands on with ``kafka.`` before them.
+"""Options of Kafka's own clients, which Spark's connector passes on with the prefix ``kafka.``.
 
 Source: ``configNames()`` of ``ProducerConfig``, ``ConsumerConfig`` and ``AdminClientConfig`` of
 Apache Kafka 3.9 to 4.3.
@@ -34,7 +34,7 @@ _NAMES = frozenset(
     """.split()  # noqa: SIM905 - eighty lines of quotation marks say no more
 )
 _FAMILIES = ("internal.",)
-"""Beginnings of names whose number grows with each release."""
+"""Prefixes of internal options, whose number grows with each release."""
 
 INSTEAD = {
     "kafka.auto.offset.reset": "startingOffsets says where a new query begins, and failOnDataLoss"
@@ -47,7 +47,7 @@ INSTEAD = {
     "kafka.value.serializer": "values are bytes or strings; encode them in the query",
     "kafka.partitioner.class": "a column partition says where a row goes",
 }
-"""What is refused, as by the stock connector, although it means something to a Kafka client."""
+"""Options of a Kafka client that are refused, as by the stock connector, with an alternative."""
 
 OF_CONNECTOR = frozenset(
     {
@@ -57,18 +57,18 @@ OF_CONNECTOR = frozenset(
         "groupidprefix",
     }
 )
-"""Options of the stock connector itself that have nothing to act on here."""
+"""Options of the stock connector that have no effect here."""
 
 _log = logging.getLogger(__name__)
 
 
 def is_known(option: str) -> bool:
-    """Whether an option (in small letters) is one of a Kafka client."""
+    """Return whether a lower-case option belongs to a Kafka client."""
     prefix, _, name = option.partition(".")
     return prefix == "kafka" and (name in _NAMES or name.startswith(_FAMILIES))
 
 
 @functools.cache
 def tell_once(text: str) -> None:
-    """Log a warning, once in this process: Spark asks for a writer with every micro-batch."""
+    """Log a warning, once per process: Spark requests a writer for every micro-batch."""
     _log.warning("%s", text)

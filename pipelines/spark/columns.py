@@ -1,7 +1,7 @@
-"""Record batches of the Kafka log to Arrow columns and back, a column at a time.
+"""Conversion of Kafka's record batches to Arrow columns and back, a column at a time.
 
-Only the lengths of the records are walked one by one in Python; every other field of all records
-is read or written by numpy and Arrow together. The format is that of Kafka's ``DefaultRecord``::
+Python walks only over the lengths of the records; numpy and Arrow read or write every other field
+of all records together. The format is Kafka's ``DefaultRecord``::
 
     length varint · attributes · timestamp delta varlong · offset delta varint
     key length varint · key · value length varint · value · header count varint · headers
@@ -30,13 +30,13 @@ HEADERS = pa.list_(
 )
 
 OVERHEAD_BYTES = 21
-"""Most bytes that a record without headers has beside key and value, its lengths below 2 MiB."""
+"""The largest overhead of a record without headers, with key and value below 2 MiB."""
 
 _MAX_VARINT_BYTES = 10
 
 
 class Columns(NamedTuple):
-    """Records, a column each; ``headers`` is None unless asked for."""
+    """Records, one column per field; ``headers`` is None unless requested."""
 
     offsets: Any
     """int64[n]"""
@@ -51,9 +51,9 @@ class Columns(NamedTuple):
 
 
 def decode(groups: list[tuple[BatchHeader, bytes]], *, with_headers: bool = False) -> Columns:
-    """Decode the (inflated) records of several batches at once.
+    """Decode the uncompressed records of several batches at once.
 
-    Raises InvalidRecordError for records that break their own lengths or their batch's count.
+    Raises InvalidRecordError if records contradict their lengths or the batch's record count.
     """
     data = b"".join(payload for _, payload in groups)
     counts = [header.record_count for header, _ in groups]
@@ -92,10 +92,10 @@ def decode(groups: list[tuple[BatchHeader, bytes]], *, with_headers: bool = Fals
 
 
 def _boundaries(groups: list[tuple[BatchHeader, bytes]]) -> tuple[Any, Any]:
-    """Where each record begins and ends in the joined payloads.
+    """Return where each record begins and ends in the joined payloads.
 
-    The one walk from record to record: a length of one or two bytes, which is every record below
-    8 KiB, is decoded in place.
+    This is the only loop over records: a length of one or two bytes, which covers every record
+    below 8 KiB, is decoded in place.
     """
     starts: list[int] = []
     append = starts.append
@@ -113,7 +113,7 @@ def _boundaries(groups: list[tuple[BatchHeader, bytes]]) -> tuple[Any, Any]:
                     pos += 2
                 else:
                     length, pos = read_varint(payload, pos)
-                    length <<= 1  # as it is encoded, where an odd number is a negative one
+                    length <<= 1  # back to the zigzag encoding, in which negative numbers are odd
                 if length & 1 or length < 0:
                     raise InvalidRecordError("a record of a negative length")
                 pos += length >> 1
@@ -131,7 +131,7 @@ def _boundaries(groups: list[tuple[BatchHeader, bytes]]) -> tuple[Any, Any]:
 
 
 def _read_varints(flat: Any, pos: Any) -> tuple[Any, Any]:
-    """Decode one signed varint at each position; returns values and the positions behind them."""
+    """Decode one signed varint at each position; return values and the positions after them."""
     first = flat[pos]
     value = (first & 0x7F).astype(np.uint64)
     behind = pos + 1
@@ -164,7 +164,7 @@ def _timestamps(headers: list[BatchHeader], counts: list[int], deltas: Any) -> A
 
 
 def _slices(data: bytes, edges: Any, first: int, null: Any) -> Any:
-    """Cut ``data`` into the binary array of every fourth piece between ``edges``."""
+    """Return a binary array of every fourth piece of ``data`` between ``edges``."""
     count = len(edges) // 4
     if not count:
         return pa.array([], pa.binary())
@@ -183,7 +183,7 @@ def _headers(data: bytes, counts: Any, pos: Any, ends: Any) -> Any:
 
 
 def _headers_of(data: bytes, count: int, pos: int, end: int) -> list[dict[str, object]]:
-    # A header has two length bytes at least.
+    # A header has at least two length bytes.
     if count * 2 > end - pos:
         raise InvalidRecordError(f"{count} headers in {end - pos} bytes")
     found: list[dict[str, object]] = []
@@ -209,7 +209,7 @@ def _headers_of(data: bytes, count: int, pos: int, end: int) -> list[dict[str, o
 
 
 class Piece(NamedTuple):
-    """The records of one batch to be, still without the header that makes them one."""
+    """The records of a future batch, without the batch header."""
 
     topic: str
     partition: int
@@ -217,11 +217,11 @@ class Piece(NamedTuple):
     base_timestamp_ms: int
     max_timestamp_ms: int
     payload: Any
-    """The records' bytes, not compressed yet."""
+    """The records' bytes, not yet compressed."""
 
 
 class Rows(NamedTuple):
-    """Records of one topic-partition to be written, a column each."""
+    """Records of one topic-partition to write, one column per field."""
 
     keys: Any
     """Binary Arrow array, or None."""
@@ -237,7 +237,7 @@ def encode_rows(
 ) -> Iterator[Piece]:
     """Encode records in batches of at most ``max_bytes`` (or of one record, if that is larger).
 
-    The first batch holds at most ``first_count`` records.
+    The first batch has at most ``first_count`` records.
     """
     tails = encode_headers(rows.headers)
     sizes = np.full(len(rows.values), OVERHEAD_BYTES, np.int64)
@@ -263,7 +263,7 @@ def encode_rows(
 
 
 def _records(keys: Any, values: Any, stamp_deltas: Any, tails: Any) -> Any:
-    """The bytes of records 0 … n-1 of one batch."""
+    """Return the bytes of records 0 … n-1 of one batch."""
     count = len(values)
     key_sizes, value_sizes = _sizes(keys, count), _sizes(values, count)
     stamps = _varints(stamp_deltas)
@@ -278,7 +278,7 @@ def _records(keys: Any, values: Any, stamp_deltas: Any, tails: Any) -> Any:
     if keys is not None:
         parts.append(keys.fill_null(b"") if keys.null_count else keys)
     if tails is None:
-        # No headers: their count, 0, stands behind the value, which is always there then.
+        # Without headers their count, 0, comes after the value, which always exists then.
         tails = pa.array([b"\x00"], pa.binary())[0]
     parts.append(_varint_column(count, value_lengths))
     parts.append(values.fill_null(b"") if values.null_count else values)
@@ -288,7 +288,7 @@ def _records(keys: Any, values: Any, stamp_deltas: Any, tails: Any) -> Any:
 
 
 def _sizes(column: Any, count: int) -> Any:
-    """Length of each value, −1 for null."""
+    """Return the length of each value, −1 for null."""
     if column is None:
         return np.full(count, -1, np.int64)
     offsets, _, valid = binary_parts(column)
@@ -299,12 +299,12 @@ def _sizes(column: Any, count: int) -> Any:
 
 
 class _Varints(NamedTuple):
-    """Numbers to be written as varints; one number stands for as many as there are records."""
+    """Numbers to encode as varints; a single number applies to all records."""
 
     zigzag: Any
-    """uint64[n], or uint64[1] where all are the same."""
+    """uint64[n], or uint64[1] if all are equal."""
     width: Any
-    """Bytes of each, int64[n]; a plain int where all have the same."""
+    """Encoded size of each, int64[n]; a plain int if all are equal."""
     narrowest: int
     widest: int
 
@@ -324,7 +324,7 @@ def _varints(values: Any) -> _Varints:
 
 
 def _varint_column(count: int, *fields: _Varints) -> Any:
-    """A binary array of ``count`` values: the varints of all fields behind one another."""
+    """Return a binary array of ``count`` values: the varints of all fields, one after another."""
     columns = sum(field.widest for field in fields)
     data = np.empty((count, columns), np.uint8)
     used: Any = None
@@ -353,13 +353,13 @@ def _varint_column(count: int, *fields: _Varints) -> Any:
 
 
 def encode_headers(column: Any) -> Any:
-    """The bytes of each record's headers with their count; None if no record has any.
+    """Return the bytes of each record's headers with their count; None if no record has any.
 
-    Raises :class:`SparkPipelineError` for a header that is null, or whose key is.
+    Raises :class:`SparkPipelineError` for a null header, or a header with a null key.
     """
     if column is None or column.null_count == len(column):
         return None
-    # Their names may be in any case, as for the stock sink.
+    # As in the stock sink, their names may be in any case.
     key_name, value_name = (field.name for field in column.type.value_type)
     encoded: list[bytes] = []
     for row in column.to_pylist():

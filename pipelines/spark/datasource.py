@@ -1,7 +1,7 @@
-"""``format("fencepost")``: what Spark finds under that name.
+"""``format("fencepost")``, as Spark finds it.
 
-What reads and writes is imported when it is asked for: Spark loads every data source's module in
-each session, also of those who never use it.
+Readers and writers are imported on demand: Spark loads every data source's module in each session,
+even if the session never uses it.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ class FencepostDataSource(DataSource):
 
     def __getstate__(self) -> dict[str, Any]:
         # Spark makes one instance per batch to plan its job, and commits with a pickled copy of
-        # another: the planning call is told from the committing one by what pickling drops.
+        # another: pickling changes this flag, which tells the committing call from the planning.
         return self.__dict__ | {"_planning": False}
 
     @classmethod
     def name(cls) -> str:
-        """The name behind ``format``."""
+        """Return the name for ``format``."""
         return "fencepost"
 
     def schema(self) -> str:
-        """The columns of the stock Kafka source."""
+        """Return the columns of the stock Kafka source."""
         from fencepost.pipelines.spark.read import ddl  # noqa: PLC0415 - see the module
 
         wanted = str(self.options.get("includeHeaders", "false")).strip().lower() == "true"
         return ddl(with_headers=wanted)
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - Spark's signature
-        """Reads from starting to ending offsets."""
+        """Return a reader from starting to ending offsets."""
         from fencepost.pipelines.spark.source import batch_reader  # noqa: PLC0415 - see the module
 
         return batch_reader(self.options)
@@ -58,13 +58,13 @@ class FencepostDataSource(DataSource):
         self,
         schema: StructType,  # noqa: ARG002 - Spark's signature
     ) -> DataSourceStreamReader:
-        """Reads from the starting offsets on."""
+        """Return a reader from the starting offsets on."""
         from fencepost.pipelines.spark.source import stream_reader  # noqa: PLC0415 - see the module
 
         return stream_reader(self.options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Writes a DataFrame as one transaction."""
+        """Return a writer that writes a DataFrame in one transaction."""
         from fencepost.pipelines.spark.sink import batch_writer  # noqa: PLC0415 - see the module
 
         return batch_writer(self.options, schema, overwrite=overwrite)
@@ -74,7 +74,7 @@ class FencepostDataSource(DataSource):
         schema: StructType,
         overwrite: bool,  # noqa: ARG002 - Spark's signature
     ) -> DataSourceStreamWriter:
-        """Writes each micro-batch as one transaction that also holds the batch's number."""
+        """Return a writer with one transaction per micro-batch, which holds the batch's number."""
         from fencepost.pipelines.spark.sink import stream_writer  # noqa: PLC0415 - see the module
 
         return stream_writer(self.options, schema, planning=self._planning)

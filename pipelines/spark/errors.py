@@ -1,4 +1,4 @@
-"""What the source and the sink refuse, in words that say what to do about it."""
+"""Errors of the source and the sink, whose messages say what to do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class SparkPipelineError(Exception):
-    """Base of everything that the source and the sink raise on purpose."""
+    """The base class of all deliberate errors of the source and the sink."""
 
 
 class OptionError(SparkPipelineError, ValueError):
@@ -20,7 +20,7 @@ class OptionError(SparkPipelineError, ValueError):
 
 
 class DataLossError(SparkPipelineError):
-    """Records that the query has to read are gone (``failOnDataLoss``)."""
+    """Records that the query must read are gone (``failOnDataLoss``)."""
 
 
 class ProgressError(SparkPipelineError):
@@ -28,25 +28,25 @@ class ProgressError(SparkPipelineError):
 
 
 class SharedTransactionError(SparkPipelineError):
-    """Something would write into a shared transaction that must not: it is refused."""
+    """A write into a shared transaction would break exactly-once, and is refused."""
 
 
 class AccessError(SparkPipelineError):
-    """A login is refused, or a right is missing: no repetition helps before that is mended."""
+    """A login is refused, or a right is missing: no retry helps before that is fixed."""
 
 
 class BrokerError(SparkPipelineError):
     """The broker refused a request, or could not be reached in time."""
 
 
-# --- how Spark tells them ---
+# --- error messages in Spark ---
 
 
 def speaks_plainly(cls: type[T]) -> type[T]:
-    """Have Spark begin with the sentence of what a class's methods raise on purpose.
+    """Make Spark's error messages begin with the message of a :class:`SparkPipelineError`.
 
-    A worker of Spark's puts its traceback before an exception, and ends behind it. Only errors
-    that are no sentence keep the traceback.
+    Spark's worker puts its traceback before the exception's text, which comes last. Other errors
+    keep the traceback.
     """
     for name, method in list(vars(cls).items()):
         if inspect.isfunction(method) and not name.startswith("_"):
@@ -79,6 +79,6 @@ def _plain(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _hide_traceback() -> None:
-    """Ask PySpark's ``handle_worker_exception`` for the exception alone, in a worker."""
+    """Make PySpark's ``handle_worker_exception`` omit the traceback, in a worker."""
     if os.environ.get("SPARK_PYTHON_RUNTIME") == "PYTHON_WORKER":
         os.environ["SPARK_HIDE_TRACEBACK"] = "1"

@@ -1,8 +1,8 @@
 """The sink for ``foreachBatch``: the same protocol, run by the user's own driver process.
 
-The number of the batch is known before its plan runs, and several things may be done with a
-micro-batch of which this is one. A batch whose number is committed already is compared with what
-was committed, row for row, unless the option ``checkpointLocation`` lets the sink see its offsets.
+The batch's number is known before its plan runs, and a program may do several things with a
+micro-batch, of which this is one. If the batch's number is already committed, its rows are compared
+with the committed ones, unless the option ``checkpointLocation`` shows the sink its offsets.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 
 def exactly_once_batch(**options: str) -> Callable[[DataFrame, int], None]:
-    """A function for ``writeStream.foreachBatch``, with the options of the sink.
+    """Return a function for ``writeStream.foreachBatch``, with the options of the sink.
 
-    ``kafka.transactional.id`` has to be among them: it names the query, over restarts. The driver
-    collects each micro-batch as Arrow and writes it, so a batch has to fit its memory. Raises
-    :class:`OptionError`.
+    The option ``kafka.transactional.id`` is required: it identifies the query across restarts. The
+    driver collects each micro-batch as Arrow and writes it, so a batch must fit into its memory.
+    Raises :class:`OptionError`.
     """
     checked = sink_options(options, streaming=True)
     if checked.transactional_id is None:
@@ -74,7 +74,7 @@ def exactly_once_batch(**options: str) -> Callable[[DataFrame, int], None]:
 
 
 def _query_id(df: DataFrame, planned: PlannedBatch | None) -> str:
-    """The query that the micro-batch belongs to. Raises :class:`OptionError` if nobody tells."""
+    """Return the micro-batch's query id. Raises :class:`OptionError` if it is unknown."""
     try:
         told = df.sparkSession.sparkContext.getLocalProperty(QUERY_ID)
     except PySparkAttributeError:  # Spark Connect

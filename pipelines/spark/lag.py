@@ -1,6 +1,6 @@
-"""How far a query is behind, in the words of Spark's own Kafka connector.
+"""A query's lag, with the metrics of Spark's own Kafka connector.
 
-Python data sources cannot add metrics to a query's progress; what these need is in the progress.
+Python data sources cannot add metrics to a query's progress, but the progress has their input.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ class SourceProgress(Protocol):
 
     @property
     def endOffset(self) -> str:  # noqa: N802 - Spark's name
-        """Where the micro-batch ended, as JSON."""
+        """The end of the micro-batch, as JSON."""
 
     @property
     def latestOffset(self) -> str:  # noqa: N802 - Spark's name
-        """Where the topics ended when the micro-batch was planned, as JSON."""
+        """The end of the topics when the micro-batch was planned, as JSON."""
 
 
 def behind_latest(source: SourceProgress) -> dict[str, str]:
-    """``minOffsetsBehindLatest``, ``max…`` and ``avg…`` over the partitions; nothing if unknown.
+    """Return ``minOffsetsBehindLatest``, ``max…`` and ``avg…``; empty if unknown.
 
     Source: ``KafkaMicroBatchStream.metrics``.
     """
@@ -40,7 +40,7 @@ def behind_latest(source: SourceProgress) -> dict[str, str]:
 
 
 def _offsets(text: str) -> Offsets:
-    """Offsets as PySpark hands them over, which is ``None`` in letters where there are none."""
+    """Parse offsets from PySpark, which are the text ``None`` if there are none."""
     try:
         return from_json(json.loads(text) or {})
     except ValueError:

@@ -1,4 +1,4 @@
-"""Planning a read: pure functions of offsets, with no broker in sight.
+"""Plans of reads, as pure functions of offsets, without a broker.
 
 Offsets are dicts by (topic, partition). In Spark's checkpoint they are ``{"topic": {"0": 12}}``, as
 the stock connector writes them.
@@ -19,7 +19,7 @@ Offsets = dict[Partition, int]
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Offsets ``start`` to ``until - 1`` of one topic-partition: what one Spark task reads."""
+    """Offsets ``start`` to ``until - 1`` of one topic-partition, which one Spark task reads."""
 
     topic: str
     partition: int
@@ -28,12 +28,12 @@ class Range:
 
     @property
     def size(self) -> int:
-        """How many offsets, which is the most records it can hold."""
+        """The number of offsets, and so the largest possible number of records."""
         return self.until - self.start
 
 
 def to_json(offsets: Offsets) -> dict[str, dict[str, int]]:
-    """The form of Spark's checkpoint, sorted so that equal offsets look equal."""
+    """Return the form of Spark's checkpoint, sorted so that equal offsets look equal."""
     found: dict[str, dict[str, int]] = defaultdict(dict)
     for topic, index in sorted(offsets):
         found[topic][str(index)] = offsets[topic, index]
@@ -50,7 +50,7 @@ def from_json(offsets: Mapping[str, Mapping[str, int]]) -> Offsets:
 
 
 def limit(start: Offsets, latest: Offsets, max_offsets: int) -> Offsets:
-    """The end of a batch of about ``max_offsets`` offsets, shared out in proportion to the lags.
+    """Return the end of a batch of about ``max_offsets`` offsets, distributed in proportion to lag.
 
     Every partition with a lag gets at least one. Source: ``KafkaMicroBatchStream.rateLimit``.
     """
@@ -74,7 +74,7 @@ def ranges(
     min_partitions: int | None = None,
     max_records: int | None = None,
 ) -> list[Range]:
-    """What to read between two offsets, as one range per task.
+    """Return the ranges between two offsets, one per task.
 
     A partition that is new in ``end`` is read from offset 0. Raises :class:`DataLossError` for a
     partition that is gone or went backwards.
@@ -103,14 +103,14 @@ DATA_LOSS_HINT = "set failOnDataLoss to false to read on with what is left"
 
 
 def _split_large(whole: list[Range], min_partitions: int) -> list[Range]:
-    """Split the larger ranges until there are about ``min_partitions``, as evenly as it goes.
+    """Split the larger ranges until there are about ``min_partitions``, as evenly as possible.
 
     Source: ``KafkaOffsetRangeCalculator.getRanges``: small ranges stay whole, and do not count.
     """
     total = sum(one.size for one in whole)
     parts = {one: max(1, round(one.size / total * min_partitions)) for one in whole}
     short = min_partitions - sum(parts.values())
-    # What rounding took away goes to those whose pieces are largest.
+    # The remainder of the rounding goes to the ranges with the largest pieces.
     for one in sorted(whole, key=lambda r: r.size / parts[r], reverse=True)[: max(0, short)]:
         parts[one] += 1
     return [piece for one in whole for piece in _split(one, parts[one])]
@@ -123,5 +123,5 @@ def _split(one: Range, parts: int) -> list[Range]:
 
 
 def lag(start: Offsets, latest: Offsets) -> int:
-    """Offsets that are still to be read."""
+    """Return the number of unread offsets."""
     return sum(max(0, until - start.get(part, 0)) for part, until in latest.items())

@@ -1,9 +1,9 @@
 """The options of source and sink: the names of Spark's own Kafka connector, checked at once.
 
-Spark hands them over with names in any case. An option nobody knows is refused, because a
-misspelt ``failOnDataLoss`` would otherwise be a silent change of the guarantees. What Kafka's
-clients know and has nothing to act on here (there is no consumer group, no linger, acknowledgements
-are always of all) is let pass, and told in the log.
+Spark passes the names in any case. An unknown option is an error, because a misspelt
+``failOnDataLoss`` would otherwise silently change the guarantees. Options of Kafka's clients that
+have no effect here (there is no consumer group and no linger, and acknowledgements are always from
+all) are ignored, and the log says so.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from fencepost.pipelines.spark.offsets import Offsets, Partition
 DEFAULT_TRIGGER_DELAY_MS = 15 * 60 * 1000
 """[maxTriggerDelay]: how long ``minOffsetsPerTrigger`` may hold a micro-batch back."""
 DEFAULT_FETCH_BYTES = 8 * 1024 * 1024
-"""Of one Fetch answer [kafka.fetch.max.bytes]: what a task holds at a time, several times over."""
+"""[kafka.fetch.max.bytes] of one Fetch response; a task holds several times as much."""
 DEFAULT_BATCH_BYTES = 900_000
-"""Of one record batch before compression; ``kafka.max.request.size`` lowers it. Below the broker's
-default ``max.message.bytes`` of 1,048,588 with room for what does not compress. Kafka's
-``batch.size`` has no effect: it is how much a producer gathers while others are under way."""
+"""The size of a record batch before compression; ``kafka.max.request.size`` lowers it. It is below
+the broker's default ``max.message.bytes`` of 1,048,588, with room for incompressible data. Kafka's
+``batch.size`` has no effect: it is how much a producer collects while other batches are sent."""
 DEFAULT_TRANSACTION_TIMEOUT_MS = 600_000
-"""[kafka.transaction.timeout.ms]: how long a micro-batch may take. Kafka's brokers allow 15 min."""
+"""[kafka.transaction.timeout.ms]: the time limit of a micro-batch. Brokers allow 15 min."""
 MAX_TRANSACTIONAL_ID_BYTES = 249
-"""Of a transactional id of ours: it is part of group names too."""
+"""The length limit of our transactional ids, which are also parts of group names."""
 
 _LEAST = -(1 << 17)
-"""Of compression levels: zstd's."""
+"""The lowest compression level, zstd's."""
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 MODES = ("auto", "direct", "staged")
 
@@ -57,7 +57,7 @@ _SHARED = _names("""
 _KAFKA = "kafka."
 _OF_SECURITY = tuple(f"{_KAFKA}{prefix}" for prefix in PREFIXES)
 _PROTOCOL = "kafka.security.protocol"
-"""Without it the other ones have no effect, in Kafka's clients as here."""
+"""Without this option the others have no effect, as in Kafka's clients."""
 _OF_SOURCE = _names("""
     subscribe subscribepattern assign startingoffsets endingoffsets startingtimestamp
     endingtimestamp startingoffsetsbytimestamp endingoffsetsbytimestamp
@@ -72,14 +72,14 @@ _OF_SINK = _names("""
     kafka.compression.zstd.level kafka.max.request.size kafka.delivery.timeout.ms
 """)
 _OF_SPARK = frozenset({"path", "queryname", "__partition_columns"})
-"""What Spark itself may put among a sink's options."""
+"""Options that Spark itself may add to a sink's."""
 
 _UNITS_MS = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
-"""Of times in Spark's options; a bare number is milliseconds."""
+"""The units of times in Spark's options; a plain number is in milliseconds."""
 
 
 class _Reader:
-    """Typed looks into the options, each with an error that names option and value."""
+    """Typed access to the options; errors name the option and its value."""
 
     def __init__(self, options: Mapping[str, str], known: Iterable[str], what: str) -> None:
         self.options = {key.lower(): value for key, value in options.items() if value is not None}
@@ -166,9 +166,9 @@ class _Reader:
 
 
 def security_of(options: Mapping[str, str]) -> Security:
-    """Encryption and login, of options in small letters; what is wrong is told without a value.
+    """Return TLS and login from lower-case options. Raises :class:`OptionError`.
 
-    Raises :class:`OptionError`.
+    The error quotes no value.
     """
     if _PROTOCOL not in options:
         return PLAINTEXT
@@ -180,10 +180,11 @@ def security_of(options: Mapping[str, str]) -> Security:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Where to begin or to end, before a broker was asked.
+    """A start or an end position, before the broker has resolved it.
 
-    ``everywhere`` is LATEST, EARLIEST, or None where ``by_partition`` says all. With
-    ``is_timestamp`` the numbers are milliseconds to look up, else offsets (or −1, −2).
+    ``everywhere`` is LATEST, EARLIEST or a timestamp, or None if ``by_partition`` lists all
+    partitions. With ``is_timestamp`` the numbers are milliseconds to look up, else offsets (or −1,
+    −2).
     """
 
     everywhere: int | None
@@ -193,7 +194,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class ClusterOptions:
-    """Where the cluster is, and as whom to ask it."""
+    """The cluster's address, and the login."""
 
     bootstrap: str
     client_id: str
@@ -208,7 +209,7 @@ class ClusterOptions:
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions(ClusterOptions):
-    """What a source was asked for."""
+    """The parsed options of a source."""
 
     topics: tuple[str, ...]
     pattern: str | None
@@ -216,11 +217,11 @@ class SourceOptions(ClusterOptions):
     starting: Bound
     ending: Bound
     latest_when_no_record: bool
-    """``startingOffsetsByTimestampStrategy=latest``: a timestamp with no record means the end."""
+    """``startingOffsetsByTimestampStrategy=latest``: without a later record start at the end."""
     max_offsets: int | None
     min_offsets: int | None
     max_trigger_delay_ms: int
-    """How long ``min_offsets`` may hold a batch back."""
+    """The longest delay of a batch because of ``min_offsets``."""
     min_partitions: int | None
     max_records_per_partition: int | None
     fail_on_data_loss: bool
@@ -231,7 +232,7 @@ class SourceOptions(ClusterOptions):
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions(ClusterOptions):
-    """What a sink was asked for."""
+    """The parsed options of a sink."""
 
     topic: str | None
     progress_topic: str | None
@@ -243,11 +244,11 @@ class SinkOptions(ClusterOptions):
     level: int | None
     batch_bytes: int
     include_timestamp: bool
-    """Whether a column ``timestamp`` is the record's time; the stock sink leaves it aside."""
+    """Whether a column ``timestamp`` becomes the record's time; the stock sink ignores it."""
 
     @property
     def columns(self) -> frozenset[str]:
-        """Those that the sink writes, of any that a query has."""
+        """The columns that the sink writes; a query may have others."""
         names = {"key", "value", "topic", "partition", "headers"}
         return frozenset(names | {"timestamp"} if self.include_timestamp else names)
 
@@ -365,7 +366,7 @@ def offsets_from_json(name: str, text: str) -> Offsets:
 
 
 def _bound(read: _Reader, which: str, default: str) -> Bound:
-    """As in the stock connector, a timestamp for all goes before one by partition, then offsets."""
+    """Read a bound: as in the stock connector, a timestamp for all comes before all others."""
     timestamp = read.maybe(f"{which}Timestamp", 0)
     if timestamp is not None:
         return Bound(timestamp, is_timestamp=True)

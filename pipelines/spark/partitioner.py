@@ -1,4 +1,4 @@
-"""Where a record goes: the partitioner of Kafka's Java client, for whole Arrow columns at once.
+"""The partitioner of Kafka's Java client, for whole Arrow columns at once.
 
 Source: ``org.apache.kafka.common.utils.Utils.murmur2`` and ``BuiltInPartitioner``.
 """
@@ -17,7 +17,7 @@ _CHUNK_BYTES = 1 << 24
 
 
 def binary_parts(column: Any) -> tuple[Any, Any, Any]:
-    """(offsets int64[n + 1], data uint8, valid bool[n]) of a binary Arrow array."""
+    """Return (offsets int64[n + 1], data uint8, valid bool[n]) of a binary Arrow array."""
     count = len(column)
     _, offsets_buffer, data_buffer = column.buffers()
     offsets = np.frombuffer(offsets_buffer, dtype=np.int32, count=column.offset + count + 1)
@@ -31,7 +31,7 @@ def binary_parts(column: Any) -> tuple[Any, Any, Any]:
 
 
 def murmur2(column: Any) -> Any:
-    """Kafka's murmur2 of each value of a binary Arrow array, as uint32[n]; 0 for null."""
+    """Return Kafka's murmur2 of each value of a binary Arrow array, as uint32[n]; 0 for null."""
     offsets, data, valid = binary_parts(column)
     starts = offsets[:-1]
     lengths = np.diff(offsets)
@@ -70,7 +70,7 @@ def _hash_rows(data: Any, starts: Any, length: int) -> Any:
 
 
 def partitions_of(keys: Any, count: int, unkeyed: int) -> Any:
-    """The partition of each key in a topic of ``count`` partitions, int32[n]; null → ``unkeyed``.
+    """Return each key's partition of ``count``, int32[n]; null → ``unkeyed``.
 
     ``keys`` is a binary or string Arrow array.
     """

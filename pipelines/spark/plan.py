@@ -1,4 +1,4 @@
-"""What planning, tasks and the committing driver of the sink tell each other, and do alike."""
+"""Data shared by the sink's planning, its tasks and the committing driver, and common steps."""
 
 from __future__ import annotations
 
@@ -22,53 +22,53 @@ from fencepost.pipelines.spark.turns import Begun
 
 @dataclass(frozen=True)
 class Written(WriterCommitMessage):
-    """What one task has done."""
+    """The result of one task."""
 
     batch_id: int
     query_id: str
     rows: int
     checksum: int = 0
-    """Of the rows, where the batch is not known by its offsets."""
+    """The checksum of the rows, if the batch is not identified by its offsets."""
     ticket: Ticket | None = None
-    """The transaction that it wrote under; None where it has sent nothing."""
+    """The transaction that the task wrote in; None if it has sent nothing."""
     sent: tuple[tuple[Partition, Sent], ...] = ()
     is_done: bool = False
-    """Whether it has found that the batch was committed before, and left it at that."""
+    """Whether the task found the batch committed before, and wrote nothing."""
     pieces: tuple[Piece, ...] = ()
-    """What the driver has to write."""
+    """Encoded rows for the driver to write."""
     spooled: str | None = None
-    """The file that holds them instead."""
+    """A file that holds these pieces instead."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a writer ships to its tasks."""
+    """The data that a writer ships to its tasks."""
 
     options: SinkOptions
     is_streaming: bool
     prepared: Prepared | None = None
     planned: PlannedBatch | None = None
-    """What the checkpoint says is to run, if that is what this machine holds under its name."""
+    """The checkpoint's next batch, if this machine has the checkpoint under its name."""
     begun: Begun | None = None
-    """Where ``prepare`` has given each task its partitions: what they all write under."""
+    """The shared transaction, if ``prepare`` has given each task its partitions."""
     batch_name: str | None = None
-    """Of a batch write: its transactional id."""
+    """The transactional id of a batch write."""
     spool: Spool | None = None
 
     def planned_for(self, batch_id: int, query_id: str) -> PlannedBatch | None:
-        """What is planned for the batch that runs; None where the checkpoint is another's."""
+        """Return the checkpoint's entry for a batch; None if the checkpoint is another query's."""
         planned = self.planned
         if planned is None or (planned.batch_id, planned.query_id) != (batch_id, query_id):
             return None
         return planned
 
     def progress_of(self, batch_id: int, query_id: str) -> Progress:
-        """What the batch will be known by, but for its rows."""
+        """Return the progress that identifies a batch, without its rows."""
         planned = self.planned_for(batch_id, query_id)
         return Progress(batch_id, query_id, planned.digest if planned else "")
 
     def transactional_id(self, query_id: str) -> str:
-        """One id per query or write; Spark's query id stays the same as the checkpoint does."""
+        """Return the id of a query or write; Spark's query id lasts as long as the checkpoint."""
         return self.batch_name or self.options.transactional_id or f"fencepost-{query_id}"
 
     def begin(self, query_id: str) -> Begun:
@@ -80,28 +80,28 @@ class Plan:
 
 
 def group_of(transactional_id: str) -> str:
-    """The group whose one offset is the sink's progress. It never has members."""
+    """Return the group whose one offset is the sink's progress. It never has members."""
     return f"{transactional_id}-progress"
 
 
 class Exactly:
-    """The protocol of one query's batches, for whoever runs them."""
+    """The commit protocol of one query's batches, for the tasks and the driver."""
 
     def __init__(self, plan: Plan, transactional_id: str) -> None:
         self._plan = plan
         self._id = transactional_id
 
     def begin(self) -> Begun:
-        """Fence earlier attempts, then look what they have committed.
+        """Fence earlier attempts, then read the progress they committed.
 
-        The order matters: only when they are fenced is the outcome final.
+        The order matters: the outcome is final only after they are fenced.
         """
         options = self._plan.options
         ticket = txn.begin(options.link, self._id, options.transaction_timeout_ms)
         return Begun(ticket, self.progress())
 
     def progress(self) -> Progress | None:
-        """What is committed. Raises :class:`ProgressError` if it is not ours."""
+        """Return the committed progress. Raises :class:`ProgressError` for foreign metadata."""
         topic = self._plan.options.progress_topic or ""
         group = group_of(self._id)
         row = self._plan.options.link.committed(group, [(topic, 0)])[topic, 0]
@@ -110,9 +110,9 @@ class Exactly:
         return Progress.from_text(row.metadata or "", group)
 
     def is_done(self, found: Progress, done: Progress | None) -> bool:
-        """Whether ``done`` says that an earlier attempt has committed the batch.
+        """Return whether ``done`` shows that an earlier attempt has committed the batch.
 
-        Raises :class:`ProgressError` where something else was committed under its number.
+        Raises :class:`ProgressError` if another batch was committed under its number.
         """
         stands = standing(found, done, self._id)
         if stands is Standing.LOOKS_DONE and done is not None:
@@ -120,7 +120,7 @@ class Exactly:
         return stands is not Standing.NEXT
 
     def commit(self, ticket: Ticket, progress: Progress) -> None:
-        """Let offsets and progress join the transaction, and end it."""
+        """Add offsets and progress to the transaction, and commit it."""
         link = self._plan.options.link
         topic = self._plan.options.progress_topic or ""
         planned = self._plan.planned_for(progress.batch_id, progress.query_id)
@@ -137,6 +137,6 @@ class Exactly:
             txn.commit_offsets(link, ticket, group_of(self._id), at, progress.to_text())
             txn.end(link, ticket, commit=True)
         except (SparkPipelineError, WireError):
-            # Nobody has answered, or the answer says that it is over: the progress tells how.
+            # No broker answered, or the transaction is over: the progress tells how it ended.
             if self.progress() != progress:
                 raise

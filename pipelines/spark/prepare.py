@@ -1,4 +1,4 @@
-"""Making a DataFrame ready for tasks that write themselves on a cluster: a partition, a task."""
+"""Prepares a DataFrame for tasks that write directly on a cluster: one task per partition."""
 
 from __future__ import annotations
 
@@ -29,15 +29,14 @@ def prepare(
 ) -> DataFrame:
     """Choose each row's partition of ``topic`` as Kafka's Java producer does, and shuffle by it.
 
-    To be the last step before ``writeStream`` or ``write``: the sink refuses rows that were moved
-    afterwards. Rows keep a ``partition`` that is set already; those without a key are
-    spread by their value.
-    ``writers`` tasks write, at most one per partition (default: as many as there are cores).
-    ``options`` are the sink's, of which those count that say how to connect.
+    This must be the last step before ``writeStream`` or ``write``: the sink refuses rows that were
+    moved afterwards. A row keeps a ``partition`` that is already set; rows without a key are
+    distributed by their value. ``writers`` tasks write, at most one per partition (default: one per
+    core). Of ``options``, which are the sink's, the connection settings are used.
 
-    Under a local master the tasks write themselves without any of that, in turns: ``df`` comes back
-    as it is, unless ``writers`` asks for so many.
-    Raises :class:`OptionError` for settings under which Spark could write rows twice.
+    Under a local master the tasks write directly in any case, in turns: ``df`` is returned
+    unchanged unless ``writers`` is given. Raises :class:`OptionError` for settings under which
+    Spark could write rows twice.
     """
     spark = df.sparkSession
     check_session(spark)
@@ -74,7 +73,7 @@ def _placed(df: DataFrame, count: int) -> DataFrame:
 
 
 def _hashed(count: int) -> Any:
-    # PySpark's annotations leave it out.
+    # PySpark's annotations omit arrow_udf.
     from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined]  # noqa: PLC0415
 
     def target(keys: pa.Array) -> pa.Array:
@@ -84,7 +83,7 @@ def _hashed(count: int) -> Any:
 
 
 def check_session(spark: SparkSession) -> None:
-    """Refuse settings under which a task's rows could be written by two attempts.
+    """Refuse settings under which two attempts of a task could write its rows.
 
     Raises :class:`OptionError`.
     """

@@ -1,4 +1,4 @@
-"""The sink's memory: which micro-batch was committed last, kept inside the transactions themselves.
+"""The sink's progress: the last committed micro-batch, stored within the transactions themselves.
 
 It is the metadata of one committed offset of a group without members, so it is committed or aborted
 together with the batch's records.
@@ -16,24 +16,24 @@ from fencepost.pipelines.spark.errors import ProgressError
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A batch of a query: what it was made from, and what it holds."""
+    """The identity of a query's batch: its input, and its contents."""
 
     batch_id: int
     query_id: str
     digest: str
-    """Of the batch's source offsets; empty where the checkpoint could not be read."""
+    """The digest of the batch's source offsets; empty if the checkpoint was unreadable."""
     rows: int = 0
     checksum: str = ""
-    """Of the batch's rows in any order (:class:`Tally`); empty where the digest says enough."""
+    """The checksum of the batch's rows in any order (:class:`Tally`); empty with a digest."""
 
     def counted(self, rows: int, checksum: int) -> Self:
-        """The batch with what it holds; the checksum counts where no digest says enough."""
+        """Return the progress with its contents; the checksum is dropped if there is a digest."""
         return replace(
             self, rows=rows, checksum="" if self.digest else f"{checksum % (1 << 64):016x}"
         )
 
     def to_text(self) -> str:
-        """The metadata of the offset commit; far below Kafka's limit of 4096 bytes."""
+        """Return the metadata of the offset commit; far below Kafka's limit of 4096 bytes."""
         told: dict[str, object] = {
             "b": self.batch_id,
             "q": self.query_id,
@@ -46,7 +46,7 @@ class Progress:
 
     @classmethod
     def from_text(cls, text: str, group: str) -> Self:
-        """Read what ``to_text`` wrote. Raises :class:`ProgressError` if somebody else wrote it."""
+        """Read the result of ``to_text``. Raises :class:`ProgressError` for any other text."""
         try:
             found = json.loads(text)
             return cls(
@@ -64,21 +64,21 @@ class Progress:
 
 
 class Standing(enum.Enum):
-    """What the progress says about a batch."""
+    """The state of a batch by the progress."""
 
     NEXT = "next"
-    """It is to be written."""
+    """The batch must be written."""
     DONE = "done"
-    """It was committed by an earlier attempt."""
+    """An earlier attempt has committed the batch."""
     LOOKS_DONE = "looks done"
-    """A batch of its number was. Only the rows tell whether it is the same: :func:`check_same`."""
+    """A batch with its number was committed. Only the rows identify it: :func:`check_same`."""
 
 
 def standing(planned: Progress, done: Progress | None, transactional_id: str) -> Standing:
-    """Whether the batch was committed by an earlier attempt.
+    """Return whether an earlier attempt has committed the batch.
 
-    Raises :class:`ProgressError` when progress and checkpoint do not belong together: then any
-    choice would lose or double records.
+    Raises :class:`ProgressError` if progress and checkpoint do not belong together: then any
+    choice would lose or duplicate records.
     """
     batch = planned.batch_id
     if done is None:
@@ -93,7 +93,7 @@ def standing(planned: Progress, done: Progress | None, transactional_id: str) ->
             f" checkpoint's folder commits holds {batch - 1}. Then begin with a new checkpoint,"
             f" its startingOffsets the last line of the old one's offsets/{batch - 1}"
         )
-    # Before queries were known by their id, the function for foreachBatch wrote its own.
+    # The function for foreachBatch stored its own id before queries were identified by theirs.
     if done.query_id not in {planned.query_id, transactional_id}:
         raise ProgressError(
             f"{transactional_id!r} belongs to query {done.query_id}, and this is query"
@@ -123,9 +123,9 @@ def standing(planned: Progress, done: Progress | None, transactional_id: str) ->
 
 
 def check_same(found: Progress, done: Progress) -> None:
-    """Refuse to skip a batch whose rows are not those that were committed under its number.
+    """Refuse to skip a batch whose rows differ from the ones committed under its number.
 
-    Raises :class:`ProgressError`. Progress of earlier versions has no checksum, only a count.
+    Raises :class:`ProgressError`. Progress of earlier versions has a count, but no checksum.
     """
     if found.rows == done.rows and done.checksum in {"", found.checksum}:
         return

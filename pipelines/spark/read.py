@@ -1,4 +1,4 @@
-"""Reading one range of one topic-partition into Arrow record batches: what a Spark task does.
+"""Reads one range of one topic-partition into Arrow record batches, in a Spark task.
 
 ``read_committed`` is exact: control batches and the batches of aborted transactions count as
 progress and yield no rows. Source of the rule: Kafka's ``CompletedFetch``.
@@ -42,10 +42,10 @@ from fencepost.pipelines.spark.worker import prompt, settle
 
 FETCH_WAIT_MS = 500
 MOST_MS = ((1 << 63) - 1) // 1000
-"""Of a record's timestamp: Spark counts microseconds in 64 bits."""
+"""The largest timestamp of a record: Spark counts microseconds in 64 bits."""
 GROUP_BYTES = 4 * 1024 * 1024
-"""Encoded records that become one Arrow batch: small enough for a worker, large enough that what
-is done once per batch costs little."""
+"""The size of encoded records for one Arrow batch: small enough for a worker, and large enough to
+make the cost per batch negligible."""
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ Group = list[tuple[BatchHeader, bytes]]
 
 
 def arrow_schema(*, with_headers: bool) -> pa.Schema:
-    """The columns of the stock Kafka source."""
+    """Return the columns of the stock Kafka source."""
     fields = [
         pa.field("key", pa.binary()),
         pa.field("value", pa.binary()),
@@ -69,7 +69,7 @@ def arrow_schema(*, with_headers: bool) -> pa.Schema:
 
 
 def ddl(*, with_headers: bool) -> str:
-    """The same columns as Spark's schemas name them."""
+    """Return the same columns as a Spark schema in DDL."""
     text = (
         "key binary, value binary, topic string, partition int, offset bigint,"
         " timestamp timestamp, timestampType int"
@@ -78,14 +78,14 @@ def ddl(*, with_headers: bool) -> str:
 
 
 class Aborted:
-    """Which batches of one Fetch answer belong to aborted transactions."""
+    """The aborted transactions in one Fetch response."""
 
     def __init__(self, aborted: tuple[tuple[int, int], ...]) -> None:
         self._pending = sorted(aborted, reverse=True)
         self._now: set[int] = set()
 
     def hides(self, header: BatchHeader, data: Any, pos: int) -> bool:
-        """Whether the batch at ``pos`` yields no records; to be asked for batch after batch."""
+        """Return whether the batch at ``pos`` yields no records; call it in order of batches."""
         while self._pending and self._pending[-1][0] <= header.last_offset:
             self._now.add(self._pending.pop()[1])
         if header.is_control:
@@ -99,7 +99,7 @@ class Aborted:
 def read_range(options: SourceOptions, wanted: Range) -> Iterator[pa.RecordBatch]:
     """Yield all visible records of ``wanted``.
 
-    Raises :class:`DataLossError` if a part of it is gone and the options do not allow that.
+    Raises :class:`DataLossError` if a part of it is gone and the options do not permit that.
     """
     prompt()
     link = options.link
@@ -135,10 +135,10 @@ def read_range(options: SourceOptions, wanted: Range) -> Iterator[pa.RecordBatch
 def _after_error(
     link: Connection, options: SourceOptions, wanted: Range, position: int, answer: Fetched
 ) -> int:
-    """Where to go on after an error answer, or the exception that says why not."""
+    """Return the next position after an error response, or raise the error."""
     name = f"{wanted.topic}-{wanted.partition}"
     if answer.error is ErrorCode.unknown_topic_or_partition:
-        return position  # until patience ends: brokers that start say so of what they have
+        return position  # until the timeout: a starting broker reports this for its own topics
     if answer.error is not ErrorCode.offset_out_of_range:
         raise BrokerError(f"Fetch of {name} at {position}: {answer.error.name.upper()}")
     part = wanted.topic, wanted.partition
@@ -152,14 +152,14 @@ def _after_error(
         )
     end = link.list_offsets({part: LATEST}, READ_UNCOMMITTED)[part]
     if position <= end:
-        return position  # it has come back meanwhile
+        return position  # the records are available again
     return _skip(options, wanted.until, _ends_early(wanted, end))
 
 
 def _when_stuck(
     link: Connection, options: SourceOptions, wanted: Range, position: int, answer: Fetched
 ) -> int:
-    """Where to go on when nothing has come for as long as patience lasts."""
+    """Return the next position after the timeout without progress, or raise the error."""
     name = f"{wanted.topic}-{wanted.partition}"
     if answer.error is ErrorCode.unknown_topic_or_partition:
         raise BrokerError(
@@ -185,7 +185,7 @@ def _ends_early(wanted: Range, end: int) -> str:
 
 
 def _skip(options: SourceOptions, to: int, what: str) -> int:
-    """Go on behind what is gone, if that is allowed."""
+    """Skip lost records, if the options permit it."""
     if options.fail_on_data_loss:
         raise DataLossError(f"{what}; {DATA_LOSS_HINT}")
     _log.warning("%s; going on at %d", what, to)
@@ -195,12 +195,12 @@ def _skip(options: SourceOptions, to: int, what: str) -> int:
 def _groups(
     answer: Fetched, position: int, until: int, isolation: int
 ) -> Iterator[tuple[Group, int]]:
-    """The visible batches of an answer in groups, each with the position behind it."""
+    """Yield the visible batches of a response in groups, each with the position after it."""
     aborted = Aborted(answer.aborted if isolation == READ_COMMITTED else ())
     data = answer.records
     group: Group = []
     size = pos = 0
-    # The last batch of an answer may be cut short: its length is, or its bytes are.
+    # The last batch of a response may be incomplete, even within its length field.
     while position < until and len(data) - pos > LOG_OVERHEAD:
         length = int.from_bytes(data[pos + 8 : pos + LOG_OVERHEAD], "big") + LOG_OVERHEAD
         if length > len(data) - pos:
@@ -223,7 +223,7 @@ def _groups(
 
 
 def _arrow(group: Group, wanted: Range, start: int, *, with_headers: bool) -> pa.RecordBatch:
-    """Rows of a group from ``start`` on, below the end of the range."""
+    """Return a group's rows from ``start`` on, up to the end of the range."""
     schema = arrow_schema(with_headers=with_headers)
     if not group:
         return pa.RecordBatch.from_pylist([], schema)
@@ -254,7 +254,7 @@ def _columns(found: Columns, wanted: Range, types: Any, schema: pa.Schema) -> pa
 
 
 def _micros(stamps_ms: Any) -> pa.Array:
-    """Timestamps as Spark has them; null for what does not fit, as nanoseconds taken for ms."""
+    """Return Spark's timestamps; null if one does not fit, such as nanoseconds taken for ms."""
     unfit = (stamps_ms > MOST_MS) | (stamps_ms < -MOST_MS)
     some = unfit.any()
     micros = np.where(unfit, 0, stamps_ms) * 1000 if some else stamps_ms * 1000

@@ -1,8 +1,8 @@
-"""The columns that a sink takes, and their way to encoded batches by topic-partition.
+"""The columns of a sink, and their encoding into batches by topic-partition.
 
-Names and types are those of the stock Kafka sink: ``value``, and if wanted ``key``, ``topic``,
-``partition``, ``headers``; ``timestamp`` beyond those, where the options ask for it. Other columns
-are left aside, as there.
+Names and types are those of the stock Kafka sink: ``value``, and optionally ``key``, ``topic``,
+``partition``, ``headers``; also ``timestamp`` if the options enable it. Other columns are ignored,
+as by the stock sink.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fencepost.pipelines.spark.partitioner import partitions_of
 from fencepost.pipelines.spark.tally import Tally
 
 PREPARED = "fencepost"
-"""Key of the column metadata by which ``prepare`` tells the sink what it has done."""
+"""The key of the column metadata by which ``prepare`` describes its result to the sink."""
 
 _HEADERS = ArrayType(StructType().add("key", StringType()).add("value", BinaryType()))
 _TYPES: Mapping[str, tuple[DataType, ...]] = {
@@ -50,9 +50,9 @@ _TYPES: Mapping[str, tuple[DataType, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What ``prepare`` promises of a DataFrame.
+    """The result of ``prepare``.
 
-    Task t of ``writers`` has the rows of those partitions whose number is t modulo ``writers``.
+    Task t of ``writers`` has the rows of the partitions whose number is t modulo ``writers``.
     """
 
     topic: str
@@ -60,7 +60,7 @@ class Prepared:
 
 
 def _fits(found: DataType, wanted: Sequence[DataType]) -> bool:
-    """Whether a type is one of those wanted, at every level, but for nulls and the case of names.
+    """Return whether a type matches one of ``wanted``, except for nullability and case of names.
 
     Source: ``KafkaWriter.expression``, ``DataTypeUtils.sameType``.
     """
@@ -79,7 +79,7 @@ def _same(found: DataType, wanted: DataType) -> bool:
 
 
 def check_schema(schema: StructType, options: SinkOptions) -> Prepared | None:
-    """Check a sink's columns. Raises :class:`OptionError`; returns the promise of ``prepare``."""
+    """Check a sink's columns; return ``prepare``'s result. Raises :class:`OptionError`."""
     names = schema.fieldNames()
     topic, wanted = options.topic, options.columns
     for name in names:
@@ -103,8 +103,8 @@ def check_schema(schema: StructType, options: SinkOptions) -> Prepared | None:
 class RowWriter:
     """Turns Arrow batches into pieces of record batches, grouped by topic-partition.
 
-    ``partitions`` tells how many partitions a topic has. ``first_count`` cuts the first batch of
-    each topic-partition to so many records. ``tally`` counts all rows.
+    ``partitions`` returns the number of a topic's partitions. ``first_count`` limits the records of
+    the first batch of each topic-partition. ``tally`` counts all rows.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class RowWriter:
         self._begun: set[tuple[str, int]] = set()
 
     def count(self, batch: pa.RecordBatch) -> dict[str, Any]:
-        """Count the rows of one Arrow batch, and no more; returns the columns."""
+        """Count the rows of one Arrow batch without encoding them; return the sink's columns."""
         columns = {
             name: column
             for name, column in zip(batch.schema.names, batch.columns, strict=True)
@@ -133,7 +133,7 @@ class RowWriter:
         return columns
 
     def pieces(self, batch: pa.RecordBatch) -> Iterator[Piece]:
-        """Encode one Arrow batch. Order within a topic-partition is kept."""
+        """Encode one Arrow batch. The order within a topic-partition is kept."""
         if not batch.num_rows:
             return
         columns = self.count(batch)
@@ -175,12 +175,12 @@ class RowWriter:
             yield from encode_rows(topic, index, own, self._batch_bytes, first)
 
     def _targets(self, topic: str, given: Any, rows: Rows) -> Any:
-        """The partition of each row, int32[n]: the column's, else the key's, else one for all."""
+        """Return each row's partition, int32[n]: from its column, its key, or one for the rest."""
         count = self._partitions(topic)
         if given is not None and not given.null_count:
             targets = given.to_numpy(zero_copy_only=False)
         else:
-            # Rows without a key go to one partition per Arrow batch, another one each time.
+            # Rows without a key go to one partition per Arrow batch, chosen at random each time.
             unkeyed = random.randrange(count)  # noqa: S311 - a choice of partition is no secret
             if rows.keys is None:
                 targets = np.full(len(rows.values), unkeyed, np.int32)
@@ -202,7 +202,7 @@ def _binary(column: Any) -> Any:
 
 
 def _stamps(column: Any, count: int) -> Any:
-    """Timestamps in ms; now where there is none."""
+    """Return timestamps in ms; the present time for null."""
     now_ms = int(time.time() * 1000)
     if column is None:
         return np.full(count, now_ms, np.int64)

@@ -1,8 +1,8 @@
 """The exactly-once sink: one transaction per micro-batch, which also holds the batch's number.
 
-Tasks write under one shared transaction (:mod:`.task`), or leave what they have encoded to the
-driver, which writes it when Spark commits. In any case one EndTxn decides, after the batch's number
-and the source's offsets have joined the transaction.
+Tasks write in one shared transaction (:mod:`.task`), or leave encoded rows to the driver, which
+writes them when Spark commits. In any case one EndTxn decides, after the batch's number and the
+source's offsets have been added to the transaction.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from fencepost.pipelines.spark.worker import settled
 
 
 def send_left(plan: Plan, ticket: Ticket, messages: Sequence[Written]) -> None:
-    """Write what tasks have left to the driver, in the order of the tasks.
+    """Write the rows that tasks have left to the driver, in the order of the tasks.
 
-    Raises :class:`SharedTransactionError` where what tasks have sent does not add up.
+    Raises :class:`SharedTransactionError` if the rows that tasks have sent do not add up.
     """
     options = plan.options
     numbers = txn.Alone(added_up(message.sent for message in messages))
@@ -61,10 +61,11 @@ def send_left(plan: Plan, ticket: Ticket, messages: Sequence[Written]) -> None:
 
 
 def added_up(sent: Iterable[Iterable[tuple[Partition, Sent]]]) -> dict[Partition, int]:
-    """The next sequence number of each partition that tasks have written to.
+    """Return the next sequence number of each partition that tasks have written to.
 
-    The transaction holds so many records there. Raises :class:`SharedTransactionError` if the tasks
-    that Spark tells of account for more of them, or for fewer: others have written, too.
+    It equals the number of records that the transaction holds there. Raises
+    :class:`SharedTransactionError` if the tasks known to Spark account for more or fewer records,
+    as another task must then have written as well.
     """
     records: Counter[Partition] = Counter()
     ends: Counter[Partition] = Counter()
@@ -80,9 +81,9 @@ def added_up(sent: Iterable[Iterable[tuple[Partition, Sent]]]) -> dict[Partition
 
 
 def check_mode(options: SinkOptions, prepared: Prepared | None) -> Prepared | None:
-    """The promise of ``prepare``, if the mode makes use of it.
+    """Return the result of ``prepare``, if the mode uses it.
 
-    Raises :class:`OptionError` if it was made for another topic.
+    Raises :class:`OptionError` if the rows were prepared for another topic.
     """
     if prepared is not None and options.topic != prepared.topic:
         raise OptionError(
@@ -105,7 +106,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     @settled
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """End the batch's transaction; Spark repeats this for a batch after a crash."""
+        """Commit the batch's transaction; Spark repeats this for a batch after a crash."""
         written = [message for message in messages if isinstance(message, Written)]
         if len(written) != len(messages):
             raise SharedTransactionError(f"batch {batchId}: a task has left no message")
@@ -143,10 +144,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
             spool.sweep(_subject(plan.options))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
-        """Abort the batch's transaction, if it still is one.
+        """Abort the batch's transaction, if it is still open.
 
-        Raises nothing: Spark would tell that instead of what went wrong. What cannot be aborted now
-        is aborted by the next attempt's beginning.
+        Raises nothing, as Spark would report that instead of the original error. If the abort
+        fails, the next attempt aborts the transaction at its beginning.
         """
         subject = _subject(self._plan.options)
         if not _abort(self._plan, messages, subject) and self._plan.prepared is not None:
@@ -154,9 +155,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
         spool.sweep(subject)
 
     def _fence(self) -> None:
-        """Abort by the transactional id, where no task has left the ticket that planning got.
+        """Abort by the transactional id, if no task has left the ticket from the planning.
 
-        Else readers would wait for what no longer goes on until the transaction times out.
+        Otherwise readers would wait for the abandoned transaction until it times out.
         """
         options, planned = self._plan.options, self._plan.planned
         if options.transactional_id is None and planned is None:
@@ -167,16 +168,17 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 def _subject(options: SinkOptions) -> str | None:
-    """What a query's spooled files are named by, in every process and whatever its folder is."""
+    """Return the name of a query's spooled files, the same in every process and folder."""
     folder = local_folder(options.checkpoint)
     return options.checkpoint if folder is None else str(folder)
 
 
 @contextlib.contextmanager
 def aborting(plan: Plan, ticket: Ticket) -> Iterator[None]:
-    """End the transaction if what happens in it fails, so that no reader waits for its timeout.
+    """Abort the transaction if the body fails, so that readers do not wait for the timeout.
 
-    One that is committed after all, its answer lost, stays committed: brokers refuse the abort.
+    A transaction whose commit succeeded, with its answer lost, stays committed: brokers refuse
+    the abort.
     """
     try:
         yield
@@ -187,7 +189,7 @@ def aborting(plan: Plan, ticket: Ticket) -> Iterator[None]:
 
 
 def _abort(plan: Plan, messages: Iterable[WriterCommitMessage | None], subject: str | None) -> bool:
-    """Abort every transaction that tasks wrote under; say whether any is known."""
+    """Abort every transaction that tasks wrote in; return whether any is known."""
     tickets = set(left_behind(subject))
     tickets |= {one.ticket for one in messages if isinstance(one, Written) and one.ticket}
     if plan.begun is not None:
@@ -200,7 +202,7 @@ def _abort(plan: Plan, messages: Iterable[WriterCommitMessage | None], subject: 
 
 @speaks_plainly
 class BatchWriter(DataSourceArrowWriter):
-    """The batch sink: the whole DataFrame as one transaction."""
+    """The batch sink: the whole DataFrame in one transaction."""
 
     def __init__(self, plan: Plan, subject: str) -> None:
         self._plan = plan
@@ -212,7 +214,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     @settled
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """End the transaction."""
+        """Commit the transaction."""
         written = [message for message in messages if isinstance(message, Written)]
         plan = self._plan
         tickets = {message.ticket for message in written if message.ticket is not None}
@@ -231,7 +233,7 @@ class BatchWriter(DataSourceArrowWriter):
             spool.sweep(self._subject)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Abort the transaction; nothing of the DataFrame is ever seen."""
+        """Abort the transaction; no row of the DataFrame becomes visible."""
         _abort(self._plan, messages, self._subject)
         spool.sweep(self._subject)
 
@@ -240,11 +242,11 @@ class BatchWriter(DataSourceArrowWriter):
 def stream_writer(
     options: Mapping[str, str], schema: StructType, *, planning: bool
 ) -> StreamWriter:
-    """The writer of a streaming query's next batch, or of its commit.
+    """Return the writer of a streaming query's next batch, or of its commit.
 
     In output mode complete each batch's result is appended, as by the stock sink.
 
-    Raises :class:`OptionError` and :class:`ProgressError` for what cannot be exactly once.
+    Raises :class:`OptionError` and :class:`ProgressError` if exactly-once is impossible.
     """
     checked = sink_options(options, streaming=True)
     prepared = check_mode(checked, check_schema(schema, checked))
@@ -266,7 +268,7 @@ def stream_writer(
 
 @settled
 def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> BatchWriter:
-    """The writer of ``df.write``. Raises :class:`OptionError`."""
+    """Return the writer of ``df.write``. Raises :class:`OptionError`."""
     checked = sink_options(options, streaming=False)
     if overwrite:
         raise OptionError("a topic can't be overwritten: use mode('append')")

@@ -1,7 +1,7 @@
 """The source of ``format("fencepost")``: Spark's readers over plans and ranges.
 
 For a streaming query Spark keeps one :class:`StreamReader` in a process of its own, and reads with
-pickled copies of another; neither holds anything that a copy could lack.
+pickled copies of another one; neither holds state that a copy would lack.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from fencepost.pipelines.spark.worker import settled
 Json = dict[str, dict[str, int]]
 
 INITIAL: Json = {"": {}}
-"""Where the options say that a new query begins. No topic has an empty name. Spark hands it back
-with the first batch, beside the batch's end, and never writes it down."""
+"""The start of a new query, which the options determine. No topic has an empty name. Spark passes
+this value back with the first batch, beside the batch's end, and never stores it."""
 
 _log = logging.getLogger(__name__)
 
 
 class RangePartition(InputPartition):
-    """One range as Spark ships it to a task."""
+    """One range, as Spark ships it to a task."""
 
     def __init__(self, wanted: Range) -> None:
         super().__init__(wanted)
@@ -58,17 +58,17 @@ class RangePartition(InputPartition):
 
 
 class Planner:
-    """Asks the broker what there is to read. Picklable: the connection belongs to the process."""
+    """Looks up partitions and offsets. Picklable: the connection belongs to the process."""
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
 
     def partitions(self, known: Iterable[Partition] = ()) -> list[Partition]:
-        """Every partition that the query reads now, with those that have been added since.
+        """Return every partition that the query reads, including new ones.
 
-        What was ``known`` and is not there now is asked for again until ``timeout_ms`` are over: a
-        broker that starts, or has not heard of a topic yet, says the same as one that has deleted
-        it.
+        Partitions that were ``known`` and are missing are looked up again until ``timeout_ms`` are
+        over: a broker that is starting, or does not know a topic yet, answers in the same way as
+        one that has deleted it.
         """
         before = set(known)
         deadline = time.monotonic() + self.options.timeout_ms / 1000
@@ -89,14 +89,14 @@ class Planner:
         return found
 
     def _look(self) -> tuple[list[Partition], list[str]]:
-        """The partitions that are there, and the named topics that are not."""
+        """Return the existing partitions, and the named topics that are missing."""
         topics = self.options.link.topics(refresh=True)
         if self.options.assigned:
             return list(self.options.assigned), []
         names = list(self.options.topics)
         if self.options.pattern is not None:
             matching = re.compile(self.options.pattern)
-            # As in the stock connector the pattern may fit any part of a name. Source:
+            # As in the stock connector the pattern may match any part of a name. Source:
             # ``SubscribePatternStrategy.assignedTopicPartitions``.
             names = [
                 name
@@ -114,15 +114,15 @@ class Planner:
         return [(name, at) for name in there for at in sorted(topics[name].partitions)], missing
 
     def latest(self, partitions: Sequence[Partition]) -> Offsets:
-        """The end of each partition: under read_committed the last stable offset."""
+        """Return the end of each partition: under read_committed the last stable offset."""
         return self._look_up(dict.fromkeys(partitions, LATEST))
 
     def beginning(self, end: Offsets) -> Offsets:
-        """Where a new query begins whose first batch ends at ``end``.
+        """Return the start of a new query whose first batch ends at ``end``.
 
-        Spark does not write that down, and asks again whenever it runs that batch again. What comes
-        to a topic meanwhile, and partitions that were added, change nothing of the answer. Raises
-        :class:`OptionError` for partitions left out.
+        Spark does not store it, and asks again whenever it repeats that batch. New records and new
+        partitions do not change the result. Raises :class:`OptionError` if the options omit
+        partitions.
         """
         found = self._resolve(self.options.starting, "starting", sorted(end), end)
         if not self.options.starting.is_timestamp:
@@ -130,11 +130,11 @@ class Planner:
         return {part: min(offset, end[part]) for part, offset in found.items()}
 
     def starting(self) -> Offsets:
-        """Where a batch query begins. Raises :class:`OptionError` for partitions left out."""
+        """Return a batch query's start. Raises :class:`OptionError` for omitted partitions."""
         return self._resolve(self.options.starting, "starting", self.partitions())
 
     def ending(self, partitions: Sequence[Partition]) -> Offsets:
-        """Where a batch query ends."""
+        """Return a batch query's end."""
         return self._resolve(self.options.ending, "ending", partitions)
 
     def _resolve(
@@ -144,7 +144,7 @@ class Planner:
         partitions: Sequence[Partition],
         latest: Offsets | None = None,
     ) -> Offsets:
-        """Offsets for a bound; ``latest`` are the ends, if they are not to be asked for."""
+        """Resolve a bound to offsets; ``latest`` holds the end offsets if they are known."""
         if bound.everywhere is not None:
             asked = dict.fromkeys(partitions, bound.everywhere)
         else:
@@ -173,7 +173,7 @@ class Planner:
         return self.options.link.list_offsets(asked, self.options.isolation) if asked else {}
 
     def split(self, start: Offsets, end: Offsets) -> list[RangePartition]:
-        """The tasks of a batch: a pure function, so that a replay reads the same rows."""
+        """Split a batch into tasks, as a pure function, so that a replay reads the same rows."""
         options = self.options
         found = plan.ranges(
             start,
@@ -187,13 +187,13 @@ class Planner:
 
 @speaks_plainly
 class BatchReader(DataSourceReader):
-    """``spark.read.format("fencepost")``: the offsets are looked up once, when it is planned."""
+    """``spark.read.format("fencepost")``: the offsets are looked up once, during planning."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._planner = Planner(options)
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One input partition per range; none of them empty."""
+        """Return one input partition per non-empty range."""
         start = self._planner.starting()
         end = self._planner.ending(sorted(start))
         for part in sorted(start):
@@ -205,7 +205,7 @@ class BatchReader(DataSourceReader):
         return self._planner.split(start, end) or [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
-        """The rows of one range as Arrow batches."""
+        """Yield the rows of one range as Arrow batches."""
         if isinstance(partition, RangePartition):
             yield from read_range(self._planner.options, partition.wanted)
 
@@ -221,24 +221,24 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._triggered_at: float | None = None
 
     def initialOffset(self) -> Json:  # noqa: N802 - Spark's name
-        """Where a query without checkpoint begins, said so that it is true whenever it is asked."""
+        """Return a constant for the start of a new query, which stays valid later."""
         return INITIAL
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """``maxOffsetsPerTrigger`` offsets, which bounds the rows."""
+        """Return the limit ``maxOffsetsPerTrigger``, which bounds the rows."""
         least, most = self._planner.options.min_offsets, self._planner.options.max_offsets
         if most is not None:
             return ReadMaxRows(most)
         return ReadAllAvailable() if least is None else ReadMinRows(least)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Pin the end: what arrives from now on is for the next run."""
+        """Fix the end: later records are left to the next run."""
         self._pinned = self._planner.latest(self._planner.partitions())
 
     def latestOffset(self, start: Json, limit: ReadLimit) -> Json:  # noqa: N802 - Spark's name
-        """The end of the next batch.
+        """Return the end of the next batch.
 
-        Raises :class:`DataLossError` when a partition of ``start`` is gone or went backwards.
+        Raises :class:`DataLossError` if a partition of ``start`` is gone or went backwards.
         """
         known = () if start == INITIAL else plan.from_json(start)
         self._latest = self._ends(known)
@@ -253,7 +253,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._planner.options.fail_on_data_loss:
                 raise DataLossError(f"{told}; {plan.DATA_LOSS_HINT}")
             _log.warning("%s; going on with what is there", told)
-        # A trigger that is to read all that is there asks for it with a limit of its own.
+        # A trigger for all available data has a limit of its own.
         if not isinstance(limit, ReadAllAvailable) and self._is_too_early(begin, self._latest):
             return plan.to_json(begin)
         if isinstance(limit, ReadMaxRows):
@@ -261,7 +261,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return plan.to_json(self._latest)
 
     def _ends(self, known: Iterable[Partition]) -> Offsets:
-        """Where the partitions end now, or where they ended when this run was to begin."""
+        """Return the partitions' ends, as of now or as of the start of an ``availableNow`` run."""
         planner = self._planner
         if self._pinned is None:
             return planner.latest(planner.partitions(known))
@@ -275,10 +275,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._planner.beginning(end) if start == INITIAL else plan.from_json(start)
 
     def _is_too_early(self, begin: Offsets, latest: Offsets) -> bool:
-        """Whether ``minOffsetsPerTrigger`` holds the batch back.
+        """Return whether ``minOffsetsPerTrigger`` delays the batch.
 
-        The first batch of a run is not held back, and ``availableNow`` reads what is there. Source:
-        ``KafkaMicroBatchStream.delayBatch``.
+        The first batch of a run is not delayed, and ``availableNow`` reads what is available.
+        Source: ``KafkaMicroBatchStream.delayBatch``.
         """
         options = self._planner.options
         if options.min_offsets is None or self._pinned is not None:
@@ -294,31 +294,31 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return not is_due
 
     def reportLatestOffset(self) -> Json | None:  # noqa: N802 - Spark's name
-        """The end as it was seen last: ``latestOffset`` of the query progress, for the lag."""
+        """Return the last known end: ``latestOffset`` in the query's progress, for the lag."""
         return None if self._latest is None else plan.to_json(self._latest)
 
     def partitions(self, start: Json, end: Json) -> Sequence[InputPartition]:
-        """The tasks of one batch; no question to the broker, or a replay could differ.
+        """Return the tasks of one batch, without asking the broker, so that a replay is the same.
 
-        But for the earliest offsets, which only the broker knows: records of a first batch that
-        were deleted before it was committed are not missed.
+        Only the earliest offsets are looked up: records of a first batch that were deleted before
+        the commit are not missed.
         """
         until = plan.from_json(end)
         return self._planner.split(self._begin(start, until), until)
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
-        """The rows of one range as Arrow batches."""
+        """Yield the rows of one range as Arrow batches."""
         if isinstance(partition, RangePartition):
             yield from read_range(self._planner.options, partition.wanted)
 
 
 @settled
 def batch_reader(options: Mapping[str, str]) -> BatchReader:
-    """The reader of ``spark.read``. Raises :class:`OptionError`."""
+    """Return the reader of ``spark.read``. Raises :class:`OptionError`."""
     return BatchReader(source_options(options, streaming=False))
 
 
 @settled
 def stream_reader(options: Mapping[str, str]) -> StreamReader:
-    """The reader of ``spark.readStream``. Raises :class:`OptionError`."""
+    """Return the reader of ``spark.readStream``. Raises :class:`OptionError`."""
     return StreamReader(source_options(options, streaming=True))

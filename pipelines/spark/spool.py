@@ -1,8 +1,8 @@
-"""Files through which tasks hand encoded batches to a driver on the same machine.
+"""Files by which tasks pass encoded batches to a driver on the same machine.
 
-Sent through Spark as commit messages, bytes are copied and pickled several times on their way.
-Where task and driver share a file system they leave them in a folder instead. Whether they do is
-not assumed: the driver leaves a mark there that tasks look for.
+As commit messages through Spark, the bytes would be copied and pickled several times. If task and
+driver share a file system, the tasks leave them in a folder instead. They find out by a mark that
+the driver has written in the folder.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ class Spool:
 
     @classmethod
     def new(cls, subject: str | None) -> Self | None:
-        """A folder for one batch of a query, or for one write; None if it can't be ours alone.
+        """Create a folder for one batch of a query, or for one write; None if others can access it.
 
-        Its files are pickled, so nobody else may write there. What earlier attempts at ``subject``
-        have left is removed: it is of no use to anybody. Without a subject there is no folder.
+        Its files are pickled, so no other user may write there. Folders of earlier attempts at
+        ``subject`` are removed, as they are useless now. Without a subject there is no folder.
         """
         if subject is None:
             return None
         sweep(subject)
-        # A mark of its own: what another machine has left in its temporary folder is no sign.
+        # The mark is unique: a folder in another machine's temporary folder must not match.
         mark = uuid.uuid4().hex
         made = cls(f"{_stem(subject)}-{mark}", mark)
         try:
@@ -53,7 +53,7 @@ class Spool:
         return made if _is_private(Path(made.folder)) else None
 
     def is_shared(self) -> bool:
-        """Whether this process sees what the driver has made."""
+        """Return whether this process sees the driver's folder."""
         try:
             found = (Path(self.folder) / _MARK).read_text(encoding="utf-8")
             return _is_private(Path(self.folder)) and found == self.mark
@@ -61,7 +61,7 @@ class Spool:
             return False
 
     def write(self, pieces: Iterable[Piece]) -> str:
-        """Leave pieces in a file of their own; returns its path."""
+        """Write pieces to a new file, and return its path."""
         path = Path(self.folder) / f"{uuid.uuid4().hex}.pieces"
         with path.open("wb") as file:
             for piece in pieces:
@@ -71,7 +71,7 @@ class Spool:
 
 
 def read(path: str) -> Iterator[Piece]:
-    """The pieces of a file, in the order in which they were written."""
+    """Yield the pieces in a file, in the order in which they were written."""
     if not _is_private(Path(path).parent):
         raise SparkPipelineError(f"others can write to {Path(path).parent}")
     with Path(path).open("rb") as file:
@@ -80,13 +80,13 @@ def read(path: str) -> Iterator[Piece]:
 
 
 def sweep(subject: str | None) -> None:
-    """Remove every folder that was ever made for ``subject``."""
+    """Remove every folder that was created for ``subject``."""
     for folder in folders(subject):
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def folders(subject: str | None) -> list[Path]:
-    """Every folder that was made for ``subject`` and still stands; ours alone."""
+    """Return the existing folders that were created for ``subject`` by this user."""
     if subject is None:
         return []
     stem = Path(_stem(subject))

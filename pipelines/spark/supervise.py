@@ -1,7 +1,7 @@
-"""Restarting a query that failed: the sink stops whenever it can't be sure, and begins anew safely.
+"""Restarts failed queries: the sink stops whenever the outcome is uncertain, and restarts safely.
 
-Spark itself restarts nothing: a driver that is to run for long needs a loop around the query. A
-restart under the same checkpoint either runs the failed batch again or finds that it was committed.
+Spark itself restarts nothing: a long-running driver needs a loop around the query. A restart with
+the same checkpoint either repeats the failed batch or finds that it was committed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 FATAL = ("OptionError", "ProgressError", "DataLossError", "AccessError")
-"""Names of our errors that no restart cures; Spark hands them over as text."""
+"""Names of our errors that a restart cannot fix; Spark reports them as text."""
 
 MAX_RESTARTS = 10
-"""Failures in a row without a committed batch between them, after which it gives up."""
+"""Consecutive failures without a committed batch in between, before it gives up."""
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 30.0
-"""Pauses before a restart double from the first to the last of these."""
+"""Pauses before a restart, which double from the first to the last."""
 
 _log = logging.getLogger(__name__)
 
@@ -34,11 +34,11 @@ def run_supervised(
     first_pause_s: float = FIRST_PAUSE_S,
     max_pause_s: float = MAX_PAUSE_S,
 ) -> StreamingQuery:
-    """Run the query that ``start`` starts, and start it again when it fails.
+    """Run the query that ``start`` starts, and restart it when it fails.
 
-    Returns the last run once it was stopped or has ended (``availableNow``). Raises
-    ``StreamingQueryException`` for an error that a restart cannot cure, or after ``max_restarts``
-    failures in a row in which no batch was committed.
+    Return the last run once it was stopped or has ended (``availableNow``). Raises
+    ``StreamingQueryException`` for an error that a restart cannot fix, or after ``max_restarts``
+    consecutive failures without a committed batch.
     """
     failures = 0
     pause_s = first_pause_s
@@ -60,13 +60,13 @@ def run_supervised(
 
 
 def is_fatal(error: BaseException) -> bool:
-    """Whether one of our errors that no restart cures is behind a failed query."""
+    """Return whether a query failed because of one of our errors that a restart cannot fix."""
     text = str(error)
     return any(f"fencepost.pipelines.spark.errors.{name}" in text for name in FATAL)
 
 
 def first_line(error: BaseException) -> str:
-    """The cause, without the stack traces of two languages."""
+    """Return the cause, without the stack traces of two languages."""
     text = str(error)
     ours = [line for line in text.splitlines() if line.startswith("fencepost.pipelines.spark.")]
     return ours[0] if ours else text.split("\n", 1)[0]

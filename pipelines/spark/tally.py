@@ -1,7 +1,7 @@
-"""What a batch holds, in two numbers: its rows, and a checksum that knows no order.
+"""A batch's contents in two numbers: its rows, and a checksum that is independent of their order.
 
-Spark may run a batch again with its rows in other tasks and in another order; the numbers of the
-same rows are the same. All rows of an Arrow batch are worked on together.
+Spark may run a batch again with its rows in other tasks and in another order; the same rows have
+the same numbers. All rows of an Arrow batch are processed together.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from fencepost.pipelines.spark.partitioner import binary_parts
 _FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 _HALF = np.uint64(32)
 _CHUNK_WORDS = 1 << 19
-"""Words of 8 bytes that are worked on together, which bounds the index arrays (or one row)."""
+"""Words of 8 bytes that are processed together, which bounds the index arrays (or one row)."""
 
 
 class Tally:
-    """Counts rows. ``checksum`` is 0 unless ``is_exact`` asks for it."""
+    """Counts rows. ``checksum`` stays 0 without ``is_exact``."""
 
     def __init__(self, *, is_exact: bool) -> None:
         self.rows = 0
@@ -30,12 +30,12 @@ class Tally:
         self._is_exact = is_exact
 
     def add(self, columns: Mapping[str, Any], count: int) -> None:
-        """Count rows given as Arrow columns: those of the sink that are there."""
+        """Count rows given as the sink's columns in Arrow."""
         self.rows += count
         if not self._is_exact or not count:
             return
         hashes = np.zeros(count, np.uint64)
-        # In an order that does not depend on the query's.
+        # Sorted, because the query may have another order.
         for name in sorted(columns):
             hashes ^= _hash(_binary(name, columns[name]))
             _mix(hashes)
@@ -57,7 +57,7 @@ def _mix(numbers: Any) -> None:
 
 
 def _hash(column: Any) -> Any:
-    """A hash of each value of a binary Arrow array, uint64[n]; null has one of its own."""
+    """Return a hash of each value of a binary Arrow array, uint64[n]; null has its own hash."""
     offsets, data, valid = binary_parts(column)
     starts, lengths = offsets[:-1], np.diff(offsets)
     hashes = lengths.astype(np.uint64) * _SECOND + _FIRST
@@ -75,7 +75,7 @@ def _hash(column: Any) -> Any:
 
 
 def _add_words(hashes: Any, data: Any, starts: Any, words: Any) -> None:
-    """Add to each row's hash what its whole words of 8 bytes come to, each by its position."""
+    """Add the whole 8-byte words of each row to its hash, each combined with its position."""
     at_any_byte = np.ndarray((len(data) - 7,), "<u8", data, strides=(1,))
     rows = np.flatnonzero(words)
     counts = words[rows]

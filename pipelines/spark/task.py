@@ -1,8 +1,8 @@
-"""What a task of the sink does: in which of three ways its rows get into the transaction.
+"""A task of the sink, whose rows reach the transaction in one of three ways.
 
-* To partitions that no other task writes to, which ``prepare`` has seen to; for clusters.
-* In turns with the other tasks of this machine (:mod:`.turns`); where Spark runs locally.
-* Encoded, and left to the driver; where tasks may be tried again, or are small.
+* The task sends them to partitions that only it writes to, after ``prepare``; for clusters.
+* The tasks of one machine send in turns (:mod:`.turns`); where Spark runs locally.
+* The task leaves encoded rows to the driver; if tasks may be retried, or the rows are few.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from fencepost.pipelines.spark.turns import Begun, Turns, second_attempt
 from fencepost.pipelines.spark.worker import settled
 
 BATCH_ID, QUERY_ID = "streaming.sql.batchId", "sql.streaming.queryId"
-"""Local properties by which Spark tells its tasks what they work for."""
+"""Local properties by which Spark tells its tasks their batch and query."""
 MASTER = "spark.master"
-"""Settings are among them, too (``SQLExecution.withSQLConfPropagated``)."""
+"""Settings are local properties, too (``SQLExecution.withSQLConfPropagated``)."""
 
 SMALL_BYTES = 64 * 1024
-"""Up to so many encoded bytes are left to the driver: a task's part in them is a message, and not a
+"""Up to this many encoded bytes are left to the driver: they cost the task one message, and not a
 connection with metadata, a transaction to join and a Produce of its own."""
 
 _FIRST_SIZES = 997
-"""The first batch of a task's attempt has at most 1 + attempt mod this many records. Brokers know a
-repeated batch by its sequence numbers alone; should a second attempt ever get past our refusal, its
-first batch then breaks the sequence instead of being taken for the first attempt's. Where batches
-hold fewer records than that, attempts may look the same: then the offsets tell, see ``Sender``."""
+"""The first batch of a task's attempt has at most 1 + attempt mod this many records. A broker
+recognises a repeated batch only by its sequence numbers; if a second attempt ever passes the check,
+its first batch then breaks the sequence instead of being taken for the first attempt's. If batches
+hold fewer records than that, attempts may look alike: then the offsets tell, see ``Sender``."""
 
 
 @settled
 def write_rows(plan: Plan, batches: Iterable[RecordBatch]) -> Written:
-    """Do a task's part. Raises :class:`SharedTransactionError` where exactly once would end."""
+    """Write a task's rows. Raises :class:`SharedTransactionError` if exactly-once would break."""
     context = TaskContext.get()
     if context is None:
         raise SparkPipelineError("write is for Spark's tasks alone")
@@ -65,7 +65,7 @@ class _Task:
         self._plan = plan
         self._context = context
         self._batches = iter(batches)
-        # Both are there in a batch write amid foreachBatch, too.
+        # Both properties also exist in a batch write within foreachBatch.
         batch_id = int(context.getLocalProperty(BATCH_ID) or -1)
         self._wanted = plan.progress_of(batch_id, context.getLocalProperty(QUERY_ID) or "")
         options = plan.options
@@ -78,7 +78,7 @@ class _Task:
         )
 
     def write(self) -> Written:
-        """Write in the way that the plan and the place call for."""
+        """Write the rows in the way that plan, mode and machine require."""
         plan = self._plan
         if plan.begun is not None:
             return self._in_own_partitions(plan.begun)
@@ -98,7 +98,7 @@ class _Task:
         return self._written(pieces=[_in_memory(piece) for piece in self._pieces()])
 
     def _in_own_partitions(self, begun: Begun) -> Written:
-        """Send, under the transaction that planning has begun, to partitions of no other task."""
+        """Send to partitions of this task alone, in the transaction that planning has begun."""
         plan, context = self._plan, self._context
         if plan.is_streaming:
             wanted = plan.transactional_id(self._wanted.query_id)
@@ -125,9 +125,9 @@ class _Task:
         return self._sent(sender, begun.ticket)
 
     def _in_turns(self, spool: Spool, small: int) -> Written:
-        """Send side by side with other tasks of this machine, unless there are but few bytes.
+        """Send in turns with the other tasks of this machine, unless there are only a few bytes.
 
-        Those are left to the driver, which is spared a task's connection for them.
+        These are left to the driver, which saves the task's connection.
         """
         turns = Turns(spool)
         turns.claim(self._context.partitionId())
@@ -150,7 +150,7 @@ class _Task:
         return self._sent(sender, begun.ticket)
 
     def _is_done(self, begun: Begun) -> bool:
-        """Whether an earlier attempt has committed the batch; counts rows if only they tell."""
+        """Return whether an earlier attempt committed the batch; count rows if only they tell."""
         stands = standing(self._wanted, begun.done, begun.ticket.transactional_id)
         if stands is Standing.LOOKS_DONE:
             for batch in self._batches:
@@ -158,7 +158,7 @@ class _Task:
         return stands is not Standing.NEXT
 
     def _pieces(self) -> Iterator[Piece]:
-        """All rows, as they go over the wire."""
+        """Yield all rows as encoded and compressed pieces."""
         level = self._plan.options.level
         for batch in self._batches:
             for piece in self._rows.pieces(batch):
@@ -173,7 +173,7 @@ class _Task:
         return self._written(ticket=ticket, sent=tuple(sender.sent.items()))
 
     def _written(self, pieces: Iterable[Piece] = (), **more: Any) -> Written:
-        # What fills `pieces` or the spool has counted the rows by now.
+        # The rows are counted once `pieces` or the spool is filled.
         tally, wanted = self._rows.tally, self._wanted
         return Written(
             wanted.batch_id,
@@ -186,24 +186,24 @@ class _Task:
 
 
 def _in_memory(piece: Piece) -> Piece:
-    """The piece as it can be pickled."""
+    """Return the piece in a form that can be pickled."""
     return piece._replace(payload=bytes(piece.payload))
 
 
 def attempts_of(master: str | None) -> int:
-    """How often Spark tries a task of a local master; 0 where executors run elsewhere.
+    """Return how often Spark tries a task of a local master; 0 if executors are elsewhere.
 
-    Source: ``SparkContext.createTaskScheduler``: local[N] knows no second attempt whatever
-    ``spark.task.maxFailures`` says, local[N, F] has F attempts; local-cluster is a cluster. Under
-    neither of the first two does Spark speculate (``TaskSchedulerImpl.start``).
+    Source: ``SparkContext.createTaskScheduler``: local[N] never retries, regardless of
+    ``spark.task.maxFailures``, local[N, F] makes F attempts; local-cluster is a cluster. Spark
+    speculates in neither of the first two (``TaskSchedulerImpl.start``).
     """
     found = re.fullmatch(r"local(?:\[[^,\]]*(?:,\s*(\d+)\s*)?\])?", (master or "").strip())
     return int(found[1] or 1) if found else 0
 
 
 def takes_turns(mode: str, attempts: int) -> bool:
-    """Whether tasks send themselves, where Spark makes so many attempts on this machine.
+    """Return whether tasks send in turns, if Spark makes this many attempts on this machine.
 
-    Not of its own accord where tasks are tried again, which a shared transaction does not stand.
+    The mode ``auto`` excludes retried tasks, which break a shared transaction.
     """
     return attempts == 1 if mode == "auto" else mode == "direct" and attempts > 0

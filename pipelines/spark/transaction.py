@@ -1,8 +1,8 @@
-"""One transaction shared by many processes, and what each of them may do with it.
+"""One transaction shared by several processes, and their operations in it.
 
 A transaction belongs to a transactional id, a producer id and an epoch, not to a connection: the
-driver begins it, tasks write under it, the driver ends it. Two protocols are spoken: that of
-KIP-890 where the broker has ``transaction.version`` 2, and the older one.
+driver begins it, tasks write in it, the driver ends it. Two protocols are implemented: KIP-890's
+for brokers with ``transaction.version`` 2, and the older one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from fencepost.pipelines.spark.errors import BrokerError, SharedTransactionError
 from fencepost.pipelines.spark.offsets import Offsets, Partition
 
 MAX_REQUEST_BYTES = 4 * 1024 * 1024
-"""Encoded records of one Produce request."""
+"""The size of encoded records in one Produce request."""
 
 _SEQUENCES = 1 << 31
 
@@ -52,26 +52,26 @@ _OVER = frozenset(
         ErrorCode.transactional_id_not_found,
     }
 )
-"""Answers that say that the transaction is not ours to end: it is over, or somebody else's."""
+"""Errors after which the transaction cannot be ended: it is over, or another producer's."""
 
 
 class TransactionOverError(BrokerError):
-    """The transaction has ended, or its producer was fenced; its outcome is to be looked up."""
+    """The transaction has ended, or its producer was fenced; the outcome must be looked up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What a process needs to take part in a transaction. Small, and safe to pickle."""
+    """The identity by which a process takes part in a transaction. Small, and safe to pickle."""
 
     transactional_id: str
     producer_id: int
     epoch: int
     implicit: bool
-    """Whether partitions join the transaction by being written to (KIP-890)."""
+    """Whether writing to a partition adds it to the transaction (KIP-890)."""
 
     @property
     def claim(self) -> dict[str, Any]:
-        """The fields of a request that say whose transaction is meant."""
+        """The fields of a request that identify the transaction."""
         return {
             "transactional_id": self.transactional_id,
             "producer_id": self.producer_id,
@@ -80,10 +80,10 @@ class Ticket:
 
 
 def begin(link: Connection, transactional_id: str, timeout_ms: int) -> Ticket:
-    """Fence whoever used the id before, wait until its transaction is over, and get an epoch.
+    """Fence earlier producers of the id, wait until their transaction is over, and get an epoch.
 
-    When this has returned, the outcome of every earlier transaction of the id is final. Raises
-    BrokerError where a downgrade has locked the id, ``ApiError`` for other refusals.
+    After that, the outcome of every earlier transaction of the id is final. Raises BrokerError if
+    a downgrade has locked the id, ``ApiError`` for other refusals.
     """
     try:
         answer = link.insist(
@@ -111,31 +111,31 @@ def begin(link: Connection, transactional_id: str, timeout_ms: int) -> Ticket:
 
 
 class Sent(NamedTuple):
-    """What a sender has had acknowledged in one partition."""
+    """The acknowledged records of a sender in one partition."""
 
     records: int
     end: int
-    """The sequence number behind the last of them."""
+    """The sequence number after the last of them."""
 
 
 def compressed(piece: Piece, codec: Codec, level: int | None) -> Piece:
-    """The piece as it goes over the wire."""
+    """Return the piece with its payload compressed."""
     if codec is Codec.NONE:
         return piece
     return piece._replace(payload=compress(codec, piece.payload, level))
 
 
 class Numbers(Protocol):
-    """Who tells a sender its sequence numbers; without the wrap at 2^31."""
+    """A source of a sender's sequence numbers, which do not wrap at 2^31."""
 
     def turn(
         self, parts: Collection[Partition]
     ) -> contextlib.AbstractContextManager[dict[Partition, int]]:
-        """The next number of each partition; the caller puts in those behind what has arrived."""
+        """Yield each partition's next number; the caller adds the acknowledged records."""
 
 
 class Alone:
-    """Numbers of a sender that shares no partition with another, from ``first`` on (or 0)."""
+    """Numbers of a sender that shares no partition with another, starting at ``first`` (or 0)."""
 
     def __init__(self, first: Mapping[Partition, int] | None = None) -> None:
         self._next = dict(first or {})
@@ -149,12 +149,12 @@ class Alone:
 
 
 class Sender:
-    """Writes batches under a ticket.
+    """Writes batches in a transaction.
 
-    Two senders for one partition need ``numbers`` that they share. With ``guarded`` a partition
-    that an earlier sender of the ticket has written to is refused: a batch that the broker takes
-    for a repetition is answered with the offset of the first, which is below where the partition
-    ended before we began. Senders side by side don't see each other so.
+    Two senders for one partition must share ``numbers``. With ``guarded``, a partition to which an
+    earlier sender of the same ticket has written is refused: if the broker takes a batch for a
+    retry, it answers with the offset of the first one, which is below the log end offset from
+    before this sender began. This does not detect senders that run at the same time.
     """
 
     def __init__(
@@ -180,11 +180,11 @@ class Sender:
         self.sent: dict[Partition, Sent] = {}
 
     def add(self, piece: Piece) -> None:
-        """Send a batch, with others or by itself."""
+        """Send a batch, together with others or alone."""
         self.add_compressed(compressed(piece, self._codec, self._level))
 
     def add_compressed(self, piece: Piece) -> None:
-        """Send a batch whose payload is compressed already."""
+        """Send a batch with a compressed payload."""
         part = piece.topic, piece.partition
         # A Produce request holds one batch per partition.
         if part in self._waiting or self._waiting_bytes >= MAX_REQUEST_BYTES:
@@ -206,9 +206,9 @@ class Sender:
         )
 
     def flush(self) -> None:
-        """Send what waits, and return when all of it is acknowledged.
+        """Send waiting batches, and return once all of them are acknowledged.
 
-        Raises BrokerError, and :class:`SharedTransactionError` where another sender has written.
+        Raises BrokerError, and :class:`SharedTransactionError` if another sender has written.
         """
         waiting, self._waiting, self._waiting_bytes = self._waiting, {}, 0
         if not waiting:
@@ -237,9 +237,9 @@ class Sender:
                 self._link.topics(refresh=True)
 
     def _attempt(self, waiting: Mapping[Partition, bytes]) -> dict[Partition, bytes]:
-        """Send each batch once; returns those to be sent again.
+        """Send each batch once, and return the ones to send again.
 
-        A repeated batch has its sequence, by which the broker knows it.
+        A batch that is sent again keeps its sequence number, by which the broker recognises it.
         """
         by_node: dict[int, dict[Partition, bytes]] = defaultdict(dict)
         for part, batch in waiting.items():
@@ -258,7 +258,7 @@ class Sender:
                         timeout_ms=self._link.timeout_ms,
                         transactional_id=self._ticket.transactional_id,
                     ),
-                    # From 12 on it makes partitions join the transaction.
+                    # From version 12 on, Produce adds partitions to the transaction.
                     at_most=12 if self._ticket.implicit else 11,
                     to_node=node,
                     check=False,
@@ -281,7 +281,7 @@ class Sender:
         return again
 
     def _note_ends(self, parts: Collection[Partition]) -> None:
-        """Remember where partitions end before anything is sent to them."""
+        """Remember the log end offsets of partitions before the first write to them."""
         self._ends |= self._link.list_offsets(dict.fromkeys(parts, LATEST), READ_UNCOMMITTED)
 
     def _check_new(self, part: Partition, offset: int) -> None:
@@ -294,7 +294,7 @@ class Sender:
             )
 
     def _join(self, parts: Collection[Partition]) -> None:
-        """Make partitions part of the transaction before they are written to."""
+        """Add partitions to the transaction before the first write to them."""
         if not parts:
             return
         answer = self._link.insist(
@@ -304,7 +304,7 @@ class Sender:
             to_transaction=self._ticket.transactional_id,
         )
         codes = [ErrorCode(code) for code in added(answer) if code]
-        # Of several topics those that are not refused are told "not attempted".
+        # In a request with several topics, the authorized ones get "not attempted".
         for code in sorted(codes, key=lambda one: one is ErrorCode.operation_not_attempted):
             check_right("AddPartitionsToTxn", code)
             raise _refused("AddPartitionsToTxn", code)
@@ -314,9 +314,9 @@ class Sender:
 def commit_offsets(
     link: Connection, ticket: Ticket, group: str, offsets: Offsets, metadata: str
 ) -> None:
-    """Make offsets of ``group``, which must have no members, part of the transaction.
+    """Add offsets of ``group``, which must have no members, to the transaction.
 
-    Raises :class:`TransactionOverError` if that is over, BrokerError for other refusals.
+    Raises :class:`TransactionOverError` if it is over, BrokerError for other refusals.
     """
     try:
         if not ticket.implicit:
@@ -342,9 +342,9 @@ def commit_offsets(
 
 
 def end(link: Connection, ticket: Ticket, *, commit: bool) -> None:
-    """Commit or abort. A lost answer is asked for again: repeating a commit is idempotent.
+    """Commit or abort. After a lost answer the request is repeated: a commit is idempotent.
 
-    Raises :class:`TransactionOverError` where only a look at the progress tells what became of it.
+    Raises :class:`TransactionOverError` if only the progress can tell how the transaction ended.
     """
     try:
         link.insist(

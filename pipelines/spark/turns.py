@@ -1,15 +1,15 @@
-"""Tasks of one machine that write under one transaction, and what they tell each other by files.
+"""Tasks of one machine that share a transaction, and coordinate by files.
 
-Each attempt at a batch has a folder of its own (:class:`Spool`), in which stand
+Each attempt at a batch has a folder of its own (:class:`Spool`) with these files:
 
-* ``transaction``: what the first task that had something to send has begun; the others join it;
-* ``task-N``: that somebody works as task N; whoever comes second is refused;
-* a file per topic-partition with the sequence number that is next in it, locked from the sealing of
-  a batch until it is acknowledged.
+* ``transaction``: the transaction that the first task with rows began; the others join it;
+* ``task-N``: marks task N as started; a second attempt of the task is refused;
+* a file per topic-partition with its next sequence number, locked from the sealing of a batch until
+  the batch is acknowledged.
 
-Locks are the kernel's (``flock``) and end with the process that holds them. A batch of which nobody
-can tell any more whether it has arrived leaves its partition without a number, and whoever comes
-next is refused: a number used twice would be taken for a repetition, and its records be lost.
+The locks are the kernel's (``flock``) and end with the process that holds them. If it is unknown
+whether a batch has arrived, its partition has no number and later tasks are refused: the broker
+would take a batch with a reused number for a retry, and its records would be lost.
 """
 
 from __future__ import annotations
@@ -31,37 +31,37 @@ from fencepost.pipelines.spark.transaction import Ticket
 
 _TRANSACTION = "transaction"
 _UNDER_WAY = b"under way"
-"""Stands for a partition's number while a batch is, and behind it why one was given up."""
+"""Replaces a partition's number while a batch is in flight; if that fails, the error follows it."""
 
 _MAX_CAUSE = 2_000
-"""Characters that are told of it."""
+"""Characters of that error that are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A transaction, and what was committed when it began."""
+    """A transaction, and the progress that was committed when it began."""
 
     ticket: Ticket
     done: Progress | None = None
 
 
 class Turns:
-    """What one task has of it. ``turn`` is that of :class:`~.transaction.Alone`."""
+    """One task's view of these files. ``turn`` is that of :class:`~.transaction.Alone`."""
 
     def __init__(self, spool: Spool) -> None:
         self._folder = Path(spool.folder)
 
     def claim(self, task: int) -> None:
-        """Become task number ``task``. Raises :class:`SharedTransactionError` for the second."""
+        """Mark task number ``task`` as started. Raises :class:`SharedTransactionError` if it is."""
         try:
             os.close(self._open(f"task-{task}", os.O_EXCL))
         except FileExistsError:
             raise second_attempt() from None
 
     def joined(self, begin: Callable[[], Begun]) -> Begun:
-        """What the first task has begun; the first is who finds nothing.
+        """Return the shared transaction; the first task begins it.
 
-        Others wait meanwhile. Where ``begin`` fails the next one tries.
+        Other tasks wait meanwhile. If ``begin`` fails, the next task tries it.
         """
         with self._locked(_TRANSACTION) as file:
             told = _content(file)
@@ -74,13 +74,13 @@ class Turns:
 
     @contextlib.contextmanager
     def turn(self, parts: Collection[Partition]) -> Iterator[dict[Partition, int]]:
-        """The next number of each partition, nobody else's before the context is over.
+        """Lock partitions, and yield their next sequence numbers.
 
-        The caller puts in the numbers behind what was acknowledged. Raises
-        :class:`SharedTransactionError` where a task did not live, or not get, to tell them.
+        The caller updates the numbers after the acknowledgement. Raises
+        :class:`SharedTransactionError` if an earlier task ended without doing so.
         """
         with contextlib.ExitStack() as held:
-            # In one order for all, so that no two wait for each other.
+            # In the same order for all tasks, to avoid a deadlock.
             files = {part: held.enter_context(self._locked(_name(part))) for part in sorted(parts)}
             numbers = {part: _number(part, file) for part, file in files.items()}
             for file in files.values():
@@ -88,7 +88,7 @@ class Turns:
             try:
                 yield numbers
             except Exception as error:
-                # Whichever task Spark lets a query fail with: what lies behind it is told.
+                # Spark may report the failure of any task, so later tasks get this one's cause.
                 cause = f"{type(error).__module__}.{type(error).__qualname__}: {error}"
                 for file in files.values():
                     _write(file, _UNDER_WAY + cause[:_MAX_CAUSE].encode(errors="replace"))
@@ -116,7 +116,7 @@ class Turns:
 
 
 def second_attempt() -> SharedTransactionError:
-    """What a task is told whose first attempt may have written under the transaction."""
+    """Return the error for a task whose first attempt may have written in the transaction."""
     return SharedTransactionError(
         "another attempt of a task would write a second time into the transaction of the first;"
         " the whole batch has to run again. Set spark.task.maxFailures to 1, and restart the query"
@@ -125,7 +125,7 @@ def second_attempt() -> SharedTransactionError:
 
 
 def left_behind(subject: str | None) -> list[Ticket]:
-    """The transactions that tasks of ``subject`` have begun, as far as their folders stand."""
+    """Return transactions that tasks of ``subject`` began, as far as their folders still exist."""
     found: list[Ticket] = []
     for folder in folders(subject):
         with contextlib.suppress(OSError, EOFError, pickle.UnpicklingError):
@@ -135,7 +135,7 @@ def left_behind(subject: str | None) -> list[Ticket]:
 
 
 def _name(part: Partition) -> str:
-    # A topic's name may be as long as that of a file.
+    # A topic's name may be as long as a file's name can be.
     return f"{hashlib.sha256(part[0].encode()).hexdigest()[:32]}-{part[1]}"
 
 

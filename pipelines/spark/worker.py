@@ -1,12 +1,12 @@
-"""What a Python worker of Spark's is spared: waiting for small segments, and garbage collection.
+"""Avoids two delays of Spark's Python workers: for small TCP segments, and garbage collection.
 
 The JVM writes to its workers over loopback TCP in several small writes, without TCP_NODELAY: each
-waits until the one before is acknowledged, which Linux puts off for up to 40 ms where the reader
+waits for the acknowledgement of the one before, which Linux delays for up to 40 ms if the reader
 has nothing to send (Nagle's algorithm against delayed acknowledgements).
 
-PySpark's daemon collects garbage in full after every task that a reused worker has done
-(``pyspark.daemon``). That walks through everything that is imported: some 70,000 objects and 50 ms
-of processor time, in each of the three workers that a micro-batch passes through, where the work
+PySpark's daemon runs a full garbage collection after every task of a reused worker
+(``pyspark.daemon``). It visits everything that is imported: some 70,000 objects and 50 ms of
+processor time, in each of the three workers that a micro-batch passes through, while the work
 itself takes less than 5 ms.
 """
 
@@ -31,10 +31,10 @@ _to_jvm: list[socket.socket] | None = None
 
 
 def prompt() -> None:
-    """Acknowledge at once what the JVM has sent, and for a while what it will send.
+    """Acknowledge at once the data that the JVM has sent and, for a while, will send.
 
-    To be called at the beginning of a piece of work: Linux goes back to delays (``tcp(7)``,
-    TCP_QUICKACK). Does nothing where workers have Unix sockets
+    Call this at the beginning of a piece of work: Linux returns to delays (``tcp(7)``,
+    TCP_QUICKACK). Does nothing if workers have Unix sockets
     (``spark.python.unix.domain.socket.enabled``).
     """
     global _to_jvm  # noqa: PLW0603 - the process has one JVM all its life
@@ -47,7 +47,7 @@ def prompt() -> None:
 
 
 def _loopback() -> Iterator[socket.socket]:
-    """This process's connections to this machine; a worker has none but the JVM's at first."""
+    """Yield this process's loopback connections; at first a worker has only the JVM's."""
     seen: set[int] = set()
     for entry in Path("/proc/self/fd").iterdir():
         number = int(entry.name)
@@ -70,10 +70,10 @@ def _is_loopback(connection: socket.socket) -> bool:
 
 
 def settle() -> None:
-    """Take what is imported by now out of garbage collection; for Spark's own workers alone.
+    """Exclude all objects imported so far from garbage collection; only for Spark's own workers.
 
-    To be called at the end of a piece of work. Does nothing unless modules were imported since the
-    call before, so that what later tasks leave behind is collected as ever.
+    Call this at the end of a piece of work. Does nothing unless modules were imported since the
+    last call, so that garbage of later tasks is still collected.
     """
     global _modules_seen  # noqa: PLW0603 - like garbage collection, it belongs to the process
     if len(sys.modules) == _modules_seen:

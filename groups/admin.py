@@ -40,8 +40,8 @@ def describe_group(
 ) -> None:
     """Describe a classic group.
 
-    Metadata and protocol are told of a Stable group alone. Assignments are told in every state, as
-    in Kafka: during a rebalance they are those of the generation before.
+    Metadata and protocol are returned only for a Stable group. Assignments are returned in every
+    state, as in Kafka: during a rebalance they are the previous generation's.
     """
     group = shard.groups.get(command.group_id)
     if not isinstance(group, ClassicGroup):
@@ -70,7 +70,7 @@ def describe_group(
 def describe_consumer_group(
     shard: Shard, decision: DecisionBuilder, token: Token, command: DescribeConsumerGroup
 ) -> None:
-    """Describe a consumer group; what names of topics are not known any more is left out."""
+    """Describe a consumer group; both assignments omit topics without a known name."""
     if not command.group_id:
         raise InvalidGroupIdError("the group id is empty")
     group = shard.groups.get(command.group_id)
@@ -107,7 +107,7 @@ def describe_consumer_group(
 
 
 def list_groups(shard: Shard, decision: DecisionBuilder, token: Token, command: ListGroups) -> None:
-    """List groups of all types; filters ignore case, an empty one lets everything through."""
+    """List groups of all types; filters ignore case, an empty one matches all groups."""
     states = {state.lower() for state in command.states}
     types = {name.lower() for name in command.types}
     listed = (group.listed() for group in shard.groups.values())
@@ -124,7 +124,7 @@ def list_groups(shard: Shard, decision: DecisionBuilder, token: Token, command: 
 def delete_group(
     shard: Shard, decision: DecisionBuilder, token: Token, command: DeleteGroup
 ) -> None:
-    """Delete an empty group with all its offsets, also those of open transactions."""
+    """Delete an empty group with all its offsets, pending ones included."""
     group = shard.groups.get(command.group_id)
     if group is None:
         raise not_found(group, command.group_id)

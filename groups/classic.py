@@ -1,4 +1,4 @@
-"""SyncGroup, Heartbeat and LeaveGroup of the classic protocol, and what loading a group means.
+"""SyncGroup, Heartbeat and LeaveGroup of the classic protocol, and the start of a loaded group.
 
 The order of checks is Kafka's (``GroupMetadataManager.classicGroup{Sync,Heartbeat,Leave}…``).
 """
@@ -101,7 +101,7 @@ def _assign(
     leader: ClassicMember,
     assignments: dict[str, bytes],
 ) -> None:
-    """Persist the leader's assignment and hand it out; the replay makes the group Stable."""
+    """Append the leader's assignment and reply with it; the replay makes the group Stable."""
     value = group.metadata_value(group.members.values(), group.leader_id, assignments)
     record = records.group_metadata(group.group_id, value)
     why = shard.too_large("the group", [record])
@@ -117,7 +117,7 @@ def _assign(
         token, member.sync_token = member.sync_token, None
         if token is not None:
             decision.reply(token, _assignment(group, assignments.get(member.member_id, b"")))
-            # Its session may have expired unheeded while it waited.
+            # Its session may have expired without effect while it waited.
             arm_session(decision, group, member)
 
 
@@ -129,7 +129,7 @@ def _assignment(group: ClassicGroup, assignment: bytes) -> SyncGroupResult:
 
 
 def heartbeat(shard: Shard, decision: DecisionBuilder, token: Token, command: Heartbeat) -> None:
-    """Decide on a Heartbeat. In CompletingRebalance it is welcome, as in Kafka's code."""
+    """Decide on a Heartbeat. In CompletingRebalance it succeeds, as in Kafka's code."""
     consumers = shard.groups.get(command.group_id)
     if isinstance(consumers, ConsumerGroup):
         classic_in_consumer.heartbeat(shard, decision, consumers, token, command)
@@ -146,7 +146,7 @@ def heartbeat(shard: Shard, decision: DecisionBuilder, token: Token, command: He
 
 
 def leave_group(shard: Shard, decision: DecisionBuilder, token: Token, command: LeaveGroup) -> None:
-    """Remove several members at once; at most one rebalance comes of it."""
+    """Remove several members at once, with at most one rebalance."""
     consumers = shard.groups.get(command.group_id)
     if isinstance(consumers, ConsumerGroup):
         classic_in_consumer.leave_group(shard, decision, consumers, token, command)
@@ -208,11 +208,11 @@ def _leave(
 
 
 def group_loaded(shard: Shard, decision: DecisionBuilder, group: ClassicGroup) -> None:
-    """Begin to serve a group read from the log: every session starts anew."""
+    """Begin to serve a group read from the log: every session starts again."""
     for member in group.members.values():
         arm_session(decision, group, member)
     limit = shard.limits.max_group_size
     if len(group.members) > limit:
-        # A rebalance lets members commit before the last ones to come back are turned away.
+        # A rebalance lets members commit before the last ones to rejoin are refused.
         reason = f"{len(group.members)} members loaded, max_group_size={limit}"
         prepare_rebalance(shard, decision, group, reason, None)

@@ -1,8 +1,8 @@
 """A classic group's data and the steps that keep it consistent; no protocol decisions.
 
-Two layers. ``saved`` is the durable one: the group's newest GroupMetadata record, set by
-:meth:`ClassicGroup.install` alone. Everything else is the living group: members of a join phase,
-parked requests, the generation being formed. A restart rightly forgets what of it is not saved.
+Two layers. ``saved`` is the durable one: the group's newest GroupMetadata record, set only by
+:meth:`ClassicGroup.install`. Everything else is the live group: members of a join phase, parked
+requests, the next generation. A restart may lose everything of it that is not saved.
 
 Source: Kafka's ``ClassicGroup`` and ``ClassicGroupMember``.
 """
@@ -49,14 +49,14 @@ CONSUMER_PROTOCOL_TYPE: Final = "consumer"
 
 @dataclass(frozen=True, slots=True)
 class InitialDelay:
-    """The first rebalance of a group that was Empty, while it waits for more members."""
+    """The first rebalance of a group that was Empty, which waits for more members."""
 
     delay_ms: int
     remaining_ms: int
 
 
 class ClassicGroup(GroupBase):
-    """A group of the classic protocol, or a *simple* one: offsets without members or record."""
+    """A group of the classic protocol, or a *simple* one: offsets without members or a record."""
 
     type_name: ClassVar[str] = "classic"
 
@@ -81,7 +81,7 @@ class ClassicGroup(GroupBase):
 
     @classmethod
     def loaded(cls, group_id: str, totals: ShardTotals, saved: GroupMetadataValue) -> ClassicGroup:
-        """Return the group as its record describes it."""
+        """Return the group that a record describes."""
         group = cls(group_id, totals)
         group.generation_id = saved.generation_id
         group.protocol_type = saved.protocol_type or None
@@ -103,7 +103,7 @@ class ClassicGroup(GroupBase):
             )
         if group.members:
             group.protocol_name = saved.protocol_name
-            # A record whose leader is unknown is usable: any member can lead the next generation.
+            # A record with an unknown leader is usable: any member can lead the next generation.
             group.leader_id = saved.leader if saved.leader in group.members else group.leader_id
         group.state = ClassicState.STABLE if group.members else ClassicState.EMPTY
         group._save(saved)
@@ -119,9 +119,9 @@ class ClassicGroup(GroupBase):
         members: Iterable[ClassicMember],
         now_ms: int,
     ) -> ClassicGroup:
-        """Return the group that a consumer group turns into; its first record is decided with it.
+        """Return the result of converting a consumer group; its first record is decided with it.
 
-        The caller fills in the members' assignments before anybody looks.
+        The caller must set the members' assignments before any other use.
         """
         group = cls(group_id, totals, now_ms)
         group.generation_id = generation_id
@@ -133,7 +133,7 @@ class ClassicGroup(GroupBase):
         group.refresh_subscription()
         return group
 
-    # --- questions -------------------------------------------------------------------------------
+    # --- queries ---------------------------------------------------------------------------------
 
     @property
     def state_name(self) -> str:
@@ -147,12 +147,12 @@ class ClassicGroup(GroupBase):
 
     @property
     def is_awaited(self) -> bool:
-        """Whether somebody is about to join the empty group, so that upkeep leaves it alone."""
+        """Whether a member is about to join the empty group, so that upkeep leaves it alone."""
         return bool(self.pending_members)
 
     @property
     def everyone_joined(self) -> bool:
-        """Whether the join phase waits for nobody any more."""
+        """Whether the join phase waits for no further member."""
         return self.waiting_joins == len(self.members) and not self.pending_members
 
     @property
@@ -184,7 +184,7 @@ class ClassicGroup(GroupBase):
         return member
 
     def join_members(self, members: Iterable[ClassicMember]) -> tuple[JoinMember, ...]:
-        """Return ``members`` as their leader needs to see them."""
+        """Return ``members`` in the form that their leader receives."""
         return tuple(
             JoinMember(m.member_id, m.group_instance_id, m.metadata(self.protocol_name))
             for m in members
@@ -198,7 +198,7 @@ class ClassicGroup(GroupBase):
     ) -> GroupMetadataValue:
         """Return the record's content for the current generation with these members.
 
-        ``assignments`` are new ones by member id; without them everybody keeps his own.
+        ``assignments`` are new ones by member id; without them all members keep theirs.
         """
         return GroupMetadataValue(
             protocol_type=self.protocol_type or "",
@@ -233,7 +233,7 @@ class ClassicGroup(GroupBase):
             self.state_timestamp_ms = now_ms
 
     def add(self, member: ClassicMember) -> None:
-        """Add a member. The first one leads; its protocol type is the caller's to set."""
+        """Add a member. The first one leads; the caller must set the protocol type."""
         if member.member_id in self.members:
             raise InvariantViolation(f"member {member.member_id!r} exists already")
         if member.group_instance_id is not None:
@@ -249,7 +249,7 @@ class ClassicGroup(GroupBase):
         self.forget_pending(member.member_id)
 
     def remove(self, member_id: str) -> ClassicMember:
-        """Remove a member, whose parked requests the caller answers; the next one leads."""
+        """Remove a member; the caller answers its parked requests. A leader's successor leads."""
         member = self.members.pop(member_id)
         if member.group_instance_id is not None:
             del self.static_members[member.group_instance_id]
@@ -262,7 +262,7 @@ class ClassicGroup(GroupBase):
         return member
 
     def replace_static(self, old_member_id: str, successor: ClassicMember) -> ClassicMember:
-        """Put ``successor`` in the place of a member with the same instance id; return the old."""
+        """Replace a member with a successor of the same instance id; return the old member."""
         was_leader = self.leader_id == old_member_id
         was_pending_sync = old_member_id in self.pending_sync
         old = self.remove(old_member_id)
@@ -280,7 +280,7 @@ class ClassicGroup(GroupBase):
         session_timeout_ms: int,
         rebalance_timeout_ms: int,
     ) -> None:
-        """Take over what a rejoining member says of itself."""
+        """Update a rejoining member from its request."""
         self._count(member, -1)
         member.protocols = protocols
         member.session_timeout_ms = session_timeout_ms
@@ -288,37 +288,37 @@ class ClassicGroup(GroupBase):
         self._count(member, 1)
 
     def park_join(self, member: ClassicMember, token: Token) -> Token | None:
-        """Let ``token`` wait for the join phase's end; return the token it takes the place of."""
+        """Park ``token`` until the join phase ends; return the token that it replaces."""
         superseded, member.join_token = member.join_token, token
         if superseded is None:
             self.waiting_joins += 1
         return superseded
 
     def take_join(self, member: ClassicMember) -> Token | None:
-        """Return the member's parked JoinGroup, which the caller answers."""
+        """Return the member's parked JoinGroup token; the caller must answer it."""
         token, member.join_token = member.join_token, None
         if token is not None:
             self.waiting_joins -= 1
         return token
 
     def discard(self) -> None:
-        """Take what the group holds out of the shard's totals: it leaves the table."""
+        """Subtract the group from the shard's totals, because it leaves the table."""
         for member_id in list(self.members):
             self.remove(member_id)
         self._save(None)
 
     def add_pending(self, member_id: str) -> None:
-        """Remember an id that was given out."""
+        """Remember a member id that was given out."""
         self.pending_members[member_id] = None
         self._totals.add_pending(self.group_id, member_id)
 
     def forget_pending(self, member_id: str) -> None:
-        """Forget an id that was given out; no harm if it was not."""
+        """Forget a pending member id, if it is one."""
         self.pending_members.pop(member_id, None)
         self._totals.forget_pending(self.group_id, member_id)
 
     def start_generation(self, now_ms: int) -> None:
-        """End the join phase with the members there are."""
+        """End the join phase with the current members."""
         self.generation_id += 1
         self.protocol_name = select_protocol(list(self.members.values()))
         self.refresh_subscription()
@@ -326,11 +326,11 @@ class ClassicGroup(GroupBase):
         self.transition_to(ClassicState.COMPLETING_REBALANCE, now_ms)
 
     def awaits_sync_of(self, member_id: str) -> bool:
-        """Whether a member has yet to hear what the newest generation, or the next, gives it."""
+        """Whether a member has yet to receive its assignment of the newest or next generation."""
         return self.state is not ClassicState.STABLE or member_id in self.pending_sync
 
     def refresh_subscription(self) -> None:
-        """Compute which topics the members subscribe to; None means that nobody can know."""
+        """Compute the topics that the members subscribe to; None if they cannot be known."""
         self._topics = None
         if self.protocol_type != CONSUMER_PROTOCOL_TYPE:
             return
@@ -352,12 +352,11 @@ class ClassicGroup(GroupBase):
     # --- replay ----------------------------------------------------------------------------------
 
     def install(self, saved: GroupMetadataValue, successor: ClassicMember | None = None) -> None:
-        """Replay the group's own record into the living group.
+        """Replay the group's own record into the live group.
 
-        Five kinds of record exist, told apart by where the group stands: the first one of a group
-        that is created or converted from a consumer group, the assignment of its leader, a static
-        member's ``successor``, and the end of a rebalance without members. Anything else is our
-        own bug.
+        The group's state tells five kinds of record apart: the first one of a group that is created
+        or converted from a consumer group, the assignment of its leader, a static member's
+        ``successor``, and the end of a rebalance without members. Any other record is a bug.
         """
         is_current = saved.generation_id == self.generation_id
         if self.state is ClassicState.COMPLETING_REBALANCE and is_current:
@@ -421,7 +420,7 @@ class ClassicGroup(GroupBase):
     ) -> None:
         """Raise a :class:`fencepost.groups.errors.GroupError` unless this sender may commit now.
 
-        ``knows_member_epochs``: the request is of a version that does (OffsetCommit v9,
+        ``knows_member_epochs``: the request's version has member epochs (OffsetCommit v9,
         TxnOffsetCommit v6). The order of checks is Kafka's.
         """
         if self.state is ClassicState.DEAD:
@@ -438,10 +437,10 @@ class ClassicGroup(GroupBase):
             raise RebalanceInProgressError("commit again once the assignment is known")
 
     def validate_fetch(self, member_id: str | None, member_epoch: int) -> None:
-        """Raise a ``GroupError`` unless this sender may fetch offsets; here everybody may."""
+        """Raise a ``GroupError`` unless this sender may fetch offsets; here every sender may."""
 
     def committed(self, decision: DecisionBuilder, member_id: str) -> None:
-        """Count an accepted, not transactional commit as a sign of life of ``member_id``."""
+        """Count an accepted non-transactional commit of ``member_id`` as a heartbeat."""
         member = self.members.get(member_id)
         if member is not None:
             decision.arm(self.timer("session", member_id), member.session_timeout_ms)
@@ -454,14 +453,14 @@ class ClassicGroup(GroupBase):
     def is_subscribed_to(self, topic: str) -> bool:
         """Whether a member consumes ``topic``, or might.
 
-        Consumers whose subscription can't be read may consume anything.
+        Consumers whose subscription cannot be read may consume any topic.
         """
         if self._topics is None:
             return self.protocol_type == CONSUMER_PROTOCOL_TYPE
         return topic in self._topics
 
     def expiry_base_ms(self, commit_timestamp_ms: int) -> int | None:
-        """Return when the retention of an offset committed then begins; None while it does not."""
+        """Return the start of an offset's retention; None while it does not begin."""
         if self.protocol_type is None:
             return commit_timestamp_ms
         if self.is_empty:
@@ -472,11 +471,11 @@ class ClassicGroup(GroupBase):
         return None
 
     def tombstones(self) -> Iterable[Record]:
-        """Return the records that remove the group from the log, offsets aside."""
+        """Return the records that remove the group from the log, without its offsets."""
         return (group_tombstone(self.group_id),)
 
     def removed(self, decision: DecisionBuilder) -> None:
-        """Cancel timers and forget who was about to join: the group's tombstone is decided."""
+        """Cancel timers and forget pending members: the group's tombstone is decided."""
         for member_id in list(self.pending_members):
             self.forget_pending(member_id)
             decision.disarm(self.timer("session", member_id))
@@ -494,12 +493,12 @@ class ClassicGroup(GroupBase):
         self.transition_to(ClassicState.DEAD)
 
     def durable_state(self) -> object:
-        """Return what the log says of the group, None if nothing, in a form with a stable repr."""
+        """Return the group's state in the log, None without any, in a form with a stable repr."""
         return self.saved
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of all that the group holds, counted again."""
+        """Recount the memory of the whole group."""
         members = sum(member.memory_bytes for member in self.members.values())
         pending = sum(pending_bytes(self.group_id, name) for name in self.pending_members)
         return members + pending + assignment_bytes(self.saved)
@@ -571,5 +570,5 @@ class ClassicGroup(GroupBase):
 
 
 def assignment_bytes(saved: GroupMetadataValue | None) -> int:
-    """Return the bytes that a leader has assigned, as far as the log has them."""
+    """Return the size of the leader's assignments in the log, in bytes."""
     return 0 if saved is None else sum(len(member.assignment) for member in saved.members)

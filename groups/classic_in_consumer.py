@@ -1,8 +1,8 @@
 """Members of the classic protocol in a consumer group: JoinGroup, SyncGroup, Heartbeat, LeaveGroup.
 
-Nobody leads there. A JoinGroup takes the member through the same steps as a heartbeat of the
-consumer protocol, its generation is its member epoch, and SyncGroup hands out what the broker
-assigned, in the bytes that the member's own protocol knows.
+Such a group has no leader. A JoinGroup takes the member through the same steps as a heartbeat of
+the consumer protocol, its generation is its member epoch, and SyncGroup returns the broker's
+assignment, in the bytes of the member's protocol.
 
 Source: Kafka's ``GroupMetadataManager`` (classicGroup{Join,Sync,Heartbeat,Leave}ToConsumerGroup).
 """
@@ -70,7 +70,7 @@ from fencepost.logcore.tracebacks import without_traceback
 def join_group(
     shard: Shard, decision: DecisionBuilder, group: ConsumerGroup, token: Token, command: JoinGroup
 ) -> None:
-    """Decide on a JoinGroup to a consumer group with members; it is answered at once.
+    """Decide on a JoinGroup to a consumer group with members, and answer it at once.
 
     Raises a :class:`fencepost.groups.errors.GroupError` before any change.
     """
@@ -118,7 +118,7 @@ def join_group(
 def _update_of(
     shard: Shard, group: ConsumerGroup, command: JoinGroup, settings: ConsumerSettings
 ) -> MemberUpdate:
-    """Say with a heartbeat of the consumer protocol what the JoinGroup says."""
+    """Translate the JoinGroup to a heartbeat of the consumer protocol."""
     subscription = _subscription(command)
     topics = shard.environment(command.group_id).topics
     owned: dict[bytes, tuple[int, ...]] = {}
@@ -128,8 +128,8 @@ def _update_of(
     member_id, rebalance_ms = command.member_id, command.rebalance_timeout_ms
     is_known = member_id in group.members or (group.group_id, member_id) in shard.given_ids
     if member_id and subscription.owned and not is_known:
-        # It was removed while it rebalanced, and reads on what others may have by now. That an id
-        # was given out may be forgotten, so whoever owns nothing counts as new.
+        # It was removed while it rebalanced, and still reads partitions that others may have now.
+        # The id may have been given out and forgotten, so a member without partitions is new.
         raise UnknownMemberIdError(f"{member_id!r} was removed; what it owns is lost")
     said = ConsumerHeartbeat(
         group_id=group.group_id,
@@ -139,7 +139,7 @@ def _update_of(
         client_host=command.client_host,
         instance_id=command.group_instance_id,
         rack_id=subscription.rack_id,
-        # v0 has no such field: there the session timeout serves both purposes.
+        # v0 has no such field: it uses the session timeout for both.
         rebalance_timeout_ms=command.session_timeout_ms if rebalance_ms < 0 else rebalance_ms,
         subscribed_topic_names=subscription.topics,
         subscribed_topic_regex="",
@@ -153,7 +153,7 @@ def _update_of(
 
 
 def _subscription(command: JoinGroup) -> Subscription:
-    """Read the first protocol's metadata: consumers say the same in all of them."""
+    """Decode the first protocol's metadata: consumers send the same in all protocols."""
     try:
         return decode_subscription(command.protocols[0][1])
     except CorruptRecordError as error:
@@ -163,7 +163,7 @@ def _subscription(command: JoinGroup) -> Subscription:
 def _replace_last(
     shard: Shard, decision: DecisionBuilder, update: MemberUpdate, owner: str
 ) -> bool:
-    """Make the group classic if ``owner`` was its last member of the consumer protocol."""
+    """Convert the group if ``owner`` was its last member of the consumer protocol."""
     group = update.group
     if group.members[owner].classic is not None or not may_downgrade(
         shard, group, [owner], joining=1
@@ -172,7 +172,7 @@ def _replace_last(
     if not update.needs_target:
         reconcile_member(decision, update)
     why = None
-    # Nobody but a rebalance gives what is free, or is to be given up, to those who wait for it.
+    # Only a rebalance gives free partitions, or ones to revoke, to members that wait for them.
     if not _is_everybody_settled(update, owner):
         why = f"the group became classic; {update.member_id}: took the place of {owner}"
     require_small(shard, decision)
@@ -182,7 +182,7 @@ def _replace_last(
 
 
 def _is_everybody_settled(update: MemberUpdate, replaced: str) -> bool:
-    """Whether all members, with the new one for ``replaced``, have what the newest epoch gives."""
+    """Whether all members, with the new one for ``replaced``, have their newest targets."""
     group, epoch = update.group, update.draft.epoch.epoch
     currents = [group.current(name) for name in group.members if name != replaced]
     return not update.needs_target and all(
@@ -196,7 +196,7 @@ def _is_everybody_settled(update: MemberUpdate, replaced: str) -> bool:
 def sync_group(
     shard: Shard, decision: DecisionBuilder, group: ConsumerGroup, token: Token, command: SyncGroup
 ) -> None:
-    """Hand a classic member what is assigned to it. Raises a GroupError before any change."""
+    """Return a classic member's assignment. Raises a GroupError before any change."""
     member_id = command.member_id
     classic = _classic_member(group, member_id, command.group_instance_id, command.generation_id)
     first_name, first_metadata = classic.protocols[0]
@@ -222,10 +222,10 @@ def sync_group(
 def heartbeat(
     shard: Shard, decision: DecisionBuilder, group: ConsumerGroup, token: Token, command: Heartbeat
 ) -> None:
-    """Keep a classic member alive, and tell it to rejoin when there is something to learn.
+    """Renew a classic member's session, and tell it to rejoin when its assignment changes.
 
-    That is when the group has moved on, when the member must revoke, and when all that it waits for
-    has become free.
+    It must rejoin when the group has moved on, when it must revoke partitions, and when all
+    partitions that it waits for are free.
     """
     member_id = command.member_id
     classic = _classic_member(group, member_id, command.group_instance_id, command.generation_id)
@@ -245,10 +245,10 @@ def heartbeat(
 def _may_move(
     shard: Shard, decision: DecisionBuilder, group: ConsumerGroup, member_id: str
 ) -> bool:
-    """Whether a JoinGroup now would take the member to a newer epoch.
+    """Whether a JoinGroup now would move the member to a newer epoch.
 
-    Until the next target may be computed it would not, and a client that is told to rejoin as long
-    as it is behind would do nothing else.
+    Before the next target may be computed it would not, and a client that is told to rejoin while
+    it is behind would rejoin in a loop.
     """
     epoch, assignment = group.current(member_id).member_epoch, group.saved_assignment
     if assignment is None or epoch < assignment.epoch or epoch == group.epoch:
@@ -276,7 +276,7 @@ def _classic_member(
 def leave_group(
     shard: Shard, decision: DecisionBuilder, group: ConsumerGroup, token: Token, command: LeaveGroup
 ) -> None:
-    """Remove members, whatever protocol they speak; the group epoch is bumped once."""
+    """Remove members of either protocol; the group epoch is bumped once."""
     results: list[tuple[str, str | None, DomainError | None]] = []
     left: dict[str, str] = {}
     for leaving in command.members:

@@ -1,4 +1,4 @@
-"""JoinGroup: who may come in, under which id, and whether that starts a rebalance.
+"""JoinGroup: admission of members, their ids, and the start of a rebalance.
 
 The order of checks is Kafka's (``GroupMetadataManager.classicGroupJoin…``), with the limits of
 :class:`fencepost.groups.limits.GroupLimits` in front.
@@ -47,8 +47,8 @@ from fencepost.logcore.machine import DecisionBuilder, InvariantViolation, Token
 def join_group(shard: Shard, decision: DecisionBuilder, token: Token, command: JoinGroup) -> None:
     """Decide on a JoinGroup. Raises a ``GroupError`` before any change.
 
-    A member that meets a limit while it may be reading is told UNKNOWN_MEMBER_ID: on every other
-    refusal a cooperative consumer goes on reading, and its partitions pass to another member once
+    A member that exceeds a limit while it may be reading gets UNKNOWN_MEMBER_ID: on every other
+    error a cooperative consumer continues to read, and its partitions pass to another member once
     it has not rejoined in time. It keeps its place until its session ends.
     """
     try:
@@ -120,10 +120,10 @@ def _create_group(
     command: JoinGroup,
     predecessor: ConsumerGroup | None = None,
 ) -> None:
-    """Create the group for its first member, in the place of an empty consumer group if need be.
+    """Create the group for its first member, or replace an empty consumer group.
 
-    The record makes the group's existence durable, even if all that follows is an id for a member
-    that never comes back.
+    The record makes the group's existence durable, even if its only member gets an id and never
+    rejoins.
     """
     group = ClassicGroup(command.group_id, shard.totals, decision.now_ms)
     _require_support(group, command)
@@ -142,8 +142,8 @@ def _create_group(
 def _accepts(shard: Shard, group: ClassicGroup, member_id: str) -> bool:
     """Whether the group's size allows this member.
 
-    In the join phase only those who came back count: a group that grew too large under an older
-    limit thus loses the last of them.
+    In the join phase only the members that rejoined count: a group that is too large after the
+    limit was lowered thus loses the last of them.
     """
     member = group.members.get(member_id)
     match group.state:
@@ -157,10 +157,10 @@ def _accepts(shard: Shard, group: ClassicGroup, member_id: str) -> bool:
 
 
 def _turn_away(decision: DecisionBuilder, group: ClassicGroup, command: JoinGroup) -> GroupError:
-    """Let nothing of a member remain, and return the refusal.
+    """Remove a member, or a pending id, and return the error.
 
-    A member that may be reading is told UNKNOWN_MEMBER_ID, and GROUP_MAX_SIZE_REACHED when it comes
-    back: on the latter alone a cooperative consumer goes on reading.
+    A member that may be reading gets UNKNOWN_MEMBER_ID, and GROUP_MAX_SIZE_REACHED when it comes
+    back: on the latter alone a cooperative consumer continues to read.
     """
     member_id = command.member_id
     refusal: GroupError = GroupMaxSizeReachedError(f"group {command.group_id!r} is full")
@@ -214,7 +214,7 @@ def _join_new(
 def _hand_out_id(
     shard: Shard, decision: DecisionBuilder, group: ClassicGroup, token: Token, command: JoinGroup
 ) -> None:
-    """Let a member prove that it hears us before it takes part (KIP-394)."""
+    """Have a member prove that it receives responses before it takes part (KIP-394)."""
     member_id = command.new_member_id
     shard.require_memory(group.group_id, pending_bytes(group.group_id, member_id))
     group.add_pending(member_id)
@@ -257,8 +257,8 @@ def _add_member(
     if group.initial_delay is not None:
         group.new_member_added = True
     group.add(member)
-    # No session runs before the member knows its id, and a connection whose JoinGroup is parked
-    # can't show that its client is gone. So the request itself gets a time to live.
+    # No session runs before the member knows its id, and a connection with a parked JoinGroup does
+    # not show that its client is gone. Therefore the request itself has a timeout.
     decision.arm(group.timer("session", member_id), shard.limits.new_member_join_timeout_ms)
     decision.event(
         EventKind.MEMBER_JOINED,
@@ -281,8 +281,8 @@ def _replace_static(
     command: JoinGroup,
     old: ClassicMember,
 ) -> None:
-    """Hand the place of ``old`` to its next incarnation and fence the previous one."""
-    # As in Kafka the client id and host stay those of the first incarnation.
+    """Give the place of ``old`` to its successor and fence ``old``."""
+    # As in Kafka the client id and host stay the first incarnation's.
     successor = replace(
         old,
         member_id=command.new_member_id,
@@ -306,7 +306,7 @@ def _replace_static(
     if group.state is ClassicState.PREPARING_REBALANCE:
         maybe_complete_join(decision, group)
     else:
-        # In CompletingRebalance the leader may be assigning to the old id at this moment.
+        # In CompletingRebalance the leader may be computing an assignment with the old id.
         reason = f"static member {command.group_instance_id} came back{_client_reason(command)}"
         prepare_rebalance(shard, decision, group, reason, successor)
 
@@ -322,8 +322,8 @@ def _persist_successor(
 ) -> None:
     """Replace ``old`` without a rebalance: the new id goes to the log, the assignment stays.
 
-    A leader must not assign now. From v9 it is told so (KIP-814); an older client is told that
-    the *old* id leads, so that it takes itself for a follower.
+    A leader must not assign now. From v9 the response says so (KIP-814); for an older client it
+    names the *old* id as the leader, so that the client acts as a follower.
     """
     members = [*(member for member in group.members.values() if member is not old), successor]
     is_leader = group.leader_id == old.member_id
@@ -378,7 +378,7 @@ def _join_known(
     member_id = command.member_id
     if member_id in group.pending_members:
         if command.group_instance_id is not None:
-            # Only dynamic members are given an id in advance; Kafka breaks on this request.
+            # Only dynamic members get an id in advance; Kafka fails on this request.
             raise UnknownMemberIdError(f"{member_id!r} is pending and can't become static")
         _add_member(shard, decision, group, token, command)
         return
@@ -390,7 +390,7 @@ def _join_known(
         case ClassicState.COMPLETING_REBALANCE if not matches:
             reason = f"member {member_id} changed its metadata before the assignment"
         case ClassicState.STABLE if group.leader_id == member_id:
-            # The only way a leader can say that the topics' metadata changed.
+            # A leader cannot report changed topic metadata in any other way.
             reason = f"leader {member_id} rejoins"
         case ClassicState.STABLE if not matches:
             reason = f"member {member_id} changed its metadata"
@@ -413,6 +413,6 @@ def _client_reason(command: JoinGroup) -> str:
 
 
 def _rebalance_timeout_ms(command: JoinGroup) -> int:
-    # v0 has no such field: there the session timeout serves both purposes.
+    # v0 has no such field: it uses the session timeout for both.
     negative = command.rebalance_timeout_ms < 0
     return command.session_timeout_ms if negative else command.rebalance_timeout_ms

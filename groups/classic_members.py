@@ -1,4 +1,4 @@
-"""The members of a classic group, the vote for a protocol, and the names of the timers.
+"""The members of a classic group, and the vote for a protocol.
 
 Source: Kafka's ``ClassicGroupMember`` and ``ClassicGroup.selectProtocol``.
 """
@@ -26,24 +26,27 @@ class ClassicMember:
     protocols: tuple[tuple[str, bytes], ...]
     assignment: bytes = b""
     is_new: bool = False
-    """No JoinGroup of it was ever answered, so that nobody heartbeats for it."""
+    """Whether no JoinGroup of the member was ever answered, so that it sends no heartbeats."""
     join_token: Token | None = None
     sync_token: Token | None = None
 
     @property
     def is_static(self) -> bool:
-        """Whether it has an instance id (KIP-345)."""
+        """Whether the member has an instance id (KIP-345)."""
         return self.group_instance_id is not None
 
     @property
     def counts_as_alive(self) -> bool:
-        """Whether an expired session means nothing: it waits for us. A new member's does."""
+        """Whether an expired session has no effect, because the member waits for a response.
+
+        The session of a new member does expire.
+        """
         waits = self.join_token is not None or self.sync_token is not None
         return waits and not self.is_new
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of the member without its assignment, which its group counts."""
+        """Memory of the member without its assignment, which the group counts."""
         strings = text_bytes(
             self.member_id, self.group_instance_id, self.client_id, self.client_host
         )
@@ -51,11 +54,11 @@ class ClassicMember:
 
     @property
     def protocol_names(self) -> frozenset[str]:
-        """The names it offers."""
+        """The names of the offered protocols."""
         return frozenset(name for name, _ in self.protocols)
 
     def metadata(self, protocol_name: str | None) -> bytes:
-        """Return its metadata for a protocol that it offers."""
+        """Return the metadata for an offered protocol."""
         for name, metadata in self.protocols:
             if name == protocol_name:
                 return metadata
@@ -66,8 +69,8 @@ def select_protocol(members: Sequence[ClassicMember]) -> str:
     """Return the protocol of the next generation.
 
     Candidates are the names that all members offer; each member votes for the first candidate in
-    its own order. On a tie the candidate wins that got its first vote first (Kafka leaves it to
-    the order of a hash table).
+    its own order. On a tie, the candidate with the earliest first vote wins (in Kafka, the order of
+    a hash table decides).
     """
     candidates = frozenset.intersection(*(member.protocol_names for member in members))
     votes: Counter[str] = Counter()

@@ -1,7 +1,8 @@
-"""The life of a rebalance: it is prepared, its join phase ends, its sync phase may time out.
+"""The phases of a rebalance: its start, the end of its join phase, the timeout of its sync phase.
 
-Also what removes members, because every removal may start a rebalance or complete one. The order
-of steps is Kafka's (``GroupMetadataManager.prepareRebalance``, ``completeClassicGroupJoin``, …).
+Removal of members is here too, because every removal may start a rebalance or complete one. The
+order of steps is Kafka's (``GroupMetadataManager.prepareRebalance``, ``completeClassicGroupJoin``,
+…).
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from fencepost.groups.shard import Shard
 from fencepost.logcore.machine import DecisionBuilder, DomainError, Event
 
 MAX_AWAITED = 3
-"""Missing members of which each change is told."""
+"""Up to this number of missing members, each change is an event."""
 
 
 def arm_session(decision: DecisionBuilder, group: ClassicGroup, member: ClassicMember) -> None:
-    """Give the member its whole session timeout again."""
+    """Restart the member's session timeout."""
     decision.arm(group.timer("session", member.member_id), member.session_timeout_ms)
 
 
@@ -36,9 +37,9 @@ def maybe_prepare_rebalance(
     reason: str,
     member: ClassicMember | None,
 ) -> None:
-    """Start a rebalance, or see whether the one that runs can go on now.
+    """Start a rebalance, or complete the join phase of the current one if possible.
 
-    ``member`` is the one to be named as its cause, None if there are several.
+    Events name ``member`` as the cause, None if there are several.
     """
     if (group.state, ClassicState.PREPARING_REBALANCE) in TRANSITIONS:
         prepare_rebalance(shard, decision, group, reason, member)
@@ -53,7 +54,7 @@ def prepare_rebalance(
     reason: str,
     member: ClassicMember | None,
 ) -> None:
-    """Enter the join phase. Whoever waits for its assignment must rejoin."""
+    """Enter the join phase. Members that wait for their assignment must rejoin."""
     decision.event(
         EventKind.REBALANCE_STARTED,
         group.group_id,
@@ -83,13 +84,13 @@ def prepare_rebalance(
 
 
 def refuse_syncs(decision: DecisionBuilder, group: ClassicGroup, error: DomainError) -> None:
-    """Answer every waiting SyncGroup with ``error`` and forget assignments."""
+    """Answer every waiting SyncGroup with ``error`` and clear the assignments."""
     for member in group.members.values():
         member.assignment = b""
         token, member.sync_token = member.sync_token, None
         if token is not None:
             decision.reply(token, error)
-            # Its session may have expired unheeded while it waited.
+            # Its session may have expired without effect while it waited.
             arm_session(decision, group, member)
 
 
@@ -107,10 +108,10 @@ def maybe_complete_join(decision: DecisionBuilder, group: ClassicGroup) -> None:
 
 
 def _tell_awaited(decision: DecisionBuilder, group: ClassicGroup) -> None:
-    """Name the members that the join phase waits for, as the protocol never does.
+    """Record the members that the join phase waits for, which the protocol never shows.
 
-    While many are missing that is told when their number is a power of two: a rebalance of a
-    thousand members has a dozen such events.
+    While many are missing, only powers of two are recorded: a rebalance of a thousand members has
+    a dozen such events.
     """
     missing = len(group.members) - group.waiting_joins + len(group.pending_members)
     if missing > MAX_AWAITED and missing.bit_count() != 1:
@@ -126,7 +127,7 @@ def _tell_awaited(decision: DecisionBuilder, group: ClassicGroup) -> None:
 
 
 def join_timer_fired(shard: Shard, decision: DecisionBuilder, group: ClassicGroup) -> None:
-    """End the join phase, or prolong the initial one if somebody joined meanwhile."""
+    """End the join phase, or prolong the initial one if a member joined meanwhile."""
     if group.state is not ClassicState.PREPARING_REBALANCE:
         return
     initial = group.initial_delay
@@ -142,10 +143,10 @@ def join_timer_fired(shard: Shard, decision: DecisionBuilder, group: ClassicGrou
 
 
 def complete_join(decision: DecisionBuilder, group: ClassicGroup) -> None:
-    """End the join phase with those who joined.
+    """End the join phase with the members that joined.
 
-    Dynamic members that did not rejoin go, static ones stay with their old subscription. If only
-    such static members are left, the phase begins anew.
+    Dynamic members that did not rejoin are removed, static ones stay with their old subscription.
+    If only such static members are left, the join phase starts again.
     """
     decision.disarm(group.timer("join"))
     for member in list(group.members.values()):
@@ -161,7 +162,7 @@ def complete_join(decision: DecisionBuilder, group: ClassicGroup) -> None:
 
 
 def _elect_leader(group: ClassicGroup) -> bool:
-    """Keep the leader if it joined, else let the first who joined lead; False if nobody did."""
+    """Keep the leader if it joined, else elect the first member that did; False if none did."""
     leader = group.members.get(group.leader_id or "")
     if leader is not None and leader.join_token is not None:
         return True
@@ -214,7 +215,7 @@ def _start_generation(decision: DecisionBuilder, group: ClassicGroup) -> None:
 
 
 def current_generation(group: ClassicGroup, member: ClassicMember) -> JoinGroupResult:
-    """Return what a JoinGroup of ``member`` is answered; the leader sees the members."""
+    """Return the response to a JoinGroup of ``member``; only the leader gets the members."""
     is_leader = member.member_id == group.leader_id
     return JoinGroupResult(
         member_id=member.member_id,
@@ -230,14 +231,14 @@ def current_generation(group: ClassicGroup, member: ClassicMember) -> JoinGroupR
 
 
 def sync_arrived(decision: DecisionBuilder, group: ClassicGroup, member: ClassicMember) -> None:
-    """Count the member's SyncGroup; once all came, nobody can be late any more."""
+    """Count the member's SyncGroup; disarm the sync timer once all have arrived."""
     group.pending_sync.discard(member.member_id)
     if not group.pending_sync:
         decision.disarm(group.timer("sync"))
 
 
 def sync_timer_fired(shard: Shard, decision: DecisionBuilder, group: ClassicGroup) -> None:
-    """Remove members that did not ask for their assignment, and rebalance without them."""
+    """Remove members that did not request their assignment, and rebalance without them."""
     generation_runs = group.state in {ClassicState.COMPLETING_REBALANCE, ClassicState.STABLE}
     if not generation_runs or not group.pending_sync:
         return
@@ -249,13 +250,13 @@ def sync_timer_fired(shard: Shard, decision: DecisionBuilder, group: ClassicGrou
     prepare_rebalance(shard, decision, group, f"no SyncGroup in time from {names}", None)
 
 
-# --- members that go -----------------------------------------------------------------------------
+# --- removed members -----------------------------------------------------------------------------
 
 
 def session_timer_fired(
     shard: Shard, decision: DecisionBuilder, group: ClassicGroup, member_id: str
 ) -> None:
-    """Remove a silent member, or a pending one that did not come back with its id."""
+    """Remove a silent member, or a pending one that did not rejoin with its id."""
     if member_id in group.pending_members:
         decision.event(EventKind.PENDING_MEMBER_EXPIRED, group.group_id, member=member_id)
         drop_pending(decision, group, member_id)
@@ -266,7 +267,7 @@ def session_timer_fired(
     reason = "JoinGroup timed out" if member.is_new else "session timed out"
     detach(decision, group, member, EventKind.MEMBER_EXPIRED, reason)
     if group.state is ClassicState.PREPARING_REBALANCE:
-        # Unlike a leave, an expiry ends even an initial join phase once nobody is missing.
+        # Unlike a leave, an expiry ends even an initial join phase once no member is missing.
         if group.everyone_joined:
             complete_join(decision, group)
     else:
@@ -274,7 +275,7 @@ def session_timer_fired(
 
 
 def drop_pending(decision: DecisionBuilder, group: ClassicGroup, member_id: str) -> None:
-    """Forget an id that was given out; the join phase may have waited for it alone."""
+    """Forget a pending member id; the join phase may have waited only for it."""
     group.forget_pending(member_id)
     decision.disarm(group.timer("session", member_id))
     if group.state is ClassicState.PREPARING_REBALANCE and group.everyone_joined:
@@ -288,7 +289,7 @@ def detach(
     kind: EventKind,
     reason: str,
 ) -> None:
-    """Remove a member, telling its parked requests to start anew. The caller rebalances."""
+    """Remove a member and fail its parked requests, so that it rejoins. The caller rebalances."""
     decision.event(
         kind, group.group_id, reason=reason, generation=group.generation_id, **identity(member)
     )
@@ -300,7 +301,7 @@ def detach(
 
 
 def identity(member: ClassicMember | None) -> dict[str, object]:
-    """Return what events tell of a member."""
+    """Return the fields of a member in events."""
     if member is None:
         return {}
     return {

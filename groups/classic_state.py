@@ -1,8 +1,8 @@
 """The states of a classic group and every legal transition between them.
 
-Rules of this file: whatever may change a group's state stands in :data:`TRANSITIONS`; a pair that
-is not listed raises. A group that is loaded from its record starts in ``Stable`` (with members) or
-``Empty`` (without), and a new one in ``Empty``; that is no transition.
+Every change of a group's state must be in :data:`TRANSITIONS`; any other pair raises. A group that
+is loaded from its record starts in ``Stable`` (with members) or ``Empty`` (without), and a new one
+in ``Empty``; that is no transition.
 
 Source: Kafka's ``ClassicGroupState``.
 """
@@ -18,14 +18,14 @@ from fencepost.logcore.machine import InvariantViolation
 
 
 class ClassicState(StrEnum):
-    """The value is the name that DescribeGroups and ListGroups tell."""
+    """A group's state; the value is the name in DescribeGroups and ListGroups."""
 
     EMPTY = "Empty"
     """No members; perhaps offsets."""
     PREPARING_REBALANCE = "PreparingRebalance"
     """The join phase: members are asked to rejoin, their JoinGroups are parked."""
     COMPLETING_REBALANCE = "CompletingRebalance"
-    """The new generation is known; its leader's SyncGroup is awaited."""
+    """The new generation is known; the group waits for its leader's SyncGroup."""
     STABLE = "Stable"
     """The leader's assignment is in the log."""
     DEAD = "Dead"
@@ -52,7 +52,7 @@ TRANSITIONS: Final[Mapping[tuple[ClassicState, ClassicState], str]] = MappingPro
         (_S, _D): "became a consumer group, shard unloaded",
     }
 )
-"""(from, to) → what causes it."""
+"""(from, to) → the cause."""
 
 
 def require_transition(source: ClassicState, target: ClassicState, group_id: str) -> None:

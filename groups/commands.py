@@ -1,13 +1,13 @@
-"""What the group coordinator can be asked, and what it answers.
+"""The commands of the group coordinator, and their results.
 
 A command goes into :meth:`fencepost.groups.machine.GroupMachine.decide`; its result is the
-``response`` of the reply to its token. Instead of the result a
-:class:`fencepost.groups.errors.GroupError` may come back, listed per command. Text is ``str``,
-opaque blobs are ``bytes``, times are milliseconds, topic ids are their 16 bytes. Topic existence,
-authorisation and topic names behind ids are the caller's business; group ids, members, generations
-and limits are checked here.
+``response`` of the reply to its token. Instead of the result the reply may hold a
+:class:`fencepost.groups.errors.GroupError`, listed per command. Text is ``str``, opaque blobs are
+``bytes``, times are milliseconds, topic ids are their 16 bytes. The caller checks that topics
+exist, authorises the request and resolves topic ids; the machine checks group ids, members,
+generations and limits.
 
-Source: the request and response schemas of Apache Kafka, without what only the wire needs.
+Source: the request and response schemas of Apache Kafka, without fields for the wire only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fencepost.logcore.machine import DomainError, ProducerStamp
 from fencepost.logcore.values import dataclass, made_often
 
 NO_GENERATION = -1
-"""The generation of a request whose sender is no member (admin tools, ``assign()``)."""
+"""The generation of a request from a sender outside of the group (admin tools, ``assign()``)."""
 NO_RETENTION = -1
 """``CommitOffsets.retention_time_ms`` when the request carries none."""
 NO_OFFSET = -1
@@ -31,10 +31,10 @@ NO_LEADER_EPOCH = -1
 
 
 class Sight(NamedTuple):
-    """Which topics the sender of a command may see.
+    """The topics that the sender of a command may see.
 
-    An expression of a group stands for what the one sees whose command has it matched. It is
-    matched anew when ``version`` changes: then somebody may see more, or less.
+    An expression matches only topics visible to the member whose command triggers the matching. It
+    is matched again when ``version`` changes: then the visible topics may differ.
     """
 
     version: int
@@ -52,7 +52,7 @@ class JoinGroup:
 
     Errors: InvalidGroupId, InvalidSessionTimeout, InconsistentGroupProtocol, UnknownMemberId,
     MemberIdRequired, FencedInstanceId, GroupMaxSizeReached, GroupLimitExceeded, RebalanceInProgress
-    (a newer JoinGroup of the same member took the place of this one), NotGroupCoordinator.
+    (replaced by a newer JoinGroup of the same member), NotGroupCoordinator.
     """
 
     group_id: str
@@ -69,7 +69,7 @@ class JoinGroup:
     new_member_id: str
     reason: str = ""
     sight: Sight | None = None
-    """What the sender may see of the topics; None for everything."""
+    """The topics that the sender may see; None for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class JoinGroupResult:
 
 @dataclass(frozen=True, slots=True)
 class SyncGroup:
-    """Ask for one's assignment; the leader brings everybody's. ``protocol_*`` None below v5.
+    """Request the assignment; the leader supplies all of them. ``protocol_*`` None below v5.
 
     Errors: InvalidGroupId, UnknownMemberId, FencedInstanceId, IllegalGeneration,
     InconsistentGroupProtocol, RebalanceInProgress, GroupLimitExceeded (the group's record would be
@@ -124,7 +124,7 @@ class SyncGroupResult:
 @made_often
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Stay a member.
+    """Renew the member's session.
 
     Errors: InvalidGroupId, UnknownMemberId, FencedInstanceId, IllegalGeneration,
     RebalanceInProgress.
@@ -139,12 +139,12 @@ class Heartbeat:
 @made_often
 @dataclass(frozen=True, slots=True)
 class HeartbeatResult:
-    """The member lives."""
+    """The session was renewed."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeavingMember:
-    """By member id, or by instance id with an empty member id (admin removal, KIP-345)."""
+    """A member id, or an instance id with an empty member id (admin removal, KIP-345)."""
 
     member_id: str
     group_instance_id: str | None = None
@@ -153,7 +153,7 @@ class LeavingMember:
 
 @dataclass(frozen=True, slots=True)
 class LeaveGroup:
-    """Remove members. Errors: InvalidGroupId; everything else is told per member."""
+    """Remove members. Errors: InvalidGroupId; other errors are per member."""
 
     group_id: str
     members: tuple[LeavingMember, ...]
@@ -161,7 +161,7 @@ class LeaveGroup:
 
 @dataclass(frozen=True, slots=True)
 class LeaveGroupResult:
-    """(member id, instance id, error) as asked, in order; v<3 puts the only error at top level."""
+    """(member id, instance id, error) in request order; below v3 a top-level error instead."""
 
     members: tuple[tuple[str, str | None, DomainError | None], ...]
 
@@ -170,7 +170,7 @@ class LeaveGroupResult:
 
 
 class OffsetToCommit(NamedTuple):
-    """One partition's offset. ``topic_id`` (16 bytes) where the topic's id is known."""
+    """One partition's offset. ``topic_id`` (16 bytes) if the topic's id is known."""
 
     topic: str
     partition: int
@@ -220,14 +220,14 @@ class TxnCommitOffsets:
 @made_often
 @dataclass(frozen=True, slots=True)
 class CommitOffsetsResult:
-    """(topic, partition, error) in the order asked."""
+    """(topic, partition, error) in request order."""
 
     partitions: tuple[tuple[str, int, DomainError | None], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class FetchTopic:
-    """Partitions asked for. With ``topic_id``, an offset stored for another id counts as none."""
+    """Partitions to fetch. With ``topic_id``, an offset stored for another id counts as none."""
 
     topic: str
     partitions: tuple[int, ...]
@@ -236,10 +236,10 @@ class FetchTopic:
 
 @dataclass(frozen=True, slots=True)
 class FetchOffsets:
-    """Read committed offsets; ``topics`` None asks for all of the group's.
+    """Fetch committed offsets; ``topics`` None requests all of the group.
 
-    A missing group is no error. ``member_id`` and ``member_epoch`` matter to consumer-protocol
-    groups only; classic groups ignore them.
+    A missing group is no error. ``member_id`` and ``member_epoch`` are only for groups of the
+    consumer protocol; classic groups ignore them.
     """
 
     group_id: str
@@ -250,7 +250,7 @@ class FetchOffsets:
 
 
 class FetchedOffset(NamedTuple):
-    """One partition's answer; ``error`` is None or UnstableOffsetCommit (offset -1 then)."""
+    """One partition's result; ``error`` is None or UnstableOffsetCommit (then the offset is -1)."""
 
     partition: int
     offset: int
@@ -261,9 +261,9 @@ class FetchedOffset(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FetchOffsetsResult:
-    """(topic, its partitions): as asked in order, or sorted by topic when all were asked for.
+    """(topic, its partitions) in request order, or sorted by topic when all were requested.
 
-    Tuples; of a great many offsets iterators, to be read once. They tell what was at the command.
+    Tuples, or for a great many offsets iterators over the state at the command, to be read once.
     """
 
     topics: Iterable[tuple[str, Iterable[FetchedOffset]]]
@@ -271,7 +271,7 @@ class FetchOffsetsResult:
 
 @dataclass(frozen=True, slots=True)
 class DeleteOffsets:
-    """Forget offsets. Errors: InvalidGroupId, GroupIdNotFound, NonEmptyGroup."""
+    """Delete offsets. Errors: InvalidGroupId, GroupIdNotFound, NonEmptyGroup."""
 
     group_id: str
     topics: tuple[tuple[str, tuple[int, ...]], ...]
@@ -279,7 +279,7 @@ class DeleteOffsets:
 
 @dataclass(frozen=True, slots=True)
 class DeleteOffsetsResult:
-    """(topic, partition, error) in the order asked; the error is GroupSubscribedToTopic."""
+    """(topic, partition, error) in request order; the error is GroupSubscribedToTopic."""
 
     partitions: tuple[tuple[str, int, DomainError | None], ...]
 
@@ -289,14 +289,14 @@ class DeleteOffsetsResult:
 
 @dataclass(frozen=True, slots=True)
 class DescribeGroup:
-    """Describe one classic group. Errors: GroupIdNotFound (v<6 answers state Dead instead)."""
+    """Describe one classic group. Errors: GroupIdNotFound (v<6 returns state Dead instead)."""
 
     group_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class DescribedMember:
-    """``metadata`` and ``assignment`` are empty unless the group is Stable."""
+    """``metadata`` is empty unless the group is Stable; ``assignment`` is the last one."""
 
     member_id: str
     group_instance_id: str | None
@@ -319,7 +319,7 @@ class DescribeGroupResult:
 
 @dataclass(frozen=True, slots=True)
 class ListGroups:
-    """List the shard's groups; an empty filter lets everything through, case does not matter."""
+    """List the shard's groups; an empty filter matches all groups, case does not matter."""
 
     states: tuple[str, ...] = ()
     types: tuple[str, ...] = ()
@@ -337,29 +337,29 @@ class ListedGroup:
 
 @dataclass(frozen=True, slots=True)
 class ListGroupsResult:
-    """Sorted by group id."""
+    """The groups, sorted by group id."""
 
     groups: tuple[ListedGroup, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteGroup:
-    """Remove a group with its offsets. Errors: GroupIdNotFound, NonEmptyGroup."""
+    """Delete a group with its offsets. Errors: GroupIdNotFound, NonEmptyGroup."""
 
     group_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteGroupResult:
-    """The group is gone."""
+    """The group was deleted."""
 
 
-# --- upkeep: sent by the runtime itself ----------------------------------------------------------
+# --- upkeep: sent by the runtime -----------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class TopicsDeleted:
-    """Topics are gone: forget their offsets. ``topics`` are (name, topic id or None if unknown).
+    """Delete the offsets of deleted topics. ``topics`` are (name, topic id or None if unknown).
 
     An offset stored under a different topic id stays: it belongs to a newer topic of that name.
     """
@@ -369,12 +369,12 @@ class TopicsDeleted:
 
 @dataclass(frozen=True, slots=True)
 class ExpireOffsets:
-    """Forget expired offsets and empty groups (Kafka: every 10 minutes)."""
+    """Delete expired offsets and empty groups (Kafka: every 10 minutes)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForgottenResult:
-    """What was forgotten. ``more``: not all were looked at, send the command again."""
+    """Counts of deleted offsets and groups. ``more``: the pass is incomplete, send it again."""
 
     offsets: int
     groups: int

@@ -1,9 +1,9 @@
 """ConsumerGroupHeartbeat: members join, report, leave (KIP-848).
 
-The order of checks is Kafka's (``GroupMetadataManager.consumerGroupHeartbeat`` and the methods
-below it). A heartbeat goes through six steps: the member, its subscription, the group epoch, the
-target, the member's reconciliation, the answer. All of them work on a :class:`MemberUpdate`, which
-holds what will be true once the records that are being collected are replayed.
+The order of checks is Kafka's (``GroupMetadataManager.consumerGroupHeartbeat`` and the methods it
+calls). A heartbeat takes six steps: the member, its subscription, the group epoch, the target, the
+member's reconciliation, the response. All of them work on a :class:`MemberUpdate`, which holds the
+state after the replay of the records collected so far.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def heartbeat(
 ) -> None:
     """Decide on a ConsumerGroupHeartbeat. Raises a GroupError before any change.
 
-    A member that meets a limit while it may be reading is fenced: it gives up its partitions and
-    joins again, and only a member that has nothing hears of the limit. It keeps its place until
+    A member that exceeds a limit while it may be reading is fenced: it gives up its partitions and
+    rejoins; only a member without partitions gets the limit's error. It keeps its place until
     then, or until its session ends.
     """
     try:
@@ -101,8 +101,8 @@ def _heartbeat(
     group = _group(shard, decision, command, environment)
     update = _member(decision, command, environment, group)
     if isinstance(known, ClassicGroup) and any(map(known.awaits_sync_of, known.members)):
-        # A static member may come in another's place and change nothing; those who joined since
-        # the last generation have nothing yet.
+        # A static member may replace another and change nothing; members that joined since the
+        # last generation have no partitions yet.
         update.reasons.append("the classic group was rebalancing")
     change_group(shard, decision, update)
     before = update.current
@@ -119,10 +119,10 @@ def _heartbeat(
 def brings_nothing_new(
     group: ConsumerGroup, command: ConsumerHeartbeat, environment: Environment
 ) -> bool:
-    """Whether a heartbeat only says that its member lives, and the group waits for nothing.
+    """Whether a heartbeat only renews the session, and the group waits for nothing.
 
-    Nearly every heartbeat is of this kind. The six steps would decide the same, at several times
-    the cost, which grows with the group.
+    Nearly every heartbeat is of this kind. The six steps would have the same result, at several
+    times the cost, which grows with the group.
     """
     member = group.members.get(command.member_id)
     return (
@@ -207,7 +207,7 @@ def _validate(shard: Shard, command: ConsumerHeartbeat, settings: ConsumerSettin
 
 
 def _require_text(what: str, text: str | None) -> None:
-    """Refuse what is empty to Java: a text of nothing but blanks and control characters."""
+    """Refuse a text that Java considers blank: only blanks and control characters."""
     _require(text is None or bool(text.strip(_JAVA_BLANKS)), f"{what} can't be empty.")
 
 
@@ -222,7 +222,7 @@ def _require(condition: bool, what: str) -> None:
 def _group(
     shard: Shard, decision: DecisionBuilder, command: ConsumerHeartbeat, environment: Environment
 ) -> ConsumerGroup:
-    """Return the group; a joining member may create one, or turn a classic one into one."""
+    """Return the group; a joining member may create it, or convert a classic group."""
     group = shard.groups.get(command.group_id)
     if isinstance(group, ConsumerGroup):
         return group
@@ -247,7 +247,7 @@ def _member(
     environment: Environment,
     group: ConsumerGroup,
 ) -> MemberUpdate:
-    """Find the member, check its epoch, or see that it may come in."""
+    """Find the member and check its epoch, or check that it may join."""
     member_id = command.member_id or command.new_member_id
     known = group.members.get(member_id)
     is_static = command.instance_id is not None
@@ -279,7 +279,7 @@ def _require_epoch(update: MemberUpdate) -> None:
     if epoch == current.member_epoch:
         return
     owned = update.command.owned
-    # The answer that told the new epoch may have been lost.
+    # The response with the new epoch may have been lost.
     lost = epoch < current.member_epoch and epoch == current.previous_member_epoch
     if not lost or owned is None or not flat(owned) <= current.assigned.keys():
         raise FencedMemberEpochError(
@@ -302,7 +302,7 @@ def _leave(
     elif member_id not in group.members:
         raise _unknown(group, member_id)
     if command.member_epoch == STATIC_LEAVE_EPOCH:
-        # What it was to revoke is free: its client is gone. What it was assigned waits for it.
+        # Partitions to revoke are free: the client is gone. Assigned ones stay reserved for it.
         away = replace(
             group.current(member_id),
             member_epoch=STATIC_LEAVE_EPOCH,

@@ -1,8 +1,8 @@
-"""What consumer-protocol groups (KIP-848) can be asked, and what they answer.
+"""The commands of consumer-protocol groups (KIP-848), and their results.
 
 As in ``fencepost.groups.commands``: a command goes into ``GroupMachine.decide``, its result or a
-:class:`fencepost.groups.errors.GroupError` comes back. The cluster's topics come with an
-:class:`Environment`.
+:class:`fencepost.groups.errors.GroupError` comes back. An :class:`Environment` holds the cluster's
+topics.
 
 Source: the ConsumerGroupHeartbeat and ConsumerGroupDescribe schemas of Apache Kafka.
 """
@@ -26,7 +26,7 @@ JOIN_EPOCH: Final = 0
 LEAVE_EPOCH: Final = -1
 """The member leaves."""
 STATIC_LEAVE_EPOCH: Final = -2
-"""The static member leaves and means to be back within its session."""
+"""The static member leaves and intends to rejoin within its session."""
 NO_TIMEOUT: Final = -1
 """``rebalance_timeout_ms`` when it did not change since the last heartbeat."""
 
@@ -35,13 +35,13 @@ NO_TIMEOUT: Final = -1
 class TopicImage:
     """The topics of the cluster: name → (topic id of 16 bytes, partition count).
 
-    ``version`` grows with each change: groups remember it to see whether they must look again.
+    ``version`` grows with each change: groups compare it to decide whether to check again.
     """
 
     topics: Mapping[str, tuple[bytes, int]]
     version: int = 0
     racks_of: Callable[[str], tuple[tuple[str, ...], ...]] = lambda _: ()
-    """The racks of each partition's replicas, in order; nothing where no broker has one."""
+    """The racks of each partition's replicas, in order; empty if no broker has a rack."""
 
     def names(self) -> dict[bytes, str]:
         """Return topic id → name."""
@@ -49,13 +49,13 @@ class TopicImage:
 
 
 class MigrationPolicy(StrEnum):
-    """``group.consumer.migration.policy``: which groups with members may change their kind."""
+    """``group.consumer.migration.policy``: the conversions of groups with members."""
 
     DISABLED = "disabled"
     UPGRADE = "upgrade"
     """Classic groups become consumer groups."""
     DOWNGRADE = "downgrade"
-    """Consumer groups whose last member of the consumer protocol goes become classic groups."""
+    """Consumer groups without a member of the consumer protocol become classic groups."""
     BIDIRECTIONAL = "bidirectional"
 
     @property
@@ -71,12 +71,12 @@ class MigrationPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ConsumerSettings:
-    """The broker's ``group.consumer.*`` configuration, or a group's own where it has one."""
+    """The ``group.consumer.*`` configuration of the broker, or of a group that has its own."""
 
     session_timeout_ms: int = 45_000
-    """``group.consumer.session.timeout.ms``: the client can't choose it."""
+    """``group.consumer.session.timeout.ms``: the client cannot choose it."""
     heartbeat_interval_ms: int = 5_000
-    """``group.consumer.heartbeat.interval.ms``: told to the client."""
+    """``group.consumer.heartbeat.interval.ms``: sent to the client."""
     assignment_interval_ms: int = 1_000
     """``group.consumer.assignment.interval.ms``: at most one target computed in this time."""
     max_size: int = 1_000
@@ -92,20 +92,20 @@ class ConsumerSettings:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What a decision on a group goes by that is not the group's: the cluster as it is now."""
+    """The state outside of a group that a decision on it uses: the current cluster."""
 
     topics: TopicImage = field(default_factory=lambda: TopicImage({}))
     settings: ConsumerSettings = field(default_factory=ConsumerSettings)
-    """The group's own, where it has some, over those of the broker."""
+    """The broker's settings, overridden by the group's."""
 
 
 @made_often
 @dataclass(frozen=True, slots=True)
 class ConsumerHeartbeat:
-    """Join, stay, report, leave. None (or :data:`NO_TIMEOUT`) means: as I said last.
+    """Join, stay, report, leave. None (or :data:`NO_TIMEOUT`) means unchanged.
 
-    ``member_id`` is the client's own from v1; ``new_member_id`` is used where it is empty (v0).
-    ``subscribed_topic_regex`` "" clears an expression.
+    From v1 the client chooses ``member_id``; ``new_member_id`` is used if it is empty (v0).
+    ``subscribed_topic_regex`` "" removes an expression.
 
     Errors: InvalidGroupRequest, UnsupportedAssignor, InvalidRegularExpression, GroupIdNotFound,
     GroupMaxSizeReached, UnknownMemberId, FencedMemberEpoch, UnreleasedInstanceId, FencedInstanceId,
@@ -123,20 +123,20 @@ class ConsumerHeartbeat:
     subscribed_topic_names: tuple[str, ...] | None = None
     subscribed_topic_regex: str | None = None
     reason_against_regex: str | None = None
-    """Why the expression is not valid (``regex.reason_against``), which takes long to find out."""
+    """Why the expression is invalid (``regex.reason_against``); checking it takes long."""
     server_assignor: str | None = None
     owned: tuple[TopicPartitions, ...] | None = None
     new_member_id: str = ""
     client_makes_member_id: bool = True
     """From v1: an empty ``member_id`` is refused."""
     sight: Sight | None = None
-    """What the sender may see; None for everything."""
+    """The topics that the sender may see; None for all."""
 
 
 @made_often
 @dataclass(frozen=True, slots=True)
 class ConsumerHeartbeatResult:
-    """``assignment`` None means: unchanged."""
+    """``assignment`` None means unchanged."""
 
     member_id: str
     member_epoch: int
@@ -162,11 +162,11 @@ class NamedPartitions:
 
 @dataclass(frozen=True, slots=True)
 class DescribedConsumer:
-    """One member. Topics that no longer exist are left out of both assignments."""
+    """One member. Both assignments omit topics that no longer exist."""
 
     member_id: str
     said: ConsumerMemberValue
-    """What it said of itself."""
+    """The member's record."""
     member_epoch: int
     assignment: tuple[NamedPartitions, ...]
     target_assignment: tuple[NamedPartitions, ...]

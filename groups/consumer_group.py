@@ -1,9 +1,8 @@
-"""A consumer group's data (KIP-848): what its records say, and what follows from that.
+"""A consumer group's data (KIP-848): the content of its records, and the state derived from it.
 
-Each record sets its own piece and needs no other, so that the order in which a compacted log
-brings them does not matter. A member exists while its type 5 record does; the group exists while
-any piece does. What is soft is noted as such: a restart forgets it.
-
+Each record sets its own piece and needs no other, so that their order in a compacted log does not
+matter. A member exists while its type 5 record does; the group exists while any piece does. Soft
+state is marked as such: a restart loses it.
 Source: Kafka's ``ConsumerGroup``, ``ConsumerGroupMember``, ``ModernGroup``.
 """
 
@@ -38,7 +37,7 @@ from fencepost.groups.subscriptions import Subscriptions
 from fencepost.logcore.machine import DecisionBuilder, InvariantViolation, Record
 
 INITIAL_EPOCH: Final = 1
-"""The epoch of a group before its first member; 4.3 starts there, so that 0 is nobody's epoch."""
+"""The epoch of a group before its first member; Kafka 4.3 starts there, so that 0 means none."""
 
 
 class ConsumerState(StrEnum):
@@ -47,15 +46,15 @@ class ConsumerState(StrEnum):
     EMPTY = "Empty"
     """No members."""
     ASSIGNING = "Assigning"
-    """The target of the group's epoch is not computed yet."""
+    """The target for the group epoch is not computed yet."""
     RECONCILING = "Reconciling"
     """Some member has not reached its target."""
     STABLE = "Stable"
-    """All have."""
+    """All members have reached their targets."""
 
 
 def by_topic(partitions: Iterable[TopicIdPartition]) -> tuple[cr.TopicPartitions, ...]:
-    """Return partitions grouped by topic, everything in order."""
+    """Return partitions grouped by topic, in ascending order."""
     grouped: dict[bytes, list[int]] = {}
     for topic_id, index in sorted(partitions):
         grouped.setdefault(topic_id, []).append(index)
@@ -84,27 +83,27 @@ class ConsumerGroup(GroupBase):
         self.static_members: dict[str, str] = {}
         self.owners: dict[TopicIdPartition, str] = {}
         self.checked_version: int | None = None
-        """The version of the topics as of which the metadata hash is known to be right."""
+        """The version of the topics for which the metadata hash was checked."""
         self.regexes_version: tuple[int, int] | None = None
-        """The versions of the topics, and of the right to see them, as of which the regular
-        expressions are resolved."""
+        """The versions of the topics, and of the right to see them, for which the regular
+        expressions were resolved."""
         self.sight: Sight | None = None
-        """What the one may see for whom they are matched: the last who has sent anything."""
+        """The topics that the expressions may match: those visible to the last sender."""
         self.regexes_checked_ms: int | None = None
         """When the regular expressions were last matched against all topics."""
         self.refused_regexes: dict[str, str] = {}
-        """Regular expressions that can't be used, and why; they keep the topics they have."""
+        """Unusable regular expressions, and the reasons; they keep their topics."""
         self.scan: RegexScan | None = None
-        """The matching that is under way: the timer goes on with it."""
+        """The matching in progress, which the timer continues."""
         self.joining: set[str] = set()
         """Classic members that were told to rejoin: their join timers run."""
         self.syncing: set[str] = set()
-        """Classic members that joined and have not fetched their assignment: as above."""
+        """Classic members that joined and have not sent SyncGroup: their sync timers run."""
         self.subscriptions = Subscriptions()
-        """Of all members."""
+        """The subscriptions of all members."""
         self._subscribed: frozenset[str] | None = None
 
-    # --- questions -------------------------------------------------------------------------------
+    # --- queries ---------------------------------------------------------------------------------
 
     @property
     def epoch(self) -> int:
@@ -144,11 +143,11 @@ class ConsumerGroup(GroupBase):
         return False
 
     def owner_of(self, instance_id: str | None) -> str | None:
-        """Return the member that has an instance id, None for no instance id too."""
+        """Return the member with an instance id; None without an instance id."""
         return None if instance_id is None else self.static_members.get(instance_id)
 
     def current(self, member_id: str) -> CurrentAssignment:
-        """Return what the member has; a new one has nothing, at epoch 0."""
+        """Return the member's current assignment; a new member has none, at epoch 0."""
         return self.currents.get(member_id) or CurrentAssignment()
 
     def subscribed_topics(self) -> frozenset[str]:
@@ -174,7 +173,7 @@ class ConsumerGroup(GroupBase):
         return all(member.classic is not None for member in left)
 
     def waits_for_partitions(self, member_id: str) -> bool:
-        """Whether others still hold partitions that the member's target gives it."""
+        """Whether other members still hold partitions of the member's target."""
         current = self.current(member_id)
         return current.state is MemberState.UNRELEASED_PARTITIONS and any(
             partition in self.owners
@@ -185,7 +184,7 @@ class ConsumerGroup(GroupBase):
     # --- timers ----------------------------------------------------------------------------------
 
     def expect_join(self, decision: DecisionBuilder, member_id: str) -> None:
-        """Give a classic member its rebalance timeout to rejoin, counted from the first time."""
+        """Start the rejoin timer of a classic member, unless it runs already."""
         if member_id not in self.joining:
             self.joining.add(member_id)
             timeout_ms = max(self.members[member_id].rebalance_timeout_ms, 0)
@@ -199,24 +198,24 @@ class ConsumerGroup(GroupBase):
         decision.arm(self.timer("sync", member_id), max(rebalance_timeout_ms, 0))
 
     def synced(self, decision: DecisionBuilder, member_id: str) -> None:
-        """Wait for nothing more: a classic member has its assignment."""
+        """Stop waiting for a classic member, which has its assignment."""
         self.syncing.discard(member_id)
         decision.disarm(self.timer("sync", member_id))
 
     def stop_classic_timers(self, decision: DecisionBuilder, member_id: str) -> None:
-        """Wait for neither JoinGroup nor SyncGroup of a member, whatever it speaks from now on."""
+        """Stop waiting for a JoinGroup or SyncGroup of a member, in either protocol."""
         self.joining.discard(member_id)
         decision.disarm(self.timer("join", member_id))
         self.synced(decision, member_id)
 
     def stop_timers(self, decision: DecisionBuilder, member_id: str) -> None:
-        """Cancel everything that waits for a member."""
+        """Cancel all timers of a member."""
         decision.disarm(self.timer("session", member_id))
         decision.disarm(self.timer("rebalance", member_id))
         self.stop_classic_timers(decision, member_id)
 
     def stop_upkeep(self, decision: DecisionBuilder) -> None:
-        """Cancel what the group does for itself: it has no members, or becomes another kind."""
+        """Cancel the group's own timers: it has no members, or becomes another kind."""
         decision.disarm(self.timer("assignor"))
         decision.disarm(self.timer("regex"))
         self.scan = None
@@ -224,7 +223,7 @@ class ConsumerGroup(GroupBase):
     # --- replay ----------------------------------------------------------------------------------
 
     def replay(self, key: cr.ConsumerKey, value: object) -> None:
-        """Set, or with None forget, the piece that ``key`` names."""
+        """Set the piece that ``key`` names, or remove it with None."""
         self._subscribed = None
         match key.kind, value:
             case Kind.GROUP_METADATA, cr.GroupEpochValue() | None:
@@ -258,7 +257,7 @@ class ConsumerGroup(GroupBase):
         if value is not None:
             self.members[member_id] = value
             self._totals.memory.add(member_bytes(member_id, value))
-            # An empty one is one too: JoinGroup takes it.
+            # An empty instance id is valid too: JoinGroup accepts it.
             if value.instance_id is not None:
                 self.static_members[value.instance_id] = member_id
 
@@ -266,7 +265,7 @@ class ConsumerGroup(GroupBase):
         old = self.currents.pop(member_id, None)
         self._totals.memory.add(held_bytes(current) - held_bytes(old))
         for partition in () if old is None else old.held:
-            # A compacted log may have let the next owner in already.
+            # In a compacted log, the record of the next owner may come first.
             if self.owners.get(partition) == member_id:
                 del self.owners[partition]
         if current is not None:
@@ -283,7 +282,7 @@ class ConsumerGroup(GroupBase):
             memory.add(text_bytes(regex, *value.topics))
 
     def discard(self) -> None:
-        """Take what the group holds out of the shard's totals: it leaves the table."""
+        """Subtract the group from the shard's totals, because it leaves the table."""
         for member_id in list(self.members):
             self._put_member(member_id, None)
         for member_id in list(self.currents):
@@ -309,7 +308,7 @@ class ConsumerGroup(GroupBase):
     ) -> None:
         """See :class:`ClassicGroup`. Below the member's epoch, each partition decides (KIP-1251).
 
-        As in Kafka the member id alone says who commits, not the instance id.
+        As in Kafka the member id alone identifies the sender, not the instance id.
         """
         if generation_id < 0 and not self.members:
             return
@@ -348,7 +347,7 @@ class ConsumerGroup(GroupBase):
             raise StaleMemberEpochError(f"epoch {current.member_epoch} is current")
 
     def committed(self, decision: DecisionBuilder, member_id: str) -> None:
-        """See :class:`ClassicGroup`. Here only heartbeats count as signs of life."""
+        """See :class:`ClassicGroup`. Only heartbeats renew a session in this protocol."""
 
     def validate_offset_delete(self) -> None:
         """See :class:`ClassicGroup`. Only subscribed topics are protected."""
@@ -364,7 +363,7 @@ class ConsumerGroup(GroupBase):
     def tombstones(self, names: Mapping[str, str] | None = None) -> Iterator[Record]:
         """See :class:`ClassicGroup`.
 
-        ``names`` gives a member's id where its records now have another.
+        ``names`` maps a member id to the new one that its records have now.
         """
         group_id, renamed = self.group_id, names or {}
         for kind, member_ids in (
@@ -388,11 +387,11 @@ class ConsumerGroup(GroupBase):
             self.stop_timers(decision, member_id)
 
     def unloaded(self, decision: DecisionBuilder) -> None:
-        """See :class:`ClassicGroup`. No request is ever parked here."""
+        """See :class:`ClassicGroup`. No request of such a group is ever parked."""
 
     @property
     def is_gone(self) -> bool:
-        """Whether nothing of the group is left in the log: its last piece has a tombstone."""
+        """Whether the log has nothing of the group: its last piece has a tombstone."""
         return not (
             self.saved_epoch
             or self.saved_assignment
@@ -468,7 +467,7 @@ def topics_of(
 
 
 def identity(member_id: str, member: cr.ConsumerMemberValue) -> dict[str, object]:
-    """Return what events tell of a member."""
+    """Return the fields of a member in events."""
     return {
         "member": member_id,
         "group_instance_id": member.instance_id,
@@ -501,7 +500,7 @@ def held_bytes(current: CurrentAssignment | None) -> int:
 
 
 def write_current(current: CurrentAssignment) -> cr.CurrentAssignmentValue:
-    """Return the record's content for what a member has."""
+    """Return the record's content for a member's current assignment."""
 
     def written(partitions: Mapping[TopicIdPartition, int]) -> tuple[cr.AssignedPartitions, ...]:
         return tuple(
@@ -521,7 +520,7 @@ def write_current(current: CurrentAssignment) -> cr.CurrentAssignmentValue:
 
 
 def read_current(value: cr.CurrentAssignmentValue) -> CurrentAssignment:
-    """Return what a member has. Before Kafka 4.3 partitions had no epochs: the member's counts."""
+    """Return a current assignment. Before Kafka 4.3 partitions have the member's epoch."""
     default = value.member_epoch if value.member_epoch >= 0 else value.previous_member_epoch
 
     def read(topics: Iterable[cr.AssignedPartitions]) -> dict[TopicIdPartition, int]:

@@ -1,4 +1,4 @@
-"""How members of a consumer group go: they leave, fall silent, or do not revoke in time.
+"""Removal of members from a consumer group: leaves, expired sessions, late revocations.
 
 Source: Kafka's ``GroupMetadataManager`` (consumerGroupFenceMember and the timers' operations).
 """
@@ -26,7 +26,7 @@ def remove_members(
     kind: EventKind,
     reason: str,
 ) -> None:
-    """Remove members; the others' target follows at the next heartbeat of any of them.
+    """Remove members; the next heartbeat of any other member computes the new target.
 
     The group becomes classic if only classic members are left.
     """
@@ -64,8 +64,8 @@ def remove_members(
         client_host=gone.client_host,
     )
     if len(group.members) == len(set(member_ids)):
-        # Nobody is left who could bring the target up to the epoch. Without a time, so that
-        # whoever joins next need not wait.
+        # No member is left whose heartbeat could compute the target. The record has no time, so
+        # that the next member need not wait.
         group.stop_upkeep(decision)
         value = cr.AssignmentEpochValue(epoch)
         decision.append(cr.assignment_epoch(group_id, value))
@@ -74,7 +74,7 @@ def remove_members(
 def member_timer_fired(
     shard: Shard, decision: DecisionBuilder, group: ConsumerGroup, kind: str, member_id: str
 ) -> None:
-    """Remove a member that let one of its times pass."""
+    """Remove a member whose timer has expired."""
     match kind:
         case "session":
             is_late, reason = member_id in group.members, "no heartbeat came"
@@ -92,13 +92,13 @@ def member_timer_fired(
 
 
 def group_loaded(shard: Shard, decision: DecisionBuilder, group: ConsumerGroup) -> None:
-    """Begin to serve a group read from the log: every session starts anew.
+    """Begin to serve a group read from the log: every session starts again.
 
-    Whether a classic member must rejoin or sync, its next heartbeat finds out.
+    Classic members learn from their next heartbeats whether they must rejoin or sync.
     """
     settings = shard.environment(group.group_id).settings
     for member_id, member in group.members.items():
-        # A classic member has chosen its session timeout for itself.
+        # A classic member has chosen its session timeout itself.
         chosen = settings if member.classic is None else member.classic
         decision.arm(group.timer("session", member_id), chosen.session_timeout_ms)
         is_unrevoked = group.current(member_id).state is MemberState.UNREVOKED_PARTITIONS

@@ -1,10 +1,10 @@
 """The records of consumer-protocol groups (KIP-848): types 3 to 8 and 16.
 
-Their values have one version, 0, and are flexible; keys are plain. A record's identity is its key,
-and no record needs another one to be understood, so that a compacted log loads in any form.
+The values have one version, 0, and are flexible; keys are plain. A record's identity is its key,
+and each record can be decoded without any other, so that a compacted log loads in any form.
 
-Type 4 was given up in Kafka 4.1: of a log that still has it only its presence is read, so that it
-can be tombstoned.
+Kafka 4.1 dropped type 4: for a log that still has it only its presence is noted, so that it can be
+tombstoned.
 
 Source: the ``ConsumerGroup*Key.json`` and ``ConsumerGroup*Value.json`` schemas of Kafka 4.3.
 """
@@ -29,7 +29,7 @@ TopicPartitions = tuple[bytes, tuple[int, ...]]
 
 
 class ConsumerRecordType(IntEnum):
-    """The type that leads a key."""
+    """The type at the beginning of a key."""
 
     GROUP_METADATA = 3
     PARTITION_METADATA = 4
@@ -45,7 +45,7 @@ PER_GROUP: Final = {
     ConsumerRecordType.PARTITION_METADATA,
     ConsumerRecordType.TARGET_ASSIGNMENT_METADATA,
 }
-"""Types of which there is one a group, so that the key names nothing more."""
+"""Types with one record a group, whose key names only the group."""
 
 
 # --- keys ----------------------------------------------------------------------------------------
@@ -73,12 +73,12 @@ class GroupEpochValue:
 
 @dataclass(frozen=True, slots=True)
 class PartitionMetadataValue:
-    """Type 4: somebody older wrote it."""
+    """Type 4, in logs of older brokers."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClassicMemberMetadata:
-    """What a member that speaks the classic protocol said. ``protocols`` are (name, metadata)."""
+    """The metadata of a member of the classic protocol. ``protocols`` are (name, metadata)."""
 
     session_timeout_ms: int
     protocols: tuple[tuple[str, bytes], ...]
@@ -86,7 +86,7 @@ class ClassicMemberMetadata:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerMemberValue:
-    """Type 5: what a member said of itself."""
+    """Type 5: a member's metadata and subscription."""
 
     instance_id: str | None
     rack_id: str | None
@@ -94,7 +94,7 @@ class ConsumerMemberValue:
     client_host: str
     subscribed_topic_names: tuple[str, ...]
     subscribed_topic_regex: str | None
-    """None and "" both say that there is none; Kafka writes "" since 4.0."""
+    """None and "" both mean no expression; Kafka writes "" since 4.0."""
     rebalance_timeout_ms: int
     server_assignor: str | None
     classic: ClassicMemberMetadata | None = None
@@ -110,7 +110,7 @@ class AssignmentEpochValue:
 
 @dataclass(frozen=True, slots=True)
 class TargetAssignmentValue:
-    """Type 7: what a member shall have."""
+    """Type 7: a member's target."""
 
     partitions: tuple[TopicPartitions, ...]
 
@@ -126,7 +126,7 @@ class AssignedPartitions:
 
 @dataclass(frozen=True, slots=True)
 class CurrentAssignmentValue:
-    """Type 8: what a member has. ``state`` is the number of Kafka's ``MemberState``."""
+    """Type 8: a member's current assignment. ``state`` is the number of Kafka's ``MemberState``."""
 
     member_epoch: int
     previous_member_epoch: int
@@ -179,7 +179,7 @@ def group_epoch(group_id: str, value: GroupEpochValue) -> Record:
 
 
 def member(group_id: str, member_id: str, value: ConsumerMemberValue) -> Record:
-    """Return the record of what a member said of itself."""
+    """Return the record of a member's metadata and subscription."""
     writer = FieldWriter(_VERSION, flexible=True)
     writer.string(value.instance_id)
     writer.string(value.rack_id)
@@ -195,7 +195,7 @@ def member(group_id: str, member_id: str, value: ConsumerMemberValue) -> Record:
 
 
 def _classic(value: ClassicMemberMetadata | None) -> bytes:
-    """Write a nullable structure in a tag: it says first whether it is there, with a varint."""
+    """Encode a nullable structure in a tag: a varint first tells whether it is present."""
     writer = FieldWriter(None, flexible=True)
     if value is None:
         writer.uvarint(0)
@@ -212,7 +212,7 @@ def _classic(value: ClassicMemberMetadata | None) -> bytes:
 
 
 def assignment_epoch(group_id: str, value: AssignmentEpochValue) -> Record:
-    """Return the record of the epoch that the target assignment was computed for."""
+    """Return the record of the target assignment's epoch."""
     writer = FieldWriter(_VERSION, flexible=True)
     writer.int32(value.epoch)
     writer.tags(_tag_int64(value.timestamp_ms))
@@ -234,7 +234,7 @@ def target_assignment(group_id: str, member_id: str, value: TargetAssignmentValu
 
 
 def current_assignment(group_id: str, member_id: str, value: CurrentAssignmentValue) -> Record:
-    """Return the record of what a member has."""
+    """Return the record of a member's current assignment."""
     writer = FieldWriter(_VERSION, flexible=True)
     writer.int32(value.member_epoch)
     writer.int32(value.previous_member_epoch)
@@ -272,7 +272,7 @@ def _write_int32s(writer: FieldWriter, numbers: tuple[int, ...]) -> None:
 
 
 def _tag_int64(value: int) -> dict[int, bytes]:
-    """Return a tagged field, which is left out at its default of 0."""
+    """Return a tagged field, or none for the default of 0."""
     return {_ONLY_TAG: value.to_bytes(8, signed=True)} if value else {}
 
 
@@ -360,7 +360,7 @@ def _read_current(reader: FieldReader) -> CurrentAssignmentValue:
 
 
 def read_key(kind: ConsumerRecordType, reader: FieldReader) -> ConsumerKey:
-    """Read a key of one of this module's types, after its leading number."""
+    """Decode a key of one of this module's types, after its leading number."""
     group_id = reader.string()
     return ConsumerKey(kind, group_id, "" if kind in PER_GROUP else reader.string())
 

@@ -1,4 +1,4 @@
-"""A consumer group's epoch and its target assignment: when they change, and what they become.
+"""A consumer group's epoch and its target assignment: when they change, and their new values.
 
 Source: Kafka's ``GroupMetadataManager`` (updateSubscriptionMetadata, updateTargetAssignment),
 ``TargetAssignmentBuilder`` and ``Utils.computeGroupHash``.
@@ -47,15 +47,15 @@ from fencepost.logcore.values import dataclass
 
 @dataclass(slots=True)
 class GroupDraft:
-    """A group as it will be once the records that are being collected are replayed.
+    """A group in its state after the replay of the records collected so far.
 
-    Of a crowd nothing is copied: each join makes one of these.
+    It copies no members: each join makes a draft, also in a large group.
     """
 
     group: ConsumerGroup
     topics: TopicImage
     changed: dict[str, cr.ConsumerMemberValue | None]
-    """Members that say something else than in the group; None for those that go."""
+    """Members with a changed record; None for removed ones."""
     subscriptions: Subscriptions
     targets: Mapping[str, frozenset[TopicIdPartition]]
     regexes: dict[str, cr.RegularExpressionValue]
@@ -70,7 +70,7 @@ class GroupDraft:
 
     @classmethod
     def of(cls, group: ConsumerGroup, topics: TopicImage) -> GroupDraft:
-        """Return the group as it is."""
+        """Return a draft of the group's current state."""
         return cls(
             group,
             topics,
@@ -89,7 +89,7 @@ class GroupDraft:
         )
 
     def remember(self) -> None:
-        """Note in the group what is soft, once nothing can be refused any more."""
+        """Update the group's soft state, once the request can no longer be refused."""
         group = self.group
         group.checked_version = self.checked_version
         group.regexes_version = self.regexes_version
@@ -99,12 +99,12 @@ class GroupDraft:
         group.sight = self.sight
 
     def put(self, member_id: str, value: cr.ConsumerMemberValue | None) -> None:
-        """Have a member say ``value``; None for one that goes."""
+        """Set a member's record; None removes the member."""
         self.subscriptions.change(self._said(member_id), value)
         self.changed[member_id] = value
 
     def member(self, member_id: str) -> cr.ConsumerMemberValue:
-        """What a member says. KeyError for one that there is not."""
+        """Return a member's record. Raises KeyError if it does not exist."""
         value = self._said(member_id)
         if value is None:
             raise KeyError(member_id)
@@ -115,7 +115,7 @@ class GroupDraft:
         return self.changed.get(member_id, members.get(member_id))
 
     def members(self) -> dict[str, cr.ConsumerMemberValue]:
-        """All members."""
+        """Return all members."""
         merged = {**self.group.members, **self.changed}
         return {name: value for name, value in merged.items() if value is not None}
 
@@ -135,7 +135,7 @@ class GroupDraft:
 
 
 def metadata_hash(topics: TopicImage, names: frozenset[str]) -> int:
-    """Return the hash of those of these topics that exist, as Kafka computes it; 0 for none."""
+    """Return Kafka's hash of the existing topics among ``names``; 0 for none."""
     known = topics.topics
     return group_hash(
         (name, topic_hash(name, *known[name], topics.racks_of(name)))
@@ -148,7 +148,7 @@ def bump_epoch(
 ) -> None:
     """Bump the group epoch if there is a reason, or if the subscribed topics changed.
 
-    ``cause`` is told with it: whose heartbeat it was that found the reason.
+    ``cause`` identifies the member whose heartbeat found the reason, for the event.
     """
     group = draft.group
     if not reasons and draft.checked_version == draft.topics.version:
@@ -172,7 +172,7 @@ def write_epoch(
     reason: str,
     **cause: object,
 ) -> None:
-    """Write a new group epoch, ``former`` having been the last one, and tell why."""
+    """Append a new group epoch, ``former`` being the last one, and an event with the reason."""
     if group.has_partition_metadata:
         decision.append(cr.tombstone(Kind.PARTITION_METADATA, group.group_id))
     decision.append(cr.group_epoch(group.group_id, fresh))
@@ -192,7 +192,7 @@ def write_epoch(
 def update_target(
     shard: Shard, decision: DecisionBuilder, draft: GroupDraft, settings: ConsumerSettings
 ) -> None:
-    """Compute the target of the newest group epoch, unless the last computation is too fresh."""
+    """Compute the target of the newest group epoch, unless the last computation is too recent."""
     assignment = draft.assignment
     if assignment is not None:
         if assignment.epoch >= draft.epoch.epoch:
@@ -211,8 +211,8 @@ def update_target(
 
 
 def is_early(assignment: cr.AssignmentEpochValue, settings: ConsumerSettings, now_ms: int) -> bool:
-    """Whether the last computation is too fresh for the next one."""
-    # A wall clock may go back; then the last computation looks as if it were still to come.
+    """Whether the last computation is too recent for another one."""
+    # A wall clock may go back; then the last computation lies in the future.
     return 0 <= now_ms - assignment.timestamp_ms < settings.assignment_interval_ms
 
 
@@ -222,7 +222,7 @@ def _write_target(
     assignor: str,
     targets: dict[str, frozenset[TopicIdPartition]],
 ) -> None:
-    """Write the target of the draft's epoch."""
+    """Append the target of the draft's epoch."""
     group_id = draft.group.group_id
     for member_id, target in targets.items():
         if draft.targets.get(member_id) != target:
@@ -241,7 +241,7 @@ def _write_target(
     )
 
 
-# --- assignors that are computed elsewhere -------------------------------------------------------
+# --- remote assignors ----------------------------------------------------------------------------
 
 
 def _ask(
@@ -251,7 +251,7 @@ def _ask(
     assignor: RemoteAssignor,
     spec: GroupSpec,
 ) -> dict[str, frozenset[TopicIdPartition]]:
-    """Ask for a target; return what members keep until it comes."""
+    """Request a target; return the partitions that members keep until it arrives."""
     held = kept(spec)
     members = {name: replace(spec.members[name], assigned=mine) for name, mine in held.items()}
     group_id = draft.group.group_id
@@ -265,7 +265,7 @@ def _ask(
 def _ask_again(
     shard: Shard, decision: DecisionBuilder, draft: GroupDraft, settings: ConsumerSettings
 ) -> None:
-    """Ask once more where no answer came: it failed, or the shard was loaded in between."""
+    """Repeat a request without a response: it failed, or the shard was loaded in between."""
     if not settings.assignors.has_remote:
         return
     members = draft.members()
@@ -278,8 +278,8 @@ def _ask_again(
 
 
 def assignor_timer_fired(shard: Shard, decision: DecisionBuilder, group: ConsumerGroup) -> None:
-    """Ask once more, also while no member has anything to say."""
-    # A group that has changed since is asked for by the next heartbeat, which knows how.
+    """Repeat a request without a response, even without heartbeats."""
+    # After a change of the group, the next heartbeat requests the target.
     if group.members and group.assignment_epoch >= group.epoch:
         environment = shard.environment(group.group_id)
         draft = GroupDraft.of(group, environment.topics)
@@ -289,10 +289,10 @@ def assignor_timer_fired(shard: Shard, decision: DecisionBuilder, group: Consume
 def target_computed(
     shard: Shard, decision: DecisionBuilder, _token: Token, command: TargetComputed
 ) -> None:
-    """Take the answer of an assignor that is computed elsewhere: a new epoch with its target.
+    """Apply the response of a remote assignor: a new epoch with its target.
 
-    Kafka answers UNKNOWN_SERVER_ERROR to the heartbeat that needed an assignor which fails, and
-    every one after it, which ends Java's consumers. Here the group keeps the target that it has.
+    If an assignor fails, Kafka answers UNKNOWN_SERVER_ERROR to the heartbeat that needed it, and to
+    all later ones, which ends Java's consumers. Here the group keeps its target.
     """
     group, environment = shard.groups.get(command.group_id), shard.environment(command.group_id)
     settings = environment.settings
@@ -334,7 +334,7 @@ def target_computed(
 
 def _spec(draft: GroupDraft, members: Mapping[str, cr.ConsumerMemberValue]) -> GroupSpec:
     specs: dict[str, MemberSpec] = {}
-    # Most members of a crowd say the same.
+    # In a large group, most members have the same subscription.
     wants: dict[tuple[tuple[str, ...], str | None], frozenset[bytes]] = {}
     for member_id, member in members.items():
         said = member.subscribed_topic_names, member.subscribed_topic_regex
@@ -351,7 +351,7 @@ def _spec(draft: GroupDraft, members: Mapping[str, cr.ConsumerMemberValue]) -> G
 def preferred_assignor(
     members: Mapping[str, cr.ConsumerMemberValue], settings: ConsumerSettings
 ) -> Assignor:
-    """Return the assignor that most members ask for; on a tie, or if none does, the default."""
+    """Return the assignor that most members name; on a tie, or if none does, the default."""
     assignors = settings.assignors
     votes = Counter(
         member.server_assignor

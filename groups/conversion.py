@@ -1,8 +1,8 @@
-"""Groups that change their kind while they have members: classic to consumer, and back.
+"""Conversion of groups that have members: from the classic to the consumer protocol, and back.
 
-Up: the first member of the consumer protocol joins a classic group. Everybody keeps what was
-assigned to it; the generation becomes the epoch. Down: the last member of the consumer protocol
-goes, and only classic ones are left. Either way one batch holds the tombstones of the old kind's
+Upgrade: the first member of the consumer protocol joins a classic group. All members keep their
+assignments; the generation becomes the epoch. Downgrade: the last member of the consumer protocol
+leaves, and only classic ones remain. In both cases one batch holds the tombstones of the old kind's
 records and the records of the new kind.
 
 Source: Kafka's ``GroupMetadataManager`` (validateOnlineUpgrade, convertToConsumerGroup,
@@ -50,7 +50,7 @@ CUSTOM_ASSIGNOR = (
     "an unsupported custom assignor is in use. Please refer to the documentation or switch to a"
     " default assignor before re-attempting the upgrade"
 )
-"""What Kafka says of user data in an assignment, which would be lost."""
+"""Kafka's message for user data in an assignment, which would be lost."""
 
 # --- classic to consumer -------------------------------------------------------------------------
 
@@ -58,10 +58,10 @@ CUSTOM_ASSIGNOR = (
 def upgraded(
     shard: Shard, decision: DecisionBuilder, classic: ClassicGroup, environment: Environment
 ) -> ConsumerGroup:
-    """Return what a classic group is as a consumer group, and write the records that make it one.
+    """Convert a classic group to a consumer group, and append the records of the conversion.
 
-    Nothing changes but ``decision``: the heartbeat that asks for it may still be refused. Raises
-    :class:`GroupIdNotFoundError` where the group can't be converted.
+    Only ``decision`` changes: the heartbeat that asks for it may still be refused. Raises
+    :class:`GroupIdNotFoundError` if the group cannot be converted.
     """
     topics = environment.topics
     _require_upgradable(classic, environment.settings)
@@ -69,7 +69,7 @@ def upgraded(
     generation, group_id = classic.generation_id, classic.group_id
     for record in classic.tombstones():
         decision.append(record)
-    # A picture of what the replay will make of the records; it counts for no limit.
+    # A preview of the result of replaying the records; it counts for no limit.
     group = ConsumerGroup(group_id, ShardTotals())
     preview = partial(_append_and_preview, decision, group)
     for name, value in members.items():
@@ -106,7 +106,7 @@ def _append_and_preview(
     value: cr.ConsumerValue,
     *member_id: str,
 ) -> None:
-    """Have a record appended, and show ``group``, a picture, what the replay will make of it."""
+    """Append a record to the decision, and replay it into ``group``, the preview."""
     decision.append(record(group.group_id, *member_id, value))
     group.replay(cr.ConsumerKey(kind, group.group_id, *member_id), value)
 
@@ -132,19 +132,19 @@ def _stays_classic(classic: ClassicGroup, reason: str) -> GroupIdNotFoundError:
 def _consumers(
     shard: Shard, classic: ClassicGroup, topics: TopicImage
 ) -> tuple[dict[str, cr.ConsumerMemberValue], dict[str, list[TopicIdPartition]]]:
-    """Return each member as the consumer protocol sees it, and what it is assigned."""
+    """Return each member in the form of the consumer protocol, and its partitions."""
     everybody = list(classic.members.values())
     protocol_name = classic.protocol_name or ""
-    # The join phase may have brought members that do not know the last generation's protocol. The
-    # last one may also have left during it; then it still waits for its timer.
+    # The join phase may have brought members without the last generation's protocol. All members
+    # may also have left during it; then it still waits for its timer.
     if everybody and classic.state is ClassicState.PREPARING_REBALANCE:
         protocol_name = select_protocol(everybody)
     members: dict[str, cr.ConsumerMemberValue] = {}
     assigned: dict[str, list[TopicIdPartition]] = {}
     owners: dict[TopicIdPartition, str] = {}
     claims: list[tuple[str, Iterable[TopicIdPartition]]] = []
-    # A rebalance that failed has taken the assignments, and whoever reads while it rebalances
-    # (the cooperative protocol) goes on with the last one that was handed out.
+    # A failed rebalance has cleared the assignments, and members that read during a rebalance (the
+    # cooperative protocol) continue with the last assignment that was sent.
     saved = () if classic.saved is None else classic.saved.members
     handed_out = {member.member_id: member.assignment for member in saved}
     for member in everybody:
@@ -174,7 +174,7 @@ def _consumers(
                 raise _stays_classic(classic, "a partition has two owners")
         if classic.awaits_sync_of(member.member_id):
             claims.append((member.member_id, ids_of(subscription.owned, topics)))
-    # Whoever has not heard the last assignment may still read what it said it owns.
+    # A member without the last assignment may still read the partitions that it reported as owned.
     for member_id, claimed in claims:
         for partition in claimed:
             if partition not in owners:
@@ -184,7 +184,7 @@ def _consumers(
 
 
 def finish_upgrade(shard: Shard, decision: DecisionBuilder, classic: ClassicGroup) -> None:
-    """Let go of a classic group whose tombstone is decided: who waits there must join anew."""
+    """Remove a classic group whose tombstone is decided: waiting members must rejoin."""
     error = RebalanceInProgressError("the group became one of the consumer protocol; rejoin")
     decision.disarm(classic.timer("join"))
     decision.disarm(classic.timer("sync"))
@@ -205,7 +205,7 @@ def finish_upgrade(shard: Shard, decision: DecisionBuilder, classic: ClassicGrou
 def may_downgrade(
     shard: Shard, group: ConsumerGroup, leaving: Collection[str], joining: int = 0
 ) -> bool:
-    """Whether the group is to become classic when these members go and so many come."""
+    """Whether the group becomes classic when members leave and ``joining`` others join."""
     size = len(group.members) - len(leaving) + joining
     return (
         0 < size <= shard.limits.max_group_size
@@ -222,9 +222,9 @@ def downgrade(
     joining: tuple[str, cr.ConsumerMemberValue, str] | None = None,
     rebalance_reason: str | None = None,
 ) -> bool:
-    """Turn a consumer group into a classic one; False, and nothing changed, if it can't be.
+    """Convert a consumer group to a classic one; return False, and change nothing, if impossible.
 
-    ``joining`` is a static member with its new id and the id it replaces. With a
+    ``joining`` is a static member with its new id and the id that it replaces. With a
     ``rebalance_reason`` the classic group starts with a rebalance.
     """
     now_ms, group_id = decision.now_ms, group.group_id
@@ -288,7 +288,7 @@ def _classics(values: dict[str, cr.ConsumerMemberValue]) -> Iterator[ClassicMemb
 
 
 def ids_of(partitions: Iterable[tuple[str, int]], topics: TopicImage) -> Iterator[TopicIdPartition]:
-    """Yield (topic id, partition); a topic that does not exist has none."""
+    """Yield (topic id, partition); skip topics that do not exist."""
     for name, index in partitions:
         known = topics.topics.get(name)
         if known is not None:
@@ -296,6 +296,6 @@ def ids_of(partitions: Iterable[tuple[str, int]], topics: TopicImage) -> Iterato
 
 
 def named(partitions: Iterable[TopicIdPartition], topics: TopicImage) -> Iterator[tuple[str, int]]:
-    """Yield partitions by the names of their topics, in order; without those that are gone."""
+    """Yield partitions with the names of their topics, in order; skip deleted topics."""
     names = topics.names()
     return ((names[topic_id], at) for topic_id, at in sorted(partitions) if topic_id in names)

@@ -1,6 +1,6 @@
 """Draws the state diagrams of this package: ``python -m fencepost.groups.diagram``.
 
-``groups/README.md`` carries the output; a test compares the two.
+``groups/README.md`` contains the output; a test compares the two.
 """
 
 from __future__ import annotations

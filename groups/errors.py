@@ -1,6 +1,6 @@
-"""Why a group request is refused. No class here knows a wire number.
+"""The errors of group requests. Their wire numbers are in ``coordinator/error_codes.py``.
 
-``coordinator/error_codes.py`` does; the name in parentheses is Kafka's error, for who maps them.
+The name in parentheses is Kafka's error.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from fencepost.logcore.machine import DomainError
 
 
 class GroupError(DomainError):
-    """Base of everything the group coordinator refuses."""
+    """Base of all errors of the group coordinator."""
 
 
 class InvalidGroupIdError(GroupError):
@@ -21,11 +21,11 @@ class InvalidSessionTimeoutError(GroupError):
 
 
 class InconsistentGroupProtocolError(GroupError):
-    """The protocol type or the offered protocols do not fit (INCONSISTENT_GROUP_PROTOCOL)."""
+    """The protocol type or the offered protocols do not match (INCONSISTENT_GROUP_PROTOCOL)."""
 
 
 class UnknownMemberIdError(GroupError):
-    """The group has no such member; it must join anew (UNKNOWN_MEMBER_ID)."""
+    """The group has no such member; it must join as a new one (UNKNOWN_MEMBER_ID)."""
 
 
 class MemberIdRequiredError(GroupError):
@@ -53,7 +53,7 @@ class GroupMaxSizeReachedError(GroupError):
 
 
 class GroupLimitExceededError(GroupError):
-    """A limit of ``GroupLimits`` was met; the message names it (POLICY_VIOLATION)."""
+    """A limit of ``GroupLimits`` is exceeded; the message names it (POLICY_VIOLATION)."""
 
 
 class GroupDeadError(GroupError):
@@ -61,11 +61,11 @@ class GroupDeadError(GroupError):
 
 
 class NotGroupCoordinatorError(GroupError):
-    """The shard stops serving; ask for the coordinator again (NOT_COORDINATOR)."""
+    """The shard stops serving; the client must find the coordinator again (NOT_COORDINATOR)."""
 
 
 class GroupIdNotFoundError(GroupError):
-    """No such group, or not one of the kind asked for (GROUP_ID_NOT_FOUND)."""
+    """The group does not exist, or is of another kind than requested (GROUP_ID_NOT_FOUND)."""
 
 
 class NonEmptyGroupError(GroupError):
@@ -73,7 +73,7 @@ class NonEmptyGroupError(GroupError):
 
 
 class GroupSubscribedToTopicError(GroupError):
-    """An offset of a topic that the group still consumes stays (GROUP_SUBSCRIBED_TO_TOPIC)."""
+    """The offset stays, because the group consumes its topic (GROUP_SUBSCRIBED_TO_TOPIC)."""
 
 
 class OffsetMetadataTooLargeError(GroupError):
@@ -92,7 +92,7 @@ class InvalidGroupRequestError(GroupError):
 
 
 class UnsupportedAssignorError(GroupError):
-    """The server has no assignor of that name (UNSUPPORTED_ASSIGNOR)."""
+    """The server has no assignor with that name (UNSUPPORTED_ASSIGNOR)."""
 
 
 class FencedMemberEpochError(GroupError):
@@ -108,4 +108,4 @@ class UnreleasedInstanceIdError(GroupError):
 
 
 class UnsupportedGroupRequestError(GroupError):
-    """The request's version is too old for this group (UNSUPPORTED_VERSION)."""
+    """The group does not support the request or its version (UNSUPPORTED_VERSION)."""

@@ -1,4 +1,4 @@
-"""What the history tells of groups."""
+"""The kinds of group events in the history."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class EventKind(StrEnum):
-    """The causes that are remembered; the subject of each event is the group id."""
+    """The recorded causes; the subject of each event is the group id."""
 
     GROUP_CREATED = "group-created"
     GROUP_DELETED = "group-deleted"

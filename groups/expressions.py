@@ -1,8 +1,8 @@
-"""The regular expressions of a consumer group: when they are matched, and what becomes of it.
+"""The regular expressions of a consumer group: when to match them, and the effect of the result.
 
-Matching goes in slices, so that no expression and no number of topics holds up other groups: what
-one heartbeat does not get to is gone on with by a timer. Until then an expression that is new
-stands for no topic, and an older one for those that it stood for before.
+Matching runs in slices, so that no expression and no number of topics delays other groups: a timer
+continues the matching that a heartbeat has not completed. Until then a new expression matches no
+topic, and an older one keeps its topics.
 
 Source: Kafka's ``GroupMetadataManager`` (maybeUpdateRegularExpressions and what follows from it).
 """
@@ -21,10 +21,10 @@ from fencepost.groups.shard import Shard
 from fencepost.logcore.machine import DecisionBuilder
 
 PAUSE_MS: Final = 5
-"""Between two slices, so that one group's expressions leave half of the time to others."""
+"""Pause between two slices, so that other groups get at least half of the time."""
 EPOCH_BYTES: Final = 512
-"""What a batch has besides the record of an expression, and besides its group's id in that: its
-head and the group's epoch."""
+"""The size of a batch with an expression's record, besides that record and the group's id: the
+header and the record of the group's epoch."""
 SHOWN_CHARS: Final = 100
 """Characters of an expression in events and reasons."""
 
@@ -32,12 +32,12 @@ SHOWN_CHARS: Final = 100
 def refresh_regexes(
     shard: Shard, decision: DecisionBuilder, draft: GroupDraft, reasons: list[str]
 ) -> None:
-    """Resolve expressions that are new, forget those nobody uses, and follow the topics' changes.
+    """Resolve new expressions, remove unused ones, and follow changes of the topics.
 
-    Why the epoch must be bumped, if it must, is added to ``reasons``.
+    Reasons to bump the epoch are added to ``reasons``.
     """
     used = draft.subscriptions.expressions
-    # A log may bring more: only a member that adds one is refused.
+    # A log may contain more: only a member that adds one is refused.
     if len(used) > len(draft.group.subscriptions.expressions):
         shard.require("the group", len(used), "max_group_regexes")
     for regex in draft.regexes.keys() - used:
@@ -45,12 +45,12 @@ def refresh_regexes(
         decision.append(cr.tombstone(Kind.REGULAR_EXPRESSION, draft.group.group_id, regex))
     if draft.scan is None:
         _begin(shard, decision, draft)
-        # Half a batch: a heartbeat has records of its own.
+        # Half a batch: the heartbeat needs room for other records.
         _go_on(shard, decision, draft, reasons, shard.max_batch_bytes() // 2)
 
 
 def regex_timer_fired(shard: Shard, decision: DecisionBuilder, group: ConsumerGroup) -> None:
-    """Go on with what no heartbeat got to; the target follows at the next heartbeat of anybody."""
+    """Continue the matching; the target follows at the next heartbeat of any member."""
     if not group.members:
         return
     draft = GroupDraft.of(group, shard.environment(group.group_id).topics)
@@ -64,7 +64,7 @@ def regex_timer_fired(shard: Shard, decision: DecisionBuilder, group: ConsumerGr
 
 
 def _begin(shard: Shard, decision: DecisionBuilder, draft: GroupDraft) -> None:
-    """Begin to match what is new, or everything if the topics have changed, or who sees them."""
+    """Begin to match new expressions, or all of them if the topics or their visibility changed."""
     used = draft.subscriptions.expressions
     checked_ms = draft.regexes_checked_ms
     if checked_ms is None:
@@ -73,7 +73,7 @@ def _begin(shard: Shard, decision: DecisionBuilder, draft: GroupDraft) -> None:
     sight = draft.sight
     version = draft.topics.version, 0 if sight is None else sight.version
     is_stale = draft.regexes_version != version
-    # A wall clock may go back; then the last time looks as if it were still to come.
+    # A wall clock may go back; then the last time lies in the future.
     is_early = 0 <= decision.now_ms - checked_ms < shard.limits.min_regex_refresh_interval_ms
     known = draft.regexes.keys() | draft.refused_regexes.keys()
     due = used if is_stale and not is_early else used - known
@@ -86,14 +86,14 @@ def _begin(shard: Shard, decision: DecisionBuilder, draft: GroupDraft) -> None:
 
 
 def _most_bytes(shard: Shard, group_id: str) -> int:
-    """Return how large the record of an expression may be, which a turn of its own writes."""
+    """Return the largest size of an expression's record, which has a batch of its own."""
     return shard.max_batch_bytes() - EPOCH_BYTES - len(group_id.encode())
 
 
 def _go_on(
     shard: Shard, decision: DecisionBuilder, draft: GroupDraft, reasons: list[str], room: int
 ) -> None:
-    """Match for a slice, and write down what is done as far as there is ``room``, in bytes."""
+    """Match for one slice, and append finished results that fit into ``room`` bytes."""
     scan = draft.scan
     if scan is None:
         return
@@ -116,9 +116,9 @@ def _go_on(
     _refuse(decision, draft, scan)
     if is_done:
         draft.scan = None
-        _begin(shard, decision, draft)  # what came up meanwhile
+        _begin(shard, decision, draft)  # expressions that were added meanwhile
     group = draft.group
-    # A group that comes to be by this decision will not remember for whom the timer would go on.
+    # A group that this decision creates does not remember the sight that the timer would need.
     is_remembered = draft.sight is None or shard.groups.get(group.group_id) is group
     if draft.scan is not None and is_remembered:
         decision.arm(group.timer("regex"), PAUSE_MS)
@@ -131,7 +131,7 @@ def _take(
     value: cr.RegularExpressionValue,
     reasons: list[str],
 ) -> bool:
-    """Let an expression stand for its topics; say whether that changes anything."""
+    """Set the topics of an expression; return whether that changes anything."""
     old = draft.regexes.get(regex)
     draft.refused_regexes.pop(regex, None)
     if regex not in draft.subscriptions.expressions or (
@@ -139,7 +139,7 @@ def _take(
     ):
         return False
     draft.regexes[regex] = value
-    # Whether that adds a topic to the subscribed ones, their hash says.
+    # The topics' hash decides whether that adds a subscribed topic.
     draft.checked_version = None
     shown = regex[:SHOWN_CHARS]
     decision.event(
@@ -151,10 +151,10 @@ def _take(
 
 
 def _refuse(decision: DecisionBuilder, draft: GroupDraft, scan: RegexScan) -> None:
-    """Leave an expression that can't be used its topics, and say so once.
+    """Keep the topics of an unusable expression, and report it once.
 
-    Who subscribes by one is refused; but a log of another broker may bring it, and all members of
-    that group would be locked out, those as well that subscribe by name.
+    A member that subscribes with one is refused; but a log of another broker may contain one, and
+    all members of that group would be locked out, including members that subscribe by name.
     """
     for regex, reason in scan.refused.items():
         if draft.refused_regexes.get(regex) != reason:

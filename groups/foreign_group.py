@@ -1,9 +1,9 @@
-"""Groups of other kinds, which other brokers coordinate: share groups and streams groups.
+"""Groups that only other brokers coordinate: share groups and streams groups.
 
-A partition of ``__consumer_offsets`` that comes from Apache Kafka may have them. Their names are
-taken: a group of another kind under the same name would make a log that Kafka's coordinator can not
-load any more. Their records stay as they are, and their offsets do not expire here; whoever wants
-to work in such a group has to wait until the partition is led by a broker that knows them.
+A partition of ``__consumer_offsets`` from Apache Kafka may contain them. Their names are taken: a
+group of another kind with the same name would make a log that Kafka's coordinator cannot load.
+Their records stay unchanged, and their offsets do not expire here; their members must wait until a
+broker that supports such groups leads the partition.
 
 Source: ``ShareGroup``, ``StreamsGroup`` and the ``*Key.json`` schemas of Kafka 4.3.
 """
@@ -32,7 +32,7 @@ STREAMS: Final = "streams"
 
 
 class ForeignRecordType(IntEnum):
-    """The type that leads a key."""
+    """The type at the beginning of a key."""
 
     SHARE_MEMBER_METADATA = 10
     SHARE_METADATA = 11
@@ -50,7 +50,7 @@ class ForeignRecordType(IntEnum):
 
     @property
     def group_type(self) -> str:
-        """Which kind of group it belongs to."""
+        """The kind of group that the record belongs to."""
         return SHARE if self < ForeignRecordType.STREAMS_METADATA else STREAMS
 
 
@@ -63,12 +63,12 @@ PER_MEMBER: Final = {
     _Type.STREAMS_TARGET_ASSIGNMENT_MEMBER,
     _Type.STREAMS_CURRENT_MEMBER_ASSIGNMENT,
 }
-"""Types whose key names a member as well."""
+"""Types with a member id in the key."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignKey:
-    """A key. ``member_id`` is "" for a type of which there is one a group."""
+    """A key. ``member_id`` is "" for a type with one record a group."""
 
     kind: ForeignRecordType
     group_id: str
@@ -77,18 +77,18 @@ class ForeignKey:
 
 @dataclass(frozen=True, slots=True)
 class ForeignValue:
-    """A value of any version: it is there, and is not read."""
+    """The existence of a value; its content is not read."""
 
 
 class ForeignGroup(GroupBase):
-    """What is known of a group of another kind: which records it has, and of which members."""
+    """The known part of a group of another kind: the keys of its records, with their members."""
 
     type_name: ClassVar[str] = "foreign"
 
     def __init__(self, group_id: str, totals: ShardTotals, kind: str) -> None:
         super().__init__(group_id, totals)
         self.kind = kind
-        """:data:`SHARE` or :data:`STREAMS`, as ListGroups tells it."""
+        """:data:`SHARE` or :data:`STREAMS`, as in ListGroups."""
         self.keys: set[ForeignKey] = set()
 
     @property
@@ -98,7 +98,7 @@ class ForeignGroup(GroupBase):
         return MappingProxyType(dict.fromkeys(ids))
 
     def replay(self, key: ForeignKey, *, is_there: bool) -> None:
-        """Note that a record came, or its tombstone."""
+        """Note a record or its tombstone."""
         if is_there == (key in self.keys):
             return
         if is_there:
@@ -109,11 +109,11 @@ class ForeignGroup(GroupBase):
 
     @property
     def is_gone(self) -> bool:
-        """Whether nothing of the group is left in the log."""
+        """Whether the log has nothing of the group."""
         return not self.keys
 
     def discard(self) -> None:
-        """Take what the group holds out of the shard's totals: it leaves the table."""
+        """Subtract the group from the shard's totals, because it leaves the table."""
         self._totals.memory.add(-self.memory_bytes)
         self.keys.clear()
 
@@ -126,7 +126,7 @@ class ForeignGroup(GroupBase):
 
     @property
     def state_name(self) -> str:
-        """See ``ClassicGroup``. Where it has members their own coordinator would have to say."""
+        """See ``ClassicGroup``. With members, only their own coordinator knows the state."""
         return "Unknown" if self.members else "Empty"
 
     @property
@@ -136,7 +136,7 @@ class ForeignGroup(GroupBase):
 
     @property
     def is_awaited(self) -> bool:
-        """See ``ClassicGroup``: it is nobody's here to remove."""
+        """See ``ClassicGroup``: this broker never removes the group."""
         return True
 
     def listed(self) -> ListedGroup:
@@ -164,7 +164,7 @@ class ForeignGroup(GroupBase):
         raise self.not_served()
 
     def validate_fetch(self, member_id: str | None, member_epoch: int) -> None:
-        """See ``ClassicGroup``. Of a share group there are none to be told."""
+        """See ``ClassicGroup``. A share group has no committed offsets."""
         if self.kind == SHARE or (member_id is None and member_epoch < 0):
             return
         if member_id not in self.members:
@@ -178,22 +178,22 @@ class ForeignGroup(GroupBase):
         self._require_offsets()
 
     def is_subscribed_to(self, topic: str) -> bool:  # noqa: ARG002 - any might be
-        """See ``ClassicGroup``: what its members read is not known."""
+        """See ``ClassicGroup``: the members' subscriptions are unknown."""
         return bool(self.members)
 
     def expiry_base_ms(self, commit_timestamp_ms: int) -> int | None:  # noqa: ARG002 - never
-        """See ``ClassicGroup``: no offset expires here."""
+        """See ``ClassicGroup``: its offsets never expire on this broker."""
         return None
 
     def tombstones(self) -> Iterator[Record]:
-        """See ``ClassicGroup``: nobody removes it here."""
+        """See ``ClassicGroup``: this broker never removes the group."""
         raise InvariantViolation(f"{self.kind} group {self.group_id!r} is to be removed")
 
     def removed(self, decision: DecisionBuilder) -> None:
         """See ``ClassicGroup``."""
 
     def unloaded(self, decision: DecisionBuilder) -> None:
-        """See ``ClassicGroup``. No request is ever parked here."""
+        """See ``ClassicGroup``. No request of such a group is ever parked."""
 
     def durable_state(self) -> object:
         """See ``ClassicGroup``."""
@@ -206,7 +206,7 @@ class ForeignGroup(GroupBase):
         self._require(kinds == {self.kind}, f"records of {kinds}")
 
     def not_served(self) -> UnsupportedGroupRequestError:
-        """Return what whoever wants to work in it is told."""
+        """Return the error for a request of a member of the group."""
         return UnsupportedGroupRequestError(f"this broker does not serve {self.kind} groups")
 
     def _require_offsets(self) -> None:

@@ -1,6 +1,6 @@
 """Every limit of the group coordinator: name, unit, default and its reason.
 
-The daemon's configuration overrides those that Kafka has a key for (named in the comments).
+The daemon's configuration overrides the limits with a Kafka key (named in the comments).
 """
 
 from __future__ import annotations
@@ -12,71 +12,71 @@ from fencepost.logcore.values import dataclass
 class GroupLimits:
     """Bounds of one shard. Each is tested at the limit and one past it.
 
-    Two more bounds are not constant: what a decision writes must fit one batch of the topic (see
-    ``Shard.max_batch_bytes``), and what all shards hold together has budgets
+    Two more bounds are not constant: the records of a decision must fit one batch of the topic (see
+    ``Shard.max_batch_bytes``), and budgets limit the memory of all shards together
     (``logcore/budget.py``).
     """
 
     min_session_timeout_ms: int = 6_000
-    """``group.min.session.timeout.ms``: Kafka's. Shorter ones expire in a pause of the client."""
+    """``group.min.session.timeout.ms``: Kafka's. Shorter timeouts expire in a client's pause."""
 
     max_session_timeout_ms: int = 1_800_000
     """``group.max.session.timeout.ms``: Kafka's. Longer ones leave partitions unread too long."""
 
     new_member_join_timeout_ms: int = 300_000
-    """Life of a member whose first JoinGroup still waits; fixed in Kafka's code. Clients give up
-    within their request timeout, and a waiting member has no heartbeat that could reveal it."""
+    """Lifetime of a member whose first JoinGroup still waits; fixed in Kafka's code. Clients give
+    up within their request timeout, and a waiting member sends no heartbeats."""
 
     max_group_size: int = 1_000
     """``group.max.size``, members. Kafka's default is unlimited; the group's record, rewritten at
-    each generation, must fit one batch, and a thousand members is past what its clients manage."""
+    each generation, must fit one batch, and clients cannot manage larger groups anyway."""
 
     max_string_bytes: int = 32_767
     """UTF-8 bytes of a group, member, instance, client or rack id, a client's host, a protocol's
-    type or name, a regular expression, or a topic's name in a subscription: Kafka's bound, which is
-    what a string of a record can hold."""
+    type or name, a regular expression, or a topic's name in a subscription: Kafka's bound, the
+    longest string in a record."""
 
     max_protocols: int = 32
-    """Protocols one member may offer; clients offer at most a handful."""
+    """Protocols that one member may offer; clients offer at most a handful."""
 
     max_pending_members: int = 1_000
-    """Members per group that were given an id and have not come back with it (KIP-394). The oldest
-    is forgotten first: an honest client returns within milliseconds, so a flood evicts itself."""
+    """Members per group that were given an id and have not rejoined with it (KIP-394). The oldest
+    is forgotten first: a real client returns within milliseconds, so a flood evicts itself."""
 
     max_shard_pending_members: int = 10_000
-    """The same for all groups of a shard together. Ids that consumer groups gave out are counted
-    apart, and for the shard alone."""
+    """The same for all groups of a shard together. Ids that consumer groups gave out have a count
+    of their own, only for the shard."""
 
     max_groups: int = 20_000
-    """Groups per shard. A group costs about a kilobyte; unused ones go with the next expiry."""
+    """Groups per shard. A group costs about a kilobyte; the next expiry removes unused ones."""
 
     max_offset_metadata_bytes: int = 4_096
-    """``offset.metadata.max.bytes``: Kafka's, which counts UTF-16 units of the string stored with
-    an offset whatever the key says. A string that fills more than 32,767 bytes is refused as well:
-    the record's length field ends there."""
+    """``offset.metadata.max.bytes``: Kafka's, which despite its name counts UTF-16 units of the
+    string stored with an offset. A string of more than 32,767 bytes is refused as well: the
+    record's length field cannot hold more."""
 
     max_group_offsets: int = 100_000
     """Offsets, committed or pending, of one group; deleting the group tombstones them in one
     batch."""
 
     max_looks_per_pass: int = 1_000
-    """Offsets and groups that one ExpireOffsets or TopicsDeleted looks at, and may write tombstones
-    for: less than 20 ms of work, most of it the lines that tell of groups that go."""
+    """Offsets and groups that one ExpireOffsets or TopicsDeleted checks, and may write tombstones
+    for: less than 20 ms of work, most of it log lines for removed groups."""
 
     max_subscribed_topics: int = 50_000
-    """Topic names one consumer may subscribe to. Each assignment looks at all of them."""
+    """Topic names that one consumer may subscribe to. Each assignment reads all of them."""
 
     min_regex_refresh_interval_ms: int = 1_000
-    """At most so often a group's expressions are matched against all topics again when topics
+    """Minimum interval for matching a group's expressions against all topics again when topics
     change; about ten milliseconds of work per thousand topics and expression. Kafka's is fixed at
-    10 s, which makes new topics slow to be seen."""
+    10 s, which delays new topics."""
 
     max_regex_steps_per_turn: int = 20_000
     """Steps of matching that one heartbeat, or one turn of a timer, may take: about 3 ms, enough
-    for a thousand topics. What is left is done in turns of its own."""
+    for a thousand topics. The rest follows in turns of its own."""
 
     max_group_regexes: int = 100
-    """Different expressions in one consumer group; all are matched against all topics."""
+    """Distinct expressions in one consumer group; all are matched against all topics."""
 
     max_reason_chars: int = 256
     """Characters of a client's join or leave reason kept in events."""

@@ -1,7 +1,7 @@
 """The group coordinator's state machine: dispatch of commands and replay of records.
 
-What is decided stands in ``classic*.py``, ``consumer*.py``, ``offsets.py`` and ``admin.py``; this
-file only leads there and back.
+``classic*.py``, ``consumer*.py``, ``offsets.py`` and ``admin.py`` decide; this module only
+dispatches.
 """
 
 from __future__ import annotations
@@ -99,16 +99,16 @@ HANDLERS: Mapping[type, Handler] = MappingProxyType(
         ExpireOffsets: offsets.expire_offsets,
     }
 )
-"""Who decides on which command."""
+"""The handler of each command."""
 
 
 class GroupMachine:
     """All groups of one partition of ``__consumer_offsets``, as a ``Machine`` of ``logcore``.
 
     ``initial_rebalance_delay_ms`` is ``group.initial.rebalance.delay.ms``; ``offsets_retention_ms``
-    is ``offsets.retention.minutes`` in milliseconds. ``environment`` tells the cluster's topics and
-    a group's settings as they are at the moment: a timer needs them as much as a request, so no
-    command brings them. ``max_batch_bytes`` tells ``max.message.bytes`` of the topic likewise.
+    is ``offsets.retention.minutes`` in milliseconds. ``environment`` returns the cluster's topics
+    and a group's settings at the moment: timers need them as well as requests, so commands do not
+    carry them. ``max_batch_bytes`` returns ``max.message.bytes`` of the topic at the moment.
     ``memory`` and ``offset_memory`` are the shard's parts of the broker's budgets.
     Commands and results: ``fencepost.groups.commands``, ``fencepost.groups.consumer_commands``.
     """
@@ -138,12 +138,12 @@ class GroupMachine:
 
     @property
     def groups(self) -> Mapping[str, Group]:
-        """All groups as they stand; only for looking."""
+        """All groups, read-only."""
         return self._shard.groups
 
     @property
     def offsets(self) -> OffsetStore:
-        """Their offsets; likewise."""
+        """All offsets, read-only."""
         return self._shard.offsets
 
     # --- deciding --------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ class GroupMachine:
         return decision.build()
 
     def fire(self, key: Hashable, now_ms: int) -> Decision:
-        """Decide what an expired timer means; one of a group that is gone means nothing."""
+        """Decide on an expired timer; ignore a timer of a deleted group."""
         shard, decision = self._shard, DecisionBuilder(now_ms)
         match key:
             case (str(kind), str(group_id), *rest):
@@ -195,7 +195,7 @@ class GroupMachine:
     ) -> None:
         """Apply one record. Unknown record types are skipped and counted.
 
-        Raises ``CorruptRecordError``: to go on would be to lose state.
+        Raises ``CorruptRecordError``: skipping the record would lose state.
         """
         says = record.says if type(record) is Written else records.decode(record)
         decoded = cast("tuple[Key, Value | None] | None", says)
@@ -240,7 +240,7 @@ class GroupMachine:
             self._shard.offsets.put_pending(key.group_id, partition, stamp.producer_id, stored)
 
     def _ensure_group(self, group_id: str) -> None:
-        """Offsets without a group make a simple one: an Empty classic group without a type."""
+        """Create a simple group for offsets without one: an Empty classic group without a type."""
         shard = self._shard
         if group_id not in shard.groups:
             shard.put_group(ClassicGroup(group_id, shard.totals))
@@ -256,12 +256,12 @@ class GroupMachine:
         shard.put_group(ClassicGroup.loaded(group_id, shard.totals, value))
 
     def _install(self, group: Group | None, group_id: str, value: GroupMetadataValue) -> None:
-        """Replay the record of a living group, and what was decided to come with it."""
+        """Replay the record of a live group, and complete a handover."""
         shard = self._shard
         successor = None
         if shard.handover is not None and shard.handover.group.group_id == group_id:
-            # The last record of a conversion: behind the tombstones of the old kind at most a
-            # simple group is left, which the offsets keep alive.
+            # The last record of a conversion: after the tombstones of the old kind only a simple
+            # group may be left, which the offsets keep alive.
             if not isinstance(group, ConsumerGroup):
                 group = shard.handover.group
                 shard.put_group(group)
@@ -271,10 +271,10 @@ class GroupMachine:
         group.install(value, successor)
 
     def _replay_consumer(self, key: ConsumerKey, value: Value | None) -> None:
-        """Give a consumer group its piece of the log.
+        """Replay a piece of a consumer group.
 
-        Two types never live under one name at a time, so the newest value tells which one does; a
-        tombstone of the other type says nothing. The group goes with its last piece.
+        Two types never exist under one name at a time, so the newest value determines the type; a
+        tombstone of the other type is ignored. The group is removed with its last piece.
         """
         shard, group_id = self._shard, key.group_id
         group = shard.groups.get(group_id)
@@ -295,7 +295,7 @@ class GroupMachine:
                 self._ensure_group(group_id)
 
     def _replay_foreign(self, key: ForeignKey, *, is_there: bool) -> None:
-        """Note a record of a group that this broker does not coordinate, as a consumer group's."""
+        """Replay a record of a group of another kind, by the rules of :meth:`_replay_consumer`."""
         shard, group_id, kind = self._shard, key.group_id, key.kind.group_type
         if self._active:
             raise InvariantViolation(f"a record of a {kind} group was written here")
@@ -328,7 +328,7 @@ class GroupMachine:
     # --- serving ---------------------------------------------------------------------------------
 
     def loaded(self, now_ms: int) -> Decision:
-        """Begin to serve: sessions start anew, groups that are too large rebalance."""
+        """Begin to serve: restart all sessions, rebalance groups that are too large."""
         self._active = True
         decision = DecisionBuilder(now_ms)
         for group in self._shard.groups.values():
@@ -341,7 +341,7 @@ class GroupMachine:
         return decision.build()
 
     def unload(self) -> Decision:
-        """Stop serving: every parked request is told to look for the coordinator again."""
+        """Stop serving: fail every parked request, so that clients find the new coordinator."""
         decision = DecisionBuilder(0)
         shard, handover = self._shard, self._shard.handover
         if handover is not None and shard.groups.get(handover.group.group_id) != handover.group:
@@ -352,7 +352,7 @@ class GroupMachine:
         return decision.build()
 
     def digest(self) -> str:
-        """Return a hash of what the log says: groups' records, offsets, open transactions."""
+        """Return a hash of the durable state: groups' records, offsets, open transactions."""
         groups = [
             (group_id, state)
             for group_id, group in sorted(self._shard.groups.items(), key=lambda item: item[0])
@@ -362,7 +362,7 @@ class GroupMachine:
         return hashlib.sha256(state.encode(errors="surrogatepass")).hexdigest()
 
     def check(self) -> None:
-        """Verify every group, the offsets, and the totals that limits are measured by."""
+        """Verify every group, the offsets, and the totals behind the limits."""
         shard = self._shard
         memory = sum(pending_bytes(*given) for given in shard.given_ids)
         pending: set[tuple[str, str]] = set()

@@ -1,9 +1,9 @@
-"""The steps that a member of a consumer group goes through, whatever protocol it speaks.
+"""The update of a consumer group's member, in either protocol, as a sequence of steps.
 
-Its place, its subscription, the group epoch, the target, its reconciliation. A heartbeat of the
-consumer protocol brings a member here, and in a group with members of both protocols a JoinGroup
-does. All steps work on a :class:`MemberUpdate`, which holds what will be true once the records
-that are being collected are replayed.
+The steps: its place, its subscription, the group epoch, the target, its reconciliation. A heartbeat
+of the consumer protocol runs them, and in a group with members of both protocols a JoinGroup does.
+All steps work on a :class:`MemberUpdate`, which holds the state after the replay of the records
+collected so far.
 
 Source: Kafka's ``GroupMetadataManager.consumerGroupHeartbeat`` and
 ``classicGroupJoinToConsumerGroup``.
@@ -45,7 +45,7 @@ from fencepost.logcore.values import dataclass
 
 @dataclass(slots=True)
 class MemberUpdate:
-    """One member on its way through the steps. ``command`` may stand for a JoinGroup."""
+    """One member during the steps. ``command`` may stand for a JoinGroup."""
 
     command: ConsumerHeartbeat
     settings: ConsumerSettings
@@ -53,15 +53,15 @@ class MemberUpdate:
     draft: GroupDraft
     member_id: str
     old_value: cr.ConsumerMemberValue | None
-    """What the member said before; None for a new one."""
+    """The member's previous record; None for a new member."""
     current: CurrentAssignment
-    """What the member has."""
+    """The member's current assignment."""
     classic: cr.ClassicMemberMetadata | None = None
-    """What a member of the classic protocol said, None for one of the consumer protocol."""
+    """The metadata of a member of the classic protocol, None for the consumer protocol."""
     replaced: str | None = None
-    """The member whose place this one takes."""
+    """The member that this one replaces."""
     reasons: list[str] = field(default_factory=list)
-    """Why the group epoch must be bumped."""
+    """Reasons to bump the group epoch."""
 
     @property
     def needs_target(self) -> bool:
@@ -71,7 +71,7 @@ class MemberUpdate:
 
 
 def change_group(shard: Shard, decision: DecisionBuilder, update: MemberUpdate) -> None:
-    """Take note of what the member says, and bump the group epoch if that changes anything."""
+    """Update the member's subscription, and bump the group epoch if that changes anything."""
     _subscribe(shard, decision, update)
     cause: dict[str, object] = {}
     if update.reasons:
@@ -84,7 +84,7 @@ def change_group(shard: Shard, decision: DecisionBuilder, update: MemberUpdate) 
 
 
 def move_member(shard: Shard, decision: DecisionBuilder, update: MemberUpdate) -> None:
-    """Compute the target if it is due, and bring the member nearer to it."""
+    """Compute the target if it is due, and move the member one step nearer to it."""
     update_target(shard, decision, update.draft, update.settings)
     reconcile_member(decision, update)
 
@@ -95,7 +95,7 @@ def require_small(shard: Shard, decision: DecisionBuilder) -> None:
 
 
 def remember(decision: DecisionBuilder, update: MemberUpdate) -> None:
-    """Note what is soft, once nothing can be refused any more."""
+    """Update soft state, once the request can no longer be refused."""
     if update.replaced not in {None, update.member_id}:
         update.group.stop_timers(decision, update.replaced or "")
     update.draft.remember()
@@ -105,7 +105,7 @@ def remember(decision: DecisionBuilder, update: MemberUpdate) -> None:
 
 
 def require_owner(instance_id: str | None, member_id: str, owner: str | None) -> None:
-    """Raise unless ``owner``, who has the instance id, is the member itself."""
+    """Raise unless ``owner``, the member with the instance id, is the member itself."""
     if owner is None:
         raise UnknownMemberIdError(f"no member has instance id {instance_id!r}")
     if owner != member_id:
@@ -113,7 +113,7 @@ def require_owner(instance_id: str | None, member_id: str, owner: str | None) ->
 
 
 def take_over(decision: DecisionBuilder, update: MemberUpdate, owner: str) -> None:
-    """Give a static member's place, assignment and target to its next incarnation."""
+    """Transfer a static member's place, assignment and target to its successor."""
     group, member_id, command = update.group, update.member_id, update.command
     speak_alike = update.classic is None and group.members[owner].classic is None
     if speak_alike and group.current(owner).member_epoch != STATIC_LEAVE_EPOCH:
@@ -128,7 +128,7 @@ def take_over(decision: DecisionBuilder, update: MemberUpdate, owner: str) -> No
     update.old_value = draft.member(owner)
     draft.put(owner, None)
     draft.put(member_id, update.old_value)
-    # Its record goes first: whoever has an assignment is a member.
+    # The member's record goes first: only members may have an assignment.
     decision.append(cr.member(group.group_id, member_id, update.old_value))
     targets = dict(draft.targets)
     target = targets.pop(owner, None)
@@ -152,7 +152,7 @@ def take_over(decision: DecisionBuilder, update: MemberUpdate, owner: str) -> No
     )
 
 
-# --- what the member says of itself ------------------------------------------------------
+# --- the member's subscription -----------------------------------------------------------
 
 
 def _subscribe(shard: Shard, decision: DecisionBuilder, update: MemberUpdate) -> None:
@@ -197,10 +197,10 @@ def _subscribe(shard: Shard, decision: DecisionBuilder, update: MemberUpdate) ->
 def _subscription_has_changed(
     draft: GroupDraft, old: cr.ConsumerMemberValue, new: cr.ConsumerMemberValue
 ) -> bool:
-    """Return whether a member's new subscription bumps the group epoch by itself.
+    """Whether a member's new subscription bumps the group epoch by itself.
 
-    An expression that is not resolved yet does not: the epoch is bumped once, by its topics, so
-    that the target is not computed twice.
+    An unresolved expression does not: its topics will bump the epoch, so that the target is not
+    computed twice.
     """
     if new.subscribed_topic_names != old.subscribed_topic_names:
         return True
@@ -212,7 +212,7 @@ def _subscription_has_changed(
 
 
 def reconcile_member(decision: DecisionBuilder, update: MemberUpdate) -> None:
-    """Bring the member one step nearer to its target."""
+    """Move the member one step nearer to its target."""
     group, draft, member_id = update.group, update.draft, update.member_id
     allowed = draft.topic_ids_of(draft.member(member_id))
     mine = {member_id, update.replaced}

@@ -1,7 +1,7 @@
-"""Committed and pending offsets of a shard. Changed by replay alone.
+"""Committed and pending offsets of a shard. Only replay changes them.
 
-A *pending* offset belongs to an open transaction: it shows only as instability until the
-transaction's marker is replayed.
+A *pending* offset belongs to an open transaction: until the transaction's marker is replayed, it
+only makes the offset unstable.
 
 Source: Kafka's ``OffsetMetadataManager`` (the replay half) and ``OffsetAndMetadata``.
 """
@@ -18,13 +18,13 @@ from fencepost.logcore.machine import InvariantViolation
 from fencepost.logcore.values import dataclass
 
 OFFSET_BYTES: Final = 400
-"""Memory of an offset besides its metadata, as measured."""
+"""Measured memory of an offset without its metadata."""
 
 TopicPartition = tuple[str, int]
 
 
 class StoredOffset(NamedTuple):
-    """A commit and where it stands in the log, which decides between commits that compete."""
+    """A commit and its log offset, which decides between competing commits."""
 
     value: OffsetCommitValue
     log_offset: int
@@ -38,16 +38,16 @@ class GroupOffsets:
     pending: dict[TopicPartition, dict[int, StoredOffset]] = field(default_factory=dict)
     """By partition and producer id of the open transaction."""
     commits: int = field(default=0, compare=False)
-    """Plain commits that were replayed."""
+    """Number of replayed plain commits."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is stored."""
+        """Whether the group has no offsets."""
         return not self.committed and not self.pending
 
     @property
     def count(self) -> int:
-        """How many partitions have a committed or a pending offset."""
+        """The number of partitions with a committed or a pending offset."""
         return len(self.committed) + sum(tp not in self.committed for tp in self.pending)
 
     def partitions(self) -> list[TopicPartition]:
@@ -70,7 +70,7 @@ class OffsetStore:
         self._open: dict[int, dict[str, set[TopicPartition]]] = {}
 
     def of_group(self, group_id: str) -> GroupOffsets | None:
-        """Return the group's offsets, None if it has none at all."""
+        """Return the group's offsets, None if it has none."""
         return self._groups.get(group_id)
 
     def group_ids(self) -> list[str]:
@@ -100,7 +100,7 @@ class OffsetStore:
         by_group.setdefault(group_id, set()).add(partition)
 
     def remove(self, group_id: str, partition: TopicPartition) -> None:
-        """Replay a tombstone: it clears what open transactions hold as well."""
+        """Replay a tombstone, which also removes pending offsets of open transactions."""
         offsets = self._groups.get(group_id)
         if offsets is None:
             return
@@ -111,7 +111,7 @@ class OffsetStore:
         self._drop_if_empty(group_id)
 
     def end_transaction(self, producer_id: int, *, commit: bool) -> None:
-        """Replay a marker. A plain commit that came later in the log wins over the transaction."""
+        """Replay a marker. A plain commit at a higher log offset wins over the transaction's."""
         for group_id, partitions in self._open.pop(producer_id, {}).items():
             offsets = self._groups[group_id]
             for partition in partitions:
@@ -147,7 +147,7 @@ class OffsetStore:
     # --- inspection ------------------------------------------------------------------------------
 
     def durable_state(self) -> object:
-        """Return everything stored, sorted, in a form with a stable repr."""
+        """Return all offsets, sorted, in a form with a stable repr."""
         return [
             (
                 group_id,

@@ -52,8 +52,8 @@ _INT64_MAX: Final = 2**63 - 1
 _NO_OFFSETS: Final = GroupOffsets()
 
 LOOKED_UP_AT_ONCE: Final = 10_000
-"""Offsets that a fetch looks up in its own turn. Of more it only takes down where they stand, and
-they are looked up as the answer is read."""
+"""Offsets that a fetch looks up in its own turn. Of more it only copies the tables, and they are
+looked up while the response is encoded."""
 
 _Asked = tuple[str, Iterable[int], bytes | None]
 """A topic, its partitions, and its id if that is known."""
@@ -67,7 +67,7 @@ def commit_offsets(
 ) -> None:
     """Decide on an OffsetCommit. A missing group is created when no member commits to it.
 
-    The empty group id is legal here: very old clients store offsets under it.
+    The empty group id is legal: very old clients store offsets under it.
     """
     group = _group_of_commit(shard, command, command.generation_id_or_member_epoch, in_txn=False)
     expire_timestamp_ms = NO_TIMESTAMP
@@ -94,8 +94,8 @@ def _group_of_commit(
 ) -> Group | None:
     """Return the group, or None for one that the commit creates (a *simple* group).
 
-    Raises a ``GroupError`` where the sender may not commit. Offsets whose metadata is too large
-    do not count for that: they are refused, whoever commits them.
+    Raises a ``GroupError`` if the sender may not commit. Offsets with too large metadata are left
+    out of that check: they are refused for every sender.
     """
     group = shard.groups.get(command.group_id)
     if group is not None:
@@ -130,7 +130,7 @@ def _append_commits(
     expire_timestamp_ms: int,
     token: Token,
 ) -> None:
-    """Write what can be written and answer per partition."""
+    """Append the valid offsets and reply with a result per partition."""
     answers: list[tuple[str, int, DomainError | None]] = []
     added_bytes = 0
     stored = shard.offsets.of_group(group_id) or _NO_OFFSETS
@@ -177,7 +177,7 @@ def _metadata_error(shard: Shard, text: str) -> DomainError | None:
 def fetch_offsets(
     shard: Shard, decision: DecisionBuilder, token: Token, command: FetchOffsets
 ) -> None:
-    """Tell committed offsets. A missing group has none, and that is no error."""
+    """Reply with committed offsets. A missing group has none, which is no error."""
     group = shard.groups.get(command.group_id)
     if group is not None:
         group.validate_fetch(command.member_id, command.member_epoch)
@@ -268,7 +268,7 @@ def delete_offsets(
 
 
 def delete_all_offsets(shard: Shard, decision: DecisionBuilder, group_id: str) -> None:
-    """Write tombstones for everything a group has, pending offsets too."""
+    """Append tombstones for all offsets of a group, pending ones included."""
     for topic, index in (shard.offsets.of_group(group_id) or _NO_OFFSETS).partitions():
         decision.append(records.offset_tombstone(group_id, topic, index))
 
@@ -276,7 +276,7 @@ def delete_all_offsets(shard: Shard, decision: DecisionBuilder, group_id: str) -
 def topics_deleted(
     shard: Shard, decision: DecisionBuilder, token: Token, command: TopicsDeleted
 ) -> None:
-    """Forget the offsets of topics that are gone, in every group of the shard."""
+    """Delete the offsets of deleted topics, in every group of the shard."""
     ids = dict(command.topics)
     offsets_only = (look for look in _all_offsets(shard) if look[1] is not None)
     looks, more = _next_pass(shard, command, offsets_only)
@@ -314,7 +314,7 @@ def _entries(offsets: GroupOffsets, partition: TopicPartition) -> list[StoredOff
 def expire_offsets(
     shard: Shard, decision: DecisionBuilder, token: Token, command: ExpireOffsets
 ) -> None:
-    """Forget expired offsets, and empty groups that have no offsets left."""
+    """Delete expired offsets, and empty groups without offsets."""
     expired_offsets = expired_groups = 0
     looks, more = _next_pass(shard, command, _all_offsets(shard))
     for group_id, partitions in looks:
@@ -359,7 +359,7 @@ def _is_expired(
 
 
 def tombstone_group(decision: DecisionBuilder, group: Group, reason: str) -> None:
-    """Write the group's tombstone; its offsets' tombstones are decided already."""
+    """Append the group's tombstones; the tombstones of its offsets precede them."""
     for record in group.tombstones():
         decision.append(record)
     decision.event(EventKind.GROUP_DELETED, group.group_id, reason=reason)
@@ -370,7 +370,7 @@ def tombstone_group(decision: DecisionBuilder, group: Group, reason: str) -> Non
 
 
 def _all_offsets(shard: Shard) -> Iterator[OffsetLook]:
-    """Walk over the shard's offsets; each group ends with None. Turns may lie between two steps."""
+    """Yield the shard's offsets; None ends each group. Other turns may run between two steps."""
     for group_id in list(shard.groups):
         offsets = shard.offsets.of_group(group_id) or _NO_OFFSETS
         for partition in offsets.partitions():
@@ -381,10 +381,10 @@ def _all_offsets(shard: Shard) -> Iterator[OffsetLook]:
 def _next_pass(
     shard: Shard, command: Hashable, walk: Iterator[OffsetLook]
 ) -> tuple[list[tuple[str, list[TopicPartition | None]]], bool]:
-    """Go on with the walk of ``command``, or begin with ``walk``, as far as one pass may go.
+    """Continue the walk of ``command``, or begin with ``walk``, for the length of one pass.
 
-    Returns the partitions by group, and whether there may be more. Where the walk stands is soft
-    state: a shard that is loaded anew begins anew.
+    Return the partitions by group, and whether more may follow. The position of the walk is soft
+    state: a reloaded shard begins again.
     """
     walk = shard.walks.pop(command, walk)
     looks = list(islice(walk, shard.limits.max_looks_per_pass))

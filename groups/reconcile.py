@@ -1,9 +1,9 @@
-"""How a member of a consumer group moves from what it has to what it shall have (KIP-848).
+"""The steps of a consumer group's member from its current assignment to its target (KIP-848).
 
 One pure function. A member gives up first and takes second: it keeps its epoch until it reports
-that it no longer owns what it must revoke, and it takes a partition only when nobody else holds it.
-Whoever holds a partition, be it to revoke it, keeps everybody else from it; that is the whole
-safety of the protocol.
+that it no longer owns the partitions it must revoke, and it takes a partition only when no other
+member holds it. A partition that waits for revocation counts as held as well. The safety of the
+protocol depends on this rule alone.
 
 Source: Kafka's ``CurrentAssignmentBuilder`` (4.3) and ``MemberState``.
 """
@@ -24,16 +24,16 @@ TopicIdPartition = tuple[bytes, int]
 
 
 class MemberState(IntEnum):
-    """The number is the one in the member's record."""
+    """A member's state; the number is the record's."""
 
     STABLE = 0
-    """It has what its epoch's target gave it."""
+    """The member has the partitions of its epoch's target."""
     UNREVOKED_PARTITIONS = 1
-    """It must report that it no longer owns some partitions; its epoch waits."""
+    """The member must report that it no longer owns some partitions; its epoch waits."""
     UNRELEASED_PARTITIONS = 2
-    """It has reached the target's epoch; others still hold partitions of its target."""
+    """The member has the target's epoch; others still hold partitions of its target."""
     UNKNOWN = 127
-    """A newer coordinator wrote a state that this one does not know."""
+    """A state of a newer coordinator."""
 
 
 _STABLE, _UNKNOWN = MemberState.STABLE, MemberState.UNKNOWN
@@ -52,12 +52,12 @@ TRANSITIONS: Final[Mapping[tuple[MemberState, MemberState], str]] = {
     (_UNKNOWN, _STABLE): "it owns nothing, nothing to wait for",
     (_UNKNOWN, _UNRELEASED): "target has partitions of others",
 }
-"""(from, to) → what causes it."""
+"""(from, to) → the cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class CurrentAssignment:
-    """What a member has. Both mappings give the epoch in which each partition was assigned."""
+    """A member's partitions. Both mappings give the epoch in which each one was assigned."""
 
     member_epoch: int = 0
     previous_member_epoch: int = 0
@@ -66,18 +66,18 @@ class CurrentAssignment:
     pending_revocation: Mapping[TopicIdPartition, int] = field(default_factory=dict)
 
     def is_reconciled_to(self, epoch: int) -> bool:
-        """Whether it has reached the target of ``epoch``."""
+        """Whether the member has reached the target of ``epoch``."""
         return self.state is MemberState.STABLE and self.member_epoch == epoch
 
     @property
     def held(self) -> set[TopicIdPartition]:
-        """Everything that nobody else may be given."""
+        """The partitions that no other member may be given."""
         return {*self.assigned, *self.pending_revocation}
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a member shall have, and the assignment epoch that says so."""
+    """The target partitions of a member, and the assignment epoch of the target."""
 
     epoch: int
     partitions: frozenset[TopicIdPartition]
@@ -90,12 +90,13 @@ def reconcile(
     owned: AbstractSet[TopicIdPartition] | None,
     is_subscribed: Callable[[bytes], bool] = lambda _topic_id: True,
 ) -> CurrentAssignment:
-    """Return the member one step nearer to its target; the same object if nothing is to be done.
+    """Return the member one step nearer to its target; the same object if it is there.
 
-    ``owned`` is what the member reports to own, None if it does not say. ``is_subscribed`` tells
-    of a topic id: what the member no longer subscribes to counts as not in its target, even if the
-    target was computed before. Raises :class:`fencepost.groups.errors.FencedMemberEpochError` for a
-    member in state UNKNOWN that may own something.
+    ``owned`` are the partitions that the member reports, None if it reports none at all.
+    ``is_subscribed`` takes a topic id: topics that the member no longer subscribes to count as not
+    in its target, even in an older target. Raises
+    :class:`fencepost.groups.errors.FencedMemberEpochError` for a member in state UNKNOWN that may
+    own partitions.
     """
     match member.state:
         case MemberState.STABLE:
@@ -114,7 +115,7 @@ def reconcile(
 def _owns(
     owned: AbstractSet[TopicIdPartition] | None, revoked: Mapping[TopicIdPartition, int]
 ) -> bool:
-    """Whether the member may still own some of ``revoked``; one that says nothing may."""
+    """Whether the member may still own some of ``revoked``; without a report it may."""
     return bool(revoked) and (owned is None or not owned.isdisjoint(revoked.keys()))
 
 
@@ -154,7 +155,7 @@ def _next(
     moves = member.member_epoch != target.epoch
     return CurrentAssignment(
         member_epoch=target.epoch,
-        # The epoch the client had before: it may come back with it if our answer got lost.
+        # The epoch that the client had before: if our response is lost, it uses this one again.
         previous_member_epoch=member.member_epoch if moves else member.previous_member_epoch,
         state=MemberState.UNRELEASED_PARTITIONS if waits else MemberState.STABLE,
         assigned={**kept, **free},

@@ -1,11 +1,11 @@
 """The records of ``__consumer_offsets``, byte for byte Kafka's.
 
-A key is its type (two bytes) and a body; a value is its version (two bytes) and a body; no value
-is a tombstone. :data:`_CODECS` holds one entry per record type; those of consumer-protocol groups
-stand in ``consumer_records.py``.
+A key is its type (two bytes) and a body; a value is its version (two bytes) and a body; a missing
+value is a tombstone. :data:`_CODECS` holds one entry per record type; the formats of
+consumer-protocol groups are in ``consumer_records.py``.
 
-Written: GroupMetadata v3; OffsetCommit v4, or v1 when the commit carried a retention time. Read:
-every version of both since Kafka 0.9, so that a real Kafka's log loads.
+This module writes GroupMetadata v3, and OffsetCommit v4, or v1 for a commit with a retention time.
+It reads every version of both since Kafka 0.9, so that a log of Apache Kafka loads.
 
 Source: the ``*Key.json``/``*Value.json`` schemas of Kafka's group-coordinator module.
 """
@@ -44,23 +44,23 @@ _TOPIC_ID_TAG: Final = 0
 _ZERO_ID: Final = bytes(16)
 
 MAX_KEY_PREFIXES: Final = 256
-"""Beginnings of keys (group and topic) that are kept encoded, and as many decoded: a request
-repeats its own for every partition. At most 64 KiB each, as two strings of Kafka's are."""
+"""Limit of cached key prefixes (group and topic), encoded, and the same number decoded: a request
+repeats its prefix for every partition. At most 64 KiB each, the size of two Kafka strings."""
 
 _PARTITION: Final = struct.Struct(">i")
 _V4_HEAD: Final = struct.Struct(">hqiB")
-"""Version, offset, leader epoch, length of the metadata plus one where that is below 128."""
+"""Version, offset, leader epoch, length of the metadata plus one if that is below 128."""
 _V4_TAIL: Final = struct.Struct(">qBBB16s")
 """Commit timestamp, and one tagged field: its number, its size, the topic id."""
 _LONGEST_PLAIN: Final = 126
 _BATCH_HEAD_BYTES: Final = 61
 _PLAIN_FIELDS_BYTES: Final = 3
-"""A record's attributes, its timestamp (that of the batch) and the number of its headers."""
+"""A record's attributes, timestamp delta and header count."""
 _ANY_VERSION: Final = (1 << 15) - 1
 
 
 class RecordType(IntEnum):
-    """The type that leads a key."""
+    """The type at the beginning of a key."""
 
     LEGACY_OFFSET_COMMIT = 0
     OFFSET_COMMIT = 1
@@ -68,7 +68,7 @@ class RecordType(IntEnum):
 
 
 class OffsetCommitKey(NamedTuple):
-    """Types 0 (only read) and 1."""
+    """The key of types 0 (only read) and 1."""
 
     group_id: str
     topic: str
@@ -77,7 +77,7 @@ class OffsetCommitKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupMetadataKey:
-    """Type 2."""
+    """The key of type 2."""
 
     group_id: str
 
@@ -85,7 +85,7 @@ class GroupMetadataKey:
 class OffsetCommitValue(NamedTuple):
     """A committed offset; ``expire_timestamp_ms`` is -1 unless the client chose a retention.
 
-    ``topic_id`` is None where unknown (zero on the wire).
+    ``topic_id`` is None if unknown (zero on the wire).
     """
 
     offset: int
@@ -148,7 +148,7 @@ def _group_key(group_id: str) -> bytes:
 
 
 def _offset_value(value: OffsetCommitValue) -> bytes:
-    """Write v1 if there is an expiry, which v4 lacks; v1 has no leader epoch and no topic id."""
+    """Encode v1 if there is an expiry, which v4 lacks; v1 has no leader epoch and no topic id."""
     if value.expire_timestamp_ms != NO_TIMESTAMP:
         writer = FieldWriter(1)
         writer.int64(value.offset)
@@ -175,12 +175,12 @@ def offset_commit(group_id: str, topic: str, partition: int, value: OffsetCommit
     """Return the record that commits one offset."""
     key, data = _offset_key(group_id, topic, partition), _offset_value(value)
     if value.expire_timestamp_ms != NO_TIMESTAMP or value.topic_id == _ZERO_ID:
-        return Record(key, data)  # which says less than the value
+        return Record(key, data)  # the record cannot hold the whole value
     return Written.of(key, data, (OffsetCommitKey(group_id, topic, partition), value))
 
 
 def offset_tombstone(group_id: str, topic: str, partition: int) -> Record:
-    """Return the record that forgets one offset, committed and pending."""
+    """Return the record that deletes one offset, committed and pending."""
     return Record(_offset_key(group_id, topic, partition), None)
 
 
@@ -244,7 +244,7 @@ def _read_member(reader: FieldReader, version: int) -> MemberMetadata:
         group_instance_id,
         client_id,
         client_host,
-        # Before v1 there was one timeout for both purposes.
+        # Before v1 one timeout served both purposes.
         session_timeout_ms if rebalance_timeout_ms == NO_TIMESTAMP else rebalance_timeout_ms,
         session_timeout_ms,
         subscription,
@@ -267,7 +267,7 @@ def _read_group_metadata_value(reader: FieldReader, version: int) -> GroupMetada
 
 @dataclass(frozen=True, slots=True)
 class _Codec:
-    """How a record type is read. All value versions from 0 to ``newest_version`` are."""
+    """The decoder of a record type. It reads all value versions from 0 to ``newest_version``."""
 
     read_key: Callable[[FieldReader], Key]
     read_value: Callable[[FieldReader, int], Value]
@@ -288,7 +288,7 @@ def _consumer_codec(
 
 
 def _foreign_codec(kind: ForeignRecordType) -> _Codec:
-    """Return the codec of a type of ``foreign_group``: of its value nothing is read."""
+    """Return the codec of a type of ``foreign_group``, which ignores the value."""
 
     def read_foreign_key(reader: FieldReader) -> ForeignKey:
         return ForeignKey(kind, reader.string(), reader.string() if kind in PER_MEMBER else "")
@@ -314,7 +314,7 @@ _CODECS: Final[Mapping[int, _Codec]] = MappingProxyType(
 
 
 def batch_bytes(records: Iterable[Record]) -> int:
-    """Return the size of the batch that ``records`` become, which ``max.message.bytes`` bounds."""
+    """Return the size of a batch of ``records``, which ``max.message.bytes`` bounds."""
     size = _BATCH_HEAD_BYTES
     for at, (key, value) in enumerate(records):
         body = _PLAIN_FIELDS_BYTES + _varint_bytes(at) + _varint_bytes(len(key)) + len(key)
@@ -324,12 +324,12 @@ def batch_bytes(records: Iterable[Record]) -> int:
 
 
 def _varint_bytes(number: int) -> int:
-    """Return the size of a number that is not negative as a zigzag varint."""
+    """Return the size of a non-negative number as a zigzag varint."""
     return number.bit_length() // 7 + 1
 
 
 def record_type(key: bytes) -> int:
-    """Return the type that leads ``key``, known or not. Raises :class:`CorruptRecordError`."""
+    """Return the type of ``key``, known or unknown. Raises :class:`CorruptRecordError`."""
     if len(key) < 2:
         raise CorruptRecordError(f"a key of {len(key)} bytes")
     return int.from_bytes(key[:2], "big", signed=True)
@@ -337,7 +337,7 @@ def record_type(key: bytes) -> int:
 
 @lru_cache(maxsize=MAX_KEY_PREFIXES)
 def _names_of(prefix: bytes) -> tuple[str, str] | None:
-    """Return group and topic of what stands before a key's partition, None if it is longer."""
+    """Return group and topic of a key's bytes before the partition, None if bytes remain."""
     reader = FieldReader(prefix)
     reader.int16()
     names = reader.string(), reader.string()
@@ -345,11 +345,11 @@ def _names_of(prefix: bytes) -> tuple[str, str] | None:
 
 
 def _decode_common(record: Record) -> tuple[OffsetCommitKey, OffsetCommitValue] | None:
-    """Decode what nearly every record of the log is; None for whatever looks otherwise.
+    """Decode the most common kind of record, an offset of a current version; None for others.
 
-    A committed offset as this broker and Apache Kafka 4 write it: a known topic id, metadata of up
-    to 126 bytes. The readers of every version say the same of it at six times the cost, which is
-    most of what a commit of many offsets, and loading a shard, costs.
+    It is a committed offset as this broker and Apache Kafka 4 write it: a known topic id, metadata
+    of up to 126 bytes. The readers for all versions give the same result at six times the cost, and
+    most of the cost of a large commit, and of loading a shard, is this decoding.
     """
     key, value = record.key, record.value
     if value is None or len(value) < _V4_HEAD.size + _V4_TAIL.size or len(key) < 6:
@@ -377,8 +377,8 @@ def _decode_common(record: Record) -> tuple[OffsetCommitKey, OffsetCommitValue] 
 def decode(record: Record) -> tuple[Key, Value | None] | None:
     """Return a record's key and value (None for a tombstone), or None for an unknown type.
 
-    Raises :class:`CorruptRecordError` on malformed bytes and on a value version from the future:
-    to skip that one would be to lose state.
+    Raises :class:`CorruptRecordError` for malformed bytes and for a newer value version: skipping
+    that record would lose state.
     """
     kind = record_type(record.key)
     if kind == RecordType.OFFSET_COMMIT:

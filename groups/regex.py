@@ -1,4 +1,4 @@
-"""Which topics the expressions of subscriptions match, found out slice by slice."""
+"""Matching of topics against the expressions of subscriptions, in slices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fencepost.logcore.steps import Steps
 
 
 def reason_against(pattern: str) -> Steps[str | None]:
-    """Return why an expression is not valid, in steps; None if it is."""
+    """Return, in steps, why an expression is invalid; None if it is valid."""
     try:
         for _ in parse(pattern):
             yield
@@ -21,9 +21,9 @@ def reason_against(pattern: str) -> Steps[str | None]:
 
 
 class RegexScan:
-    """Finds out, slice by slice, which of many names match which of many expressions.
+    """Matches many names against many expressions, in slices.
 
-    A name that the member may not see matches none.
+    Names that the member may not see match no expression.
     """
 
     def __init__(
@@ -34,17 +34,17 @@ class RegexScan:
         may_see: Callable[[str], bool] | None = None,
     ) -> None:
         self.version = version
-        """The version of the names, which goes into what is written of them."""
+        """The version of the names, for the record of the result."""
         self.found: dict[str, tuple[str, ...]] = {}
-        """The names that match, in order, of each expression that is done."""
+        """The matching names, in order, of each finished expression."""
         self.refused: dict[str, str] = {}
-        """Why an expression can't be used."""
+        """Why an expression is unusable."""
         self._regex: Regex | None = None
         self._may_see = may_see
         self._work = self._run(sorted(patterns), list(names))
 
     def go_on(self, steps: int) -> bool:
-        """Take about so many steps; say whether nothing is left to do."""
+        """Take about ``steps`` steps; return whether the scan is complete."""
         for taken in self._work:
             steps -= taken
             if steps <= 0:

@@ -1,4 +1,4 @@
-"""What all parts of one shard share: the group table, the offsets, limits and settings."""
+"""The state that all parts of one shard share: groups, offsets, limits and settings."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ MAX_BATCH_BYTES: Final = 1_048_588
 """Kafka's default of ``max.message.bytes``."""
 
 MAX_REMEMBERED_ASSIGNORS: Final = 20_000
-"""Groups of a shard of which it is known that their assignor was asked; as many as a shard has. A
-forgotten one is asked once more."""
+"""Limit of remembered requests to assignors; as many as a shard has groups. A forgotten assignor is
+asked again."""
 
 Group = ClassicGroup | ConsumerGroup | ForeignGroup
 """One entry of the shard's group table."""
 
 OffsetLook = tuple[str, TopicPartition | None]
-"""What upkeep looks at: a group's offset of a partition, or with None the group as a whole."""
+"""An item of an upkeep pass: a group's offset of a partition, or with None the group itself."""
 
 _NEVER: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """What is decided and comes about when the record of ``group`` is replayed.
+    """A change that takes effect when the record of ``group`` is replayed.
 
-    ``group`` takes its place in the table, if that is not its own yet, and ``successor`` the place
-    of the static member with its instance id. Requests that wait in the group wait already.
+    ``group`` is put into the table, if it is not there yet, and ``successor`` replaces the static
+    member with its instance id. Requests may wait in the group already.
     """
 
     group: ClassicGroup
@@ -50,7 +50,7 @@ class Handover:
 
 @dataclass(slots=True)
 class Shard:
-    """One partition of ``__consumer_offsets`` as it stands in memory."""
+    """The state of one partition of ``__consumer_offsets`` in memory."""
 
     limits: GroupLimits
     initial_rebalance_delay_ms: int
@@ -59,36 +59,36 @@ class Shard:
     offsets: OffsetStore = field(default_factory=OffsetStore)
     totals: ShardTotals = field(default_factory=ShardTotals)
     max_batch_bytes: Callable[[], int] = lambda: MAX_BATCH_BYTES
-    """``max.message.bytes`` of the offsets topic: what is decided is one batch there."""
+    """``max.message.bytes`` of the offsets topic: the records of a decision are one batch there."""
     environment: Callable[[str], Environment] = lambda _: Environment()
-    """Asked for a group by each decision that needs it, be it of a command, a timer or a load."""
+    """Called with the group id by each decision that needs it: on a command, a timer or a load."""
     handover: Handover | None = None
-    """Of the decision whose records are not replayed yet."""
+    """The handover of the decision whose records are not replayed yet."""
     given_ids: dict[tuple[str, str], None] = field(default_factory=dict)
-    """(group id, member id) that consumer groups gave out and nobody has joined with, oldest first;
-    at most ``max_shard_pending_members``."""
+    """(group id, member id) that consumer groups gave out and no member has joined with, oldest
+    first; at most ``max_shard_pending_members``."""
     walks: dict[Hashable, Iterator[OffsetLook]] = field(default_factory=dict)
-    """By command of upkeep, what its next pass has to look at."""
+    """Remaining items of an upkeep pass, by command."""
     _ask_again_ms: dict[tuple[str, str], int] = field(default_factory=dict)
-    """By group and assignor, when one that runs elsewhere is asked again; oldest first."""
+    """By group and assignor, when to ask a remote assignor again; oldest first."""
 
     def asks(self, group_id: str, assignor: str, now_ms: int) -> None:
-        """Note that an answer of an assignor that runs elsewhere is on its way."""
+        """Note a request to a remote assignor."""
         if len(self._ask_again_ms) >= MAX_REMEMBERED_ASSIGNORS:
             del self._ask_again_ms[next(iter(self._ask_again_ms))]
         self._ask_again_ms[group_id, assignor] = now_ms + ASK_AGAIN_MS
 
     def answered(self, group_id: str, assignor: str) -> None:
-        """Note that the group has what it asked for."""
+        """Note that the assignor has answered the group's request."""
         if (group_id, assignor) in self._ask_again_ms:
             self._ask_again_ms[group_id, assignor] = _NEVER
 
     def is_due(self, group_id: str, assignor: str, now_ms: int) -> bool:
-        """Whether the assignor was never asked since the load, or too long ago in vain."""
+        """Whether to ask the assignor: never asked since the load, or without an answer in time."""
         return now_ms >= self._ask_again_ms.get((group_id, assignor), 0)
 
     def give_id(self, group_id: str, member_id: str) -> None:
-        """Remember that a consumer group told a classic member to come back with this id."""
+        """Remember that a consumer group told a classic member to rejoin with this id."""
         if (group_id, member_id) not in self.given_ids:
             self.given_ids[group_id, member_id] = None
             self.totals.memory.add(pending_bytes(group_id, member_id))
@@ -96,7 +96,7 @@ class Shard:
             self.forget_id(*next(iter(self.given_ids)))
 
     def forget_id(self, group_id: str, member_id: str) -> None:
-        """Forget an id that a consumer group gave out; no harm if it was not."""
+        """Forget an id that a consumer group gave out, if it did."""
         if (group_id, member_id) in self.given_ids:
             del self.given_ids[group_id, member_id]
             self.totals.memory.add(-pending_bytes(group_id, member_id))
@@ -104,20 +104,20 @@ class Shard:
     # --- the table of groups ---
 
     def put_group(self, group: Group) -> None:
-        """Give ``group`` its place in the table, or that of another group with its name."""
+        """Put ``group`` into the table, in place of another group with its name."""
         if group.group_id not in self.groups:
             self.totals.memory.add(group_bytes(group.group_id))
         self.groups[group.group_id] = group
 
     def drop_group(self, group_id: str) -> None:
-        """Take a group out of the table; no harm if it is not there."""
+        """Remove a group from the table, if it is there."""
         if self.groups.pop(group_id, None) is not None:
             self.totals.memory.add(-group_bytes(group_id))
 
     # --- limits ---
 
     def require(self, what: str, amount: int, limit: str) -> None:
-        """Raise :class:`GroupLimitExceededError` if ``amount`` is more than a limit allows."""
+        """Raise :class:`GroupLimitExceededError` if ``amount`` exceeds a limit."""
         most: int = getattr(self.limits, limit)
         if amount > most:
             raise GroupLimitExceededError(f"{what} exceeds {limit}={most}")
@@ -129,7 +129,7 @@ class Shard:
         self.require_memory(group_id)
 
     def require_memory(self, group_id: str, added_bytes: int = 0) -> None:
-        """Raise :class:`GroupLimitExceededError` unless a group may take so much more."""
+        """Raise :class:`GroupLimitExceededError` unless the memory limit allows the addition."""
         memory = self.totals.memory
         if group_id not in self.groups:
             added_bytes += group_bytes(group_id)
@@ -151,12 +151,12 @@ class Shard:
 
     def require_short(self, what: str, text: str) -> None:
         """Raise :class:`GroupLimitExceededError` if a string is longer than a record can hold."""
-        # A character takes at most four bytes, so most texts need not be encoded to know.
+        # A character takes at most four bytes, so most texts need not be encoded for the check.
         if len(text) * 4 > self.limits.max_string_bytes:
             self.require(what, len(text.encode()), "max_string_bytes")
 
     def require_fits_record(self, what: str, size: int) -> None:
-        """Raise :class:`GroupLimitExceededError` if no record could hold what a member says."""
+        """Raise :class:`GroupLimitExceededError` if no record could hold ``size`` bytes."""
         most = self.max_batch_bytes()
         if size > most:
             raise GroupLimitExceededError(
@@ -173,5 +173,5 @@ class Shard:
 
 
 def group_bytes(group_id: str) -> int:
-    """Return the memory of a group besides what it holds."""
+    """Return the memory of a group without its members and offsets."""
     return GROUP_BYTES + text_bytes(group_id)

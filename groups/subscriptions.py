@@ -1,7 +1,7 @@
-"""What the members of a consumer group subscribe to, counted.
+"""The subscriptions of a consumer group's members, counted.
 
-Each join and each leave asks for it. The members of a crowd mostly want the same, so the answer
-comes from the few different subscriptions there are and not from a walk over all members.
+Each join and each leave needs them. Members of a large group mostly have the same subscription, so
+the topics are computed from the few distinct subscriptions instead of all members.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Self
 from fencepost.groups.consumer_records import ConsumerMemberValue, RegularExpressionValue
 
 Subscription = tuple[tuple[str, ...], str]
-"""Topics by name, and an expression; empty where there is none."""
+"""Topics by name, and an expression or ""."""
 
 
 class Subscriptions:
-    """How many members have which subscription."""
+    """The number of members with each subscription."""
 
     __slots__ = ("_counts",)
 
@@ -29,13 +29,13 @@ class Subscriptions:
     __hash__ = None  # type: ignore[assignment]
 
     def copy(self) -> Self:
-        """The same, to be changed by itself."""
+        """Return an independent copy."""
         other = type(self)()
         other._counts = self._counts.copy()
         return other
 
     def change(self, old: ConsumerMemberValue | None, new: ConsumerMemberValue | None) -> None:
-        """Count a member as ``new`` and no more as ``old``; None where it comes or goes."""
+        """Count a member as ``new`` and not as ``old``; None if it joins or leaves."""
         for member, by in ((old, -1), (new, 1)):
             if member is not None:
                 wants = member.subscribed_topic_names, member.subscribed_topic_regex or ""
@@ -47,11 +47,11 @@ class Subscriptions:
 
     @property
     def expressions(self) -> set[str]:
-        """The regular expressions that members subscribe by."""
+        """The regular expressions in the members' subscriptions."""
         return {regex for _, regex in self._counts if regex}
 
     def topics(self, resolved: Mapping[str, RegularExpressionValue]) -> frozenset[str]:
-        """The topics that members subscribe to by name, or by what is ``resolved``."""
+        """Return the topics that members subscribe to by name, or by a ``resolved`` expression."""
         topics = set().union(*(names for names, _ in self._counts))
         for regex in self.expressions & resolved.keys():
             topics.update(resolved[regex].topics)

@@ -1,9 +1,9 @@
-"""The hash by which a consumer group sees that its topics have changed: the same as Kafka's.
+"""The hash by which a consumer group detects changes of its topics, the same as Kafka's.
 
-It stands in the record of the group's epoch. Who takes over a group from another broker and came to
-another number would take that for a change, and have the group assigned anew.
+The record of the group's epoch holds it. A coordinator that took over a group from another broker
+and computed another hash would see a change, and compute a new assignment.
 
-XXH3 with 64 bits, seed 0, in Python: about 10 µs for a topic, and as much for each 100 bytes more.
+This is XXH3 with 64 bits, seed 0, in Python: about 10 µs for a topic, and for each 100 bytes more.
 
 Source: ``Utils.computeTopicHash`` and ``computeGroupHash`` of Kafka's group coordinator;
 ``doc/xxhash_spec.md`` of xxHash.
@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Final
 
 MAX_KEPT: Final = 20_000
-"""Topics whose hash is kept: more than one image may have, so that a new one costs its changes."""
+"""Cached hashes of topics, more than one image may have, so that an update hashes only changes."""
 
 _MASK: Final = (1 << 64) - 1
 _PRIME32_1, _PRIME32_2, _PRIME32_3 = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D
@@ -52,7 +52,7 @@ def topic_hash(
 ) -> int:
     """Return the signed hash of a topic.
 
-    ``racks`` are those of each partition's replicas, in order; none where no broker has a rack.
+    ``racks`` are the racks of each partition's replicas, in order; empty if no broker has a rack.
     """
     high, low = struct.unpack(">QQ", topic_id)
     parts = [struct.pack("<BQQ", 0, high, low), _text(name), struct.pack("<i", partitions)]
@@ -68,7 +68,7 @@ def topic_hash(
 
 
 def _text(text: str) -> bytes:
-    """Write a string as Java's characters, and how many they are."""
+    """Encode a string as Java's characters and their number."""
     units = text.encode("utf-16-le", "surrogatepass")
     return units + struct.pack("<i", len(units) // 2)
 

@@ -1,1 +1,1 @@
-"""Server-side assignors of the consumer protocol: who shall read which partition."""
+"""Server-side assignors of the consumer protocol: assignment of partitions to members."""

@@ -1,4 +1,4 @@
-"""What an assignor is given and what it returns; the registry; the check of a result.
+"""The input and the result of an assignor; the registry; the check of a result.
 
 Source: Kafka's ``ConsumerGroupPartitionAssignor``, ``GroupSpec`` and ``MemberSubscription``.
 """
@@ -15,12 +15,12 @@ TopicIdPartition = tuple[bytes, int]
 """A topic id (16 bytes) and a partition index."""
 
 MAX_ASSIGNORS: Final = 16
-"""Assignors one coordinator knows: every heartbeat may name one, and each is code that runs."""
+"""Limit of a coordinator's assignors: every heartbeat may name one, and each runs its own code."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberSpec:
-    """One member: the ids of the topics it subscribes to, and its present target."""
+    """One member: the ids of its subscribed topics, and its current target."""
 
     instance_id: str | None
     topic_ids: frozenset[bytes]
@@ -29,7 +29,7 @@ class MemberSpec:
 
 @dataclass(frozen=True, slots=True)
 class GroupSpec:
-    """What is to be assigned. ``partition_counts`` has every topic that a member subscribes to."""
+    """The input of an assignor. ``partition_counts`` has every topic with a subscriber."""
 
     members: Mapping[str, MemberSpec]
     partition_counts: Mapping[bytes, int]
@@ -41,13 +41,13 @@ class GroupSpec:
 
 
 GroupAssignment = Mapping[str, frozenset[TopicIdPartition]]
-"""Member id → its partitions; a member left out gets none."""
+"""Member id → its partitions; an omitted member gets none."""
 
 
 class AssignorFault(Exception):  # noqa: N818 - it is the assignor's, not ours
-    """An assignor raised, took too long or gave what may not be given; the group keeps its target.
+    """An assignor raised, took too long or returned an invalid result; the group keeps its target.
 
-    ``assignor`` is its name, ``problem`` says what is wrong.
+    ``assignor`` is its name, ``problem`` describes the fault.
     """
 
     def __init__(self, assignor: str, problem: str) -> None:
@@ -57,14 +57,14 @@ class AssignorFault(Exception):  # noqa: N818 - it is the assignor's, not ours
 
 
 class Assignor(Protocol):
-    """Computes targets. Must be pure and deterministic; results are checked."""
+    """Computes targets. Must be pure and deterministic; the registry's caller checks results."""
 
     @property
     def name(self) -> str:
-        """The name that members and configuration use."""
+        """The name in requests and in the configuration."""
 
     def assign(self, group: GroupSpec) -> GroupAssignment:
-        """Return who gets what."""
+        """Return the assignment."""
 
 
 class AssignorRegistry:
@@ -81,7 +81,7 @@ class AssignorRegistry:
         self._by_name = MappingProxyType(by_name)
         self.default = known[0]
         self.has_remote = any(hasattr(assignor, "is_remote") for assignor in known)
-        """Whether some assignor is computed elsewhere."""
+        """Whether some assignor is remote."""
 
     def __contains__(self, name: object) -> bool:
         return name in self._by_name
@@ -92,15 +92,15 @@ class AssignorRegistry:
         return tuple(self._by_name)
 
     def get(self, name: str) -> Assignor:
-        """Return an assignor; KeyError if there is none of that name."""
+        """Return an assignor; KeyError if there is none with that name."""
         return self._by_name[name]
 
 
 def run(assignor: Assignor, group: GroupSpec) -> dict[str, frozenset[TopicIdPartition]]:
     """Return the assignor's result with every member in it.
 
-    Raises :class:`AssignorFault` if it fails, if what it returns is no assignment, or if it gives a
-    partition twice, one that does not exist, or one of a topic its member does not subscribe to.
+    Raises :class:`AssignorFault` if the assignor fails, if the result is no assignment, or if it
+    has a partition twice, a missing partition, or a topic that its member does not subscribe to.
     """
     try:
         return checked(assignor.name, group, assignor.assign(group))
@@ -113,7 +113,7 @@ def run(assignor: Assignor, group: GroupSpec) -> dict[str, frozenset[TopicIdPart
 def checked(
     name: str, group: GroupSpec, result: GroupAssignment
 ) -> dict[str, frozenset[TopicIdPartition]]:
-    """Return ``result``, which assignor ``name`` gave, with every member in it; see :func:`run`."""
+    """Return ``result`` of the assignor ``name`` with every member in it; see :func:`run`."""
     given: set[TopicIdPartition] = set()
     found = dict.fromkeys(group.members, frozenset[TopicIdPartition]())
     for member_id, partitions in result.items():

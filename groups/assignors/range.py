@@ -1,6 +1,6 @@
-"""The *range* assignor: per topic, neighbouring partitions to one member.
+"""The *range* assignor: per topic, consecutive partitions to one member.
 
-Members stand in the same order for every topic, so that topics with equal subscribers and equal
+Members have the same order for every topic, so that topics with equal subscribers and equal
 partition counts are co-partitioned: partition n of each goes to the same member.
 
 Source: Kafka's server-side ``RangeAssignor``.
@@ -17,12 +17,12 @@ from fencepost.groups.assignors.model import (
 
 
 class RangeAssignor:
-    """See the module."""
+    """The *range* assignor; the module's docstring describes the algorithm."""
 
     name = "range"
 
     def assign(self, group: GroupSpec) -> GroupAssignment:
-        """Return who gets what. The first members of a topic get one more if it does not divide."""
+        """Return the assignment. The first members of a topic get one more for a remainder."""
         given: dict[str, set[TopicIdPartition]] = {member_id: set() for member_id in group.members}
         in_order = sorted(group.members.items(), key=member_order)
         for topic_id, partition_count in group.partition_counts.items():

@@ -1,9 +1,9 @@
-"""Server-side assignors that are not ours: computed elsewhere, bounded in time, never trusted.
+"""Custom server-side assignors: they run in another process, have a timeout, and are not trusted.
 
-The machine asks for a target with the effect :class:`ComputeTarget` and goes on with the target it
-has; :class:`TargetComputed` brings the answer, whenever it comes, or what went wrong. An answer
-counts if the group is still as it was when it was asked, and only after the same check that every
-assignor's result passes. Until then, and after a failure, the group keeps its last target.
+The machine requests a target with the effect :class:`ComputeTarget` and continues with its current
+target; :class:`TargetComputed` later brings the result or the problem. A result counts only if the
+group has not changed since the request, and after the same check as every assignor's result. Until
+then, and after a failure, the group keeps its last target.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from fencepost.logcore.values import dataclass
 
 ASK_AGAIN_MS: Final = 30_000
 """After this time an assignor that failed, or never answered, is asked again at a heartbeat: often
-enough for one that recovers, and little work for one that does not."""
+enough for an assignor that recovers, and little work for one that does not."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComputeTarget:
-    """An effect: have ``assignor`` compute; report with :class:`TargetComputed`."""
+    """An effect: ``assignor`` computes a target, and :class:`TargetComputed` reports it."""
 
     group_id: str
     assignor: str
@@ -39,7 +39,7 @@ class TargetComputed:
 
 
 class RemoteAssignor:
-    """Stands for an assignor that runs elsewhere."""
+    """Represents an assignor that runs in another process."""
 
     is_remote: ClassVar = True
 
@@ -47,12 +47,12 @@ class RemoteAssignor:
         self.name = name
 
     def assign(self, group: GroupSpec) -> GroupAssignment:  # noqa: ARG002 - the protocol's shape
-        """Never: such an assignor is asked by an effect."""
+        """Raise AssignorFault: a remote assignor is asked by an effect."""
         raise AssignorFault(self.name, "it is computed elsewhere")
 
 
 def kept(group: GroupSpec) -> dict[str, frozenset[tuple[bytes, int]]]:
-    """Return what members have of what they still may have."""
+    """Return the current targets, without partitions that members may no longer have."""
     return {
         member_id: frozenset(
             (topic_id, index)

@@ -1,12 +1,12 @@
-"""Checks for assignors of one's own: what must be true of every result, and random groups to try.
+"""Checks for custom assignors: properties of every result, and random groups to try.
 
     from fencepost.groups.assignors.testing import check
     check(MyAssignor())            # raises AssignorFault with the group that it got wrong
 
 ``check`` takes server-side assignors (``fencepost.groups.assignors.model.Assignor``) and
 client-side ones (``fencepost.groups.assignors.client.model.ClientAssignor``). Groups come from a
-seed, so that a failure comes again; each is asked twice, because an assignor must be a function of
-its input.
+seed, so that a failure is reproducible; the assignor gets each group twice, because it must be a
+function of its input.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fencepost.groups.assignors.model import (
 )
 
 DEFAULT_GROUPS: Final = 500
-"""Groups that ``check`` tries unless told otherwise: some seconds for the assignors here."""
+"""Groups that ``check`` tries by default: a few seconds for the built-in assignors."""
 
 _MOST_MEMBERS, _MOST_TOPICS, _MOST_PARTITIONS = 8, 5, 9
 _RACKS: Final = ("a", "b", "c")
@@ -36,10 +36,10 @@ _RACKS: Final = ("a", "b", "c")
 def check(
     assignor: Assignor | ClientAssignor, *, groups: int = DEFAULT_GROUPS, seed: int = 1
 ) -> None:
-    """Try ``assignor`` on random groups, each over a few rounds with members coming and going.
+    """Try ``assignor`` on random groups, each over a few rounds in which members join and leave.
 
-    Raises :class:`fencepost.groups.assignors.model.AssignorFault` that says what is wrong with
-    which result.
+    Raises :class:`fencepost.groups.assignors.model.AssignorFault`, which describes the wrong
+    result.
     """
     dice = _Dice(seed)
     tried = 0
@@ -52,7 +52,7 @@ def check(
 
 
 def check_server_result(assignor: Assignor, group: GroupSpec, result: GroupAssignment) -> None:
-    """Raise AssignorFault unless ``result`` is valid and gives every partition that it may give."""
+    """Raise AssignorFault unless ``result`` is valid and assigns every assignable partition."""
     given = {partition for mine in result.values() for partition in mine}
     wanted = {topic for member in group.members.values() for topic in member.topic_ids}
     for topic, count in group.partition_counts.items():
@@ -66,7 +66,7 @@ def check_client_result(
 ) -> None:
     """Raise AssignorFault unless ``result`` is valid and complete.
 
-    A cooperative one may leave out what another member owns, and must, if it is to move.
+    A cooperative result may omit owned partitions, and must omit one that moves to another member.
     """
     if result.keys() != members.keys():
         raise AssignorFault(assignor.name, f"members {sorted(result)} instead of {sorted(members)}")
@@ -95,7 +95,7 @@ def check_client_result(
 
 
 class _Dice:
-    """Numbers by seed: a state machine's folder has no randomness of its own."""
+    """Random numbers from a seed: the package of a state machine must not use randomness."""
 
     def __init__(self, seed: int) -> None:
         self._state = seed * 2 + 1

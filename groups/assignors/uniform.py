@@ -1,9 +1,10 @@
-"""The *uniform* assignor: even numbers of partitions, and as few of them moved as can be.
+"""The *uniform* assignor: equal numbers of partitions, with as few moves as possible.
 
-Equal subscriptions have a closed solution: everybody gets the quotient, as many as the remainder
-one more, and those who hold most keep most. Different subscriptions start from what is held, give
-each unassigned partition to the subscriber with the fewest, and then move single partitions from
-fuller members to emptier ones until no such move makes two members more even.
+Equal subscriptions have a closed solution: each member gets the quotient, as many members as the
+remainder get one more, and the members with the most partitions keep the most. With different
+subscriptions, the assignor starts from the current targets, gives each unassigned partition to the
+subscriber with the fewest, and then moves single partitions from fuller members to emptier ones
+until no move makes two members more equal.
 
 Source: Kafka's ``UniformAssignor`` (homogeneous and heterogeneous builders).
 """
@@ -25,16 +26,16 @@ from fencepost.groups.assignors.model import (
 )
 
 MIN_GAP: Final = 2
-"""A move makes two members more even if one has so many partitions more than the other."""
+"""A move makes two members more equal if their counts differ by at least this number."""
 
 
 class UniformAssignor:
-    """See the module."""
+    """The *uniform* assignor; the module's docstring describes the algorithm."""
 
     name = "uniform"
 
     def assign(self, group: GroupSpec) -> GroupAssignment:
-        """Return who gets what; the present targets in ``group`` are what is kept if possible."""
+        """Return the assignment; it keeps the current targets in ``group`` if possible."""
         if not group.members:
             return {}
         kept = _kept(group)
@@ -43,9 +44,9 @@ class UniformAssignor:
 
 
 def _kept(group: GroupSpec) -> dict[str, list[TopicIdPartition]]:
-    """Return what members hold and still may hold, in order; a contested partition's first owner.
+    """Return the targets that members may keep, in order; the first owner wins a contested one.
 
-    The order of members is that of their names, so that equal input gives equal output.
+    Members are ordered by name, so that equal input gives equal output.
     """
     taken: set[TopicIdPartition] = set()
     kept: dict[str, list[TopicIdPartition]] = {}
@@ -83,12 +84,12 @@ def _homogeneous(
     topic_ids = sorted(next(iter(group.members.values())).topic_ids)
     partition_count = sum(group.partition_counts.get(topic_id, 0) for topic_id in topic_ids)
     quota, extra = divmod(partition_count, len(kept))
-    # Who holds most gets the remainder: every other choice would move more.
+    # Members with the most partitions get the remainder: any other choice would move more.
     by_held = sorted(kept, key=lambda member_id: -len(kept[member_id]))
     size = {member_id: quota + (rank < extra) for rank, member_id in enumerate(by_held)}
     given = {member_id: mine[: size[member_id]] for member_id, mine in kept.items()}
     loose = deque(_unassigned(group, topic_ids, given))
-    # One at a time to each in turn, so that a topic's partitions spread over the members.
+    # One partition at a time in turn, so that a topic's partitions spread over the members.
     hungry = deque(member_id for member_id in given if len(given[member_id]) < size[member_id])
     while loose:
         member_id = hungry.popleft()
@@ -100,9 +101,9 @@ def _homogeneous(
 
 # --- different subscriptions ---------------------------------------------------------------------
 #
-# A member is its rank in the order of names here, and how full it is one number: its count times
-# the size of the crowd, plus its rank. So the fullest of some members is the largest of their
-# numbers, the first in order of equally full ones has the smallest, and heaps keep up with moves.
+# A member is represented by its rank in the order of names, and its fullness by one number: its
+# count times the number of members, plus its rank. So the fullest member has the largest number,
+# the first of equally full ones has the smallest, and heaps stay valid after moves.
 
 
 def _heterogeneous(
@@ -114,7 +115,7 @@ def _heterogeneous(
     for rank, name in enumerate(names):
         for topic_id in group.members[name].topic_ids:
             subscribers[topic_id].append(rank)
-    # Topics with the fewest subscribers first: the others leave more freedom to even things out.
+    # Topics with the fewest subscribers first: the others leave more freedom to balance.
     topic_ids = sorted(subscribers, key=lambda topic_id: (len(subscribers[topic_id]), topic_id))
     owned: dict[bytes, dict[int, list[TopicIdPartition]]] = {one: {} for one in topic_ids}
     for rank, mine in enumerate(kept.values()):
@@ -144,13 +145,13 @@ def _even_out(
 ) -> None:
     """Move single partitions while that helps, topic by topic in the order of ``owned``.
 
-    Each move lowers the sum of the squares of the members' counts, so there is an end.
+    Each move lowers the sum of the squares of the members' counts, so the loop ends.
     """
     crowd, of = len(fullness), fullness.__getitem__
     moved = True
     while moved:
         moved = False
-        # No move makes a member emptier than that, so most topics need no look at subscribers.
+        # No move lowers the minimum, so most topics need no check of their subscribers.
         least = min(fullness) // crowd
         for topic_id, owners in owned.items():
             fullest = max(map(of, owners), default=0) // crowd
@@ -171,7 +172,7 @@ def _even_out_topic(
     heapify(full)
     heapify(empty)
     while True:
-        # What a member's number was before a move is still in the heaps, and passed over here.
+        # Stale numbers from before a move are still in the heaps, and skipped here.
         while fullness[(giver := -full[0] % crowd)] != -full[0] or giver not in owners:
             heappop(full)
         while fullness[(taker := empty[0] % crowd)] != empty[0]:

@@ -1,1 +1,1 @@
-"""Client-side assignors: what the leader of a classic group computes for its members."""
+"""Client-side assignors: the algorithms of a classic group's leader."""

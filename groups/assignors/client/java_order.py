@@ -1,12 +1,12 @@
-"""The order in which Java's hash tables tell what they hold.
+"""The iteration order of Java's hash tables.
 
-Kafka's assignors keep members and topics in ``HashMap`` and give, where a choice is free, to whom
-the table tells first. A leader in Python that is to choose what a leader in Java would choose has
-to walk in that order. It is not random: the slot is a function of the key's hash and of the table's
-size, and within a slot the order is that of insertion.
+Kafka's assignors keep members and topics in ``HashMap``, and break ties in its iteration order. A
+leader in Python iterates in the same order, to choose the same assignment as a leader in Java. The
+order is not random: the slot is a function of the key's hash and of the table's size, and within a
+slot the insertion order applies.
 
-Not followed: a slot of more than eight keys grows a tree (``TREEIFY_THRESHOLD``), which takes
-crafted or very unlucky keys; the choice is then free in another way, and no less valid.
+Not implemented: a slot of more than eight keys grows a tree (``TREEIFY_THRESHOLD``), which takes
+crafted or very unlucky keys; the assignment then differs from Java's, and is as valid.
 
 Source: ``java.util.HashMap`` and ``String.hashCode``, whose specifications fix both formulas.
 """
@@ -49,15 +49,15 @@ def _slot(hashed: int, slots: int) -> int:
 
 
 def table_order(keys: Iterable[str]) -> list[str]:
-    """Return ``keys`` as a ``HashMap`` tells them that they were put into one after another."""
+    """Return ``keys`` in the order of a ``HashMap`` into which they were put one by one."""
     unique = list(dict.fromkeys(keys))
     return _by_slot(unique, _slots_for(len(unique)))
 
 
 def computed_order(keys: Iterable[str]) -> list[str]:
-    """Return the same for keys that came in by ``computeIfAbsent``.
+    """Return the order of keys that were inserted by ``computeIfAbsent``.
 
-    It puts a key in front of those in its slot, and lets the table grow one key later.
+    It puts a key in front of the others in its slot, and lets the table grow one key later.
     """
     unique = list(dict.fromkeys(keys))
     return _by_slot(unique[::-1], _slots_for(len(unique) - 1))
@@ -75,7 +75,7 @@ def _by_slot(keys: list[str], slots: int) -> list[str]:
 
 
 class TableSet(Generic[K]):
-    """A ``HashSet`` that can say which element it would tell first. It grows, and never shrinks."""
+    """A ``HashSet`` that knows the first element of its iteration. It grows, and never shrinks."""
 
     def __init__(self, hash_of: Callable[[K], int]) -> None:
         self._hash_of = hash_of
@@ -86,15 +86,15 @@ class TableSet(Generic[K]):
         return len(self._keys)
 
     def add(self, key: K) -> None:
-        """Put ``key`` in."""
+        """Add ``key``."""
         self._keys.setdefault(key)
         if len(self._keys) * 4 > self._slots * 3:
             self._slots *= 2
 
     def remove(self, key: K) -> None:
-        """Take ``key`` out; KeyError if it is not in."""
+        """Remove ``key``; KeyError if it is missing."""
         del self._keys[key]
 
     def first(self) -> K:
-        """Return what iteration begins with; ValueError if there is nothing."""
+        """Return the first element in iteration order; ValueError if the set is empty."""
         return min(self._keys, key=lambda key: _slot(self._hash_of(key), self._slots))

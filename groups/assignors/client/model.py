@@ -1,4 +1,4 @@
-"""What a client-side assignor is given and what it returns.
+"""The input and the result of a client-side assignor.
 
 Source: Kafka's ``ConsumerPartitionAssignor`` and ``AbstractPartitionAssignor``.
 """
@@ -15,24 +15,24 @@ TopicPartition = tuple[str, int]
 """A topic's name and a partition index."""
 
 NO_GENERATION = -1
-"""The generation of a member that does not tell one."""
+"""The generation of a member that reports none."""
 
 Racks = frozenset[str]
 
 Topics = Mapping[str, Sequence[Racks]]
-"""Topic → for each of its partitions the racks that have a replica; empty where none is known."""
+"""Topic → for each of its partitions the racks with a replica; empty if none is known."""
 
 Result = dict[str, list[TopicPartition]]
-"""Member id → its partitions, in the order in which the leader writes them down."""
+"""Member id → its partitions, in the order in which the leader encodes them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What one member says when it joins: ``ConsumerProtocolSubscription``.
+    """A member's subscription when it joins: ``ConsumerProtocolSubscription``.
 
-    ``user_data`` is the assignor's own; ``owned`` what the member has not revoked (from version 1);
-    ``generation`` that of ``owned`` (from 2); ``rack_id`` is ``client.rack`` (from 3). The instance
-    id does not travel in the subscription but beside it.
+    ``user_data`` belongs to the assignor; ``owned`` are the unrevoked partitions (from version 1);
+    ``generation`` is the generation of ``owned`` (from 2); ``rack_id`` is ``client.rack`` (from 3).
+    The instance id is not part of the subscription; JoinGroup has it.
     """
 
     topics: tuple[str, ...]
@@ -58,8 +58,7 @@ class ClientAssignor(Protocol):
     def assign(self, topics: Topics, members: Mapping[str, Subscription]) -> Result:
         """Return every member's partitions.
 
-        ``members`` in the order of JoinGroup's answer. Topics that do not exist are not in
-        ``topics``.
+        ``members`` are in the order of the JoinGroup response. ``topics`` has no deleted topics.
         """
 
     def user_data(
@@ -67,7 +66,7 @@ class ClientAssignor(Protocol):
         owned: Iterable[TopicPartition] | None,  # noqa: ARG002 - nothing to tell
         generation: int,  # noqa: ARG002 - nothing to tell
     ) -> bytes | None:
-        """Return what a member sends along when it joins; nothing unless an assignor says more.
+        """Return a member's user data for JoinGroup; None by default.
 
         ``owned`` is its last assignment, of ``generation``; None before the first.
         """
@@ -75,19 +74,19 @@ class ClientAssignor(Protocol):
 
 
 def topics_without_racks(counts: Mapping[str, int]) -> dict[str, tuple[Racks, ...]]:
-    """Return topics of so many partitions, of whose replicas nothing is known."""
+    """Return topics with these partition counts, and without racks."""
     return {topic: (frozenset(),) * count for topic, count in counts.items()}
 
 
 def in_table_order(members: Mapping[str, Subscription]) -> dict[str, Subscription]:
-    """Return the members in the order in which Kafka's leader walks them."""
+    """Return the members in the order in which Kafka's leader iterates over them."""
     return {name: members[name] for name in table_order(members)}
 
 
 def subscribed(topics: Topics, members: Mapping[str, Subscription]) -> dict[str, Sequence[Racks]]:
-    """Return those of ``topics`` that somebody subscribes to, in Kafka's leader's order.
+    """Return the ``topics`` with a subscriber, in the order of Kafka's leader.
 
-    ``members`` are in table order already. A topic without partitions is left out.
+    ``members`` are in table order already. Topics without partitions are omitted.
     """
     wanted = table_order(topic for member in members.values() for topic in member.topics)
     known = [topic for topic in wanted if topics.get(topic)]
@@ -108,7 +107,7 @@ def member_order(item: tuple[str, Subscription]) -> tuple[bool, bytes]:
 def racks_matter(
     consumer_racks: frozenset[str] | set[str], partition_racks: Iterable[Racks]
 ) -> bool:
-    """Whether matching racks can bring anything: some partition is not to be had in every rack.
+    """Whether matching racks can help: some partition is not available in every rack.
 
     Source: ``AbstractPartitionAssignor.useRackAwareAssignment``.
     """

@@ -1,12 +1,12 @@
-"""The bytes that members and leader exchange through JoinGroup and SyncGroup, as Java writes them.
+"""The metadata that members and leader exchange through JoinGroup and SyncGroup, in Java's bytes.
 
 Versions 0 to 3 of ``ConsumerProtocolSubscription`` and ``ConsumerProtocolAssignment`` begin with an
-int16 version; each version only adds fields behind, so a reader takes what it knows of any later
-one. Besides these, the user data of the two sticky assignors. The coordinator reads and writes them
-as well, where members of both protocols share a group.
+int16 version; each version only appends fields, so a reader decodes the known part of any later
+one. The module also has the user data of the two sticky assignors. The coordinator uses it as well,
+for groups with members of both protocols.
 
-Whatever can not be read raises :class:`fencepost.logcore.errors.CorruptRecordError`, except user
-data: a member's former assignment is a wish, and one that can not be read is none.
+Unreadable bytes raise :class:`fencepost.logcore.errors.CorruptRecordError`. Unreadable user data
+does not: a former assignment is only a preference, and counts as empty then.
 
 Source: ``ConsumerProtocol``, ``StickyAssignor`` and ``CooperativeStickyAssignor`` of Apache Kafka.
 """
@@ -44,7 +44,7 @@ def encode_subscription(subscription: Subscription, version: int = LATEST_VERSIO
 
 
 def decode_subscription(data: bytes, instance_id: str | None = None) -> Subscription:
-    """Read a member's metadata; ``instance_id`` is what JoinGroup says beside it."""
+    """Decode a member's metadata; ``instance_id`` comes from JoinGroup."""
     reader = FieldReader(data)
     version = _known(reader.int16())
     topics = tuple(reader.string() for _ in range(reader.count()))
@@ -58,7 +58,7 @@ def decode_subscription(data: bytes, instance_id: str | None = None) -> Subscrip
 
 
 def version_of(data: bytes) -> int:
-    """Return the version of a member's metadata; 0 if nobody can read it."""
+    """Return the version of a member's metadata; 0 if it is unreadable."""
     try:
         decode_subscription(data)
     except CorruptRecordError:
@@ -67,9 +67,9 @@ def version_of(data: bytes) -> int:
 
 
 def subscribed_topics(data: bytes) -> frozenset[str] | None:
-    """Return the topics of a member's metadata, or None if it can't be read.
+    """Return the topics of a member's metadata, or None if it is unreadable.
 
-    No more than its beginning is read, which is the same in every version.
+    Only the beginning is decoded, which is the same in every version.
     """
     reader = FieldReader(data)
     try:
@@ -84,7 +84,7 @@ def encode_assignment(
     user_data: bytes | None = None,
     version: int = LATEST_VERSION,
 ) -> bytes:
-    """Return a member's assignment for SyncGroup. Topics stand in the order of their first one."""
+    """Return a member's assignment for SyncGroup, with topics in the order of first appearance."""
     out = FieldWriter(_known(version))
     _topics(out, by_topic(partitions))
     _nullable_bytes(out, user_data)
@@ -92,7 +92,7 @@ def encode_assignment(
 
 
 def decode_assignment(data: bytes) -> tuple[tuple[TopicPartition, ...], bytes | None]:
-    """Read an assignment: its partitions and its user data. No bytes at all are no partitions."""
+    """Decode an assignment: its partitions and its user data. Empty bytes mean no partitions."""
     if not data:
         return (), None
     reader = FieldReader(data)
@@ -110,7 +110,7 @@ def encode_sticky_data(owned: Iterable[TopicPartition], generation: int) -> byte
 
 
 def decode_sticky_data(data: bytes | None) -> tuple[tuple[TopicPartition, ...], int]:
-    """Read the user data of *sticky*; version 0 has no generation. Unreadable ones say nothing."""
+    """Decode the user data of *sticky*; version 0 has no generation. Unreadable data is empty."""
     if not data:
         return (), NO_GENERATION
     reader = FieldReader(data)
@@ -122,14 +122,14 @@ def decode_sticky_data(data: bytes | None) -> tuple[tuple[TopicPartition, ...], 
 
 
 def encode_cooperative_data(generation: int) -> bytes:
-    """Return the user data of *cooperative-sticky*: the generation alone."""
+    """Return the user data of *cooperative-sticky*: only the generation."""
     out = FieldWriter(None)
     out.int32(generation)
     return out.done()
 
 
 def decode_cooperative_data(data: bytes | None) -> int:
-    """Read the user data of *cooperative-sticky*; unreadable ones say nothing."""
+    """Decode the user data of *cooperative-sticky*; unreadable data has no generation."""
     try:
         return FieldReader(data or b"").int32()
     except CorruptRecordError:

@@ -1,4 +1,4 @@
-"""Which members can read which partitions from their own rack.
+"""The members that can read a partition from their own rack.
 
 Source: ``AbstractStickyAssignor.RackInfo``.
 """
@@ -18,7 +18,7 @@ from fencepost.groups.assignors.client.sticky_model import Parts
 
 
 class RackInfo:
-    """The racks of members and partitions; empty where matching them would bring nothing."""
+    """The racks of members and partitions; empty if matching them would not help."""
 
     def __init__(self, parts: Parts, members: Mapping[str, Subscription]) -> None:
         racks = {name: member.rack_id for name, member in members.items() if member.rack_id}
@@ -39,12 +39,12 @@ class RackInfo:
         self.of_partition = partitions if useful else {}
 
     def mismatch(self, member_id: str, partition: TopicPartition) -> bool:
-        """Whether the member has a rack and no replica of the partition is in it."""
+        """Whether the member has a rack without a replica of the partition."""
         rack = self.of_member.get(member_id)
         return rack is not None and rack not in self.of_partition.get(partition, ())
 
     def fewest_readers_first(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """Return the partitions ordered by how many members are in their racks."""
+        """Return the partitions ordered by the number of members in their racks."""
         if not self._reach:
             return partitions
         return sorted(partitions, key=lambda partition: self._reach.get(partition, 0))
@@ -52,7 +52,7 @@ class RackInfo:
     def next_reader(
         self, partition: TopicPartition, members: Sequence[str], start: int
     ) -> int | None:
-        """Return the position of the next member, round from ``start``, in the partition's rack."""
+        """Return the position of the next member in the partition's rack, cyclic from ``start``."""
         replicas = self.of_partition.get(partition)
         if not replicas:
             return None

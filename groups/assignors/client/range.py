@@ -1,8 +1,8 @@
-"""The *range* assignor of clients: per topic, neighbouring partitions to one member.
+"""The *range* assignor of clients: per topic, consecutive partitions to one member.
 
-The first members of a topic get one more where it does not divide. Where racks can be matched, each
-topic's partitions go to members of their racks first, without changing how many each gets; topics
-with the same members and as many partitions stay co-partitioned.
+The first members of a topic get one more for a remainder. If racks can be matched, each topic's
+partitions go to members of their racks first, without changing the members' counts; topics with the
+same members and partition counts stay co-partitioned.
 
 Source: Kafka's ``RangeAssignor``, KIP-881.
 """
@@ -26,7 +26,7 @@ from fencepost.groups.assignors.client.model import (
 
 
 class RangeAssignor(ClientAssignor):
-    """See the module."""
+    """The *range* assignor; the module's docstring describes the algorithm."""
 
     name = "range"
     is_cooperative = False
@@ -51,7 +51,7 @@ class RangeAssignor(ClientAssignor):
 
 
 class _Topic:
-    """One topic while it is given out."""
+    """The state of one topic's assignment."""
 
     def __init__(
         self, name: str, racks: Sequence[Racks], in_order: Sequence[tuple[str, Subscription]]
@@ -70,16 +70,16 @@ class _Topic:
         self.needs_racks = racks_matter(known, racks)
 
     def match(self, member_id: str, index: int) -> bool:
-        """Whether the member may read the partition from its own rack, or has none."""
+        """Whether the member may read the partition from its own rack, or has no rack."""
         rack = self.consumers[member_id]
         return rack is None or rack in self.racks[index]
 
     def room(self, member_id: str) -> int:
-        """How many partitions the member may still get."""
+        """Return the number of partitions that the member may still get."""
         return max(0, self._quota + (self._extra > 0) - self._counts[member_id])
 
     def give(self, member_id: str, indexes: Sequence[int], given: Result) -> None:
-        """Give partitions to a member."""
+        """Assign partitions to a member."""
         given[member_id].extend((self.name, index) for index in indexes)
         self._counts[member_id] += len(indexes)
         if self._counts[member_id] > self._quota:
@@ -97,10 +97,10 @@ def _give_ranges(part: _Topic, may_have: Callable[[str, int], bool], given: Resu
 
 
 def _match_racks(parts: Sequence[_Topic], given: Result) -> None:
-    """Give what can be given within racks."""
+    """Assign the partitions that can be read within racks."""
     alike: dict[tuple[tuple[tuple[str, str | None], ...], int], list[_Topic]] = {}
     for part in parts:
-        # Kafka compares the tables of racks per partition, which are empty without a member's.
+        # Kafka compares the tables of racks per partition, which are empty if no member has a rack.
         count = len(part.racks) if any(part.consumers.values()) else 0
         key = (tuple(sorted(part.consumers.items(), key=lambda item: item[0])), count)
         alike.setdefault(key, []).append(part)
@@ -112,7 +112,7 @@ def _match_racks(parts: Sequence[_Topic], given: Result) -> None:
 
 
 def _match_together(group: Sequence[_Topic], count: int, given: Result) -> None:
-    """Give partition n of all of ``group`` to one member, if one has replicas of all in reach."""
+    """Give partition n of all topics to one member, if it can read all of them in its rack."""
     open_members = list(group[0].consumers)
     for index in range(count):
         for member_id in open_members:

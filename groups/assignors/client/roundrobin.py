@@ -1,6 +1,6 @@
 """The *roundrobin* assignor: all partitions in order, one to each member in turn.
 
-A member that does not subscribe to a partition's topic is passed over.
+A member that does not subscribe to a partition's topic is skipped.
 
 Source: Kafka's ``RoundRobinAssignor``.
 """
@@ -20,7 +20,7 @@ from fencepost.groups.assignors.client.model import (
 
 
 class RoundRobinAssignor(ClientAssignor):
-    """See the module."""
+    """The *roundrobin* assignor; the module's docstring describes the algorithm."""
 
     name = "roundrobin"
     is_cooperative = False

@@ -1,18 +1,18 @@
-"""The *sticky* and *cooperative-sticky* assignors: even, and everybody keeps what he can.
+"""The *sticky* and *cooperative-sticky* assignors: balanced, with as few moves as possible.
 
-What a member owned counts as far as nobody claims the same in a newer generation. Members that all
-subscribe to the same topics have a direct solution (``sticky_even``); other groups are evened out
-step by step (``sticky_general``).
+A member keeps its owned partitions unless a member of a newer generation claims them too. Groups
+with equal subscriptions have a direct solution (``sticky_even``); other groups are balanced step by
+step (``sticky_general``).
 
-*cooperative-sticky* computes the same and then takes out of the result whatever has to be given up
-by its present owner first: that one rejoins without it, and the next round gives it away. So no
-partition is ever read by two.
+*cooperative-sticky* computes the same and then removes from the result all partitions that their
+present owner must give up first: the owner rejoins without them, and the next round assigns them.
+So no two members ever read the same partition.
 
 Source: Kafka's ``AbstractStickyAssignor``, ``StickyAssignor``, ``CooperativeStickyAssignor``;
-KIP-54, KIP-429, KIP-881. Three differences: the highest generation is that of the members, not of
-all groups that one assignor object has ever seen; a partition that does not exist any more is no
-member's; and in a group of different subscriptions a partition does not go back to a former owner
-who no longer subscribes to its topic.
+KIP-54, KIP-429, KIP-881. Three differences: the highest generation is the members', not the highest
+of all groups that one assignor object has ever seen; a deleted partition has no owner;
+and in a group of different subscriptions a partition does not return to a former owner that no
+longer subscribes to its topic.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from fencepost.groups.assignors.client.sticky_model import Former, owned_now
 
 
 class StickyAssignor:
-    """*sticky*: members revoke everything when they rejoin, and tell in their user data."""
+    """*sticky*: members revoke all partitions when they rejoin, and report them in user data."""
 
     name = "sticky"
     is_cooperative = False
@@ -55,7 +55,7 @@ class StickyAssignor:
 
 
 class CooperativeStickyAssignor:
-    """*cooperative-sticky*: members keep what they own, and tell it in their subscription."""
+    """*cooperative-sticky*: members keep their partitions, and report them in subscriptions."""
 
     name = "cooperative-sticky"
     is_cooperative = True
@@ -80,7 +80,7 @@ class CooperativeStickyAssignor:
 
 
 def former_of(assignor: str, member: Subscription) -> Former:
-    """Return what a member says it had: *sticky* ones in user data, others in the subscription."""
+    """Return the partitions a member reports: *sticky* in user data, else in subscriptions."""
     if assignor == StickyAssignor.name:
         return Former(*decode_sticky_data(member.user_data))
     generation = member.generation
@@ -92,7 +92,7 @@ def former_of(assignor: str, member: Subscription) -> Former:
 def _assign(
     assignor: str, topics: Topics, members: Mapping[str, Subscription]
 ) -> tuple[Result, dict[TopicPartition, str] | None]:
-    """Return everybody's partitions and, where the algorithm knows it, which change their owner."""
+    """Return all assignments and, if the algorithm knows them, partitions with a new owner."""
     members = in_table_order(members)
     former = {name: former_of(assignor, member) for name, member in members.items()}
     parts = subscribed(topics, members)
@@ -105,7 +105,7 @@ def _assign(
 
 
 def _moving(members: Mapping[str, Subscription], result: Result) -> dict[TopicPartition, str]:
-    """Return the partitions that were one member's and now are another's → the new owner."""
+    """Return the partitions that move from one member to another → the new owner."""
     added: dict[TopicPartition, str] = {}
     revoked: set[TopicPartition] = set()
     for member_id, mine in result.items():

@@ -1,7 +1,7 @@
 """The sticky assignment of members that all subscribe to the same topics.
 
-Everybody gets the quotient, as many as the remainder one more. Owned partitions stay up to that
-size; the rest goes round, within racks first where they matter.
+Each member gets the quotient, and as many members as the remainder get one more. Owned partitions
+stay up to that size; the rest is assigned in turn, first within racks if they matter.
 
 Source: ``AbstractStickyAssignor.ConstrainedAssignmentBuilder``.
 """
@@ -15,10 +15,10 @@ from fencepost.groups.assignors.client.sticky_model import Owned, Parts
 
 
 class EvenBuilder:
-    """One computation. ``moving`` has, after it, the partitions that change their owner → to whom.
+    """One computation. Afterwards ``moving`` has the partitions with a new owner → that owner.
 
-    A member is *hungry* below the quotient, and *content* with exactly the quotient while some may
-    still get one more.
+    A member is *hungry* below the quotient, and *content* with exactly the quotient while some
+    members may still get one more.
     """
 
     def __init__(self, parts: Parts, racks: RackInfo, owned: Owned) -> None:
@@ -37,7 +37,7 @@ class EvenBuilder:
         self._turn = 0
 
     def build(self) -> Result:
-        """Return who gets what."""
+        """Return the assignment."""
         if not self._given:
             return {}
         self._keep()
@@ -51,7 +51,7 @@ class EvenBuilder:
         return self._given
 
     def _keep(self) -> None:
-        """Leave everybody what he owned, up to his size."""
+        """Let each member keep its owned partitions, up to its size."""
         for member_id, partitions in self._owned.by_member.items():
             mine = []
             for partition in sorted(partitions, key=lambda tp: (tp[1], utf16(tp[0]))):
@@ -87,7 +87,7 @@ class EvenBuilder:
         ]
 
     def _give_in_rack(self, partition: TopicPartition) -> bool:
-        """Give the partition to the next member of its rack that has room; says whether it did."""
+        """Give the partition to the next member of its rack with room; return whether it did."""
         position = self._racks.next_reader(partition, self._hungry, self._turn)
         if position is not None:
             member_id = self._hungry[position]
@@ -111,7 +111,7 @@ class EvenBuilder:
         return True
 
     def _go_round(self, loose: list[TopicPartition]) -> None:
-        """Give one partition to each hungry member in turn, then one to content ones."""
+        """Give one partition to each hungry member in turn, then one to content members."""
         position = 0
         for partition in loose:
             if self._hungry:

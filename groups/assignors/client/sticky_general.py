@@ -1,8 +1,8 @@
-"""The sticky assignment of members with different subscriptions: as even as they allow.
+"""The sticky assignment of members with different subscriptions: as balanced as these allow.
 
-Owned partitions stay, loose ones go to the subscriber with the fewest; then single partitions move
-from fuller members to emptier ones until no such move evens out two members. If that did not make
-the whole more even it is taken back.
+Owned partitions stay, unassigned ones go to the subscriber with the fewest; then single partitions
+move from fuller members to emptier ones until no move makes two members more equal. If the result
+is not more balanced, the moves are undone.
 
 Source: ``AbstractStickyAssignor.GeneralAssignmentBuilder`` and ``PartitionMovements``.
 """
@@ -22,14 +22,14 @@ _Pair = tuple[str, str]
 
 
 class Movements:
-    """What was moved from whom to whom, so that a topic's partitions do not cross on the way."""
+    """The moves of partitions, so that a topic's partitions do not cross between two members."""
 
     def __init__(self) -> None:
         self._by_topic: dict[str, dict[_Pair, TableSet[TopicPartition]]] = {}
         self._by_partition: dict[TopicPartition, _Pair] = {}
 
     def move(self, partition: TopicPartition, source: str, to: str) -> None:
-        """Note a move. One that goes on from an earlier one counts as one from its start."""
+        """Note a move. A second move of a partition counts as one move from its first owner."""
         earlier = self._by_partition.pop(partition, None)
         if earlier is not None:
             self._by_topic[partition[0]][earlier].remove(partition)
@@ -40,7 +40,7 @@ class Movements:
             pairs.setdefault((source, to), TableSet(partition_hash)).add(partition)
 
     def better(self, partition: TopicPartition, source: str, to: str) -> TopicPartition:
-        """Return the partition to move instead: one of the topic that came the opposite way."""
+        """Return the partition to move instead: one of the topic that moved the opposite way."""
         if partition in self._by_partition:
             source = self._by_partition[partition][0]
         back = self._by_topic.get(partition[0], {}).get((to, source))
@@ -48,7 +48,7 @@ class Movements:
 
 
 class GeneralBuilder:
-    """One computation."""
+    """One computation of an assignment."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class GeneralBuilder:
         self._must_revoke = False
 
     def build(self) -> Result:
-        """Return who gets what."""
+        """Return the assignment."""
         kept = self._keep()
         loose = [partition for partition in self._all if partition not in kept]
         self._by_size = sorted(self._rank(name) for name in self._given)
@@ -93,7 +93,7 @@ class GeneralBuilder:
         fixed = self._set_aside(shared)
         before = {name: list(mine) for name, mine in self._given.items()}
         if not self._must_revoke:
-            # Kafka's list of the loose is the list of all where nothing was kept; the same here.
+            # If nothing was kept, Kafka's list of unassigned partitions has all; here too.
             self._even_out([partition for partition in loose if partition[0] in shared])
         moved = self._even_out(movable)
         if moved and not was_empty and _unevenness(self._given) >= _unevenness(before):
@@ -131,7 +131,7 @@ class GeneralBuilder:
         return False
 
     def _set_aside(self, shared: set[str]) -> Result:
-        """Take out the members that can neither get nor give."""
+        """Remove the members that can neither receive nor give partitions."""
         fixed: Result = {}
         for name, topics in self._topics_of.items():
             mine = self._given[name]
@@ -144,7 +144,7 @@ class GeneralBuilder:
     # --- moving ----------------------------------------------------------------------------------
 
     def _even_out(self, movable: Iterable[TopicPartition]) -> bool:
-        """Move partitions until nothing can be gained; says whether one was moved."""
+        """Move partitions until no move helps; return whether one was moved."""
         moved = False
         again = True
         movable = list(movable)
@@ -158,11 +158,11 @@ class GeneralBuilder:
         return moved
 
     def _improve(self, partition: TopicPartition) -> bool:
-        """Move the partition, or one of its topic in its place, if that helps."""
+        """Move the partition, or another one of its topic, if that helps."""
         owner = self._owner[partition]
         size = len(self._given[owner])
         former = self._former.get(partition, ("", 0))[0]
-        # Kafka gives a partition back even to one who no longer subscribes to it.
+        # Kafka returns a partition even to a member that no longer subscribes to it.
         may_return = former in self._given and partition[0] in self._topics_of[former]
         if may_return and size > len(self._given[former]) + 1:
             self._move(partition, former)
@@ -175,7 +175,7 @@ class GeneralBuilder:
         return False
 
     def _is_balanced(self) -> bool:
-        """Whether nobody could take a partition from a member that has two more."""
+        """Whether no member could take a partition from a member with two more."""
         if self._by_size[0][0] >= self._by_size[-1][0] - 1:
             return True
         fullest: dict[str, list[tuple[int, str]]] = {}
@@ -214,7 +214,7 @@ class GeneralBuilder:
 
 
 def _older(former: Mapping[str, Former]) -> dict[TopicPartition, tuple[str, int]]:
-    """Return partition → (member, generation) of the newest claim that is not of the newest."""
+    """Return partition → (member, generation) of the newest claim below the newest generation."""
     newest = max((claim.generation for claim in former.values()), default=-1)
     found: dict[TopicPartition, tuple[str, int]] = {}
     for name, (partitions, generation) in former.items():

@@ -1,4 +1,4 @@
-"""What the members of a sticky group owned, and which of that counts.
+"""The partitions that members of a sticky group report as owned, and their validity.
 
 Source: ``AbstractStickyAssignor.MemberData`` and ``allSubscriptionsEqual``.
 """
@@ -14,11 +14,11 @@ from fencepost.groups.assignors.client.model import Racks, Subscription, TopicPa
 from fencepost.logcore.values import dataclass
 
 Parts = Mapping[str, Sequence[Racks]]
-"""The subscribed topics that exist → the racks of each of their partitions."""
+"""The existing subscribed topics → the racks of each of their partitions."""
 
 
 class Former(NamedTuple):
-    """What a member says it had, and in which generation."""
+    """The partitions that a member reports, and their generation."""
 
     partitions: tuple[TopicPartition, ...]
     generation: int
@@ -26,9 +26,9 @@ class Former(NamedTuple):
 
 @dataclass(slots=True)
 class Owned:
-    """What counts of it: member → partitions, and the partitions that two claim with equal right.
+    """The valid ownership: member → partitions, and the partitions with two equal claims.
 
-    ``by_member`` is in the order in which Kafka's leader walks it.
+    ``by_member`` is in the order in which Kafka's leader iterates over it.
     """
 
     by_member: dict[str, list[TopicPartition]] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Owned:
 def owned_now(
     parts: Parts, members: Mapping[str, Subscription], former: Mapping[str, Former]
 ) -> Owned:
-    """Settle who owned what. ``members`` in table order.
+    """Resolve the owner of each partition. ``members`` must be in table order.
 
     The newest generation wins; two claims of one generation cancel each other.
     """
@@ -50,7 +50,7 @@ def owned_now(
             if not 0 <= partition[1] < len(parts.get(partition[0], ())):
                 continue
             other = owner.get(partition)
-            # Kafka compares with what the other's subscription says, not with its user data.
+            # Kafka compares with the generation in the other's subscription, not in its user data.
             if other is None:
                 owned.by_member[member_id].append(partition)
             elif generation < members[other].generation:

@@ -109,11 +109,11 @@ class LazyGroup(ConnectionGroup):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="fencepost", prog_name="fencepost")
 def main() -> None:
-    """Run and question a Kafka-protocol broker made for groups and transactions.
+    """Run and inspect a Kafka-protocol broker made for groups and transactions.
 
-    Every command that asks a broker works on Apache Kafka as well. The broker's address comes from
-    --bootstrap, which may stand before or behind the command, else from $FENCEPOST_BOOTSTRAP, else
-    from the profile that --profile or $FENCEPOST_PROFILE names in ~/.config/fencepost/profiles.toml
+    Every command that asks a broker works with Apache Kafka as well. The broker's address comes
+    from --bootstrap, before or after the command, else from $FENCEPOST_BOOTSTRAP, else from the
+    profile that --profile or $FENCEPOST_PROFILE names in ~/.config/fencepost/profiles.toml
     ($FENCEPOST_PROFILES is another file). Encryption and login come from the profile, or from the
-    file that --command-config or $FENCEPOST_COMMAND_CONFIG names, by Kafka's own keys.
+    file with Kafka's own keys that --command-config or $FENCEPOST_COMMAND_CONFIG names.
     """

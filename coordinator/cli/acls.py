@@ -51,8 +51,8 @@ def command() -> None:
     """Show, add and remove access rules (ACLs), and ask which rule decides.
 
     A rule allows or denies a principal, such as User:alice or User:* for all users, one operation
-    on the resources with a given name or prefix; * stands for all names. A rule that denies goes
-    before rules that allow. The options have the names of Kafka's kafka-acls.
+    on the resources with a given name or prefix; * stands for all names. Rules that deny
+    take precedence over rules that allow. The options have the names of Kafka's kafka-acls.
     """
 
 
@@ -230,11 +230,11 @@ def remove(
 def why(
     session: Session, principal: str, operation: str, resource: str, host: str | None, form: str
 ) -> None:
-    """Say whether PRINCIPAL may do OPERATION with RESOURCE, and which rule decides that.
+    """Show whether PRINCIPAL may do OPERATION on RESOURCE, and which rule decides that.
 
     RESOURCE is topic:NAME, group:NAME, transactional-id:NAME or cluster. A principal without a type
-    is a user. Exit status 0 if it is allowed, 1 if it is denied, and another one if there is no
-    answer: 2 for a command line that cannot be understood, 3 for no broker, 5 for a refusal.
+    is a user. Exit status 0 if it is allowed, 1 if it is denied. Without an answer it is 2 for an
+    invalid command line, 3 for an unreachable broker, 5 for a refusal.
     """
     from fencepost.cluster.acl import CLUSTER_NAME, ResourceType
     from fencepost.coordinator.cli.queries.acls import why as ask

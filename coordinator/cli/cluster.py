@@ -50,7 +50,7 @@ RELEASES = {int(level): release for level, release in (pair.split("=") for pair 
 
 @click.group("cluster", cls=CommandGroup)
 def command() -> None:
-    """Show the state of a cluster, or turn a broker that stands alone into one."""
+    """Show the state of a cluster, or turn a standalone broker into a cluster."""
 
 
 command.add_command(promote)
@@ -63,8 +63,8 @@ command.add_command(stand_alone)
 def info(session: Session, form: str, *, with_apis: bool) -> None:
     """Show a cluster's id, its brokers, the active controller, and its features.
 
-    CONTROLLER marks the broker whose process has it, if one has. VERSION is the release of Apache
-    Kafka whose metadata the cluster keeps, where it tells.
+    CONTROLLER marks the broker whose process is the active controller, if any. VERSION is the
+    Apache Kafka release of the cluster's metadata.version, if the cluster reports it.
     """
     from fencepost.coordinator.cli.queries import replicas
 

@@ -91,7 +91,7 @@ def promote(
     insecure: bool,
     static_voters: bool,
 ) -> None:
-    """Turn a stopped broker that stands alone into one of a new cluster of Apache Kafka.
+    """Turn a stopped standalone broker into a broker of a new Apache Kafka cluster.
 
     DATA_DIR is the broker's data directory. Its topics with their ids, settings, features, users,
     rules, quotas and allocated producer ids are written as the metadata with which controllers of
@@ -175,7 +175,7 @@ def _tell(plan: Plan) -> None:
 )
 @execute_option
 def stand_alone(data_dir: Path, controllers: tuple[Path, ...], *, execute: bool) -> None:
-    """Let a promoted broker stand alone again: the way back.
+    """Turn a promoted broker into a standalone broker again.
 
     First give it all replicas (`topics reassign --to-brokers`) and wait until they are in sync;
     then stop the producers, all brokers, this one last, and the controllers. The broker takes over

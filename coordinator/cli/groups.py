@@ -90,11 +90,12 @@ def list_groups(
 @watch_option
 @table_options
 def describe(session: Session, groups: tuple[str, ...], every_s: float | None, **how: Any) -> None:
-    """Show how each GROUP stands: its state, its total lag, and `offsets` or `members`.
+    """Show the state and the total lag of each GROUP, and its `offsets` or `members`.
 
-    LAG counts what a read_committed reader can still get; markers of transactions, aborted records
-    and what retention has removed are no lag. HELD_BACK is what an open transaction keeps from it.
-    Without a commit LAG is unknown, unless there is nothing to read; JSON has lag_at_most as well.
+    LAG counts the records that a read_committed consumer can still receive: no transaction markers,
+    aborted records or records that retention has removed. HELD_BACK counts records that an open
+    transaction holds back. Without a commit LAG is unknown, unless the partition is empty; JSON has
+    lag_at_most as well.
     """
     if how["summary"] and how["members"]:
         raise click.UsageError("give either --summary or --members")
@@ -217,8 +218,9 @@ def list_members(session: Session, group: str, form: str) -> None:
 def offsets(session: Session, group: str, form: str) -> None:
     """Show the committed offset and the lag of GROUP in each partition.
 
-    LAG counts records that a read_committed reader has yet to get; HELD_BACK counts those that an
-    open transaction keeps from it. Without a commit LAG is unknown, unless the partition is empty.
+    LAG counts the records that a read_committed consumer can still receive, HELD_BACK the records
+    that an open transaction holds back. Without a commit LAG is unknown, unless the partition is
+    empty.
     """
     from fencepost.coordinator.cli.queries.group_view import existing, offset_rows
 

@@ -108,8 +108,8 @@ def import_(
 
     The directories come from a stopped or killed Apache Kafka or Fencepost; every batch is checked.
     Name all partitions of a topic in one command; --topic selects one of several topics.
-    __consumer_offsets and __transaction_state bring their groups and transactions, as long as this
-    broker has none of its own.
+    Directories of __consumer_offsets and __transaction_state bring their groups and transactions;
+    this broker must have none of its own.
     """
     from fencepost.coordinator.tools.transfer import import_directories
 
@@ -293,10 +293,10 @@ def _refuse_if_in_use(directory: Path) -> None:
 @_CONFIG
 @format_option
 def reset_producer_ids(data_dir: Path, pairs: tuple[str, ...], form: str, *, execute: bool) -> None:
-    """Say from where producer ids would go on behind those in the logs; with --execute do so.
+    """Show the next producer id after those in the logs; with --execute, continue from it.
 
-    For a broker whose ids run out because a topic with the id of some client was imported: records
-    with an id beyond the bound of an import are not counted.
+    For a broker that runs out of producer ids because an imported topic contains an id that a
+    client made up: ids above the limit of an import are ignored.
     """
     from fencepost.coordinator.tools.decisions import decide
     from fencepost.coordinator.tools.figures import plan_producer_ids

@@ -51,7 +51,7 @@ EXIT_CODES = {
 """The meanings of the exit statuses; ``fencepost --help`` prints them."""
 
 NO_BROKER_HINT = "hint: `fencepost serve` starts one there; --bootstrap names another"
-"""Added if there is no broker at the default address."""
+"""The hint for an error if no broker answers at the default address."""
 
 
 EMPTY = "nothing to show"

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 TABLE_WIDTH = 100_000
-"""Columns never wrap: the terminal or the pager decides, and a pipe gets whole lines."""
+"""Tables never wrap: the terminal or the pager decides, and a pipe gets whole lines."""
 
 MIN_WIDTH = 40
-"""Columns that lines are broken to on a terminal that is narrower, or says that it has none."""
+"""The smallest width to wrap lines at, also on a terminal that is narrower or reports 0 columns."""
 
 _HELP_ERRORS: tuple[type[click.ClickException], ...] = tuple(
     filter(None, [getattr(click.exceptions, "NoArgsIsHelpError", None)])
@@ -50,9 +50,9 @@ def say_json(value: object) -> None:
 
 
 def say_json_array(values: Iterable[object]) -> None:
-    """Print ``values`` as one JSON array on one line, each as it comes.
+    """Print ``values`` as one JSON array on one line, each as soon as it is available.
 
-    The array is closed also where ``values`` raises an error.
+    The array is closed even if ``values`` raises an error.
     """
     before = "["
     try:
@@ -81,12 +81,12 @@ def write_bytes(data: bytes) -> None:
 
 
 def is_terminal() -> bool:
-    """Whether standard output is a terminal, which obeys control characters."""
+    """Return whether standard output is a terminal, which obeys control characters."""
     return sys.stdout.isatty()
 
 
 def terminal_width() -> int | None:
-    """The columns of the terminal that standard output is; None where it is none."""
+    """Return the width of the terminal, in columns; None if standard output is no terminal."""
     return max(MIN_WIDTH, shutil.get_terminal_size().columns) if is_terminal() else None
 
 

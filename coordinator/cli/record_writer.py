@@ -1,4 +1,4 @@
-"""Records into a topic: an idempotent producer that says of each record what became of it."""
+"""Writes records to a topic: an idempotent producer that reports refused records one by one."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ _ABOUT_RECORDS = frozenset(
         ErrorCode.corrupt_message,
     }
 )
-"""Refusals that other records of the batch may not deserve. Nothing of it is written then."""
+"""Errors that only some records of a batch may have caused. No record is written then."""
 
 
 def placed(
     lines: Sequence[Line], partition: int | None, indexes: Sequence[int]
 ) -> dict[int, list[Line]]:
-    """Where each line goes: to ``partition``, to its own, by its key, or all to one at random.
+    """Return lines by partition: ``partition``, or the line's own, by its key, or one at random.
 
-    That is Kafka's default partitioner, whose batches are what is sent together.
+    This is Kafka's default partitioner; all lines without a key go to the same random partition.
     """
     found: dict[int, list[Line]] = defaultdict(list)
     sticky = random.choice(indexes)  # noqa: S311 - it spreads load, and keeps no secret
@@ -60,8 +60,8 @@ def placed(
 class Writer:
     """Sends batches with an idempotent producer, which is transactional if it has an id.
 
-    ``refused`` has what was told of each line that was not written. In a transaction nothing is
-    refused singly: it raises ApiError.
+    ``refused`` has the number of each line that was not written, and the error. In a transaction
+    a refusal raises ApiError instead.
     """
 
     def __init__(
@@ -85,23 +85,23 @@ class Writer:
         }
 
     def _coordinate(self, api: str, version: int, **fields: Any) -> Any:
-        """Ask the transaction's coordinator; what clients of transaction version 1 send.
+        """Send the transaction coordinator a request, as clients of transaction version 1 do.
 
-        The client repeats CONCURRENT_TRANSACTIONS until the last transaction has ended.
+        The client retries on CONCURRENT_TRANSACTIONS until the last transaction has ended.
         """
         return self._session.client.call(
             api, version, to_transaction=self._transactional_id, **fields
         )
 
     def write(self, lines: Mapping[int, Sequence[Line]]) -> None:
-        """Send what goes to each partition and wait until all is acknowledged or refused."""
+        """Send each partition its lines; return when all are acknowledged or refused."""
         if self._transactional_id is not None:
             self._add(set(lines) - self._added)
         for index, mine in lines.items():
             self._write(index, mine)
 
     def _write(self, index: int, lines: Sequence[Line]) -> None:
-        """Send one batch; if it is refused for some of its records, the others without them."""
+        """Send one batch; if some of its records are refused, send the others again."""
         row = self._produce(index, self._batch(index, lines))
         message = getattr(row, "error_message", None)
         try:
@@ -152,7 +152,7 @@ class Writer:
         )
 
     def _produce(self, index: int, batch: bytes) -> Any:
-        """Send it, again if the connection is lost: by its sequence it is written once."""
+        """Send a batch, also after a lost connection: its sequence number prevents duplicates."""
         # From version 12 on a transactional Produce adds its partition by itself, from 13 on
         # topics have ids; this writer adds partitions first, as older clients do.
         send = partial(
@@ -178,7 +178,7 @@ class Writer:
             time.sleep(RETRY_S)
 
     def _add(self, indexes: set[int]) -> None:
-        """Make ``indexes`` part of the transaction before the first batch goes there."""
+        """Add partitions to the transaction before their first batch is sent."""
         if not indexes:
             return
         places = [(self._topic, index) for index in indexes]

@@ -147,7 +147,7 @@ def describe(session: Session, topics: tuple[str, ...], form: str, *, configs: b
 
 
 def _show_heads(session: Session, topics: Sequence[TopicMetadata]) -> None:
-    """A line for each topic: its size, its id, and what it was given as its own settings."""
+    """Print a line for each topic: its size, its id, and its own settings."""
     from fencepost.coordinator.cli.queries.settings import described
 
     own: dict[str, list[str]] = {topic.name: [] for topic in topics}

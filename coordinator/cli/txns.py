@@ -139,7 +139,7 @@ def _check_filters(session: Session, duration_ms: float | None, id_pattern: str 
 def describe(session: Session, transactional_id: str, form: str) -> None:
     """Show the transaction of TRANSACTIONAL_ID: its producer, its start, and its partitions.
 
-    OPEN_SECONDS is empty once the transaction is complete: the protocol does not tell when it
+    OPEN_SECONDS is empty once the transaction is complete: the protocol does not report when it
     ended.
     """
     from fencepost.coordinator.cli.queries.group_view import texts
@@ -206,11 +206,11 @@ def _producer_row(row: Producer) -> dict[str, object]:
 def find_hanging(session: Session, topics: tuple[str, ...], max_minutes: float, form: str) -> None:
     """Find transactions that are open on a partition and that no coordinator will ever end.
 
-    Exit status 1 if there are any. `abort` ends them. One that its coordinator knows does not hang,
-    however old it is: `list --duration-filter` finds it, `terminate` ends it. SINCE is the time of
-    the first record. CLIENT names the members of the groups whose offsets the producer holds back,
-    or else the client that claimed the producer id. The latter, and transactional ids that have
-    expired, come from the broker's own history, which Apache Kafka does not keep.
+    Exit status 1 if there are any. `abort` ends them. A transaction that its coordinator knows does
+    not hang, however old it is: `list --duration-filter` finds it, `terminate` ends it. SINCE is
+    the time of the first record. CLIENT names the members of the groups whose offsets the producer
+    holds back, or else the client that claimed the producer id. The latter, and transactional ids
+    that have expired, come from the broker's own history, which Apache Kafka does not keep.
     """
     from fencepost.coordinator.cli.queries import open_transactions as tools
     from fencepost.coordinator.cli.queries.blame import clients_of
@@ -384,13 +384,13 @@ def _find_open(
 @click.argument("where", metavar="TOPIC[:P]")
 @table_options
 def show_blame(session: Session, where: str, form: str) -> None:
-    """Show the transactions that keep readers of committed records in TOPIC waiting.
+    """Show the open transactions that hold back read_committed consumers of TOPIC.
 
-    For each partition: the offset where such readers stop (STABLE), the end, the oldest open
-    transaction, and the groups behind it with their lag, `unknown` for one that owns the partition
-    and has not committed; a `!` marks a group that has read all there is for it. CLIENT names the
-    members of the group whose offsets the transaction carries, or else the client that claimed the
-    transactional id, as the broker's history tells (not Apache Kafka's).
+    For each partition: the last stable offset (STABLE), the end, the oldest open transaction, and
+    the groups behind it with their lag, `unknown` for one that owns the partition and has not
+    committed; a `!` marks a group that has read all stable records. CLIENT names the members of the
+    group whose offsets the transaction carries, or else the client that claimed the transactional
+    id, from the broker's history (Apache Kafka keeps none).
     """
     from fencepost.coordinator.cli.queries.blame import blame
     from fencepost.coordinator.cli.queries.claims import claims_of, holder

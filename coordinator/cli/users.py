@@ -35,7 +35,7 @@ def command() -> None:
 
 
 def mechanism_option(text: str) -> Callable[[Any], Any]:
-    """Add ``--mechanism``, which may be given for each of the two."""
+    """Add ``--mechanism``, which may be repeated."""
     return click.option(
         "--mechanism",
         "mechanisms",
@@ -46,7 +46,7 @@ def mechanism_option(text: str) -> Callable[[Any], Any]:
 
 
 def password_options(function: Any) -> Any:
-    """Add where a new password comes from, and how often it is hashed."""
+    """Add the options for the source of a new password and the number of iterations."""
     function = click.option(
         "--password-file",
         type=click.File("rb"),
@@ -152,7 +152,7 @@ def credentials(session: Session, users: Sequence[str]) -> dict[str, list[dict[s
 
 
 def _of_user(session: Session, user: str, mechanisms: Sequence[str]) -> list[str]:
-    """Those of ``mechanisms``, or all, that the user has; click.ClickException if one is not."""
+    """Return the user's mechanisms, or check those given. Raises click.ClickException."""
     has = [str(row["mechanism"]) for row in credentials(session, [user]).get(user, [])]
     if not has:
         raise _unknown(session, [user])
@@ -162,7 +162,7 @@ def _of_user(session: Session, user: str, mechanisms: Sequence[str]) -> list[str
 
 
 def _unknown(session: Session, names: Sequence[str]) -> click.ClickException:
-    """The error about users who do not exist."""
+    """Return the error about users that do not exist."""
     from fencepost.coordinator.config.key import nearest
 
     close = nearest(names[0], credentials(session, ()))
@@ -197,7 +197,7 @@ def _set(
 def _alter(
     session: Session, user: str, mechanism: str, wanted: tuple[int, str] | None = None
 ) -> None:
-    """Give a user a password, or take it away. One request for each: two would be one too many."""
+    """Set or remove one credential: each mechanism needs a request of its own."""
     import secrets
 
     from fencepost.coordinator.cli.queries.session import check

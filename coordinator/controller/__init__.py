@@ -1,1 +1,1 @@
-"""The controller role: the active controller of a quorum of one, and what brokers fetch from it."""
+"""The controller role: the active controller of a quorum of one, and its log for brokers."""

@@ -49,7 +49,7 @@ of their speed to the shorter interval."""
 
 
 class Hooks(Protocol):
-    """Control by tests of a broker in another process: its clock, and an RPC listener."""
+    """Hooks by which tests control a broker in another process: its clock, and a listener."""
 
     @property
     def clock(self) -> Clock:

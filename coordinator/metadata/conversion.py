@@ -81,7 +81,7 @@ class OldMetadata:
     """The state that the records of an old log result in."""
 
     starts: int = 0
-    """The number of broker starts; minus those before a topic, it is its leader epoch."""
+    """The number of broker starts; less those before its creation, it is a topic's leader epoch."""
     deleted: set[uuid.UUID] = field(default_factory=set)
     _topics: dict[str, _Topic] = field(default_factory=dict)
     _settings: dict[str, Mapping[str, str]] = field(default_factory=dict)

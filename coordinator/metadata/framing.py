@@ -51,7 +51,7 @@ _LOW: Final = tuple(bytes((byte[0] | _CONTINUES,)) for byte in _ALONE)
 
 _FEW_ROWS: Final = 8
 _MOST_ROWS: Final = 4096
-"""The minimum number of similar records to decode as one row set, and the maximum per set."""
+"""The minimum and the maximum number of similar records that are decoded together."""
 
 
 def data_batch(

@@ -99,7 +99,7 @@ Forced = Callable[[Partition], "asyncio.Future[None] | None"]
 
 
 class MetadataLog(Metadata):
-    """The image, and the log that it comes from.
+    """The metadata cache of a node with a metadata log of its own.
 
     ``partition`` is the open ``__cluster_metadata-0``; ``forced`` starts to force it to disk.
     ``directory`` is the data directory with the id ``directory_id``. Raises :class:`MetadataError`

@@ -80,8 +80,7 @@ class Services:
             self.acls = AclPublisher(storage.metadata, self.authorizer)
         self.acl_requests = OneAtATime()
         """Serializes the requests that create or delete ACLs: one is decided before the next
-        begins.
-        """
+        begins."""
         self.quotas = ClientQuotas(QuotaTable(storage.metadata), storage.config, storage.clock)
         """The quotas of users, clients and addresses."""
         self.check_certificates: CheckCertificates | None = None

@@ -48,24 +48,20 @@ if TYPE_CHECKING:
 
 RETRY_MS: Final = 20
 """The delay before a transaction's markers are retried, doubling up to :data:`MAX_RETRY_MS`: right
-after a start the offsets partitions may still be loading.
-"""
+after a start the offsets partitions may still be loading."""
 
 MAX_RETRY_MS: Final = 5_000
 """The longest delay; a partition stays offline as long as its disk is faulty. A leader change ends
-the delay.
-"""
+the delay."""
 
 MAX_RETRY_ELSEWHERE_MS: Final = 1_000
 """The longest delay if another broker has not responded or refused, or a leader is unknown: such an
-attempt does not use this broker's disk.
-"""
+attempt does not use this broker's disk."""
 
 MIN_SLICE_PARTITIONS = 4
 """The partitions that are tried before the clock is read, so that a transaction of common size
 finishes in one turn even on a busy machine. Opening a partition that was never used takes about 1
-ms.
-"""
+ms."""
 
 Report = Callable[[MarkersWritten], None]
 """Receives a request's written markers."""

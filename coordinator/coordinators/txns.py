@@ -73,16 +73,14 @@ if TYPE_CHECKING:
 
 RETRY_IDS_MS: Final = 50
 """The delay before the controller is asked again after it returned no producer ids (kafka:
-``RETRY_BACKOFF_MS`` of ``RPCProducerIdManager``).
-"""
+``RETRY_BACKOFF_MS`` of ``RPCProducerIdManager``)."""
 
 WAIT_FOR_IDS_MS: Final = 1_000
 """The time for which a request waits for producer ids before COORDINATOR_LOAD_IN_PROGRESS."""
 
 AllocateProducerIds = Callable[[], Awaitable[ProducerIdBlock]]
 """Returns a block for this broker alone; raises ProducerIdsUnavailableError, or
-ProducerIdsExhaustedError if this process is the controller.
-"""
+ProducerIdsExhaustedError if this process is the controller."""
 
 _log = structlog.get_logger(__name__)
 

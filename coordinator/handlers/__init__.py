@@ -142,8 +142,7 @@ class Context:
     """The raw request, kept if the active controller must answer it."""
     on_znodes: ControllerServices | None = None
     """Set if this broker, as the ZooKeeper controller, decides on the request and writes to
-    ZooKeeper.
-    """
+    ZooKeeper."""
 
     @property
     def controller(self) -> ActiveController:

@@ -25,13 +25,11 @@ ITEMS_PER_TURN = 500
 CHARACTERS_PER_TURN = 1 << 20
 """The characters of names in the records of one such decision. A name may have 32 KiB, and each
 quota of an entity repeats the entity's names: 500 entities could take 60 MB and a fifth of a
-second.
-"""
+second."""
 
 MAX_ITEMS = 10_000
 """The partitions of one request that the controller decides on at once; Kafka bounds the records of
-an operation by the same number (``QuorumController.MAX_RECORDS_PER_USER_OP``).
-"""
+an operation by the same number (``QuorumController.MAX_RECORDS_PER_USER_OP``)."""
 
 
 def decider(ctx: Context) -> Decide:

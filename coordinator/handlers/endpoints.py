@@ -33,8 +33,7 @@ class PartitionState(NamedTuple):
 
     error: ErrorCode
     """LISTENER_NOT_FOUND if the leader lacks the client's listener; old versions know only
-    LEADER_NOT_AVAILABLE.
-    """
+    LEADER_NOT_AVAILABLE."""
     leader: int
     """-1 if clients of this listener have no leader."""
     leader_epoch: int

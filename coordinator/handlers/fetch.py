@@ -176,8 +176,7 @@ _WITHOUT_A_LOG = (
     UnknownTopicOrPartitionError,
 )
 """As in Kafka, the aborted transactions are an empty list for these errors, null for errors of a
-log.
-"""
+log."""
 
 
 def _code(ctx: Context, error: DomainError) -> ErrorCode:

@@ -302,8 +302,7 @@ class Gate:
         self._began_again_ms: int | None = None
         self._ends_ms = 0
         """When the session ends, on the monotonic clock: changes of the wall clock do not affect
-        it.
-        """
+        it."""
 
     def open(self) -> bool:
         """Start; return False if too many clients of the same address are authenticating."""

@@ -64,8 +64,7 @@ FRAMES_PER_TURN = 32
 
 SENT_TOGETHER = 16
 """The small responses that are sent in one write, if the client has sent as many requests ahead: a
-write costs more than most of them. The first waits for the last, never longer than one slice.
-"""
+write costs more than most of them. The first waits for the last, never longer than one slice."""
 
 SENT_TOGETHER_BYTES = 16_384
 """Responses with more bytes in total are sent without waiting."""

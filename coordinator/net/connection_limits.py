@@ -26,13 +26,11 @@ UNLIMITED: Final = 2**31 - 1
 
 MAX_ADDRESSES: Final = 10_000
 """The addresses whose connection rates are tracked, about 2 KiB each. Above that, with all of them
-used within a window, further addresses share one rate.
-"""
+used within a window, further addresses share one rate."""
 
 MAX_HELD: Final = 1_000
 """The sockets of throttled addresses that are kept open for a while; more are closed at once, so
-that they do not use up the file descriptors.
-"""
+that they do not use up the file descriptors."""
 
 # The reasons for which a connection is refused, by the setting responsible.
 TOO_MANY, TOO_MANY_OF_IP = "max.connections", "max.connections.per.ip"

@@ -62,8 +62,7 @@ PIECE_BYTES = 65_536
 
 LINGER_BYTES = 1_048_576
 """The bytes of an incompletely read, refused request that are read and dropped: a client that is
-still sending when the server closes would lose the response.
-"""
+still sending when the server closes would lose the response."""
 
 LINGER_MS = 1_000
 """The time limit for that."""
@@ -79,8 +78,7 @@ class HttpLimits:
     """The bytes of the body of a request (413)."""
     max_connections: int = 64
     """Open connections. A further one replaces the longest idle one; if none is idle, it is refused
-    (503).
-    """
+    (503)."""
     refusals_told_ms: int = 5_000
     """The minimum interval between log lines about refused connections, which give their number."""
     request_timeout_ms: int = 10_000

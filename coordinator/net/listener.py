@@ -26,15 +26,13 @@ ACCEPTED_PER_TURN = 64
 
 ACCEPT_PAUSE_MS = 100
 """The pause after a failed accept: the system lacks file descriptors or memory, and would fail
-again at once. Clients wait in the backlog.
-"""
+again at once. Clients wait in the backlog."""
 
 
 OWN_FILES = 16
 """The file descriptors reserved from connections even if the logs use all of theirs, or a quarter
 of the reserve if that is less: for short-lived files of the broker, such as one being trimmed or a
-module being imported.
-"""
+module being imported."""
 
 
 def first_reserved_file() -> int:

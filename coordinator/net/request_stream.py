@@ -35,8 +35,7 @@ from fencepost.coordinator.wire.writer import Chunk, InFile
 WRITE_BYTES: Final = 262_144
 """The size of the parts in which a response is passed to the transport. The part that the socket
 does not take is copied into the transport's buffer, and moved to its front after every send: with
-megabytes at a time that costs more than the sending itself.
-"""
+megabytes at a time that costs more than the sending itself."""
 
 _REPEATED: Final = frozenset({ApiKey.HEARTBEAT, ApiKey.CONSUMER_GROUP_HEARTBEAT})
 """Requests that a client repeats unchanged; the lower byte of their keys."""

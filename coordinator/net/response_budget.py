@@ -20,8 +20,7 @@ from fencepost.coordinator.wire.api import ApiKey
 
 MAX_LARGE_RESPONSES = 4
 """The limit of responses in preparation that take more than one slice of time: their size is
-unknown until they are written.
-"""
+unknown until they are written."""
 
 LARGE_ANSWERS = frozenset(
     {

@@ -14,8 +14,7 @@ from fencepost.coordinator.net.request_stream import WRITE_BYTES, RequestStream
 
 SENT_PER_TURN_BYTES: Final = 4_194_304
 """The bytes of a response sent to one client before others get their turn; fewer if its file must
-be read from disk and a slice of the event loop ends before.
-"""
+be read from disk and a slice of the event loop ends before."""
 
 ARMING_BYTES: Final = 4_096
 """The bytes written through the transport when the socket is full, so that it reports free room."""

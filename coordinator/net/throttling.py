@@ -33,8 +33,7 @@ BETWEEN_BROKERS: Final = frozenset(
 """APIs that are exempt from quotas for authorized senders; so is the Fetch of a follower.
 
 Source: the callers of ``sendResponseExemptThrottle`` in ``KafkaApis`` (3.9, 4.3) and
-``ControllerApis``.
-"""
+``ControllerApis``."""
 
 
 def throttle_of(context: Context, quotas: ClientQuotas | None, spent: LoopTime) -> Throttle | None:

@@ -30,8 +30,7 @@ log = structlog.get_logger(__name__)
 
 HANDSHAKES_MS: Final = 2
 """The time in milliseconds for which handshakes may occupy the event loop before others get their
-turn: two to four handshakes.
-"""
+turn: two to four handshakes."""
 
 RECEIVED_BYTES: Final = 32_768
 """The bytes read from a socket at once. As much is kept for a client whose request must wait."""

@@ -1,1 +1,1 @@
-"""What runs pure state machines on logs: shards, their timers, flushes, work in the background."""
+"""The runtime of pure state machines on logs: shards, timers, flushes, background work."""

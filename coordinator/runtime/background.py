@@ -1,12 +1,11 @@
-"""Work that no request waits for. It begins, repeats and ends here; no failure ends it.
+"""Background work: tasks, timers and threads that no request waits for; no failure ends them.
 
-Cleaning, retention, checkpoints, flushes, sweeps, loads: all that the daemon does by itself goes
-through this module, and so one rule holds for all of it. An unexpected failure is logged with its
-place in the code. The partition that it concerns is marked where that helps. Then the next piece of
-work is done as if nothing had happened. A test in ``tests/test_tidy.py`` lets no module make tasks
-or timers in another way.
+All work that the daemon does by itself (cleaning, retention, checkpoints, flushes, sweeps, loads)
+uses this module, and so one rule holds for all of it: an unexpected failure is logged with its
+place in the code, the partition concerned is marked if that helps, and the next piece of work is
+done as usual. A test in ``tests/test_tidy.py`` forbids other ways of creating tasks or timers.
 
-Source: ``KafkaScheduler`` and ``CoreUtils.swallow``, which log and go on as well.
+Source: ``KafkaScheduler`` and ``CoreUtils.swallow``, which log and continue as well.
 """
 
 from __future__ import annotations
@@ -27,21 +26,21 @@ from fencepost.logcore.tracebacks import without_traceback
 T = TypeVar("T")
 
 SLICE_MS = 8
-"""How long a piece of work may keep the event loop before others get their turn, in milliseconds:
-well below what a client notices, and long against the cost of switching."""
+"""The time in milliseconds for which a piece of work may occupy the event loop before others get
+their turn: well below what a client notices, and long compared to the cost of switching."""
 
 AFTER_FAILURE_MS = 1_000
-"""The pause of work that can not say how long its pause is."""
+"""The pause of work whose own pause cannot be determined."""
 
 _log = structlog.get_logger(__name__)
 
 
 class Pace:
-    """Lets the loop breathe while much is done: ``await pace()`` between small pieces of work.
+    """Lets other work run during a long task: ``await pace()`` between its small parts.
 
-    Shared by everything that is done at the same time, so that a hundred small shards that load do
-    not block longer together than one large one. Real time, not the daemon's clock: it bounds our
-    own use of the processor and decides nothing.
+    Work that runs concurrently shares one instance, so that a hundred small loading shards together
+    do not block longer than one large one. It uses real time, not the daemon's clock: it limits
+    processor use and decides nothing.
     """
 
     def __init__(self, slice_ms: int = SLICE_MS) -> None:
@@ -49,29 +48,29 @@ class Pace:
         self._since = monotonic_s()
 
     async def __call__(self) -> None:
-        """Give way if the slice is used up."""
+        """Yield to the event loop if the slice is used up."""
         if monotonic_s() - self._since >= self._slice_seconds:
             await asyncio.sleep(0)
             self._since = monotonic_s()
 
 
 def tell(what: str, error: BaseException, **where: object) -> None:
-    """Log a failure that nobody expected, with its place in the code."""
+    """Log an unexpected failure, with its place in the code."""
     cause = f"{type(error).__name__}: {error}"
     _log.error("background work failed", what=what, **where, cause=cause, exc_info=error)
 
 
 @contextmanager
 def survived(what: str, **where: object) -> Iterator[None]:
-    """Log what fails inside, and go on behind it. ``where`` says what it was about."""
+    """Log an exception of the body, and continue after it. ``where`` describes its subject."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001 - that is what it is for
+    except Exception as error:  # noqa: BLE001 - that is its purpose
         tell(what, error, **where)
 
 
 def spawn(work: Coroutine[Any, Any, T], what: str) -> asyncio.Task[T]:
-    """Run ``work`` on the running loop; its failure is logged, awaited or not."""
+    """Run ``work`` on the running loop; log its failure, whether it is awaited or not."""
 
     def ended(task: asyncio.Task[T]) -> None:
         error = None if task.cancelled() else task.exception()
@@ -86,7 +85,7 @@ def spawn(work: Coroutine[Any, Any, T], what: str) -> asyncio.Task[T]:
 def call_later(
     loop: asyncio.AbstractEventLoop, delay_ms: float, what: str, callback: Callable[[], object]
 ) -> asyncio.TimerHandle:
-    """Call ``callback`` in ``delay_ms`` milliseconds."""
+    """Call ``callback`` in ``delay_ms`` milliseconds, and log its failure."""
 
     def call() -> None:
         with survived(what):
@@ -96,7 +95,7 @@ def call_later(
 
 
 def report(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log what the event loop itself caught: an exception handler of the loop."""
+    """Log an error that the event loop has caught: the loop's exception handler."""
     error = context.get("exception")
     if isinstance(error, BaseException):
         tell(str(context.get("message")), error)
@@ -105,14 +104,14 @@ def report(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 
 
 Work = Callable[[], Awaitable[bool] | Awaitable[None] | None]
-"""One round of something that is done again and again; True where there is more to do at once."""
+"""One round of repeated work; returns True if there is more to do at once."""
 
 
 class Repeated:
-    """Does ``work`` again and again, with pauses, from :meth:`start` to :meth:`stop`.
+    """Repeats ``work``, with pauses, from :meth:`start` to :meth:`stop`.
 
-    ``work`` may be a coroutine function. ``pause_ms`` is asked before each pause, which is left out
-    where there is more to do. The pauses are measured on ``clock``, by default the machine's.
+    ``work`` may be a coroutine function. ``pause_ms`` is called before each pause, which is skipped
+    if there is more to do. The pauses are measured on ``clock``, by default the machine's.
     """
 
     def __init__(
@@ -124,34 +123,34 @@ class Repeated:
     ) -> None:
         self.what = what
         self.due_ms: int | None = None
-        """When the next round begins, on the clock's monotonic time; None while one is under way
-        and after the stop."""
+        """The start of the next round, on the clock's monotonic time; None during a round and after
+        the stop."""
         self._work = work
         self._pause_ms = pause_ms
         self.clock: Clock = SystemClock() if clock is None else clock
         self._is_stopping = False
         self._wake = asyncio.Event()
-        """The clock was moved, or this ends."""
+        """Set when the clock was moved, or on stop."""
         self._pausing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     @property
     def is_stopping(self) -> bool:
-        """Whether nothing new should be begun."""
+        """Return whether no new work should begin."""
         return self._is_stopping
 
     @property
     def is_started(self) -> bool:
-        """Whether it has begun and was not stopped."""
+        """Return whether it was started and not stopped."""
         return self._task is not None
 
     def start(self, first_ms: int = 0) -> None:
-        """Begin, on the running loop, after ``first_ms``."""
+        """Start on the running loop, after ``first_ms``."""
         self._is_stopping = False
         self._task = spawn(self._run(first_ms), self.what)
 
     async def stop(self) -> None:
-        """Return when the work under way is done and none will follow."""
+        """Stop; return when the current round is finished."""
         self._is_stopping = True
         self._wake.set()
         if self._task is not None:
@@ -159,7 +158,7 @@ class Repeated:
             self._task = None
 
     async def catch_up(self) -> None:
-        """Whoever moved the clock calls this: begins what is due, returns in the next pause."""
+        """Begin work that is due after the clock was moved; return in the next pause."""
         if self._task is not None and not self._task.done():
             self._pausing.clear()
             self._wake.set()
@@ -183,12 +182,12 @@ class Repeated:
             pause_ms = 0 if more else AFTER_FAILURE_MS
             if not more:
                 with survived(self.what):
-                    # Some settings of Kafka's may be 0, which must not take the whole processor.
+                    # Some settings of Kafka may be 0, which must not use up the processor.
                     pause_ms = max(1, self._pause_ms())
             await self._pause(pause_ms)
 
     async def _pause(self, pause_ms: int) -> None:
-        """Wait, but no longer than until the stop."""
+        """Wait, at most until the stop."""
         due_ms, left_ms = self.clock.monotonic_ms() + pause_ms, pause_ms
         if pause_ms <= 0:
             await asyncio.sleep(0)
@@ -203,7 +202,7 @@ class Repeated:
 
 
 class Threads:
-    """Threads for steps that wait for the disk or take long; they start with the first step."""
+    """Threads for steps that block on the disk or take long; started with the first step."""
 
     def __init__(self, name: str, count: int = 1) -> None:
         self._name = name
@@ -211,7 +210,7 @@ class Threads:
         self._pool: ThreadPoolExecutor | None = None
 
     async def run(self, step: Callable[[], T]) -> T:
-        """Run ``step`` in a thread and return what it returns; with one thread, in their order."""
+        """Run ``step`` in a thread and return its result; a single thread keeps their order."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._count, thread_name_prefix=self._name)
         is_given_up = False
@@ -230,17 +229,17 @@ class Threads:
         try:
             return await future
         finally:
-            del future  # an error that it holds would hold this frame, and the frames below it
+            del future  # a stored exception would keep this frame and its callers' frames alive
 
     async def attempt(self, step: Callable[[], Exception | None]) -> Exception | None:
-        """Run a step that returns its failure; whatever else keeps it from success is returned."""
+        """Run a step that returns its failure; return any other exception as well."""
         try:
             return await self.run(step)
-        except Exception as error:  # noqa: BLE001 - the caller has to know
+        except Exception as error:  # noqa: BLE001 - the caller must know
             return without_traceback(error)
 
     async def drive(self, steps: DiskSteps[T]) -> T:
-        """Take ``steps`` to their end, with their waits in a thread and all else here."""
+        """Run ``steps`` to their end: their waits in a thread, everything else on the loop."""
         try:
             wait = next(steps)
             while True:
@@ -250,10 +249,10 @@ class Threads:
             result: T = end.value
             return result
         finally:
-            failure = None  # for the same reason
+            failure = None  # as in ``run``
 
     def close(self) -> None:
-        """Wait for what was begun, and end the threads."""
+        """Wait for the started steps, and end the threads."""
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None
@@ -268,13 +267,13 @@ def _failure_of(wait: Callable[[], None]) -> Exception | None:
 
 
 Step = tuple[str, Callable[[], Awaitable[None] | None]]
-"""What a stop does next, and how."""
+"""The name and the action of a shutdown step."""
 
 
 async def each_in_turn(steps: Sequence[Step]) -> None:
-    """Take every step, even if one before it has failed.
+    """Run every step, even after a failed one.
 
-    A cancellation on the way is raised again when the last step is done.
+    A cancellation in between is raised again after the last step.
     """
     cancelled: asyncio.CancelledError | None = None
     for what, step in steps:

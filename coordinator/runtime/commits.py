@@ -1,11 +1,11 @@
-"""Who waits until what a partition holds is committed: what crashes and elections can't take back.
+"""Waits for the commit of a partition's records, after which no crash or election removes them.
 
-A partition that this broker has alone is committed where the disk is, as far as ``flush.messages``
-asks for that (``flusher.py``), and at once without it. One with other replicas is committed below
-its high watermark, which a leader's own flushes hold back as well.
+A partition without other replicas is committed up to its last flush, as far as ``flush.messages``
+requires flushes (``flusher.py``), and immediately without it. A replicated partition is committed
+below its high watermark, which also waits for the leader's own flushes.
 
-A wait can also end because the partition is off line or deleted, or because another broker leads
-it now. Whoever waits is called all the same, and looks: nothing may be acknowledged then.
+A wait also ends if the partition goes offline, is deleted, or gets another leader. Its callback is
+called all the same, and must check that: nothing may be acknowledged then.
 
 Source: ``DelayedProduce``, ``CoordinatorRuntime.HighWatermarkListener``.
 """
@@ -25,7 +25,7 @@ from fencepost.logcore.partition import Partition
 
 
 class Held(NamedTuple):
-    """What a partition held when somebody began to wait for it: all below ``end``."""
+    """The records of a partition at the start of a wait: all below ``end``."""
 
     partition: Partition
     end: int
@@ -33,14 +33,14 @@ class Held(NamedTuple):
 
     @classmethod
     def of(cls, partition: Partition) -> Held:
-        """All that it holds now."""
+        """Return all records that the partition has now."""
         return cls(partition, partition.log_end_offset, partition.marks.leader_epoch)
 
     @property
     def is_committed(self) -> bool:
-        """Whether it can be acknowledged, once the wait is over.
+        """Return whether the records may be acknowledged, once the wait is over.
 
-        With another leader in between, what stands below ``end`` may be something else.
+        After a change of the leader, the records below ``end`` may be different ones.
         """
         marks = self.partition.marks
         if not marks.is_replicated:
@@ -49,7 +49,7 @@ class Held(NamedTuple):
 
 
 class _Wait:
-    """One call that has to come, and how many partitions still keep it from coming."""
+    """A callback, and the number of partitions that it still waits for."""
 
     __slots__ = ("callback", "left")
 
@@ -58,17 +58,17 @@ class _Wait:
         self.left = 0
 
     def over(self) -> None:
-        """One partition less."""
+        """Count one partition as done."""
         self.left -= 1
         if not self.left:
             self.callback()
 
 
 class _Behind:
-    """Those who wait for the high watermark of one partition, in the order of their requests.
+    """The waits for the high watermark of one partition, in the order of their requests.
 
-    So they are in the order of their offsets, for a log that shrinks has lost its leadership first.
-    They are called in a turn of their own: news of a log come inside an append.
+    That is also the order of their offsets, since a log is truncated only after a loss of
+    leadership. Callbacks run in a separate turn of the event loop: marks change inside an append.
     """
 
     def __init__(self, partition: Partition, on_empty: Callable[[], object]) -> None:
@@ -77,7 +77,7 @@ class _Behind:
         self._waits: deque[tuple[int, _Wait]] = deque()
         self._on_empty = on_empty
         self._given_up = 0
-        """How many of them need not wait, whatever the high watermark."""
+        """The number of waits that end regardless of the high watermark."""
         self._is_armed = False
         self._unsubscribe = partition.marks.listen(self._changed)
 
@@ -88,7 +88,7 @@ class _Behind:
         self._waits.append((self._partition.log_end_offset, wait))
 
     def give_up(self) -> None:
-        """Have all called that wait now."""
+        """End all current waits."""
         self._given_up = len(self._waits)
         self._changed()
 
@@ -110,11 +110,11 @@ class _Behind:
         until = monotonic_s() + SLICE_MS / 1000
         while self._is_due():
             if monotonic_s() > until:
-                self._changed()  # others have their turn first
+                self._changed()  # others get their turn first
                 return
             self._given_up -= self._given_up > 0
             _, wait = self._waits.popleft()
-            # Others wait for the same.
+            # Other callbacks wait for the same commit.
             with survived("what waited for a commit", partition=self._partition.name):
                 wait.over()
         if not self._waits:
@@ -130,36 +130,36 @@ class Commits:
         self._behind: dict[Partition, _Behind] = {}
 
         self.has_replicated = False
-        """Whether any partition has its high watermark from outside."""
+        """Whether any partition's high watermark depends on other replicas."""
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing that any partition holds has to be waited for."""
+        """Return whether no record of any partition needs a wait."""
         return not self.has_replicated and self._flusher.is_idle
 
     @property
     def waiting(self) -> int:
-        """Partitions' shares of the waits for other replicas."""
+        """Return the number of waits for other replicas, counted per partition."""
         return sum(map(len, self._behind.values()))
 
     def is_held(self, partition: Partition) -> bool:
-        """Whether some of what the partition holds now is not committed, and still may be."""
+        """Return whether the partition has records that are not committed but still may be."""
         marks = partition.marks
         if marks.is_replicated:
             return marks.high_watermark < partition.log_end_offset and marks.stopped is None
         return partition.flushes.is_awaited
 
     def after(self, partitions: Iterable[Partition], callback: Callback) -> bool:
-        """Call ``callback`` once all that these partitions hold now is committed, or can't be.
+        """Call ``callback`` once all current records of the partitions are committed or lost.
 
-        False, and no call, if nothing of it is held. Calls about one partition come in the order
-        of their requests.
+        Return False, without a call, if none of them needs a wait. Callbacks for one partition are
+        called in the order of their requests.
         """
         alone: list[Partition] = []
         shared: list[Partition] = []
         for one in partitions:
             if one.marks.is_replicated:
-                # Who comes later is called later, though there may be nothing to wait for by now.
+                # Later requests are called later, even if they need no wait by now.
                 if self.is_held(one) or one in self._behind:
                     shared.append(one)
             else:
@@ -179,7 +179,7 @@ class Commits:
         return True
 
     def committed(self, partitions: Iterable[Partition]) -> asyncio.Future[None] | None:
-        """Do as :meth:`after` with a future instead of a call; None if nothing is held."""
+        """Return a future that is done when :meth:`after` would call; None if no wait is needed."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def settle() -> None:
@@ -189,13 +189,13 @@ class Commits:
         return done if self.after(partitions, settle) else None
 
     def give_up(self, partition: Partition) -> None:
-        """Call all who wait for a partition that this broker leads no more."""
+        """End all waits for a partition that this broker no longer leads."""
         behind = self._behind.get(partition)
         if behind is not None:
             behind.give_up()
 
     async def drain(self) -> None:
-        """Return once nothing waits for the disk any more; who waits for others is called."""
+        """Return once no wait for the disk is left; end the waits for other replicas."""
         for behind in self._behind.values():
             behind.give_up()
         await self._flusher.drain()

@@ -1,12 +1,12 @@
-"""Requests that wait for records: the long poll of a Fetch.
+"""The long poll of a Fetch: requests that wait for records.
 
-A poll listens to its partitions. Each append tells it how many bytes there are now for that one
-partition; when the sum reaches what the request asked for, or something other than an append
-happened, it is done. The answer is read afresh then, in a turn of its own: nothing is read inside
-the append that woke it.
+A poll listens to its partitions. Each append updates the number of bytes available in its
+partition; the poll is over when the sum reaches the requested minimum, or after any event other
+than an append. The response is then read in a separate turn of the event loop: nothing is read
+inside the append that completed the poll.
 
-The bytes that are there count from the beginning, also those that a read has left behind because it
-takes whole batches only.
+Bytes that were available before count as well, including those that a read has left because it
+returns only whole batches.
 
 Source: ``DelayedFetch``, ``DelayedOperationPurgatory``.
 """
@@ -24,7 +24,7 @@ from fencepost.logcore.reading import Isolation
 
 
 class Watched(NamedTuple):
-    """One partition of a poll, where it reads, and the most bytes that count."""
+    """One partition of a poll, with its fetch offset and the maximum of bytes that count."""
 
     partition: Partition
     offset: int
@@ -32,9 +32,9 @@ class Watched(NamedTuple):
 
 
 class DelayedFetch:
-    """Waits until what it watches holds ``min_bytes``, or for ``max_wait_ms``: then it is ``over``.
+    """Waits until its partitions have ``min_bytes``, or for ``max_wait_ms``; then ``over`` is done.
 
-    Its maker cancels it in the end; after its time that does nothing.
+    The creator cancels it at the end; after its completion that has no effect.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class DelayedFetch:
     ) -> None:
         self._polls = polls
         self.known_high_watermark = known_high_watermark
-        """Of a request that is also answered when the high watermark has moved (KIP-1166)."""
+        """Set for a request that is also answered when the high watermark has moved (KIP-1166)."""
         self._isolation = isolation
         self._min_bytes = min_bytes
         loop = asyncio.get_running_loop()
@@ -102,13 +102,13 @@ class DelayedFetch:
         return min(one.partition.reader.available_bytes(one.offset, self._isolation), one.max_bytes)
 
     def wake(self) -> None:
-        """Be over in the next turn of the loop."""
+        """Complete in the next turn of the event loop."""
         if not self._woken:
             self._woken = True
             self._loop.call_soon(self._complete)
 
     def cancel(self) -> None:
-        """Nobody waits any more."""
+        """End the wait without a result."""
         self.over.cancel()
 
     def _complete(self) -> None:
@@ -124,38 +124,38 @@ class DelayedFetch:
 
 
 class DelayedFetches:
-    """``services.fetches.delayed``: all that wait."""
+    """``services.fetches.delayed``: all waiting requests."""
 
     def __init__(self) -> None:
         self._waiting: dict[DelayedFetch, None] = {}
-        """In the order in which they came, which is that of their answers."""
+        """In the order of their arrival, which is the order of their responses."""
         self.closed = False
 
     def add(self, poll: DelayedFetch) -> None:
-        """Keep a poll until it is done; at a closed broker it is done at once."""
+        """Keep a poll until it is done; complete it at once if the broker is stopping."""
         self._waiting[poll] = None
         if self.closed:
             poll.wake()
 
     def discard(self, poll: DelayedFetch) -> None:
-        """Forget a poll."""
+        """Remove a poll."""
         self._waiting.pop(poll, None)
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def high_watermark_moved(self, high_watermark: int) -> None:
-        """Answer the requests that wait for a higher one than they know."""
+        """Complete the requests that wait for a higher high watermark."""
         for poll in list(self._waiting):
             if poll.known_high_watermark is not None and poll.known_high_watermark < high_watermark:
                 poll.wake()
 
     def wake_all(self) -> None:
-        """Answer everybody with what there is, for example because a topic is gone."""
+        """Complete all requests, for example after the deletion of a topic."""
         for poll in list(self._waiting):
             poll.wake()
 
     def close(self) -> None:
-        """The broker stops: nobody waits any more."""
+        """Complete all requests, and later ones at once: the broker stops."""
         self.closed = True
         self.wake_all()

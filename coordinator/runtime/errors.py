@@ -1,6 +1,6 @@
-"""Why a shard can not serve a request. No class here knows a wire number (``errors.py`` does).
+"""Errors of shards that cannot serve a request, without numeric codes (see ``error_codes.py``).
 
-Apart from the runtime, so that the error map needs none of its imports.
+The module is separate so that the error map imports nothing else of the runtime.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from fencepost.logcore.machine import DomainError
 
 
 class ShardError(DomainError):
-    """Base of everything that says "not here, not now"."""
+    """Base of the errors of a shard that this broker does not serve now."""
 
 
 class CoordinatorLoadInProgressError(ShardError):
@@ -17,16 +17,16 @@ class CoordinatorLoadInProgressError(ShardError):
 
 
 class NotCoordinatorError(ShardError):
-    """This broker does not serve the shard; look it up again (NOT_COORDINATOR)."""
+    """This broker does not serve the shard; find the coordinator again (NOT_COORDINATOR)."""
 
 
 class CoordinatorNotAvailableError(ShardError):
-    """The coordinator is not started, or its topic can not be made (COORDINATOR_NOT_AVAILABLE)."""
+    """The coordinator is not started, or its topic is missing (COORDINATOR_NOT_AVAILABLE)."""
 
 
 class VerificationLostError(ShardError):
-    """Nobody has answered whether a partition is in a transaction (NETWORK_EXCEPTION)."""
+    """The verification of a transaction got no response (NETWORK_EXCEPTION)."""
 
 
 class TransactionCoordinatorBusyError(ShardError):
-    """A transaction can't be verified now; send the batch again (NOT_ENOUGH_REPLICAS)."""
+    """A transaction cannot be verified now; resend the batch (NOT_ENOUGH_REPLICAS)."""

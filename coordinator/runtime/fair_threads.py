@@ -1,8 +1,8 @@
-"""Threads for the long checks of clients' requests, which clients share by turns.
+"""Threads for expensive checks of requests, shared fairly between clients.
 
-A job works in steps of a millisecond or so. After a slice of processor time it makes room for the
-job of the client that has had least, so a small batch does not wait for the large ones before it. A
-client that was idle starts level with the least served of the others, and a little ahead of it.
+A job works in steps of about a millisecond. After a slice of processor time it yields to the job of
+the client that has used the least, so a small batch does not wait for earlier large ones. A client
+that was idle starts with the lowest usage among the others, minus a small credit.
 
 Source: the weighted fair queue of Linux's CFS scheduler; Kafka's request handler threads take
 requests in the order of their arrival.
@@ -23,11 +23,11 @@ from fencepost.logcore.tracebacks import without_traceback
 T = TypeVar("T")
 
 SLICE_S: Final = 0.008
-"""Processor time that a job takes before another has its turn, in seconds."""
+"""The processor time in seconds of a job's slice."""
 
 CREDIT_S: Final = 0.1
-"""How far a client that was idle is ahead of the others, in seconds of processor time: enough for
-the check of an ordinary batch."""
+"""The credit of a client that was idle, in seconds of processor time: enough for the check of an
+ordinary batch."""
 
 
 class _Job:
@@ -45,13 +45,13 @@ class _Job:
         self.took = took
         self.future = future
         self.seconds = 0.0
-        """Processor time that it took."""
+        """The processor time used."""
         self.is_dropped = False
-        """Whether its result is no longer wanted."""
+        """Whether its result is no longer needed."""
 
 
 class FairThreads:
-    """A few threads, which start with the first job."""
+    """A few threads, started with the first job."""
 
     def __init__(self, name: str, count: int) -> None:
         self._name = name
@@ -61,19 +61,19 @@ class FairThreads:
         self._ready: list[_Job] = []
         """Jobs that wait for a thread."""
         self._jobs: list[_Job] = []
-        """Jobs that wait, and jobs that a thread is at."""
+        """Waiting and running jobs."""
         self._had: dict[Hashable, float] = {}
-        """Processor time of each client, in seconds, from a start that all of them share."""
+        """The processor time of each client in seconds, relative to a common start."""
         self._floor = 0.0
-        """The processor time of the least served client; it never goes back."""
+        """The lowest processor time of any client; it never decreases."""
 
     async def run(
         self, steps: Steps[T], client: Hashable, took: Callable[[float], None] | None = None
     ) -> T:
-        """Take ``steps`` in a thread, in turns with those of other clients; return their result.
+        """Run ``steps`` in a thread, alternating with other clients' jobs; return their result.
 
-        ``took`` is told the processor time of it, in seconds, also where it fails or the caller is
-        cancelled.
+        ``took`` is called with the processor time in seconds, also after a failure or a
+        cancellation of the caller.
         """
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._count, thread_name_prefix=self._name)
@@ -87,7 +87,7 @@ class FairThreads:
         return result
 
     def close(self) -> None:
-        """Take no further slice, wait for those under way, and end the threads."""
+        """Run no further slice, wait for the current ones, and end the threads."""
         with self._lock:
             self._ready.clear()
         if self._pool is not None:
@@ -105,13 +105,13 @@ class FairThreads:
             busy = {one.client for one in self._jobs}
             for client in [one for one, seconds in had.items() if seconds < ahead]:
                 if client not in busy:
-                    del had[client]  # to have been idle for long is no advantage
+                    del had[client]  # long idle times give no advantage
             had.setdefault(job.client, ahead)
             self._jobs.append(job)
             self._ready.append(job)
 
     def _turn(self) -> None:
-        """Take a slice of the job whose client has had least."""
+        """Run a slice of the job whose client has used the least."""
         with self._lock:
             if not self._ready:
                 return
@@ -128,7 +128,7 @@ class FairThreads:
             is_over = job.is_dropped
         except StopIteration as end:
             result, is_over = end.value, True
-        except BaseException as error:  # noqa: BLE001 - it is for the caller
+        except BaseException as error:  # noqa: BLE001 - the caller gets it
             failure, is_over = without_traceback(error), True
         seconds = time.thread_time() - begun
         job.seconds += seconds
@@ -151,7 +151,7 @@ class FairThreads:
             elif pool is not None:
                 pool.submit(self._turn)
         except RuntimeError:
-            return  # the threads, or the loop, are closed meanwhile
+            return  # the threads or the event loop were closed in the meantime
 
 
 def _settle(job: _Job, result: object, failure: BaseException | None) -> None:

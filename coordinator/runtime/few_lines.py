@@ -1,17 +1,17 @@
-"""Lines of the log that strangers could make many of: a few in a second, then their number."""
+"""Rate limit for log lines that clients can cause: a few per second, then only their number."""
 
 from __future__ import annotations
 
 import structlog
 
 LINES_PER_SECOND = 10
-"""Lines about one kind of event in one second."""
+"""The maximum of log lines about one kind of event per second."""
 
 _log = structlog.get_logger(__name__)
 
 
 class FewLines:
-    """Says whether the next line may be written. ``more`` is what is told of those left out."""
+    """Decides whether the next line may be logged. ``more`` is the message about omitted lines."""
 
     def __init__(self, more: str) -> None:
         self._more = more
@@ -19,7 +19,7 @@ class FewLines:
         self._count = 0
 
     def may_tell(self, now_ms: float) -> bool:
-        """Ask for one line; ``now_ms`` never goes back."""
+        """Return whether a line may be logged now; ``now_ms`` is monotonic."""
         if now_ms - self._since_ms >= 1_000:
             if self._count > LINES_PER_SECOND:
                 _log.warning(self._more, count=self._count - LINES_PER_SECOND)

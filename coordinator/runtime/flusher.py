@@ -1,16 +1,15 @@
 """Group commit: one fsync per file for all appends of a turn of the event loop.
 
-A partition whose ``flush.messages`` is due joins the next group. The group starts when the turn is
-over, its fsyncs run in threads, and what is appended meanwhile joins the group after it: at most
-one group is under way, so a partition is never flushed twice at a time. A caller that must wait for
-the disk before it answers says so with :meth:`Flusher.after`.
+A partition whose ``flush.messages`` is reached joins the next group. The group starts at the end of
+the turn and its fsyncs run in threads; later appends join the next group. At most one group runs at
+a time, so a partition is never flushed twice concurrently. A caller that must wait for the disk
+before its response calls :meth:`Flusher.after`.
 
-A failed fsync takes its partition off line (``FlushState.finish``). Callers that wait
-are called all the same, and look at the partition: nothing that shared the fsync may be
-acknowledged.
+A failed fsync takes its partition offline (``FlushState.finish``). Waiting callers are called all
+the same, and check the partition: nothing that shared the fsync may be acknowledged.
 
-Without ``flush.messages`` and ``flush.ms`` no partition joins, and no caller waits. What a roll
-seals has a queue of its own (``sealed_flushes.py``).
+Without ``flush.messages`` and ``flush.ms`` no partition joins, and no caller waits. Segments sealed
+by a roll have their own queue (``sealed_flushes.py``).
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ from fencepost.logcore.partition import Partition
 from fencepost.logcore.tracebacks import without_traceback
 
 FLUSH_THREADS: Final = 4
-"""Files that are forced to disk at the same time. A journaling file system settles fsyncs that
-overlap with one commit of its journal; more threads only add switches."""
+"""The number of files flushed concurrently. A journaling file system completes overlapping fsyncs
+with one commit of its journal; more threads only add context switches."""
 
 Callback = Callable[[], None]
 
@@ -49,13 +48,13 @@ class Flusher:
         self._threads = Threads("fsync", FLUSH_THREADS)
         self.sealed = SealedFlushes()
         self.rounds = 0
-        """Rounds of flushes so far."""
+        """The number of rounds of flushes so far."""
         self.seconds = Histogram()
-        """Of each flush of one log."""
+        """The durations of flushes, one per log."""
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits for the disk."""
+        """Return whether no flush is pending."""
         return self._task is None
 
     def join(self, flushes: FlushState) -> None:
@@ -65,13 +64,14 @@ class Flusher:
             self._task = spawn(self._flush(), "group commit")
 
     def join_sealed(self, flushes: FlushState) -> None:
-        """Flush what is sealed of it in the background, beside the groups."""
+        """Flush the log's sealed segments in the background, apart from the groups."""
         self.sealed.join(flushes)
 
     def after(self, partitions: Iterable[Partition], callback: Callback) -> bool:
-        """Call ``callback`` once all that these partitions hold now is on disk, or has failed.
+        """Call ``callback`` once all current records of the partitions are on disk, or have failed.
 
-        False, and no call, if nothing of it is held. Calls come in the order of their requests.
+        Return False, without a call, if none of them needs a wait. Callbacks are called in the
+        order of their requests.
         """
         held = [one.flushes for one in partitions if one.flushes.is_awaited]
         if not held:
@@ -83,9 +83,9 @@ class Flusher:
         return True
 
     def forced(self, partition: Partition) -> asyncio.Future[None] | None:
-        """Begin to force to disk all that the partition holds now; None if it is there.
+        """Start flushing all current records of the partition; return None if they are on disk.
 
-        The future raises StorageError if it did not get there.
+        The future raises StorageError if the flush fails.
         """
         end = partition.log_end_offset
         if partition.recovery_point >= end:
@@ -106,12 +106,12 @@ class Flusher:
         return done
 
     async def drain(self) -> None:
-        """Return once nothing waits for the disk any more."""
+        """Return once no flush is pending."""
         while self._task is not None:
             await asyncio.wait({self._task})
 
     async def close(self) -> None:
-        """Flush what has joined and end the threads."""
+        """Flush the current group and end the threads."""
         await self.drain()
         await self.sealed.close()
         self._threads.close()
@@ -120,7 +120,7 @@ class Flusher:
         try:
             while self._joined:
                 await self._flush_group()
-                # Clients that were just answered get to send their next request into the group.
+                # Clients that were just answered can add their next request to the group.
                 await asyncio.sleep(0)
         finally:
             self._task = None
@@ -135,8 +135,8 @@ class Flusher:
             try:
                 flush = flushes.plan(now_ms)
             except StorageError:
-                continue  # off line by now, or deleted: callers look at the partition
-            except Exception as error:  # noqa: BLE001 - or somebody would be told that it is on disk
+                continue  # offline by now, or deleted: callers check the partition
+            except Exception as error:  # noqa: BLE001 - a caller must not assume that it is on disk
                 tell("flush", error, partition=flushes.marks.name)
                 flushes.marks.fail(error)
                 continue
@@ -149,7 +149,7 @@ class Flusher:
         self._running = {}
         callbacks, self._after_running = self._after_running, []
         for callback in callbacks:
-            # Others wait for the same flush.
+            # Other callers wait for the same flush.
             with survived("what waited for a flush"):
                 callback()
 
@@ -163,7 +163,7 @@ class Flusher:
         return failures
 
     async def _run_share(self, flushes: Sequence[Flush]) -> list[Exception | None]:
-        """Run flushes one after the other in a thread; what became of each."""
+        """Run flushes one after the other in a thread; return the failure of each, or None."""
         try:
             done = await self._threads.run(lambda: [_result_of(one) for one in flushes])
         except Exception as error:  # noqa: BLE001 - no thread could be started
@@ -174,11 +174,11 @@ class Flusher:
 
 
 def _result_of(flush: Flush) -> tuple[Exception | None, float]:
-    """What became of a flush, and how long it took in seconds."""
+    """Run a flush; return its failure or None, and its duration in seconds."""
     since = monotonic_s()
     failure: Exception | None
     try:
         failure = flush.run()
-    except Exception as error:  # noqa: BLE001 - it is not on disk, whatever the reason
+    except Exception as error:  # noqa: BLE001 - the data is not on disk, whatever the reason
         failure = without_traceback(error)
     return failure, monotonic_s() - since

@@ -1,7 +1,7 @@
-"""Which partition of an internal topic a group or a transactional id lives on.
+"""The partition of an internal topic for a group or a transactional id.
 
-Clients and other brokers compute nothing here, but files must be exchangeable with Apache Kafka:
-a group has to be found on the partition where Kafka would have put it.
+Clients and other brokers never compute it, but data must be exchangeable with Kafka: a group must
+be on the same partition as in Kafka.
 
 Source: ``Utils.abs(key.hashCode()) % partitions`` in ``GroupCoordinatorService.partitionFor`` and
 ``TransactionStateManager.partitionFor``.
@@ -13,8 +13,8 @@ import struct
 from functools import lru_cache
 
 HASH_CACHE_ENTRIES = 8_192
-"""Keys whose hash is remembered; every request names its group or transactional id, and the same
-few come back all the time. At most 8 MiB with the longest keys that the groups' limits allow."""
+"""The number of cached hashes: every request contains its group or transactional id, and the same
+few recur. At most 8 MiB with the longest keys that the groups' limits allow."""
 
 _WORD = 0xFFFF_FFFF
 _MIN_INT = 0x8000_0000
@@ -22,10 +22,10 @@ _MIN_INT = 0x8000_0000
 
 @lru_cache(maxsize=HASH_CACHE_ENTRIES)
 def java_string_hash(text: str) -> int:
-    """Java's ``String.hashCode`` as an unsigned 32-bit number.
+    """Return Java's ``String.hashCode`` as an unsigned 32-bit number.
 
-    It runs over UTF-16 units, so a character outside the basic plane counts as two; lone surrogates
-    are units like any other.
+    It covers UTF-16 code units, so a character outside the basic plane counts as two; lone
+    surrogates are treated like other units.
     """
     encoded = text.encode("utf-16-be", "surrogatepass")
     value = 0
@@ -35,9 +35,9 @@ def java_string_hash(text: str) -> int:
 
 
 def partition_for(key: str, partitions: int) -> int:
-    """The partition (from 0 on) that ``key`` belongs to.
+    """Return the partition (from 0) that ``key`` belongs to.
 
-    Java has no absolute value of -2³¹; Kafka takes 0 for it.
+    −2³¹ has no absolute value in Java; Kafka uses 0 for it.
     """
     value = java_string_hash(key)
     if value == _MIN_INT:

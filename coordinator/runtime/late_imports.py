@@ -1,4 +1,4 @@
-"""Imports that are left for later, in steps: nobody waits for all modules of a part at once."""
+"""Imports deferred until their first use, in steps, so that no request waits for all of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from collections.abc import Generator, Iterable
 from importlib import import_module
 
-# Each in an order in which every module, with what it needs, is a piece small enough for a turn.
+# In each list, every module with its own imports is small enough for one turn.
 
 GROUP_MODULES = (
     "groups.consumer_commands",
@@ -28,7 +28,7 @@ GROUP_MODULES = (
     "groups.admin",
     "groups.machine",
 )
-"""What the machine of groups is made of."""
+"""The modules of the group machine."""
 
 TXN_MODULES = (
     "txn.commands",
@@ -38,7 +38,7 @@ TXN_MODULES = (
     "txn.marker_queues",
     "txn.machine",
 )
-"""What that of transactions is made of."""
+"""The modules of the transaction machine."""
 
 CONTROLLER_MODULES = (
     "cluster.controller.errors",
@@ -57,18 +57,18 @@ CONTROLLER_MODULES = (
     "coordinator.controller.quorum_log",
     "coordinator.controller.active",
 )
-"""What the active controller is made of."""
+"""The modules of the active controller."""
 
 NEW_TOPIC_MODULES = (
     *CONTROLLER_MODULES,
     "coordinator.metadata.config_checks",
     "coordinator.controller.topic_decisions",
 )
-"""What making a topic takes."""
+"""The modules that the creation of a topic needs."""
 
 
 def load(names: Iterable[str]) -> Generator[None, None, None]:
-    """Import modules of this package that are not there yet, one a step."""
+    """Import the modules of this package that are not loaded yet, one per step."""
     for name in names:
         module = f"fencepost.{name}"
         if module not in sys.modules:

@@ -1,7 +1,7 @@
-"""The event loop of a broker in a thread: its time goes on where a test has frozen that of others.
+"""The event loop of a broker in a thread, whose time continues while a test has frozen time.
 
-An asyncio loop takes its time from ``time.monotonic``. Timers set before a test freezes it would be
-due at once, and those set while it is frozen never.
+An asyncio loop takes its time from ``time.monotonic``. If a test freezes that, timers set before
+would be due at once, and timers set later never.
 """
 
 from __future__ import annotations
@@ -15,5 +15,5 @@ class RealTimeLoop(asyncio.SelectorEventLoop):
     """A selector loop on the machine's monotonic clock."""
 
     def time(self) -> float:
-        """Seconds that never go back."""
+        """Return the monotonic time in seconds."""
         return monotonic_s()

@@ -1,4 +1,4 @@
-"""The client behind a command: shards get it with the command, and the history keeps it."""
+"""The client behind a command: passed to shards with the command, and recorded in the history."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Final
 from fencepost.logcore.values import dataclass, made_often
 
 MAX_KEPT: Final = 256
-"""Clients that are kept, of two short texts each."""
+"""The number of cached clients, of two short strings each."""
 
 
 @made_often
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The client that sent the request which a decision is about."""
+    """The client whose request a decision is about."""
 
     client_id: str | None
     client_host: str
@@ -22,5 +22,5 @@ class Origin:
 
 @lru_cache(maxsize=MAX_KEPT)
 def origin_of(client_id: str | None, client_host: str) -> Origin:
-    """The client of these names, which each of its requests has with it."""
+    """Return the client with these names, cached since each of its requests needs it."""
     return Origin(client_id, client_host)

@@ -1,13 +1,13 @@
-"""What rolls have sealed, forced to disk in the background: one flush at a time, in one thread.
+"""Background flushes of sealed segments: one flush at a time, in one thread.
 
-Nobody waits for it, so it stays out of the groups that somebody waits for (``flusher.py``): a
-segment of 1 GiB keeps a disk busy for seconds. A partition stands in the queue once, whatever it
-has rolled meanwhile, and takes its turn again while there is more: the queue is as long as there
-are partitions, and a disk that is slower than the producers slows them down through the kernel's
-limit of dirty pages, not through memory of ours.
+No request waits for them, so they stay out of the groups with waiting requests (``flusher.py``): a
+segment of 1 GiB keeps a disk busy for seconds. A partition is in the queue once, however often it
+has rolled, and is queued again while it has more to flush: the queue has at most one entry per
+partition, and a disk that is slower than the producers slows them down through the kernel's limit
+of dirty pages, not through the broker's memory.
 
-When a recovery point has moved it is written down at once, for until then a start would read, and
-distrust, what is on disk already.
+A new recovery point is checkpointed at once; until then a start would read and verify data that is
+already on disk.
 
 Source: ``UnifiedLog.roll`` (its ``flush-log`` task), ``LogManager.checkpointLogRecoveryOffsets``.
 """
@@ -29,30 +29,30 @@ class SealedFlushes:
 
     def __init__(self) -> None:
         self.checkpoint: Callable[[], Awaitable[object]] | None = None
-        """Writes the recovery points down; called when some have moved."""
+        """Writes the recovery point checkpoint; called after some have moved."""
         self.seconds = Histogram()
-        """Of each flush."""
+        """The durations of flushes."""
         self._waiting: dict[FlushState, None] = {}
         self._task: asyncio.Task[None] | None = None
         self._thread = Threads("fsync-sealed")
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is under way."""
+        """Return whether no flush is running or queued."""
         return self._task is None
 
     def join(self, flushes: FlushState) -> None:
-        """Flush what is sealed of the log when its turn comes."""
+        """Flush the log's sealed segments in turn."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            return  # a command, which closes the log and so flushes it
+            return  # a command without an event loop, which flushes the log when it closes it
         self._waiting[flushes] = None
         if self._task is None:
             self._task = spawn(self._run(), "flush of sealed segments")
 
     async def close(self) -> None:
-        """Finish the flush under way; what waits is flushed when its log is closed."""
+        """Finish the current flush; queued logs are flushed when they are closed."""
         self._waiting.clear()
         while self._task is not None:
             await asyncio.wait({self._task})
@@ -72,7 +72,7 @@ class SealedFlushes:
         try:
             flush = flushes.plan_sealed()
         except StorageError:
-            return  # off line by now, closed or deleted
+            return  # offline by now, closed or deleted
         if flush is None:
             return
         since = monotonic_s()
@@ -80,7 +80,7 @@ class SealedFlushes:
         self.seconds.note(monotonic_s() - since)
         flushes.finish(flush, failure)
         if flushes.marks.recovery_point < flush.end:
-            return  # it was refused; the next look at the log finds it again
+            return  # it was refused; the next check of the log queues it again
         if flushes.has_sealed:
             self._waiting[flushes] = None
         if self.checkpoint is not None:

@@ -1,31 +1,30 @@
 """The shard runtime: one state machine on one partition of an internal topic.
 
-A shard lives through :class:`ShardState`: it reads its partition from the start (LOADING), then
-serves (ACTIVE). Every request is one *turn*, which runs from end to end without giving the event
-loop a chance to do anything else:
+A shard passes through the states of :class:`ShardState`: it reads its partition from the start
+(LOADING), then serves (ACTIVE). Every request is one *turn*, which runs from end to end without
+yielding to the event loop:
 
-    decide → append → replay → timers → effects → (what effects report: decide → …) → replies
+  decide → append → replay → timers → effects → (reports of effects: decide → …) → replies
 
-Replies wait until the whole turn is in the log, so nobody ever sees what a crash could take back.
-They wait until that is committed as well (``commits.py``), and so do effects: a marker may not get
-to disk, or to other brokers, before the decision to write it. Turns go on meanwhile. Their answers
-wait until all that they have seen is committed, and go out in order. Where other replicas keep them
-waiting for too long they become COORDINATOR_NOT_AVAILABLE; the records stay.
+Replies wait until the whole turn is in the log, so no client sees state that a crash could undo.
+They also wait until it is committed (``commits.py``), and so do effects: a marker must not reach
+the disk, or other brokers, before the decision to write it. Further turns run meanwhile. Their
+replies wait until all that they depend on is committed, and are sent in order. If other replicas
+delay them too long, they become COORDINATOR_NOT_AVAILABLE; the records stay.
 
-A shard belongs to one leader epoch. Nothing is appended under another one, and nothing that waits
-is answered: the shard is over then, and who waits hears NOT_COORDINATOR.
+A shard belongs to one leader epoch. In any other epoch it ends: it appends nothing, and its waiting
+requests get NOT_COORDINATOR.
 
-The machine may refuse a request. So may the partition, if the request bears a producer's identity
-and the partition knows a newer epoch of it. Both happen before anything is written, and concern
-that request alone. Any other failure in a turn, a failed append or a bug of ours, makes the shard
-FAILED: its waiting requests are answered NOT_COORDINATOR, the cause and the request that led to it
-are logged, and the state is built anew from the log. There is no rollback, hence no second path to
-get wrong.
+The machine may refuse a request. The partition may refuse it too, if the request carries a
+producer's identity and the partition knows a newer epoch of it. Both happen before anything is
+written, and affect only that request. Any other failure in a turn, a failed append or a bug, makes
+the shard FAILED: its waiting requests get NOT_COORDINATOR, the cause and the request are logged,
+and the state is rebuilt from the log. There is no rollback, hence no second path to get wrong.
 
 Survives: kill -9 between any two appends (the machine resumes in ``loaded``), append failures, and
-an append by somebody else (the offset check).
+an append by another writer (the offset check).
 
-Source: ``CoordinatorRuntime``; the offset check is ``CoordinatorRuntime.CoordinatorContext``'s.
+Source: ``CoordinatorRuntime``; the offset check is in ``CoordinatorRuntime.CoordinatorContext``.
 """
 
 from __future__ import annotations
@@ -71,51 +70,51 @@ from fencepost.logcore.tracebacks import without_traceback
 from fencepost.logcore.values import dataclass
 
 RELOAD_BACKOFF_MS = 100
-"""Wait before the second reload in a row; doubles up to :data:`MAX_RELOAD_BACKOFF_MS`. The first
-one starts at once: most failures are a single refused request."""
+"""The delay before the second of consecutive reloads; doubles up to :data:`MAX_RELOAD_BACKOFF_MS`.
+The first starts at once: usually a single refused request was the cause."""
 
 MAX_RELOAD_BACKOFF_MS = 30_000
-"""The longest wait between two reloads: a broken disk is looked at twice a minute."""
+"""The longest delay between two reloads: a faulty disk is tried twice a minute."""
 
 NO_ROOM_BACKOFF_MS = 1_000
-"""The longest wait while the disk is full: that passes without a restart, and clients wait."""
+"""The longest delay while the disk is full: that ends without a restart, and clients wait."""
 
 STABLE_AFTER_MS = 60_000
-"""A shard that served this long is sound again, and its next failure counts as the first."""
+"""A failure after this time in service counts as the first."""
 
 POSTPONE_MS = 50
-"""Wait before a report or a timer comes again that would write while too few replicas are in
+"""The delay before a report or timer that would write is repeated while too few replicas are in
 sync (kafka: the ``LogAppendRetryQueue`` of ``TransactionMarkerChannelManager``)."""
 
 _HELD, _POSTPONED = "held replies", "postponed reports"
-"""Keys of the timers for answers that wait to be committed, and for reports that come again."""
+"""The keys of the timers for replies that wait for a commit, and for postponed reports."""
 
 _log = structlog.get_logger(__name__)
 
 
 RunEffect = Callable[["ShardRuntime[Machine]", object, int, Callable[[], None]], None]
-"""Carries out one effect: ``run_effect(shard, effect, now_ms, first_attempt_done)``.
+"""Executes one effect: ``run_effect(shard, effect, now_ms, first_attempt_done)``.
 
 It reports with ``shard.report``, at once (the report then belongs to the same turn) or later. It
-calls ``first_attempt_done`` after the report, when all was done that can be done now: the turn's
+calls ``first_attempt_done`` after the report, when everything possible now is done: the turn's
 replies wait for that."""
 
 WhileLoading = Callable[[object], object | None]
-"""What to answer a command while the shard loads; None stands for the usual error."""
+"""Returns a loading shard's answer to a command; None stands for the usual error."""
 
 
 Admit = Callable[[Partition, object], DomainError | None]
-"""Why a command, or a timer's key, may not write to a replicated partition now; None if it may. It
-is asked before the machine decides, for that can't be taken back."""
+"""Returns an error if a command, or a timer's key, may not write to a replicated partition now. It
+is called before the machine decides, since a decision cannot be undone."""
 
 
 Remember = Callable[[str, str, Event, Origin | None, str | None], None]
-"""Keeps a cause: ``remember(topic, shard, event, origin, trigger)``. It must not fail."""
+"""Records a cause: ``remember(topic, shard, event, origin, trigger)``. It must not fail."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardServices:
-    """What a shard needs from the daemon."""
+    """The daemon's services that a shard uses."""
 
     clock: Clock
     loop: asyncio.AbstractEventLoop
@@ -125,25 +124,25 @@ class ShardServices:
     remember: Remember
     commits: Commits
     commit_timeout_ms: Callable[[], int]
-    """How long an answer waits for other replicas."""
+    """How long a reply waits for other replicas."""
     admit: Admit | None = None
-    """None where one replica is enough to write (kafka: ``requiredAcks``)."""
+    """None if one replica is enough to write (kafka: ``requiredAcks``)."""
 
 
 class _LeadershipLostError(Exception):
-    """The partition is led in another epoch by now, here or elsewhere."""
+    """The partition has another leader epoch by now, on this broker or another."""
 
 
 M_co = TypeVar("M_co", bound=Machine, covariant=True)
 
 Build = Callable[[Partition, int], M_co]
-"""Makes an empty machine for a partition, whose coordinator has the given epoch."""
+"""Returns an empty machine for a partition, whose coordinator has the given epoch."""
 
 
 class ShardRuntime(Generic[M_co]):
     """One machine on one partition, which this broker leads in ``leader_epoch``.
 
-    ``build`` makes an empty machine of ``coordinator_epoch`` for each load.
+    ``build`` creates an empty machine of ``coordinator_epoch`` for each load.
     """
 
     def __init__(
@@ -151,9 +150,9 @@ class ShardRuntime(Generic[M_co]):
     ) -> None:
         self.partition = partition
         self.leader_epoch = leader_epoch
-        """The election that made this broker the coordinator; another one ends the shard."""
+        """The epoch in which this broker became the coordinator; any other epoch ends the shard."""
         marks = partition.marks
-        # A log that comes from elsewhere may hold newer epochs than this cluster has counted.
+        # A log from another cluster may contain newer epochs than this cluster's.
         self.coordinator_epoch = max(leader_epoch, marks.leader_epoch)
         self._append_epoch = leader_epoch if marks.is_replicated else marks.leader_epoch
         self.name = f"{partition.topic}-{partition.index}"
@@ -163,7 +162,7 @@ class ShardRuntime(Generic[M_co]):
         self._remember, self._commits = services.remember, services.commits
         self._commit_timeout_ms, self._admit = services.commit_timeout_ms, services.admit
         self._held: OrderedDict[int, tuple[int, list[Reply]]] = OrderedDict()
-        """Answers that wait for other replicas, by their list's identity, and until when."""
+        """Replies that wait for other replicas, with their deadlines, by the list's ``id()``."""
         self._postponed: list[object] = []
         self._origin: Origin | None = None
         self._about: About | None = None
@@ -183,12 +182,12 @@ class ShardRuntime(Generic[M_co]):
 
     @property
     def state(self) -> ShardState:
-        """Where the shard is in its life."""
+        """Return the state of the shard."""
         return self._state
 
     @property
     def machine(self) -> M_co:
-        """The machine as it stands; only for looking (tests, the command line)."""
+        """Return the machine, for reading only (tests, the command line)."""
         return self._machine
 
     # --- requests --------------------------------------------------------------------------------
@@ -196,11 +195,11 @@ class ShardRuntime(Generic[M_co]):
     def submit(
         self, command: object, origin: Origin | None = None, *, reply_before_flush: bool = False
     ) -> asyncio.Future[object]:
-        """Decide on ``command``; the future holds the result, or will once a later turn gives it.
+        """Decide on ``command``; the future holds the result, now or after a later turn.
 
-        ``origin`` is the client that asks; the history names it.
-        With ``reply_before_flush`` the caller keeps the result to itself until it is on disk.
-        Fails with a :class:`DomainError`: the machine's own, or a :class:`ShardError`.
+        ``origin`` is the requesting client, for the history. With ``reply_before_flush`` the caller
+        must not publish the result before it is on disk. Fails with a :class:`DomainError`: the
+        machine's own, or a :class:`ShardError`.
         """
         future: asyncio.Future[object] = self._loop.create_future()
         if self._state is not ShardState.ACTIVE:
@@ -226,9 +225,9 @@ class ShardRuntime(Generic[M_co]):
         return future
 
     def report(self, command: object) -> None:
-        """Take the report on an effect. Inside a turn it becomes part of it, else a new turn.
+        """Handle the report of an effect: as part of the current turn, or in a new one.
 
-        A shard that does not serve ignores it: loading emits the effect again.
+        A shard that is not active ignores it: loading emits the effect again.
         """
         if self._in_turn:
             self._inbox.append(command)
@@ -247,7 +246,7 @@ class ShardRuntime(Generic[M_co]):
     def complete_transaction(self, marker: EndMarker) -> None:
         """Append the end marker of a transaction to this partition and apply it.
 
-        Raises :class:`ShardError` where the shard does not serve, and :class:`LogError` where the
+        Raises :class:`ShardError` if the shard is not active, and :class:`LogError` if the
         partition refuses the marker (kafka: ``ProducerAppendInfo.appendEndTxnMarker``).
         """
         if self._state is ShardState.ACTIVE and not self._leads:
@@ -255,11 +254,11 @@ class ShardRuntime(Generic[M_co]):
         if self._state is not ShardState.ACTIVE:
             raise self.unavailable()
         appended = self.partition.append_marker(marker, self._clock.now_ms())
-        # From here on the marker is in the log: whatever fails now, loading applies it.
+        # The marker is in the log now: after any failure, loading applies it.
         try:
             self._check_offset(appended.base_offset)
             self._machine.replay_marker(marker.stamp, appended.base_offset, commit=marker.commit)
-        except Exception as cause:  # noqa: BLE001 - any failure is a state that can't be trusted
+        except Exception as cause:  # noqa: BLE001 - after any failure the state is suspect
             self._about = "marker", marker.stamp
             self._fail(cause, None)
             self._about = None
@@ -267,7 +266,7 @@ class ShardRuntime(Generic[M_co]):
         self._next_offset = appended.last_offset + 1
 
     def unavailable(self) -> ShardError:
-        """Say why the shard does not serve."""
+        """Return the error that says why the shard is not active."""
         if self._state in LOADING_STATES:
             return CoordinatorLoadInProgressError(f"{self.name} is being read")
         return NotCoordinatorError(f"{self.name} is not served here")
@@ -284,9 +283,9 @@ class ShardRuntime(Generic[M_co]):
         *,
         reply_before_flush: bool = False,
     ) -> None:
-        """Run one turn, of which ``first`` is the first decision.
+        """Run one turn that begins with the decision ``first``.
 
-        ``token`` stands for the request that it answers, ``origin`` for the client that sent it.
+        ``token`` identifies the request that it answers, ``origin`` the client that sent it.
         """
         if self._in_turn:
             raise InvariantViolation(f"{self.name}: a turn began inside another")
@@ -311,7 +310,7 @@ class ShardRuntime(Generic[M_co]):
         except _LeadershipLostError:
             self._end_of_leadership()
             return
-        except Exception as cause:  # noqa: BLE001 - any failure is a state that can't be trusted
+        except Exception as cause:  # noqa: BLE001 - after any failure the state is suspect
             self._fail(cause, token)
             return
         finally:
@@ -328,13 +327,13 @@ class ShardRuntime(Generic[M_co]):
             self._hold(turn.replies)
 
     def _attempt_done(self, turn: Turn) -> None:
-        """An effect of the turn was attempted; the last one of them lets the replies go."""
+        """Count an attempted effect of the turn; the last one releases the replies."""
         turn.effects -= 1
         if turn.has_ended and not turn.effects:
             self._deliver(turn.replies)
 
     def _deliver(self, replies: list[Reply]) -> None:
-        """Give replies once all they could have seen is committed."""
+        """Send replies once everything that they depend on is committed."""
         if not replies:
             return
         if not self._commits.is_idle:
@@ -348,7 +347,7 @@ class ShardRuntime(Generic[M_co]):
             self._answer(reply)
 
     def _hold(self, replies: list[Reply]) -> None:
-        """See to it that replies, or an effect before them, wait for replicas only so long."""
+        """Limit how long replies, or an effect before them, wait for replicas."""
         if self.partition.marks.is_replicated and id(replies) not in self._held:
             now_ms = self._clock.now_ms()
             deadline_ms = now_ms + self._commit_timeout_ms()
@@ -357,14 +356,14 @@ class ShardRuntime(Generic[M_co]):
             self._held[id(replies)] = deadline_ms, replies
 
     def _release(self, replies: list[Reply], end: int, loads: int) -> None:
-        """Give the replies that waited until all below ``end`` is committed, unless that failed."""
+        """Send the replies that waited for a commit below ``end``, unless that failed."""
         self._held.pop(id(replies), None)
         if self._still_stands(end, loads):
             for reply in replies:
                 self._answer(reply)
 
     def _still_stands(self, end: int, loads: int) -> bool:
-        """Whether what was decided here is committed now; else the shard does what follows."""
+        """Return whether a decision of this load is committed; otherwise fail or end the shard."""
         if self._state is not ShardState.ACTIVE or self._loads != loads:
             return False
         marks = self.partition.marks
@@ -377,7 +376,7 @@ class ShardRuntime(Generic[M_co]):
         return False
 
     def _give_up_waiting(self, now_ms: int) -> None:
-        """Refuse the answers that have waited for other replicas for too long."""
+        """Refuse the replies that have waited too long for other replicas."""
         while self._held:
             key, (deadline_ms, replies) = next(iter(self._held.items()))
             if deadline_ms > now_ms:
@@ -390,11 +389,11 @@ class ShardRuntime(Generic[M_co]):
 
     @property
     def _leads(self) -> bool:
-        """Whether the partition is still led in the epoch in which the shard was made."""
+        """Return whether the leader epoch is still the one in which the shard was created."""
         return self.partition.marks.leader_epoch == self._append_epoch
 
     def _end_of_leadership(self) -> None:
-        """End, for another broker leads now, or this one anew; the news of that is on its way."""
+        """End the shard after a change of the leader epoch, which the metadata will report."""
         _log.info("shard lost its leadership", shard=self.name, leader_epoch=self.leader_epoch)
         self.end()
 
@@ -424,7 +423,7 @@ class ShardRuntime(Generic[M_co]):
     def _run_effect_later(
         self, effect: object, first_attempt_done: Callable[[], None], end: int, loads: int
     ) -> None:
-        """Carry an effect out whose cause is committed now; a shard loaded anew has its own."""
+        """Run an effect after the commit of its cause; a reloaded shard has its own effects."""
         if self._still_stands(end, loads):
             self._run_effect(self, effect, self._clock.now_ms(), first_attempt_done)
 
@@ -450,7 +449,7 @@ class ShardRuntime(Generic[M_co]):
             )
 
     def _of_report(self, command: object) -> Callable[[int], Decision]:
-        """Make a decision on a command that nobody waits for."""
+        """Return a decision on a command without a waiting request."""
         self._last_token = token = self._last_token + 1
 
         def decide(now_ms: int) -> Decision:
@@ -475,7 +474,7 @@ class ShardRuntime(Generic[M_co]):
             self._turn(partial(self._machine.fire, key), now_ms, ("timer", key))
 
     def _answer(self, reply: Reply) -> None:
-        # No future waits for a report. A future is done if its request's connection is gone.
+        # A report has no future. A future is done if its request's connection is closed.
         future = self._waiting.pop(reply.token, None)
         if future is None or future.done():
             return
@@ -487,13 +486,13 @@ class ShardRuntime(Generic[M_co]):
     # --- failure, load, close --------------------------------------------------------------------
 
     def _fail(self, cause: Exception, token: Token | None) -> None:
-        """Stop serving because of ``cause``, which came up in the turn of ``token``, and reload."""
+        """Stop serving because of ``cause``, raised in the turn of ``token``, and reload."""
         _log.error(
             "shard failed",
             shard=self.name,
             cause=f"{type(cause).__name__}: {cause}",
             **blame(self._about, self._origin),
-            # A refusal of the log explains itself; anything else is a bug and needs its place.
+            # A refusal of the log explains itself; any other error is a bug and needs a traceback.
             exc_info=None if isinstance(cause, LogError) else cause,
         )
         if self._state is ShardState.ACTIVE:
@@ -517,7 +516,7 @@ class ShardRuntime(Generic[M_co]):
         await self.load(Pace())
 
     def load_empty(self) -> bool:
-        """Begin to serve at once if there is nothing to read; says whether it did."""
+        """Begin to serve at once if the log is empty; return whether it is."""
         if self.partition.log_start_offset != self.partition.log_end_offset:
             return False
         self._enter(ShardState.LOADING)
@@ -525,7 +524,7 @@ class ShardRuntime(Generic[M_co]):
         return True
 
     async def load(self, pace: Pace) -> None:
-        """Build the state from the log, then serve. Ends in ACTIVE or, never raising, in FAILED."""
+        """Rebuild the state from the log, then serve. Ends in ACTIVE or FAILED; never raises."""
         self._enter(ShardState.LOADING)
         try:
             while True:
@@ -533,8 +532,8 @@ class ShardRuntime(Generic[M_co]):
                 offset = await replay_log(self.partition, machine, pace, self._goes_on_loading)
                 if offset == self.partition.log_end_offset:
                     break
-                # Somebody appended while we read: only a complete reading is a state.
-        except Exception as cause:  # noqa: BLE001 - whatever it is, this log can't be served
+                # The log has grown during the read: only a complete read is a valid state.
+        except Exception as cause:  # noqa: BLE001 - after any error this log cannot be served
             if self._state is ShardState.LOADING:
                 self._about = "load", f"batch at offset {self._next_offset}"
                 self._fail(cause, None)
@@ -560,7 +559,7 @@ class ShardRuntime(Generic[M_co]):
         self._turn(self._machine.loaded, self._clock.now_ms(), about=None)
 
     def end(self) -> None:
-        """Stop serving for good: answer all that wait, drop the state."""
+        """Stop serving for good: answer all waiting requests, drop the state."""
         if self._state is ShardState.CLOSED:
             return
         was_active = self._state is ShardState.ACTIVE
@@ -573,13 +572,13 @@ class ShardRuntime(Generic[M_co]):
         self._drop_state()
 
     async def close(self) -> None:
-        """Do as :meth:`end`, and return when nothing of it goes on."""
+        """End like :meth:`end`, and return when no reload is running."""
         self.end()
         if self._reload is not None:
             await asyncio.gather(self._reload, return_exceptions=True)
 
     def _drop_state(self) -> None:
-        """Cancel all timers, answer all that wait NOT_COORDINATOR, forget the machine's state."""
+        """Cancel all timers, fail waiting requests with NOT_COORDINATOR, replace the machine."""
         self._loads += 1
         self._timers.clear()
         self._inbox.clear()

@@ -1,4 +1,4 @@
-"""A turn of a shard: what comes of it, and what it is about, for the log and the history."""
+"""The turn of a shard: its replies and effects, and its subject for the log and the history."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ About = tuple[str, object]
 
 
 class Turn:
-    """What one turn answers, and how many of its effects are still under way."""
+    """The replies of one turn, and the number of its unfinished effects."""
 
     __slots__ = ("effects", "has_ended", "replies")
 
@@ -21,7 +21,7 @@ class Turn:
 
 
 def trigger(about: About | None) -> str | None:
-    """What the turn is about, in two words: ``request JoinGroup``, ``timer session``."""
+    """Describe the subject of a turn in two words: ``request JoinGroup``, ``timer session``."""
     if about is None:
         return None
     kind, what = about
@@ -31,9 +31,9 @@ def trigger(about: About | None) -> str | None:
 
 
 def blame(about: About | None, origin: Origin | None) -> dict[str, object]:
-    """What the log line of a failure says of its turn: trigger, subject, client."""
+    """Return the turn's fields for the log line of a failure: trigger, subject, client."""
     what = None if about is None else about[1]
-    if isinstance(what, tuple):  # a timer's key: its kind, and whom it is about
+    if isinstance(what, tuple):  # a timer's key: its kind, and its subject
         subject = what[1] if len(what) > 1 else None
     elif isinstance(what, ProducerStamp):
         subject = f"producer {what.producer_id} of epoch {what.producer_epoch}"

@@ -1,6 +1,6 @@
 """Reading a shard's state from the log of its partition.
 
-Source: ``CoordinatorLoaderImpl``: the whole log is read, also what is not committed yet.
+Source: ``CoordinatorLoaderImpl``: the whole log is read, including uncommitted records.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fencepost.logcore.machine import Machine, ProducerStamp, Record
 from fencepost.logcore.partition import Partition
 
 PACE_RECORDS: Final = 128
-"""So many records of a batch are replayed before loading looks at the time again: about 1 ms."""
+"""The number of records of a batch that are replayed between checks of the time: about 1 ms."""
 
 _END_MARKERS: Final = frozenset({ControlType.ABORT, ControlType.COMMIT})
 
@@ -29,9 +29,9 @@ _END_MARKERS: Final = frozenset({ControlType.ABORT, ControlType.COMMIT})
 async def replay_log(
     partition: Partition, machine: Machine, pace: Pace, goes_on: Callable[[int], bool]
 ) -> int:
-    """Replay the whole log into ``machine``; return the offset behind the last batch.
+    """Replay the whole log into ``machine``; return the offset after the last batch.
 
-    ``goes_on`` is told the offset of each batch, and says whether anybody wants the rest.
+    ``goes_on`` gets the offset of each batch, and returns whether to continue.
     """
     end = partition.log_end_offset
     for header, batch in partition.reader.read_all():

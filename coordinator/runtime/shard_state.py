@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class ShardState(Enum):
-    """A shard's life. A closed shard does not come back; a new one is made."""
+    """The states of a shard. A closed shard is never reopened; a new one is created."""
 
     INITIAL = "Initial"
     LOADING = "Loading"
@@ -22,7 +22,7 @@ SHARD_TRANSITIONS: dict[ShardState, frozenset[ShardState]] = {
     ShardState.FAILED: frozenset({ShardState.LOADING, ShardState.CLOSED}),
     ShardState.CLOSED: frozenset(),
 }
-"""Which state may follow which; anything else is a bug."""
+"""The allowed transitions; any other is a bug."""
 
 LOADING_STATES = frozenset({ShardState.INITIAL, ShardState.LOADING})
-"""In these a client should stay and ask again; in the others it looks for another coordinator."""
+"""States in which a client should retry; in the others it looks for another coordinator."""

@@ -1,4 +1,4 @@
-"""The shards of one internal topic: elections bring them and take them, keys address them."""
+"""The shards of one internal topic: started and stopped by elections, addressed by keys."""
 
 from __future__ import annotations
 
@@ -33,34 +33,34 @@ from fencepost.logcore.partition import Partition
 from fencepost.logcore.tracebacks import without_traceback
 
 START_WAIT_MS = 200
-"""How long a start waits for the shards: a small log is read before the first client comes, and a
-large one does not keep the daemon from answering COORDINATOR_LOAD_IN_PROGRESS."""
+"""How long a start waits for the shards: a small log is read before the first client connects, and
+a large one does not delay the daemon, which answers COORDINATOR_LOAD_IN_PROGRESS."""
 
 RETRY_MS = 1_000
-"""Wait before a command that must not get lost is sent again to a shard that does not serve."""
+"""The delay before a command that must not be lost is sent again to an inactive shard."""
 
 
 class PartitionSource(Protocol):
-    """Where the partitions of the internal topic come from."""
+    """The source of the internal topic's partitions."""
 
     def leader(self, topic: str, index: int) -> Partition:
-        """The log of a partition that this broker leads, opened if it was not used yet."""
+        """Return the log of a partition that this broker leads; open it if necessary."""
 
 
 CountPartitions = Callable[[], int]
-"""How many partitions the topic has; 0 where it does not exist."""
+"""Returns the number of partitions of the topic; 0 if it does not exist."""
 
 
 class ShardSet(Generic[M_co]):
     """The shards of ``topic``, one for each partition that this broker leads.
 
-    They come with :meth:`elected` and go with :meth:`resigned`. Belongs to the event loop that runs
-    when it is made.
+    :meth:`elected` adds them and :meth:`resigned` removes them. Belongs to the event loop that runs
+    when it is created.
 
-    ``build`` makes an empty machine for a partition; ``run_effect`` carries out what the machines
-    ask of the world, ``while_loading`` answers what a loading shard may answer, ``remember`` keeps
-    the causes of what they decide. ``commits`` knows what of their partitions is committed, and
-    ``commit_timeout_ms`` how long to wait for that; ``admit`` whether a shard may write now.
+    ``build`` returns an empty machine for a partition; ``run_effect`` executes the machines'
+    effects, ``while_loading`` answers commands to a loading shard, ``remember`` records the causes
+    of decisions. ``commits`` waits for commits of the partitions, for at most
+    ``commit_timeout_ms``; ``admit`` decides whether a shard may write now.
 
     Source: ``CoordinatorRuntime.scheduleLoadOperation``, ``scheduleUnloadOperation``;
     ``TransactionStateManager.loadTransactionsForTxnTopicPartition``.
@@ -99,22 +99,22 @@ class ShardSet(Generic[M_co]):
         )
         self._shards: dict[int, ShardRuntime[M_co]] = {}
         self._unopened: dict[int, int] = {}
-        """Leader epochs of partitions that were won and are not open yet."""
+        """The leader epochs of partitions that this broker leads and has not opened yet."""
         self._loading: asyncio.Task[None] | None = None
         self._closed = False
 
     @property
     def shards(self) -> list[ShardRuntime[M_co]]:
-        """The shards of the partitions that are led here, in the order of these."""
+        """Return the shards of the partitions that this broker leads, ordered by partition."""
         return [self._shards[index] for index in sorted(self._shards)]
 
     # --- elections ---
 
     def elected(self, index: int, leader_epoch: int) -> None:
-        """Serve a partition that this broker has come to lead in ``leader_epoch``.
+        """Serve a partition that this broker now leads in ``leader_epoch``.
 
-        It is opened and read in the background, the small ones first. Nothing happens if it is
-        served in this epoch or a newer one already: a change of the ISR alone is no election.
+        It is opened and read in the background, small logs first. Nothing happens if it is already
+        served in this epoch or a newer one: a change of only the ISR is no election.
         """
         if not self._closed and self._is_news(index, leader_epoch):
             self._drop(index)
@@ -122,18 +122,18 @@ class ShardSet(Generic[M_co]):
             self._begin_to_load()
 
     def resigned(self, index: int, leader_epoch: int | None) -> None:
-        """Serve a partition no more: all that wait are answered NOT_COORDINATOR.
+        """Stop serving a partition; all waiting requests get NOT_COORDINATOR.
 
-        ``leader_epoch`` is that of the other leader; None where the topic or the replica is gone.
-        Old news, of an epoch that is not above the one that is served, changes nothing.
+        ``leader_epoch`` is the other leader's; None if the topic or the replica was deleted. An
+        epoch that is not above the served one is stale and ignored.
         """
         if leader_epoch is None or self._is_news(index, leader_epoch):
             self._drop(index)
 
     def serve(self, index: int, leader_epoch: int) -> None:
-        """Do as :meth:`elected`, and open the partition now: an empty one is served at once.
+        """Serve a partition as :meth:`elected`, and open it now: an empty one is active at once.
 
-        Raises what :class:`PartitionSource` does if it can't be opened.
+        Raises the errors of :class:`PartitionSource` if it cannot be opened.
         """
         self.elected(index, leader_epoch)
         if index in self._unopened:
@@ -153,7 +153,7 @@ class ShardSet(Generic[M_co]):
                 shard.end()
 
     def _open(self, index: int) -> None:
-        """Open a partition that was won, and make its shard; an empty one serves then."""
+        """Open an elected partition, and create its shard; an empty one is active then."""
         leader_epoch = self._unopened.pop(index)
         partition = self._source.leader(self.topic, index)
         shard = ShardRuntime(partition, leader_epoch, self._build, self._services)
@@ -170,7 +170,7 @@ class ShardSet(Generic[M_co]):
             self._loading = spawn(self._load(), f"load {self.topic}")
 
     async def _load(self) -> None:
-        """Open all that was won, then read what is not empty, the smallest first."""
+        """Open all elected partitions, then read those that are not empty, the smallest first."""
         pace = Pace()
         try:
             while not self._closed:
@@ -188,7 +188,7 @@ class ShardSet(Generic[M_co]):
             self._loading = None
 
     async def loaded(self, timeout_ms: int = START_WAIT_MS) -> bool:
-        """Wait until every log was read once, at most ``timeout_ms``; says whether it is so."""
+        """Wait until every log was read once, at most ``timeout_ms``; return whether all were."""
         if self._loading is None:
             return True
         done, _ = await asyncio.wait({self._loading}, timeout=timeout_ms / 1000)
@@ -196,20 +196,20 @@ class ShardSet(Generic[M_co]):
 
     @property
     def is_open(self) -> bool:
-        """Whether a shard was made for each partition that is led here."""
+        """Return whether each partition that this broker leads has a shard."""
         return not self._unopened
 
     # --- requests ---
 
     def index_for(self, key: str) -> int:
-        """The partition that ``key`` belongs to; :class:`NotCoordinatorError` without a topic."""
+        """Return the partition of ``key``; raise NotCoordinatorError if the topic is missing."""
         partitions = self._partitions()
         if not partitions:
             raise NotCoordinatorError(f"{self.topic} does not exist")
         return partition_for(key, partitions)
 
     def shard_at(self, index: int) -> ShardRuntime[M_co]:
-        """The shard of a partition. Raises a :class:`ShardError` where it is not served here."""
+        """Return the shard of a partition. Raises :class:`ShardError` if it is not served here."""
         shard = self._shards.get(index)
         if shard is None:
             if index in self._unopened:
@@ -218,14 +218,14 @@ class ShardSet(Generic[M_co]):
         return shard
 
     async def opened(self) -> None:
-        """Open all that was won and is not open yet; what is not empty is still to be read then."""
+        """Open all elected partitions; those that are not empty remain to be read."""
         pace = Pace()
         while self._unopened and not self._closed:
             self._open_next()
             await pace()
 
     def shard_for(self, key: str) -> ShardRuntime[M_co]:
-        """The shard that ``key`` belongs to. Raises a :class:`ShardError`, as :meth:`shard_at`."""
+        """Return the shard that ``key`` belongs to. Raises like :meth:`shard_at`."""
         return self.shard_at(self.index_for(key))
 
     def submit(
@@ -246,9 +246,9 @@ class ShardSet(Generic[M_co]):
         return shard.submit(command, origin, reply_before_flush=reply_before_flush)
 
     def sweep(self, command: object, what: str) -> None:
-        """Send a command of upkeep to all shards in turn, to each while its result has ``more``.
+        """Send an upkeep command to each shard in turn, repeatedly while its result has ``more``.
 
-        Others are served meanwhile. A shard that does not serve is passed over.
+        Requests are served in between. Shards that are not active are skipped.
         """
         spawn(self._sweep(command, what), what)
 
@@ -261,7 +261,7 @@ class ShardSet(Generic[M_co]):
             await pace()
 
     async def send_to_all(self, command: object) -> None:
-        """Send a command that must not get lost to all shards, those that load among them."""
+        """Send a command that must not be lost to all shards, including loading ones."""
         pace = Pace()
         for index in sorted({*self._shards, *self._unopened}):
             if index in self._unopened:
@@ -272,10 +272,10 @@ class ShardSet(Generic[M_co]):
             await pace()
 
     def _send(self, shard: ShardRuntime[M_co], command: object) -> None:
-        """Send a command that must not get lost, and again while its result has ``more``.
+        """Send a command that must not be lost, and again while its result has ``more``.
 
-        Each time in a turn of its own; a shard that does not serve is asked again later, until it
-        is closed.
+        Each repetition is a separate turn; an inactive shard gets it again later, until it is
+        closed.
         """
 
         def again(future: asyncio.Future[object]) -> None:
@@ -294,7 +294,7 @@ class ShardSet(Generic[M_co]):
         shard.submit(command).add_done_callback(again)
 
     async def close(self) -> None:
-        """Close every shard: all that wait are answered NOT_COORDINATOR."""
+        """Close every shard; all waiting requests get NOT_COORDINATOR."""
         self._closed = True
         if self._loading is not None:
             self._loading.cancel()

@@ -1,20 +1,21 @@
 """Keyed timers for all shards, over one timer of the event loop.
 
 A :class:`TimerQueue` belongs to one event loop; each shard has its own :class:`Timers` on it, so
-that keys of different shards never meet and an unloaded shard takes all its timers with it. Setting
+that keys of different shards are independent and an unloaded shard removes all its timers. Setting
 a key again replaces its deadline. A cancelled or replaced timer never fires, even if the loop's
-timer has already gone off, because only what is still in the queue is looked at.
+timer is already due, because only timers in the queue are examined.
 
-Deadlines are wall-clock times (machines compute them from the ``now_ms`` they are given), but the
-wait is measured on the monotonic clock: a jump of the wall clock must not expire every session.
+Deadlines are wall-clock times (machines compute them from their ``now_ms``), but the wait is
+measured on the monotonic clock: a jump of the wall clock must not expire every session.
 
-Nearly every deadline is that of a session, which each heartbeat puts off. So a timer that is put
-off stays in its place in the queue, and moves when that comes up: once a session, not each time.
+Nearly every deadline belongs to a session, which each heartbeat extends. So an extended timer keeps
+its place in the queue, and moves when that place is reached: once per session timeout, not per
+heartbeat.
 
-A deadline passes for good only once the loop has read what had arrived by then: after a pause of
-the process, or of the loop, the heartbeats of everybody who lives lie unread in their sockets.
+A timer fires only after the loop has read all data that had arrived by its deadline: after a pause
+of the process, or of the loop, the heartbeats of live members are still unread in their sockets.
 
-Source: the contract is that of ``CoordinatorTimerImpl``.
+Source: the contract of ``CoordinatorTimerImpl``.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from fencepost.coordinator.runtime.background import call_later, survived
 from fencepost.logcore.clock import Clock, monotonic_s
 
 PASS_MS = 5
-"""How long timers are fired before the loop gets its turn, in milliseconds: each may append a
-record, and thousands of sessions may expire at the same moment."""
+"""The time in milliseconds for which timers are fired before the loop gets its turn: each may
+append a record, and thousands of sessions may expire at the same moment."""
 
 Fire = Callable[[Hashable, int], None]
 
 
 class _Timer:
-    """A key of some :class:`Timers`, and when it is due."""
+    """A key of some :class:`Timers`, and its deadline."""
 
     __slots__ = ("deadline_ms", "due_ms", "key", "owner", "placed", "sequence")
 
@@ -48,17 +49,17 @@ class _Timer:
         self.deadline_ms = 0
         """On the wall clock."""
         self.sequence = 0
-        """Those that are due at the same time fire in the order in which they were set."""
+        """Timers with the same deadline fire in the order in which they were set."""
         self.placed = 0, 0
-        """Where it stands in the queue: at its time and number, or at earlier ones."""
+        """Its place in the queue: its current time and sequence number, or earlier ones."""
 
 
 Entry = tuple[int, int, _Timer]
-"""When to look at a timer, and a sequence number. That is unique, so timers are never compared."""
+"""The time to examine a timer, and a unique sequence number, so that timers are never compared."""
 
 
 class TimerQueue:
-    """Waits for the earliest deadline of all :class:`Timers` made by :meth:`timers`."""
+    """Waits for the earliest deadline of all :class:`Timers` created by :meth:`timers`."""
 
     def __init__(
         self, clock: Clock, loop: asyncio.AbstractEventLoop, pass_ms: float = PASS_MS
@@ -71,20 +72,20 @@ class TimerQueue:
         self._handle: asyncio.TimerHandle | None = None
         self._armed_ms: int | None = None
         self.on_fire: Fire | None = None
-        """Called before each timer that fires, with its key and the time that it is told."""
+        """Called before each timer that fires, with its key and the time passed to it."""
 
     def timers(self, fire: Fire) -> Timers:
-        """A new set of timers; ``fire(key, now_ms)`` is called for each that expires."""
+        """Return a new set of timers; ``fire(key, now_ms)`` is called for each that expires."""
         return Timers(self, fire)
 
     def run_due(self, by_ms: int | None = None) -> int:
-        """Fire what was due ``by_ms``, for about :data:`PASS_MS`; return how many were fired.
+        """Fire timers that were due ``by_ms``, for about :data:`PASS_MS`; return their number.
 
-        A test that owns the clock calls this after moving the clock, for all that is due now.
+        A test with its own clock calls this after moving the clock, for all timers due now.
         """
         self._disarm()
         horizon_ms = self._clock.monotonic_ms() if by_ms is None else by_ms
-        # Real time, not the daemon's clock: it bounds our own use of the processor.
+        # Real time, not the daemon's clock: it limits processor use.
         end = monotonic_s() + self._pass_seconds
         fired = moved = 0
         try:
@@ -98,8 +99,8 @@ class TimerQueue:
                     continue
                 key = timer.key
                 fired += 1
-                # The machine must not see a time before its own deadline, whatever the wall
-                # clock did meanwhile.
+                # The machine must not see a time before its own deadline, even if the wall clock
+                # was set back.
                 now_ms = max(timer.deadline_ms, self._clock.now_ms())
                 if self.on_fire is not None:
                     self.on_fire(key, now_ms)
@@ -110,7 +111,7 @@ class TimerQueue:
         return fired
 
     def close(self) -> None:
-        """Forget every timer."""
+        """Remove every timer."""
         self._queue.clear()
         self._disarm()
 
@@ -118,12 +119,12 @@ class TimerQueue:
         return len(self._queue)
 
     def __iter__(self) -> Iterator[tuple[int, Hashable]]:
-        """When each is due, on the monotonic clock, and its key; the earliest first."""
+        """Iterate over the due times, on the monotonic clock, with their keys, in order."""
         due = sorted((timer.due_ms, timer.sequence, timer.key) for _, _, timer in self._queue)
         return ((due_ms, key) for due_ms, _, key in due)
 
     def set(self, timer: _Timer, deadline_ms: int, now_ms: int | None, *, is_new: bool) -> None:
-        """Have a timer fire at ``deadline_ms`` (called by :class:`Timers`)."""
+        """Make a timer fire at ``deadline_ms`` (called by :class:`Timers`)."""
         wait_ms = deadline_ms - (self._clock.now_ms() if now_ms is None else now_ms)
         timer.due_ms = due_ms = self._clock.monotonic_ms() + wait_ms
         timer.deadline_ms = deadline_ms
@@ -140,14 +141,14 @@ class TimerQueue:
             self._arm()
 
     def _place(self, timer: _Timer) -> None:
-        """Put a timer into the queue, at its time."""
+        """Insert a timer into the queue at its time."""
         timer.placed = timer.due_ms, timer.sequence
         self._queue.add((*timer.placed, timer))
 
     def discard(self, timer: _Timer) -> None:
-        """Take a timer out of the queue (called by :class:`Timers`).
+        """Remove a timer from the queue (called by :class:`Timers`).
 
-        The loop's timer stays as it is: going off for nothing costs less than setting it anew.
+        The loop's timer is not reset: a call without a due timer costs less than that.
         """
         self._queue.discard((*timer.placed, timer))
 
@@ -160,8 +161,8 @@ class TimerQueue:
         self._handle = call_later(self._loop, max(delay_ms, 0), "timers", self._read_first)
 
     def _read_first(self) -> None:
-        # Between two turns the loop looks at its sockets. It calls their readers before it calls
-        # timers; hence not call_soon.
+        # Between two turns the loop polls its sockets. It calls their readers before timers, but
+        # after the callbacks of call_soon.
         run_due = partial(self.run_due, self._clock.monotonic_ms())
         self._handle = call_later(self._loop, 0, "timers", run_due)
 
@@ -183,10 +184,10 @@ class Timers:
         self._timers: dict[Hashable, _Timer] = {}
 
     def set(self, key: Hashable, deadline_ms: int | None, now_ms: int | None = None) -> None:
-        """Let ``key`` fire at ``deadline_ms`` (wall clock), or never with None.
+        """Make ``key`` fire at ``deadline_ms`` (wall clock), or never with None.
 
-        ``now_ms`` is the instant that the deadline was counted from, which is later than now where
-        a timer set it that fires after the wall clock was set back.
+        ``now_ms`` is the time from which the deadline was computed; it is later than now if a timer
+        sets the deadline that fires after the wall clock was set back.
         """
         timer = self._timers.get(key)
         if deadline_ms is not None:
@@ -199,18 +200,18 @@ class Timers:
             self._queue.discard(timer)
 
     def clear(self) -> None:
-        """Cancel all."""
+        """Cancel all timers."""
         for timer in self._timers.values():
             self._queue.discard(timer)
         self._timers.clear()
 
     def deadline_ms(self, key: Hashable) -> int | None:
-        """When ``key`` will fire; None if it is not set."""
+        """Return the deadline of ``key``; None if it is not set."""
         timer = self._timers.get(key)
         return None if timer is None else timer.deadline_ms
 
     def expire(self, key: Hashable, now_ms: int) -> None:
-        """``key`` is due (called by :class:`TimerQueue`)."""
+        """Fire ``key`` (called by :class:`TimerQueue`)."""
         del self._timers[key]
         self._fire(key, now_ms)
 

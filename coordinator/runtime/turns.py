@@ -1,9 +1,9 @@
-"""Long work in steps, which keeps the event loop for one slice of time after another.
+"""Long work in steps, which occupies the event loop for one slice of time after another.
 
-A request may name a hundred thousand things. So its way from frame to response is a generator that
-yields between them (``fencepost.coordinator.wire.steps``); most requests are through before the
-first slice is over, and never notice. What is longer queues up, and takes turns with whatever else
-is long; between two slices the loop looks after everybody else.
+A request may contain a hundred thousand items. Its handling, from frame to response, is therefore a
+generator that yields between them (``fencepost.coordinator.wire.steps``); most requests finish
+within the first slice. Longer ones are queued and take turns with each other; between two slices
+the loop runs all other work.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from fencepost.coordinator.runtime.background import SLICE_MS
 from fencepost.logcore.clock import monotonic_s
 
 FIRST_SLICE_MS = 1
-"""How long work that has just begun may keep the loop while other work waits, in milliseconds."""
+"""The time in milliseconds for which new work may occupy the loop while other work waits."""
 
 Wait = asyncio.Future[Any]
-"""What work may yield to be gone on with when it is done; None just gives way."""
+"""A future that work yields to be resumed when it is done; None only yields the loop."""
 
 T = TypeVar("T")
 
@@ -36,11 +36,11 @@ def _is_to_come(kind: type) -> bool:
 
 
 is_to_come: Callable[[type], bool] = cache(_is_to_come)
-"""Whether what is of a class is no result: it is work in steps, or can be waited for."""
+"""Whether instances of a class are not results: steps of work, or awaitables."""
 
 
 class Job:
-    """One piece of work under way. Made by :meth:`Turns.begin`."""
+    """Work in progress. Created by :meth:`Turns.begin`."""
 
     __slots__ = ("_on_end", "_turns", "_work", "has_given_way", "is_over", "waits_for")
 
@@ -54,7 +54,7 @@ class Job:
         self.waits_for: Wait | None = None
 
     def advance(self, until: float) -> None:
-        """Take steps until they are over, one waits, or ``monotonic_s()`` is ``until``."""
+        """Run steps until the end, until one waits, or until ``monotonic_s()`` is ``until``."""
         for wait in self._work:
             if self.stops(wait, until):
                 return
@@ -62,7 +62,7 @@ class Job:
         self._turns.loop.call_soon(self._on_end)
 
     def stops(self, wait: Wait | None, until: float) -> bool:
-        """Whether the work goes on later, after a step of it."""
+        """Return whether the work pauses after this step, to be resumed later."""
         if wait is not None:
             self.waits_for = wait
             wait.add_done_callback(self._go_on)
@@ -79,7 +79,7 @@ class Job:
             self.advance(self._turns.until())
 
     def drop(self) -> None:
-        """Go no further: the result is not wanted. What the work waits for is cancelled."""
+        """Stop: the result is not needed. Cancel the future that the work waits for."""
         if self.is_over:
             return
         self.is_over = True
@@ -87,19 +87,19 @@ class Job:
         wait, self.waits_for = self.waits_for, None
         if wait is not None:
             wait.cancel()
-        with suppress(ValueError):  # the work itself has led here, and is about to end
+        with suppress(ValueError):  # the work itself may have called this, and is about to end
             self._work.close()
 
 
 class OneAtATime:
-    """Work of which each piece begins when the one before it is over, in the order they came."""
+    """Work that runs one piece at a time, in the order of arrival."""
 
     def __init__(self) -> None:
         self._is_busy = False
         self._waiting: list[asyncio.Future[None]] = []
 
     def run(self, work: Work[T]) -> Work[T]:
-        """Take the steps of ``work`` once the pieces before it are over."""
+        """Run the steps of ``work`` once the earlier pieces are finished."""
         while self._is_busy:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(turn)
@@ -110,13 +110,13 @@ class OneAtATime:
         finally:
             self._is_busy = False
             waiting, self._waiting = self._waiting, []
-            for turn in waiting:  # all of them: the client of the first may have gone by then
+            for turn in waiting:  # all of them: the first one's client may have disconnected
                 if not turn.done():
                     turn.set_result(None)
 
 
 class Turns:
-    """The work of one loop."""
+    """The work of one event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -124,9 +124,9 @@ class Turns:
         self._is_armed = False
 
     def begin(self, work: Work[None], until: float, on_end: Callable[[], None]) -> Job | None:
-        """Take the first steps of ``work``, which raises nothing, at once; see :meth:`Job.advance`.
+        """Run the first steps of ``work``, which never raises; see :meth:`Job.advance`.
 
-        Returns None if that was all of it. Else ``on_end`` will be called, in a turn of its own.
+        Returns None if it is finished. Otherwise ``on_end`` will be called, in a separate turn.
         """
         for wait in work:
             if wait is not None or monotonic_s() >= until:
@@ -136,24 +136,24 @@ class Turns:
         return None
 
     def until(self) -> float:
-        """When work that takes its first steps now gives way, by ``monotonic_s``."""
+        """Return the ``monotonic_s`` time at which work that starts now must yield."""
         slice_ms = FIRST_SLICE_MS if self._queue else SLICE_MS
         return monotonic_s() + slice_ms / 1000
 
     def queue(self, job: Job) -> None:
-        """Have ``job`` go on when it is its turn."""
+        """Resume ``job`` in its turn."""
         self._queue.append(job)
         if not self._is_armed:
             self._is_armed = True
             self.loop.call_soon(self._next)
 
     def forget(self, job: Job) -> None:
-        """Take a job out of the queue, if it is there."""
+        """Remove a job from the queue, if it is there."""
         if job in self._queue:
             self._queue.remove(job)
 
     def _next(self) -> None:
-        """Give one slice of time to those that wait, and come again if any is left."""
+        """Run the waiting jobs for one slice of time, and again later if any is left."""
         until = monotonic_s() + SLICE_MS / 1000
         try:
             while self._queue and monotonic_s() < until:

@@ -183,8 +183,7 @@ APIS: Mapping[int, Api] = {
     )
 }
 """Every API that clients send to a broker, by key. A range is never narrowed to the versions of new
-clients: librdkafka and aiokafka stay on old versions for years.
-"""
+clients: librdkafka and aiokafka stay on old versions for years."""
 
 CONTROLLER_APIS: Mapping[int, Api] = {
     api.key: api
@@ -238,8 +237,7 @@ ZOOKEEPER_APIS: Mapping[int, Api] = {
     )
 }
 """APIs between a ZooKeeper controller and brokers. A broker of a ZooKeeper cluster serves them, and
-those APIs of ``CONTROLLER_APIS`` that brokers send to its controller.
-"""
+those APIs of ``CONTROLLER_APIS`` that brokers send to its controller."""
 
 KNOWN_APIS: Mapping[int, Api] = {
     **APIS,

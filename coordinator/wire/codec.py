@@ -51,8 +51,7 @@ PARTS_PER_STEP = 256
 
 _NOT_READ = (SerialError, ArithmeticError, ValueError, TypeError)
 """Errors of the native reader. Arithmetic and value errors come from durations and dates beyond
-Python's range.
-"""
+Python's range."""
 
 _NOT_WRITTEN = (struct.error, TypeError, AttributeError, ValueError)
 """Errors of the writer for a value of the wrong type."""

@@ -10,60 +10,50 @@ MAX_REQUEST_BYTES = 104_857_600
 
 MAX_QUEUED_REQUEST_BYTES = 268_435_456
 """The bytes of frames above :data:`FIRST_BUFFER_BYTES`, for all connections together. Kafka has no
-limit by default; this one has room for two requests of the largest size besides smaller ones.
-"""
+limit by default; this one has room for two requests of the largest size besides smaller ones."""
 
 MAX_REQUEST_OBJECTS = 100_000
 """The array elements and unknown tags of one request. A decoded element takes 100 to 300 bytes
 however short it is on the wire, so without this limit a frame of 100 MB could allocate gigabytes.
 The largest legitimate requests (OffsetCommit or Fetch for every partition of a big cluster) stay
-far below.
-"""
+far below."""
 
 MAX_STRING_BYTES = 32_767
 """The bytes of one string, in every message: the limit of the older encoding, which Kafka's readers
 apply to the newer one as well. A longer string could be stored in records that other clients cannot
-read.
-"""
+read."""
 
 MAX_ERROR_TEXT_CHARACTERS = 1_000
 """The characters of an error message. It quotes names as the client sent them; with the longest
-names it would exceed the maximum string size.
-"""
+names it would exceed the maximum string size."""
 
 UNKNOWN_TAG_OBJECTS = 10
 """The number of elements that an unknown tag counts as. Tags are fields that later releases add to
-a version: a few (KIP-482). Their section is walked over in one step, at a microsecond each.
-"""
+a version: a few (KIP-482). Their section is walked over in one step, at a microsecond each."""
 
 MAX_RESPONSE_OBJECTS = 2_000_000
 """The elements of one response that our client reads: Metadata of a whole cluster may be large, and
-users choose the broker, so this only guards against corrupt data.
-"""
+users choose the broker, so this only guards against corrupt data."""
 
 MAX_RESPONSE_BYTES = 1 << 30
 """The bytes of one response frame that our client accepts. Kafka's own clients have no limit; a
-Fetch response stays below ``fetch.max.bytes`` plus one batch.
-"""
+Fetch response stays below ``fetch.max.bytes`` plus one batch."""
 
 MAX_QUEUED_RESPONSE_BYTES = 67_108_864
 """The bytes of unsent responses in memory, for all connections together. Most records are sent from
 their file and do not count: the limit allows a listing of everything, or the send buffers of 256
-connections that do not read.
-"""
+connections that do not read."""
 
 FIRST_BUFFER_BYTES = 65_536
 """The bytes allocated for a frame before any of it has arrived: a length prefix alone must not
-allocate more. The buffer grows with the received bytes.
-"""
+allocate more. The buffer grows with the received bytes."""
 
 SMALL_FRAME_BYTES = 4_096
 """Frames up to this size are copied into a bytes object, which is faster to walk over."""
 
 BIG_CHUNK_BYTES = 65_536
 """Parts of a response of at least this size are written to the socket as they are; for smaller
-ones, a copy into a joined buffer is cheaper than another write.
-"""
+ones, a copy into a joined buffer is cheaper than another write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +66,7 @@ class ConnectionLimits:
     """The elements of one request; see :data:`MAX_REQUEST_OBJECTS`."""
     max_connections: int = 10_000
     """The total of open connections [max.connections]. Kafka has no limit by default; each costs a
-    file descriptor and up to ``max_buffered_bytes``.
-    """
+    file descriptor and up to ``max_buffered_bytes``."""
     max_connections_per_ip: int = 10_000
     """The open connections of one address [max.connections.per.ip]."""
     max_idle_ms: int = 600_000

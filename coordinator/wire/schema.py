@@ -25,8 +25,7 @@ from fencepost.logcore.values import dataclass
 
 Entity = Any
 """An instance of a kio message class. The classes are loaded by name at run time, so a type checker
-does not see their fields.
-"""
+does not see their fields."""
 
 Side = Literal["request", "response"]
 

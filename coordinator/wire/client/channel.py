@@ -69,8 +69,7 @@ class Io(NamedTuple):
 
     connect: Callable[[str, int, float, ssl.SSLContext | None], Awaitable[Channel]]
     """Opens a channel to a host and port within a number of milliseconds, with TLS if a context is
-    given. Raises OSError, and AuthenticationError.
-    """
+    given. Raises OSError, and AuthenticationError."""
     sleep: Callable[[float], Awaitable[None]]
     """Waits for a number of seconds."""
     run: Callable[[Callable[[], bytes | None]], Awaitable[bytes | None]]

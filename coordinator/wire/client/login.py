@@ -37,8 +37,7 @@ from fencepost.coordinator.wire.scram import (
 
 MAX_ITERATIONS: Final = 1_000_000
 """The most SCRAM iterations that a broker can demand of this client: about a second. Kafka's own
-limit for stored credentials is 16,384.
-"""
+limit for stored credentials is 16,384."""
 
 Dialogue = Generator[bytes, bytes, None]
 """Yields the client's tokens; is sent the broker's response to each."""

@@ -46,14 +46,12 @@ METADATA_MAX_AGE_MS = 300_000
 
 UNKNOWN_TOPIC_PATIENCE_MS = 1_000
 """The time for which an unknown topic is retried. Kafka makes the error retriable because a new
-topic takes a moment to be propagated; mostly, though, the name is wrong.
-"""
+topic takes a moment to be propagated; mostly, though, the name is wrong."""
 
 LOGIN_AGAIN_AT = 0.85, 0.95
 """The range of the fraction of a session's lifetime after which the client reauthenticates. It is
 random, as in Kafka: brokers that were started together do not get the logins of all their clients
-at once.
-"""
+at once."""
 
 GROUP, TRANSACTION = 0, 1
 """Coordinator key types."""

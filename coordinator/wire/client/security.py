@@ -138,8 +138,7 @@ class Security:
     password: str = field(default="", repr=False)
     login: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     """For OAUTHBEARER: the options of ``sasl.jaas.config`` and the token settings, which
-    ``tokens.token_source`` reads.
-    """
+    ``tokens.token_source`` reads."""
     tls: Tls = field(default_factory=Tls)
 
     @property

@@ -47,8 +47,7 @@ class TokenSource:
     path: str = ""
     command: str = ""
     """A command whose first line of output is the token. It is split into words, and run without a
-    shell.
-    """
+    shell."""
     claims: Mapping[str, Any] | None = None
     """The claims of an unsigned token."""
     lifetime_s: float = DEFAULT_LIFETIME_S

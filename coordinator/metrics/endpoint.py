@@ -86,7 +86,7 @@ class Endpoint:
     # --- life ---
 
     async def start(self, host: str, port: int) -> None:
-        """Listen. Raises OSError if the address can not be bound."""
+        """Listen. Raises OSError if the address cannot be bound."""
         self._http = await serve_http(host, port, self._handle, tls=self._tls)
         self._set_tick()
 

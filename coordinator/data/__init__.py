@@ -1,1 +1,1 @@
-"""What clients write and read: partitions, appends, fetches that wait, retention, compaction."""
+"""The data plane: partitions, appends, fetches, sessions, retention, compaction."""

@@ -1,14 +1,14 @@
 """The stages of a Produce request: check, verify, append, commit.
 
-*Check*: each batch is opened and judged (``logcore/validation.py``), at once as far as one turn of
-the event loop has room for it, otherwise in a thread. *Verify*: the transaction coordinator has the
-partition in the producer's transaction. *Append* follows in the same turn, so that no end of the
-transaction can slip in (KIP-890). *Commit*: a request with acks other than 0 waits for the disk
-where a topic says so, and with acks=-1 for the other replicas, up to the client's timeout. Appended
-records stay in the log even if the answer is an error.
+*Check*: each batch is parsed and validated (``logcore/validation.py``), at once as far as one turn
+of the event loop has room for it, otherwise in a thread. *Verify*: the transaction coordinator
+confirms that the partition is in the producer's transaction. *Append* follows in the same turn, so
+that the transaction cannot end in between (KIP-890). *Commit*: a request with acks other than 0
+waits for the disk if the topic requires it, and with acks=-1 for the other replicas, up to the
+client's timeout. Appended records stay in the log even if the response is an error.
 
-A request goes through all stages in the turn in which it came, if there is time. Otherwise it takes
-several, and a later request to one of its partitions waits behind it, also on another connection.
+A request passes all stages in the turn in which it arrives, if there is time. Otherwise it takes
+several, and a later request to one of its partitions waits behind it, even on another connection.
 
 Source: ``ReplicaManager.appendRecords``, ``DelayedProduce``, ``AddPartitionsToTxnManager``.
 """
@@ -69,19 +69,20 @@ FIRST_WITH_ZSTD: Final = 7
 FIRST_ADDING_TO_TRANSACTION: Final = 12
 
 _HALF_A_SLICE_S: Final = SLICE_MS / 2000
-"""How long a request checks batches in one turn of the event loop, and how long it appends. The
-first append to a partition makes its files, which takes 0.3 ms, and several on a busy disk."""
+"""The time for which a request checks batches in one turn of the event loop, and for which it
+appends. The first append to a partition creates its files, which takes 0.3 ms, several on a busy
+disk."""
 
 MAX_REQUEST_RECORD_ERRORS: Final = 10 * MAX_RECORD_ERRORS
-"""Records that the refusals of one request list, over all its partitions."""
+"""The records listed in the errors of one request, over all its partitions."""
 
 CHECK_THREADS: Final = 2
-"""Batches that are checked at the same time outside of the event loop. More of them would only make
-the loop wait for the interpreter."""
+"""The batches checked concurrently outside of the event loop. More would only make the loop wait
+for the interpreter lock."""
 
 _VALID_ACKS: Final = frozenset({-1, 0, 1})
 ALL: Final = -1
-"""Every member of the ISR has to have it. Where there is one replica 1 means the same."""
+"""All in-sync replicas must have the records. With one replica, 1 means the same."""
 
 _BY_THE_LOG: Final = (LogError, NotEnoughReplicasError)
 _BEFORE_THE_LOG: Final = (
@@ -91,7 +92,7 @@ _BEFORE_THE_LOG: Final = (
     RecordListTooLargeError,
     StorageError,
 )
-"""Errors whose answer tells no log start offset (``ReplicaManager.appendToLocalLog``)."""
+"""Errors whose response contains no log start offset (``ReplicaManager.appendToLocalLog``)."""
 
 _ATTRIBUTES_AT: Final = 22
 _TRANSACTIONAL: Final = 0x10
@@ -103,7 +104,7 @@ _log = structlog.get_logger(__name__)
 TopicPartition = tuple[str, int]
 Check = Callable[[], Steps[Admitted]]
 Verdicts = Mapping[TopicPartition, DomainError | None]
-"""Why a partition may not be written to; None where it may."""
+"""By partition: the error if it may not be written to, else None."""
 
 
 Notes = dict[str, object]
@@ -111,7 +112,7 @@ Notes = dict[str, object]
 
 
 class Verify(Protocol):
-    """Asks the transaction coordinator: ``TxnCoordinator.verify``."""
+    """Queries the transaction coordinator: ``TxnCoordinator.verify``."""
 
     def __call__(
         self,
@@ -124,14 +125,14 @@ class Verify(Protocol):
         origin: Origin | None = None,
         notes: Notes | None = None,
     ) -> Verdicts | asyncio.Future[None]:
-        """A future is done when it is time to ask again, with the same notes."""
+        """Return the verdicts, or a future after which to call again, with the same notes."""
 
 
 class Charged(Protocol):
     """The quotas of a request's client: ``Throttle``."""
 
     def timed(self, work: Coroutine[Any, Any, None]) -> Awaitable[None]:
-        """Count the time of ``work`` on the loop."""
+        """Count the time of ``work`` on the event loop."""
 
     def took_in_thread(self, seconds: float) -> None:
         """Count processor time of a thread."""
@@ -139,10 +140,10 @@ class Charged(Protocol):
 
 @dataclass(slots=True)
 class Part:
-    """One partition of a Produce request, and what became of it.
+    """One partition of a Produce request, and its result.
 
-    In the end there is ``appended`` or an ``error``, and both where other replicas did not follow.
-    ``topic`` is None where no topic has the id that the request names.
+    In the end ``appended`` or ``error`` is set, and both if other replicas did not follow.
+    ``topic`` is None if no topic has the requested id.
     """
 
     topic: str | None
@@ -153,22 +154,22 @@ class Part:
     appended: Appended | None = None
     error: DomainError | None = None
     leader_epoch: int = -1
-    """In which it was appended."""
+    """The leader epoch of the append."""
 
     @property
     def key(self) -> TopicPartition:
-        """Topic and index; the name is empty where there is none."""
+        """Return topic and index; the name is empty if the topic is unknown."""
         return self.topic or "", self.index
 
     @property
     def log_start_offset(self) -> int:
-        """The log start offset in a refusal; −1 where the log was not asked."""
+        """Return the log start offset for an error; −1 if the error is not the log's."""
         asked = isinstance(self.error, _BY_THE_LOG) and not isinstance(self.error, _BEFORE_THE_LOG)
         return self.partition.log_start_offset if asked and self.partition is not None else -1
 
     @property
     def producer(self) -> tuple[int, int] | None:
-        """Producer id and epoch of a transactional batch."""
+        """Return producer id and epoch of a transactional batch."""
         data = self.data
         if not data or len(data) < HEADER_SIZE or not data[_ATTRIBUTES_AT] & _TRANSACTIONAL:
             return None
@@ -178,9 +179,9 @@ class Part:
 
 @dataclass(slots=True)
 class Append:
-    """One Produce request. ``version`` is the request's, ``acks`` 0 if it wants no answer.
+    """One Produce request. ``version`` is the request's, ``acks`` 0 for no response.
 
-    ``timeout_ms`` is how long other replicas have to follow where ``acks`` asks for that.
+    ``timeout_ms`` limits the wait for other replicas, if ``acks`` requires them.
     """
 
     parts: list[Part]
@@ -190,13 +191,13 @@ class Append:
     acks: int
     timeout_ms: int = 30_000
     client: Hashable = None
-    """The connection, which takes turns with others where batches are checked in threads."""
+    """The connection, which shares the checking threads fairly with others."""
     throttle: Charged | None = None
-    """Where the time that it takes is counted."""
+    """Counts the time that the request takes."""
     refusal: DomainError | None = field(init=False, default=None)
-    """Why nothing of it is appended. Errors that keep a batch from the log at all come first."""
+    """The reason why nothing is appended. Errors of the batch itself take precedence."""
     producers: set[tuple[int, int]] = field(init=False)
-    """Of its transactional batches."""
+    """The producers of its transactional batches."""
     listed_errors: int = field(init=False, default=0)
     notes: Notes = field(init=False, default_factory=dict)
 
@@ -206,7 +207,7 @@ class Append:
             self.refusal = InvalidRequiredAcksError(f"acks={self.acks}")
 
     def refuse(self, part: Part, error: DomainError) -> None:
-        """Take down why a batch is not appended, less what would make the answer too large."""
+        """Record why a batch is not appended, without details that make the response too large."""
         part.error = without_traceback(error)
         if isinstance(error, StorageError):
             _log.error("append failed", topic=part.topic, partition=part.index, cause=str(error))
@@ -218,17 +219,17 @@ class Append:
 
 @dataclass(slots=True)
 class _Progress:
-    """How far a request has come: its parts are checked in order, and appended in order."""
+    """The progress of a request: its parts are checked in order, and appended in order."""
 
     checked: int = 0
     left: list[tuple[Part, Check]] = field(default_factory=list)
-    """Checks that a turn had no room for."""
+    """Checks that did not fit into a turn."""
     ready: deque[Part] = field(default_factory=deque)
-    """Checked, but for those ``left``, and not appended."""
+    """Parts that are checked, or in ``left``, and not appended."""
     disk: asyncio.Future[None] | None = None
     """Done when the next append may begin."""
     commits: list[asyncio.Future[None]] = field(default_factory=list)
-    """The answer waits for all of them."""
+    """The response waits for all of them."""
 
 
 class Appends:
@@ -244,12 +245,12 @@ class Appends:
         self._threads = FairThreads("check", CHECK_THREADS)
 
     def run(self, append: Append) -> Work[None]:
-        """Take a request through all stages. Errors are left in the parts.
+        """Take a request through all stages. Errors are stored in the parts.
 
-        A client may leave and drop these steps; what has begun goes on.
+        If the client disconnects and these steps are dropped, appends in progress continue.
         """
         if append.producers and append.transactional_id is None:
-            # Without its id no coordinator could say whether the transaction is the producer's own.
+            # Without the id no coordinator can verify the transaction.
             missing = "a transactional batch without a transactional id"
             for part in append.parts:
                 append.refuse(part, TransactionalIdMissingError(missing))
@@ -262,7 +263,7 @@ class Appends:
         yield from progress.commits
 
     def _at_once(self, append: Append, progress: _Progress) -> bool:
-        """Check, verify and append in this turn; whether that was all."""
+        """Check, verify and append in this turn; return whether that was all."""
         if self._last and any(part.key in self._last for part in append.parts):
             return False
         self._check(append, progress)
@@ -285,7 +286,7 @@ class Appends:
         return task
 
     async def close(self) -> None:
-        """Drop what is not appended yet, and end the threads: no client waits for an answer now."""
+        """Drop unfinished requests, and end the threads: no client waits for a response now."""
         tasks = set(self._tasks)
         for task in tasks:
             task.cancel()
@@ -300,15 +301,15 @@ class Appends:
         ahead: set[asyncio.Future[None]],
         gate: asyncio.Future[None],
     ) -> None:
-        """Go on with a request behind those ``ahead`` of it, as far as a turn has time, and on."""
+        """Process a request after those ``ahead`` of it, over as many turns as needed."""
         if ahead:
             await asyncio.wait(ahead)
         while True:
             await self._check_elsewhere(append, progress)
             while progress.ready:
                 if progress.disk is not None:
-                    # A coordinator elsewhere may take its time: others do not wait for it. What
-                    # this producer sends next does, for it has not had its answer.
+                    # Another broker's coordinator may be slow: other requests do not wait for it.
+                    # The next requests of this producer do, since it has no response yet.
                     self._let_pass(append, gate)
                     await progress.disk
                 else:
@@ -373,7 +374,7 @@ class Appends:
         )
 
     async def _check_elsewhere(self, append: Append, progress: _Progress) -> None:
-        """Check in a thread what was too much for a turn."""
+        """Check in a thread what did not fit into a turn."""
         left, progress.left = progress.left, []
         took = None if append.throttle is None else append.throttle.took_in_thread
         for part, check in left:
@@ -385,10 +386,10 @@ class Appends:
     # --- verify and append ---
 
     def _append(self, append: Append, progress: _Progress) -> None:
-        """Verify and append what is ready, while there is time; the rest is verified once more.
+        """Verify and append the ready parts while there is time; the rest is verified again.
 
-        Nothing comes between an append and its verification. Nothing is appended if there is
-        something to wait for first: ``progress.disk``.
+        Nothing happens between an append and its verification. Nothing is appended if the request
+        must wait first: ``progress.disk``.
         """
         verified = self._verify(append, progress.ready)
         if isinstance(verified, asyncio.Future):
@@ -419,7 +420,7 @@ class Appends:
             error = verified.get(part.key)
             if error is not None:
                 partition.producers.refused_unread(part.data or b"")
-                # The log was not asked to append, so the answer tells nothing of it.
+                # The log was not asked to append, so the response must not contain its offsets.
                 part.partition = None
                 raise error
             if append.refusal is not None and not isinstance(part.error, NotOneBatchError):
@@ -437,8 +438,8 @@ class Appends:
     def _refuse(self, append: Append, part: Part, error: DomainError) -> None:
         """Answer a part with an error; the producer's next batches must not overtake it.
 
-        They are on their way already, and this broker may lead in a moment, or enough replicas be
-        there. (Kafka's takes them, and the first one is out of order from then on.)
+        They are already in flight, and this broker may become the leader in a moment, or the ISR
+        grow. (Kafka accepts them, and the first batch is out of order from then on.)
         """
         append.refuse(part, error)
         if isinstance(error, NotLeaderOrFollowerError | NotEnoughReplicasError):
@@ -447,11 +448,11 @@ class Appends:
                 replica.partition.producers.refused_unread(part.data or b"")
 
     def _verify(self, append: Append, parts: Iterable[Part]) -> Verdicts | asyncio.Future[None]:
-        """Ask the transaction coordinator about every partition where a transaction would begin.
+        """Query the transaction coordinator for every partition where a transaction would begin.
 
-        Returns an error or None for each of them; partitions with an open transaction of this
-        producer are not asked about, and not in the answer, and where a newer epoch of it has
-        written that is the error. A future: the request has to wait for it, and to ask again.
+        Returns an error or None for each of them. Partitions with an open transaction of this
+        producer are not queried and not in the result; a newer epoch in the partition is an error.
+        A returned future means that the request must wait for it, and call again.
         """
         if append.transactional_id is None or not append.producers:
             return {}
@@ -486,9 +487,9 @@ class Appends:
     # --- commit ---
 
     def _wait_for_disk(self, append: Append, progress: _Progress, parts: Iterable[Part]) -> None:
-        """Have the answer wait for the disk where what was appended, now or before, is held.
+        """Make the response wait for the disk if its records, new or duplicate, are not flushed.
 
-        A part that does not get there is refused then: no client may take it for stored.
+        A part whose flush fails is refused: its records are not durable.
         """
         held = [
             (part, part.partition, part.appended)
@@ -513,13 +514,13 @@ class Appends:
     def _wait_for_replicas(
         self, append: Append, progress: _Progress, parts: Iterable[Part]
     ) -> None:
-        """Have the answer wait until the high watermark is behind what was appended, or found.
+        """Make the response wait until the high watermark has passed the records.
 
-        That is so for a duplicate as well: the first of its kind may not be committed yet.
+        That includes duplicates: the original batch may not be committed yet.
         """
         loop = asyncio.get_running_loop()
         over: asyncio.Future[None] = loop.create_future()
-        # Late callbacks find nothing here, and keep no batch of the request until then.
+        # Late callbacks find this empty, so they do not keep the request's batches alive.
         waiting: dict[TopicPartition, tuple[Part, Partition, Appended]] = {}
 
         def settle(key: TopicPartition) -> None:
@@ -550,18 +551,18 @@ class Appends:
 
             def end(_over: asyncio.Future[None]) -> None:
                 timer.cancel()
-                waiting.clear()  # the client may have gone
+                waiting.clear()  # the client may have disconnected
 
             over.add_done_callback(end)
             progress.commits.append(over)
 
     def _verdict(self, part: Part, partition: Partition, appended: Appended) -> DomainError | None:
-        """Why a part may not be acknowledged whose wait is over; None where it may."""
+        """Return why a part may not be acknowledged after its wait; None if it may."""
         marks = partition.marks
         if marks.stopped is not None:
             return partition.offline or _deleted()
         if not marks.is_replicated:
-            return None  # the other replicas are gone, and what is here is all there is
+            return None  # the other replicas were removed, and this log is complete
         from fencepost.cluster.leader import AcksVerdict  # noqa: PLC0415 - most brokers are alone
 
         machine = self._replicas.led(*part.key)

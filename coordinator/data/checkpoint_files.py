@@ -1,8 +1,8 @@
 """The offset checkpoints of a data directory, and the thread that writes them.
 
-Each write is two or three fsyncs, for which the event loop does not wait. What has to be on disk
-before the next step is written at once; a write under way in the thread is waited for then, and one
-that was asked for earlier never takes the place of a later one.
+Each write takes two or three fsyncs, for which the event loop does not wait. A checkpoint that must
+be on disk before the next step is written synchronously, after the thread's current write; a write
+that was requested earlier never replaces a later one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _log = structlog.get_logger(__name__)
 
 
 class CheckpointFiles:
-    """Reads and writes them by name. A failure is logged, and costs work at the next start."""
+    """Reads and writes checkpoints by name. A failure is logged, and slows down the next start."""
 
     def __init__(self, fs: FileSystem, directory: str) -> None:
         self._fs = fs
@@ -34,7 +34,7 @@ class CheckpointFiles:
         self._written: dict[str, tuple[int, Offsets]] = {}
 
     def read(self, name: str) -> Offsets:
-        """What a checkpoint says; nothing if it is not there, or damaged beyond use."""
+        """Return the offsets of a checkpoint; empty if it is missing or unreadable."""
         is_whole = True
 
         def told(damage: CheckpointError) -> None:
@@ -52,11 +52,11 @@ class CheckpointFiles:
         return offsets
 
     def write(self, name: str, offsets: Offsets) -> bool:
-        """Write a checkpoint if it says anything new; whether it is on disk."""
+        """Write a checkpoint if it has changed; return whether it is on disk."""
         return self._told(name, self._write(name, offsets, self._turn()))
 
     async def save(self, name: str, offsets: Offsets) -> bool:
-        """Write a checkpoint as :meth:`write` does, in the thread."""
+        """Write a checkpoint in the thread, as :meth:`write` does."""
         step = partial(self._write, name, offsets, self._turn())
         return self._told(name, await self._thread.run(step))
 

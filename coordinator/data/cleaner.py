@@ -1,8 +1,8 @@
-"""Compaction in the background: one partition at a time, its long steps in a thread of their own.
+"""Log compaction in the background: one partition at a time, with its long steps in a thread.
 
-The event loop only chooses, plans and installs, which costs little whatever the size of the log. A
-round that fails leaves the log as it was; that partition is then left alone until the next start,
-unless only room on disk or descriptors were missing, and the next round takes another.
+The event loop only selects, plans and installs, which takes little time for any size of the log. A
+failed round leaves the log unchanged; the partition is then not cleaned until the next start,
+unless only disk space or file descriptors were missing, and the next round takes another partition.
 
 Source: ``LogCleaner`` (its cleaner threads), ``LogCleanerManager``.
 """
@@ -38,31 +38,31 @@ class Cleaner:
         self._clock = clock
         self._choice = CleanerChoice(logs.cleaned, _report_failure)
         self._stopping = threading.Event()
-        """For the thread, which must not touch the loop's."""
+        """For the thread, which must not access the event loop's objects."""
         self._thread = Threads("cleaner")
         self.task = Repeated(
             "cleaner", self.run_once, lambda: config.int("log.cleaner.backoff.ms"), clock
         )
 
     def start(self) -> None:
-        """Begin, unless ``log.cleaner.enable`` is off."""
+        """Start, unless ``log.cleaner.enable`` is off."""
         self._logs.on_delete(self._choice.forget)
         if self._config.bool("log.cleaner.enable"):
             self.task.start()
 
     async def stop(self) -> None:
-        """End the round under way without effect; returns when its thread has let go."""
+        """Abort the current round; return when its thread has ended."""
         self._stopping.set()
         await self.task.stop()
         self._thread.close()
 
     @property
     def uncleanable(self) -> Mapping[tuple[str, int], str]:
-        """Partitions that are left alone because their cleaning failed, with the reason."""
+        """Return the partitions that are not cleaned after a failure, with the reason."""
         return self._choice.uncleanable
 
     async def run_once(self) -> bool:
-        """Clean the partition that needs it most; False if none does, or nothing could be done."""
+        """Clean the partition that needs it most; return False if nothing was cleaned."""
         pace, now_ms = Pace(), self._clock.now_ms()
         for partition in self._logs:
             self._choice.look_at(partition, now_ms)
@@ -82,7 +82,7 @@ class Cleaner:
             self._discard(partition, compaction)
         except Exception as error:  # noqa: BLE001 - the other partitions have to be cleaned as well
             self._discard(partition, compaction)
-            # What is deleted or off line has been reported: nothing more to say here.
+            # An error of a deleted or offline partition was reported before.
             return not compaction.is_current or self._failed(partition, error)
         else:
             if is_whole and compaction.is_current:
@@ -92,12 +92,12 @@ class Cleaner:
         return True
 
     def _discard(self, partition: Partition, compaction: CompactionRound) -> None:
-        """Remove what a round leaves; what can not be removed goes with the next start."""
+        """Remove the files of a round; files that cannot be removed are left for the next start."""
         with survived("discard of a round", partition=partition.name):
             compaction.discard()
 
     def _failed(self, partition: Partition, error: Exception) -> bool:
-        """Say why a round failed, and mark the partition; whether another may be tried now."""
+        """Log why a round failed, and mark the partition; return whether another may follow now."""
         no_room = isinstance(error, OSError) and error.errno in NO_ROOM | NO_HANDLES
         if no_room or isinstance(error, NoRoomError):
             _log.warning("compaction has to wait", partition=partition.name, cause=str(error))
@@ -106,7 +106,7 @@ class Cleaner:
         return True
 
     async def _clean(self, partition: Partition, compaction: CompactionRound) -> bool:
-        """Run a round; False if the log changed under it and nothing more can be installed."""
+        """Run a round; return False if the log has changed and nothing more can be installed."""
         throttle = self._throttle()
         flush = partition.flushes.plan(self._clock.now_ms())
         if flush is not None:
@@ -121,9 +121,9 @@ class Cleaner:
         return True
 
     def _throttle(self) -> Callable[[int], None]:
-        """Stop the round when the broker stops, and hold it to the configured bytes per second."""
+        """Return a function that aborts the round at shutdown, and limits its bytes per second."""
         rate = partial(self._config.number, "log.cleaner.io.max.bytes.per.second")
-        # The wait is a real one, so it is measured on the machine's clock.
+        # The wait takes real time, so it is measured on the machine's clock.
         slow = Throttle(rate, SystemClock(), self._stopping.wait)
 
         def account(count: int) -> None:
@@ -152,6 +152,6 @@ def _report_failure(partition: Partition, error: Exception) -> None:
         "partition can not be compacted",
         partition=partition.name,
         cause=f"{type(error).__name__}: {error}",
-        # What the log and the file system say explains itself; anything else is a bug.
+        # An error of the log or the file system explains itself; any other is a bug.
         exc_info=None if isinstance(error, (OSError, LogError)) else error,
     )

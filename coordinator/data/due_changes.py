@@ -1,11 +1,11 @@
-"""Partitions that an image asks to lead or to follow; of many of them a slice of time at once.
+"""Partitions that this broker must lead or follow after a new image, in slices of time.
 
-To lead a partition that is new here takes about a millisecond, for its directory and files are
-made. A topic may have thousands. So what a slice has no room for comes later, and at once for
-whoever asks for it: nobody sees that it has not been done.
+Leading a partition that is new on this broker takes about a millisecond, to create its directory
+and files. A topic may have thousands of partitions. Those that do not fit into a slice are handled
+later, or at once when a request accesses them, so the delay is not visible.
 
-What fails for a reason that nobody expected is tried again until it is done or there is something
-newer: the next image may never come, and says nothing of what has not changed.
+An unexpected failure is retried until it succeeds or a newer change replaces it: the next image may
+never come, and does not repeat what has not changed.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from fencepost.coordinator.runtime.background import (
 from fencepost.logcore.clock import monotonic_s
 
 FIRST_SLICE_MS: Final = 20
-"""How long an image keeps the event loop at first for what is to be led and followed."""
+"""The first slice of time for the changes of an image."""
 
 TopicPartition = tuple[str, int]
 
 
 class DueChanges:
-    """What is still to be done, in order; ``do`` leads or follows one partition."""
+    """Pending changes in order; ``do`` leads or follows one partition."""
 
     def __init__(self, do: Callable[[LocalPartition], None]) -> None:
         self._do = do
         self.partitions: dict[TopicPartition, LocalPartition] = {}
-        """Those that are due, in order."""
+        """The pending changes, in order."""
         self._task: asyncio.Task[None] | None = None
         self.failed: dict[TopicPartition, LocalPartition] = {}
-        """Those that are tried again."""
+        """The failed changes, which will be retried."""
         self._retry: asyncio.TimerHandle | None = None
 
     def take(self, partitions: Iterable[LocalPartition]) -> None:
-        """Begin with these; a partition that was due already is due as it is now.
+        """Add changes, which replace pending ones of the same partition, and begin.
 
-        Those of the coordinators come first, for their shards are next.
+        Internal topics come first, since their shards are started next.
         """
         for one in partitions:
             self.partitions[one.topic, one.index] = one
@@ -58,7 +58,7 @@ class DueChanges:
             self._task = spawn(self._rest(), "lead and follow")
 
     def settle(self, key: TopicPartition) -> None:
-        """Do it now, if it is due."""
+        """Handle the partition's change now, if it is pending."""
         one = self.partitions.pop(key, None)
         if one is None:
             return
@@ -77,7 +77,7 @@ class DueChanges:
         self.take(failed.values())
 
     def drop(self, one: LocalPartition) -> None:
-        """Do not do it: the replica is gone."""
+        """Drop a pending change: the replica was deleted."""
         key = one.topic, one.index
         for kept in (self.partitions, self.failed):
             due = kept.get(key)
@@ -85,12 +85,12 @@ class DueChanges:
                 del kept[key]
 
     def finish(self) -> None:
-        """Do all of it now."""
+        """Handle all pending changes now."""
         while self.partitions:
             self.settle(next(iter(self.partitions)))
 
     async def close(self) -> None:
-        """Leave the rest undone."""
+        """Drop all pending changes."""
         self.partitions.clear()
         self.failed.clear()
         if self._retry is not None:

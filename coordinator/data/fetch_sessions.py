@@ -1,9 +1,9 @@
-"""What clients have asked for before, so that a Fetch need only say what changed (KIP-227).
+"""Fetch sessions, with which a Fetch contains only changed partitions (KIP-227).
 
-A session holds the partitions of a client's last request and what it was last told of each. An
-incremental request names changes; its answer leaves out every partition of which there is nothing
-new. Sessions are kept for those who come back: all of them share a number of slots and a number of
-partitions. A client that finds no room gets session id 0 and goes on with full requests.
+A session holds the partitions of a client's last request and the state last sent for each. An
+incremental request contains changes; its response leaves out every partition without news. All
+sessions share a number of slots and a number of partitions. A client without a slot gets session id
+0 and continues with full requests.
 
 Source: ``FetchSession``, ``FetchSessionCacheShard`` and ``FetchManager``.
 """
@@ -33,21 +33,21 @@ INITIAL_EPOCH = 0
 _MAX_INT32 = 2**31 - 1
 
 MAX_CACHED_PARTITIONS = 100_000
-"""Partitions of all sessions together, about 400 bytes each. Kafka bounds the sessions alone, and
-each of them may have as many partitions as a request can name."""
+"""The partitions of all sessions together, about 400 bytes each. Kafka limits only the sessions,
+and each of them may have as many partitions as a request can contain."""
 
 EVICTION_MS = 120_000
-"""A session unused for this long gives its slot to anyone, in milliseconds; one that is older than
-this gives it to a larger one. Kafka's ``MIN_INCREMENTAL_FETCH_SESSION_EVICTION_MS``."""
+"""A session unused for this time, in milliseconds, can be evicted by any other; one older than this
+can be evicted by a larger one. Kafka's ``MIN_INCREMENTAL_FETCH_SESSION_EVICTION_MS``."""
 
 TopicKey = str | UUID | None
-"""A topic's name, or its id from version 13 on; no id is what kio makes of the all-zero one."""
+"""A topic's name, or its id from version 13 on; kio represents the all-zero id as None."""
 Key = tuple[TopicKey, int]
 
 
 @dataclass(slots=True)
 class PartitionFetch:
-    """What a client asks of a partition, and in a session what it was last told of it.
+    """A client's request for a partition, and in a session the state last sent to the client.
 
     Source: ``FetchSession.CachedPartition``.
     """
@@ -56,19 +56,20 @@ class PartitionFetch:
     offset: int
     max_bytes: int
     leader_epoch: int = -1
-    """The client's idea of the current one, −1 if it has none."""
+    """The leader epoch known to the client, −1 if it sends none."""
     last_epoch: int = -1
-    """The epoch of the last record that it has, −1 if it does not say."""
+    """The epoch of the last record that the client has, −1 if it sends none."""
     replica_log_start: int = -1
-    """Where a follower's log begins; clients say nothing of theirs."""
+    """A follower's log start offset; consumers send none."""
     high_watermark: int = -1
     log_start_offset: int = -1
 
     def renew(self, newer: PartitionFetch) -> None:
-        """Ask for what ``newer`` asks.
+        """Replace the request by ``newer``.
 
-        Who has another leader epoch may have dropped what it was told under the former one, as
-        followers do: all of it is news to it again. (In Kafka an idle follower goes without.)
+        A client with another leader epoch may have dropped the state of the former one, as
+        followers do: all of it counts as news again. (Kafka does not resend it to an idle
+        follower.)
         """
         if newer.leader_epoch != self.leader_epoch:
             self.high_watermark = -1
@@ -77,7 +78,7 @@ class PartitionFetch:
         self.leader_epoch, self.last_epoch = newer.leader_epoch, newer.last_epoch
 
     def learn(self, answer: FetchedPartition) -> bool:
-        """Remember what the client is about to be told; whether any of it is new to it."""
+        """Store the state that is sent to the client; return whether any of it is new to it."""
         read = answer.read
         news = (
             len(read.records) > 0
@@ -87,8 +88,8 @@ class PartitionFetch:
             or answer.diverging is not None
             or answer.preferred_replica != NO_REPLICA
         )
-        # After an error the high watermark counts as unknown: once it is over there is news. A
-        # follower whose log parts from ours does not look at it either.
+        # After an error the high watermark counts as unknown, so its end is news. A follower with a
+        # diverging log ignores the high watermark.
         is_lost = answer.error is not None or answer.diverging is not None
         self.high_watermark = -1 if is_lost else read.high_watermark
         self.log_start_offset = read.log_start_offset
@@ -96,40 +97,40 @@ class PartitionFetch:
 
 
 NOTHING = LogReadInfo(b"", -1, -1, -1, None, is_behind=False)
-"""What is read where a partition is refused."""
+"""The read of a refused partition."""
 
 
 @dataclass(slots=True)
 class FetchedPartition:
-    """What became of a :class:`PartitionFetch`."""
+    """The result of a :class:`PartitionFetch`."""
 
     asked: PartitionFetch
     read: LogReadInfo = NOTHING
     partition: Partition | None = None
-    """Where it was read, if more may come there."""
+    """The partition, if it may receive more records for this fetch."""
     diverging: tuple[int, int] | None = None
-    """Epoch and end offset where the client's log parts from ours."""
+    """Epoch and end offset at which the client's log diverges."""
     error: DomainError | None = None
     preferred_replica: int = NO_REPLICA
-    """The broker from which the client had better read."""
+    """The replica that the client should read from."""
     seen: tuple[int, int] | None = None
-    """Leader epoch and log end where there was nothing to read."""
+    """Leader epoch and log end offset of a read without records."""
 
 
 @dataclass(slots=True)
 class FetchSession:
-    """One client's partitions, in the order in which the next answer serves them."""
+    """One client's partitions, in the order in which the next response serves them."""
 
     id: int
     by_topic_id: bool
     created_ms: int
     partitions: dict[Key, PartitionFetch]
     epoch: int = 1
-    """What the next request must say."""
+    """The epoch that the next request must have."""
     last_used_ms: int = 0
 
     def put(self, part: PartitionFetch) -> int:
-        """Add or renew a partition; how many more there are now."""
+        """Add or replace a partition; return the number of added partitions."""
         known = self.partitions.setdefault(part.key, part)
         if known is part:
             return 1
@@ -137,11 +138,11 @@ class FetchSession:
         return 0
 
     def drop(self, key: Key) -> int:
-        """Forget a partition; how many fewer there are now."""
+        """Remove a partition; return the number of removed partitions."""
         return 0 if self.partitions.pop(key, None) is None else 1
 
     def is_news(self, answer: FetchedPartition) -> bool:
-        """Whether an answer is worth sending. A partition with records is served last next time."""
+        """Return whether a result must be sent; move a partition with records to the end."""
         asked = answer.asked
         if not asked.learn(answer):
             return False
@@ -151,20 +152,20 @@ class FetchSession:
 
 
 class FetchSessions:
-    """``services.fetches.sessions``: every open session."""
+    """``services.fetches.sessions``: all open sessions."""
 
     def __init__(self, max_sessions: int, max_partitions: int = MAX_CACHED_PARTITIONS) -> None:
         self.max_sessions = max_sessions
         self.max_partitions = max_partitions
         self.partitions = 0
-        """Partitions of all sessions together."""
-        self._sessions: OrderedDict[int, FetchSession] = OrderedDict()  # longest unused first
+        """The partitions of all sessions together."""
+        self._sessions: OrderedDict[int, FetchSession] = OrderedDict()  # least recently used first
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     def resume(self, session_id: int, epoch: int, *, by_topic_id: bool) -> FetchSession:
-        """The session that an incremental request belongs to.
+        """Return the session that an incremental request belongs to.
 
         Raises FetchSessionIdNotFoundError, InvalidFetchSessionEpochError, FetchSessionTopicIdError.
         """
@@ -180,7 +181,7 @@ class FetchSessions:
         return session
 
     def advance(self, session: FetchSession, now_ms: int) -> None:
-        """Begin an incremental request; its :meth:`change` follows."""
+        """Begin an incremental request; :meth:`change` must follow."""
         session.epoch = 1 if session.epoch == _MAX_INT32 else session.epoch + 1
         session.last_used_ms = now_ms
         self._sessions.move_to_end(session.id)
@@ -191,10 +192,10 @@ class FetchSessions:
         asked: Iterable[PartitionFetch],
         forgotten: Iterable[Key],
     ) -> Steps[None]:
-        """Take an incremental request's changes.
+        """Apply an incremental request's changes.
 
-        A session without partitions is closed, as is one with which all together would have too
-        many; its client reads so in the answer's session id and begins anew.
+        A session without partitions is closed, and so is one with which all sessions together would
+        have too many partitions; its client gets session id 0 in the response and starts again.
         """
         for part in asked:
             self._count(session, session.put(part))
@@ -206,12 +207,12 @@ class FetchSessions:
             self.close(session.id)
 
     def _count(self, session: FetchSession, more: int) -> None:
-        """Have a session's partitions counted, unless it was closed meanwhile."""
+        """Add to the partition count, unless the session was closed in the meantime."""
         if more and self.id_of(session) != NO_SESSION:
             self.partitions += more
 
     def id_of(self, session: FetchSession) -> int:
-        """What to answer as the session's id: 0 once it is closed."""
+        """Return the session id for the response: 0 once the session is closed."""
         return session.id if self._sessions.get(session.id) is session else NO_SESSION
 
     def open(
@@ -221,7 +222,7 @@ class FetchSessions:
         by_topic_id: bool,
         now_ms: int,
     ) -> int:
-        """Keep what a full request asked for; the new session's id, or 0 where there is no room."""
+        """Open a session for a full request; return its id, or 0 without room for it."""
         size = len(asked)
         while len(self._sessions) >= self.max_sessions or (
             self.partitions + size > self.max_partitions
@@ -242,7 +243,7 @@ class FetchSessions:
         return session.id
 
     def close(self, session_id: int) -> None:
-        """Forget a session; one that there is not is no error."""
+        """Close a session; an unknown id is ignored."""
         session = self._sessions.pop(session_id, None)
         if session is not None:
             self.partitions -= len(session.partitions)
@@ -254,7 +255,7 @@ class FetchSessions:
                 return session_id
 
     def _victim(self, size: int, now_ms: int) -> FetchSession | None:
-        """Whose slot a new session of ``size`` partitions may have: a stale or a smaller one's."""
+        """Return a stale or smaller session that a new one of ``size`` partitions may evict."""
         if not self._sessions:
             return None
         oldest = next(iter(self._sessions.values()))

@@ -1,10 +1,11 @@
-"""Fetch requests: they find their session, read, and wait for more if that was not enough.
+"""Fetch requests: find the session, read, and wait for more records if there are too few.
 
-They read whole batches as they stand in the file. Large reads stay in the file until they are sent.
+Reads return whole batches as they are in the file. Large reads stay in the file until they are
+sent.
 
-A follower reads to the end of the log, and what it has asked for counts: its offset says what it
-has. A client reads what is committed, from the leader or, where it says in which rack it is, from
-the replica nearest to it (KIP-392).
+A follower reads to the end of the log, and its fetch offset tells the leader what it has. A
+consumer reads committed records, from the leader or, if it sends its rack, from the nearest replica
+(KIP-392).
 
 Source: ``FetchManager``, ``ReplicaManager.fetchMessages`` and ``readFromLog``, ``DelayedFetch``,
 ``Partition.fetchRecords``, ``RackAwareReplicaSelector``.
@@ -53,13 +54,13 @@ from fencepost.logcore.tracebacks import without_traceback
 from fencepost.logcore.values import dataclass
 
 PARTITION_BYTES = 40
-"""About what a partition takes in an answer beside its records."""
+"""The approximate size of a partition in a response, without its records."""
 
 _OFFSET = Struct(">q")
-"""Begins a batch: its base offset."""
+"""The first field of a batch: its base offset."""
 
 MAX_COPIED_BYTES = 262_144
-"""Bytes of short reads that one response holds in memory; the rest stay in their files."""
+"""The bytes of short reads that one response holds in memory; the rest stay in their files."""
 
 
 CONSUMER = -1
@@ -69,7 +70,7 @@ DEBUGGING_CONSUMER = -2
 
 @dataclass(slots=True)
 class Fetch:
-    """One Fetch request. ``asked`` and ``forgotten`` may be read once, a step at a time."""
+    """One Fetch request. ``asked`` and ``forgotten`` may be iterated once, step by step."""
 
     asked: Iterable[PartitionFetch]
     forgotten: Iterable[Key]
@@ -81,40 +82,41 @@ class Fetch:
     min_bytes: int
     max_wait_ms: int
     replica_id: int = CONSUMER
-    """The broker that follows; negative for clients."""
+    """The id of a follower; negative for consumers."""
     broker_epoch: int = -1
-    """That of the follower's registration, −1 if it does not say."""
+    """The follower's broker epoch, −1 if it sends none."""
     rack: str | None = None
-    """Where the client is; None for those that only read from leaders."""
+    """The client's rack; None for versions that only read from leaders."""
     listener: str = ""
-    """By which it came; that is where it would reach other brokers."""
+    """The listener of the request, through which the client would reach other brokers."""
     may_read: Callable[[str | None], bool] | None = None
-    """Whether its sender may read a topic, or follow one; None where any sender may. It is asked of
-    None for an id that no topic has."""
+    """Returns whether the sender may read or follow a topic; None if every sender may. It is called
+    with None for an unknown topic id."""
     may_tell: Callable[[int], bool] | None = None
-    """Asked before an answer of so many bytes is told; if it may not be, nothing is."""
+    """Called with the size of a response; if it returns False, the response contains no partitions.
+    """
 
 
 @dataclass(slots=True)
 class Fetched:
-    """The answer: the session to go on with, 0 if there is none, and what is told."""
+    """The response: the session id, 0 without a session, and the partitions."""
 
     session_id: int
     partitions: list[FetchedPartition]
 
 
 class Throttle(Protocol):
-    """The quota of a leader for replicas that are moved: ``ReplicationQuota``."""
+    """The leader's throttle of replica reassignments: ``ReplicationQuota``."""
 
     def covers(self, configs: Mapping[str, str], index: int) -> bool:
-        """Whether a topic's settings name the replica of a partition on this broker."""
+        """Return whether a topic's settings throttle this broker's replica of a partition."""
 
     @property
     def is_exceeded(self) -> bool:
-        """Whether they have to wait."""
+        """Return whether throttled replicas must wait."""
 
     def record(self, size: int) -> None:
-        """Count bytes of one of them."""
+        """Count bytes read by a throttled replica."""
 
 
 class Fetches:
@@ -128,12 +130,12 @@ class Fetches:
             storage.config.int("max.incremental.fetch.session.cache.slots")
         )
         self.throttle: Throttle | None = None
-        """Holds followers back, as far as ``leader.replication.throttled.rate`` asks for that."""
+        """Throttles followers by ``leader.replication.throttled.rate``."""
         self.delayed = DelayedFetches()
         """Requests that wait for records."""
 
     def run(self, fetch: Fetch) -> Work[Fetched]:
-        """Answer a request. Steps that are dropped while they wait leave nothing behind.
+        """Answer a request. Steps that are dropped during a wait leave no state behind.
 
         Raises FetchSessionIdNotFoundError, InvalidFetchSessionEpochError, FetchSessionTopicIdError,
         InvalidRequestError.
@@ -152,7 +154,7 @@ class Fetches:
         return (yield from reading.told())
 
     def _begin(self, fetch: Fetch) -> Steps[tuple[FetchSession | None, list[PartitionFetch]]]:
-        """Find or drop the session that the request names; return it and the partitions to read."""
+        """Find or close the session of the request; return it and the partitions to read."""
         sessions, session = self.sessions, None
         if fetch.session_epoch in (FINAL_EPOCH, INITIAL_EPOCH):
             sessions.close(fetch.session_id)
@@ -174,7 +176,7 @@ class Fetches:
     def _sorted_out(
         self, asked: list[PartitionFetch], may_read: Callable[[str | None], bool]
     ) -> Steps[tuple[list[PartitionFetch], list[FetchedPartition]]]:
-        """Split partitions into readable and refused ones; once, even if rights change later."""
+        """Split partitions into readable and refused ones, once per request."""
         rights: dict[TopicKey, bool] = {}
         allowed: list[PartitionFetch] = []
         refused: list[FetchedPartition] = []
@@ -198,7 +200,7 @@ class Fetches:
         return None if known is None else known.name
 
     def topic_name(self, key: Key) -> str:
-        """The name of a partition's topic; UnknownTopicIdError."""
+        """Return the name of a partition's topic. Raises UnknownTopicIdError."""
         topic = key[0]
         name = topic if isinstance(topic, str) else self._name(topic)
         if name is None:
@@ -206,7 +208,10 @@ class Fetches:
         return name
 
     def preferred_replica(self, name: str, index: int, offset: int, fetch: Fetch) -> int:
-        """The in-sync replica in the client's rack that has most, unless the leader is there."""
+        """Return the most caught-up in-sync replica in the client's rack, or NO_REPLICA.
+
+        NO_REPLICA also stands for the leader, if it is in that rack.
+        """
         image, machine = self.replicas.image, self.replicas.led(name, index)
         if machine is None:
             return NO_REPLICA
@@ -234,7 +239,7 @@ class Fetches:
 
 
 def isolation_of(level: int) -> Isolation:
-    """How far the sender of a request may see. InvalidRequestError where there is no such level."""
+    """Return the isolation of a request's level. Raises InvalidRequestError if it is undefined."""
     found = _LEVELS.get(level)
     if found is None:
         raise InvalidRequestError(f"there is no isolation level {level}")
@@ -249,8 +254,8 @@ def _check_replica(
 ) -> None:
     """Refuse a follower that has no replica of a partition led here.
 
-    One that knows the leader epoch may have heard of its assignment earlier than this broker, and
-    tries again (KAFKA-13837). Raises UnknownLeaderEpochError, NotAReplicaError.
+    A follower with the current leader epoch may have learned of its assignment before this broker,
+    and retries (KAFKA-13837). Raises UnknownLeaderEpochError, NotAReplicaError.
     """
     machine = replicas.led(topic, index)
     if machine is not None and replica_id in machine.replicas:
@@ -262,7 +267,7 @@ def _check_replica(
 
 
 class _Reading:
-    """One request, read as often as needed, in its own order or in its session's."""
+    """One request, read once or twice, in its own order or its session's."""
 
     def __init__(
         self,
@@ -285,7 +290,7 @@ class _Reading:
             fetches.selects_by_rack and bool(fetch.rack) and not self._is_follower
         )
         self._has_counted = False
-        """Whether the offsets of a follower have counted: once for a request."""
+        """Whether the follower's offsets were recorded, which happens once per request."""
         limit = fetches.config.int("fetch.max.bytes")
         self._max_bytes = max(0, min(fetch.max_bytes, limit))
         self._min_bytes = min(fetch.min_bytes, self._max_bytes)
@@ -294,13 +299,13 @@ class _Reading:
         self._copied_bytes = 0
         self._throttled_bytes = 0
         self._held_back: frozenset[tuple[str, int]] = frozenset()
-        """Partitions whose bytes do not count until the throttle lets go of them."""
+        """Partitions whose bytes do not count while they are throttled."""
         self._news = 0
         self._urgent = False
 
     @property
     def is_answer(self) -> bool:
-        """Whether what was read last must be answered now (kafka: ``fetchMessages``)."""
+        """Return whether the last read must be returned now (kafka: ``fetchMessages``)."""
         return (
             self._fetch.max_wait_ms <= 0
             or self._urgent
@@ -325,13 +330,13 @@ class _Reading:
             except Exception as error:  # noqa: BLE001 - the others can be read, by followers above all
                 tell("read a partition", error, partition=f"{asked.key[0]}-{asked.key[1]}")
                 answer = FetchedPartition(asked, error=DomainError(f"not read: {error}"))
-            # A longer wait would bring this client nothing, or there is news that it has to hear.
+            # A longer wait would not help this client, or there is urgent news.
             self._urgent |= (
                 answer.partition is None
                 or answer.read.is_behind
                 or answer.preferred_replica != NO_REPLICA
             )
-            # A session is not told again what it knows.
+            # A session is not sent again what it knows.
             self._news += (
                 self._session is None or answer.error is not None or bool(answer.read.records)
             )
@@ -366,7 +371,7 @@ class _Reading:
             )
             if diverging is not None:
                 return FetchedPartition(asked, self._marks(partition), diverging=diverging)
-        # Only the first partition that has anything may go beyond the limits, by one batch.
+        # Only the first partition with records may exceed the limits, by one batch.
         read = partition.reader.fetch(
             asked.offset,
             max(0, min(asked.max_bytes, self._max_bytes - self._bytes)),
@@ -394,9 +399,9 @@ class _Reading:
         return FetchedPartition(asked, read, partition, seen=(partition.marks.leader_epoch, end))
 
     def _throttled(self, topic: str, index: int, read: LogReadInfo) -> LogReadInfo:
-        """Return what a follower gets of a read: no records while moved replicas take too much.
+        """Return a follower's part of a read: no records while the throttle is exceeded.
 
-        A replica in sync is never held back, lest it fall out of the ISR.
+        An in-sync replica is never throttled, so that it does not fall out of the ISR.
         """
         throttle, replicas = self._fetches.throttle, self._fetches.replicas
         if throttle is None or not read.records:
@@ -422,7 +427,7 @@ class _Reading:
         )
 
     def wait(self) -> Work[None]:
-        """Until enough has been appended or the time is over."""
+        """Wait until enough was appended or the time is over."""
         poll = DelayedFetch(
             self._fetches.delayed,
             self._isolation,
@@ -443,11 +448,11 @@ class _Reading:
 
     @property
     def size_bytes(self) -> int:
-        """About the size of the answer."""
+        """Return the approximate size of the response."""
         return self._bytes + PARTITION_BYTES * self._news
 
     def untold(self) -> Fetched:
-        """The answer that says nothing; the same can be asked again. Raises as :meth:`told`."""
+        """Return an empty response to a request that may be repeated. Raises like :meth:`told`."""
         if self._session is None:
             return Fetched(NO_SESSION, [])
         self._check_session(self._session)
@@ -458,7 +463,7 @@ class _Reading:
             raise InvalidFetchSessionEpochError(f"fetch session {session.id} went on meanwhile")
 
     def told(self) -> Steps[Fetched]:
-        """Return the answer. Raises InvalidFetchSessionEpochError if the session has gone on."""
+        """Return the response. Raises InvalidFetchSessionEpochError if the session has advanced."""
         session, sessions = self._session, self._fetches.sessions
         throttle = self._fetches.throttle
         if throttle is not None and self._throttled_bytes:
@@ -479,7 +484,7 @@ class _Reading:
         return Fetched(sessions.id_of(session), told)
 
     def _opened(self) -> Steps[int]:
-        """The id of the session that a full request begins; 0 if it wants none, or has no room."""
+        """Open a session for a full request; return its id, 0 without a session."""
         if self._fetch.session_epoch != INITIAL_EPOCH:
             return NO_SESSION
         for answer in self._answers:
@@ -493,9 +498,9 @@ class _Reading:
 
 
 def _is_as_it_was(answer: FetchedPartition) -> bool:
-    """Whether a partition where there was nothing to read is still as it was then.
+    """Return whether a partition without records to read is unchanged since the first read.
 
-    Most are so when a wait is over, and a follower may ask for thousands.
+    Most are when a wait ends, and a follower may fetch thousands.
     """
     partition, read = answer.partition, answer.read
     if partition is None or answer.seen is None:
@@ -511,11 +516,10 @@ def _is_as_it_was(answer: FetchedPartition) -> bool:
 
 
 def _has_upto(offset: int, partition: Partition, read: LogReadInfo) -> int:
-    """Up to where a follower has the log that fetches at ``offset``.
+    """Return the offset up to which a follower that fetches at ``offset`` has the log.
 
-    Inside of a batch that is where the batch begins: it has cut its log there, and fetches the
-    batch again.
-    Raises StorageError.
+    Inside a batch that is the base offset of the batch: the follower has truncated its log there,
+    and fetches the batch again. Raises StorageError.
     """
     records = read.records
     if not records:
@@ -529,7 +533,7 @@ def _has_upto(offset: int, partition: Partition, read: LogReadInfo) -> int:
 
 
 def _end_of_epoch(partition: Partition, epoch: int) -> tuple[int, int]:
-    """Where an epoch ends here; without followers ours exists before its first record."""
+    """Return an epoch's end; without followers the current epoch exists before its first record."""
     reader = partition.reader
     if partition.marks.is_replicated:
         return reader.offset_for_leader_epoch(epoch)

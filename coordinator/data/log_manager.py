@@ -1,11 +1,11 @@
-"""All partitions of this broker: found, opened, recovered, checkpointed, deleted, closed.
+"""The partitions of this broker: opened, recovered, checkpointed, deleted and closed.
 
 Order of a start (kafka: ``LogManager.loadLogs``): the clean-shutdown mark is read and removed
-*before* anything is opened, the checkpoints are read, directories that belong to no topic are put
-aside, and every partition that has a directory is opened; after a clean shutdown nothing is checked
-again. A partition that was never used has no directory and costs nothing until it is asked for.
+*before* any log is opened, the checkpoints are read, directories without a topic are renamed, and
+every partition with a directory is opened; after a clean shutdown no log is checked again. A
+partition that was never used has no directory and takes no resources until its first use.
 
-Checkpoints may be lost or stale at any time: they only say how little work the next start has.
+Checkpoints may be lost or stale at any time: they only reduce the work of the next start.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ from fencepost.logcore.traffic import Traffic
 STRAY_SUFFIX: Final = "-stray"
 
 CLOSE_THREADS: Final = 32
-"""Logs that are forced to disk at the same time when the broker stops: a journaling file system
-settles the fsyncs that overlap with one commit of its journal."""
+"""The logs flushed concurrently at shutdown: a journaling file system completes overlapping fsyncs
+with one commit of its journal."""
 
 CHECKPOINTS: Final = (
     RECOVERY_POINT_CHECKPOINT,
@@ -72,13 +72,13 @@ CHECKPOINTS: Final = (
     CLEANER_CHECKPOINT,
 )
 CUT: Final = (RECOVERY_POINT_CHECKPOINT, CLEANER_CHECKPOINT)
-"""Those that must not point beyond the end of a log that has become shorter."""
+"""The checkpoints that must not exceed the end of a truncated log."""
 
 LOG_CUT: Final = "log cut"
 LOG_SHORTER: Final = "log shorter than it was"
 DAMAGE_LEFT: Final = "damage left in the log"
 WHAT_A_START_DID: Final = frozenset({LOG_CUT, LOG_SHORTER, DAMAGE_LEFT})
-"""Events of this module's log lines about what an open has removed of a log, or found in it."""
+"""Events of this module's log lines about records that an open has removed or found damaged."""
 
 _DIRECTORY = re.compile(r"(?P<topic>[a-zA-Z0-9._-]+)-(?P<index>[0-9]+)")
 
@@ -90,12 +90,12 @@ _log = structlog.get_logger(__name__)
 class LogManager:
     """``broker.logs``. ``directory`` exists and is locked by this process.
 
-    ``read_metadata`` gives what is known of topics before any of their logs is opened. Where that
-    is in a log of this broker's own, it is given what opens it; no request finds that log here,
-    whatever the API. Raises what that does, and StorageError; nothing stays open then.
-    ``force_metadata`` makes the latest image durable, or raises LogError.
+    ``read_metadata`` returns the metadata before any topic's log is opened. If the metadata is in a
+    log of this broker, it gets a function that opens that log, which no request can access here
+    through any API. Raises the errors of ``read_metadata``, and StorageError; nothing stays open
+    then. ``force_metadata`` makes the latest image durable, or raises LogError.
 
-    Without ``loads`` that log is all that is opened: which others there are is not known before
+    Without ``loads`` only the metadata log is opened: the other logs are unknown before
     :meth:`load`.
     """
 
@@ -117,38 +117,38 @@ class LogManager:
         self._clock = clock
         self._flusher = flusher
         self.producer_limit = ProducerLimit(config.int("max.producer.ids"))
-        """The producers that all partitions together remember."""
+        """The limit of producers that all partitions together remember."""
         self._metadata_partition: Partition | None = None
         self._ignored: set[tuple[str, str, str | None]] = set()
-        """Topic, key and value of settings whose being ignored has been logged."""
+        """Topic, key and value of ignored settings that were logged."""
         self.opened: dict[TopicPartition, Partition] = {}
-        """The partitions of topics: what requests may name. The metadata log is none of them."""
+        """The open partitions of topics, which requests may access. Excludes the metadata log."""
         self._complete = False
         self._clean = True
         self._stale = False
         self._unconfigured: list[str] = []
-        """Topics whose open logs have yet to follow a change of the broker's settings."""
+        """Topics whose open logs have not applied a change of the broker's settings yet."""
         self._reconfiguring: asyncio.Task[None] | None = None
         self._doomed = 0
-        """Partitions that were deleted so far."""
+        """The number of partitions deleted so far."""
         self._cut = False
         self.removals = Removals(fs, directory, force_metadata)
         self.past_traffic = Traffic()
-        """That of topics which were deleted since the start."""
+        """The traffic of topics that were deleted since the start."""
         self._on_delete: list[Callable[[str, int], None]] = []
         self._last_broker_epoch = clean_shutdown_epoch(fs, directory)
         self.was_clean = take_clean_shutdown(fs, directory)
         """Whether the last shutdown closed every log."""
         self.broker_epoch = -1
-        """What the mark of this run's clean shutdown says; -1 outside of a cluster."""
+        """The broker epoch for this run's clean-shutdown mark; -1 outside of a cluster."""
         self._files = CheckpointFiles(fs, directory)
         self._checkpointed = [self._files.read(name) for name in CHECKPOINTS]
         self._recovery_points, self._log_starts, self._high_watermarks, cleaned = self._checkpointed
         self.cleaned = cleaned
-        """Where the last round of compaction on a partition ended."""
+        """The end of the last compaction round by partition."""
         try:
             self.metadata = read_metadata(self._open_metadata)
-            """Which topics there are."""
+            """The topics and their settings."""
             if loads:
                 self.load(self.metadata)
         except BaseException:
@@ -158,7 +158,7 @@ class LogManager:
     # --- start -----------------------------------------------------------------------------------
 
     def _open_metadata(self) -> Partition:
-        """Open the log of this broker's own metadata, which begins behind its snapshot."""
+        """Open the log of this broker's own metadata, which begins after its snapshot."""
         key = METADATA_TOPIC, 0
         for snapshot in snapshots(self._fs, f"{self._directory}/{METADATA_TOPIC}-0"):
             self._log_starts[key] = max(self._log_starts.get(key, 0), snapshot.end_offset)
@@ -168,7 +168,7 @@ class LogManager:
         return self._metadata_partition
 
     def load(self, metadata: Metadata) -> None:
-        """Put directories without a topic of ``metadata`` aside, open those with one."""
+        """Rename directories without a topic in ``metadata``, and open the others."""
         self.metadata = metadata
         metadata.subscribe(Subscriber.TOPIC_CONFIGS, self._published)
         self._config.listen(self._reconfigure_all)
@@ -205,18 +205,18 @@ class LogManager:
             or (topic_id is not None and topic_id != topic.topic_id)
             or not self.metadata.hosts(topic, index)
         ):
-            # It may be somebody's data.
+            # It may contain data that is still needed.
             stray = self._rename(name, STRAY_SUFFIX)
             _log.warning("directory belongs to no topic", directory=name, renamed_to=stray)
         else:
             self._open_topic_partition(topic, index)
 
     def _forget_gone(self) -> None:
-        """Drop checkpointed offsets of partitions that are not there.
+        """Drop checkpointed offsets of partitions that do not exist.
 
-        They must not be taken for those of a new partition of the same name: a log start offset
-        that is too high would empty it, and a record that the cleaner takes for cleaned outlives
-        the tombstone behind it. The files follow before the first new partition is made.
+        They must not be applied to a new partition of the same name: a log start offset that is too
+        high would empty it, and a record that counts as cleaned would outlive a later tombstone.
+        The files are rewritten before the first new partition is created.
         """
         for offsets in self._checkpointed:
             for key in offsets.keys() - self.opened.keys() - {(METADATA_TOPIC, 0)}:
@@ -224,7 +224,7 @@ class LogManager:
                 self._stale = True
 
     def _rename(self, name: str, suffix: str) -> str:
-        """Let a directory have another name with ``suffix``; returns its new path."""
+        """Rename a directory with a ``suffix``; return its new path."""
         suffix = f".{uuid.uuid4().hex}{suffix}"
         renamed = f"{self._directory}/{name[: MAX_NAME_BYTES - len(suffix)]}{suffix}"
         self._fs.rename(f"{self._directory}/{name}", renamed)
@@ -233,9 +233,9 @@ class LogManager:
     # --- partitions ------------------------------------------------------------------------------
 
     def partition(self, topic: str, index: int) -> Partition:
-        """The open partition; opened, and created on disk, if it was not used yet.
+        """Return the open partition; open it, and create it on disk, on first use.
 
-        Raises UnknownTopicOrPartitionError, and StorageError if it can't be opened.
+        Raises UnknownTopicOrPartitionError, and StorageError if it cannot be opened.
         """
         found = self.opened.get((topic, index))
         if found is not None:
@@ -243,35 +243,35 @@ class LogManager:
         return self._open_topic_partition(self.metadata.having(topic, index), index)
 
     def find(self, topic: str, index: int) -> Partition | None:
-        """The open partition, or None if it does not exist."""
+        """Return the open partition, or None if it does not exist."""
         try:
             return self.partition(topic, index)
         except UnknownTopicOrPartitionError:
             return None
 
     def find_open(self, key: TopicPartition) -> Partition | None:
-        """The partition if it is open already."""
+        """Return the partition if it is already open."""
         return self.opened.get(key)
 
     @property
     def tables(self) -> Sequence[Mapping[TopicPartition, object]]:
-        """What is known here of partitions: the open logs and the checkpointed offsets."""
+        """Return the tables with partition keys: open logs and checkpointed offsets."""
         return self.opened, *self._checkpointed
 
     def __iter__(self) -> Iterator[Partition]:
-        """All partitions that are open, the metadata log among them, in no order."""
+        """Iterate over all open partitions, including the metadata log, in no order."""
         own = [] if self._metadata_partition is None else [self._metadata_partition]
         return iter([*own, *self.opened.values()])
 
     def is_offline(self, topic: str, index: int) -> bool:
-        """Whether the file system has failed under an open partition."""
+        """Return whether the file system has failed for an open partition."""
         partition = self.opened.get((topic, index))
         return partition is not None and partition.offline is not None
 
     def _open_topic_partition(
         self, topic: TopicImage, index: int, configs: Mapping[str, str] | None = None
     ) -> Partition:
-        """``configs``: those of a topic that is not known yet."""
+        """Open a partition; ``configs`` are the settings of a topic that is not known yet."""
         own = self.metadata.topic_configs(topic.name) if configs is None else configs
         config, epoch = self._log_config(topic.name, own), topic.partitions[index].leader_epoch
         partition = self._open_partition(
@@ -280,9 +280,9 @@ class LogManager:
             topic.topic_id,
             config,
             epoch,
-            # What was not committed before the start may not be told to anybody yet.
+            # Records not committed before the start must not be returned to clients yet.
             is_replicated=len(topic.partitions[index].replicas) > 1,
-            # What was fetched has holes, also where it is the only replica by now.
+            # A replicated log may have offset gaps, even if it is the only replica by now.
             is_replica=len(self.metadata.image.brokers) > 1,
         )
         self.opened[topic.name, index] = partition
@@ -292,7 +292,7 @@ class LogManager:
         return partition
 
     def _log_config(self, topic: str, own: Mapping[str, str]) -> LogConfig:
-        """Return the configuration of a topic's logs; settings that lose state are not heard."""
+        """Return the configuration of a topic's logs; ignore settings that would lose state."""
         if topic == HISTORY_TOPIC:
             own = {**own, **self.metadata.history_configs()}
         for key, why in harm(topic, own).items():
@@ -322,7 +322,7 @@ class LogManager:
             why = f"that the former topic was deleted is not on disk: {error}"
             raise StorageError(f"{path} cannot be made: {why}") from error
         if self._stale and self._complete:
-            # The files still tell of partitions that are gone; this may be one of the same name.
+            # The files still contain deleted partitions, of which this may be a new one.
             if not self.checkpoint():
                 raise StorageError(f"{path} can not be made: the checkpoints can not be written")
             self._stale = bool(self._doomed_log_starts())
@@ -338,7 +338,7 @@ class LogManager:
                 clean=self.was_clean,
                 recovery_point=self._recovery_points.get(key, 0),
                 log_start_offset=self._log_starts.get(key, 0),
-                # Of the only replica it tells no more than what is missing.
+                # For the only replica it only shows how many records are missing.
                 high_watermark=self._high_watermarks.get(key, 0),
                 is_replicated=is_replicated,
                 is_replica=is_replica or is_replicated,
@@ -355,10 +355,11 @@ class LogManager:
         if partition.recovery is not None:
             _report_recovery(partition, partition.recovery)
         if partition.recovery_point < self._recovery_points.get(key, 0):
-            # Recovery has cut the log: what comes now is not on disk because the file says so.
+            # Recovery has truncated the log: later records are not on disk, contrary to the
+            # checkpoint.
             self._cut = True
         if partition.log_end_offset < self.cleaned.get(key, 0):
-            # Nor is it compacted because the file says so.
+            # Nor are they compacted, contrary to the checkpoint.
             self.cleaned[key] = partition.log_end_offset
             self._cut = True
         return partition
@@ -369,12 +370,12 @@ class LogManager:
         configs: Mapping[str, str],
         extents: Mapping[int, tuple[int, int]],
     ) -> None:
-        """Open directories that were put in place for a topic not yet known.
+        """Open directories that were moved into place for a topic not yet in the metadata.
 
-        ``extents``: log start and log end, all of it on disk, by the index of the partition, for
-        each that has a directory. The checkpoints are written here: without them the next start
-        would know neither the log starts nor that gaps below the ends are no loss.
-        Raises StorageError.
+        ``extents`` maps the index of each partition with a directory to its log start and end
+        offset, all of it on disk. The checkpoints are written here: without them the next start
+        would know neither the log starts nor that gaps below the ends are no loss. Raises
+        StorageError.
         """
         for index, (log_start_offset, log_end_offset) in extents.items():
             self._log_starts[topic.name, index] = log_start_offset
@@ -383,7 +384,7 @@ class LogManager:
         self.checkpoint()
 
     def _published(self, old: MetadataImage, new: MetadataImage) -> None:
-        """Let open logs follow the settings of their topics."""
+        """Apply changed topic settings to open logs."""
         for kind, name in changed_configs(old, new):
             topic = new.topics.get(name)
             if kind == TOPIC_RESOURCE and topic is not None:
@@ -397,7 +398,7 @@ class LogManager:
                 partition.log.config = config
 
     def _reconfigure_all(self) -> None:
-        """Let every open log follow the broker's settings; where there are many, soon."""
+        """Apply the broker's settings to every open log, in the background if there are many."""
         self.producer_limit.maximum = self._config.int("max.producer.ids")
         self._unconfigured = list(self.metadata.topics)
         if self._reconfiguring is None:
@@ -426,9 +427,9 @@ class LogManager:
         self._on_delete.append(listener)
 
     def doom_partition(self, key: TopicPartition) -> None:
-        """Know nothing more of a deleted replica; :meth:`forget_doomed` has to follow.
+        """Drop a deleted replica; :meth:`forget_doomed` must follow.
 
-        From now on a partition of the same name is another one.
+        From now on a partition of the same name is a new one.
         """
         for offsets in self._checkpointed:
             offsets.pop(key, None)
@@ -442,10 +443,9 @@ class LogManager:
         self._stale = True
 
     async def forget_doomed(self, partitions: Sequence[Partition]) -> None:
-        """Rename the directories of deleted partitions, and forget their checkpointed offsets.
+        """Rename the directories of deleted partitions, and drop their checkpointed offsets.
 
-        The records of their deletions are durable. A new topic of the same name then has nothing to
-        wait for.
+        The records of their deletions are durable. A new topic of the same name then need not wait.
         """
         await self.removals.rename_all(partitions)
         doomed, kept = self._doomed, self._doomed_log_starts()
@@ -454,19 +454,15 @@ class LogManager:
             self._stale = False
 
     def _doomed_log_starts(self) -> Offsets:
-        """Log starts of deleted partitions that power loss may bring back.
+        """Return the log starts of deleted partitions that power loss may restore.
 
-        Their records before that were deleted, and must not come back with them.
+        Records below them were deleted before, and must not be restored.
         """
         marks = ((one, one.log_start_offset) for one in self.removals.doomed)
         return {(one.topic, one.index): start for one, start in marks if start}
 
     def plan_cut(self, partition: Partition, offset: int) -> set[str]:
-        """Say no more of a log than is there once it is cut, and have the checkpoints say so too.
-
-        ``offset`` is where it is to end, or to begin anew. Returns the names of the checkpoints
-        that :meth:`save_all` has to write before the cut, which has to follow. StorageError.
-        """
+        """Lower a log's offsets before its truncation; return the affected checkpoints' names."""
         key = partition.topic, partition.index
         before = self._marks_of(partition)
         partition.replica.plan_cut(offset)
@@ -477,12 +473,12 @@ class LogManager:
         return names
 
     async def save_all(self, names: Collection[str]) -> bool:
-        """Write these checkpoints; whether all are on disk."""
+        """Write these checkpoints; return whether all are on disk."""
         return all([await self.save(name) for name in CHECKPOINTS if name in names])
 
     @staticmethod
     def _marks_of(partition: Partition) -> dict[str, int]:
-        """What three of the checkpoints say of an open log."""
+        """Return an open log's offsets for three of the checkpoints."""
         return {
             RECOVERY_POINT_CHECKPOINT: partition.recovery_point,
             LOG_START_CHECKPOINT: partition.log_start_offset,
@@ -492,13 +488,13 @@ class LogManager:
     # --- checkpoints and stop --------------------------------------------------------------------
 
     def checkpoint(self, *names: str) -> bool:
-        """Write these checkpoints, or all, before anything else happens; whether it is done."""
+        """Write these checkpoints, by default all, synchronously; return whether that succeeded."""
         chosen = names or CHECKPOINTS
         written = [self._files.write(name, self._content(name)) for name in chosen]
         return all(written)
 
     async def save(self, name: str) -> bool:
-        """Write a checkpoint while others have their turn; whether it is on disk."""
+        """Write a checkpoint without blocking; return whether it is on disk."""
         return await self._files.save(name, self._content(name))
 
     def _content(self, name: str) -> Offsets:
@@ -508,16 +504,16 @@ class LogManager:
         if name == RECOVERY_POINT_CHECKPOINT:
             return {key: one.recovery_point for one, key in marks}
         if name == LOG_START_CHECKPOINT:
-            # The first file says the rest.
+            # A missing entry means that the log starts with its first file.
             starts = {key: one.log_start_offset for one, key in marks if one.log_start_offset}
             return self._doomed_log_starts() | starts
         return {key: one.high_watermark for one, key in marks}
 
     def close(self) -> None:
-        """Flush and close every log, write the checkpoints, leave the clean-shutdown mark.
+        """Flush and close every log, write the checkpoints and the clean-shutdown mark.
 
-        Without the mark, because a log is off line or could not be closed, the next start checks
-        what may be damaged.
+        If a log is offline or could not be closed, the mark is not written, and the next start
+        recovers the logs that may be damaged.
         """
         self._unconfigured.clear()
         self._files.close()
@@ -535,7 +531,7 @@ class LogManager:
                 self._closed(partition, partial(partition.finish_close, flush, failure))
         clean = self._clean and all(partition.offline is None for partition in self)
         if not self._complete:
-            # The start failed half-way: what is on disk says more than we know.
+            # The start has failed: the files on disk are more complete than this object.
             if (
                 clean
                 and self.was_clean
@@ -549,7 +545,7 @@ class LogManager:
             write_clean_shutdown(self._fs, self._directory, self.broker_epoch)
 
     def _closed(self, partition: Partition, step: Callable[[], Flush | None]) -> Flush | None:
-        """Take a step of a close; what goes wrong costs the clean-shutdown mark."""
+        """Run a step of a close; an error prevents the clean-shutdown mark."""
         try:
             return step()
         except Exception as error:  # noqa: BLE001 - the other logs have to be closed as well
@@ -564,7 +560,7 @@ class LogManager:
 
 
 def _report_recovery(partition: Partition, report: RecoveryReport) -> None:
-    """Say what a start has removed of a log, and what it has found and left."""
+    """Log what a start has removed from a log, and the damage that it has left."""
     for damage in report.damaged:
         _log.error(
             DAMAGE_LEFT,

@@ -1,8 +1,8 @@
-"""What is done from time to time: retention, expiry of producers, checkpoints, flushes.
+"""Periodic tasks: retention, expiry of producers, checkpoints, flushes.
 
-All of it runs on the event loop, one partition at a time with room for others in between; only
-retention waits for the disk in a thread. A failure is logged, its partition marked, and tried again
-next time.
+They run on the event loop, one partition at a time, and yield in between; only retention waits for
+the disk in a thread. After a failure, which is logged and marks the partition, the task is retried
+the next time.
 
 Source: ``LogManager`` (its scheduled tasks), ``ProducerStateManager.removeExpiredProducers``.
 """
@@ -27,7 +27,8 @@ from fencepost.logcore.clock import Clock
 from fencepost.logcore.partition import Partition
 
 FLUSH_CHECK_MS: Final = 250
-"""How often logs are looked at that have a finite ``flush.ms``: the precision of that setting."""
+"""The interval at which logs with a finite ``flush.ms`` are checked: the precision of that setting.
+"""
 
 _log = structlog.get_logger(__name__)
 
@@ -42,15 +43,15 @@ class Maintenance:
         self._config = config
         self._clock = clock
         self.tasks: list[Repeated] = []
-        """What is repeated: by the broker's clock what it decides by, by the machine's what is only
-        for the disk."""
+        """The tasks: on the broker's clock if their decisions depend on it, on the machine's if
+        they only concern the disk."""
         self._thread = Threads("retention")
         self._forgotten = 0
         self._troubled: dict[str, dict[str, str]] = {}
-        """Step → partition → why it failed there the last time."""
+        """By step and partition: the last failure."""
 
     def start(self) -> None:
-        """Begin; the first retention waits for ``log.initial.task.delay.ms``, as in Kafka."""
+        """Start; the first retention waits for ``log.initial.task.delay.ms``, as in Kafka."""
         config = self._config
         expiry = "producer.id.expiration.check.interval.ms"
         self._each(
@@ -89,13 +90,13 @@ class Maintenance:
         return task
 
     async def stop(self) -> None:
-        """End all tasks; none is cut off inside a step on a partition."""
+        """Stop all tasks; a step on a partition is never interrupted."""
         while self.tasks:
             await self.tasks.pop().stop()
         self._thread.close()
 
     async def run_retention(self, partition: Partition) -> None:
-        """Delete what ``retention.ms``, ``retention.bytes`` and the log start offset let go."""
+        """Delete segments by ``retention.ms``, ``retention.bytes`` and the log start offset."""
         deleted = await self._thread.drive(partition.cleanup.retaining(self._clock.now_ms()))
         if deleted:
             _log.info(
@@ -106,12 +107,12 @@ class Maintenance:
             )
 
     def run_producer_expiry(self, partition: Partition) -> None:
-        """Forget producers that wrote nothing for ``producer.id.expiration.ms``."""
+        """Remove producers that wrote nothing for ``producer.id.expiration.ms``."""
         limit_ms = self._config.int("producer.id.expiration.ms")
         partition.producers.expire(self._clock.now_ms(), limit_ms)
 
     def report_forgotten_producers(self) -> None:
-        """Say that ``max.producer.ids`` is too low for what the clients do."""
+        """Log a warning if ``max.producer.ids`` is too low for the clients."""
         limit = self._logs.producer_limit
         if limit.forgotten > self._forgotten:
             _log.warning(
@@ -123,7 +124,7 @@ class Maintenance:
             self._forgotten = limit.forgotten
 
     def run_flush(self, partition: Partition) -> None:
-        """Force a log to disk that holds unforced records for longer than its ``flush.ms``."""
+        """Flush a log that has had unflushed records for longer than its ``flush.ms``."""
         partition.flushes.run_if_due(self._clock.now_ms())
 
     def _each(
@@ -150,14 +151,14 @@ class Maintenance:
     async def _take(
         self, what: str, step: Step, partition: Partition, failed: dict[str, str]
     ) -> None:
-        """Take a step on one partition. The same failure is told once, not four times a second."""
+        """Run a step on one partition. A repeated failure is logged only once."""
         try:
             done = step(partition)
             if done is not None:
                 await done
         except Exception as error:  # noqa: BLE001 - the other partitions have to be served as well
             if self._logs.find_open((partition.topic, partition.index)) is not partition:
-                return  # it was deleted meanwhile
+                return  # it was deleted in the meantime
             cause = failed[partition.name] = f"{type(error).__name__}: {error}"
             if self._troubled.get(what, {}).get(partition.name) != cause:
                 tell(what, error, partition=partition.name)

@@ -1,9 +1,9 @@
-"""What is on its way out of the data directory: topics that were deleted, files nobody reads.
+"""Removal of deleted topics and unused files from the data directory.
 
-A file system takes its time to give a large file up, and a topic may have thousands of them. So a
-deleted partition ceases to serve at once, its directory gets another name soon, a few at a time,
-and a thread removes it then. What a stop or a kill leaves is found at the next start by its name,
-and removed when the broker listens.
+A file system takes long to remove a large file, and a topic may have thousands of them. So a
+deleted partition stops serving at once, its directory is renamed soon, a few at a time, and a
+thread removes it afterwards. After a stop or a kill, the next start finds the remaining directories
+by their names, and removes them once the broker listens.
 
 Source: ``LogManager.asyncDelete``, ``LogManager.deleteLogs``.
 """
@@ -24,7 +24,7 @@ from fencepost.logcore.fs import FileSystem
 from fencepost.logcore.partition import Partition
 
 PRODUCERS_AT_ONCE: Final = 2_000
-"""Producers of a deleted partition that are forgotten before others get their turn."""
+"""The producers of a deleted partition that are removed before others get their turn."""
 
 TopicPartition = tuple[str, int]
 
@@ -32,11 +32,11 @@ _log = structlog.get_logger(__name__)
 
 
 class Removals:
-    """``broker.logs.removals``. Belongs to the event loop; the thread begins with ``start``.
+    """``broker.logs.removals``. Belongs to the event loop; the thread starts with ``start``.
 
     No directory of a deleted partition is renamed before the record of the deletion is durable,
-    because power loss may bring the topic back until then. ``force`` makes it durable at once, and
-    raises LogError where it cannot.
+    because until then power loss may restore the topic. ``force`` makes it durable at once, and
+    raises LogError if it cannot.
     """
 
     def __init__(self, fs: FileSystem, directory: str, force: Callable[[], None]) -> None:
@@ -44,24 +44,24 @@ class Removals:
         self._directory = directory
         self._force = force
         self._doomed: dict[TopicPartition, Partition] = {}
-        """Partitions that were deleted, and whose directory still has its name."""
+        """Deleted partitions whose directory still has its name."""
         self._waiting: deque[Callable[[], None]] = deque()
         self._is_renamed = False
-        """Directories have other names that are not on disk: their content has to wait."""
+        """Renames are not on disk yet: the directories' content must not be removed before."""
         self._thread = Threads("removals")
         self._task: asyncio.Task[None] | None = None
         self._may_run = False
 
     def start(self) -> None:
-        """Begin to remove, on the running loop."""
+        """Start removing, on the running loop."""
         self._may_run = True
         self._go_on()
 
     async def close(self) -> None:
-        """Rename the directories of deleted partitions, and finish the removal under way.
+        """Rename the directories of deleted partitions, and finish the current removal.
 
-        The next start removes the rest. Where the records of deletions cannot be made durable, it
-        also decides which directories belong to deleted topics.
+        The next start removes the rest. If the records of deletions cannot be made durable, it also
+        decides which directories belong to deleted topics.
         """
         self._may_run = False
         self._rename_forced()
@@ -78,28 +78,28 @@ class Removals:
     # --- partitions of deleted topics ---
 
     def doom(self, partition: Partition) -> None:
-        """Let a partition serve nothing more; its directory may be in the way for a while."""
+        """Stop serving a partition; its directory may keep its name for a while."""
         partition.doom()
         self._doomed[partition.topic, partition.index] = partition
 
     @property
     def doomed(self) -> list[Partition]:
-        """Deleted partitions whose directories still have their names."""
+        """Return the deleted partitions whose directories still have their names."""
         return [*self._doomed.values()]
 
     def make_way(self, key: TopicPartition) -> None:
         """Rename the directory of a deleted partition at once: a new one needs the name.
 
-        Raises LogError where the record of the deletion cannot be made durable.
+        Raises LogError if the record of the deletion cannot be made durable.
         """
         if key in self._doomed:
             self._force()
             self._rename(key)
 
     async def rename_all(self, partitions: Sequence[Partition]) -> None:
-        """Rename the directories of deleted partitions, with room for others in between.
+        """Rename the directories of deleted partitions, yielding in between.
 
-        The records of their deletions are durable. Later deletions have to wait for their own.
+        The records of their deletions are durable. Later deletions must wait for their own records.
         """
         pace = Pace()
         for partition in partitions:
@@ -128,7 +128,7 @@ class Removals:
         try:
             renamed = partition.rename_doomed()
         except (LogError, OSError) as error:
-            # It stays for the next start; the topic is gone all the same.
+            # It is left for the next start; the topic is deleted all the same.
             _log.warning("directory not removed", partition=partition.name, cause=str(error))
             return
         self._is_renamed = True
@@ -137,7 +137,7 @@ class Removals:
     # --- files ---
 
     def add_directory(self, path: str) -> None:
-        """Remove a directory and all in it."""
+        """Remove a directory with its content."""
         self._add(partial(self._fs.remove_tree, path))
 
     def add_file(self, path: str) -> None:
@@ -156,7 +156,7 @@ class Removals:
         try:
             while self._waiting and self._may_run:
                 if self._is_renamed:
-                    # Else power loss could bring the old name back with half of what it had.
+                    # Otherwise power loss could restore the old name with half of the content.
                     self._is_renamed = False
                     if not await self._is_done(partial(self._fs.sync_directory, self._directory)):
                         self._waiting.clear()
@@ -166,7 +166,7 @@ class Removals:
             self._task = None
 
     async def _is_done(self, step: Callable[[], None]) -> bool:
-        """Take a step; what fails stays for the next start."""
+        """Run a step; after a failure the removal is left for the next start."""
         try:
             await self._thread.run(step)
         except Exception as error:  # noqa: BLE001 - the others have to go as well

@@ -1,4 +1,4 @@
-"""One replica on this broker of a partition that has others, and who fetches for it."""
+"""One replica on this broker of a replicated partition, and the interfaces of its fetchers."""
 
 from __future__ import annotations
 
@@ -22,52 +22,52 @@ if TYPE_CHECKING:
 
 
 class Fetchers(Protocol):
-    """Who follows: ``coordinator/replication/fetchers.py``."""
+    """Fetches from leaders: ``coordinator/replication/fetchers.py``."""
 
     @property
     def max_lag(self) -> int:
-        """Records that the replica furthest behind its leader lacks."""
+        """Return the lag of the replica furthest behind its leader, in records."""
 
     def follow(self, partitions: Sequence[LocalPartition]) -> None:
-        """Fetch these from their leaders from now on, in the leader epoch that each has."""
+        """Start fetching the partitions from their leaders, in the leader epoch of each."""
 
     def stop(self, partitions: Sequence[tuple[UUID, int]]) -> None:
-        """Fetch these no more; what is under way for them has no effect."""
+        """Stop fetching the partitions; responses in flight have no effect."""
 
 
 class Placed(Protocol):
-    """Hears where replicas are: ``coordinator/replication/directories.py``."""
+    """Reports the directories of replicas: ``coordinator/replication/directories.py``."""
 
     def __call__(self, one: LocalPartition, *, is_offline: bool) -> None:
-        """``is_offline``: its disk has failed, or it could not be opened."""
+        """Report a replica; it is offline if its disk has failed or it could not be opened."""
 
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """One partition with a replica here, unless that is the only one."""
+    """A replica on this broker, unless it is the partition's only one."""
 
     local: LocalPartition
     machine: PartitionLeader
     partition: Partition | None = None
-    """Its log; None where it could not be opened."""
+    """Its log; None if it could not be opened."""
     failure: StorageError | None = None
-    """Why that is so."""
+    """The reason why it could not be opened."""
     followed_epoch: int = UNDEFINED_EPOCH
-    """The leader epoch in which it was last told to be fetched, or to wait for a leader."""
+    """The leader epoch of the last start of fetching, or of waiting for a leader."""
     waiting: list[Callable[[], None]] = field(default_factory=list)
-    """Who waits for the low watermark: called with each move of it, and with the end of the
-    leadership. Whoever is served takes itself out."""
+    """Callbacks that wait for the low watermark: called with each change of it, and at the end of
+    the leadership. A callback that is done removes itself."""
 
     @classmethod
     def of(cls, view: ReplicationView, one: LocalPartition) -> Replica:
-        """A replica that was not here before."""
+        """Create a replica that is new on this broker."""
         from fencepost.cluster.leader import PartitionLeader  # noqa: PLC0415 - most brokers are alone
 
         return cls(one, PartitionLeader(view, one.topic, one.topic_id, one.index))
 
     @property
     def log(self) -> Partition:
-        """The open log, or StorageError."""
+        """Return the open log. Raises StorageError."""
         if self.partition is None:
             if self.failure is not None:
                 raise without_traceback(self.failure)
@@ -76,14 +76,14 @@ class Replica:
 
     @property
     def is_offline(self) -> bool:
-        """Whether its disk has failed."""
+        """Return whether its disk has failed."""
         return self.partition is None or self.partition.offline is not None
 
 
 def partitions_in(
     topics: Iterable[TopicImage], *tables: Mapping[tuple[str, int], object]
 ) -> Iterator[LocalPartition]:
-    """Return the partitions of ``topics`` that have an entry in any of ``tables``."""
+    """Yield the partitions of ``topics`` that have an entry in any of ``tables``."""
     for topic in topics:
         name, count = topic.name, len(topic.partitions)
         indexes: set[int] = set()

@@ -19,20 +19,20 @@ class ReplicaCounts:
     partitions: int = 0
     leaders: int = 0
     under_replicated: int = 0
-    """Led, and fewer replicas are in sync than are assigned."""
+    """Led partitions with fewer in-sync than assigned replicas."""
     under_min_isr: int = 0
-    """Led, and writes with acks=all are refused."""
+    """Led partitions that refuse writes with acks=all."""
     at_min_isr: int = 0
-    """Led, and one more loss would have them refused."""
+    """Led partitions that would refuse them after the loss of one more replica."""
     offline: int = 0
     reassigning: int = 0
-    """Led, and replicas come or go."""
+    """Led partitions with a reassignment in progress."""
 
 
 class LedAlone:
-    """Counts the partitions that a broker leads and of which it has the only replica.
+    """Counts the partitions that a broker leads as their only replica.
 
-    There may be 200,000 of them: they are not counted again before the topics have changed.
+    They may be 200,000, so they are counted again only when the topics have changed.
     """
 
     def __init__(self, node_id: int) -> None:
@@ -41,7 +41,7 @@ class LedAlone:
         self._count = 0
 
     def count(self, image: MetadataImage) -> int:
-        """Return how many there are in ``image``."""
+        """Return their number in ``image``."""
         if self._topics is not image.topics:
             self._topics, self._count = image.topics, 0
             last, is_alone = None, False
@@ -54,7 +54,7 @@ class LedAlone:
 
 
 def count(replicas: Collection[Replica], alone: int, offline: int) -> ReplicaCounts:
-    """Count ``replicas``, beside partitions led ``alone`` and open logs that are ``offline``."""
+    """Count ``replicas``, plus ``alone`` partitions led alone and ``offline`` open logs."""
     found = ReplicaCounts(alone + len(replicas), alone, offline=offline)
     for replica in replicas:
         machine = replica.machine

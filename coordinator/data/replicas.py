@@ -1,14 +1,13 @@
-"""The partitions that this broker leads and follows, as the latest image of the metadata has them.
+"""The partitions that this broker leads and follows, according to the latest metadata image.
 
-A partition whose only replica is here is led *alone*: it is its log and nothing else, opened when
-it is first used, and has no entry here. Every other partition with a replica on this broker is a
-:class:`Replica` with a ``PartitionLeader`` (``cluster/leader.py``), which knows the epochs also
-while another broker leads. Requests depend on this: an open log that is not replicated is led
-alone, in the leader epoch of its marks.
+A partition whose only replica is here is led *alone*: it consists of its log, opened on first use,
+and has no entry here. Every other partition with a replica on this broker is a :class:`Replica`
+with a ``PartitionLeader`` (``cluster/leader.py``), which also knows the epochs while another broker
+leads. Requests rely on this: an open log that is not replicated is led alone, in the leader epoch
+of its marks.
 
-The machine of a led partition is told of every append (``Marks.on_own_end``) and of every fetch of
-a follower. Its steps move the log's high watermark, wake the requests that wait for that, and take
-changes of the ISR to the controller.
+The machine of a led partition gets every append (``Marks.on_own_end``) and every follower's fetch.
+Its steps advance the log's high watermark, wake requests, and send ISR changes to the controller.
 
 Source: ``ReplicaManager``, ``Partition``.
 """
@@ -62,7 +61,7 @@ _log = structlog.get_logger(__name__)
 
 TopicPartition = tuple[str, int]
 Remember = Callable[[LocalPartition, Event], None]
-"""Keeps a cause in the history; it must not fail."""
+"""Records a cause in the history; it must not fail."""
 
 
 class Replicas:
@@ -84,7 +83,7 @@ class Replicas:
         self.view = ReplicationView(node_id, replica_lag_time_max_ms=config.int(LAG_TIME))
         """The view that all machines of this broker share; the lifecycle sets its broker epoch."""
         self.image = image
-        """The latest one."""
+        """The latest image."""
         self.durable = durable
         """Returns once the latest image is durable; raises StorageError."""
         self._led_alone = LedAlone(node_id)
@@ -92,16 +91,16 @@ class Replicas:
         self._open = logs.opened
         self._due = DueChanges(self._begin_with)
         self.fetchers: Fetchers | None = None
-        """Follow the partitions that other brokers lead; set before the first image comes."""
+        """Fetches the partitions that other brokers lead; set before the first image arrives."""
         self.alter_partition: Callable[[IsrChange], None] | None = None
-        """Takes a change of an ISR to the controller; set before the first image comes."""
+        """Sends a change of an ISR to the controller; set before the first image arrives."""
         self.remember: Remember | None = None
-        """Keeps the causes of changes of ISRs."""
+        """Records the causes of changes of ISRs."""
         self.on_placed: Placed | None = None
-        """Told of each replica that is led or followed, and of those whose disk fails."""
+        """Called for each replica that is led or followed, and after a disk failure."""
         self.isr_shrinks = self.isr_expands = self.failed_isr_updates = 0
         self._isr_check = Repeated("ISRs", self.check_isr, self._check_interval_ms, self._clock)
-        """Begins with the first partition that has other replicas."""
+        """Starts with the first replicated partition."""
         self._forgetting: asyncio.Task[None] | None = None
         self._has_started = False
         config.listen(self._reconfigure)
@@ -109,9 +108,9 @@ class Replicas:
     # --- leaders and followers -------------------------------------------------------------------
 
     def leader(self, topic: str, index: int, leader_epoch: int = UNDEFINED_EPOCH) -> Partition:
-        """The log of a partition that this broker leads.
+        """Return the log of a partition that this broker leads.
 
-        ``leader_epoch`` is what the client takes for the present one; −1 is not checked. Raises
+        ``leader_epoch`` is the client's current leader epoch; −1 is not checked. Raises
         UnknownTopicOrPartitionError, StorageError, FencedLeaderEpochError, UnknownLeaderEpochError,
         NotLeaderOrFollowerError, in this order.
         """
@@ -128,7 +127,7 @@ class Replicas:
     def led_with_id(
         self, topic: str, index: int, leader_epoch: int, topic_id: UUID | None
     ) -> Partition:
-        """The same for another broker; it also raises InconsistentTopicIdError, first of all."""
+        """Return the log like :meth:`leader`; before that raise InconsistentTopicIdError."""
         self._check_id(topic, index, topic_id)
         return self.leader(topic, index, leader_epoch)
 
@@ -139,7 +138,7 @@ class Replicas:
         leader_epoch: int = UNDEFINED_EPOCH,
         topic_id: UUID | None = None,
     ) -> Partition:
-        """Return the log of a partition with a replica here, led or not; raise as these two."""
+        """Return the log of any replica here, led or not. Raises like :meth:`led_with_id`."""
         if (topic, index) not in self._here and not self._due.partitions:
             return self.leader(topic, index, leader_epoch)
         self._check_id(topic, index, topic_id)
@@ -161,10 +160,10 @@ class Replicas:
         return partition
 
     def _alone(self, topic: str, index: int, leader_epoch: int) -> Partition:
-        """The log of a partition that has its only replica here."""
+        """Return the log of a partition whose only replica is here."""
         registration = self.registration(topic, index)
         if registration is None:
-            # Without the name: it may be long, and one request may ask 100,000 times.
+            # Without the name: it may be long, and one request may contain 100,000 partitions.
             raise UnknownTopicOrPartitionError(f"there is no partition {index} of this topic")
         if not registration.is_alone_on(self.node_id):
             raise NotLeaderOrFollowerError(f"{topic}-{index} has no replica on this broker")
@@ -176,61 +175,61 @@ class Replicas:
         return partition
 
     def registration(self, topic: str, index: int) -> PartitionRegistration | None:
-        """The state of a partition in the latest image; None if there is no such partition."""
+        """Return the state of a partition in the latest image; None if it does not exist."""
         known = self.image.topics.get(topic)
         if known is None or not 0 <= index < len(known.partitions):
             return None
         return known.partitions[index]
 
     def has_one(self, topic: str, index: int) -> bool:
-        """Whether a partition has a replica on this broker."""
+        """Return whether a partition has a replica on this broker."""
         registration = self.registration(topic, index)
         return registration is not None and self.node_id in registration.replicas
 
     def replica(self, topic: str, index: int) -> Replica | None:
-        """The replica here of a partition that has others, None where there is none."""
+        """Return this broker's replica of a replicated partition; None if there is none."""
         key = topic, index
         if self._due.partitions:
             self._due.settle(key)
         return self._here.get(key)
 
     def led(self, topic: str, index: int) -> PartitionLeader | None:
-        """The machine of a partition that this broker leads with others; None for any other."""
+        """Return the machine of a replicated partition that this broker leads, else None."""
         replica = self.replica(topic, index)
         return replica.machine if replica is not None and replica.machine.is_leader else None
 
     def __iter__(self) -> Iterator[Replica]:
-        """All partitions with a replica here that is not the only one, in no order."""
+        """Iterate over this broker's replicas of replicated partitions, in no order."""
         return iter(self._here.values())
 
     def leader_of(self, topic: str, index: int) -> tuple[int, int] | None:
-        """Leader and leader epoch of a partition, for a client of the wrong broker (KIP-951)."""
+        """Return a partition's leader and leader epoch, for clients of other brokers (KIP-951)."""
         here = self.replica(topic, index)
         known = self.registration(topic, index) if here is None else here.local.registration
         return None if known is None else (known.leader, known.leader_epoch)
 
     def counts(self, offline: int) -> ReplicaCounts:
-        """Count the partitions with a replica here; ``offline`` of the open logs are off line."""
+        """Count the partitions with a replica here; ``offline`` is the number of offline logs."""
         return count(self._here.values(), self._led_alone.count(self.image), offline)
 
     # --- what an image changes -------------------------------------------------------------------
 
     def start(self) -> None:
-        """Lead and follow what the installed image says, on the running loop."""
+        """Lead and follow the partitions of the installed image, on the running loop."""
         self._has_started = True
         self.publish(MetadataImage(), self.image)
 
     def publish(self, old: MetadataImage, image: MetadataImage) -> None:
-        """Do what the step to ``image`` asks of this broker, between the start and the stop."""
+        """Apply the changes up to ``image``, between the start and the stop."""
         if not self._has_started:
             self.image = image
             return
         self.apply(local_changes(old, image, self.node_id, each_alone=False), image)
 
     def apply(self, changes: LocalChanges, image: MetadataImage) -> None:
-        """Do the work that the step to ``image`` gives: deletes, then leaders, then followers.
+        """Apply the changes up to ``image``: deletes, then leaders, then followers.
 
-        A failure concerns one partition, and is logged.
+        A failure affects one partition, and is logged.
         """
         others = image.brokers is not self.view.brokers
         self.view.brokers = image.brokers
@@ -265,7 +264,7 @@ class Replicas:
             self._here[one.topic, one.index].followed_epoch = one.registration.leader_epoch
 
     def stop_following(self, partitions: Sequence[tuple[UUID, int]]) -> None:
-        """Fetch these no longer, though the image says so: this broker is about to leave."""
+        """Stop fetching partitions before the image changes: this broker is about to shut down."""
         if not partitions:
             return
         self._due.finish()
@@ -296,10 +295,10 @@ class Replicas:
             self._forgetting = spawn(self._forget(), "directories of deleted replicas")
 
     async def _forget(self) -> None:
-        # Where the wait fails, the partitions stay doomed until the next deletion comes.
+        # If the wait fails, the partitions stay doomed until the next deletion.
         while doomed := self._logs.removals.doomed:
-            # Their records go only when no power loss can bring the topics back. What is deleted
-            # during the wait has its own.
+            # Directories are renamed only when power loss cannot restore their topics. Partitions
+            # that are deleted during the wait have their own round.
             await self.durable()
             await self._logs.forget_doomed(doomed)
 
@@ -338,7 +337,7 @@ class Replicas:
         self._place(replica)
 
     def _here_alone(self, one: LocalPartition) -> None:
-        """Lead a partition whose other replicas are gone, or never were."""
+        """Lead a partition whose other replicas were removed, or never existed."""
         key = one.topic, one.index
         replica = self._here.pop(key, None)
         if replica is not None:
@@ -364,7 +363,7 @@ class Replicas:
             return False
         replica.local = one
         is_new = registration.leader_epoch > replica.followed_epoch
-        # The log is made even without a leader, so that the checkpoints know it (KAFKA-1647).
+        # The log is created even without a leader, so that the checkpoints contain it (KAFKA-1647).
         try:
             partition = replica.partition or self._logs.partition(one.topic, one.index)
             self._replicate(replica, partition)
@@ -390,7 +389,7 @@ class Replicas:
         return replica
 
     def _replicate(self, replica: Replica, partition: Partition) -> None:
-        """Have the high watermark come from the machine, or from the leader that it follows."""
+        """Take the high watermark from the machine, or from the leader of a followed partition."""
         if replica.partition is None:
             replica.partition, replica.failure = partition, None
             marks = partition.marks
@@ -399,7 +398,7 @@ class Replicas:
             partition.marks.replicate(partition.high_watermark)
 
     def _let_go(self, replica: Replica) -> None:
-        """Wake all that waits for a partition that is no longer led; each request looks again."""
+        """Wake all requests that wait for a partition that is no longer led; each checks again."""
         partition = replica.partition
         if partition is not None:
             self._commits.give_up(partition)
@@ -409,7 +408,7 @@ class Replicas:
     # --- disks -----------------------------------------------------------------------------------
 
     def _failed(self, replica: Replica, error: LogError) -> None:
-        """Take a replica off line until it changes: its log cannot be opened or begin an epoch."""
+        """Take a replica offline until it changes: its log cannot be opened or begin an epoch."""
         one = replica.local
         _log.error("replica off line", partition=f"{one.topic}-{one.index}", cause=str(error))
         if replica.partition is None:
@@ -433,7 +432,7 @@ class Replicas:
     # --- appends, fetches, answers, time ---------------------------------------------------------
 
     def check_min_isr(self, topic: str, index: int) -> None:
-        """Refuse an append with acks=all where too few would have it: NotEnoughReplicasError."""
+        """Refuse an append with acks=all if the ISR is too small: NotEnoughReplicasError."""
         replica = self.replica(topic, index) if self._here else None
         if replica is None:
             return
@@ -445,7 +444,7 @@ class Replicas:
             )
 
     def _appended(self, replica: Replica, own_end: int) -> None:
-        """The log has grown; its listeners are told in a moment."""
+        """Handle an append; the listeners of the log are notified afterwards."""
         self._take(replica, replica.machine.appended(own_end, self._clock.monotonic_ms()))
 
     def fetched(
@@ -458,9 +457,9 @@ class Replicas:
         log_start_offset: int,
         leader_end_offset: int,
     ) -> None:
-        """Count the fetch of a follower that has been read for, up to ``leader_end_offset``.
+        """Record the fetch of a follower after a read up to ``leader_end_offset``.
 
-        NotLeaderOrFollowerError for one of a former incarnation, UnknownReplicaError.
+        Raises NotLeaderOrFollowerError for a stale broker epoch, UnknownReplicaError.
         """
         replica = self.replica(topic, index)
         if replica is None:
@@ -476,13 +475,13 @@ class Replicas:
         self._take(replica, step, told=True)
 
     def log_start_moved(self, partition: Partition) -> None:
-        """The log of a led partition begins elsewhere now."""
+        """Handle a new log start offset of a led partition."""
         replica = self.replica(partition.topic, partition.index)
         if replica is not None:
             self._take(replica, replica.machine.log_start_moved(partition.log_start_offset))
 
     def alter_partition_answered(self, change: IsrChange, answer: int | AlteredPartition) -> None:
-        """Take the controller's answer to a change of an ISR."""
+        """Handle the controller's response to a change of an ISR."""
         replica = self.replica(change.topic, change.index)
         if replica is None or replica.local.topic_id != change.topic_id:
             return
@@ -499,18 +498,18 @@ class Replicas:
                     self._take(replica, machine.check_isr(now_ms), told=True)
 
     def _reconsider(self, chosen: Iterable[Replica] | None = None) -> None:
-        """Look at watermarks again: brokers came or went, or a setting has changed."""
+        """Recompute watermarks: brokers have changed, or a setting."""
         now_ms = self._clock.monotonic_ms()
         for replica in list(self._here.values() if chosen is None else chosen):
             if replica.machine.is_leader:
                 self._take(replica, replica.machine.reconsider(now_ms), told=True)
 
     def _take(self, replica: Replica, step: LeaderStep, *, told: bool = False) -> None:
-        """Carry out a step of a machine. With ``told``, notify the listeners of the log here."""
+        """Execute a step of a machine. With ``told``, notify the listeners of this log."""
         partition = replica.partition
         if partition is not None:
             marks = partition.marks
-            # Nothing is committed that flush.messages has this broker wait for.
+            # Records that flush.messages requires to be flushed are not committed before.
             mark = min(replica.machine.high_watermark, marks.own_end)
             if mark > marks.high_watermark and replica.machine.is_leader:
                 marks.move_high_watermark(mark)
@@ -537,14 +536,14 @@ class Replicas:
     # --- the low watermark -----------------------------------------------------------------------
 
     def low_watermark(self, partition: Partition) -> int:
-        """The lowest log start of all live replicas; −1 while one of them has not said."""
+        """Return the lowest log start offset of all live replicas; −1 while one is unknown."""
         machine = self.led(partition.topic, partition.index)
         return partition.log_start_offset if machine is None else machine.low_watermark
 
     def low_watermark_reaches(
         self, partition: Partition, offset: int
     ) -> asyncio.Future[None] | None:
-        """Done once the low watermark is there or this broker no longer leads; None if it is."""
+        """Return a future for the low watermark or the end of the leadership; None if reached."""
         replica = self.replica(partition.topic, partition.index)
         if replica is None or self.low_watermark(partition) >= offset:
             return None
@@ -566,7 +565,7 @@ class Replicas:
     # --- settings --------------------------------------------------------------------------------
 
     def _set_min_isr(self) -> None:
-        """Take over ``min.insync.replicas`` of topics and brokers, which may have changed."""
+        """Apply ``min.insync.replicas`` of topics and brokers, which may have changed."""
         wanted: dict[str, int] = {}
         changed = []
         for replica in self._here.values():
@@ -589,7 +588,7 @@ class Replicas:
     # --- the whole -------------------------------------------------------------------------------
 
     async def stop(self) -> None:
-        """End what is repeated. Later images change nothing here, and no follower is heard."""
+        """Stop periodic work. Later images change nothing, and fetches do not count."""
         self._has_started = False
         await self._due.close()
         await self._isr_check.stop()

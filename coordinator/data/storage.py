@@ -1,6 +1,6 @@
-"""What a broker keeps on its disk, opened: its metadata, its partitions, and who flushes them.
+"""The storage of a broker: its metadata, its partitions, and their flusher.
 
-A command that works on a stopped broker's data needs no more than this (``fencepost log import``).
+A command that works on a stopped broker's data needs nothing else (``fencepost log import``).
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from fencepost.logcore.partition import Partition
 class Storage:
     """The data of one broker. ``directory`` exists and is locked by this process.
 
-    ``directory_id`` is what the cluster knows it by; ``end_points`` say where the broker will
-    listen. ``observed`` is what is known of a cluster whose controllers are elsewhere; there is no
-    log of metadata then. A node that is no broker has no partitions but that one. Where the
-    controller of others and a broker share a directory, the controller's is opened first, without
-    ``loads``, and the broker's storage is given it as ``beside``: the logs are both's.
+    ``directory_id`` is its id in the cluster; ``end_points`` are the broker's listeners.
+    ``observed`` is the metadata of a cluster with remote controllers; without a metadata log of its
+    own. A node that is not a broker has no partition except the metadata log. If a controller and a
+    broker share a directory, the controller's storage is opened first, without ``loads``, and
+    passed to the broker's storage as ``beside``: they share the logs.
 
     Raises MetadataError, LogError, OSError; nothing stays open then.
     """
@@ -63,23 +63,24 @@ class Storage:
         if beside is not None:
             flusher = beside.flusher
         self.flusher: Flusher = Flusher(clock) if flusher is None else flusher
-        """Appends that wait for the disk."""
+        """Flushes appends for which requests wait."""
         self.commits = Commits(self.flusher)
-        """Whoever waits until something is committed."""
+        """Waits for commits."""
         self._directory_id, self._end_points = directory_id, end_points
         self._observed = observed
         self.is_broker, self._loads = is_broker, loads
         self.metadata: Metadata
-        """Topics, dynamic settings, producer-id blocks."""
+        """Topics, dynamic settings, producer id blocks."""
         self.own_log: MetadataLog | None = None
-        """The log of metadata of a node that decides; None where the controllers are elsewhere."""
+        """The metadata log of a controller; None if the controllers are remote."""
         self.logs: LogManager = self._open_logs() if beside is None else beside.logs
         """All partitions."""
         if beside is not None and observed is not None:
             self.metadata = observed
             self.logs.load(observed)
         elif observed is None:
-            # The mark of its stop says so, should it become a broker of controllers (KIP-966).
+            # The clean-shutdown mark contains it, in case the node later joins a controller
+            # (KIP-966).
             self.logs.broker_epoch = self.metadata_log.broker_epoch
         self.replicas = Replicas(
             self.logs,
@@ -90,12 +91,12 @@ class Storage:
             image=self.metadata.image,
             durable=self.durable,
         )
-        """Which partitions this broker leads, and which it follows."""
+        """The partitions that this broker leads and follows."""
         if is_broker:
             self.metadata.subscribe(Subscriber.REPLICAS, self.replicas.publish)
 
     async def durable(self) -> None:
-        """Return once the latest image is durable; a controller elsewhere has waited for that.
+        """Return once the latest image is durable; a remote controller has ensured that before.
 
         Raises StorageError.
         """
@@ -104,9 +105,10 @@ class Storage:
             await forced
 
     def _force(self) -> None:
-        """Make the metadata durable at once; raises LogError. A controller elsewhere has waited.
+        """Make the metadata durable synchronously, or raise LogError.
 
-        So has the controller in a process with a broker, which learns only of durable records.
+        With a remote controller, or one in this process that shares its directory with a broker,
+        the broker has only seen durable records.
         """
         if self.own_log is None or not self.is_broker:
             return
@@ -137,13 +139,13 @@ class Storage:
 
     @property
     def metadata_log(self) -> MetadataLog:
-        """:attr:`own_log`; raises RuntimeError where there is none."""
+        """Return :attr:`own_log`; raise RuntimeError if there is none."""
         if self.own_log is None:
             raise RuntimeError("the controllers are elsewhere")
         return self.own_log
 
     def end_metadata(self) -> None:
-        """Write a snapshot at a stop, if the log has grown: the next start replays less."""
+        """Write a snapshot at shutdown, if the log has grown: the next start replays less."""
         if self.own_log is not None:
             self.own_log.compact(0)
 

@@ -393,7 +393,7 @@ class _Loader:
         return behind
 
     def _check_order(self, header: BatchHeader, expected: int, *, strict: bool) -> None:
-        """Check the fields outside of the CRC: base offset and length in offsets."""
+        """Check that a batch's offsets are valid and follow on: no CRC covers its base offset."""
         base_offset = header.base_offset
         if header.magic < MAGIC:
             # Only a message's last offset is known, and it belongs to no epoch.

@@ -121,7 +121,7 @@ class Services:
 
     def remember_cluster(self, old: MetadataImage, new: MetadataImage) -> None:
         """Record the cluster changes between two metadata images."""
-        from fencepost.cluster.broker_changes import cluster_changes  # noqa: PLC0415 - only members
+        from fencepost.cluster.broker_changes import cluster_changes  # noqa: PLC0415 - only cluster members need it
 
         for event in cluster_changes(old, new):
             self.history.remember(CLUSTER, f"broker {self.node_id}", event, None, "metadata")
@@ -188,7 +188,7 @@ class Services:
             return topic
         if self.storage.own_log is None:
             raise MetadataUnavailableError(f"there is no topic {name} yet")
-        from fencepost.coordinator.controller.topic_decisions import create_internal_topic  # noqa: PLC0415 - a broker does it once
+        from fencepost.coordinator.controller.topic_decisions import create_internal_topic  # noqa: PLC0415 - needed once per broker
 
         create_internal_topic(self.active_controller.decide, self.metadata, self.config, name)
         return self.metadata.known(name)
@@ -210,7 +210,7 @@ class Services:
 
     def decided(self, event: Event, origin: Origin | None, trigger: str | None) -> None:
         """Record a decision of the controller and its cause."""
-        from fencepost.cluster.controller.outcome import OF_PARTITIONS  # noqa: PLC0415 - few ask
+        from fencepost.cluster.controller.outcome import OF_PARTITIONS  # noqa: PLC0415 - few decisions need it
 
         scope = PARTITION if event.kind in OF_PARTITIONS else CLUSTER
         self.history.remember(scope, event.subject, event, origin, trigger)
@@ -278,7 +278,7 @@ class Services:
         """Return the active controller's API versions; empty while they are unknown."""
         return {} if self.controller is None else self.controller.versions
 
-    # --- what touches more than one service ---
+    # --- several services ---
 
     async def topics_forgotten(self) -> None:
         """Return once deleted topics have no directories and groups no offsets of them."""

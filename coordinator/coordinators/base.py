@@ -119,11 +119,11 @@ class ShardedCoordinator(Generic[M_co]):
                 return CoordinatorNotAvailableError(str(error))
         return None
 
-    def _reads_only(self, command: object) -> bool:  # noqa: ARG002 - most write
+    def _reads_only(self, command: object) -> bool:  # noqa: ARG002 - most commands write
         """Return whether a command never writes, in any state."""
         return False
 
-    def _while_loading(self, command: object) -> object | None:  # noqa: ARG002 - most have none
+    def _while_loading(self, command: object) -> object | None:  # noqa: ARG002 - usually none
         """Return a loading shard's answer to a command; None for COORDINATOR_LOAD_IN_PROGRESS."""
         return None
 

@@ -192,7 +192,7 @@ class MarkerWriter:
         ):
             asyncio.get_running_loop().call_soon(self.leaders_changed)
 
-    # --- the coordinator's side ---
+    # --- coordinator ---
 
     def write(
         self,
@@ -279,7 +279,7 @@ class MarkerWriter:
         for task in self._sends:
             task.cancel()
 
-    # --- the queues' side ---
+    # --- queues ---
 
     def _go_on(self, end: float) -> None:
         """Look up leaders, send and write until ``end``; leave the rest to the worker.
@@ -351,7 +351,7 @@ class MarkerWriter:
         codes: Codes | None = None
         try:
             codes = None if self._others is None else await self._others.send(send)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the transactions have to end
+        except Exception as error:  # noqa: BLE001 - the transactions must end after any error
             tell("markers", error, broker=send.broker_id)
         self._answered(send, codes)
         self._go_on(_end_of_slice())
@@ -400,7 +400,7 @@ class MarkerWriter:
         """Call :meth:`_is_through`; an attempt that raises is finished, and repeated."""
         try:
             return self._is_through(write, end)
-        except Exception as error:  # noqa: BLE001 - the transaction has to end
+        except Exception as error:  # noqa: BLE001 - the transaction must end
             tell("markers", error, transactional_id=write.marker.transactional_id)
             self._answered(write.send, None)
             self._attempted(write)
@@ -459,7 +459,7 @@ class MarkerWriter:
         producer_id = end.stamp.producer_id
         try:
             error = appends.write(end, partition)
-        except Exception as unexpected:  # noqa: BLE001 - whatever it is, the transaction has to end
+        except Exception as unexpected:  # noqa: BLE001 - the transaction must end after any error
             if _is_first(write, partition, unexpected):
                 tell(
                     "marker",

@@ -344,7 +344,7 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
         leader = image.topics[TRANSACTION_STATE].partitions[index].leader
         return leader if leader in image.brokers else None
 
-    # --- inside ----------------------------------------------------------------------------------
+    # --- internals -------------------------------------------------------------------------------
 
     def _run_effect(
         self,
@@ -403,7 +403,7 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
         return self._reservation
 
     async def _reserve_block(self) -> None:
-        from fencepost.cluster.controller.errors import ProducerIdsExhaustedError  # noqa: PLC0415 - no start needs it
+        from fencepost.cluster.controller.errors import ProducerIdsExhaustedError  # noqa: PLC0415 - not needed at a start
 
         try:
             self._ids.add(await self.allocate())

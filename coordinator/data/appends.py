@@ -563,7 +563,7 @@ class Appends:
             return partition.offline or _deleted()
         if not marks.is_replicated:
             return None  # the other replicas were removed, and this log is complete
-        from fencepost.cluster.leader import AcksVerdict  # noqa: PLC0415 - most brokers are alone
+        from fencepost.cluster.leader import AcksVerdict  # noqa: PLC0415 - most brokers are standalone
 
         machine = self._replicas.led(*part.key)
         verdict = AcksVerdict.NOT_LEADER_OR_FOLLOWER

@@ -80,7 +80,7 @@ class Cleaner:
             is_whole = await self._clean(partition, compaction)
         except CompactionCancelled:
             self._discard(partition, compaction)
-        except Exception as error:  # noqa: BLE001 - the other partitions have to be cleaned as well
+        except Exception as error:  # noqa: BLE001 - the other partitions must be cleaned
             self._discard(partition, compaction)
             # An error of a deleted or offline partition was reported before.
             return not compaction.is_current or self._failed(partition, error)

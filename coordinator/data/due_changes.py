@@ -64,7 +64,7 @@ class DueChanges:
             return
         try:
             self._do(one)
-        except Exception as error:  # noqa: BLE001 - the others have to be led and followed as well
+        except Exception as error:  # noqa: BLE001 - the other partitions must be handled
             tell("lead or follow", error, partition=f"{one.topic}-{one.index}")
             self.failed[key] = one
             if self._retry is None:

@@ -327,7 +327,7 @@ class _Reading:
                     answer = self._read_one(asked)
             except DomainError as error:
                 answer = FetchedPartition(asked, error=without_traceback(error))
-            except Exception as error:  # noqa: BLE001 - the others can be read, by followers above all
+            except Exception as error:  # noqa: BLE001 - the other partitions can be read
                 tell("read a partition", error, partition=f"{asked.key[0]}-{asked.key[1]}")
                 answer = FetchedPartition(asked, error=DomainError(f"not read: {error}"))
             # A longer wait would not help this client, or there is urgent news.

@@ -548,7 +548,7 @@ class LogManager:
         """Run a step of a close; an error prevents the clean-shutdown mark."""
         try:
             return step()
-        except Exception as error:  # noqa: BLE001 - the other logs have to be closed as well
+        except Exception as error:  # noqa: BLE001 - the other logs must be closed
             self._clean = False
             _log.error(
                 "log not closed cleanly",

@@ -156,7 +156,7 @@ class Maintenance:
             done = step(partition)
             if done is not None:
                 await done
-        except Exception as error:  # noqa: BLE001 - the other partitions have to be served as well
+        except Exception as error:  # noqa: BLE001 - the other partitions must be served
             if self._logs.find_open((partition.topic, partition.index)) is not partition:
                 return  # it was deleted in the meantime
             cause = failed[partition.name] = f"{type(error).__name__}: {error}"

@@ -169,7 +169,7 @@ class Removals:
         """Run a step; after a failure the removal is left for the next start."""
         try:
             await self._thread.run(step)
-        except Exception as error:  # noqa: BLE001 - the others have to go as well
+        except Exception as error:  # noqa: BLE001 - the other removals must be done
             _log.warning("not removed", cause=f"{type(error).__name__}: {error}")
             return False
         return True

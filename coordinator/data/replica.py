@@ -61,7 +61,7 @@ class Replica:
     @classmethod
     def of(cls, view: ReplicationView, one: LocalPartition) -> Replica:
         """Create a replica that is new on this broker."""
-        from fencepost.cluster.leader import PartitionLeader  # noqa: PLC0415 - most brokers are alone
+        from fencepost.cluster.leader import PartitionLeader  # noqa: PLC0415 - most brokers are standalone
 
         return cls(one, PartitionLeader(view, one.topic, one.topic_id, one.index))
 

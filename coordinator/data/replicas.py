@@ -212,7 +212,7 @@ class Replicas:
         """Count the partitions with a replica here; ``offline`` is the number of offline logs."""
         return count(self._here.values(), self._led_alone.count(self.image), offline)
 
-    # --- what an image changes -------------------------------------------------------------------
+    # --- metadata images -------------------------------------------------------------------------
 
     def start(self) -> None:
         """Lead and follow the partitions of the installed image, on the running loop."""
@@ -585,7 +585,7 @@ class Replicas:
         self.view.replica_lag_time_max_ms = self._config.int(LAG_TIME)
         self._set_min_isr()
 
-    # --- the whole -------------------------------------------------------------------------------
+    # --- stop ------------------------------------------------------------------------------------
 
     async def stop(self) -> None:
         """Stop periodic work. Later images change nothing, and fetches do not count."""

@@ -122,7 +122,7 @@ def _principal(data: bytes | None) -> Principal | None:
         return None
     try:
         found: Any = _read_principal(data, len(PRINCIPAL_VERSION))[0]
-    except Exception:  # noqa: BLE001 - whatever the reader stumbles over
+    except Exception:  # noqa: BLE001 - the reader may raise any error
         return None
     return Principal(found.type_, found.name)
 
@@ -138,7 +138,7 @@ def _answered(ctx: Context) -> Work[Entity | None]:
         code, message = error_code(without_traceback(error)), str(error)
     except asyncio.CancelledError:
         raise
-    except Exception:  # noqa: BLE001 - a handler's failure is its own request's only
+    except Exception:  # noqa: BLE001 - a handler's failure affects only its request
         _log.exception("request in an envelope failed", api_key=ctx.api_key)
         code, message = ErrorCode.unknown_server_error, None
     return (yield from _result(handler.refused(ctx, code, message)))
@@ -165,7 +165,7 @@ def _result(result: Any) -> Work[Entity | None]:
 async def _settled(coming: Awaitable[Any], done: asyncio.Future[Any]) -> None:
     try:
         result = await coming
-    except Exception as error:  # noqa: BLE001 - whoever waits hears of it
+    except Exception as error:  # noqa: BLE001 - the waiting caller gets it
         if not done.done():
             done.set_exception(without_traceback(error))
     else:

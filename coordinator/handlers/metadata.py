@@ -153,7 +153,7 @@ def _create(ctx: Context, name: str) -> Steps[None]:
         return
     if not (yield from open_coordinator(ctx, name)) and name != METADATA_TOPIC:
         yield from load(NEW_TOPIC_MODULES)
-        from fencepost.cluster.controller.topics import NewTopic  # noqa: PLC0415 - few topics are made so
+        from fencepost.cluster.controller.topics import NewTopic  # noqa: PLC0415 - few topics are created this way
         from fencepost.coordinator.controller.topic_decisions import create_topic  # noqa: PLC0415
         from fencepost.coordinator.handlers.deciding import decider  # noqa: PLC0415
 

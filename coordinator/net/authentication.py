@@ -119,7 +119,7 @@ class Authenticator:
         answer = yield from (self._bare if self._is_bare else self._token)(frame, self._exchange)
         return answer
 
-    # --- before the mechanism is agreed on ---
+    # --- handshake ---
 
     def _first(self, frame: bytes) -> Answer:
         try:
@@ -257,7 +257,7 @@ def _illegal_state(error: UnsupportedVersion) -> Answer:
     return encode_response(error.api_key, error.version, error.correlation_id, entity)
 
 
-# --- in a connection ---
+# --- gate of a connection ---
 
 
 class Gated(Protocol):

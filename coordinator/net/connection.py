@@ -147,7 +147,7 @@ class Connection(asyncio.BufferedProtocol):
         self.requests = 0
         """The number of requests decoded so far."""
 
-    # --- life ---
+    # --- lifecycle ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Handle a new client connection."""
@@ -162,7 +162,7 @@ class Connection(asyncio.BufferedProtocol):
         # The transport then reports when the socket is full, and when all bytes are sent.
         self._transport.set_write_buffer_limits(high=0)
         if self._server.logins is not None:
-            from fencepost.coordinator.net.authentication import open_gate  # noqa: PLC0415 - most brokers let anybody in
+            from fencepost.coordinator.net.authentication import open_gate  # noqa: PLC0415 - most listeners have no SASL
 
             self._gate = open_gate(self, self._stream, self._server.logins, self._loop)
 
@@ -295,7 +295,7 @@ class Connection(asyncio.BufferedProtocol):
 
     # --- bytes in ---
 
-    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the frame knows better
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - set by the frame
         """Return the memory that the event loop receives into."""
         return self._frames.writable()
 
@@ -508,7 +508,7 @@ class Connection(asyncio.BufferedProtocol):
         except CloseConnection as error:
             self.close(str(error))
             return
-        except Exception as error:  # noqa: BLE001 - a handler's failure is its own request's only
+        except Exception as error:  # noqa: BLE001 - a handler's failure affects only its request
             refused = refusal(context, error, self._server.error_code)
             entity = yield from self._result(refused, spent)
             if entity is None:

@@ -112,7 +112,7 @@ class Admission:
         rate = self._rate if listener is None else self._listener_rates[listener]
         return rate.per_second(self._now_ms())
 
-    # --- before the listener ---
+    # --- accept ---
 
     def arrived(self, listener: str) -> int:
         """Count an accepted connection; return how long its listener must pause, in ms."""
@@ -137,7 +137,7 @@ class Admission:
             return False
         return self._is_protected(listener) or self.count < bounds.broker.count
 
-    # --- behind it ---
+    # --- admission ---
 
     def enter(self, listener: str, host: str) -> Seat | Refused:
         """Count a connection that was not throttled and has room."""

@@ -273,7 +273,7 @@ class _Connection:
                 return
             first = await self._read_next()
 
-    # --- in ---
+    # --- requests ---
 
     async def _read_next(self) -> bytes:
         """Return the first byte of the next request. Raises TimeoutError, IncompleteReadError."""
@@ -320,7 +320,7 @@ class _Connection:
             while left > 0 and (dropped := await self._reader.read(PIECE_BYTES)):
                 left -= len(dropped)
 
-    # --- out ---
+    # --- responses ---
 
     async def _handled(self, head: Head, body: bytes) -> Response:
         request = Request(head.method, head.path, head.query, head.headers, body)
@@ -328,7 +328,7 @@ class _Connection:
             return await self._handler(request)
         except HttpError as error:
             return text_response(error.status, str(error), error.headers)
-        except Exception as error:  # noqa: BLE001 - a handler's failure is its own request's only
+        except Exception as error:  # noqa: BLE001 - a handler's failure affects only its request
             tell("an HTTP request", error, path=head.path)
             return text_response(500, "the request failed; the log of the broker says why")
 

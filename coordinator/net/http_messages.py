@@ -206,7 +206,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-# --- out ---
+# --- responses ---
 
 
 def response_head(response: Response, *, is_1_0: bool, keeps_alive: bool) -> bytes:

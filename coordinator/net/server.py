@@ -204,7 +204,7 @@ class Server:
                 for connection in list(self.connections):
                     connection.abort()
 
-    # --- for connections ---
+    # --- connections ---
 
     def _arrived(self, listener: ListenerConfig, client: socket.socket, seat: Seat) -> None:
         """Create a connection for an admitted socket."""
@@ -225,7 +225,7 @@ class Server:
             raise
 
     def _encrypted(self, connection: Connection) -> TlsStream:
-        from fencepost.coordinator.net import tls_stream  # noqa: PLC0415 - most brokers need none of it
+        from fencepost.coordinator.net import tls_stream  # noqa: PLC0415 - most brokers do not need it
 
         if self._handshakes is None:
             timeout_ms = self.limits.handshake_timeout_ms

@@ -93,7 +93,7 @@ class TlsStream(asyncio.Transport, asyncio.BufferedProtocol):
         self._is_writable = True
         self._is_closing = False
 
-    # --- for the socket ---
+    # --- socket callbacks ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the handshake of a new client connection."""
@@ -108,7 +108,7 @@ class TlsStream(asyncio.Transport, asyncio.BufferedProtocol):
         shared = self._handshakes
         self._timer = call_later(shared.loop, shared.timeout_ms, "handshake", self._time_is_up)
 
-    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - one size for all
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - fixed size
         """Return the memory that the event loop receives into."""
         return self._handshakes.buffer
 
@@ -298,7 +298,7 @@ class TlsStream(asyncio.Transport, asyncio.BufferedProtocol):
         """Set the limits of the socket's transport."""
         self._socket.set_write_buffer_limits(high, low)
 
-    # --- the end ---
+    # --- close ---
 
     def is_closing(self) -> bool:
         """Return whether nothing further is sent."""

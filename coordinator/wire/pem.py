@@ -69,7 +69,7 @@ def hidden(text: str) -> Iterator[str]:
     if hasattr(os, "memfd_create"):
         descriptor, path = os.memfd_create("fencepost", os.MFD_CLOEXEC), ""
     else:
-        import tempfile  # noqa: PLC0415 - it loads much, and Linux needs none of it
+        import tempfile  # noqa: PLC0415 - a large import that Linux does not need
 
         descriptor, path = tempfile.mkstemp(prefix="fencepost-")  # mode 0600
     try:

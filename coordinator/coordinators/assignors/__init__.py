@@ -1,1 +1,1 @@
-"""Assignors that other people wrote, in processes of their own."""
+"""Custom server-side assignors, run in separate processes."""

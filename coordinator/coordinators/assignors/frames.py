@@ -1,9 +1,9 @@
-"""What the daemon and the process of a custom assignor say to each other.
+"""Messages between the daemon and the process of a custom assignor.
 
 Each message is a length (4 bytes, big-endian) and a msgpack value.
 
 request   [{id: [instance id, [topic id], [[topic id, partition]]]}, {topic id: count}]
-answer    [{id: [[topic id, partition]]}, null] or [null, problem]
+response  [{id: [[topic id, partition]]}, null] or [null, problem]
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fencepost.groups.assignors.model import GroupAssignment, GroupSpec, MemberS
 HEADER_BYTES: Final = 4
 
 ENTRY_POINTS: Final = "fencepost.assignors"
-"""The group of entry points that name assignors: a class or function that makes one."""
+"""The group of entry points for assignors: a class or a function that returns one."""
 
 
 def frame(message: object) -> bytes:
@@ -27,7 +27,7 @@ def frame(message: object) -> bytes:
 
 
 def unpack(body: bytes) -> Any:
-    """Return the value of a message's body. Raises ValueError if it is none."""
+    """Return the value of a message's body. Raises ValueError for invalid msgpack."""
     return msgpack.unpackb(body, strict_map_key=False)
 
 
@@ -53,12 +53,12 @@ def group_of(request: Any) -> GroupSpec:
 
 
 def answer_of(result: GroupAssignment) -> list[object]:
-    """Return the answer that carries a result."""
+    """Return the response with a result."""
     return [{name: sorted(map(list, mine)) for name, mine in result.items()}, None]
 
 
 def result_of(answer: Any) -> tuple[dict[str, frozenset[tuple[bytes, int]]] | None, str]:
-    """Return an answer's result, or None and the problem. Raises ValueError or TypeError."""
+    """Return a response's result, or None and the problem. Raises ValueError or TypeError."""
     members, problem = answer
     if members is None:
         return None, str(problem)

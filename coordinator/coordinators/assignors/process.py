@@ -1,8 +1,8 @@
-"""Custom server-side assignors, each in a process of its own.
+"""Custom server-side assignors, each in a separate process.
 
-User code never runs in the daemon: an assignor that raises, hangs, lies, prints, exits or eats its
-memory costs its process, which is killed and started anew, and no other group a heartbeat. The
-answer is checked again here by ``groups``.
+User code never runs in the daemon: an assignor that raises, hangs, prints, exits, exhausts its
+memory or returns an invalid result affects only its process, which is killed and started again. It
+delays no other group's heartbeat. ``groups`` validates the result again.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ from fencepost.coordinator.runtime.background import spawn, survived
 from fencepost.groups.assignors.remote import ComputeTarget, TargetComputed
 
 ANSWER_TIMEOUT_MS = 5_000
-"""How long an assignor may take for one group; a rebalance that takes longer is no help."""
+"""The time limit of an assignor for one group; a slower rebalance is useless."""
 
 START_TIMEOUT_MS = 15_000
-"""The same for the first answer of a process, which has to start and to import."""
+"""The time limit of a process's first response, which includes its start and imports."""
 
 MAX_ANSWER_BYTES = 64 << 20
-"""Of one answer: a million partitions take about 25 MiB."""
+"""The bytes of one response: a million partitions take about 25 MiB."""
 
 MAX_WAITING_GROUPS = 10_000
-"""Groups that wait for one assignor; the one that waits longest gives way, and asks again."""
+"""The groups that wait for one assignor; above that, the longest waiting one is dropped, and must
+request again."""
 
 Result = tuple[dict[str, frozenset[tuple[bytes, int]]] | None, str]
-"""Member id → partitions, or None and what went wrong."""
+"""Member id → partitions, or None and the problem."""
 
 Report = Callable[[TargetComputed], None]
 
@@ -47,12 +48,12 @@ _log = structlog.get_logger(__name__)
 
 
 class AssignorProcesses:
-    """The custom assignors of a broker. Raises ConfigError for one that no entry point names."""
+    """The custom assignors of a broker. Raises ConfigError for a name without an entry point."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._by_name = {name: _AssignorProcess(name) for name in names}
         if self._by_name:
-            # Not at the top: it takes milliseconds, and few daemons have a custom assignor.
+            # Imported late: it takes milliseconds, and few daemons have a custom assignor.
             from importlib.metadata import entry_points  # noqa: PLC0415
 
             known = {point.name for point in entry_points(group=ENTRY_POINTS)}
@@ -61,7 +62,7 @@ class AssignorProcesses:
                 raise ConfigError("group.consumer.assignors", name, reason)
 
     def compute(self, effect: ComputeTarget, report: Report) -> None:
-        """Have it computed; ``report`` is called later, and not at all after :meth:`close`."""
+        """Queue a computation; ``report`` is called later, but never after :meth:`close`."""
         self._by_name[effect.assignor].ask(effect, report)
 
     async def close(self) -> None:
@@ -71,7 +72,7 @@ class AssignorProcesses:
 
 
 class _AssignorProcess:
-    """One assignor: its queue and its process, which starts with the first question."""
+    """One assignor: its queue and its process, which starts with the first request."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -80,8 +81,8 @@ class _AssignorProcess:
         self._work: asyncio.Task[None] | None = None
 
     def ask(self, effect: ComputeTarget, report: Report) -> None:
-        """Queue a question."""
-        # A newer question of a group makes its older one pointless.
+        """Queue a request."""
+        # A newer request of a group replaces its older one.
         for position, (earlier, _) in enumerate(self._waiting):
             if earlier.group_id == effect.group_id:
                 del self._waiting[position]
@@ -93,7 +94,7 @@ class _AssignorProcess:
             self._work = spawn(self._serve(), f"assignor {self._name}")
 
     async def close(self) -> None:
-        """End the process; nothing more is reported."""
+        """End the process without further reports."""
         self._waiting.clear()
         if self._work is not None:
             self._work.cancel()
@@ -108,7 +109,7 @@ class _AssignorProcess:
                 result, problem = await self._asked(effect)
             except TimeoutError:
                 problem = f"it did not answer within {ANSWER_TIMEOUT_MS} ms"
-            except Exception as error:  # noqa: BLE001 - it is somebody else's code that answers
+            except Exception as error:  # noqa: BLE001 - user code may cause any error
                 problem = f"its process ended or answered nonsense: {error!r}"
             if result is None:
                 _log.warning(

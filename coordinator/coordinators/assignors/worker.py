@@ -1,8 +1,8 @@
-"""The process in which one custom assignor runs, with the assignor's name as its argument.
+"""The process of one custom assignor, whose name is its argument.
 
-It reads requests from standard input and answers on standard output, see ``frames.py``.
-Whatever the assignor prints goes to standard error. What it may use of memory is limited; what it
-does with its time is the parent's business, who kills, and without a parent it ends by itself.
+It reads requests from standard input and writes responses to standard output, see ``frames.py``.
+The assignor's own output goes to standard error. Its memory is limited. The parent limits its time
+and kills it, and without a parent the process ends itself.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from fencepost.coordinator.coordinators.assignors.frames import (
 from fencepost.groups.assignors.model import Assignor, AssignorFault, run
 
 MAX_MEMORY_BYTES = 1 << 30
-"""Address space of the process: an assignor that asks for more gets MemoryError, and says so."""
+"""The address space of the process: an assignor that needs more gets MemoryError, which is
+reported."""
 
 ORPHAN_CHECK_S = 1.0
-"""How often a process that may hang looks whether it still has its parent."""
+"""The interval at which a process, even a hanging one, checks that its parent still exists."""
 
 
 def _load(name: str) -> Assignor:
@@ -61,7 +62,7 @@ def _end_with_parent(parent: int) -> None:
 
 
 def main(name: str) -> None:
-    """Serve until standard input ends."""
+    """Serve requests until standard input ends."""
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -69,7 +70,7 @@ def main(name: str) -> None:
     assignor, problem = None, ""
     try:
         assignor = _load(name)
-    except Exception as error:  # noqa: BLE001 - it is somebody else's code
+    except Exception as error:  # noqa: BLE001 - user code may raise any error
         problem = f"it can not be loaded: {type(error).__name__}: {error}"
     while (request := _read(sys.stdin.buffer)) is not None:
         answer = [None, problem] if assignor is None else _answer(assignor, request)

@@ -258,7 +258,7 @@ class Router:
 
         began = _now()
         lifetime_ms = await log_in(ask, self._io.run, self._security, where)
-        share = random.uniform(*LOGIN_AGAIN_AT)  # noqa: S311 - nobody gains by a guess
+        share = random.uniform(*LOGIN_AGAIN_AT)  # noqa: S311 - not used for security
         node.login_again_at = began + share * lifetime_ms if lifetime_ms > 0 else float("inf")
 
     def _doubt(self) -> str:
@@ -429,7 +429,7 @@ class Router:
         """Return the time by which a call that starts now must be finished."""
         return _now() + (self.timeout_ms if timeout_ms is None else timeout_ms)
 
-    # --- where to ---
+    # --- routing ---
 
     async def node(self, node_id: int, deadline: float) -> Node:
         """Return an open connection to broker ``node_id``, or to any."""

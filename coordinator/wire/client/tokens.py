@@ -78,7 +78,7 @@ class TokenSource:
         if not words:
             raise TokenError("the command for a token is empty")
         try:
-            done = subprocess.run(  # noqa: S603 - it is the user's own
+            done = subprocess.run(  # noqa: S603 - the user's own command
                 words,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

@@ -40,6 +40,7 @@ from fencepost.cluster.records import (
     TopicRecord,
     UnfenceBrokerRecord,
     UnregisterBrokerRecord,
+    UnregisterControllerRecord,
     UserScramCredentialRecord,
 )
 from fencepost.logcore.errors import CorruptRecordError
@@ -263,6 +264,9 @@ class MetadataDelta:
     def _register_controller(self, record: RegisterControllerRecord) -> None:
         self._table("controllers")[record.controller_id] = record
 
+    def _unregister_controller(self, record: UnregisterControllerRecord) -> None:
+        self._table("controllers").pop(record.controller_id, None)
+
     def _topic(self, record: TopicRecord) -> None:
         known = self.topics.get(record.name)
         if known is None and not self._snapshot:
@@ -387,6 +391,7 @@ _REPLAY: Final[Mapping[type, Callable[[MetadataDelta, Any], None]]] = {
     FenceBrokerRecord: MetadataDelta._fence,
     UnfenceBrokerRecord: MetadataDelta._fence,
     RegisterControllerRecord: MetadataDelta._register_controller,
+    UnregisterControllerRecord: MetadataDelta._unregister_controller,
     TopicRecord: MetadataDelta._topic,
     RemoveTopicRecord: MetadataDelta._remove_topic,
     PartitionRecord: MetadataDelta._partition,

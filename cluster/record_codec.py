@@ -49,6 +49,7 @@ from fencepost.cluster.records import (
     TopicRecord,
     UnfenceBrokerRecord,
     UnregisterBrokerRecord,
+    UnregisterControllerRecord,
     UserScramCredentialRecord,
     ZkMigrationStateRecord,
 )
@@ -305,6 +306,7 @@ _RECORDS: Final[Mapping[type, tuple[int, int, tuple[Field, ...]]]] = {
         ),
     ),
     ClearElrRecord: (28, 0, (Field("topic_name", "string"),)),
+    UnregisterControllerRecord: (29, 0, (Field("controller_id", "int32"),)),
 }
 """Key, newest version and fields of each record type, in the order of the schema."""
 

@@ -1,4 +1,4 @@
-"""The records of ``__cluster_metadata``: all 26 types of Apache Kafka 4.3.
+"""The records of ``__cluster_metadata``: all 27 types of Apache Kafka 4.4.
 
 ``record_codec.py`` encodes and decodes them; ``delta.py`` applies them to the image.
 
@@ -312,6 +312,13 @@ class ClearElrRecord:
     topic_name: str
 
 
+@dataclass(frozen=True, slots=True)
+class UnregisterControllerRecord:
+    """The registration of a controller is removed (KIP-1312, metadata.version 33)."""
+
+    controller_id: int
+
+
 MetadataRecord = (
     RegisterBrokerRecord
     | UnregisterBrokerRecord
@@ -339,5 +346,6 @@ MetadataRecord = (
     | RemoveDelegationTokenRecord
     | RegisterControllerRecord
     | ClearElrRecord
+    | UnregisterControllerRecord
 )
 """A record of any type."""

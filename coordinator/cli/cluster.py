@@ -42,7 +42,7 @@ PROBLEM_COLUMNS = (
 MIN_ISR = "min.insync.replicas"
 API_COLUMNS = ("broker", "key", "api", "lowest", "highest")
 METADATA_VERSION = "metadata.version"
-_LEVELS = "7=3.3 8=3.4 11=3.5 14=3.6 19=3.7 20=3.8 21=3.9 25=4.0 27=4.1 29=4.2 30=4.3"
+_LEVELS = "7=3.3 8=3.4 11=3.5 14=3.6 19=3.7 20=3.8 21=3.9 25=4.0 27=4.1 29=4.2 30=4.3 33=4.4"
 RELEASES = {int(level): release for level, release in (pair.split("=") for pair in _LEVELS.split())}
 """Kafka's releases by the last metadata.version that each introduced (``MetadataVersion``)."""
 

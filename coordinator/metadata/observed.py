@@ -11,12 +11,12 @@ MEMBER_FEATURES: Final[Mapping[str, tuple[int, int]]] = {
     "eligible.leader.replicas.version": (0, 1),
     "group.version": (0, 1),
     "kraft.version": (0, 1),
-    "metadata.version": (7, 30),
-    "share.version": (0, 1),
+    "metadata.version": (7, 33),
+    "share.version": (0, 2),
     "streams.version": (0, 1),
     "transaction.version": (0, 2),
 }
-"""The features that a broker registers with: those of Apache Kafka 4.3.
+"""The features that a broker registers with: those of Apache Kafka 4.4.
 
 A cluster that Apache Kafka has formatted finalizes levels of all of them, and rejects brokers that
 do not support them. For share.version and streams.version, support means replicas of their internal

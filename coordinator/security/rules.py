@@ -22,6 +22,7 @@ from fencepost.cluster.acl import (
     Permission,
     ResourceType,
 )
+from fencepost.coordinator.security.networks import NO_NETWORKS, Networks
 from fencepost.coordinator.security.principal import one_form
 from fencepost.coordinator.wire.steps import Steps, finish
 
@@ -126,6 +127,8 @@ class RuleTable:
         self._by_resource: dict[ResourceType, dict[Pattern, dict[Acl, UUID]]] = {}
         self._prefixes: dict[ResourceType, _Prefixes] = {}
         self._by_holder: dict[Holder, _Held] = {}
+        self._networks: dict[tuple[ResourceType, str], Networks] = {}
+        """The address ranges among the hosts of holders, by resource type and principal."""
         self.count = 0
         """The number of ACLs."""
 
@@ -230,6 +233,10 @@ class RuleTable:
                 held = by_holder.get((kind, who, where))
                 if held is not None:
                     yield held
+            networks = self._networks.get((kind, who))
+            if networks is not None:
+                for where in networks.containing(host):
+                    yield by_holder[kind, who, where]
 
     def _about(self, kind: ResourceType, name: str) -> Iterator[dict[Acl, UUID]]:
         by_pattern = self._by_resource.get(kind)
@@ -247,6 +254,7 @@ class RuleTable:
         made = RuleTable()
         made._by_resource, made._by_holder = self._by_resource.copy(), self._by_holder.copy()
         made._prefixes, made.count = self._prefixes.copy(), self.count
+        made._networks = self._networks.copy()
         draft = _Draft(made)
         for rule in removed:
             if rule in made:
@@ -313,9 +321,19 @@ class _Draft:
             known = table._prefixes.get(kind, _NONE)
             table._prefixes[kind] = known.changed(texts, table._by_resource[kind])
             yield
+        ranges: dict[tuple[ResourceType, str], tuple[list[str], list[str]]] = {}
         for holder in self._holders:
+            kind, principal, host = holder
+            if "/" in host:
+                added, removed = ranges.setdefault((kind, principal), ([], []))
+                (added if table._by_holder[holder].grants else removed).append(host)
             if not table._by_holder[holder].grants:
                 del table._by_holder[holder]
+            yield
+        for place, (added, removed) in ranges.items():
+            made = table._networks.pop(place, NO_NETWORKS).changed(added, removed)
+            if made:
+                table._networks[place] = made
             yield
 
     def _rules(self, rule: Acl) -> dict[Acl, UUID]:

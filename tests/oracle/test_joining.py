@@ -320,23 +320,6 @@ def test_it_is_fenced_while_it_is_silent_and_leads_again(kafka: Kafka, member: M
         assert client.values(name) == [b"a", b"b"]
 
 
-def test_a_cluster_beyond_its_levels_is_refused_in_words(tmp_path: Path) -> None:
-    """A cluster with metadata.version 31, which is 4.4-IV0 and not stable in Apache Kafka 4.3."""
-    own = Kafka(
-        tmp_path,
-        {"unstable.feature.versions.enable": "true"},
-        is_broker=False,
-        format_words=["--feature", "metadata.version=31"],
-    )
-    own.start()
-    try:
-        child = Member(tmp_path / "member", own.controller).launch()
-        assert child.wait(60) == 1
-        assert "metadata.version is at level 31, and this broker supports 7 to 30" in child.tail()
-    finally:
-        own.stop()
-
-
 def test_it_outlives_its_controller(tmp_path: Path) -> None:
     own = Kafka(tmp_path / "own", KAFKA)
     (tmp_path / "own").mkdir()

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,6 +90,10 @@ def served(server: S, judge: str = "Apache Kafka") -> Iterator[S]:
     server.stop()
 
 
+Libs = Callable[[], Path]
+"""Returns the folder with the jars of one release; OracleMissingError says what is missing."""
+
+
 def jars() -> Path:
     """The folder of the jars, resolved on first use. OracleMissingError says what is missing."""
     libs = CACHE / "libs"
@@ -164,23 +168,23 @@ def java_command(
     *arguments: str,
     options: Sequence[str] = JAVA_OPTIONS,
     class_path: Sequence[Path] = (),
+    libs: Libs = jars,
 ) -> list[str]:
-    """The command line of a Java tool on the judge's class path, behind ``class_path``."""
-    libs = jars()
+    """Return the command line of a Java tool on the class path ``libs``, behind ``class_path``."""
     return [
         "java",
         *options,
         f"-Dlog4j2.configurationFile={LOG4J_FILE}",
         "-cp",
-        ":".join(str(one) for one in (*class_path, libs / "*")),
+        ":".join(str(one) for one in (*class_path, libs() / "*")),
         main,
         *arguments,
     ]
 
 
-def run_tool(main: str, *arguments: str, deadline_s: float = 240) -> str:
-    """Run a tool to its end and return all it said. A non-zero exit is an AssertionError."""
-    return run_to_end(java_command(main, *arguments), deadline_s=deadline_s)
+def run_tool(main: str, *arguments: str, deadline_s: float = 240, libs: Libs = jars) -> str:
+    """Run a tool to its end and return its output. A non-zero exit is an AssertionError."""
+    return run_to_end(java_command(main, *arguments, libs=libs), deadline_s=deadline_s)
 
 
 def run_to_end(command: Sequence[str], *, deadline_s: float, said: str = "") -> str:
@@ -227,8 +231,10 @@ class Kafka:
         replicas: int = 1,
         is_broker: bool = True,
         format_words: Sequence[str] = (),
+        libs: Libs = jars,
     ) -> None:
-        """``format_words`` are more for ``kafka-storage format``."""
+        """``format_words`` are more for ``kafka-storage format``; ``libs`` says which release."""
+        self._libs = libs
         self._java_options = java_options
         self.format_words = list(format_words)
         self._is_broker = is_broker
@@ -269,8 +275,12 @@ class Kafka:
                 "-c",
                 str(properties),
                 *self.format_words,
+                libs=self._libs,
             )
-        self.child = Child(java_command("kafka.Kafka", str(properties), options=self._java_options))
+        command = java_command(
+            "kafka.Kafka", str(properties), options=self._java_options, libs=self._libs
+        )
+        self.child = Child(command)
 
     def wait(self) -> Kafka:
         """Wait until it serves."""

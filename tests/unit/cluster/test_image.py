@@ -48,12 +48,14 @@ from fencepost.cluster.records import (
     PartitionRecord,
     ProducerIdsRecord,
     RegisterBrokerRecord,
+    RegisterControllerRecord,
     RemoveAccessControlEntryRecord,
     RemoveTopicRecord,
     RemoveUserScramCredentialRecord,
     TopicRecord,
     UnfenceBrokerRecord,
     UnregisterBrokerRecord,
+    UnregisterControllerRecord,
     UserScramCredentialRecord,
 )
 from fencepost.logcore.errors import CorruptRecordError
@@ -532,3 +534,12 @@ def check(image: MetadataImage) -> None:
 def test_a_registration_says_which_directory_nobody_named() -> None:
     alone = PartitionRegistration((1,), (1,), 1, 0, 0)
     assert alone.directory_of(1) == alone.directory_of(9) == UUID(int=1)
+
+
+def test_unregistered_controller_leaves_the_image() -> None:
+    """KIP-1312. Kafka's broker logs a fault for an unknown controller, and goes on."""
+    registered = RegisterControllerRecord(7, UUID(int=7), False, (), ())
+    known = after(START, registered)
+    assert known.controllers == {7: registered}
+    assert after(known, UnregisterControllerRecord(7)).controllers == {}
+    assert after(known, UnregisterControllerRecord(8)).controllers == {7: registered}

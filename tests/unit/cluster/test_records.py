@@ -24,6 +24,7 @@ from fencepost.cluster.records import (
     PartitionChangeRecord,
     PartitionRecord,
     TopicRecord,
+    UnregisterControllerRecord,
 )
 from fencepost.logcore.errors import CorruptRecordError
 
@@ -119,3 +120,10 @@ def test_topics_have_a_shorter_way_to_the_same_bytes(name: str) -> None:
     value = topic_value(record.name, record.topic_id)
     assert value == encode(record)
     assert decode(value) == record == decode_framed(value)[0]
+
+
+def test_unregistered_controller_as_apache_kafka_4_4_writes_it() -> None:
+    """Type 29, version 0: one int32 and no tags."""
+    value = bytes.fromhex("01 1d 00 00000065 00")
+    assert encode(UnregisterControllerRecord(101)) == value
+    assert decode(value) == UnregisterControllerRecord(101)

@@ -275,10 +275,10 @@ async def test_what_a_controller_does_not_take_is_not_sent_to_it() -> None:
 @pytest.mark.parametrize(
     ("finalized", "problems"),
     [
-        ({"metadata.version": 30, "share.version": 0, "of.tomorrow": 0}, []),
+        ({"metadata.version": 33, "share.version": 2, "of.tomorrow": 0}, []),
         (
-            {"metadata.version": 31},
-            ["metadata.version is at level 31, and this broker supports 7 to 30"],
+            {"metadata.version": 34},
+            ["metadata.version is at level 34, and this broker supports 7 to 33"],
         ),
         ({"of.tomorrow": 1}, ["of.tomorrow is at level 1, and this broker supports 0 to 0"]),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from ipaddress import ip_address, ip_network
 
 from fencepost.cluster.acl import (
     ANYBODY,
@@ -48,7 +49,11 @@ def _is_about(acl: Acl, kind: ResourceType, name: str) -> bool:
 
 
 def _is_for(acl: Acl, who: Session) -> bool:
-    return acl.principal in {ANYBODY, str(who.principal)} and one_form(acl.host) in {
+    if acl.principal not in {ANYBODY, str(who.principal)}:
+        return False
+    if "/" in acl.host:
+        return ip_address(who.host) in ip_network(acl.host, strict=False)
+    return one_form(acl.host) in {
         ANYTHING,
         who.host,
     }

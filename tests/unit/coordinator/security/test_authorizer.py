@@ -257,6 +257,53 @@ def test_what_is_no_address_is_nobodys(host):
     assert one_form(host) == host
 
 
+@pytest.mark.parametrize(
+    ("written", "inside", "outside"),
+    [
+        ("10.1.2.0/24", ["10.1.2.0", "10.1.2.3", "10.1.2.255"], ["10.1.3.0", "::1"]),
+        ("10.1.2.9/24", ["10.1.2.3"], ["10.1.3.9"]),
+        ("10.1.2.9/024", ["10.1.2.3"], ["10.1.3.9"]),
+        ("0.0.0.0/0", ["10.1.2.3"], ["::1"]),
+        ("10.1.2.3/32", ["10.1.2.3"], ["10.1.2.2"]),
+        ("0:0:0:0:0:0:0:1/128", ["::1"], ["::2", "0.0.0.1"]),
+        ("fe80::/10", ["fe80::1", "fe80::1%eth0"], ["fc00::1", "10.1.2.3"]),
+        ("::/0", ["fe80::1"], ["10.1.2.3"]),
+        ("10.1.2.3/33", [], ["10.1.2.3"]),
+        ("10.1.2/24", [], ["10.1.2.3"]),
+        ("10.1.2.3/", [], ["10.1.2.3"]),
+        ("10.1.2.3/-1", [], ["10.1.2.3"]),
+        ("/8", [], ["10.1.2.3"]),
+        ("::/129", [], ["::1"]),
+    ],
+)
+def test_acl_for_cidr_range_applies_to_addresses_in_it(written, inside, outside):
+    """The results of Apache Kafka 4.4's ``CidrUtils`` (KIP-1276)."""
+    of = authorizer(
+        f"DENY READ User:alice {written} TOPIC LITERAL foo",
+        "ALLOW READ User:alice * TOPIC LITERAL foo",
+    )
+    assert not any(may(of, "alice", "READ T foo", host) for host in inside)
+    assert all(may(of, "alice", "READ T foo", host) for host in outside)
+
+
+def test_of_thousands_of_cidr_ranges_few_are_looked_at(monkeypatch):
+    texts = [
+        f"ALLOW READ User:alice 10.{at >> 8}.{at & 255}.0/24 TOPIC LITERAL foo"
+        for at in range(5_000)
+    ]
+    of, looked = authorizer(*texts), []
+    real = rules_module._Held.on
+
+    def counted(self, name):
+        looked.append(self)
+        return real(self, name)
+
+    monkeypatch.setattr(rules_module._Held, "on", counted)
+    assert may(of, "alice", "READ T foo", "10.7.9.1")
+    assert not may(of, "alice", "READ T foo", "11.7.9.1")
+    assert len(looked) == 1
+
+
 def test_many_rules():
     of = authorizer(
         "ALLOW READ User:* * TOPIC LITERAL green2",
@@ -539,6 +586,7 @@ def test_answers_about_some_are_kept_and_bounded(monkeypatch):
 NAMES = ["*", "a", "ab", "aba", "abab", "b", "ba", "bab", "é", "aé", "\U0001f600", "hardcode", "h"]
 USERS = ["alice", "bob", "*"]
 HOSTS = ["*", "127.0.0.1", "::ffff:127.0.0.1", "0:0:0:0:0:0:0:1", "::1"]
+RANGES = ["127.0.0.0/8", "127.0.0.9/8", "10.0.0.0/8", "0.0.0.0/0", "::/0", "::1/128", "::8/125"]
 
 
 def drawn(draw: random.Random) -> Acl:
@@ -547,7 +595,7 @@ def drawn(draw: random.Random) -> Acl:
         draw.choice([PatternType.LITERAL, PatternType.PREFIXED]),
         draw.choice(NAMES),
         f"User:{draw.choice(USERS)}",
-        draw.choice(HOSTS),
+        draw.choice(draw.choice([HOSTS, RANGES])),
         draw.choice([one for one in Operation if one >= Operation.ALL]),
         draw.choice([Permission.ALLOW, Permission.DENY]),
     )
@@ -612,6 +660,7 @@ def test_the_fast_authorizer_is_the_slow_one(seed):
     of.rules = finish(of.rules.changed(removed=rules))
     assert of.rules.count == 0
     assert not of.rules._by_holder
+    assert not of.rules._networks
     check_prefixes(of.rules, [])
     compare(of, [], default=default)
 

@@ -1,0 +1,89 @@
+"""The address ranges among the hosts of ACLs, in CIDR notation (KIP-1276).
+
+An ACL for ``10.1.0.0/16`` applies to every client whose address is in the range. Bits behind the
+prefix have no effect. A text with a slash that is not a range applies to no client.
+
+Source: ``StandardAuthorizerData``, ``CidrUtils``.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Collection, Iterator, Mapping
+from typing import Final, NamedTuple
+
+_FAMILIES: Final = ((socket.AF_INET, 32), (socket.AF_INET6, 128))
+
+
+class _Range(NamedTuple):
+    """A range: the bits of an address of its family, those of the prefix, and their value."""
+
+    bits: int
+    length: int
+    prefix: int
+
+
+def _address(text: str) -> tuple[int, int] | None:
+    """Return the bits of an address and its value; None for any other text."""
+    for family, bits in _FAMILIES:
+        try:
+            return bits, int.from_bytes(socket.inet_pton(family, text))
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def _range(text: str) -> _Range | None:
+    """Return the range that an ACL's host names; None for any other text."""
+    address, _, length = text.partition("/")
+    if not (length.isascii() and length.isdigit()):
+        return None
+    found = _address(address)
+    if found is None or int(length) > found[0]:
+        return None
+    bits, value = found
+    return _Range(bits, int(length), value >> (bits - int(length)))
+
+
+class Networks:
+    """The ranges among some hosts. It is immutable.
+
+    A lookup tries each prefix length in use once, however many ranges there are.
+    """
+
+    __slots__ = ("_lengths", "_texts")
+
+    def __init__(self, texts: Mapping[_Range, frozenset[str]]) -> None:
+        self._texts = texts
+        """Hosts of ACLs by their range: several texts may name the same one."""
+        self._lengths = sorted({(one.bits, one.length) for one in texts})
+
+    def __bool__(self) -> bool:
+        return bool(self._texts)
+
+    def containing(self, host: str) -> Iterator[str]:
+        """Yield the hosts of ACLs whose range contains a client's address."""
+        found = _address(host.partition("%")[0])
+        if found is None:
+            return
+        bits, value = found
+        for of, length in self._lengths:
+            if of == bits:
+                yield from self._texts.get(_Range(bits, length, value >> (bits - length)), ())
+
+    def changed(self, added: Collection[str], removed: Collection[str]) -> Networks:
+        """Return the ranges with some hosts and without others."""
+        texts = dict(self._texts)
+        for hosts, is_added in ((removed, False), (added, True)):
+            for host in hosts:
+                found = _range(host)
+                if found is None:
+                    continue
+                known = texts.pop(found, frozenset())
+                left = known | {host} if is_added else known - {host}
+                if left:
+                    texts[found] = left
+        return Networks(texts)
+
+
+NO_NETWORKS: Final = Networks({})

@@ -247,9 +247,9 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
         API's clients understand (kafka.md: KIP-890; ``AddPartitionsToTxnManager``).
 
         A returned future means that the caller must call again, with the same ``notes``, when it is
-        done. Then the record that adds the partitions to the transaction, by this or an earlier
-        call, is not committed yet: the partitions' data must not become durable before it. Or the
-        coordinator is on another broker, or is completing the previous transaction.
+        done: the record that adds the partitions to the transaction, by this or an earlier call, is
+        not committed yet, and the partitions' data must not outlive it. Or the coordinator is on
+        another broker, or is completing the previous transaction.
         """
         adds = version >= ADDS_PARTITIONS[api]
         if not adds and not self._config.bool("transaction.partition.verification.enable"):

@@ -26,7 +26,7 @@ from fencepost.coordinator.runtime.background import (
 from fencepost.logcore.clock import monotonic_s
 
 FIRST_SLICE_MS: Final = 20
-"""The first slice of time for the changes of an image."""
+"""The first slice of time for the changes of an image, in milliseconds."""
 
 TopicPartition = tuple[str, int]
 

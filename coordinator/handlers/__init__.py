@@ -141,8 +141,7 @@ class Context:
     frame: bytes = b""
     """The raw request, kept if the active controller must answer it."""
     on_znodes: ControllerServices | None = None
-    """Set if this broker, as the ZooKeeper controller, decides on the request and writes to
-    ZooKeeper."""
+    """Set if this broker decides on the request and stores the result in ZooKeeper."""
 
     @property
     def controller(self) -> ActiveController:

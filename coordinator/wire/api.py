@@ -1,10 +1,10 @@
 """The APIs of the Kafka protocol that Fencepost serves: keys, names and versions.
 
-Source of keys and ranges: Kafka 4.3's ``ApiKeys`` and the message schemas. ApiVersions deviates
-from the served versions in the two ways that Kafka's does: Produce is advertised from version 0
-although 0-2 are refused (older librdkafka reads codec support from that range, KAFKA-18659). A
-version that Kafka marks unstable is served only with ``unstable.api.versions.enable``, and
-InitProducerId 6 also with ``transaction.two.phase.commit.enable``, which needs it.
+Source of keys and ranges: Kafka 4.3's ``ApiKeys`` and the message schemas. Two deviations in
+Kafka's ApiVersions response are repeated here: Produce is advertised from version 0 although 0-2
+are refused (older librdkafka reads codec support from that range, KAFKA-18659), and a version that
+Kafka marks unstable is served only with ``unstable.api.versions.enable``. InitProducerId 6 is also
+served with ``transaction.two.phase.commit.enable``, which needs it.
 """
 
 from __future__ import annotations

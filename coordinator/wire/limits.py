@@ -66,7 +66,7 @@ class ConnectionLimits:
     """The elements of one request; see :data:`MAX_REQUEST_OBJECTS`."""
     max_connections: int = 10_000
     """The total of open connections [max.connections]. Kafka has no limit by default; each costs a
-    file descriptor and up to ``max_buffered_bytes``."""
+    file descriptor and its buffers."""
     max_connections_per_ip: int = 10_000
     """The open connections of one address [max.connections.per.ip]."""
     max_idle_ms: int = 600_000

@@ -31,10 +31,10 @@ class Storage:
     """The data of one broker. ``directory`` exists and is locked by this process.
 
     ``directory_id`` is its id in the cluster; ``end_points`` are the broker's listeners.
-    ``observed`` is the metadata of a cluster with remote controllers; without a metadata log of its
-    own. A node that is not a broker has no partition except the metadata log. If a controller and a
-    broker share a directory, the controller's storage is opened first, without ``loads``, and
-    passed to the broker's storage as ``beside``: they share the logs.
+    ``observed`` is the metadata of a cluster with remote controllers; the process then has no
+    metadata log of its own. A node that is not a broker has no partition except the metadata log.
+    If a controller and a broker share a directory, the controller's storage is opened first,
+    without ``loads``, and passed to the broker's storage as ``beside``: they share the logs.
 
     Raises MetadataError, LogError, OSError; nothing stays open then.
     """
@@ -79,7 +79,7 @@ class Storage:
             self.metadata = observed
             self.logs.load(observed)
         elif observed is None:
-            # The clean-shutdown mark contains it, in case the node later joins a controller
+            # The clean-shutdown mark needs the broker epoch if the node later joins a controller
             # (KIP-966).
             self.logs.broker_epoch = self.metadata_log.broker_epoch
         self.replicas = Replicas(

@@ -139,7 +139,7 @@ def _partitions(topics: Any) -> tuple[TopicPartition, ...]:
 def _refused(
     ctx: Context, topics: Any, closed: Container[str]
 ) -> Steps[Mapping[TopicPartition, ErrorCode]]:
-    """Return the reasons against partitions that may not be added or whose topic is ``closed``."""
+    """Return the error of each partition that may not be added, or whose topic is ``closed``."""
     refused: dict[TopicPartition, ErrorCode] = {}
     for topic in topics:
         found = ctx.broker.metadata.topic(topic.name)

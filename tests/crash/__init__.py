@@ -1,1 +1,1 @@
-"""The real daemon, killed at every step; what was acknowledged must be there afterwards."""
+"""The real daemon is killed at every step, and must still have every acknowledged write."""

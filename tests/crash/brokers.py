@@ -1,4 +1,4 @@
-"""Brokers as processes that die at chosen points, and what is looked at from outside."""
+"""Broker processes that are killed at chosen points, and checks of their state from outside."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ D = TypeVar("D", bound=Daemon)
 
 @functools.cache
 def preload_brokers() -> None:
-    """Have all processes forked with what a broker imports, also at its first requests."""
+    """Import everything that a broker needs up to its first requests, before processes fork."""
     with InProcess(1) as cluster:
         cluster.topic("warm")
         client = StubbornClient(cluster.bootstrap, "warm", version=2)
@@ -34,10 +34,10 @@ def preload_brokers() -> None:
 
 
 class Brokers(Generic[D]):
-    """Those of one cluster, by number; the directory of each is ``home``/number/data."""
+    """The brokers of one cluster by node id; the data directory of each is ``home``/id/data."""
 
     def __init__(self, home: Path, brokers: Mapping[int, D], *, patience_s: float) -> None:
-        """``patience_s`` is how long any state may take to come."""
+        """``patience_s`` is the deadline for every awaited state."""
         self.home, self.brokers, self._patience_s = home, brokers, patience_s
         self._connections: dict[int, Cluster] = {}
 
@@ -46,7 +46,7 @@ class Brokers(Generic[D]):
         return ",".join(one.bootstrap for one in self.brokers.values())
 
     def start(self) -> Self:
-        """Start all, and wait until they can be worked with."""
+        """Start all brokers, create the topics, and wait until the cluster has settled."""
         preload_brokers()
         try:
             self._start()
@@ -62,15 +62,15 @@ class Brokers(Generic[D]):
         self.settle()
 
     def _create(self) -> None:
-        """Make the topics, with the replicas where they are wanted."""
+        """Create the topics with their replica assignments."""
         raise NotImplementedError
 
     def settle(self) -> None:
-        """Wait until all is as it is to be, as far as all know."""
+        """Wait until the cluster has reached its expected state on every broker."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Kill all that run."""
+        """Kill all running brokers."""
         self.hang_up()
         for one in self.brokers.values():
             one.close()
@@ -81,13 +81,13 @@ class Brokers(Generic[D]):
         return self._connections[node_id]
 
     def hang_up(self) -> None:
-        """Begin all connections anew at their next use."""
+        """Close all connections; each is opened again at its next use."""
         for one in self._connections.values():
             one.close()
         self._connections.clear()
 
     def call(self, api: str, version: int, **fields: Any) -> Answer:
-        """Ask the first that answers. Raises ConnectionLostError if nobody does."""
+        """Send a request to the first broker that responds; ConnectionLostError if none does."""
         for node_id in self.brokers:
             try:
                 return self.connection(node_id).call(api, version, **fields)
@@ -98,7 +98,7 @@ class Brokers(Generic[D]):
         raise ConnectionLostError
 
     def until(self, look: Callable[[], bool], what: str) -> None:
-        """Wait until it is so, over connections that break. TimeoutError says what was wrong."""
+        """Wait until ``look`` is true, across lost connections; TimeoutError has the last error."""
         why = ""
 
         def looked() -> bool:
@@ -116,14 +116,14 @@ class Brokers(Generic[D]):
             raise TimeoutError(f"{error}; {why}") from None
 
     def log_end(self, node_id: int, partition: tuple[str, int]) -> int:
-        """Where a replica ends, by its files."""
+        """Return the log end offset of a replica from its files."""
         last = self._segments(node_id, partition)[-1:]
         headers = (one for path in last for _, one in iter_headers(path.read_bytes()))
         base = int(last[0].stem) if last else 0
         return max((one.next_offset for one in headers), default=base)
 
     def log(self, node_id: int, partition: tuple[str, int], since: int = 0) -> bytes:
-        """What the files of a replica hold, beginning with the one that has ``since``."""
+        """Return the bytes of a replica's segments, from the one with the offset ``since`` on."""
         found = self._segments(node_id, partition)
         begin = max((at for at, path in enumerate(found) if int(path.stem) <= since), default=0)
         return b"".join(path.read_bytes() for path in found[begin:])

@@ -1,9 +1,9 @@
-"""Trying each point of a transaction on a cluster: the deaths, and the verdict.
+"""A sweep over all points of a transaction on a cluster: the kills, and the checks.
 
-What each broker does for a transaction is counted twice; what happened both times is a point. Then,
-for each point, the broker that comes to it dies there as by ``kill -9`` and is started again, while
-the client repeats what is not answered. A comeback has points as well: who died with something that
-nobody else has must give it up, and may die at that.
+Each broker's operations for a transaction are counted twice; an operation of both runs is a point.
+Then, for each point, the broker that reaches it dies there as by ``kill -9`` and is started again,
+while the client retries unanswered requests. A restart has points as well: a broker that died with
+records that no other replica has must truncate them, and may be killed during that.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.crash.stubborn_client import RefusedError, StubbornClient
 from tests.crash.sweeps import Sweep, points_of
 
 Act = Callable[[CrashingCluster, Layout, bytes, int], bool]
-"""A transaction with a value and an offset, from its claim to its end; whether it is committed."""
+"""Runs a whole transaction with a value and an offset; returns whether it is committed."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def whole(version: int, *, commit: bool) -> Act:
 
 
 def fenced(cluster: CrashingCluster, layout: Layout, value: bytes, offset: int) -> bool:
-    """One begins, another claims the id in the middle, and only what that one does counts."""
+    """A second producer claims the id of an open transaction, and only its writes count."""
     zombie = StubbornClient(cluster.bootstrap, layout.named("txn"), version=2)
     zombie.claim()
     zombie.send(*layout.data, b"never " + value)
@@ -77,7 +77,7 @@ SCENARIOS = (
 
 @dataclass(frozen=True)
 class Place:
-    """A point of a scenario, on one of the brokers, and perhaps one of its comeback."""
+    """A point of a scenario on one of the brokers, and optionally a point of its restart."""
 
     scenario: Scenario
     node_id: int
@@ -98,12 +98,12 @@ COMEBACKS = tuple(
         (3, "__consumer_offsets-0 offsets"),
     )
 )
-"""Deaths after which a leader has what nobody else has, and has to give it up."""
+"""Kills after which a leader has records that no other replica has, and must truncate them."""
 
 
 @dataclass
 class Bench:
-    """A cluster, and what its transactions have left."""
+    """A cluster, and the results of its transactions so far."""
 
     cluster: CrashingCluster
     number: int = 0
@@ -112,21 +112,21 @@ class Bench:
     offsets: dict[Layout, int] = field(default_factory=dict)
 
     def live(self, scenario: Scenario) -> None:
-        """One more transaction."""
+        """Run one more transaction."""
         self.number += 1
         value = b"%d" % self.number
         self.is_committed = scenario.act(self.cluster, scenario.layout, value, self.number)
         self.cluster.wait_for_end(scenario.layout)
 
     def check(self, layout: Layout) -> None:
-        """Look whether what became of it is right, everywhere. AssertionError, TimeoutError."""
+        """Check the last transaction's result on all replicas: AssertionError or TimeoutError."""
         values = [b"%d" % self.number] if self.is_committed else []
         if self.is_committed:
             self.offsets[layout] = self.number
         self.cluster.check(layout, self.seen[layout], values, self.offsets.get(layout, -1))
 
     def places(self, scenario: Scenario) -> list[Place]:
-        """Where brokers can die."""
+        """Return the points of a scenario at which brokers can be killed."""
 
         def counted() -> Mapping[int, list[Event]]:
             events = self.cluster.counted(lambda: self.live(scenario))
@@ -142,7 +142,7 @@ class Bench:
         ]
 
     def comeback(self, place: Place) -> list[Place]:
-        """Where a broker can die once more when it comes back."""
+        """Return the points at which a broker can be killed again during its restart."""
 
         def counted() -> list[Event]:
             killed: list[str] = []
@@ -160,21 +160,21 @@ class Bench:
 
 
 def is_of_transaction(what: str, node_id: int) -> bool:
-    """Whether a fetch is of the partition by whose write it is named."""
+    """Return whether a fetch belongs to the partition whose write is in its name."""
     message, _, write = what.partition(" | write ")
     if not write:
         return True
-    if message == "ask Fetch":  # of the controller
+    if message == "ask Fetch":  # a fetch from the controller
         return False
     name = re.match(r"(\S+)-(\d+)(\s|$)", write)
-    if name is None:  # a checkpoint, which is written when its time has come
+    if name is None:  # a checkpoint, which is written periodically
         return False
     leader = REPLICAS[name[1], int(name[2])][0]
     return leader == (node_id if message.startswith("answer") else int(message.split()[-1]))
 
 
 def sweep(home: Path, jobs: int, *, bug: str = "", patience_s: float = 60) -> Sweep[Bench, Place]:
-    """So many clusters at a time, below ``home``."""
+    """Return a sweep on ``jobs`` clusters at a time, below ``home``."""
 
     def opened(folder: Path) -> Bench:
         return Bench(CrashingCluster(folder, bug=bug, patience_s=patience_s).start())
@@ -186,5 +186,5 @@ def _try(bench: Bench, place: Place, killed: list[str]) -> None:
     with bench.cluster.killed_at(place.node_id, place.point, killed, then=place.then):
         bench.live(place.scenario)
         if place.then is not None:
-            bench.cluster.settle()  # the comeback is over
+            bench.cluster.settle()  # the restart is complete
     bench.check(place.scenario.layout)

@@ -1,8 +1,8 @@
-"""Trying each step of a controller on a cluster: the faults, and the verdict.
+"""A sweep over all steps of a controller on a cluster: the faults, and the checks.
 
-What the controller does for an act is counted twice; what happened both times is a point. Then, for
-each point and each fault, the controller that comes to it has the fault there, while the act is
-repeated until it is done. Whoever is controller next has to finish it.
+The controller's operations for an act are counted twice; an operation of both runs is a point.
+Then, for each point and each fault, the controller that reaches the point suffers the fault, while
+the client repeats the act until it succeeds. The next controller must finish it.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ FAULTS = "kill", "sleep", "expiry"
 
 @dataclass(frozen=True)
 class Scenario:
-    """What a controller is held at: the ``act``, and what makes the next one possible."""
+    """The ``act`` during which a controller is held, and the steps before and after it."""
 
     name: str
     act: Callable[[Bench], None]
     prepare: Callable[[Bench], None] = lambda _: None
     finish: Callable[[Bench], None] = lambda _: None
     is_election: bool = False
-    """Whoever becomes controller is held."""
+    """Whether the act is an election, so that the newly elected controller is held."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A point of a scenario, and what happens there."""
+    """A point of a scenario, and the fault at it."""
 
     scenario: Scenario
     point: Point
@@ -51,7 +51,7 @@ class Place:
 
 
 class Bench:
-    """A cluster, and how far its acts have come."""
+    """A cluster, and the progress of its acts."""
 
     def __init__(self, cluster: ElectedCluster) -> None:
         self.cluster = cluster
@@ -61,16 +61,16 @@ class Bench:
 
     @property
     def name(self) -> str:
-        """Of the topic of this turn."""
+        """The name of this turn's topic."""
         return f"new-{self.number}"
 
     def live(self, scenario: Scenario) -> None:
-        """Once more."""
+        """Run the act of a scenario once."""
         scenario.act(self)
         scenario.finish(self)
 
     def places(self, scenario: Scenario) -> list[Place]:
-        """The points of a scenario, each with each fault."""
+        """Return the points of a scenario, each with each fault."""
 
         def counted() -> list[Event]:
             self.begin(scenario)
@@ -84,14 +84,14 @@ class Bench:
         return [Place(scenario, point, fault) for point in points for fault in FAULTS]
 
     def begin(self, scenario: Scenario) -> None:
-        """Have everything where the act begins."""
+        """Prepare the next turn of a scenario, and let the writer write."""
         self.number += 1
         scenario.prepare(self)
         self.cluster.writer.begin()
 
     @contextmanager
     def faulty(self, place: Place, faults: list[str]) -> Iterator[None]:
-        """While it lasts the fault happens to who comes to the point first."""
+        """Within the block, inject the fault into the first broker that reaches the point."""
         controller = self.cluster.controller
         armed = BROKERS if place.scenario.is_election or controller is None else (controller,)
         self.cluster.arm(armed, place.point)
@@ -124,11 +124,11 @@ class Bench:
             self.cluster.brokers[one].disarm()
 
 
-# --- what is done ---
+# --- acts ---
 
 
 def _lose_office(bench: Bench) -> None:
-    """The controller's session ends; its broker lives, and comes again."""
+    """End the controller's session; its broker survives, and registers again."""
     cluster, controller = bench.cluster, bench.cluster.controller
     epoch = cluster.znodes.get("/controller_epoch")[0]
     if controller is not None:
@@ -137,7 +137,7 @@ def _lose_office(bench: Bench) -> None:
 
 
 def _choose_victim(bench: Bench) -> None:
-    """A broker that leads something and is not the controller."""
+    """Choose a broker that leads partitions and is not the controller."""
     cluster = bench.cluster
     bench.victim = next(one for one in BROKERS if one != cluster.controller)
 
@@ -175,7 +175,7 @@ def _raise_victim(bench: Bench) -> None:
 
 
 def _reassign(bench: Bench) -> None:
-    """From each pair of brokers to the next, and its other half leads."""
+    """Reassign the partition to the next pair of brokers, which has another leader."""
     pairs = [1, 2], [2, 3], [3, 1]
     cluster = bench.cluster
     now = cluster.node(f"/brokers/topics/{MOVED}")["partitions"]["0"]
@@ -225,7 +225,7 @@ SCENARIOS = (
 
 
 def sweep(home: Path, zookeeper: ZooKeeper, jobs: int) -> Sweep[Bench, Place]:
-    """So many clusters at a time on one ZooKeeper, below ``home``."""
+    """Return a sweep on ``jobs`` clusters at a time on one ZooKeeper, below ``home``."""
     return Sweep(home, jobs, lambda folder: Bench(ElectedCluster(folder, zookeeper).start()), _try)
 
 

@@ -1,12 +1,11 @@
-"""A small exactly-once pipeline on librdkafka, which writes down everything it does.
+"""A small exactly-once pipeline on librdkafka, which keeps a journal of all its operations.
 
     python -m tests.crash.copier fill | copy | sloppy | forget | verify
 
 ``fill`` makes the topics and the input, ``copy`` is the consume-transform-produce loop over two
 output partitions, ``verify`` reads everything back and lets the checker judge the whole history.
-``sloppy`` copies without transactions and ``forget`` leaves one open, which must be noticed.
-Each is told by the environment of ``fencepost crash-sweep`` where the broker is and what is its
-directory.
+``sloppy`` copies without transactions and ``forget`` leaves one open, which the sweep must detect.
+Each gets the broker's address and its directory from the environment of ``fencepost crash-sweep``.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ IN = (SOURCE, 0)
 
 
 class Journal:
-    """The history of one process. A line is in the file before the next operation begins."""
+    """The journal of one process; a line is in the file before the next operation begins."""
 
     def __init__(self, directory: Path, attempt: str) -> None:
         self.process = f"copier-{attempt}"
@@ -58,8 +57,8 @@ class Journal:
 RECONNECTING: dict[str, Any] = {
     "reconnect.backoff.ms": 10,
     "reconnect.backoff.max.ms": 50,
-    # Bootstrapping anew drops the broker that the client still holds for the group's coordinator,
-    # and send_offsets_to_transaction then waits for ever (librdkafka issue 5511).
+    # Rebootstrapping drops the broker that the client still uses as the group's coordinator, and
+    # send_offsets_to_transaction then waits for ever (librdkafka issue 5511).
     "metadata.recovery.strategy": "none",
     "log_level": 2,
 }
@@ -115,7 +114,7 @@ def copy(bootstrap: str, journal: Journal) -> None:
     (committed,) = reader.committed([confluent_kafka.TopicPartition(*IN)], 30)
     position = max(committed.offset, 0)
     journal.note(FetchOffset, asked, group=GROUP, partition=IN, offset=max(committed.offset, -1))
-    # Who leads is asked now: once assigned, the client would ask only after a second.
+    # Fetch the metadata now: after the assignment, the client would do so only after a second.
     reader.list_topics(SOURCE, 30)
     reader.assign([confluent_kafka.TopicPartition(*IN, position)])
     while position < RECORDS:
@@ -140,7 +139,7 @@ def transact(
     values: list[str],
     upto: int,
 ) -> None:
-    """One transaction: the values, each to the partition of its parity, and the offset."""
+    """Run one transaction: the values, each to the partition of its parity, and the offset."""
     writer.begin_transaction()
     journal.note(Begin, time.monotonic(), txn=txn, **fenced)
     unit = [("fencepost-txn", f"upto-{upto}"), ("fencepost-txn-size", str(len(values)))]
@@ -181,7 +180,7 @@ def transact(
         **fenced,
     )
     began = time.monotonic()
-    # Written down before it is asked for: the process may not live to hear the answer.
+    # Note the commit before the request: the process may be killed before the response.
     asked = {"txn": txn, "commit": True, **fenced}
     journal.note(End, began, outcome=Outcome.UNKNOWN, **asked)
     writer.commit_transaction(30)
@@ -189,7 +188,7 @@ def transact(
 
 
 def sloppy(bootstrap: str) -> None:
-    """At least once: what was written before the offset is committed is written again."""
+    """Copy at least once: a restart repeats the writes whose offset is not committed."""
     reader = consumer(bootstrap)
     (committed,) = reader.committed([confluent_kafka.TopicPartition(*IN)], 30)
     writer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, **RECONNECTING})
@@ -205,7 +204,7 @@ def sloppy(bootstrap: str) -> None:
 
 
 def forget(bootstrap: str) -> None:
-    """Leave without ending the transaction."""
+    """Exit without ending the transaction."""
     writer = producer(bootstrap)
     writer.init_transactions(30)
     writer.begin_transaction()
@@ -216,8 +215,8 @@ def forget(bootstrap: str) -> None:
 
 
 def verify(bootstrap: str, directory: Path, records: int = RECORDS, sources: int = 1) -> None:
-    """Read everything and judge. What is expected is the input, each value once."""
-    # Hundreds of these run in a sweep, and as many copiers, which need none of it.
+    """Read everything and check it: the output must have each value of the input once."""
+    # A sweep runs hundreds of these, and as many copiers, which need none of these imports.
     from fencepost.coordinator import light_imports  # noqa: F401 - before anything that imports kio
     from tests.support.checker import check
     from tests.support.cluster import READ_COMMITTED, READ_UNCOMMITTED, Cluster

@@ -1,7 +1,7 @@
-"""Three brokers and a controller as processes, of which one is killed at a named point.
+"""Three brokers and a controller as processes, one of which is killed at a named point.
 
-The processes live from one point to the next; only the one that died is started again. Roles are on
-different brokers, or all on one, by which names are used: see :class:`Layout`.
+The processes continue from one point to the next; only a killed one is started again. Depending on
+the names in use, the roles are on different brokers, or all on one: see :class:`Layout`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.support.cluster import READ_COMMITTED
 from tests.support.raw import Answer
 
 DATA, FORCED = ("out", 0), ("forced", 0)
-"""Partitions for data. Of the second each batch is on disk before it is answered, or fetched on."""
+"""Data partitions; the second one flushes each batch before it is acknowledged or fetched on."""
 
 OFFSETS, TRANSACTIONS = "__consumer_offsets", "__transaction_state"
 
@@ -33,7 +33,7 @@ REPLICAS = {
     FORCED: (1, 2, 3),
     (OFFSETS, 1): (1, 3, 2),
 }
-"""Who has what; the first of them leads."""
+"""Partition → its replicas; the first one leads."""
 
 BROKERS = 1, 2, 3
 CONTROLLER = 100
@@ -48,44 +48,44 @@ COMMON = {
     "min.insync.replicas": "2",
     "group.initial.rebalance.delay.ms": "0",
     "log.retention.ms": "-1",
-    "log.cleaner.enable": "false",  # each replica cleans when it likes
+    "log.cleaner.enable": "false",  # replicas compact at different times
     "auto.leader.rebalance.enable": "false",
     "fencepost.history.enable": "false",
 }
 
 
 class Layout(NamedTuple):
-    """Where a transaction writes, and which partitions of the internal topics keep it."""
+    """The data partition of a transaction, and its partitions of the internal topics."""
 
     data: tuple[str, int]
     index: int
 
     def named(self, stem: str) -> str:
-        """An id or a group that is kept in this partition."""
+        """Return a transactional id or a group id that hashes to this layout's partition."""
         names = (f"{stem}-{number}" for number in range(100))
         return next(name for name in names if java_string_hash(name) % 2 == self.index)
 
     @property
     def partitions(self) -> list[tuple[str, int]]:
-        """Where a transaction leaves something."""
+        """The partitions that a transaction writes to."""
         return [(TRANSACTIONS, self.index), self.data, (OFFSETS, self.index)]
 
 
 APART = Layout(DATA, 0)
-"""The coordinator is broker 1, the data's leader 2, the group's 3."""
+"""Broker 1 is the transaction coordinator, 2 the leader of the data, 3 the group coordinator."""
 TOGETHER = Layout(FORCED, 1)
-"""Broker 1 is all of it."""
+"""Broker 1 has all three roles."""
 
 
 class Seen:
-    """Up to where a partition was checked."""
+    """The offsets up to which a partition has been checked."""
 
     def __init__(self) -> None:
         self.end = 0
 
 
 class CrashingCluster(Brokers[Daemon]):
-    """The processes, and what is looked at from outside."""
+    """The processes, and checks of their state from outside."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class CrashingCluster(Brokers[Daemon]):
         bug: str = "",
         patience_s: float = 60,
     ) -> None:
-        """``patience_s`` is how long any state may take to come."""
+        """``patience_s`` is the deadline for every awaited state."""
         ports: dict[int, int] = {}
         common = {**COMMON, **(settings or {})}
 
@@ -145,10 +145,10 @@ class CrashingCluster(Brokers[Daemon]):
         answer = self.connection(1).call("create_topics", 5, timeout=10_000, topics=[asked])
         return answer["topics"][0]["error_code"] in {"none", "topic_already_exists"}
 
-    # --- looking ---
+    # --- state ---
 
     def settle(self) -> None:
-        """Wait until every replica is in sync and who is to lead does, as far as all know."""
+        """Wait until every broker sees all replicas in sync and the preferred leaders."""
         self.until(self._is_settled, "all in sync, leaders where they belong")
 
     def _is_settled(self) -> bool:
@@ -172,7 +172,7 @@ class CrashingCluster(Brokers[Daemon]):
         )
 
     def _metadata(self, node_id: int | None = None) -> Answer:
-        """What a broker knows, or the first that answers."""
+        """Return the Metadata of a broker, by default of the first that responds."""
         topics = [{"name": name} for name in dict.fromkeys(topic for topic, _ in REPLICAS)]
         if node_id is None:
             return self.call("metadata", 8, topics=topics)
@@ -187,17 +187,17 @@ class CrashingCluster(Brokers[Daemon]):
         }
 
     def _ends(self, node_id: int, topic: str, index: int) -> tuple[str, int, int]:
-        """The error, the high watermark and the last stable offset."""
+        """Return the error, the high watermark and the last stable offset of a replica."""
         part = self.connection(node_id).fetch(
             topic, partition=index, offset=0, isolation=READ_COMMITTED, max_bytes=1
         )
         return part["error_code"], part["high_watermark"], part["last_stable_offset"]
 
     def check(self, layout: Layout, seen: Seen, values: list[bytes], offset: int) -> None:
-        """Every replica shows these values since the last time, and all replicas are equal.
+        """Check that every replica has these new committed values, and all replicas are equal.
 
-        No transaction is open, and the group is at this offset. TimeoutError or AssertionError
-        where it is not so.
+        No transaction may be open, and the group must be at ``offset``. Raise TimeoutError or
+        AssertionError otherwise.
         """
         self.wait_for_end(layout)
         self.settle()
@@ -221,11 +221,11 @@ class CrashingCluster(Brokers[Daemon]):
             self.until(lambda one=one: self._are_equal(one), f"equal replicas of {one}")
 
     def wait_for_end(self, layout: Layout) -> None:
-        """Wait until no transaction is open. TimeoutError if one stays so."""
+        """Wait until no transaction is open; TimeoutError if one stays open."""
         self.until(lambda: self._is_ended(layout), "no transaction is open")
 
     def _is_ended(self, layout: Layout) -> bool:
-        """Whether nothing is open, and what was decided is done, as far as those who lead know."""
+        """Return whether the leaders have no open transaction and have appended all markers."""
         known = self._by_name(self._metadata())
         for one in layout.partitions:
             self._all_of(known[one]["leader_id"], one)
@@ -240,7 +240,7 @@ class CrashingCluster(Brokers[Daemon]):
         return answer["error_code"] == "none" and states in ({"CompleteCommit"}, {"CompleteAbort"})
 
     def _all_of(self, node_id: int, partition: tuple[str, int]) -> int:
-        """The end of a replica, below which all is committed and stable; AssertionError if not."""
+        """Return a replica's log end; AssertionError if it is above high watermark or LSO."""
         error, high, stable = self._ends(node_id, *partition)
         end = self.log_end(node_id, partition)
         assert (error, high, stable) == ("none", end, end), (node_id, partition, high, stable, end)
@@ -252,7 +252,7 @@ class CrashingCluster(Brokers[Daemon]):
     # --- a point ---
 
     def counted(self, work: Callable[[], None]) -> dict[int, list[Event]]:
-        """What each broker does for ``work``."""
+        """Return the events on each broker during ``work``."""
         for one in self.brokers.values():
             one.arm(None)
         work()
@@ -262,10 +262,10 @@ class CrashingCluster(Brokers[Daemon]):
     def killed_at(
         self, node_id: int, point: Point, killed: list[str], *, then: Point | None = None
     ) -> Iterator[list[Event]]:
-        """While it lasts the broker dies at the point and is started again, to die ``then`` too.
+        """Within the block, kill the broker at ``point``, restart it, and kill it at ``then`` too.
 
-        ``killed`` gets what it was doing each time. Yields a list that has in the end what the last
-        process did.
+        ``killed`` gets the event of each kill. Yield a list that in the end has the events of the
+        last process.
         """
         broker = self.brokers[node_id]
         broker.arm(point)

@@ -2,11 +2,12 @@
 
     python -m tests.crash.crashing_daemon --data-dir DIR --listen HOST:PORT --config KEY=VALUE …
 
-SIGUSR1 begins a count of durable steps and answers with the line ``armed``. CRASH_AT=N in the
-environment is the step that never happens (the first is 1); with CRASH_TORN=1 a write that is the
-N-th step happens by half; with CRASH_ARMED=1 the count begins with the process, so that recovery
-is killed too. With CRASH_FAILS=PATH it is not killed: the N-th write to a file with PATH in its
-name is refused as by a bad disk, once. SIGUSR2 answers ``steps K``: how many were counted.
+SIGUSR1 starts a count of durable steps and prints the line ``armed``. CRASH_AT=N in the
+environment is the step before which the process is killed (the first is 1); with CRASH_TORN=1 a
+write that is the N-th step happens by half; with CRASH_ARMED=1 the count starts with the process,
+so that recovery is killed too. With CRASH_FAILS=PATH the process is not killed: the N-th write to a
+file with PATH in its name fails once, as on a bad disk. SIGUSR2 prints ``steps K``, the number of
+counted steps.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class StepCounter:
         self._torn = torn
 
     def step(self) -> bool:
-        """Count one step. Returns True if it is the last one and should happen by half."""
+        """Count one step; return True if it is the last one and should happen by half."""
         if not self.armed or self.fails:
             return False
         self.steps += 1
@@ -46,7 +47,7 @@ class StepCounter:
         return False
 
     def refuses(self, path: str) -> bool:
-        """Whether a write to ``path`` is the one that the disk refuses."""
+        """Return whether the disk refuses this write to ``path``."""
         if not self.armed or not self.fails or self.fails not in path:
             return False
         self.steps += 1
@@ -54,12 +55,12 @@ class StepCounter:
 
     @staticmethod
     def die() -> None:
-        """Leave as by kill -9: no handler, no flush, no farewell."""
+        """Kill this process by SIGKILL, without handlers, flushes or closed connections."""
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 class CountedMap:
-    """A mapped file; a store into it is as durable against a kill as a write."""
+    """A mapped file; a store into it survives a kill, as a write does."""
 
     def __init__(self, mapped: FileMap, counter: StepCounter) -> None:
         self._mapped = mapped

@@ -1,8 +1,8 @@
-"""Three brokers on a real ZooKeeper, of which the controller is held at a chosen step.
+"""Three brokers on a real ZooKeeper, whose controller is held at a chosen step.
 
-A step is an operation of ZooKeeper, before it is sent or after it was done and before its answer is
-used, or a request to a broker. Who comes to the chosen one waits there, until it is killed, put to
-sleep or robbed of its session from outside: nothing in the broker knows of it. The processes live
+A step is an operation on ZooKeeper, before it is sent, or after it is done and before its response
+is used, or a request to a broker. A broker that reaches the chosen step waits there until the test
+kills it, suspends it or ends its session; no code of the broker is involved. The processes continue
 from one point to the next.
 """
 
@@ -47,12 +47,12 @@ BROKERS = 1, 2, 3
 
 DATA, MOVED = "data", "moved"
 ASSIGNED = {DATA: [[1, 2, 3], [2, 3, 1], [3, 1, 2]], MOVED: [[1, 2]]}
-"""The replicas at the beginning; those of MOVED are reassigned."""
+"""Topic → replicas of its partitions at the start; the replicas of MOVED are reassigned."""
 
 PARTITIONS = [(topic, index) for topic, parts in ASSIGNED.items() for index in range(len(parts))]
 
 SETTINGS = {
-    # Sessions end when the test says so, and not because a machine is slow.
+    # The test ends sessions itself; none may expire because the machine is slow.
     "zookeeper.session.timeout.ms": "30000",
     "replica.lag.time.max.ms": "2000",
     "replica.fetch.backoff.ms": "50",
@@ -65,7 +65,7 @@ SETTINGS = {
 }
 
 
-# --- in the process of a broker ---
+# --- inside a broker's process ---
 
 
 _ANY = (
@@ -73,18 +73,18 @@ _ANY = (
     (re.compile(r"\bnew-\d+"), "new-*"),
     (re.compile(r"_\d{10}"), "_*"),
 )
-"""What is another one each time."""
+"""Patterns of the values that differ in each turn, with their replacements."""
 
 
 def named(what: str) -> str:
-    """The name of a step, which says nothing of this broker or this turn."""
+    """Return the name of a step without the ids of this broker and this turn."""
     for pattern, name in _ANY:
         what = pattern.sub(name, what)
     return what
 
 
 class HeldCounter(NamedCounter):
-    """Knows which of several steps of one name has ended: they may be under way together."""
+    """Numbers concurrent steps of one name, so that each one's end has its own number."""
 
     def __init__(self, point: Point | None, die: Callable[[Event], None]) -> None:
         self._numbers: dict[int, int] = {}
@@ -112,10 +112,10 @@ class HeldCounter(NamedCounter):
 
 @dataclass(frozen=True)
 class Held(Counting):
-    """Counts steps of a controller; who comes to the chosen one waits there for a word."""
+    """Counts steps of a controller; a broker waits at the chosen step until it is released."""
 
     def counter(self, point: Point | None, die: Callable[[Event], None]) -> HeldCounter:
-        """See :class:`Counting`. The process has one class of each sort, which is wrapped."""
+        """See :class:`Counting`; wraps the classes of sessions and channels of this process."""
         counter = HeldCounter(point, die)
         for method, title in ((Session.get, "get"), (Session.children, "list")):
             _count(counter, Session, method, lambda path, title=title: f"{title} {path}")
@@ -124,7 +124,7 @@ class Held(Counting):
         return counter
 
     def die(self, pipe: Connection, event: Event) -> None:
-        """See :class:`Counting`: whatever is to be done is done to the process."""
+        """See :class:`Counting`; waits until the test has injected its fault into the process."""
         pipe.send(("reached", event.what))
         pipe.recv()
 
@@ -170,7 +170,7 @@ class HeldDaemon(Daemon):
         return self._process.pid
 
     def reached(self) -> str | None:
-        """What it waits at; None while it does not. Raises DaemonError."""
+        """Return the step at which the broker waits, or None; DaemonError if it has died."""
         if self._pipe is None or not self._pipe.poll(0):
             return None
         said = self._receive(0)
@@ -179,13 +179,13 @@ class HeldDaemon(Daemon):
         return str(said[1])
 
     def go_on(self) -> None:
-        """Let it go on."""
+        """Release the broker from its point."""
         with suppress(OSError):
             if self._pipe is not None:
                 self._pipe.send(("go on", None))
 
     def disarm(self) -> tuple[str | None, list[Event]]:
-        """See :class:`Daemon`; who has just come to its point goes on."""
+        """See :class:`Daemon`; releases a broker that has just reached its point."""
         while self.reached():
             self.go_on()
         return super().disarm()
@@ -202,7 +202,7 @@ class HeldDaemon(Daemon):
 
 
 class Seen:
-    """What a watch has seen of znodes: no epoch goes back, and each has one leader."""
+    """Watches znodes: no epoch may go back, and each leader epoch must have one leader."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
@@ -210,7 +210,7 @@ class Seen:
         self._highest: dict[str, tuple[int, int]] = defaultdict(lambda: (-1, -1))
 
     def state(self, path: str, data: bytes | None, *_: object) -> None:
-        """Of a partition."""
+        """Check a new partition state."""
         if data is None:
             return
         now = json.loads(data)
@@ -223,7 +223,7 @@ class Seen:
             self.problems.append(f"{path}: {leader} and {now['leader']} lead in {epochs[0]}")
 
     def epoch(self, data: bytes, *_: object) -> None:
-        """The controller's."""
+        """Check a new controller epoch."""
         now = (int(data), 0)
         if now < self._highest["controller"]:
             self.problems.append(f"controller epoch {now} after {self._highest['controller']}")
@@ -231,7 +231,7 @@ class Seen:
 
 
 class Writer(threading.Thread):
-    """Writes numbers to all partitions, as long as it may."""
+    """Writes numbers to all partitions between :meth:`begin` and :meth:`end`."""
 
     def __init__(self, bootstrap: str) -> None:
         super().__init__(daemon=True)
@@ -239,8 +239,8 @@ class Writer(threading.Thread):
             {
                 "bootstrap.servers": bootstrap,
                 "enable.idempotence": True,
-                # With more of them librdkafka itself would more often write twice what it has
-                # had no answer to (tests/support/epochs.py).
+                # With more of them librdkafka itself would more often duplicate unacknowledged
+                # batches (tests/support/epochs.py).
                 "max.in.flight": 1,
                 "linger.ms": 1,
                 "retry.backoff.ms": 50,
@@ -273,11 +273,11 @@ class Writer(threading.Thread):
             self.refused.append(str(error))
 
     def begin(self) -> None:
-        """Write."""
+        """Start writing."""
         self._writes.set()
 
     def end(self, patience_s: float) -> None:
-        """Write no more; all that was sent is acknowledged then. AssertionError if not."""
+        """Stop writing, and wait until all records are acknowledged; AssertionError otherwise."""
         self._writes.clear()
         self._idle.clear()
         assert self._idle.wait(patience_s)
@@ -291,7 +291,7 @@ class Writer(threading.Thread):
 
 
 class ElectedCluster(Brokers[HeldDaemon]):
-    """The processes, and what ZooKeeper holds of them."""
+    """The processes, and their state in ZooKeeper."""
 
     def __init__(self, home: Path, zookeeper: ZooKeeper, *, patience_s: float = 60) -> None:
         self._zookeeper = zookeeper
@@ -312,7 +312,7 @@ class ElectedCluster(Brokers[HeldDaemon]):
         self._checked = dict.fromkeys(PARTITIONS, 0)
         self._checks = 0
         self._epochs: set[tuple[int, int]] = set()
-        """Producer ids and epochs of the writer."""
+        """The producer ids and epochs of the writer."""
 
     def _start(self) -> None:
         super()._start()
@@ -330,10 +330,10 @@ class ElectedCluster(Brokers[HeldDaemon]):
         self.znodes.stop()
         self.znodes.close()
 
-    # --- what is asked for ---
+    # --- requests ---
 
     def create(self, topic: str, replicas: list[list[int]]) -> bool:
-        """Whether it is there."""
+        """Request the creation of a topic; return whether it exists."""
         rows = [{"partition_index": at, "broker_ids": one} for at, one in enumerate(replicas)]
         asked = {
             "name": topic,
@@ -345,7 +345,7 @@ class ElectedCluster(Brokers[HeldDaemon]):
         return answer["topics"][0]["error_code"] in {"none", "topic_already_exists"}
 
     def delete(self, topic: str) -> bool:
-        """Whether it is gone, or marked to go."""
+        """Request the deletion of a topic; return whether it is gone."""
         answer = self.call("delete_topics", 5, topic_names=[topic], timeout=5_000)
         error = answer["responses"][0]["error_code"]
         return error == "unknown_topic_or_partition" or (
@@ -353,7 +353,7 @@ class ElectedCluster(Brokers[HeldDaemon]):
         )
 
     def reassign(self, topic: str, replicas: list[int]) -> bool:
-        """Whether partition 0 has these replicas; asked for again until it has."""
+        """Request a reassignment of partition 0, if necessary; return whether it is complete."""
         node = self.node(f"/brokers/topics/{topic}")
         if node["partitions"]["0"] == replicas and not node["adding_replicas"]:
             return not node["removing_replicas"]
@@ -363,10 +363,10 @@ class ElectedCluster(Brokers[HeldDaemon]):
             self.call("alter_partition_reassignments", 0, timeout=5_000, topics=topics)
         return False
 
-    # --- what ZooKeeper holds ---
+    # --- znodes ---
 
     def node(self, path: str) -> Any:
-        """The JSON of a znode; None where there is none."""
+        """Return the parsed JSON of a znode, None if it does not exist."""
         try:
             data = self.znodes.get(path)[0]
         except NoNodeError:
@@ -374,7 +374,7 @@ class ElectedCluster(Brokers[HeldDaemon]):
         return json.loads(data) if data else {}
 
     def names(self, path: str) -> list[str]:
-        """What is under a znode."""
+        """Return the sorted names of a znode's children."""
         return sorted(self.znodes.get_children(path))
 
     @property
@@ -383,7 +383,7 @@ class ElectedCluster(Brokers[HeldDaemon]):
         return None if node is None else int(node["brokerid"])
 
     def end_session(self, node_id: int) -> None:
-        """End the session of a broker, as ZooKeeper does after its time."""
+        """End the session of a broker, as ZooKeeper does after the session timeout."""
         stat = self.znodes.exists(f"/brokers/ids/{node_id}")
         if stat is not None:
             with suppress(OSError, struct.error):
@@ -402,10 +402,10 @@ class ElectedCluster(Brokers[HeldDaemon]):
             self.znodes.DataWatch(path, partial(self.seen.state, path))
         self.znodes.DataWatch("/controller_epoch", self.seen.epoch)
 
-    # --- looking ---
+    # --- state ---
 
     def settle(self) -> None:
-        """Wait until all is done, all are in sync, and all know the same."""
+        """Wait until no change is pending, all replicas are in sync, and all brokers agree."""
         self.until(self._is_settled, "settled")
 
     def _is_settled(self) -> bool:
@@ -426,7 +426,7 @@ class ElectedCluster(Brokers[HeldDaemon]):
                 wanted[topic, int(index)] = replicas, state
         for node_id in BROKERS:
             self._knows(node_id, controller, wanted)
-            # Who was dead when a replica was taken from it puts that aside as it comes back.
+            # A broker that was down when it lost a replica moves its log aside at the restart.
             known = {
                 path.name
                 for path in (self.home / str(node_id) / "data").glob("*-*")
@@ -443,7 +443,7 @@ class ElectedCluster(Brokers[HeldDaemon]):
     def _knows(
         self, node_id: int, controller: int, wanted: Mapping[tuple[str, int], tuple[Any, Any]]
     ) -> None:
-        """AssertionError where a broker knows anything else."""
+        """Raise AssertionError if a broker's Metadata differ from ``controller`` and ``wanted``."""
         answer = self.connection(node_id).call("metadata", 9, topics=None)
         assert {one["node_id"] for one in answer["brokers"]} == set(BROKERS), node_id
         assert answer["controller_id"] == controller, (node_id, answer["controller_id"])
@@ -469,14 +469,14 @@ class ElectedCluster(Brokers[HeldDaemon]):
                 assert fetched["high_watermark"] == end, (node_id, key, fetched, end)
 
     def rest(self) -> None:
-        """Wait until nothing is written any more, and all is settled."""
+        """Stop the writer, and wait until the cluster has settled."""
         self.writer.end(self._patience_s)
         self.settle()
 
     def check(self) -> None:
-        """What was acknowledged is there, in every replica. AssertionError, TimeoutError.
+        """Check that every replica has every acknowledged record: AssertionError, TimeoutError.
 
-        It is there once, but for what the writer repeated under another epoch of its own accord.
+        Each record is there once, except for the writer's own retries under another epoch.
         """
         self.rest()
         self._checks += 1
@@ -499,7 +499,7 @@ class ElectedCluster(Brokers[HeldDaemon]):
     def _new(
         self, node_id: int, partition: tuple[str, int]
     ) -> Iterator[tuple[BatchHeader, list[bytes]]]:
-        """The batches that came since the last time, and their values."""
+        """Yield the batches since the last check, with their values."""
         since = self._checked[partition]
         data = self.log(node_id, partition, since)
         self._checked[partition] = self.log_end(node_id, partition)
@@ -510,12 +510,12 @@ class ElectedCluster(Brokers[HeldDaemon]):
     # --- a point ---
 
     def arm(self, brokers: list[int], point: Point | None) -> None:
-        """Have these count from now on, up to the point."""
+        """Start counting on these brokers, each up to the point."""
         for one in brokers:
             self.brokers[one].arm(point)
 
     def fault(self, node_id: int, fault: str) -> None:
-        """Do it to a broker that waits at its point."""
+        """Inject a fault into a broker that waits at its point."""
         broker = self.brokers[node_id]
         if fault == "kill":
             os.kill(broker.pid, signal.SIGKILL)

@@ -1,13 +1,14 @@
-"""Crash points of a broker among others, by what happens there and how often it did before.
+"""Crash points of a broker in a cluster, named by their operation and its number of occurrences.
 
-In a cluster nothing comes at the same number twice: fetches, heartbeats and checkpoints come when
-they like. So a point has a name, and a number among those of this name: ``before write out-0
-records #1``, ``after mark __transaction_state-0 #2``, ``before answer EndTxn #1``. Fetches between
-brokers are named by what was written since the one before them: ``before ask Fetch of 2 | write
-out-0 records #1`` is where a follower is about to tell its leader that it has these records.
+In a cluster the total number of operations before a point varies, because fetches, heartbeats and
+checkpoints depend on timing. So a point has a name, and a number among the points of this name:
+``before write out-0 records #1``, ``after mark __transaction_state-0 #2``, ``before answer EndTxn
+#1``. A fetch between brokers is named by the writes since the fetch before it: ``before ask Fetch
+of 2 | write out-0 records #1`` is the point where a follower is about to confirm these records to
+its leader.
 
 As in ``fencepost crash-sweep`` the file system and the loop are wrapped, here also connections to
-other brokers; and of the log one method, by which every high watermark moves.
+other brokers, and the one method of the log that moves every high watermark.
 """
 
 from __future__ import annotations
@@ -57,29 +58,29 @@ NAMED = frozenset(
         ApiKey.OFFSET_FOR_LEADER_EPOCH,
     }
 )
-"""What a transaction and its replicas ask for; the rest comes when it likes."""
+"""The requests of a transaction and its replication; the timing of all others varies."""
 
 LAG_S = 0.02
-"""How late answers come to followers. Where they are always at once there, nobody would notice that
-a leader did not wait for them."""
+"""Delay of responses to followers; without it, a leader that does not wait for its followers would
+not be noticed."""
 
 _HEAD_BYTES = 64
-"""More than a request's header up to its client id."""
+"""Enough bytes for a request's header up to its client id."""
 
 _BROKER = re.compile(r"^(?:broker|AddPartitionsManager-client)-(\d+)")
-"""How a broker calls itself as a client of another."""
+"""The client ids of brokers in requests to other brokers."""
 
 
 class NamedCounter(Counter):
-    """Counts each name for itself, from the beginning: a broker can be killed as it comes back."""
+    """Counts each name separately, from the process's start: a restart can be killed as well."""
 
     def __init__(self, point: Point | None, die: Callable[[Event], None]) -> None:
         super().__init__(point, die)
         self._named: Counts[str] = Counts()
         self._done: list[str] = []
-        """What was written, with its number."""
+        """The log writes so far, with their numbers."""
         self._seen: dict[str, int] = {}
-        """How much of that had happened at the last message of a name."""
+        """Name of a message → length of ``_done`` at the last one."""
         self.arm()
 
     def begin_anew(self, point: Point | None) -> None:
@@ -104,11 +105,11 @@ class NamedCounter(Counter):
             return
         if self._comes(Where.AFTER, event):
             self._die(event)
-        if event.what.startswith("write") and "/" not in event.what:  # to a log
+        if event.what.startswith("write") and "/" not in event.what:  # a log
             self._done.append(f"{event.what} #{self._named[event.what]}")
 
     def message(self, api: int, name: str) -> list[Event]:
-        """The events that a message is: of a fetch as many as were writes since the last one."""
+        """Return the events of a message: for a fetch, one for each write since the last fetch."""
         if api not in NAMED:
             return []
         if api != ApiKey.FETCH:
@@ -128,16 +129,16 @@ class NamedCounter(Counter):
 
 @dataclass(frozen=True)
 class Naming(Counting):
-    """See :class:`Counting`; ``ports`` says which broker listens where.
+    """See :class:`Counting`; ``ports`` maps ports to the brokers that listen there.
 
-    ``bug`` is one of :data:`BUGS`: what is broken on purpose, to see that a sweep finds it.
+    ``bug`` is a key of :data:`BUGS`: a planted bug that a sweep must find.
     """
 
     ports: Mapping[int, int] = field(default_factory=dict)
     bug: str = ""
 
     def counter(self, point: Point | None, die: Callable[[Event], None]) -> NamedCounter:
-        """See :class:`Counting`. The process has one log class, which is wrapped for it."""
+        """See :class:`Counting`; wraps the log class of this process."""
         counter = NamedCounter(point, die)
         _count_marks(counter)
         if self.bug:
@@ -150,13 +151,13 @@ class Naming(Counting):
 
     def loop(self, counter: Counter) -> NamedLoop:
         """See :class:`Counting`."""
-        # A class: a broker of a cluster makes another loop of its kind for its heartbeats.
+        # A subclass: a broker of a cluster makes a second loop of its type for heartbeats.
         own = {"counter": counter, "ports": self.ports}
         return type(NamedLoop.__name__, (NamedLoop,), own)()
 
 
 def _wait_for_no_replica_of(topic: str) -> None:
-    """Let no reply or effect of a topic's coordinators wait for what it depends on."""
+    """Let replies and effects of a topic's coordinators not wait for replication (a bug)."""
     after = Commits.after
 
     def rash(self: Commits, partitions: Iterable[Partition], callback: Callable[[], None]) -> bool:
@@ -198,12 +199,12 @@ def _count_marks(counter: Counter) -> None:
 
 
 class NamedFileSystem(CountedFileSystem):
-    """Names what is written to a log by the sort of its records."""
+    """Names writes to a log by the kinds of their records."""
 
     def named(self, path: str) -> str:
         """See :class:`CountedFileSystem`; all segments of a log have one name.
 
-        A compacted log rolls whenever it is cut, so that the next cut is of another segment.
+        A compacted log rolls at every truncation, so that the next one affects another segment.
         """
         return re.sub(r"/\d{20}(?=\.)", "/segment", super().named(path))
 
@@ -235,14 +236,14 @@ def _sorts(partition: str, data: bytes) -> Iterator[str]:
 
 
 class Heads:
-    """Finds in a stream of frames where each begins and ends."""
+    """Finds the boundaries of frames in a stream of bytes."""
 
     def __init__(self) -> None:
         self._head = bytearray()
         self._left = 0
 
     def feed(self, data: ReadableBuffer) -> tuple[list[bytes], int]:
-        """The heads of frames that begin, as far as they are known now, and how many have ended."""
+        """Return the heads of new frames, as far as they are complete, and the number of ends."""
         begun: list[bytes] = []
         ended, at = 0, 0
         view = memoryview(data)
@@ -269,13 +270,13 @@ class Heads:
 
 
 def _request(head: bytes) -> tuple[int, int, str]:
-    """Api, correlation and client id of a request."""
+    """Return API key, correlation id and client id of a request."""
     api, _, correlation, length = struct.unpack_from(">hhih", head, 4)
     return api, correlation, head[14 : 14 + max(0, length)].decode("utf-8", "replace")
 
 
 class NamedTransport:
-    """Tells of each frame that leaves, before its first byte and after its last."""
+    """Reports each sent frame to the counter, before its first byte and after its last."""
 
     def __init__(
         self, transport: asyncio.Transport, counter: NamedCounter, name: Callable[[bytes], Any]
@@ -285,7 +286,7 @@ class NamedTransport:
         self._heads = Heads()
         self._under_way: list[list[Event]] = []
         self.lag_s = 0.0
-        """How late everything leaves."""
+        """The delay of all writes in seconds."""
 
     def write(self, data: ReadableBuffer) -> None:
         """See :class:`asyncio.WriteTransport`."""
@@ -308,7 +309,7 @@ class NamedTransport:
         del self._under_way[:ended]
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """See :class:`asyncio.BaseTransport`: nobody gets past it to the socket."""
+        """See :class:`asyncio.BaseTransport`; hides the socket, so that no write bypasses it."""
         return default if name == "socket" else self._transport.get_extra_info(name, default)
 
     def __getattr__(self, name: str) -> Any:
@@ -316,7 +317,7 @@ class NamedTransport:
 
 
 class NamedProtocol(CountedProtocol):
-    """Reads along what is asked, to know what an answer answers."""
+    """Parses requests, to know the request of each response."""
 
     def __init__(self, inner: asyncio.BufferedProtocol, counter: NamedCounter) -> None:
         super().__init__(inner, counter)
@@ -356,7 +357,7 @@ class NamedProtocol(CountedProtocol):
 
 
 class NamedLoop(CountedLoop):
-    """An event loop whose servers and clients tell what they say."""
+    """An event loop whose servers and clients report the frames that they send."""
 
     ports: Mapping[int, int]
 

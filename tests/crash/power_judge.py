@@ -1,7 +1,7 @@
-"""What must hold after a power loss, worked out from the workload's own history and nothing else.
+"""Checks of the state after a power loss, derived only from the workload's own history.
 
-The model is deliberately dumb: it walks all batches that were ever written, from the first one, and
-knows no files, segments, snapshots or indexes.
+The model is deliberately simple: it walks all batches that were ever written, from the first one,
+and knows no files, segments, snapshots or indexes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RECOVERY_CRASHES = 0.25
 """Share of the states whose recovery loses power as well."""
 
 LOOK_UPS = 4
-"""Offsets and timestamps of a state that are looked up."""
+"""Number of offsets and timestamps that are looked up in a state."""
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Model:
         return min(self.open.values(), default=self.end)
 
     def is_hidden(self, batch: Written) -> bool:
-        """Whether a read_committed reader may not see the batch, though it is below the LSO."""
+        """Return whether the batch is aborted, and so hidden from a read_committed reader."""
         header = parse_header(batch.data)
         return header.is_transactional and any(
             producer == header.producer_id and first <= batch.base_offset < marker
@@ -83,7 +83,7 @@ class BrokenPromiseError(AssertionError):
 
 
 def judge(run: Recorder, step: int, disk: MemoryDisk, choice: random.Random) -> None:
-    """Recover a state of ``run`` that a power loss left. Raises BrokenPromiseError."""
+    """Recover a state of ``run`` after a power loss, and check it; raise BrokenPromiseError."""
     promise = _promise_at(run, step)
     fallen = disk.after_kill()
     partition = open_log(disk, run.config, promise.epoch)
@@ -136,9 +136,9 @@ def _state(partition: Partition) -> tuple[object, ...]:
 
 
 def _aborted(partition: Partition) -> list[AbortedTxn]:
-    """The transaction indexes' entries that hide a record.
+    """Return the transaction index entries that hide a record.
 
-    One whose records compaction has removed stays until its index is built anew from the log.
+    An entry whose records compaction has removed stays until the index is rebuilt from the log.
     """
     hidden = [
         (header.producer_id, header.last_offset)
@@ -163,7 +163,7 @@ def _batches(partition: Partition) -> list[tuple[int, bytes]]:
 def check_log(
     run: Recorder, step: int, promise: Promise, partition: Partition, choice: random.Random
 ) -> None:
-    """Compare a recovered partition with the history up to its end. Raises BrokenPromiseError."""
+    """Compare a recovered partition with the history up to its end; raise BrokenPromiseError."""
     start, end = partition.log_start_offset, partition.log_end_offset
     if not promise.lowest_start <= start <= promise.highest_start:
         raise BrokenPromiseError(f"the log starts at {start}, promised {promise}")
@@ -195,7 +195,7 @@ def _check_producers(
     }
     expected = dict(model.producers)
     if not run.is_forced:
-        # What only a snapshot told of, beside batches that retention took, may be gone with it.
+        # A producer that only the snapshot had, because retention removed its batches, may be lost.
         here = {parse_header(one.data).producer_id for one in left}
         expected = {key: value for key, value in expected.items() if key in here or key in seen}
     _same("producers", seen, expected)
@@ -210,7 +210,7 @@ def _check_producers(
 def _check_reader(
     run: Recorder, partition: Partition, model: Model, left: Sequence[Written]
 ) -> None:
-    """Compare what a read_committed consumer makes of batches and aborted lists."""
+    """Compare the records that a read_committed consumer derives from batches and aborted lists."""
     seen: dict[int, tuple[bytes | None, bytes | None]] = {}
     offset = partition.log_start_offset
     while True:
@@ -254,7 +254,7 @@ def _table(seen: dict[int, tuple[bytes | None, bytes | None]]) -> dict[bytes, by
 
 
 def _check_compacted(partition: Partition, left: Sequence[Written], model: Model) -> None:
-    """Every batch is what is left of one that was written, and they come in order."""
+    """Check that every batch is the rest of a written one, and that they are in order."""
     known = {one.last_offset: one for one in left}
     last = -1
     for base_offset, data in _batches(partition):
@@ -274,7 +274,7 @@ def _check_compacted(partition: Partition, left: Sequence[Written], model: Model
 
 
 def _check_look_ups(partition: Partition, left: Sequence[Written], choice: random.Random) -> None:
-    """Find batches by offset and by time: what the indexes say must be what a walk finds."""
+    """Look batches up by offset and by time: the indexes must agree with a scan."""
     start = partition.log_start_offset
     for one in choice.sample(left, min(LOOK_UPS, len(left))):
         offset = max(one.base_offset, start)

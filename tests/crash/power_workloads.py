@@ -1,8 +1,9 @@
-"""Workloads on one partition whose every file operation is recorded, and what each has promised.
+"""Workloads on one partition whose every file operation is recorded, and the promises of each.
 
 A workload is a function on a :class:`Recorder`. The recorder knows every batch that was ever
-written, from which step on it may be found, and from which step on it must be: the recovery point
-is the promise that all below it is on disk, and with ``flush.messages`` of 1 every append keeps it.
+written, the step from which on recovery may find it, and the step from which on recovery must find
+it: the recovery point promises that everything below it is on disk, and with ``flush.messages`` of
+1 every append is.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ RETAINED = replace(FORCED, retention_bytes=3_500)
 
 
 class Written(NamedTuple):
-    """A batch as it stands in the log, and the number of steps done before it was written."""
+    """A batch as it is in the log, and the number of steps before it was written."""
 
     base_offset: int
     last_offset: int
@@ -60,7 +61,7 @@ class Written(NamedTuple):
 
 @dataclass(frozen=True)
 class Promise:
-    """From this step on: so much of the log is on disk, and its start lies in this range."""
+    """From ``step`` on: the log up to ``end`` is on disk, and its start is in this range."""
 
     step: int
     end: int
@@ -88,7 +89,7 @@ class Recorder:
 
     @property
     def is_forced(self) -> bool:
-        """Whether every append is on disk before it returns."""
+        """Return whether every append is on disk before it returns."""
         return self.config.flush_messages == 1
 
     # --- appends ---
@@ -155,10 +156,10 @@ class Recorder:
                 self.history.append(Written(header.base_offset, header.last_offset, data, begin))
         self.promise(begin)
 
-    # --- what else a broker does ---
+    # --- other operations of a broker ---
 
     def promise(self, begin: int) -> None:
-        """Note what holds now; the log start may have moved from ``begin`` on."""
+        """Note the present promise; the log start may have moved from step ``begin`` on."""
         last, partition = self.promises[-1], self.partition
         highest = max(last.highest_start, partition.log_start_offset)
         if highest > last.highest_start:
@@ -173,7 +174,7 @@ class Recorder:
         )
 
     def checkpoint(self) -> None:
-        """Write the recovery point and the log start, as the broker does from time to time."""
+        """Write recovery point and log start offset, as the broker does periodically."""
         partition = self.partition
         point, start = partition.recovery_point, partition.log_start_offset
         for name, offset in ((RECOVERY_POINT_CHECKPOINT, point), (LOG_START_CHECKPOINT, start)):
@@ -182,7 +183,7 @@ class Recorder:
         self.promises.append(replace(last, step=len(self.disk.steps), lowest_start=start))
 
     def delete_before(self, offset: int) -> None:
-        """DeleteRecords: acknowledged when the new log start is written down."""
+        """Delete records as DeleteRecords does, which is acknowledged after the checkpoint."""
         begin = len(self.disk.steps)
         self.partition.cleanup.delete_records_before(offset)
         self.promise(begin)
@@ -194,7 +195,7 @@ class Recorder:
         self.promise(begin)
 
     def compact(self) -> None:
-        """One round of compaction."""
+        """Run one round of compaction."""
         partition, now_ms = self.partition, self.clock.now_ms()
         begin = len(self.disk.steps)
         dirty = partition.cleanup.dirty_range(self.cleaned, now_ms)
@@ -222,9 +223,9 @@ class Recorder:
 
 
 def open_log(fs: FileSystem, config: LogConfig, epoch: int, **options: bool) -> Partition:
-    """Open the partition as a start of the broker does, with what the checkpoints say.
+    """Open the partition as a start of the broker does, with the offsets of the checkpoints.
 
-    ``options`` are those of a replica, as ``Partition.open`` has them.
+    ``options`` are a replica's arguments to ``Partition.open``.
     """
     clean = take_clean_shutdown(fs, ROOT)
 
@@ -254,7 +255,7 @@ def open_log(fs: FileSystem, config: LogConfig, epoch: int, **options: bool) -> 
 
 
 def producers(run: Recorder) -> None:
-    """Idempotent and transactional producers, rolls, checkpoints, restarts of both kinds."""
+    """Run idempotent and transactional producers, rolls, checkpoints, restarts of both kinds."""
     for turn in range(14):
         run.put(1)
         run.put(2, transactional=True)
@@ -272,7 +273,7 @@ def producers(run: Recorder) -> None:
 
 
 def deletion(run: Recorder) -> None:
-    """Retention by size and DeleteRecords under producers that go on, and one that does not."""
+    """Run retention by size and DeleteRecords with active producers, and an inactive one."""
     run.put(5)
     for turn in range(20):
         run.put(1)
@@ -289,7 +290,7 @@ def deletion(run: Recorder) -> None:
 
 
 def compaction(run: Recorder) -> None:
-    """A keyed log with transactions, compacted again and again."""
+    """Compact a keyed log with transactions again and again."""
     for turn in range(24):
         run.put(1, keys=6)
         run.put(2, transactional=True, keys=6)
@@ -301,7 +302,7 @@ def compaction(run: Recorder) -> None:
 
 
 def coordinators(run: Recorder) -> None:
-    """What a coordinator's log sees: records, tombstones, transactional commits, compaction."""
+    """Write as coordinators do: records, tombstones, transactional commits, compaction."""
     for turn in range(30):
         run.record(b"group-%d" % (turn % 4), b"generation %d" % turn)
         run.record(b"offset-%d" % (turn % 5), b"%d" % turn if turn % 7 else None)
@@ -329,7 +330,7 @@ WORKLOADS: dict[str, tuple[Callable[[Recorder], None], LogConfig]] = {
 
 
 def recorded(name: str, seed: int, disk: MemoryDisk | None = None) -> Recorder:
-    """Run a workload to its end."""
+    """Run a workload to its end, and return its recorder."""
     workload, config = WORKLOADS[name]
     run = Recorder(config, seed, disk or MemoryDisk())
     workload(run)

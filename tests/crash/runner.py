@@ -1,8 +1,8 @@
-"""The copier's work done by ``pipelines.ExactlyOnce``, written down for the same judge.
+"""The copier's work done by ``pipelines.ExactlyOnce``, with a journal for the same checker.
 
     python -m tests.crash.runner fill | copy | work NAME | verify
 
-``copy`` ends with the input, ``work`` when it is told to by SIGTERM. The environment is that of
+``copy`` ends with the input, ``work`` at SIGTERM. The environment is the same as for
 ``fencepost crash-sweep``; ``RUNNER_RECORDS`` and ``RUNNER_SOURCES`` make the input larger.
 """
 
@@ -28,7 +28,7 @@ SESSION_TIMEOUT_MS = 1_000
 
 
 class Copier:
-    """A handler and the history of what becomes of it."""
+    """A handler, and the journal of its transactions."""
 
     def __init__(self, bootstrap: str, journal: Journal, name: str) -> None:
         self._journal = journal
@@ -54,14 +54,14 @@ class Copier:
         )
 
     async def restored(self, assigned: frozenset[TopicPartition]) -> None:
-        """Called with a producer in hand: whoever had its id before is fenced."""
+        """Note the fence: the new producer has fenced the former owner of its transactional id."""
         del assigned
         now = time.monotonic()
         self._journal.note(Fence, now, **self._fenced)
         print("ready", flush=True)
 
     async def handle(self, batch: Batch) -> Iterable[Output]:
-        """Double the values; the header says what belongs together."""
+        """Double the values; the headers name the transaction of each record."""
         self._count += 1
         records = list(batch)
         behind = self._behind(batch)
@@ -92,7 +92,7 @@ class Copier:
         return {record.partition: record.offset + 1 for record in batch}
 
     async def before_commit(self, batch: Batch) -> None:
-        """Written down before it is asked for: the process may not live to hear the answer."""
+        """Note the commit before the request: the process may be killed before the response."""
         self._note_end(batch, Outcome.UNKNOWN)
 
     async def after_commit(self, batch: Batch) -> None:

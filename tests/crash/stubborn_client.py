@@ -1,8 +1,8 @@
-"""A transactional client that outlives brokers: it repeats every request until it is answered.
+"""A transactional client that outlives brokers: it retries every request until it succeeds.
 
-Raw requests, so that exactly one protocol is used: ``version 1`` adds partitions by
-AddPartitionsToTxn and ends with EndTxn v4, ``version 2`` (KIP-890) does the one implicitly and the
-other with v5.
+It sends raw requests, so that exactly one protocol is used: ``version 1`` adds partitions by
+AddPartitionsToTxn and ends with EndTxn v4, ``version 2`` (KIP-890) adds them implicitly and ends
+with v5.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PASSING = {
     "request_timed_out",
     "unstable_offset_commit",
 }
-"""Errors that a client answers with the same request again."""
+"""Retriable errors, after which the client sends the same request again."""
 
 
 class Coordinator(NamedTuple):
@@ -46,14 +46,14 @@ class Leader(NamedTuple):
 
 
 class RefusedError(Exception):
-    """The broker refused for good what it must accept."""
+    """The broker refused a valid request with an error that is not retriable."""
 
 
 class StubbornClient:
-    """One transactional producer, one transaction at a time.
+    """One transactional producer with one transaction at a time.
 
-    ``bootstrap`` is one broker, which then is asked for everything, or several with commas between.
-    With ``mortal`` a lost connection is the end of it: ConnectionLostError.
+    ``bootstrap`` is one broker, which then gets all requests, or several with commas between them.
+    With ``mortal`` a lost connection raises ConnectionLostError instead of a retry.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class StubbornClient:
         self._places.clear()
 
     def ask(self, where: Coordinator | Leader, api: str, version: int, **body: Any) -> Answer:
-        """Send until an answer comes that is no passing error. RefusedError for a lasting one."""
+        """Send a request until its error is not retriable; RefusedError unless it succeeds."""
 
         def attempt() -> Answer | None:
             try:
@@ -104,7 +104,7 @@ class StubbornClient:
         return found
 
     def _place(self, where: Coordinator | Leader) -> str | None:
-        """Where that is now; None if nobody knows."""
+        """Return the present address of a coordinator or leader, None if it is unknown."""
         if len(self._brokers) == 1:
             return self.bootstrap
         if where not in self._places:
@@ -115,7 +115,7 @@ class StubbornClient:
         return self._places[where]
 
     def _found(self, where: Coordinator | Leader) -> str | None:
-        """Ask the brokers in turn: one that is gone is the last to be asked the next time."""
+        """Look it up on the first broker; a broker that is down moves to the end of the list."""
         place = self._brokers[0]
         try:
             asked = self._cluster(place)
@@ -139,7 +139,7 @@ class StubbornClient:
         return Coordinator(self.name, TRANSACTION)
 
     def claim(self, timeout_ms: int = 60_000) -> None:
-        """InitProducerId as a new instance does it."""
+        """Send InitProducerId, as a new instance of the producer does."""
         for where in (self._coordinator, Coordinator(self.name, GROUP)):
             self.ask(where, "find_coordinator", 2, key=where.key, key_type=where.kind)
         answer = self.ask(
@@ -155,7 +155,7 @@ class StubbornClient:
         self.sequences.clear()
 
     def send(self, topic: str, partition: int, value: bytes) -> None:
-        """One record, in a batch of its own."""
+        """Produce one record in a batch of its own."""
         if self.version == 1:
             self.ask(
                 self._coordinator,
@@ -186,7 +186,7 @@ class StubbornClient:
         self.sequences[topic, partition] = sequence + 1
 
     def send_offset(self, group: str, topic: str, offset: int) -> None:
-        """Commit partition 0's offset inside the transaction."""
+        """Commit the offset of partition 0 in the transaction."""
         identity = {
             "transactional_id": self.name,
             "group_id": group,
@@ -240,7 +240,7 @@ class StubbornClient:
         offset: int,
         commit: bool,
     ) -> None:
-        """A whole one, from the claim to the end."""
+        """Run a whole transaction, from InitProducerId to EndTxn."""
         self.claim()
         for value in values:
             self.send(topic, partition, value)

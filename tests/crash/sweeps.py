@@ -1,4 +1,4 @@
-"""Trying places at which something goes wrong, shared among several clusters."""
+"""Sweeps over the places of faults, shared among several clusters."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.crash.brokers import Brokers
 
 
 class Bench(Protocol):
-    """A cluster, and how far it has come."""
+    """A cluster, and its progress."""
 
     @property
     def cluster(self) -> Brokers[Any]:
-        """Closed when its places are over."""
+        """The cluster, which is closed after its last place."""
 
 
 B = TypeVar("B", bound=Bench)
@@ -29,7 +29,7 @@ P = TypeVar("P")
 
 @dataclass(frozen=True)
 class Result(Generic[P]):
-    """What became of a place: the steps at which it was reached, and what was wrong."""
+    """The result of a place: the steps at which it was reached, and the problem if any."""
 
     place: P
     reached: list[str]
@@ -39,7 +39,7 @@ class Result(Generic[P]):
 class Sweep(Generic[B, P]):
     """Several clusters that share the places among them.
 
-    One in which something was wrong is left as it is, and another takes its place.
+    A cluster with a problem is left as it is, and another replaces it.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Sweep(Generic[B, P]):
         open_bench: Callable[[Path], B],
         try_place: Callable[[B, P, list[str]], None],
     ) -> None:
-        """``try_place`` notes the step at which a place was reached; it raises what is wrong."""
+        """``try_place`` notes the step at which a place was reached; it raises on a problem."""
         self.results: list[Result[P]] = []
         self._home, self._jobs = home, jobs
         self._open_bench, self._try_place = open_bench, try_place
@@ -58,11 +58,11 @@ class Sweep(Generic[B, P]):
 
     @property
     def problems(self) -> list[str]:
-        """Of each place at which anything was wrong."""
+        """The problems of all places that have one."""
         return [one.problem for one in self.results if one.problem]
 
     def run(self, look: Callable[[B], Sequence[P]], *, to_the_first: bool = False) -> None:
-        """Try the places that ``look`` finds, all or up to the first that is wrong."""
+        """Try the places that ``look`` returns, all of them or up to the first problem."""
         first = self._bench()
         try:
             places = iter(look(first))
@@ -117,9 +117,9 @@ def swept(
     choose: Callable[[Sequence[P]], Sequence[P]],
     kind: Callable[[P], object],
 ) -> list[P]:
-    """Try the chosen ones, print how it went by ``kind``, and return all places that there are.
+    """Try the chosen places, print the results by ``kind``, and return all places.
 
-    Nothing may be wrong, and hardly any may not be reached.
+    No place may have a problem, and nearly all must be reached.
     """
     places: list[P] = []
 
@@ -141,7 +141,7 @@ def swept(
 
 
 def points_of(events: Sequence[Event], others: Sequence[Event]) -> Iterator[Point]:
-    """The points of what happened both times."""
+    """Yield the points of the events that both runs have."""
     wanted = Counter(event.what for event in events) & Counter(event.what for event in others)
     numbers: Counter[str] = Counter()
     for event in events:
@@ -152,6 +152,6 @@ def points_of(events: Sequence[Event], others: Sequence[Event]) -> Iterator[Poin
         if event.tearable:
             sides.insert(1, Where.TORN)
         elif "Fetch" in event.what:
-            sides = [Where.BEFORE]  # after it is before whatever comes next
+            sides = [Where.BEFORE]  # the point after it equals the point before the next event
         for side in sides:
             yield Point(side, numbers[event.what], event.what)

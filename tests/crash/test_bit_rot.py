@@ -1,9 +1,9 @@
 """One flipped bit in every byte of a whole partition directory, then a start that reads it all.
 
-Whatever the byte belongs to (log, indexes, transaction index, snapshot, leader epochs, identity),
-the start refuses, or cuts the log at the damage and says so, or serves exactly what was written.
-What recovery does not read, below the recovery point or after a clean stop, is another matter:
-there only the CRC of a batch stands between the disk and the reader, as in Apache Kafka.
+For a byte of any file (log, indexes, transaction index, snapshot, leader epochs, identity), the
+start refuses, or truncates the log at the damage and reports it, or serves exactly the written
+records. Recovery does not read the log below the recovery point or after a clean stop: there only
+the CRC of a batch protects the reader, as in Apache Kafka.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.timeout(900)]
 
 
 def several_segments() -> Recorder:
-    """With a transaction that is still open."""
+    """Return a log of several segments with an open transaction."""
     run = Recorder(replace(FORCED, segment_bytes=700), 3, MemoryDisk())
     for turn in range(5):
         run.put(1)
@@ -54,7 +54,7 @@ def several_segments() -> Recorder:
 
 @pytest.fixture(scope="module")
 def stopped() -> Recorder:
-    """Several segments with all there is to them, after a clean stop."""
+    """Return a log of several segments with all their files, after a clean stop."""
     run = several_segments()
     run.restart(clean=True)
     run.partition.close()
@@ -105,19 +105,19 @@ def test_every_byte_of_a_directory(stopped: Recorder) -> None:
 
 
 UNCOVERED = 16
-"""Base offset, length, leader epoch: the bytes of a batch that its CRC leaves out. (The magic, the
-seventeenth, is checked.)"""
+"""The first bytes of a batch, which its CRC does not cover: base offset, length and leader epoch.
+(The magic, the seventeenth, is checked.)"""
 
 BLIND = {"log", "index", "timeindex", "txnindex"}
-"""Files in which damage may show as a wrong answer after a clean stop, as in Apache Kafka."""
+"""Files whose damage may cause a wrong response after a clean stop, as in Apache Kafka."""
 
 
 @pytest.mark.slow
 def test_every_byte_after_a_clean_stop() -> None:
-    """Nothing is scanned then. What a flipped bit can do is written down here, and in the README.
+    """A clean start scans nothing; this test and the README state the effects of a flipped bit.
 
-    In a log only the bytes outside of the CRC can mislead: the rest is found by the reader's check.
-    What is wrong in an index, ``fencepost log verify`` finds.
+    In a log only the bytes outside the CRC can mislead: a reader detects damage to all others.
+    ``fencepost log verify`` finds damage to an index.
     """
     run = several_segments()
     run.delete_before(3)
@@ -155,7 +155,7 @@ def test_every_byte_after_a_clean_stop() -> None:
 
 
 def test_every_bit_of_the_leader_epochs_after_a_kill() -> None:
-    """Recovery begins in the middle, and must not take good batches for bad because of them."""
+    """Recovery starts in the middle, and must not reject good batches because of wrong epochs."""
     run = _epochs_apart()
     _each_bit(run, f"{ROOT}/t-0", LEADER_EPOCH_CHECKPOINT, clean=False)
     _each_bit(run, ROOT, RECOVERY_POINT_CHECKPOINT, clean=False)
@@ -171,7 +171,7 @@ def test_every_bit_of_the_leader_epochs_after_a_clean_stop() -> None:
 
 
 def _epochs_apart() -> Recorder:
-    """Epochs with gaps between their numbers, in several segments; what is flushed is known."""
+    """Return several segments whose epochs have gaps; the flushed part is known."""
     run = Recorder(replace(FORCED, segment_bytes=500), 3, MemoryDisk())
     for turn in range(5):
         run.put(1)
@@ -187,7 +187,7 @@ def _epochs_apart() -> Recorder:
 
 
 def _each_bit(run: Recorder, directory: str, name: str, *, clean: bool) -> None:
-    """Nothing is lost, and epochs end where they did, whichever bit of the file is wrong."""
+    """Check for each flipped bit of a file that no record is lost and all epochs end as before."""
     whole = run.history[-1].last_offset + 1
     promise = run.promises[-1]
     sound = open_log(run.disk.after_kill(), run.config, promise.epoch)
@@ -211,7 +211,7 @@ def _each_bit(run: Recorder, directory: str, name: str, *, clean: bool) -> None:
 
 @pytest.mark.parametrize("name", COPIED_CHECKPOINTS)
 def test_every_bit_of_a_checkpoint_and_of_its_copy(name: str) -> None:
-    """One of the two is whole: the values are those that were written, before or after."""
+    """One of the two files is intact: the values are the last written ones or those before."""
     disk = MemoryDisk()
     disk.make_directory(ROOT)
     offsets = {("crc32c", 0): 17, ("t", 1): 1_000}
@@ -230,7 +230,7 @@ def test_every_bit_of_a_checkpoint_and_of_its_copy(name: str) -> None:
 
 
 def test_every_bit_of_meta_properties() -> None:
-    """Refused, or the same: a directory is never taken for another's."""
+    """The file is refused or reads the same: no directory gets another identity."""
     disk = MemoryDisk()
     disk.make_directory(ROOT)
     meta = MetaProperties("cluster", 3, uuid.UUID(int=77))

@@ -1,13 +1,13 @@
-"""Three brokers and a controller as processes, of which one is killed, stopped or frozen in turn.
+"""Three brokers and a controller as processes; one broker at a time is killed, stopped or frozen.
 
-An idempotent producer, a transactional pipeline and groups of both protocols go on meanwhile
-(``tests/support/failover.py``). Afterwards nothing is lost, doubled or out of order, transactions
-are whole, offsets never went back, and the replicas hold the same bytes.
+An idempotent producer, a transactional pipeline and groups of both protocols work all the time
+(``tests/support/failover.py``). Afterwards no record is lost, duplicated or out of order,
+transactions are whole, offsets never went back, and the replicas have the same bytes.
 
-Nine turns take every way to the leaders of all three topics, about a minute; with ``--turns 3``, as
-CI has it, every way and every topic is there once. The brokers are ours, or ours and Apache Kafka's
-under controllers of either: there the active controller goes as well, after each three turns.
-``--layouts all`` has every mixture.
+Nine turns apply every fault to the leaders of all three topics, in about a minute; with ``--turns
+3``, as in CI, every fault and every topic occurs once. The brokers are ours, or ours and Apache
+Kafka's under controllers of either: there the active controller fails as well, after every three
+turns. ``--layouts all`` has every mixture.
 """
 
 from __future__ import annotations
@@ -78,18 +78,18 @@ def nodes(layout: str, tmp_path: Path) -> Iterator[Nodes]:
 
 
 def turns_of(layout: str, count: int) -> list[tuple[str, str]]:
-    """As many of brokers; where there are Apache Kafka's, a controller's after each three."""
+    """Return ``count`` faults of brokers, with Apache Kafka a controller's after every three."""
     brokers = list(itertools.islice(itertools.cycle(TURNS), count))
     if layout == PURE:
         return brokers
-    # Each layout begins with another one, so that few turns of each have them all.
+    # Each layout begins with another fault, so that few turns of each cover them all.
     first = LAYOUTS.index(layout) if layout in LAYOUTS else 0
     controllers = itertools.islice(itertools.cycle(CONTROLLER_TURNS), first, None)
     return [one for at in range(0, count, 3) for one in (*brokers[at : at + 3], next(controllers))]
 
 
 class Watch(threading.Thread):
-    """Asks for the group's offsets again and again: none may be before one that was committed."""
+    """Fetches the group's offsets repeatedly: none may be below an earlier committed one."""
 
     def __init__(self, clients: Clients, group: Group) -> None:
         super().__init__(name="watch", daemon=True)
@@ -97,7 +97,7 @@ class Watch(threading.Thread):
         self.stopping = threading.Event()
         self.looks = 0
         self.back: list[tuple[int, int, int]] = []
-        """Partition, what had been committed, what was there."""
+        """(partition, committed offset, lower offset that was fetched)."""
 
     def run(self) -> None:
         asked = [TopicPartition(SOURCE, index) for index in range(PARTITIONS)]
@@ -151,9 +151,9 @@ def test_nothing_is_lost_doubled_or_reordered(
 
 
 def check_records(nodes: Nodes, clients: Clients, writer: Writer, turns: int) -> None:
-    """Every number once and in order in both topics, and every transaction whole.
+    """Check that both topics have every number once and in order, and that transactions are whole.
 
-    Where librdkafka has taken another epoch, what it had no answer to may be there once more
+    Where librdkafka has changed its epoch, unacknowledged batches may be there twice
     (``tests/support/epochs.py``).
     """
     wanted: list[list[int]] = []
@@ -167,7 +167,7 @@ def check_records(nodes: Nodes, clients: Clients, writer: Writer, turns: int) ->
         for index in range(PARTITIONS):
             values = [int(one.value()) for one in found if one.partition() == index]
             assert values == wanted[index], f"{topic}-{index}"
-    # Those of the target: of each transaction as many as it says that it has.
+    # Records of the target: each transaction must have as many as its header says.
     parts: Counter[bytes] = Counter()
     sizes: dict[bytes, int] = {}
     for one in found:
@@ -181,7 +181,7 @@ def check_records(nodes: Nodes, clients: Clients, writer: Writer, turns: int) ->
 
 
 def numbers_by_epoch(nodes: Nodes, index: int) -> dict[tuple[int, int], list[int]]:
-    """What each epoch of the producer wrote to a partition of the source, as a broker has it."""
+    """Return the numbers of each producer epoch in a source partition on the first broker."""
     return runs_of(
         (header, [int(one.value or b"") for one in decode_records(batch, 0, header)])
         for header, batch in batches_of(nodes.cluster.nodes[0], f"{SOURCE}-{index}")
@@ -189,7 +189,7 @@ def numbers_by_epoch(nodes: Nodes, index: int) -> dict[tuple[int, int], list[int
 
 
 def check_replicas(nodes: Nodes) -> None:
-    """All brokers end at once; then their files have the same batches, byte for byte."""
+    """Wait until all replicas have the same end; their files must have the same batches then."""
     names = [f"{topic}-{index}" for topic in (SOURCE, TARGET) for index in range(PARTITIONS)]
     names += [f"{OFFSETS}-0", f"{TRANSACTIONS}-0"]
     settled(nodes.has_isr, "all in sync")
@@ -205,9 +205,9 @@ def check_replicas(nodes: Nodes) -> None:
 
 
 def logs_of(nodes: Nodes, name: str) -> list[list[tuple[int, int]]]:
-    """Of each broker's files of a partition: base offset and checksum of every batch, header too.
+    """Return base offset and checksum of every batch of a partition, for each broker.
 
-    (A batch's own CRC leaves out its offset and leader epoch.)
+    The checksum includes the header (a batch's own CRC omits its offset and leader epoch).
     """
     return [
         [(header.base_offset, zlib.crc32(batch)) for header, batch in batches_of(broker, name)]
@@ -216,8 +216,8 @@ def logs_of(nodes: Nodes, name: str) -> list[list[tuple[int, int]]]:
 
 
 def batches_of(broker: Node, name: str) -> Iterator[tuple[BatchHeader, bytes]]:
-    """The batches in a broker's files of a partition."""
+    """Yield the batches in a broker's files of a partition."""
     for path in sorted((broker.data_dir / name).glob("*.log")):
         for _, header, batch in read_batches(OsFileSystem(), str(path), payload=True):
-            if not isinstance(header, str):  # what is preallocated
+            if not isinstance(header, str):  # a string stands for preallocated space
                 yield header, batch

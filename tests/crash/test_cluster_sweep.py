@@ -1,8 +1,8 @@
-"""Three brokers, killed at each step of a transaction: the coordinator, leaders, followers.
+"""Three brokers are killed at each step of a transaction: the coordinator, leaders, followers.
 
 Afterwards every replica shows a read-committed reader each committed value once and no other, no
 transaction is open, the group's offset is the last one, and replicas are equal byte by byte.
-CLUSTER_POINTS says how many points are tried: ``all``, or so many of them.
+CLUSTER_POINTS is the number of points to try, or ``all``.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ pytestmark = [pytest.mark.crash, pytest.mark.timeout(14_400)]
 
 POINTS = os.environ.get("CLUSTER_POINTS", "300")
 JOBS = 4
-"""Clusters at a time: most of a point is waiting until the controller has given a broker up."""
+"""Clusters at a time: most of a point's time passes until the controller fences a broker."""
 
 MOST_TRIES = 5
-"""Of what is broken on purpose."""
+"""The most attempts to find a planted bug."""
 
 
 def chosen(places: Sequence[Place], count: int) -> Sequence[Place]:
-    """A spread of these; where there may be more than a commit has, all of that first."""
+    """Return ``count`` places: all of a commit first if they fit, otherwise evenly spread ones."""
     first = [one for one in places if one.scenario is COMMIT]
     if len(first) < min(count, len(places)):
         rest = [one for one in places if one.scenario is not COMMIT]
@@ -39,7 +39,7 @@ def chosen(places: Sequence[Place], count: int) -> Sequence[Place]:
 
 
 def tried(home: Path, look: Callable[[Bench], Sequence[Place]], share: float) -> list[Place]:
-    """Try a share of CLUSTER_POINTS; all points that there are."""
+    """Try a share of CLUSTER_POINTS, and return all existing points."""
 
     def choose(places: Sequence[Place]) -> Sequence[Place]:
         return places if POINTS == "all" else chosen(places, max(1, round(int(POINTS) * share)))
@@ -89,7 +89,7 @@ def test_what_is_broken_on_purpose_is_found(
 ) -> None:
     place = Place(COMMIT, node_id, Point(Where.AFTER, 1, where))
     tries = sweep(tmp_path, 1, bug=bug, patience_s=10)
-    # An answer may be late, and a follower early.
+    # A response may be late, and a follower early.
     tries.run(lambda _: [place] * MOST_TRIES, to_the_first=True)
     print(len(tries.results), tries.problems)
     assert any(problem in one for one in tries.problems)

@@ -1,9 +1,9 @@
-"""A controller elected on ZooKeeper, killed, asleep and without its session at each of its steps.
+"""A controller elected on ZooKeeper is killed, suspended or loses its session at each of its steps.
 
-Afterwards another one has finished what was begun: nothing is left in ``/admin``, every replica is
-in sync and equal byte by byte, ZooKeeper and every broker say the same, no epoch has gone back or
-has had two leaders, and what was acknowledged meanwhile is there once.
-CONTROLLER_POINTS says how many points are tried: ``all``, or so many of them.
+Afterwards another controller has finished the work: no znode is left in ``/admin``, every replica
+is in sync and equal byte by byte, ZooKeeper and every broker agree, no epoch has gone back or has
+had two leaders, and every record acknowledged meanwhile is there once.
+CONTROLLER_POINTS is the number of points to try, or ``all``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STEPS = {
     "creation": {"ask LEADER_AND_ISR", "ask UPDATE_METADATA"},
     "deletion": {"create /admin/delete_topics/new-*", "ask STOP_REPLICA"},
 }
-"""Steps that each scenario must have been counted to have."""
+"""Scenario → steps that its count must contain."""
 
 
 def test_a_controller_may_be_lost_at_any_step(tmp_path: Path, zookeeper: ZooKeeper) -> None:

@@ -1,10 +1,9 @@
-"""One transaction, and the daemon killed at each of its durable steps in turn.
+"""The daemon is killed at each durable step of one transaction in turn.
 
-After every kill the daemon is started again on the same directory and the client goes on, in one of
-two ways: *repeating* the request that got no answer, as a client library does, or *anew*, as a
-process does that was itself restarted and asks its committed offset what is left to do. Whatever
-the step was, a read-committed reader must then find every committed value once, no aborted one, and
-no transaction left open.
+After every kill the daemon is started again on the same directory and the client continues, in one
+of two ways: *repeating* the unanswered request, as a client library does, or *anew*, as a restarted
+process does, which derives the remaining work from its committed offset. After each of the steps, a
+read-committed reader must find every committed value once, no aborted one, and no open transaction.
 """
 
 from __future__ import annotations
@@ -33,22 +32,22 @@ ONE_PARTITION = {
     "offsets.topic.num.partitions": "1",
     "transaction.state.log.num.partitions": "1",
 }
-"""The fewer logs there are to recover, the fewer steps there are to die at."""
+"""Settings with few logs, whose recovery has few steps."""
 
 MOST_STEPS = 200
-"""More than a transaction can have: the loop must end by itself."""
+"""A limit above the steps of any transaction, within which the loop must end."""
 
 FEWEST_STEPS = 8
-"""Fewer than can be: claim, two batches, an offset, Prepare, three markers, Complete."""
+"""Below the minimum: claim, two batches, an offset, Prepare, three markers, Complete."""
 
 RECOVERY_STRIDE = 2
-"""Recovery has some fifty steps, and what a death leaves there is what the next one finds."""
+"""Only every second of some fifty steps of recovery is killed; each run recovers from the last."""
 
 SIGNAL_S = 60.0
 
 
 class CrashingDaemon(Daemon):
-    """The daemon over the file system that kills it."""
+    """The daemon on a file system that kills it."""
 
     def __init__(self, data_dir: Path) -> None:
         super().__init__(
@@ -56,16 +55,17 @@ class CrashingDaemon(Daemon):
         )
 
     def arm(self) -> None:
-        """From now on durable steps are counted."""
+        """Start counting durable steps."""
         self._signal(signal.SIGUSR1, r"^armed$")
 
     def disarm(self) -> int | None:
-        """End the count; returns how many steps there were, None if the last one killed it.
+        """End the count; return the number of steps, None if the last one killed the daemon.
 
-        The broker's own upkeep has steps as well, so it may die when the client is content.
+        The broker's background work has steps as well, so it may die after the client's last
+        response.
         """
         if not self.is_listening:
-            return None  # a signal before its handler is there would end the process
+            return None  # a signal before its handler is installed would end the process
         try:
             return int(self._signal(signal.SIGUSR2, r"^steps (\d+)$"))
         except (ProcessLookupError, RuntimeError):
@@ -85,7 +85,7 @@ class CrashingDaemon(Daemon):
 
 
 class Ledger:
-    """What must be found in the end: the values by partition, and the group's offset."""
+    """The expected final state: the values by partition, and the group's offset."""
 
     def __init__(self, group: str) -> None:
         self.group = group
@@ -99,7 +99,7 @@ class Ledger:
         self.offset = number
 
     def check(self, bootstrap: str, when: str) -> None:
-        """Read everything back. Waits for the stable offset first: what hangs is a failure."""
+        """Wait for the last stable offset, and compare everything; a hanging transaction fails."""
         with Cluster(bootstrap) as cluster:
             for partition, wanted in enumerate(self.values):
                 until(
@@ -130,7 +130,7 @@ def value_of(number: int, partition: int) -> bytes:
 
 
 def work(client: StubbornClient, number: int, group: str, *, commit: bool) -> None:
-    """The transaction under test."""
+    """Run the transaction under test."""
     client.claim()
     for partition in range(2):
         client.send(TOPIC, partition, value_of(number, partition))
@@ -139,7 +139,7 @@ def work(client: StubbornClient, number: int, group: str, *, commit: bool) -> No
 
 
 def work_anew(client: StubbornClient, ledger: Ledger, number: int, *, commit: bool) -> bool:
-    """What a restarted process does; returns whether the transaction counts as committed."""
+    """Continue as a restarted process does; return whether the transaction is committed."""
     client.claim()
     with Cluster(client.bootstrap) as cluster:
         done = cluster.committed(ledger.group, TOPIC, stable=True) == number
@@ -158,7 +158,7 @@ def daemon(tmp_path: Path) -> Iterator[CrashingDaemon]:
 
 
 def first_transaction(daemon: CrashingDaemon, ledger: Ledger, version: int) -> None:
-    """Topics, internal topics and one committed transaction, so that the rest is routine."""
+    """Create topics and internal topics by one committed transaction, before steps are counted."""
     with Cluster(daemon.bootstrap) as cluster:
         cluster.create_topic(TOPIC, 2)
     client = StubbornClient(daemon.bootstrap, ledger.group, version=version)
@@ -169,7 +169,7 @@ def first_transaction(daemon: CrashingDaemon, ledger: Ledger, version: int) -> N
 
 
 def counted(daemon: CrashingDaemon) -> tuple[int] | None:
-    """The steps counted, wrapped so that none at all is still an answer."""
+    """Return the counted steps in a tuple, so that 0 differs from None."""
     steps = daemon.disarm()
     return None if steps is None else (steps,)
 
@@ -254,7 +254,7 @@ def test_a_client_that_starts_anew(daemon: CrashingDaemon, commit: bool, version
 
 
 def test_recovery_is_killed_too(daemon: CrashingDaemon) -> None:
-    """Die in the middle of a transaction, then again and again while coming back."""
+    """The daemon is killed in a transaction, and then again and again during recovery."""
     ledger = Ledger("recovery")
     first_transaction(daemon, ledger, 2)
     client = StubbornClient(daemon.bootstrap, ledger.group, version=2)

@@ -1,8 +1,8 @@
-"""The disk refuses exactly one append of the transaction coordinator, over the real daemon.
+"""The disk refuses exactly one append of the transaction coordinator of the real daemon.
 
-A log that could not write goes off line, and its shard with it: the clients hear errors that they
-answer by asking again. A restart reads what is really there and everything goes on from that; a
-bump that was decided and not written has never been (KAFKA-9666).
+A log with a failed write goes offline, and its shard with it: the clients get retriable errors. A
+restart loads the log, and everything continues from there; an epoch bump that was decided but not
+written never happened (KAFKA-9666).
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def test_a_takeover_whose_fence_is_not_written_leaves_no_bump(daemon: CrashingDa
     daemon.start()
     successor = StubbornClient(daemon.bootstrap, ledger.group, version=2)
     successor.claim()
-    # One bump is that of the abort, one that of the claim.
+    # The abort bumps the epoch once, and the claim once.
     assert (successor.producer_id, successor.epoch) == (zombie.producer_id, zombie.epoch + 2)
     zombie.close()
     successor.close()

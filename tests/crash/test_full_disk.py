@@ -1,4 +1,4 @@
-"""The real daemon on a disk that is really full: a small tmpfs, where one can be mounted."""
+"""The real daemon on a full disk: a small tmpfs, where one can be mounted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SETTINGS = {
     "log.retention.ms": "-1",
 }
 RECORD_BYTES = 5_000
-"""More than a page, so that an append needs a block of its own."""
+"""Size of a record: more than a page, so that an append needs a block of its own."""
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(path: Path) -> None:
-    """Write until there is no block left."""
+    """Write to a file until the disk is full."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT)
     with contextlib.suppress(OSError):
         while os.write(handle, bytes(4096)):
@@ -87,7 +87,7 @@ def test_a_full_disk_loses_nothing_and_needs_no_restart(small_disk: Path) -> Non
         assert set(answers[-5:]) == {"kafka_storage_error"}
         commits = [commit(client, topic, 2 + at) for at in range(10)]
         assert set(commits[-5:]) <= {"not_coordinator", "coordinator_load_in_progress"}
-        # Reading goes on, of exactly what was acknowledged.
+        # Reads still work, and return exactly the acknowledged records.
         assert client.values(topic) == acknowledged
         filler.unlink()
         until(lambda: send() == "none", "records are taken again")

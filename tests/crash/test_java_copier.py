@@ -1,8 +1,8 @@
-"""Apache Kafka's own judge of exactly-once, TransactionalMessageCopier, under kill -9.
+"""Apache Kafka's own test of exactly-once, TransactionalMessageCopier, under kill -9.
 
-As in ``transactions_test.py`` and ``group_mode_transactions_test.py`` of its system tests: 100,000
-records are copied while the broker and the copier are killed again and again; afterwards the
-output has every record once, in each partition's order.
+As in ``transactions_test.py`` and ``group_mode_transactions_test.py`` of its system tests, the
+copier copies 100,000 records while the broker and the copier are killed again and again; afterwards
+the output has every record once, in each partition's order.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ pytestmark = [pytest.mark.crash, pytest.mark.timeout(900)]
 RECORDS = 100_000
 TRANSACTION_SIZE = 500
 KILLS = 3
-"""Of the broker, and as many of the copier."""
+"""Number of kills of the broker, and of the copier."""
 TRANSACTION_TIMEOUT_MS = 10_000
 
 
 def fill(bootstrap: str, topic: str, partitions: int) -> None:
-    """Numbers, shared out over the partitions."""
+    """Produce numbers to all partitions in turn."""
     with confluent_producer(
         bootstrap, enable_idempotence=True, queue_buffering_max_messages=RECORDS, linger_ms=50
     ) as producer:
@@ -39,7 +39,7 @@ def fill(bootstrap: str, topic: str, partitions: int) -> None:
 
 
 class Copier:
-    """One TransactionalMessageCopier in each of its lives."""
+    """One TransactionalMessageCopier, which is restarted after each kill."""
 
     def __init__(self, bootstrap: str, source: str, target: str, *options: str) -> None:
         name = unique("copier")
@@ -63,12 +63,12 @@ class Copier:
         return self.lives[-1]
 
     def progress(self) -> dict[str, object]:
-        """The last thing it said, as of this life."""
+        """Return the last progress line of the present process, empty if it has none."""
         said = [line for line in list(self.child.lines) if line.startswith("{")]
         return json.loads(said[-1]) if said else {}
 
     def copied(self) -> int:
-        """Records that were committed in this life. A copier that has died is started again."""
+        """Return the records that the present process has committed; restart a dead copier."""
         if self.child.returncode not in {None, 0}:
             self.start()
         return int(str(self.progress().get("totalProcessed", 0)))
@@ -124,7 +124,7 @@ def test_100_000_records_through_six_kills(options: tuple[str, ...], tmp_path: P
 
 
 def check(bootstrap: str, target: str, partitions: int) -> None:
-    """Every number once in the output, and those of each input partition in order."""
+    """Check that the output has every number once, in the order of each input partition."""
     found = []
     with Cluster(bootstrap) as cluster:
         for partition in range(partitions):

@@ -1,4 +1,4 @@
-"""Points with names: how often each came, and where frames begin and end."""
+"""Tests of named points: their counts, and the boundaries of frames."""
 
 from __future__ import annotations
 

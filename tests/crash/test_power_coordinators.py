@@ -1,11 +1,11 @@
 """Power loss under the real coordinators: transactions over two partitions and a group's offsets.
 
-One run of a broker's services on a disk that records every step; then states that a power loss
-could leave after each step, each started again. The promises, with ``flush.messages`` of 1:
+A broker's services run once on a disk that records every step; then they start on states that a
+power loss could leave after each step. The promises, with ``flush.messages`` of 1:
 
-* a commit that was acknowledged is there, in both partitions and in the group's offset;
-* a transaction is in all three or in none, however far its end had come;
-* what was aborted, or never ended, is seen by nobody, and holds up nobody after the next start;
+* an acknowledged commit is there, in both partitions and in the group's offset;
+* a transaction is in all three or in none, at every stage of its end;
+* no reader sees an aborted or unfinished transaction, and none hangs after the next start;
 * a group's offset is never below one whose commit was acknowledged.
 """
 
@@ -44,7 +44,7 @@ from tests.unit.coordinator.services import Services
 from tests.unit.coordinator.test_group_coordinator import committed
 
 STATES = int(os.environ.get("POWER_STATES", "10500")) // 7
-"""How many states are started: each costs as much as some of a bare log."""
+"""Number of states to start; each takes as long as several states of a bare log."""
 
 SEED = int(os.environ.get("POWER_SEED", "1"))
 
@@ -72,13 +72,13 @@ class InlineFlusher(Flusher):
 
 @dataclass
 class Run:
-    """What was promised, and after how many steps of the disk."""
+    """The promises of a run, with the steps of the disk at which they were made."""
 
     disk: MemoryDisk
     committed: list[tuple[int, int]] = field(default_factory=list)
     """(step, number) of each transaction whose commit was acknowledged."""
     ending: dict[int, int] = field(default_factory=dict)
-    """Number of each transaction to the step at which its commit was asked for."""
+    """Number of a transaction → step at which its commit was requested."""
     plain: list[tuple[int, int]] = field(default_factory=list)
     """(step, offset) of each plain offset commit that was acknowledged."""
 
@@ -112,7 +112,7 @@ async def init(services: Services, name: str) -> tuple[int, int]:
 async def produce(
     services: Services, name: str, producer: tuple[int, int], key: tuple[str, int], number: int
 ) -> None:
-    """Write as the handler does: the partition joins the transaction, and waits for the disk."""
+    """Produce as the handler does: add the partition to the transaction, and wait for the disk."""
     while True:
         verdicts = services.txns.verify("Produce", 12, name, *producer, [key])
         if not isinstance(verdicts, asyncio.Future):
@@ -135,9 +135,9 @@ async def produce(
 async def transaction(
     services: Services, run: Run, name: str, producer: tuple[int, int], number: int
 ) -> tuple[int, int]:
-    """One whole transaction; every third is aborted, and every fifth left open.
+    """Run one whole transaction; every third is aborted, and every fifth left open.
 
-    Each batch comes twice, on two connections: which of them is written is nobody's affair.
+    Each batch is produced twice, as on two connections; either of the two may be written.
     """
     for key in DATA:
         twice = [produce(services, name, producer, key, number) for _ in range(2)]
@@ -186,7 +186,7 @@ async def recorded(skip: Skip | None = None) -> Run:
 
 
 def values(partition: Partition) -> list[int]:
-    """What a read_committed consumer sees."""
+    """Return the values that a read_committed consumer sees."""
     seen, offset = [], 0
     while True:
         read = fetch_bytes(partition, offset, 1 << 20, Isolation.READ_COMMITTED)
@@ -206,7 +206,7 @@ def values(partition: Partition) -> list[int]:
 
 
 async def judge(run: Run, step: int, disk: MemoryDisk) -> None:
-    """Start a state that a power loss left after so many steps, and look."""
+    """Start the services on a state after a power loss at ``step``, and check the promises."""
     services = await start(disk)
     try:
         must = [number for at, number in run.committed if at <= step]
@@ -236,7 +236,7 @@ async def judge(run: Run, step: int, disk: MemoryDisk) -> None:
 
 
 async def first_broken(count: int, skip: Skip | None = None) -> str | None:
-    """Judge so many states; the first that breaks a promise, and how."""
+    """Judge ``count`` states; return the first broken promise, None if all hold."""
     run = await recorded(skip)
     assert len(run.committed) >= TRANSACTIONS // 2
     steps, loss = run.disk.steps, MemoryDisk().base()

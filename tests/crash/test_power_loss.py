@@ -1,9 +1,9 @@
-"""Power loss at every step of a log's life, and what the next start makes of what is left.
+"""Power loss at every step of a log's life, and the recovery at the next start.
 
     make crash N=100000 ARGS=tests/crash/test_power_loss.py
 
-judges that many states; POWER_SEED begins elsewhere. A state that breaks a promise is printed with
-the one command that builds it again.
+judges that many states; POWER_SEED sets another seed. A state that breaks a promise is printed with
+the command that reproduces it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tests.crash.power_workloads import WORKLOADS, Recorder, recorded
 from tests.support.memory_disk import MemoryDisk, Skip
 
 STATES = int(os.environ.get("POWER_STATES", "10500"))
-"""How many states are judged, over all workloads."""
+"""Number of judged states over all workloads."""
 
 SEED = int(os.environ.get("POWER_SEED", "1"))
 
 ONLY = os.environ.get("POWER_ONLY", "")
-"""``<step>:<number>`` of the one state to judge, as a failure prints it."""
+"""``<step>:<number>`` of a single state to judge, as a failure prints it."""
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(3600)]
 
@@ -47,7 +47,7 @@ def states(
 def first_broken(
     name: str, seed: int, count: int, disk: MemoryDisk | None = None
 ) -> tuple[int, int, str] | None:
-    """Judge the states of one workload; the first that breaks a promise, and how."""
+    """Judge the states of one workload; return step, number and error of the first broken one."""
     run = recorded(name, seed, disk)
     for step, number, state, choice in states(run, name, seed, count):
         try:

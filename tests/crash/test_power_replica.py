@@ -1,8 +1,8 @@
-"""Power loss at every step of a follower's life: what is left is a log that its leader once had.
+"""Power loss at every step of a follower's life leaves a log that its leader once had.
 
-A log that is fetched, cut after elections and begun anew must come back as the beginning of one of
-its lives, never as a mixture, and with all that was on disk. POWER_STATES and POWER_SEED as in
-``test_power_loss.py``.
+A log that is fetched, truncated after elections and restarted at another offset must be recovered
+as a prefix of one of its former states, never as a mixture, and with everything that was on disk.
+POWER_STATES and POWER_SEED are as in ``test_power_loss.py``.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ SEED = int(os.environ.get("POWER_SEED", "1"))
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(3600)]
 
 Batches = tuple[tuple[int, bytes], ...]
-"""Base offset and bytes of each."""
+"""Base offset and bytes of each batch."""
 
 
 @dataclass(frozen=True)
 class View:
-    """What the log held from a step on, and up to where it was on disk then."""
+    """The contents of the log from a step on, and the offset up to which it was on disk."""
 
     step: int
     start: int
@@ -49,7 +49,7 @@ class View:
 
 
 class Life:
-    """One follower, on a disk that knows all that was ever asked of it."""
+    """One follower on a disk that records all operations."""
 
     def __init__(self, config: LogConfig, seed: int, *, checkpoints_first: bool = True) -> None:
         self.config, self.choice = config, random.Random(seed)
@@ -63,7 +63,7 @@ class Life:
         self.partition = opened(self.disk, config, self.epoch)
 
     def note(self, begin: int, *, start: int | None = None, batches: Batches | None = None) -> None:
-        """What the log is from ``begin`` on, and how much of it is on disk from now on."""
+        """Note the log's contents from step ``begin`` on, and the part that is now on disk."""
         last = self.views[-1]
         view = replace(
             last,
@@ -78,7 +78,7 @@ class Life:
         self.views.append(replace(view, step=len(self.disk.steps), on_disk=on_disk))
 
     def fetch(self) -> None:
-        """A few batches, all of one size: what is written over may fit exactly."""
+        """Fetch a few batches of one size, so that overwritten ones may fit exactly."""
         begin, offset = len(self.disk.steps), self.partition.log_end_offset
         came: list[tuple[int, bytes]] = []
         for _ in range(self.choice.randrange(1, 5)):
@@ -116,7 +116,7 @@ class Life:
         self.note(begin, batches=self.views[-1].batches + tuple(came))
 
     def elect(self) -> None:
-        """Another leader, which has no more than a part of what we have."""
+        """Elect another leader, whose log has only a prefix of the follower's."""
         begin, batches = len(self.disk.steps), self.views[-1].batches
         self.epoch += 1
         self.transactional = 0
@@ -130,7 +130,7 @@ class Life:
         self.note(begin, batches=batches[:keep])
 
     def begin_anew(self) -> None:
-        """The leader's log begins behind our end."""
+        """Restart the follower's log, because the leader's log starts after its end."""
         offset = self.partition.log_end_offset + self.choice.randrange(1, 300)
         self.views.append(
             replace(self.views[-1], step=len(self.disk.steps), on_disk=0, start=offset)
@@ -181,12 +181,12 @@ class Life:
 def opened(fs: FileSystem, config: LogConfig, epoch: int) -> Partition:
     """Open the replica as a start of the broker does."""
     found = open_log(fs, config, epoch, is_replica=True, is_replicated=True, keeps_removed=False)
-    found.reader.check_epochs()  # as before anybody relies on them
+    found.reader.check_epochs()  # as the broker does before their first use
     return found
 
 
 def state(partition: Partition) -> tuple[object, ...]:
-    """What a second recovery has to find again."""
+    """Return the state that a second recovery must find again."""
     return (
         partition.log_start_offset,
         partition.log_end_offset,
@@ -201,12 +201,12 @@ def held(partition: Partition) -> Batches:
 
 
 def broken(life: Life, step: int, disk: MemoryDisk) -> str | None:
-    """What is wrong with what a power loss at ``step`` has left, None if nothing is."""
+    """Return the problem of a state after a power loss at ``step``, None if there is none."""
     lived = [one for one in life.views if one.step <= step]
     now = lived[-1]
     partition = opened(disk, life.config, now.epoch)
     found, end = held(partition), partition.log_end_offset
-    # The log may have been cut in a hole of the leader's; then it ends before that.
+    # The log may have been truncated in an offset gap of the leader; then it ends before the gap.
     if not {one for one in now.batches if one[0] < now.on_disk} <= set(found):
         return f"the log ends at {end}, {now.on_disk} was on disk"
     if not any(is_part(found, one, now) for one in lived):
@@ -217,16 +217,17 @@ def broken(life: Life, step: int, disk: MemoryDisk) -> str | None:
     again = opened(disk.after_kill(), life.config, now.epoch)
     if state(again) != state(partition):
         return f"a second recovery: {state(again)} / {state(partition)}"
-    # It goes on from there: the next leader's batches fit, and come back.
+    # The log continues from there: the next leader's batches can be appended and read.
     following = encode_batch([LogRecord(end, T0, None, b"next")], leader_epoch=now.epoch)
     again.append_as_follower(following, now.epoch)
     return None if held(again)[-1:] == ((end, following),) else "it does not go on"
 
 
 def is_part(found: Batches, view: View, now: View) -> bool:
-    """Whether this is the beginning of what the log was.
+    """Return whether ``found`` is a prefix of the log in ``view``.
 
-    Any part of it will do once it begins anew: all of that is behind the leader, and goes.
+    After a restart of the log any part of the old one is fine: it is below the leader's start
+    offset, and will be deleted.
     """
     if not found or view.batches[: len(found)] == found:
         return True
@@ -237,7 +238,7 @@ def is_part(found: Batches, view: View, now: View) -> bool:
 
 
 def states(life: Life, seed: int, count: int) -> Iterator[tuple[int, MemoryDisk]]:
-    """``count`` states spread over all steps."""
+    """Yield ``count`` states spread over all steps."""
     steps, loss = life.disk.steps, MemoryDisk().base()
     for step in loss.walk(steps):
         first, behind = (count * at // (len(steps) + 1) for at in (step, step + 1))
@@ -272,5 +273,5 @@ def test_a_replica_comes_back_as_one_of_its_lives(config: LogConfig, preallocate
 
 
 def test_checkpoints_that_come_after_the_cut_are_found_out() -> None:
-    """Without this the test could not tell why they come first."""
+    """The sweep finds the bug of checkpoints that are written after the truncation."""
     assert first_broken(UNFORCED, 20_000, checkpoints_first=False) is not None

@@ -1,4 +1,4 @@
-"""Kill -9 at random instants under client libraries that repeat what was not acknowledged."""
+"""Kill -9 at random moments under client libraries that retry unacknowledged records."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.timeout(600)]
 
 KILLS = 5
 MOST_WAITING = 10_000
-"""Records that are sent ahead of their acknowledgements; librdkafka would queue 100,000."""
+"""The most unacknowledged records; librdkafka would queue 100,000."""
 TOPIC = "numbers"
 
 
@@ -34,7 +34,7 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
 
 
 def check(daemon: Daemon, sent: int, acknowledged: list[int]) -> None:
-    """Every number once and in order, and none missing that was acknowledged."""
+    """Check that every number is there once and in order, and every acknowledged one is there."""
     with Cluster(daemon.bootstrap) as cluster:
         found = [int(value or b"") for value in cluster.values(TOPIC)]
     assert found == sorted(set(found)), "a duplicate, or out of order"
@@ -68,7 +68,7 @@ def test_under_librdkafka(daemon: Daemon, request: pytest.FixtureRequest) -> Non
 
         def push(goal: int = goal) -> bool:
             nonlocal sent
-            # What waits in the client is bounded: its queue is, and a slow broker fills it.
+            # Limit the records that wait in the client: a slow broker would fill its queue.
             for _ in range(50 if sent - len(acknowledged) < MOST_WAITING else 0):
                 producer.produce(TOPIC, b"%d" % sent, partition=0, on_delivery=delivered)
                 sent += 1
@@ -119,7 +119,7 @@ async def test_under_aiokafka(daemon: Daemon) -> None:
 
 @pytest.mark.slow
 def test_what_one_client_was_told_outlives_the_kill(daemon: Daemon) -> None:
-    """Without retries: the last acknowledged append is there after a kill right behind it."""
+    """Without retries, the last acknowledged append is there after a kill right behind it."""
     acknowledged = 0
     for _ in range(8):
         with Cluster(daemon.bootstrap) as cluster:

@@ -1,6 +1,6 @@
 """The consume-transform-produce runner under kill -9 of workers and daemon, judged by the checker.
 
-``RUNNER_KILLS`` and ``RUNNER_SEED`` make it longer, and other; ``RUNNER_POINTS`` the sweep finer.
+``RUNNER_KILLS`` makes it longer, ``RUNNER_SEED`` changes it, ``RUNNER_POINTS`` refines the sweep.
 """
 
 from __future__ import annotations
@@ -95,10 +95,10 @@ def test_random_kills(tmp_path: Path) -> None:
         for name in WORKERS:
             fleet.start(name)
         for number in range(KILLS):
-            # Most kills fall into work, some into what follows the kill before.
+            # Most kills happen during work, some during the recovery from the kill before.
             goal = RECORDS_PER_KILL * number * chance.random()
             until(lambda goal=goal: fleet.copied() >= goal, f"{goal:.0f} copied", deadline_s=60)
-            time.sleep(chance.uniform(0, 0.2))  # the instant of the kill is what varies
+            time.sleep(chance.uniform(0, 0.2))  # vary the moment of the kill
             fleet.kill(chance.choice([*WORKERS, "daemon"]))
         until(lambda: fleet.copied() >= records, f"all {records} copied", deadline_s=60)
         fleet.wait_until_ready()

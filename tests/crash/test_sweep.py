@@ -1,4 +1,4 @@
-"""``fencepost crash-sweep`` as a user runs it: a good pipeline passes, bad ones are found out."""
+"""``fencepost crash-sweep`` as a user runs it: a good pipeline passes, bad ones fail."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.timeout(900)]
 ROOT = Path(__file__).resolve().parents[2]
 COPIER = f"{sys.executable} -m tests.crash.copier"
 POINTS = 120
-"""Of some 300 with every answer; what must be done in two minutes on two cores."""
+"""Points to try of some 300, responses included: as many as fit in two minutes on two cores."""
 
 
 def sweep(tmp_path: Path, mode: str, *options: str, status: int) -> dict[str, Any]:
@@ -50,12 +50,12 @@ def test_an_exactly_once_pipeline_survives_every_point(tmp_path):
     )
     assert verdict["points"] == POINTS
     assert verdict["failures"] == verdict["skipped"] == 0
-    # How the client groups its records varies, and with it how many operations there are.
+    # The client's batching varies, and with it the number of operations.
     assert verdict["kills"] >= POINTS * 0.8
     assert verdict["candidates"] > POINTS
     where = Counter(row["point"].split()[0] for row in verdict["results"] if row["killed"])
     assert where.keys() >= {"before", "after", "torn", "answer"}
-    # Also those that no durable step goes before: the client may have acted on the one before.
+    # Also responses without a durable step before them: the client may have acted on the last one.
     assert where["answer"] > verdict["answers"] * POINTS / verdict["candidates"] / 2
     assert list((tmp_path / "sweep").iterdir()) == []
 

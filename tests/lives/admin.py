@@ -159,7 +159,7 @@ def describe_client_quotas(d: Draw) -> Request:
 
 def alter_client_quotas(d: Draw) -> Request:
     def op() -> dict[str, Any]:
-        # Whom it is for is counted from then on, and does not wait: lives are long enough.
+        # The entity is metered from then on, but not throttled: lives take long enough anyway.
         key = d.pick([*QUOTAS, "no-such-quota"])
         value = d.pick([1e9, 1e9, 1e9 + 0.5, 0.0, -1.0, 1e30])
         return {"key": key, "value": value, "remove": d.chance(0.3)}

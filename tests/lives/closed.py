@@ -1,4 +1,4 @@
-"""No client changes an internal topic, nor sees that of the metadata."""
+"""Checks that no client changes an internal topic, or sees the metadata topic."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Body = Mapping[str, Any]
 
 
 def _rows(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """All pairs of topic and error of an answer."""
+    """Yield all pairs of topic and error of a response."""
     if isinstance(value, list):
         for item in value:
             yield from _rows(item, name)
@@ -61,6 +61,6 @@ CLOSED: Mapping[str, Callable[[Body, Answer], set[str]]] = {
 
 
 def broken(api: str, body: Body, answer: Answer) -> list[str]:
-    """What an answer says that it may not."""
+    """Return the violations in a response."""
     judge = CLOSED.get(api)
     return [] if judge is None else [f"{name} is not closed" for name in judge(body, answer)]

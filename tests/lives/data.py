@@ -39,7 +39,7 @@ BROKER_SETTINGS = (
 
 
 def _offset(d: Draw, at: tuple[str, int]) -> Later:
-    """An offset near the start or the end."""
+    """Draw an offset near the start or the end."""
     fixed = d.pick([0, 0, 0, 0, 0, 1, 5, -1, 2**40])
     shift = d.pick([0, 0, -1, -3, 1])
     near_end = d.chance(0.5)
@@ -52,12 +52,12 @@ def _epoch(d: Draw) -> int:
 
 def _fetched_id(d: Draw, name: str) -> Later:
     drawn = d.topic_id(name)
-    # Apache Kafka's sessions fail on the zero id, now and then.
+    # Apache Kafka's fetch sessions sometimes fail on the zero id.
     return lambda k: UNKNOWN_ID if d.calm and drawn(k) == NO_TOPIC else drawn(k)
 
 
 def fetch(d: Draw, client: int) -> Request:
-    """Outside of sessions, at the start of one, or within one."""
+    """Draw a Fetch without a session, at the start of one, or within one."""
 
     def topic() -> dict[str, Any]:
         name, index = d.readable(), d.partition()
@@ -103,7 +103,7 @@ def fetch(d: Draw, client: int) -> Request:
             "max_wait": wait,
             "min_bytes": d.pick([0, 1, 1, 1_000]),
             "max_bytes": d.pick([1, 1_000, 1 << 20, 0]),
-            # With Apache Kafka a level that there is not may begin a session all the same.
+            # With Apache Kafka an invalid isolation level may begin a session all the same.
             "isolation_level": d.rng.choices((0, 1, 2), (5, 5, 0.2 if outside else 0))[0],
             "session_id": session[0],
             "session_epoch": session[1],
@@ -165,12 +165,12 @@ def offset_for_leader_epoch(d: Draw) -> Request:
 
 
 def _some_id(d: Draw, name: str) -> Later:
-    """The id of a topic, mostly; or no id where the name is to tell."""
+    """Draw the id of a topic, or no id where the request names the topic instead."""
     return d.topic_id(name) if d.chance(0.4) else lambda _: NO_TOPIC
 
 
 def metadata(d: Draw) -> Request:
-    # Apache Kafka has one row for a name and its id.
+    # Apache Kafka responds with one row for a name and its id.
     all_by_id = d.calm and d.chance(0.3)
 
     def topic() -> dict[str, Any]:
@@ -230,7 +230,7 @@ def _resource(d: Draw) -> tuple[int, str]:
 
 
 def create_topics(d: Draw, name: str | None = None) -> Request:
-    """Any topics; or ``name`` as it should be."""
+    """Draw a CreateTopics of any topics, or a valid one of ``name``."""
 
     def topic() -> dict[str, Any]:
         own = name or d.topic()
@@ -262,7 +262,7 @@ def create_topics(d: Draw, name: str | None = None) -> Request:
 
 
 def delete_topics(d: Draw) -> Request:
-    # Apache Kafka would delete the coordinators' topics, and has one row for a name and its id.
+    # Apache Kafka would delete the coordinators' topics, and responds with one row for name and id.
     names = d.some(d.readable, 2)
     by_id = [d.chance(0.4)] * len(names) if d.calm else [d.chance(0.4) for _ in names]
     return Request(

@@ -1,7 +1,7 @@
-"""Draws values from the pools, and gives them later: what an answer taught is asked for at sending.
+"""Draws values from the pools; values that depend on earlier responses are resolved at sending.
 
-A drawn value that depends on the broker is a function of :class:`Knowledge`. So what a life asks
-depends on its seed alone, whatever the answers are, and can be asked of two brokers.
+A drawn value that depends on the broker is a function of :class:`Knowledge`. So the requests of a
+life depend on its seed alone, not on responses, and can be sent to two brokers.
 """
 
 from __future__ import annotations
@@ -29,15 +29,14 @@ SLOTS = 6
 UNKNOWN_PRODUCER = 10**9
 UNKNOWN_ID = uuid.UUID(int=0x5EED)
 METADATA_ID = uuid.UUID(int=1)
-"""The id of the metadata log, which is no topic of a client's."""
+"""The id of the metadata log, which clients cannot use as a topic."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """One request: fields of all versions, some of them to be asked for when it is sent.
+    """One request with the fields of all versions, some of them resolved when it is sent.
 
-    ``about`` is the member or the producer that it speaks for. It is left out where ``only_if``
-    says so.
+    ``about`` is the member or the producer that sends it. It is skipped if ``only_if`` is false.
     """
 
     api: str
@@ -46,11 +45,11 @@ class Request:
     about: Slot | None = None
     only_if: Condition | None = None
     notes: Mapping[str, Any] = field(default_factory=dict)
-    """What the answer is read with."""
+    """Values that are needed to learn from the response."""
 
 
 def settled(value: Any, knowledge: Knowledge) -> Any:
-    """``value`` with all that is asked for later filled in."""
+    """Return ``value`` with its deferred parts resolved by ``knowledge``."""
     if callable(value):
         return value(knowledge)
     if isinstance(value, Mapping):
@@ -61,13 +60,13 @@ def settled(value: Any, knowledge: Knowledge) -> Any:
 
 
 class Draw:
-    """One source of chance over one life's pools."""
+    """One random generator over one life's pools."""
 
     def __init__(self, seed: str, pools: Pools, *, calm: bool = False) -> None:
         self.rng = random.Random(seed)
         self.pools = pools
         self.calm = calm
-        """Whether nothing may depend on the time that passes."""
+        """Whether no response may depend on timing, so that two brokers can be compared."""
 
     def chance(self, share: float) -> bool:
         return self.rng.random() < share
@@ -79,7 +78,7 @@ class Draw:
         return self.rng.choices([p[0] for p in pairs], [p[1] for p in pairs])[0]
 
     def some(self, draw: Callable[[], T], most: int = 3) -> list[T]:
-        """From none to ``most`` of them, one mostly."""
+        """Draw from 0 to ``most`` values, mostly one."""
         count = self.weighted([(1, 8), (0, 0.5), *((n, 1.5) for n in range(2, most + 1))])
         return [draw() for _ in range(count)]
 
@@ -90,9 +89,9 @@ class Draw:
     # --- names ------------------------------------------------------------------------------------
 
     def odd(self) -> str:
-        """A name that nobody has, and few may have."""
+        """Draw an unused name, which is often invalid."""
         if self.calm:
-            # Longer ids are refused by limits of ours. Lives on one broker keep apart.
+            # Fencepost refuses longer ids. The stem keeps lives on one broker apart.
             name = self.pick(ODD[:-2])
             return name if len(name) < 9 else self.pools.stem + name[len(self.pools.stem) :]
         return TOO_LONG if self.chance(0.03) else self.pick(ODD)
@@ -108,12 +107,12 @@ class Draw:
         )
 
     def readable(self) -> str:
-        """A topic to read from. What the coordinators' hold is each broker's own affair."""
+        """Draw a topic to read from; the coordinators' topics differ between two brokers."""
         name = self.topic()
         return self.pools.missing_topic if self.calm and name in COMMON_INTERNAL[:2] else name
 
     def topic_id(self, name: str) -> Later:
-        """The id of ``name``, as its clients know it; or an old one, or nobody's."""
+        """Draw the known id of ``name``, or an old one, or one that no topic has."""
         kind = self.rng.random()
         if kind < 0.9:
             return lambda k: k.topic_id(name)
@@ -142,7 +141,7 @@ class Draw:
     # --- anything ---------------------------------------------------------------------------------
 
     def scattered(self, request: Request, share: float = 0.5) -> Request:
-        """``request`` with a ``share`` of its fields drawn anew, each by itself."""
+        """Return ``request`` with a random ``share`` of its fields redrawn independently."""
         return replace(request, shape=self._scattered(request.shape, "", share))
 
     def _scattered(self, value: Any, name: str, share: float) -> Any:
@@ -153,7 +152,7 @@ class Draw:
         return value if self.chance(1 - share) else self._anything(value, name)
 
     def _anything(self, value: Any, name: str) -> Any:
-        """What a field ``name`` may hold instead of ``value``: of the same type."""
+        """Draw another value of the same type for the field ``name``."""
         if name == "topic_id":
             known = self.topic_id(self.topic())
             return self.pick([known, lambda _: METADATA_ID])
@@ -188,7 +187,7 @@ class Draw:
         )
 
     def instance(self, about: Slot) -> str | None:
-        """The later slots of the groups with an odd number are static, nearly always."""
+        """Draw a group.instance.id; nearly always the later slots of odd groups are static."""
         group, number = about
         is_static = number >= 2 and group[-1:] in "135"
         if self.chance(0.04):
@@ -225,7 +224,8 @@ class Draw:
     # --- producers --------------------------------------------------------------------------------
 
     def writer(self, about: Slot, live: float = 0.82) -> Callable[[Knowledge], Identity]:
-        """The identity that a batch names; seldom nobody's, which would part two brokers."""
+        """Draw the identity of a batch; an unknown one is rare, because two brokers treat it
+        differently."""
         drawn = self.identity(about, live)
         if not self.calm or self.chance(0.05):
             return drawn
@@ -237,7 +237,7 @@ class Draw:
         return somebody
 
     def identity(self, about: Slot, live: float = 0.82) -> Callable[[Knowledge], Identity]:
-        """Producer id and epoch, live or else."""
+        """Draw a producer id and epoch, current with probability ``live``."""
         if self.chance(live):
             return lambda k: k.producers[about].identity
         other = self.slot(self.txn_id()) if self.chance(0.5) else self.slot(about[0])

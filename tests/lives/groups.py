@@ -1,4 +1,4 @@
-"""Requests of members, of those who commit offsets, and of those who look at groups."""
+"""Requests of group members, of clients that commit offsets, and of admin clients of groups."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROTOCOLS = (
     ("cooperative-sticky",),
     ("own",),
 )
-"""What members offer; the first two go together, and most offer one of these."""
+"""Protocols that members offer; the first two have one in common, and most members use these."""
 
 
 def _text(value: str) -> bytes:
@@ -31,7 +31,7 @@ def _rows(rows: list[tuple[str, list[int]]]) -> bytes:
 
 
 def subscription(version: int, topics: list[str], owned: list[tuple[str, list[int]]]) -> bytes:
-    """``ConsumerProtocolSubscription`` at ``version``, 0 to 3, without user data."""
+    """Return a ``ConsumerProtocolSubscription`` at ``version`` (0 to 3) without user data."""
     out = struct.pack(">hi", version, len(topics)) + b"".join(map(_text, topics))
     out += struct.pack(">i", -1)
     if version >= 1:
@@ -44,7 +44,7 @@ def subscription(version: int, topics: list[str], owned: list[tuple[str, list[in
 
 
 def assignment(rows: list[tuple[str, list[int]]]) -> bytes:
-    """``ConsumerProtocolAssignment`` v0 without user data."""
+    """Return a ``ConsumerProtocolAssignment`` v0 without user data."""
     return struct.pack(">h", 0) + _rows(rows) + struct.pack(">i", -1)
 
 
@@ -55,7 +55,7 @@ def _subscribed(d: Draw) -> list[str]:
 def join_group(d: Draw, about: Slot, only_if: Condition | None = None) -> Request:
     topics = _subscribed(d)
     owned = [(t, [d.partition()]) for t in topics if d.chance(0.3)]
-    # Apache Kafka does not answer a JoinGroup whose metadata it can't read.
+    # Apache Kafka never responds to a JoinGroup whose metadata it can't parse.
     junk = d.rng.randbytes(d.rng.randint(0, 40)) if d.chance(0 if d.calm else 0.04) else None
     metadata = subscription(d.rng.randint(0, 3), topics, owned) if junk is None else junk
     usual = PROTOCOLS if d.chance(0.1) else PROTOCOLS[:2]
@@ -80,7 +80,7 @@ def join_group(d: Draw, about: Slot, only_if: Condition | None = None) -> Reques
 
 
 def _assignments(d: Draw, about: Slot) -> Later:
-    """What a leader gives to everybody; nothing from those who do not lead."""
+    """Draw the assignments that a group leader sends for all members; empty for a follower."""
     topics = _subscribed(d)
     junk = d.rng.randbytes(6) if d.chance(0.04) else None
     extra = d.odd() if d.chance(0.02) else None
@@ -153,9 +153,9 @@ def leave_group(d: Draw, about: Slot) -> Request:
 
 
 def consumer_heartbeat(d: Draw, about: Slot, *, epoch: int | None = None) -> Request:
-    """A heartbeat of the consumer protocol; ``epoch`` 0 joins, below that leaves.
+    """Draw a ConsumerGroupHeartbeat; ``epoch`` 0 joins, a negative one leaves.
 
-    One that joins, also since its member was fenced, says all that a join has to.
+    A heartbeat that joins, also after the member was fenced, has all the fields of a join.
     """
     version = d.version("consumer_group_heartbeat")
     made = f"{about[0][:200]}-{about[1]}-{d.rng.randrange(3)}"
@@ -175,7 +175,7 @@ def consumer_heartbeat(d: Draw, about: Slot, *, epoch: int | None = None) -> Req
             "{*",
         ]
     )
-    # When Apache Kafka has matched an expression depends on the time.
+    # Apache Kafka resolves a regex in the background, so the result depends on timing.
     by_regex = version >= 1 and d.chance(0.2) and not d.calm
     with_names = not by_regex or d.chance(0.3)
     is_full = d.chance(0.15)
@@ -216,7 +216,7 @@ def consumer_heartbeat(d: Draw, about: Slot, *, epoch: int | None = None) -> Req
 
 
 def committed(d: Draw) -> dict[str, Any]:
-    """One topic's part of a commit."""
+    """Draw one topic of an OffsetCommit."""
     name = d.topic()
     metadata = "" if d.chance(0.8) else d.pick([None, "note", "m" * 4_096, "m" * 4_097, d.odd()])
     return {
@@ -234,7 +234,7 @@ def committed(d: Draw) -> dict[str, Any]:
 
 
 def offset_commit(d: Draw, about: Slot, kind: str | None = None) -> Request:
-    """By a classic member, a consumer or nobody (``simple``)."""
+    """Draw an OffsetCommit of a classic member, a consumer or no member (``simple``)."""
     kind = kind or d.pick(["simple", "classic", "consumer"])
     generation: Any = -1
     member: Any = ""
@@ -244,7 +244,7 @@ def offset_commit(d: Draw, about: Slot, kind: str | None = None) -> Request:
         generation, member = d.member_epoch(about), d.member_id(about, 0.94)
     elif d.chance(0.08):
         member = d.member_id(about)
-    # Members of the consumer protocol are refused the versions without an epoch.
+    # The broker refuses members of the consumer protocol in versions without an epoch.
     low = 9 if kind == "consumer" and d.chance(0.85) else 0
     return Request(
         "offset_commit",

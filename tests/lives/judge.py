@@ -1,4 +1,4 @@
-"""What must hold of a broker that was killed amid a life, and of what it left behind."""
+"""Checks of a broker that was killed during a life, and of its files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.cluster import Cluster
 Told = dict[str, Any]
 
 BY_A_CLIENT = re.compile(rb"\d+\.\d+")
-"""What the clients of a life write."""
+"""The values that the clients of a life produce."""
 
 END_MARKERS = (b"\0\0\0\0", b"\0\0\0\1")
 """Keys of ABORT and COMMIT."""
@@ -26,7 +26,7 @@ LEADER_CHANGE = b"\0\0\0\2"
 
 
 def loaded(lines: list[str]) -> Iterator[tuple[str, str]]:
-    """(shard, digest) of every shard that a start has read."""
+    """Yield (shard, digest) of every shard that a start has loaded."""
     for line in lines:
         if '"shard loaded"' in line:
             event = json.loads(line)
@@ -34,7 +34,7 @@ def loaded(lines: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def unlike(before: Mapping[str, Any], lines: list[str]) -> list[str]:
-    """The shards that a start read otherwise than they were."""
+    """Return the shards whose loaded state differs from the state before the kill."""
     after = dict(loaded(lines))
     found = []
     for name, (state, end, digest) in before.items():
@@ -46,7 +46,7 @@ def unlike(before: Mapping[str, Any], lines: list[str]) -> list[str]:
 
 
 def lost(before: Mapping[str, Told], bootstrap: str, *, rewritten: frozenset[str]) -> list[str]:
-    """The records of user topics that a start does not show as they were.
+    """Return the partitions of user topics whose records differ from those before the kill.
 
     ``rewritten`` are topics whose records the broker itself may remove or replace.
     """
@@ -70,7 +70,7 @@ def lost(before: Mapping[str, Told], bootstrap: str, *, rewritten: frozenset[str
 def stored(
     cluster: Cluster, topic_id: uuid.UUID, index: int, offset: int
 ) -> Iterator[tuple[int, int]]:
-    """(first offset, CRC) of every batch that a client can read from ``offset`` on."""
+    """Yield (first offset, CRC) of every batch that a client can read from ``offset`` on."""
     while True:
         asked = {"partition": index, "fetch_offset": offset, "partition_max_bytes": 1 << 24}
         answer = cluster.call(
@@ -94,14 +94,14 @@ def stored(
 
 
 def topics(bootstrap: str) -> list[Any]:
-    """Name, id and number of partitions of all topics."""
+    """Return name, id and number of partitions of all topics."""
     with Cluster(bootstrap) as cluster:
         rows = cluster.call("metadata", 12, topics=None)["topics"]
     return [(row["name"], row["topic_id"], len(row["partitions"])) for row in rows]
 
 
 def foreign(data_dir: Path) -> list[str]:
-    """What stands in the internal topics that no coordinator has written there."""
+    """Return the batches of the internal topics that no coordinator has written."""
     found = []
     for topic in INTERNAL_TOPICS:
         for log in sorted(data_dir.glob(f"{topic}-*/*.log")):

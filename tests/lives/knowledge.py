@@ -1,8 +1,7 @@
-"""What the answers of one broker taught its clients: ids, generations, epochs, sessions.
+"""The state that clients learn from one broker's responses: ids, generations, epochs, sessions.
 
-Everything is kept under the names that a life has for it (a member is a group and a slot, a
-producer a transactional id and a slot), so that one life can be led on two brokers that choose
-different ids.
+The keys are the life's own names (a member is a group and a slot, a producer a transactional id and
+a slot), so that one life can be played on two brokers that choose different ids.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ Slot = tuple[str, int]
 
 NO_TOPIC = uuid.UUID(int=0)
 KEPT = 4
-"""Older values that a zombie may still have."""
+"""Number of older values that a zombie may still have."""
 
 
 @dataclass
@@ -30,10 +29,10 @@ class Member:
     protocol: str | None = None
     last_error: str = ""
     leads: list[str] = field(default_factory=list)
-    """Ids of all members, if it was made the leader."""
+    """The ids of all members, if it is the group's leader."""
     epoch: int = 0
     owned: list[Any] = field(default_factory=list)
-    """Partitions that a consumer was given: rows of topic id and indexes."""
+    """The assigned partitions of a consumer: rows of topic id and indexes."""
 
     @property
     def id(self) -> str:
@@ -47,14 +46,14 @@ class Producer:
     identities: list[tuple[int, int]] = field(default_factory=list)
     sequences: dict[tuple[str, int], int] = field(default_factory=dict)
     is_fenced: bool = False
-    """Whether the broker said so; it may try all the same."""
+    """Whether the broker has fenced it; it may send requests all the same."""
 
     @property
     def identity(self) -> tuple[int, int]:
         return self.identities[-1] if self.identities else (-1, -1)
 
     def now_is(self, identity: tuple[int, int]) -> None:
-        """Go on under this id and epoch; a new one counts its batches from zero."""
+        """Continue with this id and epoch; a new identity restarts the sequence numbers at zero."""
         self.is_fenced = False
         if identity != self.identity:
             self.identities = [*self.identities[-KEPT:], identity]
@@ -62,19 +61,19 @@ class Producer:
 
 
 class Knowledge:
-    """All that one broker's clients know."""
+    """Everything that the clients of one broker know."""
 
     def __init__(self) -> None:
         self.members: defaultdict[Slot, Member] = defaultdict(Member)
         self.producers: defaultdict[Slot, Producer] = defaultdict(Producer)
         self.topic_ids: defaultdict[str, list[uuid.UUID]] = defaultdict(list)
         self.sessions: dict[int, tuple[int, int]] = {}
-        """By client: the id and the next epoch of its fetch session."""
+        """Client → id and next epoch of its fetch session."""
         self.ends: dict[tuple[str, int], int] = {}
-        """Offsets behind what was written, as far as anybody told."""
+        """Partition → log end offset, as far as responses have shown it."""
 
     def topic_id(self, name: str) -> uuid.UUID:
-        """The id that ``name`` had last; the zero id if it never had one."""
+        """Return the last known id of ``name``, the zero id if it never had one."""
         known = self.topic_ids.get(name)
         return known[-1] if known else NO_TOPIC
 

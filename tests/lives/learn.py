@@ -1,4 +1,4 @@
-"""What a client takes from an answer, by API."""
+"""Updates of the clients' knowledge from responses, by API."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _joined(k: Knowledge, request: Request, body: Body, answer: Answer) -> None:
         member.protocol = answer["protocol_name"]
         slots = {k.members[slot].id: slot for slot in list(k.members)}
         ids = (one["member_id"] for one in answer["members"])
-        # Brokers list them in the order of their tables.
+        # Brokers list them in the order of their hash tables.
         member.leads = sorted(ids, key=lambda one: slots.get(one, (one, 0)))
     elif error in ("unknown_member_id", "fenced_instance_id"):
         member.ids = [*member.ids, ""]
@@ -137,7 +137,7 @@ TAUGHT: Mapping[str, Callable[[Knowledge, Request, Body, Answer], None]] = {
 
 
 def learn(k: Knowledge, request: Request, body: Body, answer: Answer) -> None:
-    """Remember what ``answer`` to ``request``, sent as ``body``, says."""
+    """Update ``k`` with the response to ``request``, which was sent as ``body``."""
     if "producer_id" in body or request.api in ("produce", "add_partitions_to_txn"):
         _of_a_producer(k, request, body, answer)
     teach = TAUGHT.get(request.api)

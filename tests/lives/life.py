@@ -1,8 +1,8 @@
-"""The life of several clients: which of them asks what, in which order, all from one seed.
+"""The life of several clients: the sequence of their requests, derived from one seed.
 
-Each client follows a script for a while (a member joins, syncs, beats; a producer claims its id,
-writes, ends), then begins another. In between, and on connections of their own, anybody sends
-anything. Whom a script speaks for, and what it sends, is drawn from pools so small that they meet.
+Each client follows a script for a while (a member joins, syncs, heartbeats; a producer claims its
+id, writes, ends its transaction), then begins another. In between, every client also sends random
+requests. Members, producers and resources are drawn from small pools, so that clients collide.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ ROLES = (
     *("produces",) * 3,
     *("commits", "idempotent", "reads", "administers"),
 )
-"""Of every twelve clients so many are mostly this."""
+"""The usual roles of every twelve clients."""
 
 ERA = 1_500
-"""Steps for which the members of a group keep to one protocol, or mix."""
+"""Number of steps for which the members of a group use one protocol, or mix both."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """The ``number``-th step of a life: ``client`` sends ``request``."""
+    """Step ``number`` of a life: ``client`` sends ``request``."""
 
     number: int
     client: int
@@ -40,7 +40,7 @@ class Step:
 
 
 class Life:
-    """Yields steps; the same seed gives the same ones."""
+    """Generates the steps of a life; the same seed gives the same steps."""
 
     def __init__(self, seed: int | str, *, clients: int = 24, stem: str = "", calm: bool = False):
         self.pools = Pools(stem)
@@ -53,7 +53,7 @@ class Life:
         self._wild = self._wild_requests()
 
     def prologue(self) -> Iterator[Step]:
-        """What has to be there for a life to begin: coordinators and topics."""
+        """Yield the steps that create the coordinators and topics of a life."""
         d = self._draw
         everybody = [
             *(Request("find_coordinator", 2, {"key": "", "key_type": kind}) for kind in (0, 1)),
@@ -64,7 +64,7 @@ class Life:
             yield self._step(0, request)
 
     def step(self) -> Step:
-        """The next step."""
+        """Return the next step."""
         d = self._draw
         client = d.rng.randrange(self.clients)
         if d.chance(0.15):
@@ -80,7 +80,7 @@ class Life:
         self._number += 1
         return Step(self._number, client, request)
 
-    # --- what a client may set out to do ----------------------------------------------------------
+    # --- scripts ----------------------------------------------------------------------------------
 
     def _some_producer(self) -> Slot:
         d = self._draw
@@ -88,20 +88,20 @@ class Life:
         return (name, 0) if d.chance(0.8) else d.slot(name)
 
     def _new_script(self, client: int) -> Script:
-        """What a client is, mostly: a member, a producer, a reader or an administrator."""
+        """Begin a script of the client's usual role, or sometimes of another."""
         d = self._draw
         role = ROLES[client % len(ROLES)] if d.chance(0.85) else d.pick(ROLES)
         script: Script = getattr(self, f"_{role}")(client)
         return script
 
     def _rank(self, client: int) -> int:
-        """The how manieth a client is among those of its role."""
+        """Return the index of a client among the clients of its role."""
         rounds, place = divmod(client, len(ROLES))
         role = ROLES[place]
         return rounds * ROLES.count(role) + ROLES[:place].count(role)
 
     def _member(self, client: int) -> Slot:
-        """The member that a client is, mostly."""
+        """Return the usual member of a client, or sometimes another."""
         d = self._draw
         if d.chance(0.12):
             return d.slot(d.group())
@@ -111,7 +111,7 @@ class Life:
         return self.pools.groups[rank % 2], rank // 2 % 3
 
     def _producer(self, client: int) -> Slot:
-        """The transactional id that a client claims, mostly; the first one has two claimants."""
+        """Return the usual transactional id of a client; the first id has two claimants."""
         d = self._draw
         if d.chance(0.12):
             return d.slot(d.txn_id())
@@ -119,7 +119,7 @@ class Life:
         return self.pools.txn_ids[rank % 5], rank // 5 % SLOTS
 
     def _leans(self, group: str) -> str:
-        """Which protocol the members of a group speak for some time; ``both`` is one, too."""
+        """Return the protocol of a group's members during this era, or ``both``."""
         era = random.Random(f"{self.seed} {group} {self._number // ERA}")
         return era.choice(("classic", "classic", "consumer", "both"))
 
@@ -218,7 +218,7 @@ class Life:
             yield self._anything(client)
 
     def _empties(self, client: int) -> Script:
-        """All members of a group go, so that it may begin anew as another kind."""
+        """Let all members of a group leave, so that it can become a group of the other protocol."""
         d = self._draw
         name = d.group()
         for number in range(SLOTS):
@@ -282,7 +282,7 @@ class Life:
             (data.update_features, 0 if self.calm else 0.3),
             (data.describe_cluster, 0.5),
             (data.api_versions, 0.5),
-            # They change nothing, so a life on two brokers compares nothing through them.
+            # In a life on two brokers they are left out, because they change nothing to compare.
             *((make, 0 if self.calm else 0.5) for make in admin.REQUESTS),
         ]
         return [

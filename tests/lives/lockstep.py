@@ -1,8 +1,8 @@
-"""Leads one life on two brokers at once, step by step, and compares what they answer.
+"""Plays one life on two brokers at once, step by step, and compares their responses.
 
-Each broker's clients know what that broker taught them. A request that a broker parks (a JoinGroup
-that waits for other members) has to be parked by the other as well, and both have to let it go
-after the same step. What changes on a broker after its answer is waited for, before the next step.
+Each broker's clients have their own knowledge. If one broker parks a request (a JoinGroup that
+waits for other members), the other must park it as well, and both must complete it after the same
+step. Before the next step, the changes that follow a response must be complete on both brokers.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ from tests.support.raw import Answer, RawClient, decode, errors_in
 CLOSED = "connection closed"
 PARKABLE = frozenset({"join_group", "sync_group"})
 PARKED_S = 0.25
-"""What has no answer on either broker by then is parked."""
+"""A request without a response from either broker after this time is parked."""
 
 PATIENCE_S = 10.0
-"""How long the slower broker may take for what the other has done."""
+"""The time within which the slower broker must follow the other."""
 
 RETRY_S = 0.01
 
 
 class LifeMasks(Masks):
-    """Shows what concerns one life; others were led on the same brokers."""
+    """Removes the resources of other lives on the same brokers from responses."""
 
     def __init__(self, stem: str) -> None:
         super().__init__()
         self._stem = stem
 
     def answered(self, api: str, answer: Answer | str | None) -> Any:
-        """An answer, or what there was instead of one."""
+        """Return a masked response, or the text of the error instead of one."""
         if not isinstance(answer, dict):
             return answer
         if api == "api_versions":
             return answer["error_code"]
         if api == "consumer_group_describe":
-            # With nobody left there is nothing to assign, and our numbers say so.
+            # A group without members has no assignment, and only ours resets the epochs then.
             idle = [
                 {**g, "assignment_epoch": 0} if not g["members"] else g for g in answer["groups"]
             ]
@@ -86,7 +86,7 @@ class LifeMasks(Masks):
         if name == "producer_id" and value == 0:
             return 0  # also the default of the field
         if name == "topic_partitions" and isinstance(value, list):
-            # Which partitions: assignors go by member ids and topic ids, and those are random.
+            # The assigned partitions vary, because assignors use random member and topic ids.
             value = [{**row, "partitions": len(row["partitions"])} for row in value]
         if name == "timestamp" and isinstance(value, int) and value > NOW_MS:
             return "an instant"
@@ -105,7 +105,7 @@ class LifeMasks(Masks):
 
 
 def joined(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row for each topic: in which order partitions are told goes by what there is of them."""
+    """Return one row per topic: the order of partitions in a response depends on their data."""
     found: dict[Any, dict[str, Any]] = {}
     for row in rows:
         known = found.setdefault(row.get("topic", row.get("topic_id")), {**row, "partitions": []})
@@ -117,8 +117,8 @@ def joined(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def aborted_among(part: dict[str, Any]) -> list[dict[str, Any]] | None:
     """Return the aborted transactions that begin in the records of a fetched partition.
 
-    Apache Kafka's list goes as far as its sparse offset index tells it to, and is not empty where
-    nothing is read.
+    Apache Kafka's list extends to an entry of its sparse offset index, and is not empty for an
+    empty read.
     """
     aborted: list[dict[str, Any]] | None = part["aborted_transactions"]
     if not aborted or not part["records"]:
@@ -151,11 +151,11 @@ REPEATING = frozenset(
         "write_txn_markers",
     }
 )
-"""May name a thing twice. Of what others repeat Apache Kafka's tables drop one, ours do not."""
+"""APIs that may name a resource twice; in others only Apache Kafka drops duplicates."""
 
 
 def distinct(value: Any) -> Any:
-    """Name nothing twice in one list."""
+    """Return ``value`` without duplicate names in its lists."""
     if isinstance(value, Mapping):
         return {name: distinct(item) for name, item in value.items()}
     if not isinstance(value, list):
@@ -175,7 +175,7 @@ def distinct(value: Any) -> Any:
 
 @dataclass
 class UnderWay:
-    """A request that a broker has not answered yet."""
+    """A request in flight on one broker."""
 
     step: Step
     body: Mapping[str, Any]
@@ -184,7 +184,7 @@ class UnderWay:
 
 
 class Side:
-    """One broker, the clients' connections to it, and what they know."""
+    """One broker, the clients' connections to it, and their knowledge."""
 
     def __init__(self, bootstrap: str, stem: str) -> None:
         self.bootstrap = bootstrap
@@ -203,7 +203,7 @@ class Side:
             connected.close()
 
     def send(self, step: Step) -> UnderWay | None:
-        """Send a step; None if it is left out."""
+        """Send a step; return None if it is skipped."""
         mend = None if step.request.api in REPEATING else distinct
         made = frame_of(step.request, self.knowledge, step.number, mend)
         if made is None:
@@ -225,7 +225,7 @@ class Side:
             self._sockets[client].sendall(under_way.frame)
 
     def collect(self, wait_s: float) -> None:
-        """Take what has arrived; what is refused for a passing reason is asked again."""
+        """Receive the responses that have arrived, and retry requests after retriable errors."""
         waiting = {self._sockets[c]: c for c, one in self.parked.items() if one.answer is None}
         if not waiting:
             return
@@ -264,7 +264,7 @@ class Side:
     _until = 0.0
 
     def be_patient(self) -> None:
-        """Ask again what is refused for a passing reason, from now on for a while."""
+        """Retry requests after retriable errors, for a limited time from now on."""
         self._until = time.monotonic() + PATIENCE_S / 2
 
     @property
@@ -272,14 +272,14 @@ class Side:
         return {client for client, one in self.parked.items() if one.answer is not None}
 
     def name_members(self) -> None:
-        """Name who was let go, by client: a leader's list has them in the order of a table."""
+        """Name the members of completed joins in the order of clients, not of a leader's list."""
         for client in sorted(self.answered):
             answer = self.parked[client].answer
             if isinstance(answer, dict) and "member_id" in answer:
                 self.masks.shown(answer["member_id"], "member_id")
 
     def take(self, client: int) -> UnderWay:
-        """The answer of a client's request, which is learned from."""
+        """Remove a client's answered request, learn from its response, and return it."""
         under_way = self.parked.pop(client)
         if isinstance(under_way.answer, dict):
             learn(self.knowledge, under_way.step.request, under_way.body, under_way.answer)
@@ -290,7 +290,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Difference:
-    """One leaf of an answer in which the brokers differ."""
+    """One leaf of a response in which the brokers differ."""
 
     api: str
     version: int
@@ -299,7 +299,7 @@ class Difference:
     theirs: Any
     step: int
     request: Any
-    """What the request said to us, ids masked."""
+    """The request to Fencepost, with masked ids."""
 
     def __str__(self) -> str:
         at = f"step {self.step}: {self.api} v{self.version}{self.where}"
@@ -320,7 +320,7 @@ class LockStep:
             side.close()
 
     def prologue(self) -> list[Difference]:
-        """What has to be there for a life to begin."""
+        """Everything that a life needs at its start."""
         return [found for step in self.life.prologue() for found in self._one(step)]
 
     def step(self) -> list[Difference]:
@@ -393,7 +393,7 @@ class LockStep:
                     side.take(client)
 
 
-# --- what happens after an answer ----------------------------------------------------------------
+# --- effects after a response --------------------------------------------------------------------
 
 CHANGES_TOPICS = frozenset({"create_topics", "delete_topics", "create_partitions", "metadata"})
 CHANGES_SETTINGS = frozenset({"alter_configs", "incremental_alter_configs"})
@@ -401,17 +401,17 @@ ENDS_TRANSACTIONS = frozenset({"end_txn", "init_producer_id"})
 PROBES = tuple(
     {partition_for(name, 4): name for name in map("probe-{}".format, range(20))}.values()
 )
-"""Groups, one in each partition of the coordinator's topic."""
+"""Groups, one for each partition of the coordinator's topic."""
 
 STEADY_S = 3.0
-"""How long brokers may differ in what settles by itself."""
+"""The time for which two brokers may differ in states that converge by themselves."""
 
 
 def settle(sides: tuple[Side, Side], request: Request, body: Mapping[str, Any]) -> None:
-    """Wait until what the request brings about is there on both brokers; or give up."""
+    """Wait until the request has taken effect on both brokers, or until the deadline."""
     looks: list[Callable[[RawClient], Any]] = []
     if request.api in CHANGES_TOPICS:
-        # Those that are gone as well: they are to be heard of too.
+        # Include deleted topics, because the brokers must learn of deletions too.
         known = sorted({name for side in sides for name in side.knowledge.topic_ids})
         looks = [topics_of, partial(heard_of, known)]
         if request.api == "delete_topics":
@@ -428,7 +428,7 @@ def settle(sides: tuple[Side, Side], request: Request, body: Mapping[str, Any]) 
 
 
 def topics_of(admin: RawClient) -> Any:
-    """Every topic with its partitions, and whether their leaders serve."""
+    """Return every topic with its partitions, and whether their leaders serve requests."""
     answer = admin.call("metadata", 12, topics=None)
     found = {}
     for topic in answer["topics"]:
@@ -447,7 +447,7 @@ def topics_of(admin: RawClient) -> Any:
 
 
 def heard_of(known: list[str], admin: RawClient) -> Any:
-    """Topics as each shard of the group coordinator gives them out; it hears of changes later."""
+    """Return the topics that each group coordinator shard assigns; it learns of changes later."""
     topics = admin.call("metadata", 12, topics=None)["topics"]
     names = {topic["topic_id"]: topic["name"] for topic in topics}
     found = []
@@ -467,7 +467,7 @@ def heard_of(known: list[str], admin: RawClient) -> Any:
 
 
 def transactions(state: str, admin: RawClient) -> Any:
-    """Those whose state begins so."""
+    """Return the transactional ids whose state begins with ``state``."""
     listed = admin.call("list_transactions", 0)["transaction_states"]
     return sorted(
         one["transactional_id"] for one in listed if one["transaction_state"].startswith(state)
@@ -475,7 +475,7 @@ def transactions(state: str, admin: RawClient) -> Any:
 
 
 def committed(admin: RawClient) -> Any:
-    """Every committed offset."""
+    """Return all committed offsets."""
     groups = [one["group_id"] for one in admin.call("list_groups", 4)["groups"]]
     asked = [{"group_id": name, "topics": None} for name in sorted(groups)]
     return [
@@ -487,7 +487,7 @@ def committed(admin: RawClient) -> Any:
 
 
 def settings_of(wanted: list[tuple[int, str]], admin: RawClient) -> Any:
-    """What was set for the resources."""
+    """Return the explicitly set settings of the resources."""
     rows = [
         {"resource_type": kind, "resource_name": name, "configuration_keys": None}
         for kind, name in wanted

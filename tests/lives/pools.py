@@ -1,4 +1,4 @@
-"""The few names that everybody in a life shares, so that they meet."""
+"""The few names that all clients of a life share, so that they collide."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ INTERNAL_TOPICS = (
 )
 
 COMMON_INTERNAL = INTERNAL_TOPICS[:3]
-"""Those that Apache Kafka has as well; the first two are its coordinators'."""
+"""The internal topics of Apache Kafka; the first two belong to its coordinators."""
 
 LONGEST_STRING = 32_767
-"""Bytes of the longest string."""
+"""The largest length of a protocol string in bytes."""
 
 LONG = ("x" * 249, "ß" * 500, "y" * 1_024, "z" * 1_025, "w" * LONGEST_STRING)
 ODD = ("", " ", ".", "..", "with space", "emoji-𝄞", "a/b", "tab\there", "null\0byte", *LONG)
 
 TOO_LONG = "v" * (LONGEST_STRING + 1)
-"""The newer form can say it, and no broker takes it: it closes the connection."""
+"""A compact string can encode it, but every broker closes the connection."""
 
 SMALL_INTS = (-2, -1, 0, 1, 2, 7)
 
@@ -43,7 +43,7 @@ class Pools:
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """Two short names, one as long as many, and the longest that is legal."""
+        """Two short names, one of medium length, and one of the largest valid length."""
         a, b, c, d = (f"{self.stem}topic-{letter}" for letter in "abcd")
         return a, b, c.ljust(60, "c"), d.ljust(249, "d")
 

@@ -1,4 +1,4 @@
-"""Leads a life on a real broker: every client on its own connection, many requests under way."""
+"""Plays a life on a real broker, with a connection per client and many requests in flight."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from tests.oracle.tracer import _fitting
 from tests.support.raw import Answer, _entity, decode, encode, errors_in
 
 DEPTH = 2
-"""Requests on one connection; a broker serves them one after the other."""
+"""Requests in flight on one connection; a broker serves them one after the other."""
 QUEUED = 240
-"""Steps that wait for their client, whose requests may be parked."""
+"""Limit of steps that wait for a client, whose requests may be parked."""
 REWRITING = frozenset({"alter_configs", "incremental_alter_configs"})
-"""These may let retention or compaction work on a topic."""
+"""APIs that may start retention or compaction of a topic."""
 
 PATIENCE_S = 60.0
 
 
 class LifeError(Exception):
-    """The broker did what it may never do."""
+    """The broker violated an invariant."""
 
 
 @dataclass
 class Sent:
-    """A request under way."""
+    """A request in flight."""
 
     step: Step
     body: Mapping[str, Any]
@@ -45,7 +45,7 @@ class Sent:
 
 @dataclass
 class Client:
-    """One connection."""
+    """A client with its connection and its queue of steps."""
 
     socket: socket.socket
     waiting: deque[Sent] = field(default_factory=deque)
@@ -57,14 +57,14 @@ class Client:
 
 @dataclass
 class Report:
-    """What was seen."""
+    """The counts of requests and responses."""
 
     sent: int = 0
     answers: Counter[tuple[str, int, str]] = field(default_factory=Counter)
-    """By API, version and error."""
+    """Number of responses by API, version and error."""
 
     def summary(self) -> str:
-        """Each API with its commonest answers."""
+        """Return a text of each API with its most frequent errors."""
         rows: dict[str, Counter[str]] = {}
         for (api, _, error), count in self.answers.items():
             rows.setdefault(api, Counter())[error] += count
@@ -82,9 +82,9 @@ def frame_of(
     number: int,
     mend: Callable[[Any], Any] | None = None,
 ) -> tuple[bytes, Any] | None:
-    """The bytes of a request and what they say; None if it is left out, or can't be said.
+    """Return the bytes and the body of a request, None if it is skipped or cannot be encoded.
 
-    ``mend`` is what becomes of the body.
+    ``mend`` transforms the body.
     """
     if request.only_if is not None and not request.only_if(knowledge):
         return None
@@ -108,7 +108,7 @@ def longest(value: Any) -> int:
 
 
 class Race:
-    """``run`` sends so many requests of a life to a broker; a Knowledge grows on the way."""
+    """Sends requests of a life to a broker, and collects the clients' knowledge."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class Race:
         watch: Callable[[], list[str]],
         report: Report | None = None,
     ) -> None:
-        """``watch`` gives what the broker complained of since it was asked last."""
+        """``watch`` returns the broker's complaints since the last call."""
         self._wrong, self._watch = wrong, watch
         self.life = life
         self.knowledge = Knowledge()
@@ -138,7 +138,7 @@ class Race:
         self._selector.close()
 
     def reconnect(self) -> None:
-        """Go on after a kill; what was under way got no answer."""
+        """Reconnect after a kill; requests in flight have got no response."""
         self.close()
         self._selector = selectors.DefaultSelector()
         self.knowledge.sessions.clear()
@@ -149,11 +149,11 @@ class Race:
 
     @property
     def rewritten(self) -> frozenset[str]:
-        """Topics whose records the broker may have removed or replaced by itself."""
+        """Return the topics whose records the broker may have removed or replaced by itself."""
         return frozenset(self._rewritten)
 
     def run(self, requests: int) -> Report:
-        """Send so many; those that are parked at the end stay under way."""
+        """Send ``requests`` requests; parked ones stay in flight at the end."""
         if not self._begun:
             self._begin()
         end = self.report.sent + requests
@@ -205,7 +205,7 @@ class Race:
             return
         frame, body = made
         sent = Sent(step, body, time.monotonic())
-        # When it is sent: what a kill cuts short may have been done, and has no answer.
+        # Note it at sending: a request that a kill interrupts may have taken effect.
         if step.request.api in REWRITING:
             self._rewritten |= {
                 one["resource_name"] for one in body["resources"] if one["resource_type"] == 2
@@ -288,7 +288,7 @@ class Race:
 
 
 def shown(sent: Sent) -> str:
-    """One line."""
+    """Return one line about a request."""
     request = sent.step.request
     text = ", ".join(f"{name}={_short(value)}" for name, value in sent.body.items())
     return f"#{sent.step.number} client {sent.step.client}: {request.api} v{request.version} {text}"

@@ -1,10 +1,10 @@
-"""``fencepost serve``, which tells what it knows and dies, in one turn of its loop.
+"""``fencepost serve`` that dumps its state and kills itself, in one turn of its event loop.
 
     python -m tests.lives.telling_daemon --data-dir DIR --listen HOST:PORT --config KEY=VALUE …
 
-SIGUSR1 writes what the shards and the partitions hold to the file that TELL names, and ends the
-process as kill -9 does: nothing can happen between the telling and the end. At its start it logs
-at level DEBUG until every shard is loaded, hence the digest of each that it read.
+SIGUSR1 writes the state of shards and partitions to the file that TELL names, and ends the process
+as kill -9 does: nothing can happen between the dump and the end. At its start the process logs at
+level DEBUG until every shard is loaded, which includes the digest of each loaded shard.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _log = structlog.get_logger(__name__)
 
 
 class TellingBroker(Broker):
-    """The daemon's broker."""
+    """The daemon's broker, which dumps its state at SIGUSR1."""
 
     async def start(self) -> None:
         logs.set_level("DEBUG")
@@ -52,7 +52,7 @@ class TellingBroker(Broker):
         logs.set_level("INFO")
 
     def _is_known(self, partition: Partition) -> bool:
-        """Whether its topic is not deleted yet: directories follow the record, a few a turn."""
+        """Return whether the topic still exists: a deletion removes directories a few per turn."""
         topic = self.services.metadata.topic(partition.topic)
         return topic is not None and topic.topic_id == partition.topic_id
 
@@ -72,7 +72,7 @@ class TellingBroker(Broker):
 
 
 def told(partition: Partition) -> dict[str, Any]:
-    """What a partition holds: its ends, and a sum of every batch by its first offset."""
+    """Return a partition's start and end offset, and each batch's checksum by first offset."""
     return {
         "topic_id": str(partition.topic_id),
         "start": partition.log_start_offset,

@@ -1,4 +1,4 @@
-"""The judges of a life, by what they have to find."""
+"""Tests that the checks of a life find violations."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_every_api_is_asked_in_every_version(calm: bool) -> None:
 
     asked = {row[2:] for row in shapes(Life(1, calm=calm), 40_000)}
     served = {(api, v) for api, (low, high) in VERSIONS.items() for v in range(low, high + 1)}
-    # What a feature is set to holds for all lives on a broker; traces compare administrators.
+    # Feature levels apply to all lives on a broker, and traces compare the admin APIs.
     left_out = {"update_features", *(make.__name__ for make in admin.REQUESTS)} if calm else set()
     assert asked == {one for one in served if one[0] not in left_out}
 
@@ -50,7 +50,7 @@ def test_what_is_closed_may_not_be_changed_nor_seen() -> None:
     assert broken("delete_records", {}, part("__transaction_state", "none")) != []
     assert broken("list_offsets", {}, part("__transaction_state", "none")) == []
     assert broken("list_offsets", {}, part("__cluster_metadata", "none")) != []
-    # Coordinators write markers into the log of the offsets, and so may operators.
+    # Coordinators write markers into the offsets topic, and administrators may do so too.
     assert broken("write_txn_markers", {}, part("__consumer_offsets", "none")) == []
     assert broken("write_txn_markers", {}, part("__fencepost_history", "none")) != []
 
@@ -94,7 +94,7 @@ def test_a_shard_that_is_read_otherwise_is_told() -> None:
         ),
         ("__consumer_offsets", batch([b"offset"], attributes=TRANSACTIONAL), True),
     ],
-    # Batches bear the time: workers of one run would give their cases different names.
+    # Batches contain timestamps: workers of one run would give their cases different names.
     ids=itertools.count(),
 )
 def test_what_no_coordinator_writes_is_found(

@@ -1,6 +1,6 @@
-"""No request of a client fails a shard, whatever it asks in whatever state.
+"""No request of a client fails a shard, in any state.
 
-``pytest tests/lives/test_lives.py --seed 7 --requests 20000`` leads one life of that many requests.
+``pytest tests/lives/test_lives.py --seed 7 --requests 20000`` plays one life of that many requests.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(7200)]
 
 REQUESTS = 20_000
 CHAPTER = 5_000
-"""Requests between one kill -9 and the next; the next start has the other setting below."""
+"""Number of requests between two kills; each start uses the other one of the settings below."""
 
 VERIFIES = "transaction.partition.verification.enable"
 
@@ -35,7 +35,7 @@ EXPIRING = {
     "group.consumer.min.session.timeout.ms": "500",
     "group.consumer.session.timeout.ms": "1000",
 }
-"""A life is short, and silent members have to leave it."""
+"""Short session timeouts, so that silent members expire within a life."""
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def telling(tmp_path: Path) -> Iterator[Daemon]:
 
 
 class Complaints:
-    """What the daemon logs that no request may lead to."""
+    """Log lines of the daemon that no request may cause."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
@@ -103,7 +103,7 @@ def test_no_request_fails_a_shard(
 
 
 def killed_and_read_again(daemon: Daemon, told: Path, race: Race) -> None:
-    """Kill -9 and start again: the same digests, the same records."""
+    """Kill the daemon by SIGKILL and restart it; digests and records must be the same."""
     child = daemon.child
     assert child is not None
     os.kill(child.pid, signal.SIGUSR1)

@@ -1,4 +1,4 @@
-"""Requests of producers, and of those who look at transactions."""
+"""Requests of producers, and of clients that describe transactions."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tests.support.batches import NOW_MS, batch
 Who = Callable[[Knowledge], Identity]
 
 FIRST_OF_V2 = {"produce": 12, "txn_offset_commit": 5, "end_txn": 5}
-"""The versions by which a client says that it speaks version 2 of the transaction protocol."""
+"""API → first version that only clients of transaction version 2 send."""
 
 
 def version_of(d: Draw, api: str, level: int | None) -> int:
-    """Any version of ``api`` that a client of that level of transactions would send."""
+    """Draw a version of ``api`` that a client of that transaction version sends; None for any."""
     least, most = VERSIONS[api]
     if level is None:
         return d.rng.randint(least, most)
@@ -34,7 +34,7 @@ def _epoch(who: Who) -> Later:
 
 
 def init_producer_id(d: Draw, about: Slot | None) -> Request:
-    """A claim of a transactional id; or, without one, an id for an idempotent producer."""
+    """Draw an InitProducerId for a transactional id, or without one for an idempotent producer."""
     who = d.identity(about) if about is not None and d.chance(0.3) else lambda _: (-1, -1)
     timeouts = [60_000] if d.calm else [60_000, 60_000, 1_000, 300]
     return Request(
@@ -134,7 +134,7 @@ def end_txn(d: Draw, about: Slot, level: int | None = None) -> Request:
 
 
 def _records(d: Draw, who: Who | None, about: Slot, at: tuple[str, int], number: int) -> Later:
-    """A batch; in a transaction, or with a sequence, if ``who`` says by whom."""
+    """Draw a batch, with the producer id, epoch and sequence of ``who`` if it is given."""
     count = d.rng.randint(1, 3)
     values: list[bytes | None] = [b"%d.%d" % (number, n) for n in range(count)]
     if d.chance(0.03):
@@ -179,10 +179,10 @@ def _records(d: Draw, who: Who | None, about: Slot, at: tuple[str, int], number:
 def produce(
     d: Draw, about: Slot | None, number: int, level: int | None = None, *, plain: bool = False
 ) -> Request:
-    """Batches in a transaction, of an idempotent producer (``about`` without a name), or plain."""
+    """Draw a Produce: transactional, idempotent (``about`` without a name), or plain."""
     slot = about or ("", 0)
     who = None if plain else d.writer(slot)
-    # With Apache Kafka a refused one leaves the coordinators' topics in the transaction.
+    # On Apache Kafka a refused Produce leaves the coordinators' topics in the transaction.
     name = d.topic() if plain or not slot[0] else d.readable()
     indexes = sorted({d.partition() for _ in range(d.rng.choices((1, 2), (8, 2))[0])})
     transactional_id: str | None = slot[0] if not plain and slot[0] else None
@@ -212,11 +212,11 @@ def produce(
 
 
 OFFSETS_PARTITIONS = 4
-"""Of ``__consumer_offsets``, as the tests' brokers have it."""
+"""Number of partitions of ``__consumer_offsets`` on the tests' brokers."""
 
 
 def write_txn_markers(d: Draw, about: Slot | None = None) -> Request:
-    """Markers by hand, as an operator writes them; for the producer of ``about``, or for any."""
+    """Draw a WriteTxnMarkers as from an administrator, for the producer of ``about`` or any."""
 
     def topic() -> dict[str, Any]:
         if d.chance(0.4):
@@ -233,7 +233,7 @@ def write_txn_markers(d: Draw, about: Slot | None = None) -> Request:
             "producer_epoch": _epoch(who),
             "transaction_result": d.chance(0.5),
             "topics": d.some(topic),
-            # A higher one than the coordinator's own shuts that out until the next start.
+            # An epoch above the coordinator's fences the coordinator until the next start.
             "coordinator_epoch": d.rng.choices((0, -1, 1, 5), (980, 15, 4, 1))[0],
             "transaction_version": d.pick([0, 1, 2, 2, 3]),
         }

@@ -22,12 +22,12 @@ CONSUMING: Mapping[str, Any] = {
     "fetch_max_wait_ms": 100,
     "retry_backoff_ms": 20,
 }
-"""What the consumers of aiokafka and kafka-python have in common."""
+"""The common settings of the consumers of aiokafka and kafka-python."""
 
 
 @contextlib.contextmanager
 def confluent_producer(bootstrap: str, **conf: Any) -> Iterator[confluent_kafka.Producer]:
-    """librdkafka's producer; keys of ``conf`` have underscores for dots."""
+    """Yield librdkafka's producer; keys of ``conf`` have underscores for dots."""
     settings = {"bootstrap.servers": bootstrap, "linger.ms": 0, **dotted(conf)}
     producer = confluent_kafka.Producer(settings)
     yield producer
@@ -103,7 +103,7 @@ def kp_consumer(bootstrap: str, *topics: str, **conf: Any) -> Iterator[kafka.Kaf
         **{
             "bootstrap_servers": bootstrap,
             **CONSUMING,
-            # It may join before it has heard of its topic, and then looks again only this often.
+            # It may join before it knows its topic, and refreshes its metadata only this often.
             "metadata_max_age_ms": 300,
             **conf,
         },
@@ -140,7 +140,7 @@ def drain(consumer: confluent_kafka.Consumer, count: int) -> list[confluent_kafk
 def poll_until(
     consumers: list[confluent_kafka.Consumer], condition: Callable[[], object], what: str
 ) -> None:
-    """Poll every consumer in turn, so that each takes part in the rebalance, until it is so."""
+    """Poll every consumer in turn, so that each can rebalance, until ``condition`` holds."""
 
     def probe() -> bool:
         for consumer in consumers:

@@ -1,4 +1,4 @@
-"""The command line in this process, where it starts in no time."""
+"""The command line inside this process, where it starts without a delay."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def cli(
 ) -> Result:
     """Run a command with ``bootstrap`` in its environment, and check its exit status.
 
-    None is for a status that the caller checks.
+    With ``status`` None the caller checks the status.
     """
     told = {"FENCEPOST_BOOTSTRAP": bootstrap, "FENCEPOST_PROFILE": None, **env}
     done = CliRunner().invoke(main, arguments, input=stdin, env=told)
@@ -31,7 +31,7 @@ def cli(
 
 
 def leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The paths of all commands that are no groups."""
+    """Yield the paths of all commands that are not groups."""
     if not isinstance(command, click.Group):
         yield path
         return

@@ -61,7 +61,7 @@ def test_topics_come_and_go(admin: AdminClient, cluster: Cluster) -> None:
     with pytest.raises(confluent_kafka.KafkaException) as raised:
         admin.delete_topics([name])[name].result(60)
     assert error_code(raised) == confluent_kafka.KafkaError.UNKNOWN_TOPIC_OR_PART
-    # A topic of the same name is another topic.
+    # A recreated topic of the same name is a new topic.
     cluster.create_topic(name, 1)
     assert cluster.topic_id(name) != first_id
     assert cluster.offset(name) == 0
@@ -203,7 +203,7 @@ def test_records_are_deleted_up_to_an_offset(admin: AdminClient, cluster: Cluste
     everything = confluent_kafka.TopicPartition(name, 0, confluent_kafka.OFFSET_END)
     admin.delete_records([everything])[everything].result(60)
     assert cluster.offset(name, at=EARLIEST) == cluster.offset(name) == 10
-    # A consumer that stood before is taken to what is left.
+    # A consumer below the log start offset continues with the remaining records.
     cluster.produce(name, [b"next"])
     with confluent_consumer(cluster_bootstrap(cluster)) as consumer:
         consumer.assign([confluent_kafka.TopicPartition(name, 0, 2)])

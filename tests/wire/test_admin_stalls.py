@@ -1,4 +1,4 @@
-"""No request of a cluster's administrator keeps the event loop: the largest of each API."""
+"""No admin request blocks the event loop, not even the largest of each API."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ PASSWORD = {"iterations": 4096, "salt": b"", "salted_password": b""}
 
 
 def quotas(make: Make, count: int, *, remove: bool) -> dict[str, object]:
-    """A quota for each of so many users, none of whom is connected."""
+    """Return a request that sets or removes a quota for each of ``count`` unconnected users."""
     return {
         "entries": [
             make.EntryData(

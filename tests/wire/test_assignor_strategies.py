@@ -90,7 +90,7 @@ def owned_by_java(child: Child) -> set[int]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("java_tools")
 async def test_cooperative_sticky_beside_librdkafka_and_java(bootstrap, topic):
-    """Ours leads, as the first to come; then Java's or librdkafka's leads over what ours left."""
+    """Our member leads, as the first to join; Java's or librdkafka's leads after ours leaves."""
     group = unique("mixed")
     conf = {"group_id": group, "partition_assignment_strategy": "cooperative-sticky"}
     with confluent_consumer(bootstrap, **conf) as rd:
@@ -130,7 +130,7 @@ async def test_cooperative_sticky_beside_librdkafka_and_java(bootstrap, topic):
 
 
 async def test_cooperative_sticky_in_one_group_with_the_consumer_protocol(bootstrap, topic):
-    """The group changes its kind when librdkafka comes, and again when it goes."""
+    """The group changes its protocol when librdkafka joins, and again when it leaves."""
     group = unique("mixed848")
     async with consumer(bootstrap, topic, group, "cooperative-sticky") as ours:
 

@@ -1,4 +1,4 @@
-"""No accepted batch keeps the event loop or the interpreter lock, under any API that reads it."""
+"""No accepted batch blocks the event loop or the interpreter lock in any API that reads it."""
 
 from __future__ import annotations
 
@@ -123,12 +123,12 @@ READS: dict[str, Callable[[str], bytes]] = {
     "first time behind the log start": functools.partial(list_offsets, timestamp=1),
     "end of an epoch": leader_epoch,
 }
-"""In this order: what follows the deletion reads the batch from its middle on."""
+"""Requests in this order: those after the deletion read the batch from its middle on."""
 
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerThread]:
-    """A broker with a log for each of the worst batches, and topics that recompress."""
+    """Yield a broker with a log for each of the worst batches, and topics that recompress."""
     config = {"message.max.bytes": str(MAX_MESSAGE_BYTES)}
     with LikeTheDaemon.in_thread(tmp_path_factory.mktemp("full"), config=config) as broker:
         client = Client(broker)
@@ -146,9 +146,9 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerThread]:
 
 
 def check(broker: BrokerThread, frame: bytes, label: str) -> None:
-    """Ask until the loop and the lock were free in time, and fail if they never were.
+    """Send the request until loop and lock are released in time, and fail if they never are.
 
-    A busy machine makes both look longer, so what looks too long is asked again.
+    A busy machine prolongs both, so a request that seems too long is repeated.
     """
     client, seen = Client(broker), []
     while not seen or (len(seen) < MOST_ASKED and not all(one.is_short for one in seen[-1])):

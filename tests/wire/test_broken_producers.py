@@ -1,4 +1,4 @@
-"""Whatever a broken producer gets into a topic, no consumer stays at it."""
+"""No consumer gets stuck at a batch that a broken producer gets into a topic."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BATCHES = 1_500
 
 @pytest.fixture(scope="module")
 def written(fencepost: Daemon) -> tuple[str, int]:
-    """A topic that was offered many batches, and the end of what it took."""
+    """Produce many random batches to a topic; return it with its log end offset."""
     rng = random.Random(2)
     with Cluster(fencepost.bootstrap) as cluster:
         topic = cluster.create_topic(unique("broken"))

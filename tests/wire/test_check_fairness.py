@@ -1,4 +1,4 @@
-"""An ordinary batch does not wait for the large ones of other connections that came before it."""
+"""An ordinary batch does not wait for earlier large batches of other connections."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.wire.test_batch_stalls import produce
 
 HOSTILE = 16
 RECORDS = 700_000
-"""Of each hostile batch: most of a second of checks, and more than ten of all together."""
+"""Records of each hostile batch: nearly a second of checks, together more than ten."""
 
 WAIT_S = 300
 
@@ -41,7 +41,7 @@ def cpu_s(daemon: Daemon) -> float:
 
 
 def ordinary_batch() -> bytes:
-    """400 KB that do not compress further: too many for a turn of the loop."""
+    """Return 400 KB of incompressible data: too much for one turn of the loop."""
     noise = random.Random(7)
     records = [LogRecord(at, FIRST_MS, None, noise.randbytes(1_000)) for at in range(400)]
     batch = encode_batch(records, codec=Codec.SNAPPY)
@@ -59,7 +59,7 @@ def test_batch_of_one_connection_is_checked_before_large_ones_of_sixteen(daemon:
     begun_s = cpu_s(daemon)
     for client, topic in zip(hostile, topics, strict=False):
         client.sendall(produce(topic, large))
-    # Up to the credit of one that comes later all share alike.
+    # Up to the credit of a later one, all connections get equal shares.
     until(
         lambda: cpu_s(daemon) - begun_s > 2 * HOSTILE * CREDIT_S,
         "the large ones are under way",

@@ -1,4 +1,4 @@
-"""The command line for people, as a user runs it; it must work on any Kafka broker."""
+"""The command line, as a user runs it; it must work on any Kafka broker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.wire.clients import confluent_consumer, confluent_producer
 def fencepost(
     *arguments: str, bootstrap: str = "", stdin: str = "", status: int = 0
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command, check its exit status, return what it printed."""
+    """Run the command, check its exit status, and return its output."""
     done = subprocess.run(
         [sys.executable, "-m", "fencepost", *arguments],
         input=stdin,

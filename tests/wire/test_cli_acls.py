@@ -1,4 +1,4 @@
-"""``fencepost acls`` on a broker that asks who may do what, Fencepost or Apache Kafka."""
+"""``fencepost acls`` on a broker with an authorizer, Fencepost or Apache Kafka."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def guarded(on_kafka, tmp_path_factory) -> Iterator[str]:
 
 @pytest.fixture
 def clean(guarded) -> Iterator[str]:
-    """No rules, before and after."""
+    """Yield the broker without rules, and delete all rules afterwards."""
     yield guarded
     cli(guarded, "acls", "remove", "--operation", "all", "--execute")
     everything = ("acls", "remove", "--principal")
@@ -78,7 +78,7 @@ def short(found: list[dict[str, object]]) -> list[str]:
 
 
 def listed(bootstrap: str, expected: list[str], *options: str) -> None:
-    """The rules are these. Apache Kafka's broker hears of them a moment after its controller."""
+    """Wait until exactly these rules are listed; Apache Kafka's broker replays changes later."""
     until(lambda: short(rows(bootstrap, "list", *options)) == sorted(expected), f"{expected}")
 
 
@@ -219,7 +219,7 @@ def test_which_rule_decides(clean, on_kafka):
     assert decides(clean, "bob", "read", f"topic:{name}") == ("denied", "no rule allows it")
     assert decides(clean, "bob", "alter", "cluster") == ("denied", "no rule is about it")
     if on_kafka:
-        # It keeps the values of keys that it does not know of to itself.
+        # It does not show the values of keys that it does not know.
         asked = cli(clean, "acls", "why", "root", "alter", "cluster", status=1)
         assert "the broker does not tell super.users" in asked.stderr
     else:

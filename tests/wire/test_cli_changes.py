@@ -1,4 +1,7 @@
-"""``fencepost topics``, ``configs`` and ``cluster`` on any Kafka broker: shown first, then done."""
+"""Changes by ``fencepost topics``, ``configs`` and ``cluster``, on any Kafka broker.
+
+Each command first shows its change, and then makes it with ``--execute``.
+"""
 
 from __future__ import annotations
 

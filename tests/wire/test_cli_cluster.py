@@ -1,6 +1,6 @@
 """``fencepost cluster describe``, ``topics elect`` and ``topics reassign`` on any Kafka broker.
 
-What takes several brokers is in tests/oracle/test_cluster_commands.py.
+tests/oracle/test_cluster_commands.py has the tests that need several brokers.
 """
 
 from __future__ import annotations

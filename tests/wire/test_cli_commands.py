@@ -1,8 +1,8 @@
-"""Rules for every command, from a walk of the tree of commands, so that new ones are judged too.
+"""Rules for every command, from a walk of the tree of commands, so that new ones are tested too.
 
-The broker keeps a topic, a group, a transactional id, a user, a quota and a rule. Each listing has
-JSON; the connection options stand before and behind a command; and a name with a mistake in it is
-answered with the nearest one and a status that is not 0.
+The broker has a topic, a group, a transactional id, a user, a quota and a rule. Each listing has a
+JSON form; the connection options may precede or follow a command; and a misspelt name gets an error
+with the nearest name and a nonzero status.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ OFFLINE = {
     "log export", "log import", "log rebuild-index", "log reset-producer-ids", "log truncate",
     "log verify", "serve",
 }  # fmt: skip
-"""Commands that ask no broker."""
+"""Commands that send no request to a broker."""
 
 LISTINGS = {
     "acls list": "",
@@ -72,7 +72,7 @@ LISTINGS = {
     "txns producers": "orders",
     "users list": "",
 }
-"""Commands that show what there is, with arguments that name it."""
+"""Listing commands, with arguments that name existing things."""
 
 MISSPELT = {
     "acls add": "--topic orders --allow-principal User:a --operation Reed -> READ",
@@ -119,13 +119,13 @@ MISSPELT = {
     "users passwd": "alise -> alice",
     "users remove": "alise -> alice",
 }
-"""Arguments with a mistake in a name, and the nearest name that the answer has."""
+"""Command → arguments with a misspelt name, and the nearest name that the error must contain."""
 
 NAMELESS = {
     "cluster describe", "cluster history", "cluster info", "console", "features describe",
     "health", "quotas list", "quotas why", "topics list", "users add",
 }  # fmt: skip
-"""Commands that take no name of something that must exist."""
+"""Commands without an argument that must name an existing thing."""
 
 MORE = {
     "quotas remove": "--user alise producer_byte_rate -> alice",
@@ -164,7 +164,7 @@ def json_of(bootstrap: str, line: str) -> object:
 
 
 def run(line: str) -> Result:
-    """A command by itself, told by nothing but its line."""
+    """Run a command without environment variables, by its command line alone."""
     env = {"FENCEPOST_BOOTSTRAP": None, "FENCEPOST_PROFILE": None}
     done = CliRunner().invoke(main, line.split(), env=env)
     assert "Traceback" not in done.output
@@ -182,7 +182,7 @@ def test_the_tables_know_every_command() -> None:
 
 
 SHOW = {"describe", "get", "history", "info", "list", "members", "offsets", "producers", "blame"}
-"""Last words of commands that show what there is."""
+"""Last words of listing commands."""
 
 
 def names(path: tuple[str, ...]) -> set[str | None]:

@@ -1,4 +1,4 @@
-"""``fencepost consume``: what is printed, from where to where, and what is said beside it."""
+"""``fencepost consume``: its output, its start and end, and its messages on standard error."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def topic(cluster: Cluster) -> str:
 
 @pytest.fixture
 def ten(cluster: Cluster, topic: str) -> str:
-    """Ten records in partition 0, a minute between two, and two in partition 1."""
+    """Produce ten records to partition 0, one per minute, and two to partition 1."""
     for number in range(10):
         record = batch([b"%d" % number], timestamp_ms=NOON + 60_000 * number)
         assert cluster.produce(topic, record, partition=0)["error_code"] == "none"
@@ -77,7 +77,7 @@ def open_transaction(
             producer.abort_transaction(60)
 
 
-# --- from where to where ---
+# --- start and end ---
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_what_makes_no_sense_is_refused(bootstrap, ten, options, status, told):
 
 
 def test_the_last_records_are_those_that_a_reader_sees(bootstrap, topic):
-    """Markers and aborted records have offsets as well, and are not counted."""
+    """Markers and aborted records have offsets as well, but do not count."""
     for number in range(4):
         cli(
             *(bootstrap, "produce", topic, "--partition", "0", "--transactional-id", topic),
@@ -167,7 +167,7 @@ def test_the_last_records_are_those_that_a_reader_sees(bootstrap, topic):
 
 
 def test_any_slice_is_a_slice_of_the_whole(bootstrap, cluster):
-    """Random histories of plain, committed and aborted batches; the whole is the judge."""
+    """In random histories of plain, committed and aborted batches, slices equal the whole's."""
     chance = random.Random(7)
     topic = cluster.create_topic(unique("slices"), 1)
     with confluent_producer(bootstrap, transactional_id=topic) as writer:
@@ -212,7 +212,7 @@ def test_a_follower_starts_where_it_is_told_and_ends_at_its_offset(bootstrap, te
         assert one.tail().split()[-2:] == ["11", "12"]
 
 
-# --- how ---
+# --- formats ---
 
 
 def test_templates_have_the_fields_of_kcat(bootstrap, topic):
@@ -369,14 +369,14 @@ def test_a_new_group_begins_where_it_is_told(bootstrap, ten):
     group = unique("readers")
     done = cli(bootstrap, "consume", ten, "--group", group, "--from", "0=9,1=2")
     assert done.stdout.split() == ["9"]
-    # The group has a place now, so that --from has nothing to say any more.
+    # The group has committed offsets now, so --from has no effect.
     assert cli(bootstrap, "consume", ten, "--group", group, "--from", "0=0,1=2").stdout == ""
 
 
 def test_it_shares_the_partitions_with_other_members(bootstrap, ten):
     group = unique("readers")
     with consuming(bootstrap, ten, "-g", group, "-f") as one:
-        # Its commits stand among what it prints.
+        # Its output includes its commits.
         until(lambda: f"{ten}:0 at 10" in one.tail() and f"{ten}:1 at 2" in one.tail(), "all")
         assert committed(bootstrap, group) == {0: 10, 1: 2}
         with confluent_consumer(bootstrap, group_id=group) as consumer:
@@ -409,7 +409,7 @@ def test_it_joins_a_group_of_the_consumer_protocol(bootstrap, ten):
             until(lambda: owned(consumer) == [1], "one of them")
             (mine,) = consumer.assignment()
             told = f"committed {ten}:{1 - mine.partition} at"
-            # It gives the partition up in its polls.
+            # The consumer gives the partition up while it polls.
             until(lambda: (owned(consumer), told in one.tail())[1], "the other")
 
 

@@ -1,4 +1,4 @@
-"""What every command of the command line has in common: times, profiles, exit statuses, shells."""
+"""Common features of all commands: times, profiles, exit statuses, shell completion."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_blame_names_the_client_of_a_transaction_without_a_group(bootstrap, topi
         producer.produce(topic, b"open", partition=1)
         producer.flush(60)
         asked = ("txns", "blame", f"{topic}:1", "--format", "json")
-        # The history is written in the background; Apache Kafka keeps none that would tell.
+        # The history is written in the background; Apache Kafka keeps none.
         client = ["the-job@127.0.0.1"] if target.name == "fencepost" else []
         row = until(
             lambda: next(
@@ -219,7 +219,7 @@ def profiles(tmp_path, bootstrap):
 @pytest.mark.parametrize(
     ("options", "env", "status"),
     [
-        # What is said nearer wins: option, environment, profile, default.
+        # The order of precedence: option, environment, profile, default.
         (("--profile", "here"), {}, 0),
         (("--profile", "gone"), {}, 3),
         ((), {"FENCEPOST_PROFILE": "gone"}, 3),
@@ -292,7 +292,7 @@ def test_help_tells_the_exit_statuses_and_every_command():
 
 
 def completions(words: str, cwd: Path) -> list[str]:
-    """What bash offers after ``words``, asked the way bash asks, through the script itself."""
+    """Return bash's completions after ``words``, through the completion script itself."""
     program = cwd / "fencepost"
     program.write_text(f'#!/bin/sh\nexec {shlex.join(MAIN)} "$@"\n')
     program.chmod(0o755)

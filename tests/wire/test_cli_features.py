@@ -1,4 +1,4 @@
-"""``fencepost features``, and what a change of transaction.version does to producers at work."""
+"""``fencepost features``, and the effect of a transaction.version change on active producers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UPGRADE, SAFE_DOWNGRADE = 1, 2
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """One of its own: levels are the whole cluster's."""
+    """Yield a daemon for this module, because feature levels apply to the whole cluster."""
     started = Daemon(tmp_path_factory.mktemp("levels")).start()
     yield started
     started.stop()
@@ -41,7 +41,7 @@ def set_level(daemon: Daemon, level: int, *options: str, status: int = 0) -> str
 
 
 def move(cluster: Cluster, level: int) -> None:
-    """The same by a request, where the command is not what is looked at."""
+    """Change the level by a request, in tests that do not test the command."""
     answer = cluster.call(
         "update_features",
         2,
@@ -80,7 +80,7 @@ def test_what_is_no_level(daemon: Daemon, text: str) -> None:
 
 
 async def test_producers_go_on_while_the_level_falls_and_rises(daemon: Daemon) -> None:
-    """Each transaction ends whole, whichever protocol its requests are of."""
+    """Each transaction ends whole, with requests of either protocol."""
     wanted: list[bytes] = []
     with Cluster(daemon.bootstrap) as cluster:
         topic = cluster.create_topic(unique("moving"))

@@ -28,7 +28,7 @@ def topic(cluster: Cluster) -> str:
 
 @pytest.fixture
 def group(cluster: Cluster, topic: str, bootstrap: str, tmp_path) -> str:
-    """A group that has read three of partition 0, and nothing of partition 1."""
+    """Create a group that has committed offset 3 of partition 0, and none of partition 1."""
     name = unique("cli-group")
     seed = tmp_path / "seed.csv"
     seed.write_text(f"{topic},0,3\n")
@@ -41,7 +41,7 @@ def execute(tmp_path) -> tuple[str, ...]:
 
 
 def run(bootstrap: str, *arguments: str, status: int = 0) -> Result:
-    """Run a command in this process: it starts in no time, and dozens are run here."""
+    """Run a command in this process, where dozens of commands start without a delay."""
     asked = ["groups", *arguments, "--format", "json", "--bootstrap", bootstrap]
     done = CliRunner().invoke(main, asked)
     assert done.exit_code == status, (arguments, done.output, done.exception)
@@ -79,7 +79,7 @@ def test_every_way_to_reset_says_what_it_would_do(bootstrap, topic, group):
         done = run(bootstrap, "reset-offsets", group, *arguments)
         assert new(done) == wanted, arguments
         assert "nothing was changed" in done.stderr
-        # Where both go to a terminal, the last line says that the table is only a plan.
+        # If both streams go to a terminal, the last line says that the table is only a plan.
         assert done.output.endswith("nothing was changed; --execute does it\n")
         assert "no group" not in done.stderr
     assert committed(bootstrap, group) == {0: 3}

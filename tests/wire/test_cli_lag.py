@@ -1,4 +1,4 @@
-"""Lags that count what a reader can really still get, on any Kafka broker."""
+"""Lags that count the records that a reader can still get, on any Kafka broker."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def topic(cluster: Cluster) -> str:
 
 
 def write(stack: ExitStack, bootstrap: str, topic: str, draw: random.Random) -> int:
-    """Write plain records and those of two transactional producers among each other.
+    """Write interleaved records of a plain producer and of two transactional producers.
 
-    Each value says what becomes of it: p(lain), c(ommitted) or a(borted), unless its transaction
-    stays open. Returns how many transactions have ended.
+    Each value has the outcome of its record: p(lain), c(ommitted) or a(borted), unless its
+    transaction stays open. Return the number of transactions that have ended.
     """
     producers = [stack.enter_context(confluent_producer(bootstrap))]
     for _ in range(2):
@@ -131,7 +131,7 @@ def test_only_so_many_bytes_are_looked_at(cluster, session, topic, monkeypatch):
         monkeypatch.setattr(lag_module, "EXACT_BYTES", budget)
         cluster.produce(topic, [b"two"])
         lags = Lags(session, [(topic, 0)])
-        # The first question takes one batch of the budget, the second one what is left.
+        # The first call uses one batch of the budget, the second one the rest.
         end = lags.bounds[topic, 0].end
         lags.of((topic, 0), end - 1)
         again = lags.of((topic, 0), end - 2)

@@ -1,4 +1,4 @@
-"""``fencepost produce``: what becomes of lines, live, by JSON, and when some are refused."""
+"""``fencepost produce``: lines, live input, JSON, and refused records."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_single_lines_do_not_all_go_to_one_partition(bootstrap, topic):
         cli(bootstrap, "produce", topic, stdin=f"{number}\n")
     seen = records(bootstrap, topic)
     assert sorted(int(str(row["value"])) for row in seen) == list(range(24))
-    # All on one of three: once in 3^23 times.
+    # The probability that all are in one of three partitions is 3^-23.
     assert len({row["partition"] for row in seen}) > 1
 
 
@@ -120,7 +120,7 @@ def test_what_the_broker_refuses_is_told_by_line(bootstrap, topic):
     assert done.stderr.startswith("line 2 INVALID_RECORD: ")
     assert done.stderr.endswith("\n2 records acknowledged\n")
     assert [row["value"] for row in records(bootstrap, compacted)] == ["1", "3"]
-    # Together they are too large, one of them also alone.
+    # Together the records are too large, and one of them also alone.
     values = [f"{number:0100}" for number in range(8)]
     values[3] = "x" * 400
     done = cli(bootstrap, "produce", small, stdin="\n".join(values), status=4)

@@ -1,4 +1,4 @@
-"""``fencepost quotas``: what is set is listed and explained, on either broker."""
+"""``fencepost quotas`` lists and explains set quotas, on either broker."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def rows(bootstrap: str, *words: str) -> list[dict[str, Any]]:
 
 
 def seen(what: Callable[[], bool]) -> None:
-    """Apache Kafka's broker hears of a change after its answer."""
+    """Wait until ``what`` holds: Apache Kafka's broker applies a change after its response."""
     until(what, "the quotas")
 
 

@@ -1,4 +1,4 @@
-"""The command line at a broker that asks for encryption and logins."""
+"""The command line with a broker that requires TLS and authentication."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PASSWORD = "hunter2"
 
 @pytest.fixture
 def settings(secured: Secured, tmp_path: Path) -> Path:
-    """A file as Kafka's own tools take it."""
+    """Return a settings file in the format of Kafka's own tools."""
     login = f"{SCRAM} required username=alice password={quoted(USERS['alice'])};"
     lines = {
         "bootstrap.servers": secured.listeners["SAFE"],
@@ -90,7 +90,7 @@ def test_a_profile_and_an_option_say_the_same(
     one = cli("", "topics", "list", **named)
     other = cli("", "topics", "list", "--command-config", str(settings), **nothing)
     assert one.stdout == other.stdout
-    # The file of settings is nearer than the profile; it alone says who logs in.
+    # The settings file overrides the profile, and it alone names the user.
     settings.write_text(settings.read_text().replace("username=alice", "username=nobody"))
     told = cli("", "cluster", "info", "--command-config", str(settings), status=1, **named)
     assert "'nobody' can not log in" in told.stderr
@@ -122,12 +122,12 @@ def test_users_are_added_changed_and_removed(secured: Secured, settings: Path) -
         return CliRunner().invoke(main, ["topics", "list"], env=told).exit_code == 0
 
     def comes_to(wanted: bool, password: str, mechanism: str) -> None:
-        """A change takes a moment to get around."""
+        """Wait until the change has reached the broker."""
         until(lambda: logs_in(password, mechanism) == wanted or None, f"{mechanism}: {wanted}")
 
     comes_to(True, PASSWORD, "SCRAM-SHA-512")
     assert not logs_in("another", "SCRAM-SHA-512")
-    # Asked for at the terminal, twice.
+    # The command asks for the password twice on the terminal.
     run(settings, "users", "passwd", name, "--mechanism", "SCRAM-SHA-512", stdin="new\nnew\n")
     comes_to(True, "new", "SCRAM-SHA-512")
     assert logs_in(PASSWORD, "SCRAM-SHA-256")

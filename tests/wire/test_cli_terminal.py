@@ -43,10 +43,10 @@ for number, arguments in enumerate(json.load(open(sys.argv[1]))):
     except SystemExit as end:
         print(f"@={end.code}", flush=True)
 """
-"""Runs many commands in one process, whose start takes longer than they do."""
+"""Runs many commands in one process, because a process start takes longer than most commands."""
 
 OWN_STYLE = re.compile(r"\x1b\[[01]m")
-"""Bold heads of tables."""
+"""The escape sequences of bold table headers."""
 
 JSON = ("--format", "json")
 NAMES_NOTHING = {
@@ -56,7 +56,7 @@ NAMES_NOTHING = {
     ("health",): "an id and a count",
     ("serve",): "the log, tests/unit/coordinator/test_logs.py",
 }
-"""Commands that show no name or text of a client."""
+"""Commands that do not show names or texts of clients."""
 
 
 @dataclass(frozen=True)
@@ -139,11 +139,11 @@ RUNS: Mapping[tuple[str, ...], Sequence[Sequence[str]]] = {
     ("users", "passwd"): [(EVIL, "--password-file", EVIL)],
     ("users", "remove"): [(EVIL,)],
 }
-"""Commands that show a name or a text, with arguments that make them do so."""
+"""Commands that show a client's name or text, with suitable arguments."""
 
 
 def on_files(data: Path, tmp: Path) -> Mapping[tuple[str, ...], Sequence[Sequence[str]]]:
-    """Return such commands on the files of a broker."""
+    """Return the commands that do so for the files of a broker."""
     log = str(data / f"{TOPIC}-0" / f"{0:020}.log")
     other = ("--data-dir", str(tmp / EVIL))
     return {
@@ -155,7 +155,7 @@ def on_files(data: Path, tmp: Path) -> Mapping[tuple[str, ...], Sequence[Sequenc
 
 
 def join(client: Cluster) -> None:
-    """Have a member in :data:`GROUP_ID` whose every text is hostile, with a commit."""
+    """Join a member to :data:`GROUP_ID` with only hostile texts, and commit an offset."""
     client.coordinator(GROUP_ID, GROUP)
     member = ""
 
@@ -209,7 +209,7 @@ def join(client: Cluster) -> None:
 
 
 def transact(client: Cluster) -> None:
-    """Leave a transaction of :data:`TXN` open, with records whose every text is hostile."""
+    """Leave a transaction of :data:`TXN` open, with records that have only hostile texts."""
     evil = EVIL.encode()
     producer_id, epoch = client.init_producer(TXN)
     added = client.call(
@@ -291,7 +291,7 @@ def on_terminal(bootstrap: str, commands: Sequence[Sequence[str]], tmp: Path) ->
     ) as child:
         os.close(theirs)
         text = b""
-        # The end of a terminal whose other side is closed is an error of its own on Linux.
+        # On Linux, reading from a terminal whose other side is closed raises OSError.
         with contextlib.suppress(OSError):
             while piece := os.read(ours, 65_536):
                 text += piece
@@ -323,7 +323,7 @@ def test_terminal_gets_no_control_character_of_a_client(broker: Daemon, tmp_path
             assert not line.startswith("FAKE"), one
         assert "Traceback" not in one.text, one
     named = {one.arguments[:2] for one in shown if "0;pwn" in one.text}
-    # Most have a hostile name to show, and the test would be worth nothing if they did not.
+    # Most commands must show a hostile name, otherwise the test would prove nothing.
     silent = {path for path in asked if not {name for name in named if name[: len(path)] == path}}
     assert silent <= {
         ("cluster", "describe"),

@@ -1,4 +1,4 @@
-"""The commands that find out who holds a transaction open; they must work on any Kafka broker."""
+"""The commands that find the producer of an open transaction, on any Kafka broker."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def topic(cluster):
 def open_transaction(
     bootstrap: str, topic: str, count: int = 3, partition: int = 0
 ) -> Iterator[tuple[str, confluent_kafka.Producer]]:
-    """A transaction with ``count`` records, aborted at the end; its transactional id."""
+    """Open a transaction with ``count`` records; yield its id and producer; abort at the end."""
     name = unique("pipeline")
     with confluent_producer(bootstrap, transactional_id=name) as producer:
         producer.init_transactions(60)
@@ -74,12 +74,12 @@ def hang(
     name: str | None = None,
     producer: tuple[int, int] | None = None,
 ) -> tuple[str, int]:
-    """Open a transaction that no coordinator knows of, as the defect did that KIP-890 ended."""
+    """Open a transaction that no coordinator knows, as the defect did that KIP-890 fixed."""
     name = name or unique("hanging")
     producer_id, epoch = producer or cluster.init_producer(name)
     set_verification(cluster, "false")
     try:
-        # A broker takes a moment to hear of its new setting.
+        # A broker takes a moment to apply its new setting.
         until(
             lambda: (
                 cluster.produce(
@@ -165,7 +165,7 @@ def test_a_hanging_transaction_is_found_blamed_and_aborted(bootstrap, cluster, t
 
 
 def test_all_that_can_be_named_of_a_hanging_transaction_is(bootstrap, cluster, topic, target):
-    """Of one whose transactional id is known, and of one that no coordinator has ever heard of."""
+    """One transaction has a known transactional id, the other is unknown to every coordinator."""
     before = dt.datetime.now(dt.UTC)
     producer = cluster.init_producer(unique("hanging"))
     nobodys = cluster.init_producer()  # idempotent: it has no transactional id at all
@@ -185,7 +185,7 @@ def test_all_that_can_be_named_of_a_hanging_transaction_is(bootstrap, cluster, t
     assert known["producer_id"] > producer[0]
     assert (unknown["producer_id"], unknown["transactional_id"]) == (nobodys[0], None)
     assert unknown["reason"] == "no coordinator knows this producer id"
-    # Who claimed an id is written down by Fencepost alone; an idempotent producer claims nothing.
+    # Only Fencepost records the claims of ids; an idempotent producer claims none.
     has_history = target.name == "fencepost"
     assert known["client"] == (["raw@127.0.0.1"] if has_history else [])
     assert (known["claimed"] is not None) == has_history
@@ -200,7 +200,7 @@ def test_all_that_can_be_named_of_a_hanging_transaction_is(bootstrap, cluster, t
 
 
 def test_an_owner_whose_id_has_expired_is_named_from_the_history(tmp_path):
-    """And where its transaction begins is gone from the log, nothing is made up."""
+    """If the transaction's first batch is gone from the log, its values are unknown."""
     expiring = {
         "transactional.id.expiration.ms": "1000",
         "transaction.remove.expired.transaction.cleanup.interval.ms": "100",
@@ -230,7 +230,7 @@ def test_an_owner_whose_id_has_expired_is_named_from_the_history(tmp_path):
 
 @pytest.mark.slow
 def test_a_transaction_of_an_imported_log_hangs_where_its_coordinator_did_not_come_along(tmp_path):
-    """A partition directory moves without __transaction_state: the epoch is all that is known."""
+    """A partition moves without __transaction_state: only producer id and epoch are known."""
     first = Daemon(tmp_path / "first").start()
     try:
         with Cluster(first.bootstrap) as cluster:
@@ -249,7 +249,7 @@ def test_a_transaction_of_an_imported_log_hangs_where_its_coordinator_did_not_co
         find = ("txns", "find-hanging", "--max-transaction-timeout", "0", *JSON)
         (found,) = rows(fencepost(*find, bootstrap=second.bootstrap, status=1))
         assert (found["producer_id"], found["epoch"]) == (producer.producer_id, producer.epoch)
-        # The marker of the one before told the coordinator's epoch.
+        # The marker of the transaction before has the coordinator's epoch.
         assert found["coordinator_epoch"] >= 0
         assert (found["start_offset"], found["last_sequence"]) == (2, 0)
         assert (found["transactional_id"], found["client"], found["claimed"]) == (None, [], None)
@@ -266,7 +266,7 @@ def test_a_transaction_of_an_imported_log_hangs_where_its_coordinator_did_not_co
 def test_a_hanging_transaction_names_the_members_whose_offsets_it_holds(
     bootstrap, cluster, topic, protocol
 ):
-    """The producer carried a group's offsets; what it wrote to the topic was never added."""
+    """The producer sent a group's offsets; the partition of its records was never added."""
     source, group = cluster.create_topic(unique("source")), unique("copier")
     cluster.produce(source, [b"a"])
     begin = member if protocol == "consumer" else confluent_consumer
@@ -352,7 +352,7 @@ def test_the_transaction_of_a_dead_producer_is_terminated(bootstrap, cluster, to
         until(lambda at=partition: cluster.lso(topic, at) == 2, "readers go on")
     assert cluster.values(topic, isolation=READ_COMMITTED) == []
     assert cluster.committed(group, topic, stable=True) == -1
-    # Whoever it was is fenced, and its successor is not.
+    # The former producer is fenced, but not its successor.
     assert dead.produce(topic, b"late") == "invalid_producer_epoch"
     for again in (order, (*order, "--execute")):
         said = fencepost(*again, bootstrap=bootstrap).stdout
@@ -378,7 +378,7 @@ def test_an_id_that_nobody_knows_is_not_terminated(bootstrap, cluster):
 
 
 def test_a_decided_outcome_is_not_terminated(tmp_path):
-    """A partition is off line: the producer is fenced, and the abort is not over."""
+    """A partition is offline: the producer is fenced, but the abort is not complete."""
     disk, name = FaultyDisk(), unique("stuck")
     with BrokerThread(lambda: Broker(tmp_path, config=SETTINGS, fs=disk)) as broker:
         with Cluster(broker.bootstrap) as cluster:

@@ -1,4 +1,4 @@
-"""Our own client at a broker that asks for encryption and logins."""
+"""Our own clients with a broker that requires TLS and authentication."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ def settings(secured: Secured, listener: str, **more: str) -> dict[str, str]:
 def cluster_id(
     secured: Secured, listener: str, told: dict[str, str], *, timeout_ms: int = 10_000
 ) -> str:
-    """What both of our clients are told with these settings; the same, or the same error."""
+    """Return the cluster id that both of our clients get with these settings.
+
+    Both must have the same result, or the same error.
+    """
     address = secured.listeners.get(listener, secured.bootstrap)
     security = Security.of(told)
 
@@ -117,7 +120,7 @@ def test_it_shows_its_certificate(secured: Secured) -> None:
 
 
 def slowly(*case: Any) -> Any:
-    """A case that the clients try again until their time is over."""
+    """Mark a case as slow in which the clients retry until their timeout."""
     return pytest.param(*case, marks=pytest.mark.slow)
 
 
@@ -191,7 +194,7 @@ def test_a_login_is_renewed_in_time(secured: Secured, mechanism: str) -> None:
     end = time.monotonic() + 20
 
     def renewed(client: Any, seen: list[Any]) -> bool:
-        """Whether the login has been renewed, on the one connection that there is."""
+        """Return whether the only connection has authenticated again."""
         (node,) = client._router._nodes.values()
         assert time.monotonic() < end
         assert not node.channel.closed

@@ -19,7 +19,7 @@ from tests.wire.clients import confluent_producer, dotted
 def member(bootstrap: str, group: str, topic: str, **conf):
     import confluent_kafka
 
-    # The broker decides on session and heartbeats; the client refuses to be told twice.
+    # The broker sets session timeout and heartbeat interval; the client refuses own settings.
     consumer = confluent_kafka.Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -48,7 +48,7 @@ def topic(cluster: Cluster, bootstrap: str) -> str:
 
 
 def owned(*members) -> list[int]:
-    """Poll every member once and say how many partitions each owns."""
+    """Poll every member once, and return the sorted numbers of owned partitions."""
     for one in members:
         one.poll(0.02)
     return sorted(len(one.assignment()) for one in members)

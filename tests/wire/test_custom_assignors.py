@@ -1,4 +1,4 @@
-"""A daemon with assignors of its user, good and bad, under real consumers."""
+"""A daemon with custom assignors, good and bad, under real consumers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.wire.test_consumer_protocol import member, owned
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """Where the assignors are installed, for a daemon and for the command line."""
+    """Return the environment with the installed assignors, for daemon and command line."""
     place = install(tmp_path / "site")
     path = os.pathsep.join((str(place), str(ROOT)))
     return {"PYTHONPATH": path, "SLOW_ASSIGNOR_NOTE": str(tmp_path / "note")}
@@ -62,7 +62,7 @@ def failures(bootstrap: str, group: str) -> list[dict[str, object]]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether it runs; a zombie does not, whoever it is that ought to bury it."""
+    """Return whether a process runs; a zombie that its parent has not reaped does not."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:

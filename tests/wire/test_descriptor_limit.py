@@ -1,4 +1,4 @@
-"""A daemon that may open few files: what is refused at the limit, and what a restart then finds."""
+"""A daemon with a low limit of descriptors: refusals at the limit, the state after a restart."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.waits import until
 MAX_FILES = 128
 RESERVE = MAX_FILES // 4
 FEW = RESERVE // 4
-"""Clients, or partitions, that find room in the reserve beside what else the daemon has open."""
+"""Clients, or partitions, that fit into the reserve beside the daemon's other open files."""
 PARTITIONS = 200
 SERVE = (sys.executable, "-m", "fencepost", "serve")
 LIMITED = ("/bin/sh", "-c", f'ulimit -n {MAX_FILES} && exec "$@"', "sh", *SERVE)
@@ -36,14 +36,14 @@ def test_partitions_past_the_limit_are_refused_and_nothing_half_made_stays(tmp_p
         refused = [index for index, error in enumerate(first) if error != "none"]
         assert taken, "below the limit"
         assert {first[index] for index in refused} == {"kafka_storage_error"}
-        # Who has a file goes on, who has none is refused again, and neither costs a descriptor.
+        # Partitions with open files work, others are refused again, and neither costs a descriptor.
         held = open_files(pid)
         assert held <= MAX_FILES
         for _ in range(3):
             assert produced(cluster, taken[0]) == "none"
             assert produced(cluster, refused[0]) == "kafka_storage_error"
         assert open_files(pid) == held
-        # A topic is a record; its partitions take files when they are used.
+        # A topic is only a metadata record; its partitions open files at their first use.
         assert created(cluster, "narrow", 1) == "none"
         assert daemon.child.returncode is None
     assert "partition off line" not in daemon.child.tail(10_000)
@@ -68,7 +68,7 @@ def test_partitions_past_the_limit_are_refused_and_nothing_half_made_stays(tmp_p
 
 @contextmanager
 def limited(data_dir: Path) -> Iterator[Daemon]:
-    """A daemon that may open few files; it must end in an orderly way."""
+    """Yield a daemon with a low limit of open files; it must stop cleanly."""
     daemon = Daemon(data_dir, SETTINGS, command=LIMITED).start()
     try:
         yield daemon
@@ -77,7 +77,7 @@ def limited(data_dir: Path) -> Iterator[Daemon]:
 
 
 def versions(client: RawClient) -> str:
-    """The answer's error code; nothing if there is none."""
+    """Return the error of ApiVersions, empty if the connection is closed."""
     try:
         error: str = client.call("api_versions", 0)["error_code"]
     except ConnectionLostError:
@@ -95,7 +95,7 @@ def test_partitions_leave_room_for_clients(tmp_path: Path) -> None:
         first = [produced(cluster, index) for index in range(PARTITIONS)]
         taken = [index for index, error in enumerate(first) if error == "none"]
         assert MAX_FILES - 2 * RESERVE < len(taken) < MAX_FILES - RESERVE
-        # All of them at the same time, and each is served.
+        # All clients are connected at the same time, and each is served.
         clients = [stack.enter_context(Cluster(daemon.bootstrap)) for _ in range(FEW)]
         for client, index in zip(clients, taken, strict=False):
             assert produced(client, index) == "none"
@@ -136,7 +136,7 @@ def test_clients_for_whom_there_is_no_descriptor_wait_and_one_line_tells(tmp_pat
         child.wait_for_line(refusal, deadline_s=60)
         for client in clients:
             client.send("api_versions", 0)
-        # Who is connected is served meanwhile.
+        # Connected clients are served meanwhile.
         for _ in range(20):
             assert produced(cluster, 0) == "none"
         resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (MAX_FILES, MAX_FILES))
@@ -154,7 +154,7 @@ def produced(cluster: Cluster, index: int) -> str:
 
 
 def created(cluster: Cluster, topic: str, partitions: int) -> str:
-    """As ``Cluster.create_topic``, which goes on to open every partition."""
+    """Create a topic without opening its partitions, unlike ``Cluster.create_topic``."""
     one = {"name": topic, "num_partitions": partitions, "replication_factor": 1, "configs": []}
     answer = cluster.call("create_topics", 5, timeout=10_000, topics=[one])
     error: str = answer["topics"][0]["error_code"]
@@ -166,7 +166,7 @@ def open_files(pid: int) -> int:
 
 
 def held_for_good(pid: int, data: Path) -> int | None:
-    """The open files; None while one of them is a module that is loaded, or a folder."""
+    """Return the number of open files, None while a folder or a module being loaded is open."""
     targets = []
     for one in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""The runner on real brokers: every record once, whatever happens to the worker."""
+"""The runner on real brokers: every record once, through all failures of the worker."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Bench:
         ]
 
     def check(self, count: int) -> None:
-        """Every number once, each partition in order."""
+        """Check that every number is there once, in each partition in order."""
         for partition in range(PARTITIONS):
             assert self.copied(partition) == list(range(partition, count, PARTITIONS))
 
@@ -134,7 +134,7 @@ async def test_a_copy_to_the_end_keeps_everything(bench: Bench) -> None:
     assert record.key == b"k%d" % number
     assert record.timestamp == 1_000 + number
     assert record.headers == (("n", b"%d" % number),)
-    # A second run finds nothing left to do.
+    # A second run has no records left.
     async with bench.pipeline() as again:
         await again.run(to_end=True)
     assert again.metrics.records_in == 0
@@ -200,7 +200,7 @@ async def _true(value: bool) -> bool:
 
 
 async def test_a_worker_that_lost_its_partitions_can_commit_nothing(bench: Bench) -> None:
-    """It stands inside its transaction while the group gives its partitions to another."""
+    """It is inside a transaction while the group assigns its partitions to another worker."""
     await bench.fill(60)
     inside, release = asyncio.Event(), asyncio.Event()
 
@@ -218,7 +218,7 @@ async def test_a_worker_that_lost_its_partitions_can_commit_nothing(bench: Bench
         coordinator = zombie._consumer._coordinator
         await coordinator._stop_heartbeat_task()
         async with bench.running(heir):
-            # Not by reading: what the zombie wrote holds the stable offset back.
+            # Not by reading: the zombie's transaction holds the last stable offset back.
             await until_async(lambda: _true(heir.metrics.records_in == 60), "the heir's work")
             release.set()
             await until_async(lambda: _true(zombie.metrics.aborts > 0), "its abort", deadline_s=60)
@@ -227,13 +227,13 @@ async def test_a_worker_that_lost_its_partitions_can_commit_nothing(bench: Bench
 
 
 def producer_epoch(pipeline: ExactlyOnce) -> int:
-    """The epoch of its producer; −1 between two."""
+    """Return the epoch of the pipeline's producer, −1 while it has none."""
     producer = pipeline._producer
     return -1 if producer is None else producer._txn_manager.producer_epoch
 
 
 async def test_the_state_is_read_back_when_the_handler_has_ended(bench: Bench) -> None:
-    """The group takes the partitions away while a plain handler works in its thread."""
+    """The group revokes the partitions while a plain handler works in its thread."""
     await bench.fill(60)
     inside, release = threading.Event(), threading.Event()
     restored = asyncio.Event()
@@ -259,7 +259,7 @@ async def test_the_state_is_read_back_when_the_handler_has_ended(bench: Bench) -
         await asyncio.to_thread(inside.wait, 30)
         async with bench.running(bench.pipeline(name="other")):
             await until_async(lambda: _true(slow.metrics.rebalances > 0), "a rebalance")
-            # It has a second to do what it must not.
+            # Give it a second for the forbidden call.
             await asyncio.wait([asyncio.ensure_future(restored.wait())], timeout=1)
             release.set()
             await bench.all_copied(60)
@@ -272,7 +272,7 @@ async def test_the_state_is_read_back_when_the_handler_has_ended(bench: Bench) -
 async def test_offsets_on_their_way_do_not_reach_the_next_transaction(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    """The group takes the partitions away while the offsets of a transaction are being sent."""
+    """The group revokes the partitions while the offsets of a transaction are being sent."""
     txn_offset_commit = 28
     with behind_proxy(request, tmp_path) as (started, proxy), Cluster(started.bootstrap) as cluster:
         bench = Bench(f"127.0.0.1:{proxy.port}", cluster)
@@ -305,7 +305,7 @@ async def test_failures_far_apart_do_not_add_up_while_there_is_nothing_to_do(
             raise RetryBatch
         return bench.copy(batch)
 
-    # Whoever counts one failure to the next gives up at the second of a row.
+    # If it did not reset its count of failures, it would give up at the second failure.
     policy = RetryPolicy(backoff_ms=1, give_up_ms=1)
     pipeline = bench.pipeline(sometimes, retry=policy)
     async with bench.running(pipeline):

@@ -1,4 +1,4 @@
-"""Offsets that the group's partition refuses from a producer are that producer's affair alone."""
+"""Offsets that the group's partition refuses from a producer affect that producer alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NO_GENERATION = -1
 def bootstrap(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
-    """A broker on which every group has the same coordinator shard, and that verifies nothing."""
+    """Yield a broker with one coordinator shard for all groups, without partition verification."""
     settings = {
         "offsets.topic.num.partitions": "1",
         "transaction.partition.verification.enable": "false",
@@ -37,7 +37,7 @@ def client(bootstrap: str, request: pytest.FixtureRequest) -> Iterator[StubbornC
 
 
 class Member:
-    """The only member of a classic group, which is soft state of the shard that all share."""
+    """The only member of a classic group; the membership is soft state of the common shard."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -66,7 +66,7 @@ class Member:
 
 
 def commit_offset(cluster: Cluster, client: StubbornClient, group: str, topic: str) -> list[str]:
-    """A TxnOffsetCommit, once: what it was answered."""
+    """Send one TxnOffsetCommit; return the errors of its response."""
     answer: Answer = cluster.call(
         "txn_offset_commit",
         5 if client.version == 2 else 3,
@@ -116,7 +116,7 @@ def test_a_zombie_that_nobody_verifies_harms_no_other_group(
 def test_offsets_of_no_producer_are_no_transactions(
     cluster: Cluster, target: Target, client: StubbornClient, has_id: bool, has_epoch: bool
 ) -> None:
-    """Apache Kafka commits those without an id as they are, and fails amid those without epoch."""
+    """Apache Kafka commits offsets without a producer id, and fails on those without an epoch."""
     if target.name != "fencepost":
         pytest.skip("where nothing is verified, another answer of ours")
     topic, group = cluster.create_topic(unique("nobody")), unique("group")

@@ -1,4 +1,4 @@
-"""Limits of groups under real clients: a member that meets one while it reads shares nothing."""
+"""Limits of groups under real clients: a member over a limit never shares a partition."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.support.waits import until, until_async, until_true
 from tests.wire.clients import aio_consumer
 
 PARTITIONS = 1_500
-"""Of the topic that is read; a member of librdkafka that owns them all says 12 KB."""
+"""Partitions of the topic; a librdkafka member that owns them all sends 12 KB of metadata."""
 ROOM = {"classic": 20_500, "consumer": 1_500 * 512 + 12_000, "eager": 12_000}
-"""Bytes for the group: two members with their partitions fit, and a member that comes again while
-its place is kept; what the first one says in mid-life does not."""
+"""Bytes for the group: two members with their partitions fit, and so does a rejoining member while
+its old membership is kept; the subscription that the first one sends later does not."""
 MANY_NAMES = ["n" * 200 + str(number) for number in range(50)]
-"""Topics that a subscription of 13 KB names."""
+"""Topics of a subscription of 13 KB."""
 SETTLED = 5
-"""Records that each burst writes to each of the partitions written to."""
+"""Records that each burst writes to each of its partitions."""
 
 
 @pytest.fixture(params=["classic", "consumer"])
@@ -35,7 +35,7 @@ def protocol(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def daemon(tmp_path: Path, protocol: str) -> Iterator[Daemon]:
-    """A broker with room for one small group."""
+    """Yield a broker with room for one small group."""
     settings = {
         **SETTINGS,
         "fencepost.groups.max.bytes": str(ROOM[protocol]),
@@ -75,7 +75,7 @@ class Readers:
         assert not mine & theirs, f"{len(mine & theirs)} partitions have two readers"
 
     def held(self, consumer: confluent_kafka.Consumer) -> set[tuple[str, int]]:
-        # A consumer with a fatal error has no assignment to tell of.
+        # A consumer with a fatal error has no assignment.
         with contextlib.suppress(confluent_kafka.KafkaException):
             return {(one.topic, one.partition) for one in consumer.assignment()}
         return set()
@@ -121,7 +121,7 @@ def test_librdkafka_gives_up_its_partitions_at_a_limit_in_mid_life(
         readers.until(lambda: first == readers.read.keys(), "the first records")
         other.subscribe([topic])
         if protocol == "consumer":
-            # There a member says what it owns by topic id, which takes no room.
+            # In that protocol members send owned partitions by topic id, which takes no room.
             readers.until(lambda: len(readers.held(other)) == PARTITIONS // 2, "half of them")
             one.subscribe([topic, *MANY_NAMES], on_lost=lambda _, got: lost.extend(got))
         readers.until(lambda: lost, "the first member to lose its partitions")

@@ -1,4 +1,4 @@
-"""Consumer groups as clients live them: joining, sharing, leaving, coming back."""
+"""Consumer groups as clients see them: joining, sharing, leaving, rejoining."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def describe(cluster: Cluster, group: str) -> dict[str, object]:
 
 
 def shares(consumers: Sequence[aiokafka.AIOKafkaConsumer], partitions: int) -> bool:
-    """Every partition has exactly one owner and everybody has something."""
+    """Return whether every partition has exactly one owner and every consumer has partitions."""
     owned = [tp.partition for consumer in consumers for tp in consumer.assignment()]
     return sorted(owned) == list(range(partitions)) and all(c.assignment() for c in consumers)
 
@@ -83,7 +83,7 @@ async def test_three_consumers_share_and_take_over(
 
 
 async def test_work_is_done_once_across_a_rebalance(bootstrap: str, cluster: Cluster) -> None:
-    """Commit on revocation, resume at the commit: nothing twice, nothing lost."""
+    """Consumers commit on revocation and resume there: no record is repeated or lost."""
     topic, group = cluster.create_topic(unique("once"), 4), unique("g")
     fill(bootstrap, topic, 4, 50)
     seen: list[tuple[int, bytes]] = []
@@ -109,13 +109,13 @@ async def test_work_is_done_once_across_a_rebalance(bootstrap: str, cluster: Clu
 
     async def read(count: int) -> None:
         async def enough() -> bool:
-            [task.result() for task in tasks if task.done()]  # what broke one breaks the test
+            [task.result() for task in tasks if task.done()]  # a task's exception fails the test
             return len(seen) >= count
 
         await until_async(enough, f"{count} records")
 
     async def settled(members: int) -> None:
-        """A commit in the middle of a rebalance may rightly be refused."""
+        """Wait until the group is stable, because commits may be refused in a rebalance."""
 
         async def stable() -> bool:
             group_now = describe(cluster, group)
@@ -175,8 +175,8 @@ def test_offsets_carry_metadata_and_are_read_by_another_client(
         )
     with confluent_consumer(bootstrap, group_id=group) as reader:
         asked = [confluent_kafka.TopicPartition(topic, p) for p in (0, 1)]
-        # Not their metadata: librdkafka copies it without an end, and whatever follows in memory is
-        # read as part of it, once in some thousand times as what is no UTF-8.
+        # Do not compare the metadata: librdkafka copies it without a terminator, so that the memory
+        # behind it is read as well, which once in some thousand times is not UTF-8.
         assert [one.offset for one in reader.committed(asked, timeout=60)] == [7, 9]
     topics = [{"name": topic, "partition_indexes": [0, 1]}]
     told = cluster.call("offset_fetch", 5, group_id=group, topics=topics)["topics"][0]["partitions"]
@@ -261,7 +261,7 @@ def test_a_static_member_comes_back_without_a_rebalance(bootstrap: str, cluster:
                 "both members",
             )
             before = ids()
-        # A static member says no goodbye.
+        # A static member does not send LeaveGroup.
         assert ids() == before
         assigned.clear()
         with member("two") as two:
@@ -312,7 +312,7 @@ def test_an_instance_id_used_twice_fences_the_older(bootstrap: str, cluster: Clu
 async def test_a_silent_member_is_removed(bootstrap: str, cluster: Cluster) -> None:
     topic, group = cluster.create_topic(unique("silent"), 2), unique("g")
     cluster.coordinator(group, GROUP)
-    # A member that joins by hand and is never heard of again.
+    # A member that joins by a raw request and then goes silent.
     with Cluster(bootstrap) as ghost:
         join = {
             "group_id": group,

@@ -1,4 +1,4 @@
-"""The history as an operator sees it: over the wire, by the command line, closed to writers."""
+"""The history over the wire and by the command line; clients cannot write to it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run(daemon: Daemon, *arguments: str) -> str:
 
 
 def told(daemon: Daemon, kind: str, name: str, *kinds: str) -> list[dict[str, Any]]:
-    """The history of ``name`` as JSON, as soon as all ``kinds`` are in it."""
+    """Return the history of ``name`` from JSON, as soon as all ``kinds`` are in it."""
 
     def look() -> list[dict[str, Any]] | None:
         rows: list[dict[str, Any]] = json.loads(run(daemon, kind, "history", name, "--format=json"))
@@ -128,7 +128,7 @@ def test_the_timeline_of_a_transactional_id_also_while_it_happens(daemon: Daemon
 
 
 def heartbeat(cluster: Cluster, group: str, member: str, epoch: int, **more: Any) -> int:
-    """One heartbeat of the consumer protocol; the member's epoch."""
+    """Send one heartbeat of the consumer protocol; return the member's epoch."""
     joining = {"rebalance_timeout": 60_000, "topic_partitions": []} if epoch == 0 else {}
     answer = cluster.call(
         "consumer_group_heartbeat",
@@ -150,14 +150,14 @@ def at(daemon: Daemon, group: str, since: str, until_: str) -> list[dict[str, An
 
 
 def now() -> str:
-    """A new millisecond: after all that was answered, before all that is asked next."""
+    """Return a new millisecond, after all former responses and before all later requests."""
     asked = int(time.time() * 1000)
     moment = until(lambda: max(int(time.time() * 1000) - asked, 0) and asked + 1, "a millisecond")
     return dt.datetime.fromtimestamp(moment / 1000, dt.UTC).isoformat(timespec="milliseconds")
 
 
 def test_who_rebalanced_a_consumer_group_at_a_given_time(daemon: Daemon) -> None:
-    """One member falls silent: who, from where, by which timer, from which epoch to which."""
+    """One member goes silent: the entry has its id, its host, the timer and both epochs."""
     group = unique("at-0213")
     with Cluster(daemon.bootstrap) as cluster:
         topic = cluster.create_topic(unique("told"), 2)
@@ -212,7 +212,7 @@ def test_who_rebalanced_a_classic_group_at_a_given_time(daemon: Daemon) -> None:
 
 
 def test_the_timeline_of_a_group_while_it_happens(daemon: Daemon) -> None:
-    """In lines for people and in JSON for programs, also of a group that is not there yet."""
+    """The timeline is printed as text and as JSON, also for a group that does not exist yet."""
     group = unique("followed")
     words = ("groups", "history", group, "--follow")
     people = Child(command(daemon, *words))
@@ -271,7 +271,7 @@ def test_clients_read_it_and_can_not_write_it(daemon: Daemon) -> None:
         told(daemon, "txns", name, "epoch-bumped")
         (topic,) = cluster.call("metadata", 8, topics=[{"name": HISTORY_TOPIC}])["topics"]
         assert (topic["is_internal"], len(topic["partitions"])) == (True, 1)
-        # kafka-topics --describe asks for the settings of all topics; the first error ends it.
+        # kafka-topics --describe requests the settings of all topics, and fails at the first error.
         asked = {"resource_type": 2, "resource_name": HISTORY_TOPIC, "configuration_keys": None}
         (described,) = cluster.call("describe_configs", 4, resources=[asked])["results"]
         assert described["error_code"] == "none"
@@ -302,7 +302,7 @@ def test_clients_read_it_and_can_not_write_it(daemon: Daemon) -> None:
             answer = cluster.call(api, version, **fields)
             (one,) = answer.get("topics") or answer["responses"]
             assert one["error_code"] == "invalid_topic_exception", api
-        # What happens to others meanwhile is written by the broker.
+        # The broker itself meanwhile writes entries about other groups.
         kept = cluster.values(HISTORY_TOPIC)
         assert len(kept) >= end
         assert b"forged" not in kept

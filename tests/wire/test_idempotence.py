@@ -1,4 +1,4 @@
-"""Producer ids and sequences: what is sent twice is written once."""
+"""Producer ids and sequences: a batch that is sent twice is appended once."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_repeated_batch_is_acknowledged_with_its_first_offset(cluster: Cluster
     assert [send(sequence) for sequence in range(0, 12, 2)] == [
         ("none", offset) for offset in range(0, 12, 2)
     ]
-    # The last five batches are remembered, the sixth last is not.
+    # The broker keeps the last five batches, but not the sixth last.
     assert [send(sequence) for sequence in range(2, 12, 2)] == [
         ("none", offset) for offset in range(2, 12, 2)
     ]

@@ -1,4 +1,4 @@
-"""Producer ids and epochs over kill -9, and real clients over the end of the epochs."""
+"""Producer ids and epochs across kill -9, and real clients whose epochs are exhausted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.unit.coordinator.services import Services
 from tests.wire.clients import confluent_producer
 
 BLOCK = 1_000
-"""Producer ids that are reserved at once."""
+"""Size of a block of producer ids."""
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def fresh(cluster: Cluster) -> int:
 @pytest.mark.slow
 def test_no_producer_id_is_given_out_twice_over_kills_and_restarts(daemon: Daemon) -> None:
     given: list[int] = []
-    # The second life ends right at the end of a block, the third one id behind it.
+    # The second process ends right at the end of a block, the third one id behind it.
     for number, (count, is_killed) in enumerate(
         ((3, True), (BLOCK, True), (BLOCK + 1, True), (3, False), (3, True))
     ):
@@ -65,7 +65,7 @@ def test_no_producer_id_is_given_out_twice_over_kills_and_restarts(daemon: Daemo
 
 
 def age(daemon: Daemon, name: str, epoch: int) -> int:
-    """Give the id another epoch in the log of the stopped daemon; its producer id."""
+    """Change the epoch of an id in the log of the stopped daemon; return its producer id."""
 
     async def write() -> int:
         services = await Services(daemon.data_dir, SETTINGS).start()
@@ -88,7 +88,7 @@ def age(daemon: Daemon, name: str, epoch: int) -> int:
 
 
 def identities(cluster: Cluster, topic: str) -> list[tuple[int, int]]:
-    """Producer id and epoch of each batch of records."""
+    """Return producer id and epoch of each batch of records."""
     return [
         (batch.producer_id, batch.producer_epoch)
         for batch in cluster.read(topic, isolation=READ_COMMITTED)
@@ -96,7 +96,7 @@ def identities(cluster: Cluster, topic: str) -> list[tuple[int, int]]:
 
 
 def librdkafka(bootstrap: str, name: str, topic: str) -> None:
-    """Each incarnation takes the next epoch."""
+    """Run four producers in turn, each of which takes the next epoch."""
     for number in range(4):
         with confluent_producer(bootstrap, transactional_id=name) as producer:
             producer.init_transactions(60)
@@ -106,7 +106,7 @@ def librdkafka(bootstrap: str, name: str, topic: str) -> None:
 
 
 def java(bootstrap: str, name: str, topic: str) -> None:
-    """Each transaction takes the next epoch (KIP-890)."""
+    """Run Java's copier, each of whose transactions takes the next epoch (KIP-890)."""
     with Cluster(bootstrap) as cluster:
         source = cluster.create_topic(unique("old-in"))
         cluster.produce(source, [b"%d" % number for number in range(4)])

@@ -1,4 +1,4 @@
-"""Apache Kafka's own command-line tools: the Java clients, and TV2 producers among them."""
+"""Apache Kafka's own command-line tools with Java clients, including TV2 producers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("java_tools")]
 
 
 def events(text: str) -> list[dict[str, object]]:
-    """The JSON lines of a tool's output."""
+    """Return the JSON lines of a tool's output."""
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
 
@@ -36,7 +36,7 @@ def test_the_java_client_reads_our_api_versions(bootstrap: str) -> None:
 
 
 def test_exactly_once_copy_by_java(bootstrap: str, cluster: Cluster, tmp_path: Path) -> None:
-    """VerifiableProducer fills, TransactionalMessageCopier copies and aborts at random."""
+    """VerifiableProducer writes, TransactionalMessageCopier copies and aborts at random."""
     source, target = (
         cluster.create_topic(unique("java-in")),
         cluster.create_topic(unique("java-out")),
@@ -55,8 +55,8 @@ def test_exactly_once_copy_by_java(bootstrap: str, cluster: Cluster, tmp_path: P
             "org.apache.kafka.tools.TransactionalMessageCopier",
             *("--broker-list", bootstrap, "--input-topic", source, "--output-topic", target),
             *("--input-partition", "0", "--consumer-group", unique("copier")),
-            # It aborts one in three: of thirty, some for certain. A transaction is larger than a
-            # batch: what waits for linger.ms when the abort comes is never sent.
+            # It aborts one transaction in three, so of thirty nearly certainly some. A transaction
+            # is larger than a batch: an abort drops records that still wait for linger.ms.
             *("--transactional-id", unique("copier"), "--transaction-size", "1000"),
             *("--max-messages", str(count), "--enable-random-aborts", "--use-group-metadata"),
         )
@@ -150,7 +150,7 @@ def test_coordinator_records_parse_in_java(bootstrap: str, cluster: Cluster) -> 
         ("__consumer_offsets", "OffsetsMessageFormatter", group),
     ):
         where = places[internal]
-        # So many are printed, and then it ends: no silence has to tell it that nothing will follow.
+        # The tool ends after this number of records, and need not wait for further ones.
         count = sum(
             len(one.values)
             for one in cluster.read(internal, partition=where)

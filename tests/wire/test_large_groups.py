@@ -28,7 +28,7 @@ and the assignor's user data), and in the assignment: 369 bytes a topic. Apache 
 refuses a record of more than 1,048,588 bytes, 2,841 such topics."""
 
 ROOM = 2 * 1_048_588
-"""Bytes that ``max.message.bytes`` allows where more topics must do."""
+"""The value of ``max.message.bytes`` for more topics."""
 OFFSETS = "__consumer_offsets"
 
 
@@ -36,7 +36,7 @@ OFFSETS = "__consumer_offsets"
 def broker(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[OwnBroker]:
-    """A broker with 3,000 topics, whose groups have their coordinator."""
+    """Yield a broker with 3,000 topics and a loaded group coordinator."""
     with own_broker(request, tmp_path_factory.mktemp("large")) as started:
         with Cluster(started.bootstrap) as cluster:
             for at in range(0, len(NAMES), 500):
@@ -58,7 +58,7 @@ def member(broker: OwnBroker, group: str, *topics: str, **conf: Any) -> confluen
 
 
 def until_shared(members: Sequence[confluent_kafka.Consumer], topics: int) -> None:
-    """Poll until each member has its equal part of the topics."""
+    """Poll until each member has an equal share of the topics."""
 
     def parts() -> list[int]:
         for one in members:
@@ -117,7 +117,7 @@ def test_refused_group_settles_once_the_offsets_topic_has_room(broker: OwnBroker
 
 
 class RefusalLog:
-    """Looks in a log of librdkafka for an assignment that was refused, in place of a logger."""
+    """Replaces a logger, and looks in the log of librdkafka for a refused assignment."""
 
     has_refusal = False
 
@@ -127,7 +127,7 @@ class RefusalLog:
 
 @contextlib.contextmanager
 def raised_room(broker: OwnBroker) -> Iterator[None]:
-    """Allow larger records in the offsets topic, and take the setting away at the end."""
+    """Allow larger records in the offsets topic within the block."""
     set_room(broker, str(ROOM))
     yield
     set_room(broker, None)
@@ -178,7 +178,7 @@ def join(cluster: Cluster, group: str, metadata: Sequence[bytes], member_id: str
 
 
 def test_member_rejoins_with_all_that_it_owns_and_large_user_data(broker: OwnBroker) -> None:
-    """Two assignors; what Kafka Streams and Connect say of tasks is some 100 KB."""
+    """With two assignors; the user data of Kafka Streams and Connect takes some 100 KB."""
     group, owned = unique("g"), tuple((name, 0) for name in NAMES)
     first = Subscription(tuple(NAMES), b"")
     again = Subscription(tuple(NAMES), b"u" * 100_000, owned)

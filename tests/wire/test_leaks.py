@@ -1,4 +1,4 @@
-"""A secret that is told to a broker, a command or a client is nowhere to be seen afterwards."""
+"""Secrets of a broker, a command or a client do not appear in logs, errors or responses."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ STAYS = frozenset({"serve", "crash-sweep", "console"})
 
 
 def planted(home: Path) -> dict[str, str]:
-    """An environment full of secrets."""
+    """Return an environment full of secrets."""
     settings = home / "client.properties"
     settings.touch(mode=0o600)
     settings.write_text(
@@ -162,7 +162,7 @@ def test_the_command_tells_no_more(tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def guarded(home: Path) -> Iterator[tuple[Daemon, Security]]:
-    """A broker with secrets wherever there is a place for one, and its user."""
+    """Yield a broker with a secret in every setting that takes one, and its user's settings."""
     authority = Authority(home / "certificates")
     identity = authority.server("broker", password=SECRET)
     users = home / "users"
@@ -288,7 +288,7 @@ def test_a_broker_keeps_and_tells_no_secret(tmp_path: Path) -> None:
     for path in (tmp_path / "data").rglob("*"):
         if path.is_file():
             assert SECRET.encode() not in path.read_bytes(), path
-    # What checks a password is for nobody else's eyes.
+    # Other users of the machine must not read the keys that verify a password.
     assert (tmp_path / "data" / "__cluster_metadata-0").stat().st_mode & 0o077 == 0
 
 

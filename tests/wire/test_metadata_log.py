@@ -1,4 +1,4 @@
-"""The metadata log is the broker's own: no request writes, cuts or reads it, whatever its API."""
+"""The metadata log is private to the broker: no request writes, truncates or reads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metadata of names that no topic has: which error, and whether a topic is created for it."""
+"""Metadata of missing topics: the error, and whether the topic is created."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UNKNOWN, INVALID = "unknown_topic_or_partition", "invalid_topic_exception"
 VERSIONS = (4, 9, 12, 13)
 
 ILLEGAL = ("", ".", "..", "a b", "ä", "a/b", "a\x00b", "x" * 250, "a:b", "a,b", " ", "a\n")
-"""Of no topic, by ``Topic.validate``."""
+"""Topic names that ``Topic.validate`` refuses."""
 
 AUTO_CREATE = {"auto.create.topics.enable": "true"}
 SETTINGS = {
@@ -49,7 +49,7 @@ def error(cluster: Cluster, name: str, version: int, *, allow: bool) -> str:
 def test_illegal_names_are_refused_and_others_are_unknown(
     asked: Cluster, version: int, allow: bool
 ) -> None:
-    """A name that collides with a topic's is a legal one, though no topic can have it."""
+    """A name that collides with a topic's is valid, although no topic can be created with it."""
     for name in ILLEGAL:
         assert error(asked, name, version, allow=allow) == INVALID, name
     there = asked.create_topic(unique("a.b_c"))

@@ -41,13 +41,13 @@ class Old:
             retry_backoff_ms=20,
             fetch_max_wait_ms=50,
         )
-        # A leader of kafka-python that does not know the topic yet gives nobody anything, and
-        # does not always come to think of it again.
+        # A kafka-python leader that does not know the topic yet assigns no partitions, and does
+        # not always rebalance again later.
         assert self.consumer.partitions_for_topic(topic)
 
     def read(self) -> list[str]:
-        # Of a join that outlasts a poll kafka-python 3.0 may lose the assignment, while the
-        # broker has it in a stable group.
+        # If a join outlasts a poll, kafka-python 3.0 may lose the assignment, while the group is
+        # stable on the broker.
         polled = self.consumer.poll(300)
         found = [record.value.decode() for part in polled.values() for record in part]
         if found:
@@ -84,7 +84,7 @@ class New:
 
 
 class Group:
-    """Its members, and what has been written and read."""
+    """The members of a group, and the written and read records."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         self.bootstrap, self.topic, self.group = bootstrap, topic, unique("group")
@@ -108,7 +108,7 @@ class Group:
                 self.written += 1
 
     def is_shared(self) -> bool:
-        """Whether each partition has one owner and nobody has none."""
+        """Return whether each partition has one owner and every member has partitions."""
         for one in self.members:
             self.seen += one.read()
         owned = [one.owned() for one in self.members]

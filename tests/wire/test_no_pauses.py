@@ -1,4 +1,4 @@
-"""In ordinary use no client ever hears CONCURRENT_TRANSACTIONS, on which it would sleep."""
+"""In ordinary use no client gets CONCURRENT_TRANSACTIONS, after which it would back off."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.wire.transactional import transactional
 
 TRANSACTIONS = 200
 COPY_S = 300
-"""Patience with a JVM that shares the machine."""
+"""Timeout in seconds for a JVM that shares the machine."""
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ async def test_two_hundred_transactions_with_offsets(tap: Tap, client: str) -> N
             assert shown == wanted
 
 
-# What is judged is what the broker answers, however long a busy machine takes to ask for it.
+# The test checks the broker's responses, regardless of the delays of a busy machine.
 @pytest.mark.slow
 @pytest.mark.timeout(COPY_S + 60)
 def test_two_hundred_copies_by_java(tap: Tap, java_tools: Path) -> None:
@@ -89,7 +89,7 @@ def test_two_hundred_copies_by_java(tap: Tap, java_tools: Path) -> None:
 
 
 def test_the_tap_hears_the_error_where_it_belongs(tap: Tap) -> None:
-    """Under the old protocol a second EndTxn of the other kind is refused."""
+    """Under TV1 a second EndTxn with the other outcome is refused."""
     with Cluster(tap.address) as cluster:
         name = unique("id")
         producer_id, epoch = cluster.init_producer(name)

@@ -1,4 +1,4 @@
-"""Logins by OAUTHBEARER over real connections: librdkafka, aiokafka, kafka-python, our own."""
+"""OAUTHBEARER logins of real clients: librdkafka, aiokafka, kafka-python, our own."""
 
 from __future__ import annotations
 

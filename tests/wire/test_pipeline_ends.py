@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT in every state in which a pipeline waits: it ends in time, exactly once."""
+"""A pipeline ends in time and exactly once at SIGTERM or SIGINT in every state that it waits in."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.waits import until_async, until_true
 from tests.wire.test_exactly_once import Bench
 
 END_S = 3.0
-"""The promise, of which ``STOP_MS`` and ``CLEAN_UP_S`` are a part."""
+"""The promised time until the end, which includes ``STOP_MS`` and ``CLEAN_UP_S``."""
 
 APIS = {
     "Produce": 0,
@@ -41,7 +41,7 @@ APIS = {
     "EndTxn": 26,
     "TxnOffsetCommit": 28,
 }
-"""The requests of a running pipeline; CreateTopics is asked about a topic that is missing."""
+"""The requests of a running pipeline; it sends CreateTopics for a missing topic."""
 
 RECORDS = 30
 
@@ -70,7 +70,7 @@ async def bench(proxied: tuple[OwnBroker, LosingProxy]) -> AsyncIterator[Bench]:
 
 @asynccontextmanager
 async def ended_by(number: int, pipeline: ExactlyOnce) -> AsyncIterator[None]:
-    """Run it; a signal comes when the block is left, and it ends in time."""
+    """Run the pipeline within the block, then send a signal and check that it ends in time."""
 
     async def run() -> None:
         async with pipeline:
@@ -202,7 +202,7 @@ async def test_an_aborted_transaction_holds_no_reader_back(bench: Bench) -> None
     async with ended_by(signal.SIGTERM, pipeline):
         await asyncio.wait_for(at_work.wait(), 60)
     assert pipeline.metrics.transactions == 0
-    # Apache Kafka answers before the markers are written.
+    # Apache Kafka responds before the markers are written.
     await until_true(
         lambda: all(
             bench.cluster.lso(bench.target, partition)

@@ -1,4 +1,4 @@
-"""Topics that do not exist, or cannot: what a pipeline does that reads or writes them."""
+"""Pipelines that read or write topics that do not exist, or cannot exist."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def bench(asked: Cluster) -> Bench:
 
 
 def colliding(cluster: Cluster) -> str:
-    """A name that no topic can have, because of a topic that is there."""
+    """Return a name that no topic can have, because it collides with an existing topic."""
     return cluster.create_topic(unique("there.x")).replace(".", "_")
 
 
@@ -56,7 +56,7 @@ async def headers(bench: Bench, topic: str, count: int) -> list[dict[str, bytes]
     return [dict(one.headers) for one in found]
 
 
-# --- topics that are written to ---
+# --- output topics ---
 
 
 async def test_an_output_without_a_topic_ends_the_pipeline_with_a_sentence(bench: Bench) -> None:
@@ -189,7 +189,7 @@ async def test_a_topic_is_waited_for_once_and_not_for_each_record(
         asked.create_topic(name)
         assert await topics.unwritable([name]) == {}
         assert name not in topics._missing
-        # What is remembered of names that a publisher may choose is bounded.
+        # The number of remembered names is bounded, because publishers may choose them.
         topics._missing = {f"old-{number}": 0.0 for number in range(MOST_MISSING)}
         topics._miss([name], ())
         assert len(topics._missing) == MOST_MISSING
@@ -199,7 +199,7 @@ async def test_a_topic_is_waited_for_once_and_not_for_each_record(
         await topics.close()
 
 
-# --- topics that are read ---
+# --- input topics ---
 
 
 def reading(bench: Bench, *topics: str, **options: Any) -> ExactlyOnce:
@@ -258,13 +258,13 @@ async def test_an_input_topic_that_is_deleted_meanwhile_is_no_end(
 
         until(is_gone, "the topic is deleted")
         if is_again:
-            with contextlib.suppress(AssertionError):  # aiokafka may have asked for it
+            with contextlib.suppress(AssertionError):  # aiokafka may have created it
                 cluster.create_topic(source)
 
     pipeline = reading(bench, source)
     pipeline._call._handler = delete
     async with pipeline:
-        # Of a new topic the group's offset is out of range.
+        # In a recreated topic the group's offset is out of range.
         with pytest.raises((MissingTopicError, DataLostError)):
             await asyncio.wait_for(pipeline.run(to_end=True, handle_signals=False), 60)
 

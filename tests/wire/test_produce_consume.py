@@ -1,4 +1,4 @@
-"""What goes in comes out, whichever client writes and whichever reads."""
+"""Every client reads the records that any other client has written."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ WRITERS = {
     "kafka-python": write_kafka_python,
 }
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
-# kafka-python opens snappy, lz4 and zstd only with packages that nothing else here needs.
+# kafka-python decompresses snappy, lz4 and zstd only with packages that are not installed here.
 PURE_PYTHON_CODECS = ("none", "gzip")
 
 
@@ -339,7 +339,7 @@ async def test_a_waiting_fetch_is_answered_by_the_next_append(
             ],
         )
         cluster.produce(topic, [b"wake"])
-        # The connection's own deadline equals the fetch's: an answer that came by time-out is late.
+        # The connection's deadline equals the fetch's maximum wait: a response by timeout is late.
         part = waiting.receive()["responses"][0]["partitions"][0]
     assert [b.values for b in batches(part["records"])] == [(b"wake",)]
 
@@ -355,7 +355,7 @@ async def test_a_consumer_without_offset_starts_where_its_policy_says(
         partition = aiokafka.TopicPartition(topic, 0)
         consumer.assign([partition])
         assert await consumer.position(partition) == len(RECORDS)
-        # Beyond the end is out of range, and the policy takes it back to the end.
+        # An offset beyond the end is out of range, and the reset policy moves it to the end.
         consumer.seek(partition, 1000)
         pending = asyncio.ensure_future(consumer.getone())
 

@@ -1,4 +1,4 @@
-"""``max.producer.ids`` over the wire, on a daemon of its own, and producers over a restart."""
+"""``max.producer.ids`` over the wire, on a daemon of its own, and producers across a restart."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def send(cluster: Cluster, topic: str, producer_id: int, sequence: int = 0) -> t
         producer_id=producer_id,
         producer_epoch=0,
         sequence=sequence,
-        # A start drops whoever is silent too long by what his own batches say.
+        # A start drops producers that are idle for too long by the timestamps of their batches.
         timestamp_ms=int(time.time() * 1000),
     )
     part = cluster.produce(topic, data)
@@ -49,12 +49,12 @@ def test_one_past_the_limit_the_longest_idle_is_forgotten(small: Cluster) -> Non
     ids = [small.init_producer()[0] for _ in range(LIMIT + 1)]
     for at, producer_id in enumerate(ids[:LIMIT]):
         assert send(small, topic, producer_id) == ("none", at)
-    # At the limit: each is known, its retry is found and its gap refused.
+    # At the limit, each producer is known: its retry is a duplicate, and its gap is refused.
     for at, producer_id in enumerate(ids[:LIMIT]):
         assert send(small, topic, producer_id) == ("none", at)
         assert send(small, topic, producer_id, 5)[0] == "out_of_order_sequence_number"
     assert send(small, topic, ids[LIMIT]) == ("none", LIMIT)
-    # One past it: the second is still known, the first is as one never seen.
+    # One past the limit, the second producer is still known, and the first one is unknown.
     assert send(small, topic, ids[1]) == ("none", 1)
     assert send(small, topic, ids[0], 5) == ("none", LIMIT + 1)
 
@@ -77,7 +77,7 @@ def test_transactions_are_kept_and_a_new_producer_waits_for_one_to_end(
     idle = small.init_producer()[0]
     assert send(small, topic, idle) == ("not_enough_replicas", -1)
     assert small.lso(topic) == 0
-    # A real client sends again until there is room; nothing that was open was forgotten.
+    # A real client retries until there is room; no producer with an open transaction is dropped.
     ended = threading.Timer(0.5, lambda: producers[0].commit_transaction(60))
     ended.start()
     with kp_producer(daemon.bootstrap, enable_idempotence=True) as waiting:
@@ -92,7 +92,7 @@ def test_transactions_are_kept_and_a_new_producer_waits_for_one_to_end(
 
 @pytest.mark.parametrize("clean", [True, False])
 def test_producers_come_back(daemon: Daemon, clean: bool) -> None:
-    """The last batch after an orderly stop, all five of the window after kill -9."""
+    """The last batch is known after a clean stop, all five of the window after kill -9."""
     with Cluster(daemon.bootstrap) as cluster:
         topic = cluster.create_topic(unique("restart"))
         producer_id, _ = cluster.init_producer()

@@ -1,4 +1,4 @@
-"""Batches of some kilobytes that inflate to a hundred megabytes, under our own readers."""
+"""Our own readers with batches of some kilobytes that decompress to a hundred megabytes."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from tests.support.targets import SETTINGS
 pytestmark = pytest.mark.slow
 
 MOST_MEGABYTES = 200
-"""Of a process; Python and the commands take about 50, a record of a megabyte some copies."""
+"""Memory limit: Python and the commands take about 50 MB, a record of 1 MB a few copies."""
 
 MOST_SECONDS = 5
-"""Of processor time, to show one record: a start, and what is inflated until then."""
+"""Limit of processor time to show one record: a start, and the decompression up to it."""
 
 ZSTD = 4
 EMPTY, LARGE = "empty", "large"
@@ -149,7 +149,7 @@ def test_console_shows_a_page_in_bounded_memory(broker: Daemon, topic: str) -> N
 def test_files_are_verified_in_bounded_memory(broker: Daemon, topic: str, tmp_path: Path) -> None:
     path = tmp_path / f"{topic}-0"
     shutil.copytree(broker.data_dir / path.name, path)
-    # It finds that a running broker has not written the leader epochs yet.
+    # The status is 1 because a running broker has not written the leader epochs yet.
     found = measured(MEASURED, "log", "verify", str(path), status=1)
     assert found.megabytes < MOST_MEGABYTES
     log = str(path / f"{0:020}.log")

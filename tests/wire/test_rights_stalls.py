@@ -1,4 +1,4 @@
-"""No request keeps the event loop while it is asked what its client may do: the largest of each."""
+"""Authorization does not block the event loop, not even for the largest request of each API."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.wire.test_stalls import (
 pytestmark = pytest.mark.slow
 
 RULES = 4_000
-"""Of a client that may do everything: each is about topics whose names begin alike."""
+"""ACLs of a client that may do everything, all for topics with common prefixes."""
 
 
 def produce(make: Make) -> dict[str, object]:
@@ -78,7 +78,7 @@ ALLOWED = (
 
 
 def rules() -> Iterator[Acl]:
-    """Everything is allowed."""
+    """Yield the ACLs, which allow everything."""
     for kind in ResourceType:
         if kind > ResourceType.TOPIC:
             yield rule((Operation.ALL, kind, ANYTHING))

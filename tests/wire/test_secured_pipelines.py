@@ -1,4 +1,4 @@
-"""Pipelines with encryption, logins and rules: the least rights, what is missing, what is lost."""
+"""Pipelines with TLS, logins and ACLs: minimal, missing and revoked rights."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def owner(
 
 
 class Copier:
-    """Two topics, and a pipeline of a user's that copies one to the other."""
+    """Two topics, and a user's pipeline that copies one to the other."""
 
     def __init__(self, owner: Realm) -> None:
         self.owner = owner
@@ -48,7 +48,7 @@ class Copier:
 
     @property
     def rights(self) -> list[Right]:
-        """All that it needs; pipelines/README.md lists them."""
+        """All rights that the pipeline needs; pipelines/README.md lists them."""
         return [
             Right("READ", "TOPIC", self.source),
             Right("WRITE", "TOPIC", self.target),
@@ -118,7 +118,7 @@ async def test_the_rights_that_the_readme_lists_suffice(
         metrics = await copier.run_to_end(owner.security(user))
     copier.assert_exact()
     assert metrics.aborts == 0
-    assert "Authenticated as" in caplog.text  # at DEBUG, aiokafka tells every request
+    assert "Authenticated as" in caplog.text  # at DEBUG, aiokafka logs every request
     assert owner.properties(user)["sasl.password"] not in caplog.text
 
 
@@ -200,7 +200,7 @@ async def test_a_token_is_a_login_as_well(owner: Realm, copier: Copier) -> None:
 
 @pytest.mark.slow
 async def test_logins_that_hold_for_moments_only(owner: Realm, copier: Copier) -> None:
-    """aiokafka does not log in again on a connection: it loses one, and makes another."""
+    """aiokafka does not reauthenticate: it loses the connection, and opens another."""
     security = owner.security(owner.new_user(*copier.rights))
     async with copier.running(security, bootstrap=owner.addresses["BRIEF"]) as task:
         until = time.monotonic() + 3 * BRIEF_MS / 1000

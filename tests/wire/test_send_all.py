@@ -26,7 +26,7 @@ LIMIT = 100_000
 
 @contextlib.asynccontextmanager
 async def transaction(bootstrap: str) -> AsyncIterator[AIOKafkaProducer]:
-    """A producer inside a transaction, which is committed at the end."""
+    """Yield a producer inside a transaction, which is committed at the end."""
     options = {"max_batch_size": 16 * 1024, "max_request_size": LIMIT}
     producer = await open_producer(bootstrap, unique("id"), 60_000, options)
     try:
@@ -43,7 +43,7 @@ async def write(bootstrap: str, *outputs: Output) -> None:
 
 
 def written(cluster: Cluster, topic: str, partition: int) -> list[bytes | None]:
-    """What readers of committed records see, once the transaction's markers are there."""
+    """Return the committed values of a partition, once the transaction's markers are there."""
     cluster.settle(topic)
     return cluster.values(topic, partition=partition, isolation=READ_COMMITTED)
 
@@ -56,7 +56,7 @@ def topic(cluster: Cluster) -> str:
 async def test_batches_keep_order_keys_and_partitions(
     bootstrap: str, cluster: Cluster, topic: str
 ) -> None:
-    """Some hundred KB in batches of 16 KiB: each where Java's partitioner puts its key."""
+    """Some hundred KB in batches of 16 KiB, each in the partition of Java's partitioner."""
     keys = [b"key %d" % (number % 20) for number in range(3_000)]
     outputs = [Output(topic, b"%08d" % n + b"x" * 100, key) for n, key in enumerate(keys)]
     await write(bootstrap, *outputs)
@@ -98,7 +98,7 @@ async def test_records_without_a_key_fill_a_batch_before_the_partition_changes(
     assert sorted(itertools.chain(*found)) == list(range(count))
     assert len([part for part in found if part]) > 1
     changes = sum(later != one + 1 for part in found for one, later in itertools.pairwise(part))
-    # About 150 records are a batch.
+    # A batch has about 150 records.
     assert changes < count / 100
 
 
@@ -113,7 +113,7 @@ async def test_several_topics_and_none(bootstrap: str, cluster: Cluster, topic: 
 async def test_a_record_may_be_as_large_as_a_request(
     bootstrap: str, cluster: Cluster, topic: str
 ) -> None:
-    """Larger than a batch, it is one of its own; what stands around it keeps its place."""
+    """A record larger than a batch gets a batch of its own; its neighbours keep their order."""
     overhead = 30
     large = b"x" * (LIMIT - overhead)
     await write(bootstrap, *(Output(topic, value, None, 0) for value in (b"1", large, b"3")))
@@ -143,7 +143,7 @@ async def test_an_impossible_output_is_named(
 async def test_the_failure_of_one_batch_is_raised_and_the_others_are_seen(
     bootstrap: str, cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A topic that takes less than the producer sends; no future is left with its exception."""
+    """The topic's limit is below the producer's batches; no future keeps its exception."""
     small = cluster.create_topic(unique("small"), 2, {"max.message.bytes": "5000"})
     outputs = [Output(small, b"x" * 9_000, None, n % 2) for n in range(10)]
     producer = await open_producer(bootstrap, unique("id"), 60_000, {"max_batch_size": 16 * 1024})

@@ -1,4 +1,4 @@
-"""The daemon as a service manager sees it: notified, reloaded, watched, asked for its health."""
+"""The daemon under a service manager: notifications, reload, watchdog and health checks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def told_of(manager: socket.socket, key: str) -> dict[str, str]:
 
 
 def hear_all(manager: socket.socket, for_s: float) -> None:
-    """Read what is there; raises TimeoutError when nothing more has come for so long."""
+    """Read all notifications; raise TimeoutError when none has come for ``for_s`` seconds."""
     manager.settimeout(for_s)
     while True:
         told(manager)

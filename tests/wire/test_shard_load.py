@@ -1,4 +1,4 @@
-"""A daemon that begins to serve while a large log of offsets is still being read."""
+"""A daemon that begins to serve while a large log of offsets is still being loaded."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ LOADED_S = 60.0
 
 
 async def fill(directory: Path) -> int:
-    """Write the offsets of one group many times over; returns the last one."""
+    """Write the offsets of one group many times over; return the last one."""
     async with Broker(directory):
-        pass  # the directory is a broker's now
+        pass  # creates the broker's directory
     services = await Services(directory).start()
     services.topic("t", 8)
     finish(services.groups.open_in_steps())
@@ -53,9 +53,9 @@ async def test_a_large_log_is_read_in_slices(tmp_path: Path) -> None:
                 if code == "none":
                     break
             loading = [row for row in said if row[0] == "coordinator_load_in_progress"]
-            # A load in one turn of the loop leaves no time for a second question.
+            # If the load took one turn of the loop, there would be no second response.
             assert len(loading) > 1, said
-            # The load may end between the last two questions.
+            # The load may end between the last two requests.
             assert {row[2] for row in loading[:-1]} == {"coordinator_load_in_progress"}
             assert {row[1] for row in said} == {"none"}, "a small shard need not wait"
             assert said[-1] == ("none", "none", "none")

@@ -1,7 +1,7 @@
-"""No request keeps the event loop: the largest of each API that the limits let through.
+"""No request blocks the event loop, not even the largest of each API within the limits.
 
-The broker runs in a thread of this process, where its loop is watched; the requests are made before
-and their answers are only counted, so that the client takes next to none of the processor.
+The broker runs in a thread of this process, where its loop is watched; requests are encoded before
+and responses only counted, so that the client takes hardly any processor time.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ TOPICS = 3_900
 WIDE = 2_000
 """Partitions of one topic."""
 FEW = 2_000
-"""Things of which each has a long answer: enough for many turns."""
+"""Number of things with a long response each: enough for many turns."""
 MOST = MAX_REQUEST_OBJECTS - 10
 HALF = MOST // 2
 MOST_ASKED = 3
-"""How often a request is asked at most whose turn looks too long."""
+"""The most attempts for a request whose turn seems too long."""
 
 Make = RequestFactory
 
 
 class LikeTheDaemon(Broker):
-    """Its garbage is looked for as the daemon does it: that, too, keeps the loop."""
+    """A broker that collects garbage as the daemon does, which blocks the loop, too."""
 
     async def start(self) -> None:
         await super().start()
@@ -53,13 +53,13 @@ class LikeTheDaemon(Broker):
 
 
 class Client:
-    """Sends frames that are ready, and reads answers without looking into them."""
+    """Sends encoded frames, and reads responses without decoding them."""
 
     def __init__(self, broker: BrokerThread) -> None:
         self._socket = socket.create_connection(broker.address, timeout=300)
 
     def ask(self, frame: bytes) -> int:
-        """How many bytes the answer has."""
+        """Send a request; return the size of its response in bytes."""
         self._socket.sendall(frame)
         size = int.from_bytes(self._take(4), "big")
         self._take(size)
@@ -99,7 +99,7 @@ def name(index: int) -> str:
 
 @pytest.fixture(scope="module")
 def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerThread]:
-    """A broker with thousands of topics and partitions, none of them ever used."""
+    """Yield a broker with thousands of unused topics and partitions."""
     with Broker.in_thread(tmp_path_factory.mktemp("crowded")) as broker:
         client = Client(broker)
         assert client.ask(create([(name(index), 1) for index in range(TOPICS)])) > TOPICS
@@ -262,7 +262,7 @@ TOPIC, BROKER = 2, 4
 
 
 def marked(make: Any, topics: Iterable[tuple[str, Iterable[int]]]) -> dict[str, Any]:
-    """One marker for all partitions of ``topics``."""
+    """Return one marker for all partitions of ``topics``."""
     return {
         "markers": [
             make.WritableTxnMarker(
@@ -496,11 +496,11 @@ def test_the_largest_request(case: Case, crowded: BrokerThread) -> None:
 
 
 def check_largest(case: Case, broker: BrokerThread) -> None:
-    """Ask, and see how long the loop was kept.
+    """Send the request, and check the longest turn of the loop.
 
-    The processor can be taken from the machine itself, for tens of milliseconds that count as ours.
-    So what looks too long is asked again: where the answer is as large the work was the same, and
-    what the request costs, it costs each time.
+    The hypervisor can take the processor away for tens of milliseconds that count as ours. So a
+    request that seems too long is repeated: if the response has the same size, the work was the
+    same, and the request's own cost occurs each time.
     """
     frame = case.frame()
     client = Client(broker)
@@ -508,7 +508,7 @@ def check_largest(case: Case, broker: BrokerThread) -> None:
     while len(seen) < MOST_ASKED and (not seen or not seen[-1][1].is_short):
         with watched_loop() as watch:
             size = client.ask(frame)
-            # An answer may be here before the turn that wrote it is over. The next comes after.
+            # A response may arrive before the turn that wrote it ends, but the next one after it.
             client.ask(framed(ApiKey.API_VERSIONS, 0))
         print(f"{len(frame):,} → {size:,} bytes", watch.cpu, watch.wall)
         seen.append((size, watch))
@@ -519,7 +519,7 @@ def check_largest(case: Case, broker: BrokerThread) -> None:
 
 
 def asked_for(topic: str) -> bytes:
-    """Metadata that makes a topic of the coordinators, as the first contact with it."""
+    """Return a Metadata request that creates a coordinators' topic, as its first use does."""
     make = request_factory(ApiKey.METADATA, 12)
     topics = (make.MetadataRequestTopic(name=topic),)
     return framed(ApiKey.METADATA, 12, topics=topics, allow_auto_topic_creation=True)

@@ -1,6 +1,6 @@
 """Encrypted listeners, seen by clients: Python's own TLS, and librdkafka.
 
-docs/security-tests.md says which case of Apache Kafka's SslTransportLayerTest stands where.
+docs/security-tests.md has the test for each case of Apache Kafka's SslTransportLayerTest.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ T = TypeVar("T")
 
 LISTEN = {"listeners": "SSL://127.0.0.1:0"}
 BIG = 5_000_000
-"""Bytes of records that no socket takes in one go."""
+"""Bytes of records that no socket accepts in one write."""
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture
 def said() -> Iterator[list[EventDict]]:
-    """What the log says, from INFO on."""
+    """Yield the list of log events from INFO on."""
     logs.configure_quietly()
     level = logs.level()
     logs.set_level("INFO")
@@ -80,13 +80,13 @@ def said() -> Iterator[list[EventDict]]:
 
 
 class Served:
-    """A broker of this process, on a loop of its own."""
+    """A broker of this process on an event loop of its own."""
 
     def __init__(self, broker: Broker, thread: BrokerThread) -> None:
         self.broker, self.bootstrap, self._thread = broker, thread.bootstrap, thread
 
     def look(self, at: Callable[[Broker], T]) -> T:
-        """Ask something of the broker on its loop."""
+        """Call ``at`` with the broker on its loop; return the result."""
 
         async def asked() -> T:
             return at(self.broker)
@@ -98,7 +98,7 @@ class Served:
 
     @property
     def failures(self) -> int:
-        """Handshakes that came to nothing."""
+        """The number of failed handshakes."""
         return self.look(
             lambda broker: sum(t.handshake_failures for t in broker.server.tls.values())
         )
@@ -109,11 +109,11 @@ class Served:
 
     @property
     def principals(self) -> set[str]:
-        """Who is connected."""
+        """The principals of all connections."""
         return {str(one.session.principal) for one in self.connections}
 
     def on(self, listener: str) -> str:
-        """Where a listener is."""
+        """Return the address of a listener."""
         host, port = self.look(lambda broker: broker.server.addresses[listener])
         return f"{host}:{port}"
 
@@ -126,13 +126,13 @@ def serving(home: Path, settings: Mapping[str, object]) -> Iterator[Served]:
 
 
 def versions(bootstrap: str, tls: ssl.SSLContext | None) -> object:
-    """A question that needs no rights, over a connection of its own."""
+    """Send ApiVersions on a new connection; return its error."""
     with RawClient(bootstrap, tls=tls) as client:
         return client.call("api_versions", 2)["error_code"]
 
 
 def is_refused(bootstrap: str, tls: ssl.SSLContext | None) -> bool:
-    """Whether a client gets no answer: a server of TLS 1.3 says why after its own handshake."""
+    """Return whether a client gets no response; with TLS 1.3 the alert follows the handshake."""
     try:
         versions(bootstrap, tls)
     except (OSError, ConnectionLostError):
@@ -140,7 +140,7 @@ def is_refused(bootstrap: str, tls: ssl.SSLContext | None) -> bool:
     return False
 
 
-# --- clients come in, or not ---------------------------------------------------------------------
+# --- accepted and refused clients ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
@@ -250,7 +250,7 @@ def test_a_certificate_that_no_rule_is_for(tmp_path: Path, authority: Authority)
 
 
 def test_a_listener_has_its_own_settings(tmp_path: Path, authority: Authority) -> None:
-    """testListenerConfigOverride: a key of the listener wins over that of the broker."""
+    """testListenerConfigOverride: a listener's key overrides the broker's."""
     other = Authority(tmp_path, "other")
     settings = {
         "listeners": "SSL://127.0.0.1:0,OPEN://127.0.0.1:0,PLAINTEXT://127.0.0.1:0",
@@ -290,7 +290,7 @@ def test_keys_of_every_kind(tmp_path: Path, authority: Authority) -> None:
 
 @pytest.mark.slow
 def test_a_login_over_tls(tmp_path: Path, authority: Authority) -> None:
-    """SASL_SSL: a certificate is asked for by the listener's own key, and is nobody's name."""
+    """SASL_SSL: the listener's own key requires a certificate, which is not the principal."""
     settings = {
         "listeners": "OPEN://127.0.0.1:0,BOTH://127.0.0.1:0",
         "listener.security.protocol.map": "OPEN:SASL_SSL,BOTH:SASL_SSL",
@@ -335,11 +335,11 @@ def test_the_name_in_the_certificate_is_checked_by_clients(
         unchecked = trusting(authority)
         unchecked.check_hostname = False
         assert versions(served.bootstrap, unchecked) == "none"
-        # The server saw the first one go: a client with TLS 1.3 says why.
+        # The server counts the first one: a client with TLS 1.3 sends an alert.
         assert served.failures == 1
 
 
-# --- who speaks the wrong language ---------------------------------------------------------------
+# --- wrong protocols -----------------------------------------------------------------------------
 
 
 def test_plaintext_and_tls_at_the_wrong_port(
@@ -359,7 +359,7 @@ def test_plaintext_and_tls_at_the_wrong_port(
 
 
 def hello(context: ssl.SSLContext) -> tuple[ssl.SSLObject, ssl.MemoryBIO, bytes]:
-    """The beginning of a handshake, in memory: (client, what it receives, its first bytes)."""
+    """Begin a handshake in memory; return the client, its input buffer and its first bytes."""
     received, sent = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = context.wrap_bio(received, sent, server_hostname="localhost")
     with suppress(ssl.SSLWantReadError):
@@ -373,7 +373,7 @@ def connected(served: Served) -> socket.socket:
 
 
 def test_a_handshake_that_ends_at_any_byte(tmp_path: Path, authority: Authority) -> None:
-    """testIOExceptionsDuringHandshake*, …RemoteCloseDuringHandshake*: gone, reset, or both."""
+    """testIOExceptionsDuringHandshake*, …RemoteCloseDuringHandshake*: closed, reset, or both."""
     _, _, first = hello(authority.client("alice").context())
     counts = sorted({0, 1, 4, 5, 6, 50, len(first) - 1, len(first)})
     with serving(tmp_path, authority.server().keystore) as served:
@@ -466,7 +466,7 @@ FETCHES, RANDOM_ROUNDS = 10, 6
 def test_however_a_client_writes_and_reads_it_gets_the_same_bytes(
     tmp_path: Path, authority: Authority
 ) -> None:
-    """Pipelined fetches of any size, in records of any size, taken in pieces and with pauses."""
+    """Pipelined fetches of any size, in TLS records of any size, read in pieces with pauses."""
     draw = random.Random(5)
     both = {"listeners": "SSL://127.0.0.1:0,PLAINTEXT://127.0.0.1:0"}
     with serving(tmp_path, {**authority.server().keystore, **both}) as served:
@@ -501,7 +501,7 @@ def some_fetch(draw: random.Random, correlation_id: int) -> bytes:
 def exchanged(
     address: str, context: ssl.SSLContext | None, asked: bytes, draw: random.Random
 ) -> list[bytes]:
-    """Send requests in pieces and take the answers in pieces."""
+    """Send requests in pieces, and receive the responses in pieces."""
     host, port = address.rsplit(":", 1)
     client = socket.socket()
     client.settimeout(20)
@@ -525,7 +525,7 @@ def exchanged(
 
 
 def hold_back(client: Cluster, reader: threading.Thread) -> threading.Event:
-    """Start a thread that asks at once, and is let read when the event is set."""
+    """Start a thread that sends its request at once, and reads when the event is set."""
     may_read, receive = threading.Event(), client.receive_frame
 
     def late() -> bytes:
@@ -551,14 +551,14 @@ def test_many_requests_in_one_write_are_answered_in_their_order(
 
 
 def test_a_goodbye_is_answered_and_a_cut_is_survived(tmp_path: Path, authority: Authority) -> None:
-    """testCloseSsl: close_notify either way; and a socket that goes without one."""
+    """testCloseSsl: close_notify in both directions, and a socket that closes without it."""
     context = trusting(authority)
     with serving(tmp_path, authority.server().keystore) as served:
         host, port = served.bootstrap.rsplit(":", 1)
         with context.wrap_socket(
             socket.create_connection((host, int(port)), 20), server_hostname="localhost"
         ) as client:
-            client.unwrap()  # raises where the server's own goodbye does not come
+            client.unwrap()  # raises if the server does not send its own close_notify
         with RawClient(served.bootstrap, tls=context) as client:
             assert client.call("api_versions", 2)["error_code"] == "none"
             client._socket.shutdown(socket.SHUT_RDWR)
@@ -628,7 +628,7 @@ def test_a_handshake_has_its_time(tmp_path: Path, authority: Authority, sent: in
             client.sendall(hello(trusting(authority))[2][:sent])
             assert client.recv(1) == b""
         until(lambda: served.failures == 1, "it is counted")
-        # Who has shaken hands may be silent for longer.
+        # After the handshake a client may be silent for longer.
         with RawClient(served.bootstrap, tls=trusting(authority)) as client:
             client.call("api_versions", 2)
             served.call(lambda: asyncio.sleep(0.3))
@@ -637,7 +637,7 @@ def test_a_handshake_has_its_time(tmp_path: Path, authority: Authority, sent: in
 
 @pytest.mark.slow
 def test_a_handshake_has_a_size(tmp_path: Path, authority: Authority) -> None:
-    """On one side what a greeting promises without end, on the other a long chain."""
+    """An endless ClientHello on the one side, a long certificate chain on the other."""
     endless = b"\x16\x03\x01\x40\x00" + b"\x01\x01\xff\xff" + bytes(16_380)
     record = b"\x16\x03\x01\x40\x00" + bytes(16_384)
     settings = {
@@ -726,7 +726,7 @@ def test_renegotiation_and_compression_are_refused(tmp_path: Path, authority: Au
 def test_a_client_is_told_why_it_may_not_come_in(
     tmp_path: Path, authority: Authority, version: ssl.TLSVersion
 ) -> None:
-    """testPeerNotifiedOfHandshakeFailure: with TLS 1.3 at its first read."""
+    """testPeerNotifiedOfHandshakeFailure: with TLS 1.3 the client learns it at its first read."""
     settings = {
         **authority.server().keystore,
         **trust_settings(authority),
@@ -742,13 +742,13 @@ def test_a_client_is_told_why_it_may_not_come_in(
 
 
 def read_on(served: Served, context: ssl.SSLContext) -> None:
-    """Shake hands, and wait for what the broker says by itself."""
+    """Shake hands, and wait for unsolicited bytes of the broker."""
     with context.wrap_socket(connected(served), server_hostname="localhost") as client:
         client.recv(1)
 
 
 def test_failed_handshakes_leave_nothing(tmp_path: Path, authority: Authority) -> None:
-    """python/cpython#109534: with asyncio's own TLS each of them stayed, with its buffers."""
+    """python/cpython#109534: asyncio's own TLS leaked each of them, with its buffers."""
     count = 300
     with serving(tmp_path, authority.server().keystore) as served:
         gc.collect()
@@ -770,7 +770,7 @@ def test_failed_handshakes_leave_nothing(tmp_path: Path, authority: Authority) -
 def test_what_fails_unexpectedly_ends_one_client(
     tmp_path: Path, authority: Authority, said: list[EventDict], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A defect in the way of one handshake: the queue goes on, and the log has the place."""
+    """A defect during one handshake: others continue, and the log has the traceback."""
 
     def broken(_tls: ListenerTls, _der: bytes | None) -> None:
         raise RuntimeError("a defect")
@@ -822,7 +822,7 @@ def test_a_broker_without_encryption_loads_none_of_it(tmp_path: Path) -> None:
 
 
 def shown_to(served: Served, authority: Authority) -> int:
-    """The serial number of the certificate that a new client gets."""
+    """Return the serial number of the certificate that a new client gets."""
     with RawClient(served.bootstrap, tls=trusting(authority)) as client:
         shown = client._socket.getpeercert()  # type: ignore[attr-defined]
     return int(shown["serialNumber"], 16)
@@ -871,7 +871,7 @@ def test_a_renewed_file_is_what_new_clients_get(tmp_path: Path, authority: Autho
 
 
 def scraped(served: Served) -> dict[str, float]:
-    """What the metrics say of the only listener that encrypts."""
+    """Return the metrics of the only listener with TLS."""
     found = served.look(lambda broker: list(own.of_server(broker.server)))
     return {
         family.name: value
@@ -882,7 +882,7 @@ def scraped(served: Served) -> dict[str, float]:
 
 
 def test_other_authorities_of_clients_at_run_time(tmp_path: Path, authority: Authority) -> None:
-    """testServerTruststoreDynamicUpdate: who is trusted may come, who no longer is may not."""
+    """testServerTruststoreDynamicUpdate: only clients of the present truststore are accepted."""
     other = Authority(tmp_path, "other")
     file = tmp_path / "trusted.pem"
     file.write_text(authority.pem)
@@ -945,7 +945,7 @@ def test_the_end_of_a_certificate_is_told(
         refresh(served)
         assert len(told()) == 2, "not more than once a day"
         assert versions(served.on("SOON"), trusting(authority)) == "none"
-        # As with Apache Kafka its clients decide.
+        # As with Apache Kafka, its clients decide.
         assert is_refused(served.on("OVER"), trusting(authority))
         careless = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         careless.check_hostname, careless.verify_mode = False, ssl.CERT_NONE
@@ -967,7 +967,7 @@ def test_a_broker_without_what_it_encrypts_with_does_not_start(
 
 
 def altered(client: Cluster, broker: str, *changes: tuple[str, str | None]) -> dict[str, Any]:
-    """Set keys of a broker, or take them away (None); the answer about it."""
+    """Set keys of a broker, or delete them (None); return the row of the response."""
     entries = [
         {"name": name, "config_operation": 1 if value is None else 0, "value": value}
         for name, value in changes
@@ -983,7 +983,7 @@ def altered(client: Cluster, broker: str, *changes: tuple[str, str | None]) -> d
 
 
 def test_a_certificate_is_renewed_by_request(tmp_path: Path, authority: Authority) -> None:
-    """testServerKeystoreDynamicUpdate: what can't be used is refused before it is stored."""
+    """testServerKeystoreDynamicUpdate: an unusable keystore is refused before it is stored."""
     server = authority.server("asked")
     key = "listener.name.ssl.ssl.keystore.location"
     settings = {key: str(server.file)}
@@ -1014,7 +1014,7 @@ def test_a_certificate_is_renewed_by_request(tmp_path: Path, authority: Authorit
         assert "Cannot update these configs at default cluster level" in answer["error_message"]
         for_all = ("listener.name.ssl.max.connections", "1000")
         assert altered(client, "", for_all)["error_code"] == "none"
-        # To the same value again: the file is looked at.
+        # Setting the same value again reloads the file.
         assert altered(client, "1", (key, str(server.file)))["error_code"] == "none"
         until(lambda: shown_to(served, authority) != first, "the renewed one")
         second = shown_to(served, authority)

@@ -1,4 +1,4 @@
-"""What strangers can do to an encrypted listener before they have shown who they are."""
+"""Attacks of unauthenticated clients on an encrypted listener."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from tests.support.raw import RawClient
 
 HEALTHY, STRANGERS, ROUNDS = 10, 1_000, 4
 MEASURED_S = 3.0
-"""Less than a handshake may take, so that nobody is sent away meanwhile."""
+"""Measuring time, below the handshake timeout, so that the broker closes no client meanwhile."""
 
 DRIP_S = 0.25
-"""How often each slow stranger sends a byte."""
+"""Seconds between two bytes of each slow client."""
 
 MAX_SLOWER = 2.0
-"""How many times as long as in quiet times the slowest hundredth of answers may take."""
+"""Limit of the 99th percentile of response times, as a multiple of the undisturbed one."""
 
 SOAK, LEAK_BYTES = 3_000, 2_000_000
-"""Failed handshakes, and what they may leave together: far less than a buffer each."""
+"""Failed handshakes, and the bytes that all may leak: far less than a buffer each."""
 
 
 @pytest.fixture
 def many_files() -> Iterator[None]:
-    """As many open files as the system lets this process have."""
+    """Raise this process's limit of open files to its maximum."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
     yield
@@ -60,7 +60,7 @@ def daemon(tmp_path: Path, authority: Authority) -> Iterator[Daemon]:
 
 
 def first_flight(context: ssl.SSLContext) -> bytes:
-    """What a client sends first."""
+    """Return the ClientHello of a client."""
     sent = ssl.MemoryBIO()
     with suppress(ssl.SSLWantReadError):
         context.wrap_bio(ssl.MemoryBIO(), sent, server_hostname="localhost").do_handshake()
@@ -74,7 +74,7 @@ def connected(daemon: Daemon) -> socket.socket:
 
 @contextmanager
 def strangers(daemon: Daemon, hello: bytes) -> Iterator[None]:
-    """Half of them say nothing, half begin a handshake a byte at a time."""
+    """Connect clients, half of them silent, half sending a handshake a byte at a time."""
     there = [connected(daemon) for _ in range(STRANGERS)]
     leave = threading.Event()
 
@@ -93,13 +93,13 @@ def strangers(daemon: Daemon, hello: bytes) -> Iterator[None]:
     slow.join()
     for one in there:
         one.setblocking(False)
-        with pytest.raises(BlockingIOError):  # none was sent away meanwhile
+        with pytest.raises(BlockingIOError):  # the broker has closed none of them
             one.recv(1)
         one.close()
 
 
 def p99_ms(clients: list[RawClient]) -> float:
-    """The slowest hundredth of answers begins here."""
+    """Measure response times, and return the 99th percentile in milliseconds."""
     taken: list[float] = []
     number, end = 0, time.monotonic() + MEASURED_S
     while time.monotonic() < end:
@@ -124,7 +124,7 @@ def test_a_thousand_handshakes_that_never_end_beside_healthy_clients(
     for _ in range(ROUNDS):
         quiet = p99_ms(clients)
         with strangers(daemon, hello):
-            # Who comes now is served as well.
+            # A new client is served as well.
             with RawClient(daemon.bootstrap, tls=alice) as newcomer:
                 assert newcomer.call("api_versions", 2)["error_code"] == "none"
             attacked = p99_ms(clients)
@@ -152,7 +152,7 @@ def test_failed_handshakes_leave_no_memory(daemon: Daemon, authority: Authority)
                 client.recv(10)
 
     assert daemon.child is not None
-    for number in range(400):  # what is made once
+    for number in range(400):  # warm up: allocate everything that stays
         fail(number)
     before = daemon.child.resident_bytes
     for number in range(SOAK):
@@ -164,11 +164,11 @@ def test_failed_handshakes_leave_no_memory(daemon: Daemon, authority: Authority)
 
 
 BENT = 600
-"""Clients of which each sends something that is no TLS, at one of the steps of a handshake."""
+"""Number of clients that send malformed TLS at one of the steps of a handshake."""
 
 
 def bent(data: bytes, draw: random.Random) -> bytes:
-    """Some bytes changed, cut off or put in."""
+    """Return ``data`` with some bytes changed, truncated or inserted."""
     found = bytearray(data or b"?")
     for _ in range(draw.randint(1, 3)):
         at, kind = draw.randrange(len(found)), draw.randrange(3)
@@ -182,7 +182,7 @@ def bent(data: bytes, draw: random.Random) -> bytes:
 
 
 def bend(daemon: Daemon, context: ssl.SSLContext, draw: random.Random) -> None:
-    """Shake hands, as far as it goes, and send something bent at some step."""
+    """Shake hands as far as possible, and send malformed bytes at some step."""
     received, sent = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = context.wrap_bio(received, sent, server_hostname="localhost")
     bent_step = draw.randrange(3)

@@ -1,4 +1,4 @@
-"""Transactions by the clients there are: what commits is seen, what aborts is not, zombies lose."""
+"""Transactions of real clients: committed records are visible, aborted not, zombies are fenced."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ async def test_the_newer_producer_fences_the_zombie(
         await zombie.begin()
         await zombie.send(topic, b"lost")
         async with transactional(client, bootstrap, name) as newer:
-            # Whose claim has aborted the zombie's transaction.
+            # The successor's InitProducerId has aborted the zombie's transaction.
             settled(cluster, topic, 2)
             with pytest.raises((Fenced, AbortableError)):
                 await zombie.send(topic, b"too late")
@@ -197,7 +197,7 @@ async def test_a_forgotten_transaction_is_aborted_at_its_timeout(
 async def test_the_client_that_restarts_continues_where_its_offsets_say(
     bootstrap: str, cluster: Cluster
 ) -> None:
-    """Consume-transform-produce, abandoned in the middle of every third transaction."""
+    """Run consume-transform-produce, and abandon every third transaction in the middle."""
     source, target = cluster.create_topic(unique("in")), cluster.create_topic(unique("out"))
     group, name, count = unique("g"), unique("id"), 120
     with confluent_producer(bootstrap, linger_ms=5) as producer:
@@ -211,14 +211,14 @@ async def test_the_client_that_restarts_continues_where_its_offsets_say(
     until(lambda: cluster.lso(target) == cluster.offset(target), "every transaction has ended")
     copied = cluster.values(target, isolation=READ_COMMITTED)
     assert copied == [b"copy of %d" % i for i in range(count)]
-    # The abandoned attempts are really in the log.
+    # The abandoned attempts are in the log.
     assert len(cluster.values(target)) > count
 
 
 async def copy_for_a_while(
     bootstrap: str, source: str, target: str, group: str, name: str, *, transactions: int
 ) -> None:
-    """One life of a copier: some transactions of ten, then a last one that it never ends."""
+    """Run a copier for some transactions of ten records, and a last one that it never ends."""
     producer = confluent_kafka.Producer(
         {"bootstrap.servers": bootstrap, "transactional.id": name, "linger.ms": 0}
     )
@@ -279,7 +279,7 @@ async def test_listing_and_describing_transactions(bootstrap: str, cluster: Clus
     topic, name = cluster.create_topic(unique("show"), 2), unique("id")
 
     def described() -> dict[str, object]:
-        # From the raw answer: an instant of -1 is legal here and some decoders refuse it.
+        # Read the raw response: some decoders refuse its valid timestamp of -1.
         listed = cluster.call("list_transactions", 1, duration_filter=-1)
         return {t["transactional_id"]: t["transaction_state"] for t in listed["transaction_states"]}
 

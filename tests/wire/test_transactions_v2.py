@@ -17,7 +17,7 @@ PASSING = {"concurrent_transactions"}
 
 @dataclasses.dataclass
 class Producer:
-    """A minimal producer of the new protocol: it keeps the epoch that EndTxn gave."""
+    """A minimal producer of TV2, which uses the epoch that EndTxn returns."""
 
     cluster: Cluster
     name: str
@@ -80,7 +80,7 @@ class Producer:
         return until(attempt, "the previous transaction's completion")
 
     def end(self, commit: bool, *, epoch: int | None = None) -> dict[str, Any]:
-        """End, retrying while a former end runs; on success take the new identity over."""
+        """Send EndTxn, retry while a former end runs, and use the new identity on success."""
 
         def attempt() -> dict[str, Any] | None:
             answer = self.cluster.call(
@@ -139,7 +139,7 @@ def test_a_repeated_end_is_answered_with_the_same_identity(cluster: Cluster) -> 
 
 
 def test_a_delayed_end_cannot_end_a_later_transaction(cluster: Cluster) -> None:
-    """KAFKA-17754: what the old protocol could not tell apart."""
+    """KAFKA-17754: TV1 cannot distinguish the two transactions."""
     topic = cluster.create_topic(unique("tv2-late"))
     producer = Producer(cluster, unique("id")).init()
     before = producer.epoch
@@ -206,7 +206,7 @@ def test_a_timeout_aborts_and_fences(cluster: Cluster) -> None:
     producer = Producer(cluster, unique("id")).init(timeout_ms=500)
     assert producer.produce(topic, b"forgotten") == "none"
     settled(cluster, topic, 2)
-    # The abort moved the epoch by one, so this looks like a repeated end, of the other kind.
+    # The abort bumped the epoch by one, so this looks like a retried end with another outcome.
     assert producer.end(True)["error_code"] == "invalid_txn_state"
     assert producer.produce(topic, b"late") == "invalid_producer_epoch"
     assert cluster.values(topic, isolation=READ_COMMITTED) == []

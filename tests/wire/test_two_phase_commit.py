@@ -1,4 +1,4 @@
-"""KIP-939 over the wire, on a daemon of its own: v6 by raw requests, kill -9 between the phases."""
+"""KIP-939 over the wire, on a daemon of its own: raw v6 requests, kill -9 between the phases."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def end(client: WireClient, name: str, producer: tuple[int, int], *, commit: boo
 def write(
     bootstrap: str, name: str, topic: str, value: bytes, claim: Any, *, partition: int = 0
 ) -> tuple[int, int]:
-    """Begin a transaction with the first batch of a producer; ``claim`` is what it was answered."""
+    """Begin a transaction with the first batch; ``claim`` is the InitProducerId response."""
     producer = claim.producer_id, claim.producer_epoch
     data = batch(
         [value],
@@ -94,7 +94,7 @@ def write(
 
 
 def prepare(client: WireClient, bootstrap: str, name: str, topic: str) -> tuple[int, int]:
-    """Begin a transaction, write into it, and be gone."""
+    """Begin a transaction, write to it, and abandon it; return its producer id and epoch."""
     answer = init(client, name)
     assert (answer.ongoing_txn_producer_id, answer.ongoing_txn_producer_epoch) == NOBODY
     return write(bootstrap, name, topic, b"prepared", answer)
@@ -147,7 +147,7 @@ def state_of(client: WireClient, name: str) -> str:
 
 
 def test_what_is_prepared_outlives_its_timeout_before_and_after_a_restart(daemon: Daemon) -> None:
-    """Another transaction with the same timeout says when it is over."""
+    """Another transaction with the same timeout shows when the timeout has passed."""
     name, topic = unique("two-phase"), unique("orders")
     with Cluster(daemon.bootstrap) as cluster:
         cluster.create_topic(topic, 2)

@@ -1,6 +1,6 @@
-"""No transaction keeps the event loop for long, however many partitions or ids there are.
+"""No transaction blocks the event loop for long, with any number of partitions and ids.
 
-What a client may ask for within the limits, and what the broker does by itself.
+This covers requests within the limits, and the broker's own background work.
 """
 
 from __future__ import annotations

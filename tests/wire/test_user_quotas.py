@@ -1,4 +1,4 @@
-"""Quotas of users who have logged in: shared by all their clients, and nobody else's business."""
+"""Quotas of authenticated users: all clients of a user share them, and other users do not."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tests.support.secured import USERS, Secured
 from tests.support.waits import DEADLINE_S, until
 
 RATE, MOST = 20_000, 195_000
-"""Bytes per second, and what is within them if nothing came for ten seconds."""
+"""Bytes per second, and the bytes within this quota after ten seconds without traffic."""
 
 
 def limit(admin: Cluster, rate: float | None, **entity: str) -> None:
-    """Give an entity a quota, or take it away, and wait until the broker has heard of it."""
+    """Set or remove the quota of an entity, and wait until the broker has applied it."""
     kinds = {"user": "user", "client_id": "client-id"}
     named = [{"entity_type": kinds[kind], "entity_name": name} for kind, name in entity.items()]
     op = {"key": "producer_byte_rate", "value": rate or 0.0, "remove": rate is None}
@@ -34,7 +34,7 @@ def limit(admin: Cluster, rate: float | None, **entity: str) -> None:
 
 
 def waits(secured: Secured, user: str, client_id: str, topic: str, size: int) -> bool:
-    """Whether a client is told to wait after so many bytes."""
+    """Return whether a client is throttled after producing ``size`` bytes."""
     told: list[float] = []
     producer = Producer(
         {

@@ -1,7 +1,7 @@
-"""Producers that were paused, delayed or doubled: whatever they still send must have no effect.
+"""Late requests of paused, delayed or duplicate producers must have no effect.
 
-The one hole is the protocol's: an EndTxn below version 5 says which producer it is from, and not
-which of its transactions it ends (KAFKA-17754).
+The protocol has one hole: an EndTxn below version 5 identifies its producer, but not which of its
+transactions it ends (KAFKA-17754).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_MS = 2_500
 LATE_BY = range(1, 6)
 CLAIMS = 4
-"""Of the one id by each of two processes."""
+"""Number of claims of one id by each of two processes."""
 
 
 def process(*arguments: object) -> Child:
@@ -36,7 +36,7 @@ def process(*arguments: object) -> Child:
 
 @pytest.fixture
 def client(bootstrap: str, request: pytest.FixtureRequest) -> Iterator[StubbornClient]:
-    """A raw producer of the protocol that the parameter names, 1 or 2; not yet initialised."""
+    """Yield a raw producer of TV1 or TV2, by the parameter, before InitProducerId."""
     made = StubbornClient(bootstrap, unique("zombie"), version=getattr(request, "param", 2))
     yield made
     made.close()
@@ -48,7 +48,7 @@ both_protocols = pytest.mark.parametrize("client", [1, 2], indirect=True, ids=["
 
 
 class Held:
-    """An EndTxn that the network holds back, on a connection of its own."""
+    """A delayed EndTxn on a connection of its own."""
 
     def __init__(self, client: StubbornClient, *, commit: bool) -> None:
         self._connection = Cluster(client.bootstrap)
@@ -61,7 +61,7 @@ class Held:
         }
 
     def deliver(self) -> str:
-        """Its error code."""
+        """Send the EndTxn; return its error."""
         with self._connection as connection:
             error: str = connection.call("end_txn", self._version, **self._body)["error_code"]
         return error
@@ -109,14 +109,14 @@ def test_kafka_17754_under_the_old_protocol_a_late_commit_tears_a_later_transact
     client.send(topic, 0, b"first half")
     assert held.deliver() == "none"
     settled(cluster, topic, 2 * late_by + 2)
-    # Its producer can only abort now, and what it meant to abort is committed.
+    # Its producer can only abort now, although the transaction to abort is committed.
     with pytest.raises(RefusedError, match="invalid_txn_state"):
         client.end(commit=False)
     assert cluster.values(topic, isolation=READ_COMMITTED)[-1] == b"first half"
 
 
 def written_late(client: StubbornClient, topic: str, identity: tuple[int, int], first: int) -> str:
-    """The answer to a batch that was on its way for long."""
+    """Produce a delayed batch; return its error."""
     data = batch(
         [b"late"],
         producer_id=identity[0],
@@ -148,7 +148,7 @@ def test_kip_890_a_late_batch_after_the_end_opens_nothing(
     client.send(topic, 0, b"in time")
     client.end(commit=commit)
     settled(cluster, topic, 2)
-    # The new protocol has moved the epoch; under the old one the partition is in no transaction.
+    # TV2 has bumped the epoch; under TV1 the partition is in no transaction.
     refusal = "invalid_producer_epoch" if client.version == 2 else "invalid_txn_state"
     assert written_late(client, topic, identity, 1) == refusal
     settled(cluster, topic, 2)
@@ -205,7 +205,7 @@ def test_a_process_stopped_past_its_timeout_has_no_effect_when_it_goes_on(
         successor = StubbornClient(bootstrap, name, version=1)
         successor.claim()
         successor.send(topic, 0, b"successor's")
-        # kafka-python claims the id again when its write is refused, and fences the successor.
+        # kafka-python sends InitProducerId after a refused write, and so fences the successor.
         if takes_back := client == "kafka-python":
             successor.end(commit=True)
         go.touch()
@@ -230,7 +230,7 @@ def test_two_processes_with_one_transactional_id(
     rivals = [process("rival", client, bootstrap, topic, name, who, stop) for who in "ab"]
     try:
         for child in rivals:
-            # Each has been fenced by the other, and has claimed the id back.
+            # Each producer has been fenced by the other, and has claimed the id again.
             until(
                 lambda child=child: child.lines.count("claimed") >= CLAIMS,
                 f"{CLAIMS} claims in {child.lines[-9:]}",
@@ -245,7 +245,7 @@ def test_two_processes_with_one_transactional_id(
     said = [line.split() for child in rivals for line in child.lines]
     committed = {words[1] for words in said if words[0] == "committed"}
     unknown = {words[1] for words in said if words[0] == "unknown"}
-    # The last claimant is gone; what it left open would hold the stable offset.
+    # The last claimant is gone; its open transaction would hold the last stable offset back.
     last = StubbornClient(bootstrap, name, version=1)
     last.claim()
     last.close()

@@ -1,4 +1,4 @@
-"""One face for the three transactional producers, so that a scenario is written once.
+"""One interface for the three transactional producers, so that a scenario is written once.
 
 A refusal that ends the producer (it was fenced) is :class:`Fenced` from each of them; one that only
 ends the transaction is :class:`AbortableError`.
@@ -22,15 +22,15 @@ Offsets = Mapping[tuple[str, int], int]
 
 
 class Fenced(Exception):  # noqa: N818 - the state of the producer, as Kafka calls it
-    """Someone newer owns the transactional id."""
+    """A newer producer owns the transactional id."""
 
 
 class AbortableError(Exception):
-    """The transaction must be aborted; the producer may go on."""
+    """The transaction must be aborted; the producer may continue."""
 
 
 class TransactionalProducer(Protocol):
-    """``send`` returns once the record is acknowledged or raises what refused it."""
+    """A producer whose ``send`` returns once the record is acknowledged, or raises its error."""
 
     async def init(self) -> None: ...
     async def begin(self) -> None: ...
@@ -54,7 +54,7 @@ class Confluent:
                     "transaction_timeout_ms": timeout_ms,
                     "linger_ms": 0,
                     "retry_backoff_ms": 20,
-                    # Must not be longer than the transaction's own time-out.
+                    # It must not exceed the transaction's own timeout.
                     "message_timeout_ms": min(timeout_ms, 30_000),
                 }
             )
@@ -65,7 +65,7 @@ class Confluent:
         try:
             yield
         except (confluent_kafka.KafkaException, SystemError) as raised:
-            # A fatal error that is told in the midst of a delivery report breaks the callback.
+            # A fatal error during a delivery report breaks the callback.
             told = raised.__cause__ if isinstance(raised, SystemError) else raised
             if not isinstance(told, confluent_kafka.KafkaException):
                 raise
@@ -100,7 +100,7 @@ class Confluent:
                 confluent_kafka.KafkaError.INVALID_PRODUCER_EPOCH,
                 confluent_kafka.KafkaError.PRODUCER_FENCED,
             }
-            # What purged the record tells nothing; the next call on the producer does.
+            # A purged record has no cause; the next call on the producer raises it.
             raise (Fenced if error.code() in fenced else AbortableError)(error)
 
     async def send_offsets(self, offsets: Offsets, group: str) -> None:
@@ -150,7 +150,7 @@ class Aiokafka:
         try:
             yield
         except (aiokafka.errors.ProducerFenced, AssertionError) as raised:
-            # By an assertion it refuses every call after the one that told of the fence.
+            # After the call that reported the fence, every call fails with an AssertionError.
             raise Fenced(raised) from raised
         except aiokafka.errors.KafkaError as raised:
             raise AbortableError(raised) from raised
@@ -250,7 +250,7 @@ CLIENTS: dict[str, Any] = {
 async def transactional(
     client: str, bootstrap: str, transactional_id: str, *, timeout_ms: int = 60_000
 ) -> AsyncIterator[TransactionalProducer]:
-    """A producer of the named client, initialised; closed at the end, in whatever state it is."""
+    """Yield an initialised producer of the named client, and close it in any state at the end."""
     producer: TransactionalProducer = CLIENTS[client](bootstrap, transactional_id, timeout_ms)
     try:
         await producer.init()

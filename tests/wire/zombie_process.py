@@ -1,12 +1,12 @@
-"""A transactional producer in a process of its own, which a test can stop, resume and double.
+"""A transactional producer in a process of its own, which a test can suspend, resume and duplicate.
 
     python -m tests.wire.zombie_process paused CLIENT BOOTSTRAP TOPIC ID TIMEOUT_MS GO
     python -m tests.wire.zombie_process rival CLIENT BOOTSTRAP TOPIC ID NAME STOP
 
-``paused`` opens a transaction, says ``open``, waits until the file GO is there, then writes once
-more and commits; it says ``committed``, or ``refused`` with the reason. ``rival`` runs
-transactions of two records until the file STOP is there, and claims the id again whenever it was
-fenced; of each value it says whether it is ``committed`` or nobody knows (``unknown``).
+``paused`` opens a transaction, prints ``open``, waits until the file GO exists, then writes once
+more and commits; it prints ``committed``, or ``refused`` with the reason. ``rival`` runs
+transactions of two records until the file STOP exists, and claims the id again whenever it is
+fenced; for each value it prints ``committed``, or ``unknown`` if the outcome is unknown.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.wire.transactional import AbortableError, Fenced, transactional
 
 WAIT_S = 60.0
 MOST = 20_000
-"""Transactions of a rival, if nobody stops it."""
+"""The most transactions of a rival that is not stopped."""
 
 
 def say(*words: object) -> None:
@@ -39,7 +39,7 @@ async def paused(
         await producer.send(topic, b"before the pause")
         say("open")
         end = time.monotonic() + WAIT_S
-        # Without a turn of the loop: a process that is stopped does nothing beside either.
+        # Do not run the event loop meanwhile: a suspended process does not run it either.
         while not is_there(go) and time.monotonic() < end:
             time.sleep(0.01)  # noqa: ASYNC251
         for step in ("send", "commit"):

@@ -59,12 +59,7 @@ def prepare(bootstrap: str) -> None:
 def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Yield the address of a broker in this process with a topic and a transactional id."""
     with Broker.in_thread(tmp_path_factory.mktemp("data"), config=CONFIG) as broker:
-        with RawClient(broker.bootstrap) as client:
-            topic = {"name": KNOWN, "num_partitions": 2, "replication_factor": 1}
-            client.call("create_topics", 5, topics=[topic], timeout=10_000)
-            client.call("find_coordinator", 3, key=KNOWN, key_type=0)
-            client.call("find_coordinator", 3, key=KNOWN, key_type=1)
-            client.call("init_producer_id", 2, transactional_id=KNOWN, transaction_timeout=60_000)
+        prepare(broker.bootstrap)
         gc.collect()
         gc.freeze()  # existing objects need no further collection
         yield broker.bootstrap

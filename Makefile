@@ -54,8 +54,8 @@ MEMORY := $(shell df -k --output=avail /dev/shm 2>/dev/null | awk 'NR == 2 && $$
 # A daemon or command that has to compile itself takes twice as long to start, and hundreds start.
 TEST_RUN := PYTHONDONTWRITEBYTECODE= $(if $(MEMORY),TMPDIR=$(MEMORY) )$(RUN) pytest -o tmp_path_retention_policy=failed --numprocesses 2 --dist loadfile tests/crash tests/lives tests/answers tests/wire tests/plugin tests/fuzz tests/unit tests/sim tests/docs tests/console/test_api.py tests/test_tidy.py tests/mqtt --ignore tests/crash/test_sweep.py --ignore tests/crash/test_java_copier.py --ignore tests/crash/test_cluster_faults.py --ignore tests/crash/test_cluster_sweep.py --ignore tests/crash/test_controller_sweep.py --ignore tests/crash/test_failed_appends.py
 
-test: export POWER_STATES ?= 2100
-test: $(VENV)/.dev  ## unit, scenario, real-client and crash tests (nine minutes on two cores)
+test: export POWER_STATES ?= 600
+test: $(VENV)/.dev  ## unit, scenario, real-client and crash tests (five minutes on two cores)
 	$(TEST_RUN) -m "not slow" $(ARGS)
 
 # What `make crash` runs larger, and what needs stages of its own, is in neither. The longest files,

@@ -31,7 +31,7 @@ from tests.support.memory_disk import MemoryDisk
 STATES = int(os.environ.get("POWER_STATES", "3000")) // 4
 SEED = int(os.environ.get("POWER_SEED", "1"))
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.slow, pytest.mark.crash, pytest.mark.timeout(3600)]
 
 Batches = tuple[tuple[int, bytes], ...]
 """Base offset and bytes of each batch."""

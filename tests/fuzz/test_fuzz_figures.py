@@ -305,6 +305,7 @@ def test_figures_drawn_together(tmp_path: Path, seed: int) -> None:
         look(home / "from")
 
 
+@pytest.mark.slow
 def test_start_with_producer_ids_that_run_out_says_what_to_do(tmp_path: Path) -> None:
     broker = tmp_path / "broker"
     with Broker.in_thread(broker) as running, Cluster(running.bootstrap) as client:

@@ -25,6 +25,8 @@ from tests.support.mosquitto import Mosquitto
 from tests.support.mqtt_proxy import Cut, MqttProxy
 from tests.support.waits import until_async
 
+pytestmark = pytest.mark.slow
+
 WINDOW = 5
 """Mosquitto's max_inflight_messages."""
 

@@ -22,6 +22,8 @@ from tests.support.own_broker import OwnBroker, behind_proxy, own_broker
 from tests.support.proxy import LosingProxy
 from tests.wire.test_pipeline_ends import END_S
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["broker"]
 
 SIGNALS = signal.SIGTERM, signal.SIGINT

@@ -20,6 +20,8 @@ from tests.support.own_broker import own_broker
 from tests.support.waits import until_async
 from tests.wire.clients import aio_consumer
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["broker"]
 
 WAIT_MS = 300

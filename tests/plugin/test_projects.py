@@ -76,6 +76,7 @@ def test_shared_brokers_and_workers(tmp_path: Path) -> None:
     assert len(set(addresses.read_text().split())) == 2, output
 
 
+@pytest.mark.slow
 def test_what_fails_tells_why(tmp_path: Path) -> None:
     counted, output = run(tmp_path, "failing", ini="kafka_config = num.partitions=1\n")
     assert counted == {"failed": 5, "passed": 4, "errors": 14}, output
@@ -130,6 +131,7 @@ def test_what_fails_tells_why(tmp_path: Path) -> None:
     assert named <= set(kept), (named, kept)
 
 
+@pytest.mark.slow
 def test_brokers_that_ask_who_comes(tmp_path: Path) -> None:
     counted, output = run(tmp_path, "guarded")
     assert counted == {"passed": 2, "errors": 4}, output

@@ -197,6 +197,7 @@ async def test_coroutines(kafka_cluster: Cluster) -> None:
     assert len(await kafka_cluster.aio.records("orders", at_least=1)) == 1
 
 
+@pytest.mark.slow
 def test_a_cluster_logs_nothing_of_what_its_test_does() -> None:
     script = (
         "from fencepost.testing import Cluster\n"

@@ -33,6 +33,7 @@ def test_more_seeds() -> None:
         play(seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", zk_steps.SCRIPTS)
 def test_steps(script: str) -> None:
     for step in zk_steps.steps(script, EVERY):

@@ -103,6 +103,7 @@ def hang(
     return name, producer_id
 
 
+@pytest.mark.slow
 def test_list_is_filtered_by_age_and_pattern(bootstrap, topic):
     def listed(*options: str) -> list[object]:
         done = fencepost("txns", "list", *options, "--format", "json", bootstrap=bootstrap)
@@ -120,6 +121,7 @@ def test_list_is_filtered_by_age_and_pattern(bootstrap, topic):
     assert "INVALID_REGULAR_EXPRESSION" in bad.stderr
 
 
+@pytest.mark.slow
 def test_producers_shows_what_the_leader_knows(bootstrap, topic):
     with open_transaction(bootstrap, topic, partition=1) as (name, _):
         described = rows(
@@ -141,6 +143,7 @@ def test_producers_shows_what_the_leader_knows(bootstrap, topic):
     fencepost("txns", "producers", f"{topic}:x", bootstrap=bootstrap, status=2)
 
 
+@pytest.mark.slow
 def test_a_hanging_transaction_is_found_blamed_and_aborted(bootstrap, cluster, topic):
     name, producer_id = hang(cluster, topic)
     where = f"{topic}:0"
@@ -164,6 +167,7 @@ def test_a_hanging_transaction_is_found_blamed_and_aborted(bootstrap, cluster, t
     assert fencepost(*find, "0", bootstrap=bootstrap).stdout == "no transaction hangs\n"
 
 
+@pytest.mark.slow
 def test_all_that_can_be_named_of_a_hanging_transaction_is(bootstrap, cluster, topic, target):
     """One transaction has a known transactional id, the other is unknown to every coordinator."""
     before = dt.datetime.now(dt.UTC)
@@ -199,6 +203,7 @@ def test_all_that_can_be_named_of_a_hanging_transaction_is(bootstrap, cluster, t
     assert cluster.lso(topic) == cluster.offset(topic)
 
 
+@pytest.mark.slow
 def test_an_owner_whose_id_has_expired_is_named_from_the_history(tmp_path):
     """If the transaction's first batch is gone from the log, its values are unknown."""
     expiring = {
@@ -262,6 +267,7 @@ def test_a_transaction_of_an_imported_log_hangs_where_its_coordinator_did_not_co
         second.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_a_hanging_transaction_names_the_members_whose_offsets_it_holds(
     bootstrap, cluster, topic, protocol
@@ -398,6 +404,7 @@ def test_abort_wants_to_know_which(bootstrap, topic):
     fencepost("txns", "abort", topic, "--start-offset", "0", bootstrap=bootstrap, status=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_blame_names_a_group_that_waits_and_never_committed(bootstrap, cluster, topic, protocol):
     cluster.produce(topic, [b"before"], partition=1)
@@ -419,6 +426,7 @@ def test_blame_names_a_group_that_waits_and_never_committed(bootstrap, cluster, 
     assert f"{group}:unknown!" in table
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_blame_names_the_pipeline_and_who_waits_behind_it(bootstrap, cluster, topic, protocol):
     source = cluster.create_topic(unique("source"))

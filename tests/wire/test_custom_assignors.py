@@ -16,6 +16,8 @@ from tests.support.waits import until
 from tests.wire.test_cli import fencepost, rows
 from tests.wire.test_consumer_protocol import member, owned
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:

@@ -17,6 +17,8 @@ from tests.support.targets import SETTINGS
 from tests.support.waits import until, until_async, until_true
 from tests.wire.clients import aio_consumer
 
+pytestmark = pytest.mark.slow
+
 PARTITIONS = 1_500
 """Partitions of the topic; a librdkafka member that owns them all sends 12 KB of metadata."""
 ROOM = {"classic": 20_500, "consumer": 1_500 * 512 + 12_000, "eager": 12_000}

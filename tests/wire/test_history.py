@@ -67,6 +67,7 @@ def join(cluster: Cluster, group: str, member: str = "", **more: Any) -> Any:
     )
 
 
+@pytest.mark.slow
 def test_who_never_was_is_an_error_and_no_empty_history(daemon: Daemon) -> None:
     for kind, says in (
         ("groups", "there is no group 'nobody'"),
@@ -156,6 +157,7 @@ def now() -> str:
     return dt.datetime.fromtimestamp(moment / 1000, dt.UTC).isoformat(timespec="milliseconds")
 
 
+@pytest.mark.slow
 def test_who_rebalanced_a_consumer_group_at_a_given_time(daemon: Daemon) -> None:
     """One member goes silent: the entry has its id, its host, the timer and both epochs."""
     group = unique("at-0213")

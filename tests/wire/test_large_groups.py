@@ -17,6 +17,8 @@ from tests.support.own_broker import OwnBroker, own_broker
 from tests.support.waits import until, until_true
 from tests.wire.clients import aio_consumer, dotted
 
+pytestmark = pytest.mark.slow
+
 TOPICS = [f"region-eu-central-1.team-{n % 40:02}.service-{n:05}.order-events" for n in range(3_000)]
 NAMES = [name.ljust(60, "x") for name in TOPICS]
 """3,000 names of 60 characters."""

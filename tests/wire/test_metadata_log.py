@@ -93,6 +93,7 @@ def test_no_request_finds_it(cluster: Cluster, api: str, version: int, body: Any
     ]
 
 
+@pytest.mark.slow
 def test_a_broker_that_was_sent_them_all_starts_again_with_all_it_knew(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path / "data").start()
     topic = unique("kept")

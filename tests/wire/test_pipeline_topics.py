@@ -22,6 +22,8 @@ from tests.support.waits import until, until_async
 from tests.wire.clients import aio_consumer
 from tests.wire.test_exactly_once import Bench
 
+pytestmark = pytest.mark.slow
+
 WAIT_MS = 500
 
 ILLEGAL = ("a b", "", "..", "x" * 250, "ä", "\ud800", "a\0b")

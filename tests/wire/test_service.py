@@ -211,6 +211,7 @@ def test_health_is_an_exit_status(tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_each_listener_tells_its_own_address(tmp_path: Path) -> None:
     held = [hold_port() for _ in range(3)]
     ports = [one.getsockname()[1] for one in held]

@@ -350,6 +350,7 @@ def test_a_second_call_changes_nothing_but_what_is_new() -> None:
         assert "later" in given(disk, one.node_id).topics
 
 
+@pytest.mark.slow
 def test_no_end_of_a_promotion_harms_anybody() -> None:
     before = grown()
     expected = known(start(before.after_kill()).metadata.image)

@@ -136,6 +136,7 @@ async def test_a_deleted_topic_is_gone_from_the_loop_at_once_and_from_the_disk_s
         assert disk.on_loop == []
 
 
+@pytest.mark.slow
 async def test_thousands_of_topics_in_one_request_leave_room_for_others(tmp_path):
     async with Broker(tmp_path, config=CALM) as broker:
         names = [f"t{number}" for number in range(3_000)]

@@ -420,6 +420,7 @@ async def _one_transaction(services: Services, version: int, *, commits: bool) -
     await producer.end(commit=commits, version=version)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", [0, 2])
 @pytest.mark.parametrize("commits", [True, False])
 async def test_killed_before_every_write_of_the_end(

@@ -72,6 +72,7 @@ def test_valid_complete_and_deterministic(assignor, group):
     assert run(assignor, shuffled) == result
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(group=groups())
 def test_uniform_leaves_no_move_that_would_help(group):
@@ -83,6 +84,7 @@ def test_uniform_leaves_no_move_that_would_help(group):
                     assert len(partitions) - len(result[other]) < 2, (name, other)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(group=groups())
 def test_uniform_is_a_fixed_point(group):
@@ -90,6 +92,7 @@ def test_uniform_is_a_fixed_point(group):
     assert run(UniformAssignor(), with_targets(group, result)) == result
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(group=groups(homogeneous=True), leaves=st.booleans())
 def test_uniform_moves_no_more_than_it_must(group, leaves):
@@ -113,6 +116,7 @@ def test_uniform_moves_no_more_than_it_must(group, leaves):
     assert sum(len(before.get(name, frozenset()) & after[name]) for name in members) == most
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(group=groups())
 def test_range_gives_neighbours_evenly(group):

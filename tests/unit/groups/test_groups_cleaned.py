@@ -18,6 +18,8 @@ from test_conversion import there_and_back
 from test_group_churn import SCENARIOS as CLASSIC
 from test_group_churn import Churn as ClassicChurn
 
+pytestmark = pytest.mark.slow
+
 SCENARIOS: dict[str, Callable[[], Driver]] = {
     **{f"classic, {name}": make for name, make in CLASSIC.items()},
     **{f"consumer, {name}": make for name, make in CONSUMER.items()},

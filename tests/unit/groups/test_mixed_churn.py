@@ -219,6 +219,7 @@ class Churn:
         log_loads_back(self.driver.log, self.driver.machine.digest(), variants=10)
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(lives(max_size=60))
 def test_any_life_of_a_group_of_either_protocol(steps):

@@ -171,6 +171,7 @@ def explore(start: World, targets: int, *, losses: bool, converge_every: int) ->
     return count, transitions
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", UP_TO_SYMMETRY)
 def test_every_way_to_any_target_with_lost_answers(start):
     count, _ = explore(settled(start), 2, losses=True, converge_every=5)
@@ -185,6 +186,7 @@ def test_every_way_when_the_target_changes_twice():
     assert transitions == {pair for pair in TRANSITIONS if MemberState.UNKNOWN not in pair}
 
 
+@pytest.mark.slow
 def test_every_way_of_three_newcomers():
     count, transitions = explore(
         World((freeze(CurrentAssignment()),) * 3, (Client(),) * 3, (0, 0, 1), 1),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -163,6 +164,7 @@ def play(steps):
     return history
 
 
+@pytest.mark.slow
 @settings(max_examples=600, deadline=None)
 @given(STEPS)
 def test_a_reader_of_committed_data_sees_the_same_last_values(steps):
@@ -193,6 +195,7 @@ def test_a_full_offset_map_cleans_a_part_and_loses_nothing(steps, keys):
     assert last_values(read(kept, aborted)) == last_values(history.committed)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(STEPS)
 def test_the_end_offset_and_every_last_sequence_stay(steps):

@@ -113,6 +113,7 @@ def test_one_record_of_many_pieces_is_read_whole(codec: Codec) -> None:
     assert times(header, RecordWindow(stored)) == [(0, 5), (1, 5), (2, 5)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD])
 def test_reader_of_first_record_inflates_no_more_than_a_piece(codec: Codec) -> None:
     batch = encode_batch([LogRecord(at, 5, b"", bytes(1000)) for at in range(60_000)], codec=codec)

@@ -53,6 +53,7 @@ def bases(partition: Partition) -> list[int]:
 MASKS = [0xFF, *(pytest.param(one, marks=pytest.mark.slow) for one in (0x01, 0x80))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mask", MASKS)
 def test_no_byte_that_was_on_disk_costs_another_batch(tmp_path: Path, mask: int) -> None:
     """Damage every byte of the flushed batches in the active segment, and a batch after them."""

@@ -62,6 +62,7 @@ def sealed(rows: Rows, max_bytes: int, first: int | None = None) -> list[bytes]:
     ]
 
 
+@pytest.mark.slow
 @given(records, st.integers(1, 5_000), st.none() | st.integers(1, 5))
 @settings(max_examples=150, deadline=None)
 def test_encoded_columns_are_what_the_record_codec_reads(
@@ -102,6 +103,7 @@ def groups(*batches: bytes) -> list[tuple[BatchHeader, bytes]]:
     return [(parse_header(batch), record_bytes(batch, 0, parse_header(batch))) for batch in batches]
 
 
+@pytest.mark.slow
 @given(records, st.integers(0, 1 << 40), st.booleans(), st.integers(1, 20))
 @settings(max_examples=150, deadline=None)
 def test_decoded_columns_are_what_the_record_codec_wrote(

@@ -17,6 +17,8 @@ from fencepost.testing.clock import Fired, TestClock
 from fencepost.testing.deadlines import Deadlines
 from tests.support.waits import until
 
+pytestmark = pytest.mark.slow
+
 HOUR_S, DAY_S = 3_600, 86_400
 
 

@@ -17,6 +17,8 @@ from fencepost.txn.limits import TxnLimits
 from fencepost.txn.machine import TxnMachine
 from tests.unit.txn.driver import START_MS, TIMEOUT_MS, CountingIds
 
+pytestmark = pytest.mark.slow
+
 ENOUGH = 8 << 20
 """The size in bytes at which the ids are measured: some 10,000 of them."""
 

@@ -12,6 +12,7 @@ from typing import Final
 
 from fencepost.coordinator.metrics.families import Sample, Series, labels, read_families
 from fencepost.coordinator.metrics.view import View
+from fencepost.coordinator.runtime.histogram import Histogram
 from fencepost.coordinator.wire.api import KNOWN_APIS, ApiKey
 
 FAMILIES: Final = read_families("""
@@ -30,7 +31,7 @@ kafka_server_brokertopicmetrics_totalfetchrequests_total counter
 kafka_server_BrokerTopicMetrics_FifteenMinuteRate gauge name topic
     Bytes a second, over a quarter of an hour, as kafbat UI looks for it.
 kafka_network_requestmetrics_requests_total counter request version
-    Requests.
+    Requests. Fetches are FetchConsumer or FetchFollower.
 kafka_network_requestmetrics_totaltimems gauge request quantile
     Milliseconds from request to response.
 kafka_network_requestmetrics_totaltimems_count untyped request
@@ -166,45 +167,47 @@ def _of_traffic(view: View) -> Iterator[Series]:
 
 
 def _of_requests(view: View) -> Iterator[Series]:
-    answered: Counter[tuple[int, int]] = Counter()
-    seconds = {}
-    if view.server.watch is not None:
-        answered, seconds = view.server.watch.answered, dict(view.server.watch.seconds)
     totals: Counter[int] = Counter()
-    for (key, _), count in answered.items():
-        totals[key] += count
+    answered: dict[tuple[str, int], int] = {}
+    seconds: dict[str, Histogram] = {}
+    watch = view.server.watch
+    if watch is not None:
+        for (key, version), count in watch.answered.items():
+            totals[key] += count
+            if key != ApiKey.FETCH:
+                answered[KNOWN_APIS[key].name, version] = count
+        answered.update(watch.fetches)
+        seconds = {
+            KNOWN_APIS[key].name: took for key, took in watch.seconds.items() if key != ApiKey.FETCH
+        }
+        seconds.update(watch.fetch_seconds)
     for name, key in (("produce", ApiKey.PRODUCE), ("fetch", ApiKey.FETCH)):
         yield _one(f"kafka_server_brokertopicmetrics_total{name}requests_total", totals[key])
     yield (
         FAMILIES["kafka_network_requestmetrics_requests_total"],
         [
-            (labels(request=_name(key), version=version), count)
-            for (key, version), count in sorted(answered.items())
+            (labels(request=request, version=version), count)
+            for (request, version), count in sorted(answered.items())
         ],
     )
     timed = sorted(seconds.items())
     yield (
         FAMILIES["kafka_network_requestmetrics_totaltimems"],
         [
-            (labels(request=_name(key), quantile=at), took.quantile(float(at)) * 1000)
-            for key, took in timed
+            (labels(request=request, quantile=at), took.quantile(float(at)) * 1000)
+            for request, took in timed
             for at in QUANTILES
         ],
     )
     yield (
         FAMILIES["kafka_network_requestmetrics_totaltimems_count"],
-        [(labels(request=_name(key)), took.count) for key, took in timed],
+        [(labels(request=request), took.count) for request, took in timed],
     )
     for name in ("requestqueuetimems", "responsequeuetimems"):
         yield (
             FAMILIES[f"kafka_network_requestmetrics_{name}"],
-            [(labels(request=_name(key), quantile=at), 0) for key, _ in timed for at in QUANTILES],
+            [(labels(request=request, quantile=at), 0) for request, _ in timed for at in QUANTILES],
         )
-
-
-def _name(key: int) -> str:
-    # Kafka distinguishes consumers' fetches from followers'; here all count as consumers'.
-    return "FetchConsumer" if key == ApiKey.FETCH else KNOWN_APIS[key].name
 
 
 def _of_node(view: View) -> Iterator[Series]:

@@ -444,7 +444,7 @@ class Connection(asyncio.BufferedProtocol):
             answer = self._within_budget(answer)
         yield from answer if spent is None else spent.timed(answer)
         if watch is not None:
-            watch.note(request.api_key, request.api_version, monotonic_s() - since)
+            watch.note(request, monotonic_s() - since)
         if self._job is not None and self._job.has_given_way:
             held.append(request.body)
             del request, coming, answer

@@ -45,7 +45,7 @@ kafka_network_requestchannel_requestqueuesize gauge
 kafka_network_requestchannel_responsequeuesize gauge
     0: there is no queue.
 kafka_network_socketserver_expiredconnectionskilledcount gauge
-    0: no connection has an identity that expires.
+    Connections closed because of a request after their login had expired.
 kafka_server_replicamanager_partitioncount gauge
     Partitions.
 kafka_server_replicamanager_leadercount gauge
@@ -212,12 +212,15 @@ def _of_requests(view: View) -> Iterator[Series]:
 
 def _of_node(view: View) -> Iterator[Series]:
     snapshot = view.snapshot
-    replicas = view.services.replicas
+    replicas, logins = view.services.replicas, view.server.logins
     counts = replicas.counts(snapshot.offline)
     for name, value in (
         ("network_requestchannel_requestqueuesize", 0),
         ("network_requestchannel_responsequeuesize", 0),
-        ("network_socketserver_expiredconnectionskilledcount", 0),
+        (
+            "network_socketserver_expiredconnectionskilledcount",
+            0 if logins is None else logins.expired,
+        ),
         ("server_replicamanager_partitioncount", counts.partitions),
         ("server_replicamanager_leadercount", counts.leaders),
         ("server_replicamanager_underreplicatedpartitions", counts.under_replicated),

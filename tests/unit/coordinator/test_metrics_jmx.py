@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from fencepost.coordinator.daemon.broker import Broker
+from tests.support.clock import ManualClock
 from tests.support.cluster import Cluster
-from tests.unit.coordinator.test_metrics import scraped, serving, value
+from tests.support.raw import RawClient
+from tests.unit.coordinator.test_metrics import SETTINGS, scraped, serving, value
+from tests.unit.coordinator.test_sasl import CONFIG, USERS, is_closed, log_in
 
 REQUESTS = "kafka_network_requestmetrics_requests_total"
 TIMED = "kafka_network_requestmetrics_totaltimems_count"
+EXPIRED = "kafka_network_socketserver_expiredconnectionskilledcount"
 
 
 async def test_fetches_of_followers_are_counted_apart(tmp_path: Path) -> None:
@@ -37,3 +42,20 @@ async def test_fetches_of_followers_are_counted_apart(tmp_path: Path) -> None:
     assert value(values, TIMED, request="FetchFollower") == 4
     assert value(values, "kafka_server_brokertopicmetrics_totalfetchrequests_total") == 7
     assert value(values, "fencepost_requests_total", api="Fetch", version="16") == 4
+
+
+async def test_connections_with_expired_logins_are_counted(tmp_path: Path) -> None:
+    clock = ManualClock(1_700_000_000_000)
+    settings = {**SETTINGS, **CONFIG, "connections.max.reauth.ms": "60000"}
+
+    def use_expired_login(bootstrap: str) -> None:
+        with RawClient(bootstrap) as client:
+            log_in(client)
+            clock.advance(60_001)
+            client.send("metadata", 1, topics=[])
+            assert is_closed(client)
+
+    async with Broker(tmp_path, config=settings, add_scram=USERS, clock=clock) as broker:
+        assert value(await scraped(broker), EXPIRED) == 0
+        await asyncio.to_thread(use_expired_login, broker.bootstrap)
+        assert value(await scraped(broker), EXPIRED) == 1

@@ -117,7 +117,7 @@ kafka_coordinator_group_groupmetadatamanager_numgroupspreparingrebalance gauge
 kafka_coordinator_group_groupmetadatamanager_numgroupscompletingrebalance gauge
     Groups in this state.
 kafka_server_socket_server_metrics_connection_count gauge listener networkProcessor
-    Open connections.
+    Open connections; networkProcessor is always 0.
 """)
 
 QUANTILES: Final = ("0.50", "0.75", "0.95", "0.98", "0.99", "0.999")
@@ -243,7 +243,10 @@ def _of_node(view: View) -> Iterator[Series]:
     yield FAMILIES["kafka_server_delayedoperationpurgatory_purgatorysize"], waiting
     yield (
         FAMILIES["kafka_server_socket_server_metrics_connection_count"],
-        [(labels(listener="PLAINTEXT", networkProcessor=0), len(view.server.connections))],
+        [
+            (labels(listener=name, networkProcessor=0), view.server.admission.by_listener[name])
+            for name in view.server.addresses
+        ],
     )
 
 

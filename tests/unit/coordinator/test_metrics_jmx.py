@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 from pathlib import Path
 
 from fencepost.coordinator.daemon.broker import Broker
@@ -14,6 +15,7 @@ from tests.unit.coordinator.test_sasl import CONFIG, USERS, is_closed, log_in
 
 REQUESTS = "kafka_network_requestmetrics_requests_total"
 TIMED = "kafka_network_requestmetrics_totaltimems_count"
+CONNECTIONS = "kafka_server_socket_server_metrics_connection_count"
 EXPIRED = "kafka_network_socketserver_expiredconnectionskilledcount"
 
 
@@ -59,3 +61,29 @@ async def test_connections_with_expired_logins_are_counted(tmp_path: Path) -> No
         assert value(await scraped(broker), EXPIRED) == 0
         await asyncio.to_thread(use_expired_login, broker.bootstrap)
         assert value(await scraped(broker), EXPIRED) == 1
+
+
+async def test_connections_are_counted_by_listener(tmp_path: Path) -> None:
+    listeners = ("CLIENTS", "INSIDE", "SPARE")
+    settings = {
+        **SETTINGS,
+        "listeners": ",".join(f"{name}://127.0.0.1:0" for name in listeners),
+        "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in listeners),
+        "inter.broker.listener.name": "INSIDE",
+    }
+
+    def connect(open_clients: ExitStack, address: tuple[str, int]) -> None:
+        client = open_clients.enter_context(RawClient("{}:{}".format(*address)))
+        client.call("api_versions", 0)
+
+    async with serving(tmp_path, settings) as broker:
+        with ExitStack() as open_clients:
+            for name in ("CLIENTS", "INSIDE", "INSIDE"):
+                address = broker.server.addresses[name]
+                await asyncio.to_thread(connect, open_clients, address)
+            values = await scraped(broker)
+    assert {pairs: count for (name, pairs), count in values.items() if name == CONNECTIONS} == {
+        (("listener", "CLIENTS"), ("networkProcessor", "0")): 1,
+        (("listener", "INSIDE"), ("networkProcessor", "0")): 2,
+        (("listener", "SPARE"), ("networkProcessor", "0")): 0,
+    }

@@ -36,8 +36,8 @@ _log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 LATE_MS: Final = 100
-"""A timer that fires later than this was delayed by this process. The delay is added to the
-sessions of all brokers, whose heartbeats were waiting in their sockets."""
+"""A timer that fires more than this late was delayed by this process. The delay is added to the
+sessions of all brokers, because their heartbeats waited in the sockets meanwhile."""
 
 LOGGED_EVENTS: Final = 20
 """Events of one decision that are logged one by one."""
@@ -50,7 +50,7 @@ Remember = Callable[[Event, Origin | None, str | None], None]
 
 
 class Decide(Protocol):
-    """Has the active controller make a decision; see :meth:`ActiveController.decide`."""
+    """A function that carries out decisions, such as :meth:`ActiveController.decide`."""
 
     def __call__(self, decision: Callable[[Controller], Outcome[T]], /) -> T:
         """Carry out the decision, and return its answer."""
@@ -166,13 +166,13 @@ class ActiveController:
     # --- by itself ---
 
     def start(self) -> None:
-        """Start the timers of sessions, and serve observers: a controller listener opens."""
+        """Start the session timers and serve observers, once other nodes can connect."""
         self._loop = asyncio.get_running_loop()
         self._sync()
         self.machine.begin(self.now_ms())
         self._sync()
         if not self.has_own_broker and self.settings.node_id in self.store.image.brokers:
-            # It was a broker on this directory, which this process has locked now.
+            # This process holds the directory's lock, so the broker that used it has stopped.
             self.machine.heartbeats.lapse(self.settings.node_id)
         if self._log is not None:
             self._log.start()
@@ -223,8 +223,8 @@ class ActiveController:
             self.machine.heartbeats.extend(late_ms)
         self.machine.has_listeners = self._log is not None and self._log.has_observers()
         try:
-            # No caller waits for it; the metadata log hears of its appends and has them forced to
-            # disk.
+            # No request waits for this decision. QuorumLog starts the flush when it is notified of
+            # the append.
             with self.store.unforced():
                 is_more = self.decide(lambda one: one.run_task(now_ms), trigger="timer controller")
         except LogError as error:

@@ -155,9 +155,9 @@ class QuorumLog:
         return min(self.partition.recovery_point, self.partition.log_end_offset)
 
     def read(self, offset: int, last_fetched_epoch: int, max_bytes: int) -> Read:
-        """Read from ``offset``, for an observer whose log ends there in that epoch.
+        """Read from ``offset``, the log end offset of an observer.
 
-        Raises StorageError.
+        ``last_fetched_epoch`` is the epoch of the observer's last record. Raises StorageError.
         """
         partition, snapshot = self.partition, self._find_snapshot()
         start = partition.log_start_offset

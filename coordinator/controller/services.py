@@ -10,14 +10,15 @@ from fencepost.logcore.values import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ControllerServices:
-    """Decisions that this broker writes to ZooKeeper's znodes.
+    """Access to the controller for the handlers of a broker on ZooKeeper.
 
-    Either it is the elected controller, or it changes znodes that every broker may change.
+    Decisions are written to znodes: to all of them if this broker is the elected controller, else
+    only to those that every broker may change.
     """
 
     active: ActiveController
     metadata: Metadata
-    """The image after all decisions; brokers, this one included, learn of them once written."""
+    """The image after all decisions, including those not yet written to znodes."""
     is_elected: bool
     acls: AclIndex | None = None
     """The ACLs of the image before the decisions; set only for decisions on ACLs."""

@@ -20,7 +20,7 @@ from fencepost.coordinator.metadata.metadata import Metadata
 
 
 class MetadataStore(Protocol):
-    """Belongs to the controller's loop; nothing else changes the metadata meanwhile."""
+    """A store for one controller, which is the only writer; not thread-safe."""
 
     @property
     def image(self) -> MetadataImage:
@@ -47,7 +47,7 @@ class MetadataStore(Protocol):
         """
 
     def unforced(self) -> AbstractContextManager[None]:
-        """Let appends inside return before they are durable; :meth:`durable` must follow."""
+        """Let appends in the block return before they are durable; :meth:`durable` must follow."""
 
 
 class ReadOnlyStore:

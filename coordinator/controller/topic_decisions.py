@@ -1,6 +1,7 @@
-"""Decisions on topics: the parts of them that the controller's rules leave to the process.
+"""Creation and deletion of topics by the controller.
 
-These are random topic ids and replica placement, the table of keys, and log lines.
+The controller's rules are deterministic. This module passes in the random topic ids, the random
+placement of replicas and the checks of settings, and logs the results.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def create_topic(
 ) -> CreatedTopic:
     """Create a topic, or with ``validate_only`` only check that it may be created.
 
-    Raises ConfigError, and what :func:`fencepost.cluster.controller.topics.create_topic` does.
+    Raises InvalidRequestError for the metadata topic, ConfigError, and the errors of
+    :func:`fencepost.cluster.controller.topics.create_topic`.
     """
     if topic.name == METADATA_TOPIC:
         raise InvalidRequestError(f"Creation of internal topic {topic.name} is prohibited.")
@@ -72,9 +74,9 @@ def create_internal_topic(
 
 
 def delete_topic(decide: Decide, topic: TopicImage, take: Take = unlimited) -> None:
-    """Delete a topic, without its directories.
+    """Remove a topic from the metadata; its replicas delete their directories later.
 
-    Raises what :func:`fencepost.cluster.controller.topics.delete_topic` does.
+    Raises the errors of :func:`fencepost.cluster.controller.topics.delete_topic`.
     """
     decide(lambda one: one.delete_topic(topic.topic_id, take))
     _log.info("topic deleted", topic=topic.name, topic_id=str(topic.topic_id))
@@ -83,7 +85,7 @@ def delete_topic(decide: Decide, topic: TopicImage, take: Take = unlimited) -> N
 def with_fixed_configs(
     metadata: Metadata, name: str, configs: Mapping[str, str | None]
 ) -> dict[str, str | None]:
-    """Return a new topic's settings: those requested, before the ones an internal topic needs."""
+    """Return a new topic's settings: an internal topic's, overridden by those requested."""
     return {**(metadata.internal_configs(name) if is_internal(name) else {}), **configs}
 
 

@@ -25,7 +25,7 @@ def parse_added_users(texts: Sequence[str]) -> list[Upsertion]:
 
 
 async def add_users(services: Services, added: Sequence[Upsertion]) -> None:
-    """Add the credentials whose user has none of that mechanism. Raises BrokerError."""
+    """Add each credential, unless its user has one for the same mechanism. Raises BrokerError."""
     try:
         if services.zookeeper is None:
             active = services.active_controller

@@ -345,7 +345,7 @@ class Broker:
 
     def _of_a_cluster(self, part: ControllerPart | None) -> Member:
         """Return the membership of this broker in its cluster, not joined yet."""
-        # Most brokers stand alone.
+        # Imported here because most brokers are standalone.
         from fencepost.coordinator.daemon.member import Member  # noqa: PLC0415
 
         if not self.roles.elects:

@@ -133,9 +133,10 @@ class Certificates:
         _log.info("certificate read again", listener=name, subject=loaded.certificate.subject)
 
     def check(self, config: BrokerConfig) -> asyncio.Future[ConfigError | None]:
-        """Return a future: the reason why the listeners could not use ``config``, or None.
+        """Check in a task whether the listeners could use ``config``, without applying it.
 
-        Nothing changes. Listeners whose settings are the same as now are not checked.
+        The future's result is the error, or None if they could. Listeners whose settings would not
+        change are not checked.
         """
         found: asyncio.Future[ConfigError | None] = asyncio.get_running_loop().create_future()
 

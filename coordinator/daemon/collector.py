@@ -25,18 +25,18 @@ from typing import Any
 from fencepost.logcore.byte_count import TAKEN_IN
 
 GROWTH_BLOCKS = 100_000
-"""Growth of the process between two full collections, in allocated blocks: each is an object or a
-part of one, about 100 bytes. A collection scans only objects of that many blocks, in about 10 ms.
-"""
+"""Growth of the process from one full collection to the next, in blocks of ``pymalloc``
+(:func:`sys.getallocatedblocks`), of about 100 bytes each. Scanning the objects in that many blocks
+takes about 10 ms."""
 
 YOUNG_OBJECTS, YOUNG_ROUNDS = 10_000, 4
-"""New objects per collection of the youngest generation, which takes half a millisecond, and how
-many of these precede one of the middle generation. With CPython's 700 and 10 a Fetch over a
-thousand partitions spent a fifth of its time scanning objects that were all in use."""
+"""Thresholds of the youngest and the middle generation (:func:`gc.set_threshold`). A collection of
+the youngest one takes half a millisecond. With CPython's 700 and 10, a Fetch over a thousand
+partitions spent a fifth of its time scanning objects that were all in use."""
 
 COLLECTED_BYTES = 64 << 20
-"""Bytes received and decompressed from one full collection to the next. Garbage holds at most these
-and the last request. At 100 MB a second the collections take some 10 ms of each second."""
+"""Bytes received and decompressed between two full collections: garbage in cycles holds at most
+this much, and the last request. At 100 MB/s the collections take some 10 ms of each second."""
 
 NEVER = 1 << 30
 """A threshold that no count of collections reaches."""
@@ -82,7 +82,8 @@ class Collector:
     def collect(self) -> None:
         """Collect the objects that are not frozen, and freeze none.
 
-        A frozen request that is refused later could stay in memory for good.
+        A request that is frozen while it is handled could stay in memory for good, since an error
+        can put it into a cycle.
         """
         gc.collect()
         self._is_due = False

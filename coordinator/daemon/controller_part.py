@@ -35,7 +35,10 @@ _log = structlog.get_logger(__name__)
 
 
 class ControllerPart:
-    """Belongs to the broker's loop. ``storage`` is only the metadata log until a broker loads."""
+    """The controller of this process; only the broker's event loop may use it.
+
+    ``storage`` has no log open but the metadata log until the broker opens its own logs.
+    """
 
     def __init__(self, listeners: Listeners, storage: Storage, services: Services) -> None:
         self.listeners, self.storage, self.services = listeners, storage, services
@@ -78,7 +81,7 @@ class ControllerPart:
         _log.info("controller started", address=f"{host}:{port}")
 
     def beside(self, broker: Services) -> None:
-        """Have this node's broker write the controller's decisions, and why, to the history."""
+        """Have this node's broker write the controller's decisions to the history."""
         broker.history.take_over(self.services.history)
         self.services.history = broker.history
 
@@ -88,7 +91,7 @@ class ControllerPart:
             self._server.reset()
 
     def steps_of_a_stop(self) -> list[Step]:
-        """Return the steps after the stop of this node's broker, while the logs are still open."""
+        """Return the shutdown steps that follow those of this node's broker; the logs are open."""
         steps: list[Step] = []
         if self._server is not None:
             steps.append(("let no broker in", self._server.stop_accepting))

@@ -65,9 +65,10 @@ def lock(fs: FileSystem, directory: str, *, is_member: bool) -> int:
 
 
 def _refuse_foreign(fs: FileSystem, directory: str, is_member: bool) -> None:
-    """Raise BrokerError for a directory with contents that never belonged to this broker.
+    """Raise BrokerError for a directory whose contents never belonged to this broker.
 
-    A start renames partition directories without a topic; here it would rename all of them.
+    The startup renames partition directories whose topics it does not know, and it would know none
+    of the topics in such a directory.
     """
     names = set(fs.list_directory(directory) or ())
     metadata = f"{directory}/{METADATA_DIRECTORY}"
@@ -111,9 +112,10 @@ def _go_on_alone(fs: FileSystem, log: str) -> None:
 
 
 def metadata_of_before(fs: FileSystem, directory: str) -> MetadataImage | None:
-    """Return a standalone broker's metadata; None if there were none, or it has joined controllers.
+    """Return the metadata that the broker had while it was standalone.
 
-    Raises BrokerError if the controllers have not been given all of them; MetadataError, OSError.
+    None if the directory has none, or if the broker has joined controllers since. Raises
+    BrokerError if ``fencepost cluster promote`` has not copied all of them, MetadataError, OSError.
     """
     log = f"{directory}/{METADATA_DIRECTORY}"
     if not is_ours(fs, log) or is_of_member(fs, log):
@@ -137,9 +139,10 @@ def metadata_of_before(fs: FileSystem, directory: str) -> MetadataImage | None:
 def note_joined(
     fs: FileSystem, directory: str, before: MetadataImage, after: MetadataImage
 ) -> None:
-    """Make the controllers' metadata authoritative from now on. Raises BrokerError, OSError.
+    """Record that the broker has joined controllers, whose metadata are authoritative from now on.
 
-    ``after`` is the image with which the broker has joined. It has written nothing yet.
+    ``before`` is the image of the standalone broker, ``after`` the controllers' first image. Raises
+    BrokerError if ``after`` lacks something of ``before``; OSError.
     """
     reasons = left_behind(before, after)
     if reasons:

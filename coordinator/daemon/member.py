@@ -97,9 +97,10 @@ class Place(Protocol):
 
 
 class Member:
-    """The parts of a broker that only a member of a cluster has. Belongs to the broker's loop.
+    """The parts of a broker that only a member of a cluster has.
 
-    Calls ``on_lost`` if the broker must stop by itself. The constructor raises ConfigError.
+    Only the broker's event loop may use it. ``on_lost`` is called if the broker must stop because
+    it has lost its membership. The constructor raises ConfigError.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class Member:
         self._config, self._listeners, self._on_lost = config, listeners, on_lost
         self._quorum = self._way_to_controllers(config, roles)
         self._beside_controller = roles.is_controller
-        """If set, the controller in this process writes its decisions, and why, to the history."""
+        """Whether a controller runs in this process, and its decisions go to the history."""
         self._membership: Membership | None = None
         self._channels: list[RemoteControllerChannel] = []
         self._peers: Peers | None = None
@@ -151,7 +152,7 @@ class Member:
         return self.membership
 
     def metadata(self, node_id: int) -> ObservedMetadata:
-        """Return an empty view of the cluster's metadata, for the images to be installed in."""
+        """Return an empty metadata cache, in which images can be installed."""
         return ObservedMetadata(self._config, node_id=node_id)
 
     # --- start ---
@@ -249,7 +250,7 @@ class Member:
         services.logs.broker_epoch = self.membership.broker_epoch
 
     async def served(self, _services: Services) -> None:
-        """Called once the listeners are open. Raises MembershipError."""
+        """Finish the startup once the listeners are open. Raises MembershipError."""
 
     def _ask_about_controllers(self, services: Services) -> None:
         if services.controller is not None:
@@ -298,7 +299,11 @@ class Member:
         self._directories = Directories(replicas, channel, directory_id=self._directory_id)
 
     def _coordinate(self, services: Services, peers: Peers) -> None:
-        """Connect the transaction coordinator with the coordinators on other brokers."""
+        """Connect the transaction coordinator with other brokers, and with the controller.
+
+        Other brokers receive its markers and answer verification requests; the controller allocates
+        producer ids.
+        """
         storage, txns = services.storage, services.txns
         self._verifier = Verifier(storage, peers, txns.coordinator_of)
         ids = ControllersProducerIds(

@@ -19,7 +19,7 @@ _USERS, _INSECURE = "fencepost.metrics.users.file", "fencepost.metrics.insecure"
 
 @dataclass(frozen=True, slots=True)
 class MetricsListener:
-    """An address, and the files with certificate, key and users; empty where there is none."""
+    """An address, and the paths of certificate, key and users; empty if not configured."""
 
     host: str
     port: int

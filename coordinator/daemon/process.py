@@ -73,7 +73,9 @@ def serve(
     log_format: str = "auto",
     hooks: Hooks | None = None,
 ) -> int:
-    """Run until a signal; return the exit status: 1 if it cannot start, 2 for bad settings.
+    """Run a broker until SIGTERM or SIGINT, and return the exit status.
+
+    The status is 1 if the broker cannot start or fails, 2 for invalid settings.
 
     ``data_dir`` defaults to ``log.dirs``; ``listen`` to ``listeners``, or else to
     :data:`DEFAULT_LISTEN`. ``log_level`` is one of Kafka's, ``log_format`` one of

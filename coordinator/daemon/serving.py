@@ -1,4 +1,4 @@
-"""The servers of listeners, set up from the configuration, and their advertised addresses.
+"""Listeners: their sockets, the server that accepts connections, and the advertised addresses.
 
 Source: ``SocketServer``, ``KafkaConfig``.
 """
@@ -127,7 +127,7 @@ def _not_bound(listener: ListenerConfig, error: OSError) -> BrokerError:
 
 
 def check_listeners(config: BrokerConfig, listeners: Iterable[ListenerConfig]) -> None:
-    """Refuse listeners that cannot be served, or are open to strangers. Raises ConfigError."""
+    """Raise ConfigError for a listener that cannot be served, or needs authentication."""
     listeners = list(listeners)
     check_closed(config, listeners)
     for one in listeners:

@@ -52,7 +52,7 @@ not delay the stop for long."""
 
 
 class ZooKeeperMember(Member):
-    """A :class:`Member` whose registration is a session of ZooKeeper."""
+    """A :class:`Member` that is registered as long as its ZooKeeper session lasts."""
 
     def open(self, clock: Clock) -> None:
         """Create the ZooKeeper session without connecting it."""
@@ -103,7 +103,7 @@ class ZooKeeperMember(Member):
         addresses: Mapping[str, tuple[str, int]],
         previous_broker_epoch: int,  # noqa: ARG002 - ZooKeeper mode has no use for it
     ) -> MetadataImage:
-        """Return the image that the logs are opened by, from ZooKeeper. Raises MembershipError."""
+        """Load from ZooKeeper the image that tells which logs to open. Raises MembershipError."""
         if meta.cluster_id != self._cluster_id:
             raise MembershipError(
                 f"the data directory is of the cluster {meta.cluster_id}, and ZooKeeper has"
@@ -178,7 +178,7 @@ class ZooKeeperMember(Member):
         _log.warning("stops though it could not hand over everything that it leads")
 
     async def _hand_over(self, channel: ControllerChannel, asked: Newest) -> bool:
-        """Return whether no partition led by this broker could be led by another one."""
+        """Ask the controller to move leadership away; return whether it has moved all of it."""
         if self._node.controller is None:
             _log.info("no controller is known to take over")
             return False

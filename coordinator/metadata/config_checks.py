@@ -1,4 +1,4 @@
-"""Checks of settings for the controller's rules, by the tables of keys.
+"""Validation of the settings of topics, brokers and groups, for the controller.
 
 Source: ``ControllerConfigurationValidator``, ``KafkaConfigSchema``.
 """

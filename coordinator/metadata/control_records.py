@@ -18,7 +18,7 @@ _VERSION: Final = (0).to_bytes(2)
 """Version of a control record's key, and of its value."""
 
 _VOTERS_MAY_CHANGE: Final = (1).to_bytes(2)
-"""Level 1 of kraft.version, which has voters' records."""
+"""Level 1 of kraft.version, at which the log holds KRaftVoters records."""
 
 
 def _control_batch(

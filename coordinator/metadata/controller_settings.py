@@ -23,7 +23,7 @@ def controller_settings(
         session_timeout_ms=config.int("broker.session.timeout.ms"),
         num_partitions=config.int("num.partitions"),
         default_replication_factor=config.int("default.replication.factor"),
-        # Without the dynamic defaults: these are in the image, and end when they are deleted there.
+        # Only the static settings: the controller reads the dynamic defaults from its image.
         topic_defaults={
             name: config.static_text(name) or ""
             for name in (MIN_INSYNC_REPLICAS, UNCLEAN_LEADER_ELECTION)

@@ -78,10 +78,11 @@ class _Topic:
 
 @dataclass(slots=True)
 class OldMetadata:
-    """The state that the records of an old log result in."""
+    """The state after the replay of a log in the old format."""
 
     starts: int = 0
-    """The number of broker starts; less those before its creation, it is a topic's leader epoch."""
+    """The number of broker starts. A topic's leader epoch is the number of starts since it was
+    created."""
     deleted: set[uuid.UUID] = field(default_factory=set)
     _topics: dict[str, _Topic] = field(default_factory=dict)
     _settings: dict[str, Mapping[str, str]] = field(default_factory=dict)

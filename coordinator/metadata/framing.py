@@ -100,7 +100,7 @@ def _records(values: Sequence[bytes]) -> Iterator[bytes]:
 def values_of(header: BatchHeader, batch: Buffer) -> Sequence[bytes | Alike]:
     """Return the values of a data batch's records; many similar ones in a row as one item.
 
-    Raises CorruptRecordError for a record without a value, and what ``decode_records`` does.
+    Raises CorruptRecordError for a record without a value, and the errors of ``decode_records``.
     """
     try:
         return _plain_values(record_bytes(batch, 0, header), header.record_count)
@@ -113,9 +113,10 @@ def values_of(header: BatchHeader, batch: Buffer) -> Sequence[bytes | Alike]:
 
 
 def _plain_values(data: bytes, count: int) -> list[bytes | Alike]:
-    """Return the values of records in the form of :func:`data_batch`, as Apache Kafka's have.
+    """Return the values of records without parsing anything else, which makes startup faster.
 
-    Raises IndexError for any other. A start reads thousands of records, and only their values.
+    Only for records like those of :func:`data_batch` and Apache Kafka: with a short timestamp delta
+    and without key and headers. Raises IndexError for any other record.
     """
     values: list[bytes | Alike] = []
     append, one_byte, pos = values.append, ONE_BYTE, 0
@@ -159,9 +160,10 @@ def _plain_values(data: bytes, count: int) -> list[bytes | Alike]:
 
 
 def _rows_alike(data: bytes, row: int, offset_at: int, value_at: int) -> int:
-    """Return how many of the first records of ``row`` bytes differ only in offset and place.
+    """Return how many records from the first on differ only in offset, partition and topic id.
 
-    The result may be too low. All work is on columns of bytes, not on records.
+    Each record has ``row`` bytes. The result may be too low. All work is on columns of bytes, not
+    on records.
     """
     lengths = data[::row][: len(data) // row]
     rows = len(lengths) - len(lengths.lstrip(lengths[:1]))

@@ -207,9 +207,9 @@ class MetadataLog(Metadata):
         decoded: Iterable[MetadataRecord],
         taken: Sequence[bytes] = (),
     ) -> None:
-        """Append values, of which ``decoded`` are the first ones.
+        """Append ``values``, then ``taken``, which the loader has replayed already.
 
-        ``taken`` are further values, which the loader has replayed already.
+        ``decoded`` are the records that the first of ``values`` encode, which spares decoding them.
         """
         partition, loader = self.partition, self._loader
         batches = self._batches([*values, *taken])
@@ -265,10 +265,10 @@ class MetadataLog(Metadata):
             self.partition.flushes.run(self._clock.now_ms())
 
     def compact(self, factor: int | None = None) -> None:
-        """Write a snapshot if the log has grown far beyond it, and start the log after it.
+        """Write a snapshot if the log has outgrown the last one, and delete the records before it.
 
-        The log may hold ``factor``, by default COMPACT_FACTOR, times the records of a snapshot,
-        plus the slack. If writing the snapshot fails the log is left unchanged.
+        The log may hold ``factor`` times as many records as a snapshot, by default COMPACT_FACTOR,
+        plus the slack. If the snapshot cannot be written, the log does not change.
         """
         if not self.has_grown(factor):
             return
@@ -307,7 +307,7 @@ class MetadataLog(Metadata):
         self.partition.cleanup.delete_records_before(snapshot.end_offset)
 
     def write_snapshot(self, image: MetadataImage | None = None) -> None:
-        """Write a snapshot of the whole log, and start the log after it.
+        """Write a snapshot of the whole log, and delete the records before its end.
 
         ``image`` is the image to write, if it is not installed yet. Raises LogError, OSError.
         """

@@ -44,11 +44,13 @@ FEATURES: Final[Mapping[str, tuple[int, int, int]]] = {
     METADATA_VERSION: (30, 30, 30),
     TRANSACTION_VERSION: (0, 2, 2),
 }
-"""Lowest and highest supported level of each feature, and its level in a new cluster: the consumer
-protocol (KIP-848), a quorum with static voters (KIP-853), the requests, records and settings of
-Apache Kafka 4.3-IV0 (KIP-778), and transactions that bump the producer epoch (KIP-890). Eligible
-leader replicas (KIP-966) are only useful with several brokers; new clusters of these begin with
-them."""
+"""Lowest and highest supported level of each feature, and its level on a new standalone broker.
+
+In their order: eligible leader replicas (KIP-966), which are only useful with several brokers, and
+are enabled in a new cluster of several; the consumer group protocol (KIP-848); a quorum with static
+voters (KIP-853); the requests, records and settings of Apache Kafka 4.3-IV0 (KIP-778); transactions
+that bump the producer epoch (KIP-890).
+"""
 
 DEFAULT_SETTINGS: Final = ""
 """The resource name of the dynamic default of all brokers."""
@@ -68,7 +70,7 @@ if it cannot be created, or must be created by another controller."""
 
 
 class Metadata:
-    """``services.metadata``. Passes dynamic settings on to ``config``."""
+    """The metadata cache, ``services.metadata``; passes dynamic settings on to ``config``."""
 
     def __init__(self, config: BrokerConfig, *, node_id: int) -> None:
         self._config = config

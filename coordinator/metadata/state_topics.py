@@ -62,9 +62,9 @@ SAFE: Final[Mapping[str, Range]] = {
 
 
 def harm(topic: str, configs: Mapping[str, str]) -> dict[str, str]:
-    """Return the topic settings that would lose state: the reason by key.
+    """Return, by key, the reason against each topic setting that would lose state.
 
-    A missing ``cleanup.policy`` is among them, because the broker's default would apply.
+    This includes a missing ``cleanup.policy``, because the broker's default would apply.
     """
     if topic not in STATE_TOPICS:
         return {}

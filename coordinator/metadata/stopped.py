@@ -40,7 +40,7 @@ class StoppedMetadata:
 def read_stopped(fs: FileSystem, directory: str) -> StoppedMetadata | None:
     """Read the metadata in the directory of a log; None if there is no log.
 
-    Raises MetadataError for a damaged log, or one of a release before these records; OSError.
+    Raises MetadataError for a damaged log, or one in the format of Fencepost 0.1; OSError.
     """
     found = snapshots(fs, directory)
     names = sorted(filter(_LOG_FILE.fullmatch, fs.list_directory(directory) or ()))

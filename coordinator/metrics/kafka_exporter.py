@@ -94,7 +94,10 @@ def series(view: View) -> Iterator[Series]:
 
 
 def _of(one: PartitionRegistration | None, alone: tuple[int, ...]) -> tuple[int, ...]:
-    """Return leader, replica count, ISR count, and whether it is preferred or under-replicated."""
+    """Return leader id, replica count, ISR size, and two flags.
+
+    The flags, 0 or 1, tell whether the preferred replica leads, and whether the ISR lacks replicas.
+    """
     if one is None:
         return alone
     replicas, in_sync = len(one.replicas), len(one.isr)

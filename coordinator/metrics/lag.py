@@ -36,7 +36,9 @@ class Lags:
         self.unseen = 0
         """Offsets that the last scrape counted as records without scanning them."""
         self._decided: dict[TopicPartition, Tally] = {}
+        """Tallies up to the last stable offset."""
         self._held: dict[TopicPartition, Tally] = {}
+        """Tallies from the last stable offset to the high watermark."""
 
     async def fill(
         self, snapshot: Snapshot, cleaned: Mapping[TopicPartition, int], pace: Pace

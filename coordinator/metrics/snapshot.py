@@ -221,9 +221,9 @@ async def _transactions(
 ) -> None:
     """Count transactions, and find those that are open in a log but unknown to their coordinator.
 
-    They were open before the coordinator's transactions are read. If they are unknown there, and
-    still open afterwards, no request will ever end them: a coordinator writes the markers before it
-    completes the transaction.
+    ``suspects`` were open before this reads the coordinators' transactions. A coordinator writes
+    the markers before it completes a transaction, so one that it does not know, and that is still
+    open in the log afterwards, is hanging: no request will ever end it.
     """
     known: dict[int, TransactionMetadata] = {}
     knows_all = True

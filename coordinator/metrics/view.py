@@ -1,4 +1,4 @@
-"""The source of the metrics with other exporters' names."""
+"""The state of the broker from which the metrics with other exporters' names are computed."""
 
 from __future__ import annotations
 

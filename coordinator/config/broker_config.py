@@ -97,7 +97,7 @@ class Setting(NamedTuple):
     source: ConfigSource
 
 
-# --- reading what the operator wrote -------------------------------------------------------------
+# --- reading the operator's settings -------------------------------------------------------------
 
 
 def load(pairs: Sequence[str] = (), config_file: Path | None = None) -> dict[str, str]:
@@ -258,8 +258,8 @@ class BrokerConfig:
     def synonyms(self, name: str) -> list[Setting]:
         """Return the settings of a broker key and its synonyms, by level, the strongest first.
 
-        As in Kafka the list begins with the key itself: a value in hours is shown after the one in
-        milliseconds, and not alone.
+        As in Kafka, the list begins with the first value of the key itself. If only
+        log.retention.hours is set, the list for log.retention.ms is empty.
 
         Source: ``ConfigHelper.configSynonyms``.
         """
@@ -543,8 +543,8 @@ def check_topic_configs(config: BrokerConfig, overrides: Mapping[str, str]) -> N
 def log_config(config: BrokerConfig, overrides: Mapping[str, str]) -> LogConfig:
     """Return the configuration of a topic's logs.
 
-    Since the topic's settings were checked, the broker's may have changed, so the two may
-    contradict each other. A log tolerates that.
+    The topic's settings may contradict the broker's, which may have changed after the topic's were
+    checked. A log tolerates that.
     """
     values: dict[str, Any] = {
         name.replace(".", "_"): config.topic_value(name, overrides)

@@ -244,7 +244,7 @@ REPLACED: Mapping[str, str] = {
 }
 """Kafka keys that the broker refuses, and the reason.
 
-``fencepost serve`` removes ``log.dir`` and ``log.dirs`` from the settings before.
+``fencepost serve`` removes ``log.dir`` and ``log.dirs`` from the settings before they are checked.
 """
 
 SYNONYMS: Mapping[str, str] = {"broker.id": "node.id"}

@@ -75,8 +75,7 @@ GROUP_KEYS = read_keys(_BROKER)
 GROUP_OWN_KEYS = {key.name: key for key in (*read_keys(_OWN), *UNUSED_GROUP_KEYS)}
 """Keys that can be set for a single group, by name.
 
-The default of a key is the broker key ``group.KEY``, its bounds are ``group.KIND.min.*`` and
-``group.KIND.max.*``, where these exist. Share and streams groups are not served here; their keys
-are described, checked and stored all the same, so that tools that set up groups of an Apache Kafka
-work here too.
+The default of a key is the value of the broker key ``group.KEY``; its bounds are the values of
+``group.KIND.min.*`` and ``group.KIND.max.*``, if these keys exist. Share and streams groups are not
+served, but their keys are described, checked and stored, so that tools for Apache Kafka work.
 """

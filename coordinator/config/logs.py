@@ -142,8 +142,8 @@ def _as_json(_logger: object, _method: str, event: Event) -> str:
 def _as_text(_logger: object, _method: str, event: Event) -> str:
     """Return ``time level event key=value …``, followed by an indented stack trace.
 
-    A client may have chosen lines in the message of an exception. Indented, none of them looks like
-    an event.
+    An exception's message may contain lines that a client chose; the indent keeps them from looking
+    like events.
     """
     head = (
         f"{event.pop('timestamp')} {event.pop('level'):<8} {printable(str(event.pop('event', '')))}"

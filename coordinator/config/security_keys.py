@@ -1,8 +1,8 @@
 """Keys of TLS, authentication, authorization and quotas, with Kafka's names and defaults.
 
-Those in :data:`OF_LISTENERS` may be set for one listener, ``listener.name.NAME.KEY`` with the name
-in lower case, and SASL keys also for one of its mechanisms, ``listener.name.NAME.MECHANISM.KEY``.
-The most specific setting wins.
+Keys in :data:`OF_LISTENERS` may be set for one listener, as ``listener.name.NAME.KEY`` with the
+name in lower case, and SASL keys also for one of its mechanisms, as
+``listener.name.NAME.MECHANISM.KEY``. The most specific setting wins.
 
 Source: ``BrokerSecurityConfigs``, ``SslConfigs``, ``SaslConfigs``, ``SocketServerConfigs``,
 ``QuotaConfig``, ``StandardAuthorizer``.

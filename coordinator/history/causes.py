@@ -51,8 +51,8 @@ REBALANCE_CAUSES: Final = frozenset({word for _, word in _REBALANCE_WORDS} | {OT
 def cause_of(event: Event, trigger: str | None) -> str:
     """Return the cause of an event that ``trigger`` set off; see ``Entry.trigger``.
 
-    For an event without a cause of its own this is the trigger, of which there are as many as
-    commands.
+    An event without a cause of its own has ``trigger`` as its cause, which names one of a fixed set
+    of commands.
     """
     if event.kind in REBALANCES:
         reason = str(event.detail.get("reason", ""))

@@ -1,8 +1,7 @@
-"""A Kafka broker for tests: fixtures, a clock that the test owns, faults.
+"""A Kafka broker for tests: fixtures, a clock that the test controls, faults.
 
-``pip install 'fencepost[pytest]'`` is all that a project needs: pytest finds ``plugin`` by itself.
-Without pytest, :class:`Kafka` is a context manager. Nothing of a broker is imported before its
-first use.
+Projects only need ``pip install 'fencepost[pytest]'``: pytest finds ``plugin`` by itself. Without
+pytest, :class:`Kafka` is a context manager. The broker's modules are imported at their first use.
 """
 
 from __future__ import annotations

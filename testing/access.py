@@ -1,7 +1,7 @@
-"""Users, certificates and rules of a broker for tests, and what clients have to be told of them.
+"""Users, certificates and ACLs of a broker for tests, and the settings of its clients.
 
-Certificates are made on the spot, by an authority that nobody else knows. They need trustme, which
-``pip install 'fencepost[tls-testing]'`` brings.
+Certificates are generated, by an authority that exists only in the test process. They need trustme,
+which ``pip install 'fencepost[tls-testing]'`` installs.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from fencepost.coordinator.wire.scram import MIN_ITERATIONS, SCRAM_MECHANISMS, s
 from fencepost.testing.arguments import one_of
 
 OWN_USER: Final = "fencepost-testing"
-"""As whom the broker's own methods ask; it may do everything."""
+"""The user of the broker's own methods; it may do everything."""
 
 MECHANISMS: Final = ("PLAIN", *SCRAM_MECHANISMS)
 USUAL_MECHANISM: Final = "SCRAM-SHA-512"
 _BETWEEN_BROKERS: Final = "SCRAM-SHA-256"
 
 STYLES: Final = ("confluent", "aiokafka", "kafka-python", "java")
-"""Whose words :meth:`Access.client_config` can speak."""
+"""The clients for which :meth:`Access.client_config` has settings."""
 
 _RULE = re.compile(
     r"(?:(?P<permission>allow|deny) )?(?P<user>\S+) (?P<operations>[A-Za-z_,]+)"
@@ -50,7 +50,7 @@ _JAAS = "org.apache.kafka.common.security"
 
 
 class Certificates(NamedTuple):
-    """PEM texts: of the authority, and of a broker on this machine with its key."""
+    """PEM texts: the authority, and the chain and key of a broker on this machine."""
 
     authority: str
     chain: str
@@ -59,7 +59,7 @@ class Certificates(NamedTuple):
 
 @cache
 def certificates() -> Certificates:
-    """Those of this process. Raises ImportError without trustme."""
+    """Return the certificates of this process. Raises ImportError without trustme."""
     try:
         import trustme  # noqa: PLC0415 - an extra
         from cryptography.hazmat.primitives import serialization  # noqa: PLC0415 - of trustme
@@ -80,10 +80,10 @@ def certificates() -> Certificates:
 
 
 class Access:
-    """What a broker asks of its clients.
+    """A broker's authentication and authorization.
 
-    ``users`` are passwords by name. ``tls`` encrypts. ``acls`` are rules in words (see
-    :func:`parse_rule`): with them, and with an empty list too, nobody may do what no rule allows.
+    ``users`` are passwords by name. ``tls`` encrypts. ``acls`` are ACLs as texts (see
+    :func:`parse_rule`): if they are given, even as an empty list, any other operation is denied.
     Raises TypeError, ValueError, ImportError.
     """
 
@@ -113,7 +113,7 @@ class Access:
             for name, password in self._everybody.items()
             for mechanism in SCRAM_MECHANISMS
         ]
-        """For ``Broker(add_scram=…)``."""
+        """The argument of ``Broker(add_scram=…)``."""
 
     def _no_user(self, user: str | None) -> str:
         known = sorted(self.users)
@@ -121,7 +121,7 @@ class Access:
         return f"user={user!r} is none of the broker's: {', '.join(known)}{hint}"
 
     def rule(self, text: str) -> Rule:
-        """Read a rule, which is for one of the users or for ``*``. Raises ValueError."""
+        """Parse an ACL, which must be for one of the users or for ``*``. Raises ValueError."""
         found = parse_rule(text)
         user = found.principal.removeprefix("User:")
         if self.users and user not in {*self.users, ANYTHING}:
@@ -135,7 +135,7 @@ class Access:
 
     @property
     def settings(self) -> dict[str, str]:
-        """The broker's."""
+        """The broker's settings."""
         if self.protocol == "PLAINTEXT":
             return {}
         found = {"listeners": f"{self.protocol}://127.0.0.1:0"}
@@ -154,7 +154,7 @@ class Access:
 
     @property
     def between_brokers(self) -> dict[str, str]:
-        """The settings by which brokers of a cluster reach each other, on the clients' listener."""
+        """The settings for connections between brokers of a cluster, on the clients' listener."""
         found = {"inter.broker.listener.name": self.protocol}
         if self._certificates is not None:
             found["ssl.truststore.type"] = "PEM"
@@ -168,7 +168,7 @@ class Access:
 
     @property
     def of_controller(self) -> dict[str, str]:
-        """The settings of a controller beside brokers, which asks nobody on its listener."""
+        """The settings of a separate controller, whose listener has no authentication."""
         names = ("authorizer.class.name", "super.users")
         found = {name: self.settings[name] for name in names if name in self.settings}
         if "super.users" in found:
@@ -177,7 +177,7 @@ class Access:
 
     @property
     def ca_file(self) -> Path:
-        """A PEM file with the authority of the broker's certificate. RuntimeError without TLS."""
+        """A PEM file with the broker's authority. Raises RuntimeError without TLS."""
         if self._certificates is None:
             raise RuntimeError("the broker has no certificate: tls=True gives it one")
         if self._home is None:
@@ -188,13 +188,13 @@ class Access:
         return path
 
     def close(self) -> None:
-        """Remove that file."""
+        """Remove the PEM file."""
         if self._home is not None:
             self._home.cleanup()
             self._home = None
 
     def own(self) -> Security:
-        """How the broker's own methods connect."""
+        """Return the security settings of the broker's own methods."""
         found = {"security.protocol": self.protocol}
         if self._certificates is not None:
             found["ssl.truststore.certificates"] = self._certificates.authority
@@ -207,7 +207,7 @@ class Access:
     def client_config(
         self, bootstrap: str, user: str | None, style: str, mechanism: str
     ) -> dict[str, Any]:
-        """What a client has to be told, in its own words. Raises ValueError."""
+        """Return a client's settings, in the format of ``style``. Raises ValueError."""
         one_of("style", style, STYLES)
         one_of("mechanism", mechanism, MECHANISMS)
         if user is None and len(self.users) == 1:
@@ -246,12 +246,12 @@ class Access:
         return found
 
     def make_rules(self, session: Session) -> None:
-        """Create the rules. Raises ApiError."""
+        """Create the ACLs. Raises ApiError."""
         add_rules(session, self.rules or ())
 
 
 class Rule(NamedTuple):
-    """One rule, or the same for several operations."""
+    """One ACL, or several that differ only in their operation."""
 
     permission: Permission
     principal: str
@@ -262,7 +262,7 @@ class Rule(NamedTuple):
 
 
 def parse_rule(text: str) -> Rule:
-    """Read ``alice READ,DESCRIBE topic:orders``, ``deny bob ALL topic:secret-*``. ValueError.
+    """Parse ``alice READ,DESCRIBE topic:orders``, ``deny bob ALL topic:secret-*``. ValueError.
 
     Operations have Kafka's names. A name that ends in an asterisk is a prefix, the asterisk alone
     is any name; ``cluster`` needs none. A user may be ``*``, and is of the type User.
@@ -297,7 +297,7 @@ def parse_rule(text: str) -> Rule:
 
 
 def add_rules(session: Session, rules: Iterable[Rule]) -> None:
-    """Create rules. Raises ApiError."""
+    """Create ACLs. Raises ApiError."""
     wanted = list(rules)
     if not wanted:
         return
@@ -325,7 +325,7 @@ def add_rules(session: Session, rules: Iterable[Rule]) -> None:
 
 
 def _added(name: str, password: str, mechanism: str) -> str:
-    """As ``--add-scram`` wants it; hashed here: there a password can not hold every character."""
+    """Return an ``--add-scram`` argument, with a hash: it cannot hold every plain password."""
     salt = secrets.token_bytes(16)
     salted = salted_password(SCRAM_MECHANISMS[mechanism], password, salt, MIN_ITERATIONS)
     texts = (base64.b64encode(one).decode() for one in (salt, salted))

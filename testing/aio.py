@@ -18,7 +18,7 @@ T = TypeVar("T")
 def beside(
     method: Callable[Concatenate[K, P], T],
 ) -> Callable[Concatenate[Aio[K], P], Coroutine[Any, Any, T]]:
-    """The same method, in a thread beside."""
+    """Return the method as a coroutine function, which runs it in a thread."""
 
     @wraps(method)
     async def call(self: Aio[K], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -31,7 +31,7 @@ async def _in_thread(work: Callable[[], T]) -> T:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        # What is not asyncio and runs coroutines is trio, which is then imported already.
+        # Without asyncio, coroutines run on trio, which is then already imported.
         trio = sys.modules["trio"]
         result: T = await trio.to_thread.run_sync(work)
         return result
@@ -39,7 +39,7 @@ async def _in_thread(work: Callable[[], T]) -> T:
 
 
 class Aio(Generic[K]):
-    """``kafka.aio``: each method runs in a thread beside, so that the test's loop goes on."""
+    """``kafka.aio``: each method runs in a thread, so that the test's loop continues."""
 
     def __init__(self, kafka: K) -> None:
         self.kafka = kafka

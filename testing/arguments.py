@@ -1,7 +1,7 @@
-"""Arguments that a test gives, checked before anything is done with them.
+"""Checks of a test's arguments, before a method does anything with them.
 
-Each rule is for a parameter by its name, so that it holds wherever that name stands. A mistake is
-told in one sentence, with the nearest name that there is.
+Each rule belongs to a parameter name, and holds wherever that name occurs. An error is one
+sentence, with the nearest existing name.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ ISOLATIONS: Final = ("read_committed", "read_uncommitted")
 MAX_INT: Final = (1 << 31) - 1
 MAX_LONG: Final = (1 << 63) - 1
 MAX_NAME_BYTES: Final = (1 << 15) - 1
-"""Of a string in Kafka's protocol."""
+"""The length limit of a string in Kafka's protocol."""
 
 LAST_MS: Final = 253_402_300_799_999
-"""The end of the year 9999, behind which times cannot be written down."""
+"""The end of the year 9999, after which times cannot be formatted."""
 
 GROUP_STATES: Final = (
     "Assigning",
@@ -36,7 +36,7 @@ GROUP_STATES: Final = (
     "Reconciling",
     "Stable",
 )
-"""Kafka's words for what both protocols go through."""
+"""Kafka's names of the group states in both protocols."""
 
 
 def one_of(what: str, value: object, known: Iterable[str]) -> None:
@@ -48,7 +48,7 @@ def one_of(what: str, value: object, known: Iterable[str]) -> None:
 
 
 def names(what: str, wanted: Iterable[str], known: Iterable[str]) -> None:
-    """Raise TypeError for the first name that is none of those ``known``."""
+    """Raise TypeError for the first name that is not in ``known``."""
     known = list(known)
     for one in wanted:
         if one not in known:
@@ -57,7 +57,7 @@ def names(what: str, wanted: Iterable[str], known: Iterable[str]) -> None:
 
 
 def setting_texts(settings: Mapping[str, object]) -> dict[str, str]:
-    """Settings as Kafka writes them. Raises TypeError for a value that is no setting."""
+    """Return settings as Kafka writes them. Raises TypeError for an invalid value."""
     if not isinstance(settings, Mapping):
         raise TypeError(f"config is a mapping of settings, not {settings!r}")
     found = {}
@@ -74,7 +74,7 @@ def setting_texts(settings: Mapping[str, object]) -> dict[str, str]:
 
 
 def name_of(what: str, value: object) -> str:
-    """A name that a request can carry. Raises TypeError, ValueError."""
+    """Check a name that a request will carry. Raises TypeError, ValueError."""
     if not isinstance(value, str):
         raise TypeError(f"{what} is a str, not {value!r}")
     if not value:
@@ -85,7 +85,7 @@ def name_of(what: str, value: object) -> str:
 
 
 def utf8(what: str, value: str) -> bytes:
-    """A text in UTF-8. Raises ValueError for half of a character."""
+    """Return a text in UTF-8. Raises ValueError for a lone surrogate."""
     try:
         return value.encode()
     except UnicodeEncodeError:
@@ -93,7 +93,7 @@ def utf8(what: str, value: str) -> bytes:
 
 
 def integer(what: str, value: object, least: int = -MAX_LONG - 1, most: int = MAX_LONG) -> int:
-    """A number that a request can carry. Raises TypeError, ValueError."""
+    """Check a number that a request will carry. Raises TypeError, ValueError."""
     if type(value) is not int:
         raise TypeError(f"{what} is an int, not {value!r}")
     if value < least:
@@ -121,7 +121,7 @@ def _speed(what: str, value: object) -> None:
 
 
 def flag(what: str, value: object) -> None:
-    """Raise TypeError for what is no truth value."""
+    """Raise TypeError for a value that is not a bool."""
     if not isinstance(value, bool):
         raise TypeError(f"{what} is True or False, not {value!r}")
 
@@ -169,7 +169,7 @@ CHECKS: Final[Mapping[str, Callable[[str, object], object]]] = {
 
 
 def checked(cls: C) -> C:
-    """Have the public methods of a class check their arguments first."""
+    """Make the public methods of a class check their arguments first."""
     for name, method in list(vars(cls).items()):
         if inspect.isfunction(method) and (name == "__init__" or not name.startswith("_")):
             setattr(cls, name, _checking(method, cls.__name__ if name == "__init__" else name))
@@ -217,7 +217,7 @@ def _checking(method: Callable[..., Any], called: str) -> Callable[..., Any]:
 def _unbound(
     signature: inspect.Signature, called: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> TypeError:
-    """The error of a call that does not fit."""
+    """Return the error of a call whose arguments do not match the signature."""
     parameters = [one for one in signature.parameters.values() if one.name != "self"]
     known = [one.name for one in parameters if one.kind is not one.VAR_POSITIONAL]
     try:

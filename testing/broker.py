@@ -1,4 +1,4 @@
-"""A broker that a test owns: in a thread of its own, with its clock, its faults and its kills."""
+"""A broker under a test's control: in a thread of its own, with clock, faults and kills."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ T = TypeVar("T")
 _BEFORE_IT_STANDS_S: Final = 0.005
 
 ANY_PORT: Final = "127.0.0.1:0"
-"""A free port, which stays the broker's until its stop."""
+"""A free port, which stays reserved for the broker until its stop."""
 
 
 class OwnBroker:
-    """One broker on one data directory, which may be stopped, killed and started again.
+    """One broker on one data directory, which a test can stop, kill and start again.
 
     ``config`` holds settings by Kafka's names, ``add_scram`` users as ``Broker`` takes them. With a
-    :class:`fencepost.testing.clock.TestClock` as ``clock`` its time is the test's. Without
-    ``forces`` nothing is forced to a disk, which a crash does not show: it is the process's.
+    :class:`fencepost.testing.clock.TestClock` as ``clock`` the test controls its time. Without
+    ``forces`` no file is flushed to disk, which makes no difference after a crash of the process.
     ``faults`` may share a cluster's. The address stays the same over crashes and restarts. All
-    methods are for the test's thread; a context manager.
+    methods are for the test's thread. A context manager.
     """
 
     def __init__(
@@ -51,12 +51,12 @@ class OwnBroker:
     ) -> None:
         self.data_dir = Path(data_dir)
         self.config = dict(config or {})
-        """Read at each start."""
+        """Settings, read at each start."""
         self.clock = clock
         self.faults = Faults() if faults is None else faults
-        """They stay over a restart."""
+        """Faults, which outlast a restart."""
         self.ends = 0
-        """How often it has ended so far; connections of before are of no use then."""
+        """How often the broker has ended; connections from before are unusable then."""
         self._listen = listen
         self._forces = forces
         self._add_scram = tuple(add_scram)
@@ -65,7 +65,7 @@ class OwnBroker:
         self._thread = BrokerThread(self._serve, loop_factory)
         self._gate: threading.Event | None = None
         self._place: socket.socket | None = None
-        """Keeps the port over restarts."""
+        """Reserves the port over restarts."""
 
     @property
     def bootstrap(self) -> str:
@@ -74,21 +74,21 @@ class OwnBroker:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port; a port 0 before the first start."""
+        """Host and port; port 0 before the first start."""
         return self._thread.address
 
     @property
     def is_running(self) -> bool:
-        """Whether it serves, or is paused."""
+        """Whether the broker runs, even if it is paused."""
         return self._broker is not None
 
     @property
     def is_paused(self) -> bool:
-        """Whether it stands still."""
+        """Whether the broker is paused."""
         return self._gate is not None
 
     def start(self) -> Self:
-        """Start, and wait until it listens; raises what the start raised."""
+        """Start, and wait until the broker listens; raises the start's error."""
         if not self.is_running:
             if self._listen == ANY_PORT:
                 self._place = hold_port()
@@ -109,9 +109,9 @@ class OwnBroker:
             self._place = None
 
     def crash(self) -> None:
-        """End as by ``kill -9``: sockets are reset, files stay as they are at this moment.
+        """End like ``kill -9``: sockets are reset, and files stay as they are.
 
-        What was acknowledged is in them; what a stop would have written is not.
+        The files hold everything acknowledged, but nothing that an orderly stop would write.
         """
         self.resume()
         if self.is_running:
@@ -119,14 +119,14 @@ class OwnBroker:
             self._thread.stop()
 
     def pause(self) -> None:
-        """Stand still as by ``SIGSTOP``: nothing runs until :meth:`resume`, heartbeats neither."""
+        """Suspend like ``SIGSTOP``: nothing runs until :meth:`resume`, not even heartbeats."""
         if self._gate is None:
             gate = threading.Event()
             self.call(lambda broker: _stand_still(broker, gate))
             self._gate = gate
 
     def resume(self) -> None:
-        """Go on; a broker that is not paused does so anyway."""
+        """Resume a paused broker; otherwise do nothing."""
         gate, self._gate = self._gate, None
         if gate is not None:
             gate.set()
@@ -134,14 +134,14 @@ class OwnBroker:
                 self.call(_go_on)
 
     def restart(self) -> Self:
-        """Start again, on the same directory and port; stops before that if it still runs."""
+        """Start again on the same directory and port; stop first if the broker still runs."""
         self.resume()
         if self.is_running:
             self._thread.stop()
         return self.start()
 
     def call(self, work: Callable[[Broker], Awaitable[T]]) -> T:
-        """Run ``work`` with the broker on its own loop; BrokerDownError while it does not run."""
+        """Run ``work`` with the broker on its loop; BrokerDownError if it does not run."""
         broker = self._broker
         if broker is None:
             raise BrokerDownError("the broker is down; restart() starts it again")
@@ -185,12 +185,12 @@ class OwnBroker:
 
 
 async def _stand_still(broker: Broker, gate: threading.Event) -> None:
-    # Whatever moves the clock meanwhile does not wait for this broker.
+    # An advance of the clock must not wait for this broker meanwhile.
     if isinstance(broker.clock, MovedClock):
         broker.clock.detach(broker)
     if broker.member is not None:
         broker.member.membership.call(gate.wait)
-    # Whoever asked for it is answered before.
+    # The caller gets its answer before the pause.
     asyncio.get_running_loop().call_later(_BEFORE_IT_STANDS_S, gate.wait)
 
 

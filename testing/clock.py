@@ -1,4 +1,4 @@
-"""A clock that a test owns: time stands still, and what is due happens when the test says so.
+"""A clock that a test controls: time stands still, and deadlines fire when the test advances it.
 
 ::
 
@@ -7,10 +7,10 @@
         ...
         fired = clock.advance(seconds=46)  # [Fired(what='session', who='orders-group', …)]
 
-The clock goes from deadline to deadline. At each it does what is due, waits until what follows from
-it is done, and only then looks for the next: a timer that sets another, a rebalance after an
-expired session and the markers of an aborted transaction come at times of their own. ``README.md``
-has the table of what goes by this clock and what stays on real time.
+The clock goes from deadline to deadline. At each it does the work that is due, waits until the
+immediate consequences are done, and only then looks for the next: so a timer set by another, a
+rebalance after an expired session and the markers of an aborted transaction come at their own
+times. ``README.md`` lists the deadlines on this clock, and the work that stays on real time.
 """
 
 from __future__ import annotations
@@ -31,29 +31,30 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ROUNDS_PER_ADVANCE: Final = 100
-"""What the broker does again and again (retention, compaction, upkeep) is done so often at most
-while the clock is moved once, evenly over the time: a week has 40,000 intervals of the cleaner."""
+"""The limit for each recurring task (retention, compaction, upkeep) in one advance, evenly spread:
+a week has 40,000 intervals of the cleaner."""
 
 MAX_STEPS: Final = 100_000
-"""Deadlines of one advance; more are an error of the test, or of the broker."""
+"""The limit of deadlines in one advance; more are an error of the test, or of the broker."""
 
 WALK_S: Final = 0.05
-"""With a speed, the longest sleep before the deadlines are looked at again: clients change them."""
+"""The longest sleep of an advance with speed before it reads the deadlines again, as clients
+change them."""
 
 MAX_KEPT: Final = 10_000
-"""Entries of :attr:`TestClock.fired`; the oldest go first."""
+"""The limit of :attr:`TestClock.fired`; the oldest entries are dropped first."""
 
 
 @checked
 class TestClock:
-    """A clock for brokers of this process; give it to them as ``clock=``.
+    """A clock for brokers of this process, passed to them as ``clock=``.
 
-    It stands still at ``now_ms`` (default: the time of day when it is made) until :meth:`advance`;
-    with ``auto`` it runs, at the real speed, from there. Every method may be called from any thread
-    but those of the brokers.
+    It stands still at ``now_ms`` (default: the time of day at its creation) until :meth:`advance`;
+    with ``auto`` it runs, at real speed, from there. Every method may be called from any thread but
+    a broker's.
     """
 
-    __test__ = False  # no test class, says the name to pytest
+    __test__ = False  # tells pytest that this is no test class, in spite of its name
 
     between_nodes: Final[Clock] = SystemClock()
     """Heartbeats, fetches and ISRs of the nodes of a cluster are due in real time."""
@@ -66,8 +67,8 @@ class TestClock:
         self._advancing = threading.Lock()
         self._brokers: dict[Broker, tuple[asyncio.AbstractEventLoop, Deadlines]] = {}
         self.fired: deque[Fired] = deque(maxlen=MAX_KEPT)
-        """All that has fired so far, the newest last: in advances, and what timers fired by
-        themselves, those with no delay and, with ``auto``, any."""
+        """Entries so far, the newest last: from advances, and from timers that fired outside of
+        one, namely those without a delay and, with ``auto``, any."""
 
     # --- the time ---
 
@@ -76,14 +77,14 @@ class TestClock:
         return self._start_ms + self.monotonic_ms()
 
     def monotonic_ms(self) -> int:
-        """Milliseconds since the clock was made; never goes back."""
+        """Milliseconds since the clock was created; never goes back."""
         with self._lock:
             since = self._running_since
             return self._passed_ms + (0 if since is None else _real_ms() - since)
 
     @property
     def auto(self) -> bool:
-        """Whether it runs by itself; may be set."""
+        """Whether the clock runs by itself; can be set."""
         return self._running_since is not None
 
     @auto.setter
@@ -101,17 +102,17 @@ class TestClock:
             with self._lock:
                 self._passed_ms += late_ms
 
-    # --- moving it ---
+    # --- advancing ---
 
     def advance(
         self, *, seconds: float = 0, ms: float = 0, speed: float | None = None
     ) -> list[Fired]:
-        """Move the time on, have done what is due on the way, and return what that was, in order.
+        """Advance the time, do the work that is due on the way, and return the entries in order.
 
-        With ``speed`` it takes real time as well, one second for so many of the clock's: enough for
-        clients to send their heartbeats and to join a rebalance. Without, it is over at once.
-        Raises RuntimeError on a broker's own thread (see :meth:`advance_async`), and ValueError for
-        a time that is negative or behind :data:`LAST_MS`, and for a speed that is none.
+        With ``speed`` the advance takes real time, one second for so many of the clock's: enough
+        for clients to send their heartbeats and to join a rebalance. Without, it takes none. Raises
+        RuntimeError in a broker's own thread (see :meth:`advance_async`), ValueError for a negative
+        time or one after :data:`LAST_MS`, and for an invalid speed.
         """
         span_ms = self._span_ms(seconds, ms)
         loops = [loop for loop, _ in self._brokers.values()]
@@ -126,12 +127,12 @@ class TestClock:
     async def advance_async(
         self, *, seconds: float = 0, ms: float = 0, speed: float | None = None
     ) -> list[Fired]:
-        """As :meth:`advance`, for coroutines: other tasks of the loop go on meanwhile."""
+        """Do :meth:`advance` for a coroutine: other tasks of the loop continue meanwhile."""
         work = self._advance(self._span_ms(seconds, ms), speed)
         loops = [loop for loop, _ in self._brokers.values()]
         if not loops or asyncio.get_running_loop() in loops:
             return await work
-        # The caller's loop may have a clock that its test has frozen; a broker's has not.
+        # The caller's loop may have a clock that the test has frozen; a broker's loop has not.
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loops[0]))
 
     def _span_ms(self, seconds: float, ms: float) -> int:
@@ -146,7 +147,7 @@ class TestClock:
         try:
             begin_ms, begun = self.monotonic_ms(), monotonic_s()
             target_ms = begin_ms + span_ms
-            # What has arrived before the time moves was sent before it.
+            # Requests that have arrived by now were sent before the time moves.
             await self._each(lambda one: one.begin(target_ms, span_ms // ROUNDS_PER_ADVANCE))
             fired: list[Fired] = []
             for _ in range(MAX_STEPS):
@@ -168,7 +169,7 @@ class TestClock:
             self._advancing.release()
 
     async def _each(self, ask: Callable[[Deadlines], Coroutine[Any, Any, T]]) -> list[T]:
-        """Ask every broker in turn, each on its own loop."""
+        """Call ``ask`` for every broker in turn, each on its own loop."""
         here = asyncio.get_running_loop()
         return [
             await ask(one)
@@ -180,19 +181,19 @@ class TestClock:
     # --- for brokers ---
 
     def attach(self, broker: Broker) -> None:
-        """Go from deadline to deadline of ``broker`` from now on; called by the broker itself."""
+        """Include the deadlines of ``broker`` from now on; the broker itself calls it."""
         deadlines = Deadlines(broker, self, self.fired.append)
         self._brokers[broker] = asyncio.get_running_loop(), deadlines
 
     def detach(self, broker: Broker) -> None:
-        """Forget a broker that stops; called by the broker itself."""
+        """Drop a broker that stops; the broker itself calls it."""
         _, deadlines = self._brokers.pop(broker, (None, None))
         if deadlines is not None:
             deadlines.close()
 
 
 async def _walk(begin_ms: int, at_ms: int, begun: float, speed: float) -> int:
-    """Wait until it is ``at_ms`` at that speed, or for a moment; the time that it is then."""
+    """Wait until ``at_ms`` at that speed, but at most WALK_S; return the clock's time then."""
 
     def now_ms() -> int:
         return begin_ms + int((monotonic_s() - begun) * 1000 * speed)

@@ -1,4 +1,4 @@
-"""A cluster in one process, for tests of what happens when a broker goes.
+"""A cluster in one process, for tests of broker failures.
 
 ::
 
@@ -6,8 +6,8 @@
         ...  # any Kafka client at cluster.bootstrap
         cluster.kill(cluster.leader("orders", 0))
 
-A controller and several brokers, each on an event loop in a thread of its own, on ports of their
-own. They can be killed, stopped, paused and cut off from each other, and come back.
+A controller and several brokers run in one thread each, with event loops and ports of their own. A
+test can kill, stop, pause, disconnect and restart them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ CONTROLLER_ID: Final = 100
 """The node id of the controller; brokers count from 1."""
 
 WAIT_S: Final = TIMEOUT_S
-"""How long any wait for a state of the cluster takes at most."""
+"""The time limit of each wait for a state of the cluster."""
 
 DEFAULTS: Final[Mapping[str, str]] = {
     "broker.heartbeat.interval.ms": "200",
@@ -56,25 +56,25 @@ DEFAULTS: Final[Mapping[str, str]] = {
     "offsets.topic.num.partitions": "3",
     "transaction.state.log.num.partitions": "3",
 }
-"""Times for tests: a dead broker is known after a second. ``config`` has the last word."""
+"""Times for tests: a dead broker is fenced after a second. ``config`` overrides them."""
 
 
 @checked
 class Cluster(KafkaUnderTest):
-    """So many brokers and a controller. A context manager; all methods are for the test's thread.
+    """Several brokers and a controller. A context manager; all methods are for the test's thread.
 
-    ``config`` holds settings of all nodes by Kafka's names. Replication factors are the number of
-    brokers, at most three, and ``min.insync.replicas`` is one less than that, if nothing else is
-    said. ``users``, ``tls``, ``acls``, ``now_ms`` and ``rename`` are as for ``Kafka``; brokers
-    reach each other as clients do, and the controller without a login.
+    ``config`` holds settings of all nodes by Kafka's names. By default, replication factors are the
+    number of brokers, at most three, and ``min.insync.replicas`` is one less. ``users``, ``tls``,
+    ``acls``, ``now_ms`` and ``rename`` are as for ``Kafka``; brokers reach each other like clients,
+    and the controller without a login.
 
-    ``faults`` are for a client's request to any broker, ``brokers[1].faults`` for all requests to
+    ``faults`` apply to clients' requests to any broker, ``brokers[1].faults`` to all requests to
     that one. All brokers share ``clock``; heartbeats and fetches between nodes stay on real time.
     Warnings of brokers are not logged, because the test causes most of them.
     """
 
     look_s = 2.0
-    """A request to a broker that is gone is given up in time to ask which one leads now."""
+    """A request to a dead broker times out early enough to look for the new leader."""
 
     def __init__(
         self,
@@ -136,12 +136,12 @@ class Cluster(KafkaUnderTest):
             )
             for broker_id in range(1, brokers + 1)
         }
-        """By id. What can be done with one broker can be done with each of them."""
+        """The brokers by id, with all methods of a single one."""
 
     # --- life ---
 
     def start(self) -> Self:
-        """Start all nodes that do not run, and wait until they serve."""
+        """Start all nodes that are down, and wait until they serve."""
         if self._is_closed:
             raise BrokerDownError("the cluster is closed; Cluster(…) makes another")
         self._open.enter_context(only_errors())
@@ -159,7 +159,7 @@ class Cluster(KafkaUnderTest):
         return self
 
     def close(self) -> None:
-        """Stop all of it at once: no broker is left to hand over to."""
+        """Crash all nodes at once: no broker remains to take over leadership."""
         self._is_closed = True
         self._hang_up()
         nodes = [*self.brokers.values(), self.controller]
@@ -198,26 +198,26 @@ class Cluster(KafkaUnderTest):
         return ClusterAio(self)
 
     def kill(self, broker_id: int) -> None:
-        """End a broker as ``kill -9`` does. Raises ValueError for an id that no broker has."""
+        """Kill a broker like ``kill -9``. Raises ValueError for an unknown id."""
         self._broker(broker_id).crash()
 
     def stop(self, broker_id: int) -> None:
-        """Stop a broker in an orderly way: it hands over what it leads (controlled shutdown)."""
+        """Stop a broker with a controlled shutdown, in which it hands over leadership."""
         self._broker(broker_id).stop()
 
     def restart(self, broker_id: int) -> None:
-        """Start a broker, on the directory and the port that it had, and wait until it serves."""
+        """Start a broker on its directory and port again, and wait until it serves."""
         self._broker(broker_id).restart()
 
     def pause(self, broker_id: int) -> None:
-        """Let a broker stand still as by ``SIGSTOP``: it answers no request, and is not gone."""
+        """Suspend a broker like ``SIGSTOP``: it answers no request, but keeps its connections."""
         broker = self._broker(broker_id)
         if not broker.is_running:
             raise BrokerDownError(f"broker {broker_id} is down; restart({broker_id}) starts it")
         broker.pause()
 
     def resume(self, broker_id: int) -> None:
-        """Let a broker go on that was paused."""
+        """Resume a paused broker."""
         self._broker(broker_id).resume()
 
     def _broker(self, broker_id: int) -> OwnBroker:
@@ -232,10 +232,10 @@ class Cluster(KafkaUnderTest):
     def partition_network(
         self, nodes: Iterable[int], others: Iterable[int], *, one_way: bool = False
     ) -> None:
-        """Let two groups of nodes not reach each other; :data:`CONTROLLER_ID` is one of them.
+        """Separate two groups of nodes; :data:`CONTROLLER_ID` may be in one of them.
 
-        With ``one_way`` the others still reach the first. Clients reach every broker. Raises
-        ValueError for an id that no node has.
+        With ``one_way`` the others still reach the first group. Clients reach every broker. Raises
+        ValueError for an unknown id.
         """
         nodes, others = self._nodes(nodes), self._nodes(others)
         self._network.cut(nodes, others)
@@ -278,7 +278,7 @@ class Cluster(KafkaUnderTest):
     def _have_heard_of(self, topic: str) -> bool:
         return all(topic in call(_image).topics for call in self._running())
 
-    # --- looking ---
+    # --- queries ---
 
     @property
     def bootstrap(self) -> str:
@@ -287,25 +287,25 @@ class Cluster(KafkaUnderTest):
 
     @property
     def is_running(self) -> bool:
-        """Whether a broker serves."""
+        """Whether any broker serves."""
         return any(self._running())
 
     @property
     def image(self) -> MetadataImage:
-        """What the controller has decided."""
+        """The controller's metadata image."""
         if not self.controller.is_running:
             raise BrokerDownError("the controller is down; cluster.controller.restart() starts it")
         return self.controller.call(_image)
 
     def partition(self, topic: str, index: int = 0) -> PartitionRegistration:
-        """Return what the controller has decided of a partition. ValueError without one."""
+        """Return a partition from the controller's image. ValueError if it does not exist."""
         found = self._find(topic, index)
         if isinstance(found, str):
             raise ValueError(found)  # noqa: TRY004 - a sentence that there is none
         return found
 
     def _find(self, topic: str, index: int) -> PartitionRegistration | str:
-        """A partition, or a sentence that there is none."""
+        """Return a partition, or a sentence that it does not exist."""
         topics = self.image.topics
         if topic not in topics:
             return f"there is no topic {topic!r}{nearest(topic, topics)}"
@@ -315,7 +315,7 @@ class Cluster(KafkaUnderTest):
         return partitions[index]
 
     def leader(self, topic: str, index: int = 0, *, timeout: float = WAIT_S) -> int:
-        """Return the broker that leads a partition; waits until there is one that is alive."""
+        """Return the leader of a partition; wait until there is one that is alive."""
 
         def leader(found: PartitionRegistration) -> int | None:
             alive = found.leader in self.brokers and self.brokers[found.leader].is_running
@@ -326,7 +326,7 @@ class Cluster(KafkaUnderTest):
     def wait_for_isr(
         self, topic: str, index: int = 0, *, size: int | None = None, timeout: float = WAIT_S
     ) -> None:
-        """Wait until an ISR has so many members; all replicas, if nothing is said."""
+        """Wait until the ISR has this many members, by default all replicas."""
 
         def enough(found: PartitionRegistration) -> bool:
             return len(found.isr) == (len(found.replicas) if size is None else size)
@@ -361,9 +361,9 @@ class Cluster(KafkaUnderTest):
         return self._until(look_at, told, timeout)
 
     def wait_for(self, look: Callable[[], T | None], what: str, timeout: float = WAIT_S) -> T:
-        """Look again and again until there is something; AssertionError after ``timeout`` s.
+        """Repeat ``look`` until its result is true; AssertionError after ``timeout`` s.
 
-        A LookupError is as good as nothing.
+        A LookupError counts as false.
         """
         __tracebackhide__ = True
         trouble = ""
@@ -399,7 +399,7 @@ class Cluster(KafkaUnderTest):
 
     @property
     def trouble(self) -> str:
-        """Which nodes are down or paused; empty if none is."""
+        """The nodes that are down or paused, as a text; empty if none is."""
         found = []
         for node, broker in {**self.brokers, CONTROLLER_ID: self.controller}.items():
             called = "the controller" if node == CONTROLLER_ID else f"broker {node}"
@@ -441,7 +441,7 @@ class ClusterAio(Aio[Cluster]):
 
 
 def _replication(brokers: int) -> dict[str, str]:
-    """Settings of so many brokers, of which one may go."""
+    """Return replication settings that tolerate the loss of one of the brokers."""
     replicas = min(brokers, 3)
     return {
         "default.replication.factor": str(replicas),

@@ -1,4 +1,4 @@
-"""Files that a kill leaves behind, in a process that goes on."""
+"""Files that stay as a SIGKILL leaves them, in a process that continues."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from fencepost.logcore.fs import FileMap, OsFileSystem, ReadableBuffer
 
 
 class MortalFiles(OsFileSystem):
-    """The operating system's files until :meth:`die`; from then on nothing changes them.
+    """The operating system's files until :meth:`die`; after that nothing changes them.
 
-    Every later step is taken without an error and without an effect, so that a broker can be shut
-    down whose directory stays as a kill has left it: all that was written is there, for the page
-    cache outlives a process, and nothing that a stop does, neither checkpoints nor the mark of a
-    clean shutdown. Without ``forces`` nothing is forced to a disk, which only a power cut shows.
+    Every later operation succeeds without an effect, so that a broker can be shut down while its
+    directory stays as after a SIGKILL: it has everything that was written, as the page cache
+    outlives a process, but neither checkpoints nor the clean-shutdown marker of an orderly stop.
+    Without ``forces`` nothing is flushed to disk, which only matters in a power loss.
     """
 
     def __init__(self, *, forces: bool = True) -> None:
@@ -23,17 +23,17 @@ class MortalFiles(OsFileSystem):
         self._forces = forces
 
     def die(self) -> None:
-        """Change nothing any more."""
+        """Ignore all changes from now on."""
         self.is_dead = True
 
     def open(self, path: str, *, create: bool = False) -> int:
-        """Open for reading and writing; of a dead file system, what is not there is nothing."""
+        """Open for reading and writing; after the death, a missing file is opened as empty."""
         if self.is_dead and not Path(path).exists():
             path = os.devnull
         return super().open(path, create=create)
 
     def write(self, handle: int, buffers: Sequence[ReadableBuffer], position: int) -> int:
-        """Write, or take the bytes and keep none of them."""
+        """Write, or discard the bytes after the death."""
         if self.is_dead:
             return sum(map(len, buffers))
         return super().write(handle, buffers, position)
@@ -55,7 +55,7 @@ class MortalFiles(OsFileSystem):
 
     def map(self, handle: int, size: int) -> FileMap:
         """Map a file."""
-        # A file that was to be stretched has no bytes behind a map of its new size.
+        # A dead file was not extended, so it has no bytes to map at the new size.
         return _MortalMap(self, bytearray(size) if self.is_dead else super().map(handle, size))
 
     def rename(self, source: str, target: str) -> None:
@@ -85,7 +85,7 @@ class MortalFiles(OsFileSystem):
 
 
 class _MortalMap:
-    """A map of one of these files."""
+    """A memory map of one of these files."""
 
     def __init__(self, files: MortalFiles, content: FileMap | bytearray) -> None:
         self._files, self._content = files, content

@@ -1,4 +1,4 @@
-"""What is due in one broker: when the next of it is, and having it done.
+"""The deadlines of one broker: when the next is due, and doing the work that is due.
 
 Everything here runs on the broker's loop.
 """
@@ -32,18 +32,18 @@ SETTLES: Final = (
     "upkeep of ",
     "wait for producer ids",
 )
-"""How the names of tasks begin that come to an end by themselves."""
+"""Prefixes of the names of tasks that end by themselves."""
 
 SETTLE_S: Final = 10.0
-"""How long they are waited for, in real time."""
+"""How long to wait for them, in real time."""
 
 NAMES: Final = {"txn-timeout": "transaction", "txn-park": "init-producer-id"}
-"""Timers whose kinds have other names here."""
+"""Names of timers here, if they differ from their kinds."""
 
 
 @dataclass(slots=True)
 class Fired:
-    """Something that happened because its time had come."""
+    """A deadline that was reached."""
 
     at_ms: int
     """The clock's time of day, milliseconds since the epoch."""
@@ -53,19 +53,19 @@ class Fired:
     who: str
     """The group, the transactional id, or the partition as ``topic-0``."""
     member: str | None = None
-    """The member of the group, where it is about one."""
+    """The member of the group, if the deadline concerns one."""
     events: list[str] = field(default_factory=list)
-    """What came of it, in the words of the history; empty where it changed nothing."""
+    """The resulting events, in the words of the history; empty if nothing changed."""
     detail: dict[str, Any] = field(default_factory=dict)
     """More about it: offsets before and after, counts."""
 
     def as_json(self) -> dict[str, object]:
-        """The same for JSON."""
+        """Return the fields for JSON."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
 class Deadlines:
-    """The deadlines of ``broker``, which goes by ``clock``; ``keep`` is told what fires, always."""
+    """The deadlines of ``broker`` on ``clock``; ``keep`` is called with everything that fires."""
 
     def __init__(self, broker: Broker, clock: Clock, keep: Callable[[Fired], None]) -> None:
         self._broker, self._clock, self._keep = broker, clock, keep
@@ -76,21 +76,21 @@ class Deadlines:
         services.history.listener = self._event
         self._current: Fired | None = None
         self.news: list[Fired] | None = None
-        """What has fired since the last :meth:`run_due`; None while nobody moves the clock."""
+        """Entries since the last :meth:`run_due`; None outside of an advance."""
         self._target_ms = self._spacing_ms = 0
         self._last_round_ms: dict[Hashable, int] = {}
 
     def close(self) -> None:
-        """Have the broker tell nothing more."""
+        """Remove all hooks from the broker."""
         for queue in self._queues:
             queue.on_fire = None
         self._broker.services.history.listener = None
 
     async def begin(self, target_ms: int, spacing_ms: int) -> None:
-        """The clock is about to be moved to ``target_ms``.
+        """Prepare an advance to ``target_ms``.
 
-        Work that comes again and again waits for ``spacing_ms`` at least between two rounds, and
-        is done at the target, where it is due before that.
+        Recurring work waits at least ``spacing_ms`` between two rounds, and is done at the target
+        if it is due before that.
         """
         self._target_ms, self._spacing_ms = target_ms, spacing_ms
         self._last_round_ms.clear()
@@ -98,12 +98,12 @@ class Deadlines:
         self.news = []
 
     async def end(self) -> None:
-        """The clock was moved: whoever waits in real time for the rest of a pause waits less."""
+        """Finish an advance: tasks that pause in real time recompute their pause."""
         for task in self._tasks():
             await task.catch_up()
 
     async def next_ms(self) -> int | None:
-        """When the next thing up to the target is due, on the monotonic clock."""
+        """Return the monotonic time of the next deadline up to the target; None without one."""
         found = [self._round_ms(task, task.due_ms) for task in self._tasks()]
         for queue in self._queues:
             for due_ms, key in queue:
@@ -114,7 +114,7 @@ class Deadlines:
         return min(due, default=None)
 
     def _round_ms(self, what: Hashable, due_ms: int | None) -> int | None:
-        """When the next round of ``what`` begins, whose pause is over at ``due_ms``."""
+        """Return when the next round of ``what``, due at ``due_ms``, begins."""
         if due_ms is None or due_ms > self._target_ms:
             return None
         last_ms = self._last_round_ms.get(what)
@@ -126,7 +126,7 @@ class Deadlines:
         return [task for task in self._broker.repeated if task.clock is self._clock]
 
     async def run_due(self) -> list[Fired]:
-        """Do what is due now, with what follows from it at once; what that was."""
+        """Do the work that is due now and its immediate consequences; return the entries."""
         for queue in self._queues:
             while queue.run_due():
                 await self._settle()
@@ -145,14 +145,14 @@ class Deadlines:
         return news
 
     async def _settle(self) -> None:
-        """Wait until what was begun is done, and the loop has looked at its sockets."""
+        """Wait until running tasks are done, and the loop has polled its sockets."""
         for _ in range(3):
             await asyncio.sleep(0)
         under_way = {task for task in asyncio.all_tasks() if task.get_name().startswith(SETTLES)}
         if under_way:
             await asyncio.wait(under_way, timeout=SETTLE_S)
 
-    # --- what has fired ---
+    # --- entries ---
 
     def _tell(self, fired: Fired) -> None:
         if self.news is not None:
@@ -169,7 +169,7 @@ class Deadlines:
         self._tell(self._current)
 
     def _event(self, entry: Entry) -> None:
-        """Something that the coordinators have decided."""
+        """Handle a coordinator's event."""
         cause = (entry.trigger or "").partition(" ")[0]
         current = self._current
         if cause == "timer" and current is not None and current.who == entry.subject:
@@ -179,7 +179,7 @@ class Deadlines:
             self._tell(Fired(entry.at_ms, entry.what, entry.subject, detail=dict(entry.detail)))
 
     def _partitions(self) -> dict[str, dict[str, int]]:
-        """What a round may change of each partition."""
+        """Return the values of each partition that a round may change."""
         logs = self._broker.storage.logs
         return {
             one.name: {

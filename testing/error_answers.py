@@ -1,9 +1,9 @@
-"""The answer to a request that says nothing but an error, in the place of that API.
+"""The response with an error for a request, with the error where that API has it.
 
-The shape comes from the schemas: the response's own error code if it has one; else each thing that
-the request names, a topic, a partition, a group, is answered with the code, as Kafka's
-``getErrorResponse`` does. A Fetch has its error in the partitions, where clients look for all but
-those of its session.
+The structure comes from the schemas: the response's own error code if it has one; else the code is
+put in each item that the request names, a topic, a partition or a group, as in Kafka's
+``getErrorResponse``. A Fetch has its error in the partitions, where clients look for all errors but
+the session's.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from fencepost.coordinator.handlers import Context
 
 DONE_ALL_THE_SAME: Final = frozenset({ApiKey.METADATA})
-"""APIs whose answer has to hold what is true beside the error: without the brokers of a Metadata
-response no client would get on."""
+"""APIs whose response must hold valid data beside the error: without the brokers of a Metadata
+response no client can work."""
 
 OF_SESSIONS: Final = frozenset(
     {
@@ -40,7 +40,7 @@ OF_SESSIONS: Final = frozenset(
         ErrorCode.fetch_session_topic_id_error,
     }
 )
-"""Errors of a whole Fetch; all others are of its partitions."""
+"""Errors of a whole Fetch; all others belong to its partitions."""
 
 _ERROR_CODES: Final = ("error_code", "partition_error_code")
 
@@ -53,25 +53,25 @@ _ALIASES: Final = {
     "partition_id": ("partition_index", "partition", "index"),
     "index": ("partition_index", "partition"),
 }
-"""What a field of a response may be called in the request."""
+"""Names in the request of a field of the response."""
 
 _NAMES: Final = frozenset({"group_id", "key", "name", "partition_index", "transactional_id"})
-"""Fields of a response whose values stand in the request as a list of them."""
+"""Fields of a response whose values are elements of a list in the request."""
 
 _NAMING_LISTS: Final = frozenset({"entity"})
-"""Lists that say which thing the error is about."""
+"""Lists that identify the item with the error."""
 
 _UNKNOWN: Final = frozenset({"base_offset", "high_watermark"})
-"""Fields that are -1 in Kafka's errors, and 0 in its schemas."""
+"""Fields that are -1 in Kafka's error responses, and 0 in its schemas."""
 
 _FETCH_BY_ID: Final = 13
 """From this version on Fetch names topics by their ids."""
 
 
 def error_answer(ctx: Context, code: ErrorCode, answer: Entity | None = None) -> Entity | None:
-    """The response to ``ctx`` with ``code``; None where there is no response.
+    """Return the response to ``ctx`` with ``code``; None if there is no response.
 
-    ``answer`` is what the broker would say, for the APIs of :data:`DONE_ALL_THE_SAME`.
+    ``answer`` is the broker's normal response, for the APIs in :data:`DONE_ALL_THE_SAME`.
     """
     if ctx.api_key == ApiKey.PRODUCE and ctx.body.acks == 0:
         return None
@@ -89,7 +89,7 @@ def error_answer(ctx: Context, code: ErrorCode, answer: Entity | None = None) ->
 
 
 def _asked(ctx: Context) -> Any:
-    """What the answer goes by: the request, but for those whose answers have another form."""
+    """Return the items to answer: the request, or a substitute if the response differs in form."""
     match ctx.api_key:
         case ApiKey.FETCH if not ctx.body.topics:
             return _of_session(ctx)
@@ -102,7 +102,7 @@ def _asked(ctx: Context) -> Any:
 
 
 def _of_session(ctx: Context) -> Any:
-    """What a Fetch asks for that names no partitions: those of its session."""
+    """Return the partitions of a fetch session, for a Fetch that names none."""
     body, topics = ctx.body, dict[object, list[Any]]()
     with suppress(AttributeError, DomainError):
         session = ctx.broker.fetches.sessions.resume(
@@ -121,9 +121,9 @@ def _of_session(ctx: Context) -> Any:
 def _filled(
     cls: type, request: Any, code: ErrorCode, *, is_whole: bool = False, deep: bool = False
 ) -> Entity:
-    """An instance of ``cls`` that names what ``request`` names, with the error in its place.
+    """Return an instance of ``cls`` with the items of ``request``, and the error in its place.
 
-    ``deep`` is for a whole response whose own error code stays free.
+    ``deep`` is for a whole response whose own error code stays unset.
     """
     values: dict[str, object] = {}
     infos = all_fields(cls)
@@ -158,7 +158,7 @@ def _bears_error(cls: type) -> bool:
 
 
 def _first_list(request: Any) -> tuple[Any, ...]:
-    """What a request, or an element of it, asks about: the first list in it."""
+    """Return the items in a request or in an element of it: its first list."""
     is_own = isinstance(request, SimpleNamespace)
     names = vars(request) if is_own else [info.name for info in all_fields(type(request))]
     found = (getattr(request, name) for name in names)
@@ -166,7 +166,7 @@ def _first_list(request: Any) -> tuple[Any, ...]:
 
 
 def _named(info: FieldInfo, request: Any) -> object:
-    """The value that the request has for a field of its answer; None where it has none."""
+    """Return the request's value for a field of its response; None if it has none."""
     if isinstance(request, (str, int)):
         is_text = info.kafka_type == "string"
         is_name = info.name in _NAMES and is_text == isinstance(request, str)

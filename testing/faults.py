@@ -1,16 +1,16 @@
-"""Faults that a test orders: what a broker does with chosen requests instead of answering them.
+"""Faults that a test injects: a broker handles chosen requests in another way than usual.
 
 ::
 
-    lost = broker.faults.add(api="EndTxn", close="after")  # done, but nobody hears of it
+    lost = broker.faults.add(api="EndTxn", close="after")  # committed, but the response is lost
     broker.faults.add(api="Produce", error="NOT_LEADER_OR_FOLLOWER", times=2, match={"topic": "t"})
     seen = broker.faults.observe(api="OffsetCommit")
     ...
     lost.wait(timeout=5)
 
-Every method may be called from any thread. A broker without faults does nothing for them: its
-server asks the registry of handlers that it was made with, and is given another one only while
-there is something to do.
+Every method may be called from any thread. Without faults they cost a broker nothing: its server
+uses its original registry of handlers, and gets another one only while there are faults or
+observers.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ if TYPE_CHECKING:
     from fencepost.coordinator.daemon.broker import Broker
 
 Match = Callable[[SeenRequest], object] | Mapping[str, object]
-"""Which requests: a function that is given each, or fields with the values that they must have."""
+"""A function of each request, or fields with the values that they must have."""
 
 OWN_CLIENT_ID: Final = "fencepost-testing"
-"""The client id of what this package itself asks of a broker under test."""
+"""The client id of this package's own requests to a broker under test."""
 
 _is_broker = re.compile(
     r"broker-\d+-(fetcher-\d+|txn-marker-sender|heartbeat)|AddPartitionsManager-client-\d+"
 ).fullmatch
-"""The client ids of brokers, which are Kafka's."""
+"""Matches the client ids of brokers, which are Kafka's."""
 
 MAX_SEEN: Final = 1_000
-"""Requests that a handle keeps; the oldest go first."""
+"""Requests that a handle keeps; the oldest are dropped first."""
 
 
 @checked
 class Fault:
-    """A fault that was added, or an observer; made by :class:`Faults`."""
+    """A fault or an observer, created by :class:`Faults`."""
 
     def __init__(
         self,
@@ -77,9 +77,9 @@ class Fault:
         self.close = close
         self.delay_ms = delay_ms
         self.seen: deque[SeenRequest] = deque(maxlen=MAX_SEEN)
-        """The requests that it was for."""
+        """The matching requests."""
         self.failure: str | None = None
-        """The first exception of ``match``, as a sentence; that request did not match."""
+        """The first exception of ``match``, as a sentence; its request did not match."""
         self._hits = 0
         self.owner = owner
         if isinstance(match, Mapping):
@@ -87,38 +87,38 @@ class Fault:
         self._matches = matcher(match)
         self._changed = threading.Condition()
         self._told: list[Callable[[], object]] = []
-        """What is called with each request, for the coroutines that wait."""
+        """Callbacks for each request, for waiting coroutines."""
 
     @property
     def hits(self) -> int:
-        """How many requests it was for."""
+        """The number of matching requests."""
         return self._hits
 
     @property
     def is_used_up(self) -> bool:
-        """Whether it will do nothing more: it was for ``times`` requests, or removed."""
+        """Whether the fault has no further effect: ``times`` is reached, or it was removed."""
         return self not in self.owner.all
 
     def remove(self) -> None:
-        """Do nothing more."""
+        """End the effect of this fault."""
         self.owner.remove(self)
 
     def wait(self, timeout: float = 10.0, *, hits: int = 1) -> None:
-        """Return when it was for so many requests; raises TimeoutError after ``timeout`` s.
+        """Return after so many requests; raises TimeoutError after ``timeout`` s.
 
-        Raises RuntimeError if ``match`` has raised something.
+        Raises RuntimeError if ``match`` has raised an exception.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: self._is_over(hits), timeout):
                 raise self._too_few(hits, timeout)
 
     async def wait_async(self, timeout: float = 10.0, *, hits: int = 1) -> None:
-        """As :meth:`wait`, for coroutines: it can be cancelled."""
+        """Do :meth:`wait` for a coroutine, which can be cancelled."""
         changed = asyncio.Event()
         tell = partial(asyncio.get_running_loop().call_soon_threadsafe, changed.set)
         with self._changed:
             self._told.append(tell)
-        # The caller's loop may have a clock that its test has frozen.
+        # The caller's loop may have a clock that the test has frozen.
         end = monotonic_s() + timeout
         alarm = threading.Timer(timeout, tell)
         alarm.daemon = True
@@ -139,7 +139,7 @@ class Fault:
         return TimeoutError(f"{name}: {self._hits} of {hits} requests in {timeout} s")
 
     def takes(self, request: SeenRequest) -> bool:
-        """Whether it is for this request, which is counted then (called by the owner)."""
+        """Return whether the fault applies to a request, and count it then (for the owner)."""
         if self.api is not None and self.api != request.api_key:
             return False
         if self.times is not None and self._hits >= self.times:
@@ -166,13 +166,13 @@ class Fault:
                 tell()
 
     def _is_over(self, hits: int) -> bool:
-        """Whether a wait is: there were enough, or RuntimeError because ``match`` failed."""
+        """Return whether there were enough requests; raise RuntimeError if ``match`` failed."""
         if self._hits < hits and self.failure is not None:
             raise RuntimeError(self.failure)
         return self._hits >= hits
 
     def as_json(self) -> dict[str, object]:
-        """What it does and what it has done, for JSON."""
+        """Return the fault's arguments and hits, for JSON."""
         return {
             "api": None if self.api is None else APIS[self.api].name,
             "error": None if self.error is None else self.error.name.upper(),
@@ -186,13 +186,13 @@ class Fault:
 
 @checked
 class Faults:
-    """The faults of one broker: first come, first served, each for one request by default.
+    """The faults of one broker: the first match applies, by default to one request.
 
-    It may be attached to one broker after another, as a restart makes them. Requests of clients
-    with an id of ``spared`` are none of its business: those of the test's own tools.
+    The faults may be attached to one broker after another, as restarts create them. Clients with an
+    id in ``spared``, the test's own tools, are unaffected.
 
-    In a cluster ``of_all`` are the faults of all brokers, which are asked after the broker's own.
-    They leave requests between brokers alone.
+    In a cluster ``of_all`` are the faults of all brokers, which are tried after the broker's own.
+    They do not affect requests between brokers.
     """
 
     def __init__(
@@ -229,19 +229,20 @@ class Faults:
         times: int | None = 1,
         match: Match | None = None,
     ) -> Fault:
-        """Do something to the next ``times`` requests that ``match``; None is for ever.
+        """Apply a fault to the next ``times`` requests that ``match``; None is no limit.
 
-        ``api`` is a name of Kafka's, None any. One of:
+        ``api`` is one of Kafka's names, or None for any. Give one of these:
 
-        * ``error``: it is not done, and answered with this error where its response has errors;
-        * ``drop``: nothing is answered, ever; ``"answer"`` (or True): it is done all the same,
-          ``"request"``: it is not;
-        * ``close``: the connection is closed ``"before"`` it is done, or ``"after"`` that and
-          without the answer;
-        * only ``delay_ms``: it is done that much later. With any of the others this comes first.
+        * ``error``: the request is not handled, and gets a response with this error;
+        * ``drop``: the request is never answered; with ``"answer"`` (or True) it is handled all the
+          same, with ``"request"`` it is not;
+        * ``close``: the connection is closed ``"before"`` the request is handled, or ``"after"``
+          that and without the response;
+        * only ``delay_ms``: the request is handled that much later. The delay may also precede one
+          of the others.
 
-        Raises ValueError for a name that there is none of, also of a field of ``api`` in
-        ``match``, and for more than one of them.
+        Raises ValueError for an unknown name, including an unknown field of ``api`` in ``match``,
+        and for more than one of these.
         """
         lost: str | None = "answer" if drop is True else drop or None
         if (error is not None) + (lost is not None) + (close is not None) > 1:
@@ -268,7 +269,7 @@ class Faults:
         return fault
 
     def observe(self, *, api: str | ApiKey | None = None, match: Match | None = None) -> Fault:
-        """Look at requests, and change nothing: the handle counts and keeps them."""
+        """Add an observer, which counts and keeps requests, and changes nothing."""
         observer = Fault(self, _api(api), match)
         with self._lock:
             self._observers.append(observer)
@@ -276,7 +277,7 @@ class Faults:
         return observer
 
     def remove(self, fault: Fault) -> None:
-        """Take a fault or an observer away; one that is not there is fine."""
+        """Remove a fault or an observer; do nothing if it was removed before."""
         with self._lock:
             for kept in (self._faults, self._observers):
                 if fault in kept:
@@ -284,7 +285,7 @@ class Faults:
             self._install()
 
     def clear(self) -> None:
-        """Take all away, and close the connections on which something was dropped or waits."""
+        """Remove all of them, and close the connections of dropped or delayed requests."""
         with self._lock:
             self._faults.clear()
             self._observers.clear()
@@ -294,17 +295,17 @@ class Faults:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(_set, place)
 
-    # --- for whoever owns the broker ---
+    # --- for the broker's owner ---
 
     def attach(self, broker: Broker) -> None:
-        """Be for the requests of ``broker`` from now on; on its loop."""
+        """Apply to the requests of ``broker`` from now on; call it on the broker's loop."""
         with self._lock:
             self._broker = broker
             self._registry = broker.server.registry
             self._install()
 
     def detach(self, broker: Broker) -> None:
-        """Leave a broker alone that is about to stop; on its loop."""
+        """Detach from a broker that is about to stop; call it on the broker's loop."""
         with self._lock:
             if self._broker is broker and self._registry is not None:
                 broker.server.registry = self._registry
@@ -318,7 +319,7 @@ class Faults:
     # --- inside ---
 
     def _install(self) -> None:
-        """Have the server ask us, or not."""
+        """Install the registry with faults in the server, or the original one."""
         for one in self._of_one:
             one._install()
         if self._broker is not None and self._registry is not None:
@@ -329,7 +330,7 @@ class Faults:
                 server.registry = registry
 
     def _find(self, request: SeenRequest) -> Fault | None:
-        """The first fault that is for ``request``, which all observers are told of."""
+        """Return the first fault that applies to ``request``, after calling all observers."""
         found = self._find_own(request)
         if found is None and self._of_all is not None and not _is_broker(request.client_id or ""):
             found = self._of_all._find_own(request)
@@ -372,13 +373,13 @@ class Faults:
             if fault.close is None and fault.drop is None:
                 return answer
         if fault.drop is not None:
-            # What comes behind it on the connection is not answered either, as responses have
-            # the order of their requests.
+            # Later requests on the connection are not answered either, as responses have the order
+            # of their requests.
             yield from self._wait(fault, None)
         raise CloseConnection("a fault: closed after the request")
 
     def _wait(self, fault: Fault, seconds: float | None) -> Work[None]:
-        """Wait that long, or for ever: until the connection, all faults or the broker end."""
+        """Wait that long; with None, until the connection, the faults or the broker end."""
         loop, parked = asyncio.get_running_loop(), fault.owner._parked
         place: asyncio.Future[None] = loop.create_future()
         alarm = None if seconds is None else loop.call_later(seconds, _set, place)
@@ -392,7 +393,7 @@ class Faults:
 
 
 def finished(result: Any) -> Work[Any]:
-    """What a handler's answer is in the end, whatever way it works (see ``handlers``)."""
+    """Return a handler's final response, for each kind of handler (see ``handlers``)."""
     while True:
         if hasattr(result, "send") and hasattr(result, "gi_frame"):
             result = yield from result
@@ -411,14 +412,14 @@ def _set(place: asyncio.Future[None]) -> None:
 
 
 class _FaultyRegistry(Registry):
-    """The registry of a server with faults: every handler is asked through :meth:`Faults.run`."""
+    """A server's registry with faults: every handler is called through :meth:`Faults.run`."""
 
     def __init__(self, real: Registry, run: Callable[[Handler, Context], Any]) -> None:
         self.__dict__.update(real.__dict__)
         self._real, self._run = real, run
 
     def handler(self, api_key: int) -> Handler:
-        """The handler of a served API, with the faults before it."""
+        """Return the handler of an API, preceded by the faults."""
         found = self._real.handler(api_key)
         return replace(found, run=lambda ctx: self._run(found, ctx))
 

@@ -1,8 +1,8 @@
 """The clock and the faults over HTTP, for tests in other languages: ``serve --test-hooks``.
 
-Whoever reaches the port owns the broker's time, so it is served on loopback only, and bodies have
-to be ``application/json``: a page in a browser can not send those to another origin. The README has
-the paths.
+Access to the port controls the broker's time, so it is served on loopback only, and bodies must be
+``application/json``, which a page in a browser cannot send to another origin. The README has the
+paths.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _FAULT_FIELDS: Final = ("api", "error", "drop", "close", "delay_ms", "times", "m
 class Hooks:
     """A clock and faults for one broker, and their HTTP server.
 
-    ``address`` is HOST:PORT, port 0 for a free one; ValueError unless it is of loopback.
+    ``address`` is HOST:PORT, with port 0 for a free one; ValueError unless it is on loopback.
     """
 
     def __init__(self, address: str) -> None:
@@ -58,14 +58,14 @@ class Hooks:
         if self._host != "localhost" and not is_loopback(self._host):
             raise ValueError(f"{self._host} is not loopback: whoever reaches it owns the time")
         self.clock = TestClock(auto=True)
-        """It runs until a test stops it."""
+        """Runs until a test stops it."""
         self.faults = Faults()
         self._broker: Broker | None = None
         self._server: HttpServer | None = None
         self._handles: dict[int, Fault] = {}
 
     async def start(self, broker: Broker) -> str:
-        """Serve; where, as HOST:PORT. Raises OSError."""
+        """Start the server; return its HOST:PORT. Raises OSError."""
         self._broker = broker
         self._server = await serve_http(self._host, self._port, self._answer)
         self.faults.attach(broker)
@@ -73,7 +73,7 @@ class Hooks:
         return f"{f'[{host}]' if ':' in host else host}:{self._server.port}"
 
     async def stop(self) -> None:
-        """Serve no more, and let go whom a fault holds."""
+        """Stop the server, and release requests that a fault holds."""
         if self._server is not None:
             await self._server.close()
             self._server = None
@@ -113,7 +113,7 @@ class Hooks:
         return self._time()
 
     async def _post_clock(self, request: Request, rest: str) -> object:
-        """``/clock`` sets whether it runs, ``/clock/advance`` moves it."""
+        """Handle ``/clock``, which sets ``auto``, or ``/clock/advance``."""
         if rest == "advance":
             told = _body(request, seconds=(int, float), ms=(int, float), speed=(int, float))
             fired = await self.clock.advance_async(**told)
@@ -150,13 +150,13 @@ class Hooks:
         return self._told(number)
 
     async def _get_faults(self, request: Request, rest: str) -> object:
-        """All, or one; with ``hits`` after so many requests, or ``wait_s`` seconds."""
+        """Return all faults, or one; with ``hits``, after that many requests or ``wait_s`` s."""
         if not rest:
             return {"faults": [self._told(number) for number in self._handles]}
         fault = self._handle(rest)
         if "hits" in request.query:
             hits = int(request.query["hits"])
-            # In this order what is no number waits for nothing.
+            # Evaluated before the wait, so that an invalid number fails at once.
             wait_s = max(0.0, min(float(request.query.get("wait_s", "10")), MAX_WAIT_S))
             try:
                 await fault.wait_async(wait_s, hits=hits)
@@ -194,7 +194,7 @@ class Hooks:
         ]
         return {"id": number, **fault.as_json(), "seen": seen}
 
-    # --- what a test looks at ---
+    # --- queries ---
 
     async def _get_topics(self, _request: Request, _rest: str) -> object:
         topics = self._running.services.metadata.topics.values()
@@ -216,7 +216,7 @@ class Hooks:
         return {"name": created.name, "partitions": created.partitions}
 
     async def _get_history(self, request: Request, _rest: str) -> object:
-        """``?group=…`` or ``?transactional_id=…``, or all; the newest last."""
+        """Return the history, filtered by ``?group=…`` or ``?transactional_id=…``, newest last."""
         scopes = {"group": "group", "transactional_id": "transaction"}
         wanted = {(scopes[name], value) for name, value in request.query.items() if name in scopes}
         entries = [
@@ -242,7 +242,7 @@ class Hooks:
 
 
 def _body(request: Request, **fields: Any) -> dict[str, Any]:
-    """The JSON object of a request, whose fields have these types. Raises HttpError, ValueError."""
+    """Return the JSON object in a request; check its fields. Raises HttpError, ValueError."""
     if not request.body:
         return {}
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -254,7 +254,7 @@ def _body(request: Request, **fields: Any) -> dict[str, Any]:
     for name, value in told.items():
         if name not in fields:
             raise ValueError(f"there is no {name!r} here; there are {', '.join(fields)}")
-        # In Python a bool is a number.
+        # In Python a bool is an int.
         if not isinstance(value, fields[name]) or (
             isinstance(value, bool) and fields[name] not in {bool, object}
         ):

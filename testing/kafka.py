@@ -1,4 +1,4 @@
-"""A broker for tests, in a thread of its own, with what a test does to it and asks of it."""
+"""A broker for tests, in a thread of its own, with a test's actions and queries."""
 
 from __future__ import annotations
 
@@ -25,14 +25,13 @@ if TYPE_CHECKING:
 class Kafka(OwnBroker, KafkaUnderTest):
     """One broker, from ``start`` (or ``with``) to ``stop``.
 
-    ``config`` has settings by Kafka's names, over :data:`SETTINGS`; a truth value becomes Kafka's
-    word for it. Without a ``data_dir`` the broker has a directory of its own that goes with it.
-    ``rename`` makes the names of :meth:`name` and :meth:`topic`; by default they stay as they are.
-    ``users`` (passwords by name) have to log in, ``tls`` encrypts, and with ``acls`` they may do
-    only what rules allow (see :meth:`acl`); the methods here may do everything.
-    Its ``clock`` begins at ``now_ms``, by default at the machine's time of day (also where a test
-    has frozen that), and runs as fast, until :attr:`clock`.auto is set to False. It may be moved on
-    at any time.
+    ``config`` has settings by Kafka's names, which override :data:`SETTINGS`; a bool becomes
+    Kafka's word for it. Without a ``data_dir`` the broker has a temporary directory. ``rename``
+    makes the names of :meth:`name` and :meth:`topic`; by default they are unchanged. With ``users``
+    (passwords by name) clients must log in, ``tls`` encrypts, and with ``acls`` users may do only
+    what ACLs allow (see :meth:`acl`); the methods here may do everything. The ``clock`` begins at
+    ``now_ms``, by default at the machine's time of day (even if a test has frozen that), and runs
+    at real speed until :attr:`clock`.auto is set to False. It may be advanced at any time.
     """
 
     clock: TestClock
@@ -64,7 +63,7 @@ class Kafka(OwnBroker, KafkaUnderTest):
     # --- life ---
 
     def start(self) -> Self:
-        """Start and wait until it listens. Raises BrokerError, and ConfigError for a setting."""
+        """Start, and wait until the broker listens. Raises BrokerError, ConfigError."""
         if self._is_temporary and not self.data_dir.name:
             self.data_dir = Path(tempfile.mkdtemp(prefix="fencepost-"))
         try:
@@ -79,7 +78,7 @@ class Kafka(OwnBroker, KafkaUnderTest):
         return self
 
     def stop(self) -> None:
-        """Stop it in an orderly way; a temporary directory is removed."""
+        """Stop in an orderly way; a temporary directory is removed."""
         self._hang_up()
         super().stop()
         self._access.close()
@@ -88,15 +87,15 @@ class Kafka(OwnBroker, KafkaUnderTest):
             self.data_dir = Path()
 
     def crash(self) -> None:
-        """End as by ``kill -9``: sockets are reset, files stay as they are at this moment.
+        """End like ``kill -9``: sockets are reset, and files stay as they are.
 
-        What was acknowledged is in them; what a stop would have written is not.
+        The files hold everything acknowledged, but nothing that an orderly stop would write.
         """
         self._hang_up()
         super().crash()
 
     def restart(self) -> Self:
-        """Start again, on the same directory and port; stops before that if it still runs."""
+        """Start again on the same directory and port; stop first if the broker still runs."""
         self._hang_up()
         return super().restart()
 
@@ -111,14 +110,14 @@ class Kafka(OwnBroker, KafkaUnderTest):
         return KafkaAio(self)
 
     def serve_again(self) -> None:
-        """Start or resume it, if it is down or paused."""
+        """Start or resume the broker, if it is down or paused."""
         self.resume()
         if not self.is_running:
             self.restart()
 
     @property
     def trouble(self) -> str:
-        """That it is down or paused; empty if it is neither."""
+        """A sentence if the broker is down or paused; otherwise empty."""
         down = "" if self.is_running else "the broker is down"
         return "the broker is paused" if self.is_paused else down
 

@@ -1,8 +1,8 @@
-"""The network between the nodes of a cluster in one process: who reaches whom.
+"""The network between the nodes of a cluster in one process, which a test can partition.
 
-Nodes reach each other by connections that one of them opens. Those are opened on event loops of
-:class:`Network`, which knows whose they are; a connection that a cut is laid upon is reset, and one
-that is opened meanwhile gets no answer until the cut is healed.
+A node reaches another by connections that it opens. They are opened on event loops of
+:class:`Network`, which knows their nodes. A cut resets existing connections; a connection that is
+opened during the cut gets no answer until the cut is healed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _POLL_S: Final = 0.02
 
 
 class Network:
-    """Who reaches whom. All methods may be called from any thread."""
+    """The reachability between nodes. All methods may be called from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -29,16 +29,16 @@ class Network:
         self._open: list[tuple[int, Address, asyncio.AbstractEventLoop, Any]] = []
 
     def place(self, node: int, address: Address) -> None:
-        """Tell where a node listens."""
+        """Register a node's address."""
         with self._lock:
             self._addresses[address] = node
 
     def loop_factory(self, node: int) -> Callable[[], asyncio.AbstractEventLoop]:
-        """Makes event loops of a node."""
+        """Return a factory of a node's event loops."""
         return type("NodeLoop", (_NodeLoop,), {"network": self, "node": node})
 
     def cut(self, sources: Iterable[int], targets: Iterable[int]) -> None:
-        """Let none of the sources reach any of the targets by a connection of its own."""
+        """Cut connections that any of the sources opens to any of the targets."""
         targets = tuple(targets)
         with self._lock:
             self._cut |= {(source, target) for source in sources for target in targets}
@@ -48,12 +48,12 @@ class Network:
                 loop.call_soon_threadsafe(transport.abort)
 
     def heal(self) -> None:
-        """Let everybody reach everybody."""
+        """Remove all cuts."""
         with self._lock:
             self._cut.clear()
 
     def is_cut(self, source: int, address: Address) -> bool:
-        """Whether a node gets no answer from an address."""
+        """Return whether a node gets no answer from an address."""
         with self._lock:
             return self._is_cut(source, address)
 
@@ -63,7 +63,7 @@ class Network:
     def opened(
         self, source: int, address: Address, loop: asyncio.AbstractEventLoop, transport: Any
     ) -> None:
-        """A node has opened a connection."""
+        """Register a connection that a node has opened."""
         with self._lock:
             self._open = [one for one in self._open if not one[3].is_closing()]
             self._open.append((source, address, loop, transport))
@@ -76,7 +76,7 @@ class _NodeLoop(RealTimeLoop):
     node: int
 
     async def create_connection(self, *args: Any, **options: Any) -> Any:
-        """Open a connection; whoever is cut off gets no answer."""
+        """Open a connection, once the address is not cut off."""
         address = tuple(args[1:3])
         if len(address) == len(("host", "port")):
             while self.network.is_cut(self.node, address):  # noqa: ASYNC110 - healed by any thread

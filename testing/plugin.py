@@ -1,7 +1,7 @@
-"""What pytest loads by the entry point ``fencepost``: fixtures of a broker for tests.
+"""The pytest plugin of the entry point ``fencepost``: fixtures with a broker for tests.
 
-It is loaded in every run of every project that has Fencepost installed, so that it imports nothing
-of a broker until a test asks for one, and has no fixture that applies by itself.
+pytest loads it in every run of every project that has Fencepost installed, so it imports the broker
+only when a test uses a fixture, and has no autouse fixture.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ MARKER = "kafka"
 SHARED = ("kafka_session", "kafka_module")
 """Fixtures whose broker outlives the test."""
 OWN = ("kafka", "kafka_cluster")
-"""Fixtures whose broker is the test's own."""
+"""Fixtures with a broker for one test."""
 
 MAX_TEST_NAME = 80
-"""Characters of a test's name in names made unique; Kafka bears 249 in all."""
+"""Characters of a test's name in unique names; Kafka permits 249 in all."""
 
 _NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_-]+")
 _OF_A_BROKER = ("config", "users", "tls", "acls", "now_ms")
-"""What a marker says of the broker as a whole."""
+"""Arguments of the marker that concern the broker as a whole."""
 _KEYS = ("topics", *_OF_A_BROKER, "brokers")
 _TOPIC_KEYS = frozenset({"partitions", "config"})
 
 
 @dataclass
 class _Run:
-    """What the plugin knows of this run."""
+    """The plugin's state during a run."""
 
     brokers: list[KafkaUnderTest] = field(default_factory=list)
-    """Those that were started and not yet stopped."""
+    """Running brokers."""
     tests: int = 0
     test: str = ""
-    """What the names of this test begin with."""
+    """The prefix of this test's names."""
     began_ms: dict[int, int] = field(default_factory=dict)
-    """Since when what happens is this test's, by the id of a broker that was there before."""
+    """When this test began, by the id of each broker that ran before it."""
 
 
 _RUN = pytest.StashKey[_Run]()
@@ -59,7 +59,7 @@ _READ = pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The one setting."""
+    """Register the one setting."""
     parser.addini(
         "kafka_config",
         "settings of every broker that the fixtures start, KEY=VALUE a line, by Kafka's names",
@@ -68,7 +68,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Tell of the marker."""
+    """Register the marker."""
     config.stash[_RUN] = _Run()
     config.addinivalue_line(
         "markers",
@@ -85,7 +85,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @dataclass
 class _Asked:
-    """What the markers of a test, its class and its module say together; the nearest wins."""
+    """The combined arguments of the markers of test, class and module; the nearest one wins."""
 
     topics: dict[str, tuple[int | None, Mapping[str, object]]] = field(default_factory=dict)
     config: dict[str, object] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class _Asked:
 
 
 def _asked(node: pytest.Item | pytest.Collector) -> _Asked:
-    """Read the markers, or fail the test with what is wrong in them."""
+    """Read the markers, or fail the test with their error."""
     found = _Asked()
     node.stash[_READ] = True
     for marker in reversed(list(node.iter_markers(MARKER))):
@@ -114,7 +114,7 @@ def _asked(node: pytest.Item | pytest.Collector) -> _Asked:
 
 
 def _failure(message: str) -> BaseException:
-    """What fails a test with a message alone."""
+    """Return an exception that fails a test with a message only."""
     return pytest.fail.Exception(message, pytrace=False)
 
 
@@ -156,7 +156,7 @@ def _read(marker: pytest.Mark, into: _Asked) -> None:
 
 
 def _topic(name: str, what: object) -> tuple[int | None, Mapping[str, object]]:
-    """Partitions (None: the broker's default) and settings."""
+    """Return partitions (None for the broker's default) and settings."""
     if not isinstance(what, Mapping):
         what = {"partitions": what}
     from fencepost.coordinator.config.key import nearest  # noqa: PLC0415 - see above
@@ -174,7 +174,7 @@ def _topic(name: str, what: object) -> tuple[int | None, Mapping[str, object]]:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Have the marker's topics made on a shared broker, before other fixtures want them."""
+    """Create the marker's topics on a shared broker before the other fixtures."""
     names: list[str] = getattr(item, "fixturenames", [])
     if any(name in names for name in SHARED) and item.get_closest_marker(MARKER) is not None:
         names.insert(0, "_kafka_marked_topics")
@@ -189,7 +189,7 @@ def _kafka_marked_topics(request: pytest.FixtureRequest) -> None:
 
 
 def _check_fixtures(item: pytest.Item) -> None:
-    """Fail a test whose markers say what none of its fixtures does."""
+    """Fail a test if its markers have arguments that its fixtures do not support."""
     fixtures: set[str] = set(getattr(item, "fixturenames", []))
     for node, marker in item.iter_markers_with_node(MARKER):
         of_module = isinstance(node, (pytest.Module, pytest.Package, pytest.Session))
@@ -234,7 +234,7 @@ def _create_topics(kafka: KafkaUnderTest, asked: _Asked) -> None:
 
 
 def _settings(config: pytest.Config) -> dict[str, object]:
-    """Those of the project."""
+    """Return the project's settings."""
     found: dict[str, object] = {}
     for line in config.getini("kafka_config"):
         key, equals, value = line.partition("=")
@@ -251,7 +251,7 @@ def _serve(
     make: Callable[..., K],
     **told: object,
 ) -> Iterator[K]:
-    """A broker as long as the fixture lives; of a test that fails, its directory is kept."""
+    """Run a broker for the life of the fixture; keep its directory if the test fails."""
     import shutil  # noqa: PLC0415 - see above
 
     from fencepost.coordinator.config.key import ConfigError  # noqa: PLC0415
@@ -284,7 +284,7 @@ def _kafka() -> type[Kafka]:
 def kafka(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Kafka]:
-    """A Kafka broker of the test's own: ``kafka.bootstrap``, ``kafka.topic("orders")``, and so on.
+    """A Kafka broker for this test: ``kafka.bootstrap``, ``kafka.topic("orders")``, and so on.
 
     ``@pytest.mark.kafka(topics={"orders": 3}, config={"num.partitions": 2})`` prepares it.
     """
@@ -305,7 +305,7 @@ def kafka_clock(kafka: Kafka) -> TestClock:
 def kafka_cluster(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
-    """Three brokers and a controller of the test's own, which it may kill, pause and cut off.
+    """Three brokers and a controller for this test, which it may kill, pause and cut off.
 
     ``@pytest.mark.kafka(topics={"orders": 3}, config=…, brokers=3)`` prepares them.
     """
@@ -321,7 +321,7 @@ def kafka_cluster(
 def kafka_module(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Kafka]:
-    """One Kafka broker for the module; ``kafka_module.name("orders")`` is the test's own name.
+    """One Kafka broker per module; ``kafka_module.name("orders")`` is a name unique to the test.
 
     ``pytestmark = pytest.mark.kafka(config=…)`` has its settings.
     """
@@ -333,9 +333,9 @@ def kafka_module(
 def kafka_session(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Kafka]:
-    """One Kafka broker for the session; ``kafka_session.name("orders")`` is the test's own name.
+    """One Kafka broker per session; ``kafka_session.name("orders")`` is a name unique to the test.
 
-    Its settings are those of the ini-file's ``kafka_config``.
+    Its settings are in the ini-file's ``kafka_config``.
     """
     rename = _own_name(request.config)
     yield from _serve(request, tmp_path_factory, _Asked(), _kafka(), rename=rename)
@@ -346,17 +346,17 @@ def _own_name(config: pytest.Config) -> Callable[[str], str]:
     return lambda base: f"{run.test}-{base}"
 
 
-# --- tests that begin and fail ---
+# --- starting and failing tests ---
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A test begins: names are its own, and so is what happens from now on."""
+    """Start a test with names of its own, and with clean shared brokers."""
     run = item.config.stash[_RUN]
     run.tests += 1
     name = _NOT_IN_A_NAME.sub("-", item.name).strip("-")[:MAX_TEST_NAME]
     run.test = f"{name}-{run.tests}"
-    for broker in run.brokers:  # what the test before has done to one that it shared
+    for broker in run.brokers:  # undo the previous test's changes of shared brokers
         broker.faults.clear()
         broker.clock.auto = True
         broker.serve_again()
@@ -369,7 +369,7 @@ def pytest_runtest_makereport(
     item: pytest.Item,
     call: pytest.CallInfo[None],
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """To the report of a failed test, add why its groups and transactions went as they did."""
+    """Add the causes of its groups' and transactions' events to the report of a failed test."""
     report = yield
     if not report.failed:
         return report

@@ -1,4 +1,4 @@
-"""Reading a topic from its beginning, again and again, without reading anything twice."""
+"""Incremental reading of a topic from its beginning, without reading a record twice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fencepost.testing.views import Record
 
 
 def describe(session: Session, topic: str) -> TopicMetadata:
-    """Describe a topic. Raises UnknownNameError, with the nearest name, where there is none."""
+    """Describe a topic. Raises UnknownNameError, with the nearest name, if it does not exist."""
     try:
         return session.topics([topic])[0]
     except UnknownNameError:
@@ -22,10 +22,10 @@ def describe(session: Session, topic: str) -> TopicMetadata:
 
 
 def no_topic(session: Session, topic: str) -> UnknownNameError:
-    """The error about a topic that does not exist."""
+    """Return the error for a topic that does not exist."""
     there = [name for name, row in session.client.metadata().topics.items() if not row.is_internal]
     error = unknown_topic(topic, there)
-    # On a broker that tests share, `name` puts the test's before it.
+    # On a shared broker, `name` prefixes names with the test's name.
     own = next((name for name in reversed(there) if name.endswith(f"-{topic}")), None)
     if own is not None:
         error.args = (f"there is no topic {topic!r}; did you mean name({topic!r}), {own}?",)
@@ -33,7 +33,7 @@ def no_topic(session: Session, topic: str) -> UnknownNameError:
 
 
 class TopicReader:
-    """What has been ``found`` in a topic, or one partition of it, so far."""
+    """A reader of a topic or of one partition; ``found`` are the records so far."""
 
     def __init__(self, topic: str, partition: int | None, *, committed: bool) -> None:
         self.found: list[Record] = []
@@ -43,9 +43,9 @@ class TopicReader:
         self._missing = ""
 
     def read_on(self, session: Session) -> None:
-        """Read from where it stopped up to what is the end now, for this isolation level.
+        """Read from the last position up to the present end for the isolation level.
 
-        Raises ApiError, also while there is no such topic, and ValueError for its partition.
+        Raises ApiError, also for a missing topic, and ValueError for a missing partition.
         """
         try:
             known = describe(session, self._topic)
@@ -56,7 +56,7 @@ class TopicReader:
         if self._partition is not None and self._partition not in known.partitions:
             count = len(known.partitions)
             raise ValueError(f"{self._topic} has no partition {self._partition}, but {count}")
-        if known.topic_id != self._topic_id:  # it was made again
+        if known.topic_id != self._topic_id:  # the topic was recreated
             self._topic_id = known.topic_id
             self.found.clear()
             self._positions.clear()
@@ -69,14 +69,14 @@ class TopicReader:
                 pass
 
     def _fetch(self, session: Session, place: Partition) -> bool:
-        """Read on in one partition; False where there is nothing to be had now."""
+        """Read on in one partition; return False if there is no progress."""
         position = self._positions[place]
         try:
             row = session.fetch(*place, position, committed=self._committed)
         except ApiError as error:
             if error.code is not ErrorCode.offset_out_of_range:
                 raise
-            self._positions |= session.offsets([place], EARLIEST)  # retention took it meanwhile
+            self._positions |= session.offsets([place], EARLIEST)  # deleted by retention meanwhile
             return self._positions[place] > position
         aborted = sorted(
             (one.first_offset, one.producer_id) for one in row.aborted_transactions or ()
@@ -87,6 +87,6 @@ class TopicReader:
         return self._positions[place] > position
 
     def told(self) -> str:
-        """How far it got, for an error."""
+        """Return the reader's progress as a text, for an error."""
         last = "".join(f"; {one}" for one in self.found[-3:])
         return self._missing or f"there were {len(self.found)}{last}"

@@ -1,4 +1,4 @@
-"""What is told of a broker when a test fails: why its groups and transactions went as they did."""
+"""The report on a broker when a test fails: the causes of its groups' and transactions' events."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
     from fencepost.testing.under_test import KafkaUnderTest
 
 MAX_ENTRIES = 60
-"""Entries of the history in one report; the last ones are shown."""
+"""The limit of history entries in a report, which shows the last ones."""
 
 PATIENCE_S = 3.0
-"""How long a broker that a test has broken may keep its report waiting."""
+"""How long the report waits for a broker that the test has broken."""
 
 NOTHING = text_of(None)
-"""What an empty cell shows."""
+"""The text of an empty cell."""
 
 COLUMNS = ("time", "subject", "what", "change", "why", "trigger", "who", "client")
 
 
 def report_of(kafka: KafkaUnderTest, began_ms: int) -> str:
-    """What happened since ``began_ms`` of the broker's clock, and what is still open.
+    """Return the events since ``began_ms`` of the broker's clock, and open transactions.
 
-    Empty if nothing of it concerns groups or transactions. It never raises: a broker that a test
-    has broken must not hide why the test failed.
+    The text is empty if none concerns groups or transactions. Never raises: a broker that a test
+    has broken must not hide the test's own failure.
     """
     lines = [kafka.trouble] if kafka.trouble else []
     kafka.patience_s = PATIENCE_S
@@ -42,7 +42,7 @@ def report_of(kafka: KafkaUnderTest, began_ms: int) -> str:
     except BrokerDownError as error:
         if not kafka.trouble:
             lines.append(str(error))
-    except Exception as error:  # noqa: BLE001 - whatever it is, the test's own failure comes first
+    except Exception as error:  # noqa: BLE001 - must not hide the test's own failure
         lines.append(f"no history: {type(error).__name__}: {error}")
     finally:
         del kafka.patience_s
@@ -52,7 +52,7 @@ def report_of(kafka: KafkaUnderTest, began_ms: int) -> str:
 
 
 def history_lines(entries: Sequence[Entry]) -> list[str]:
-    """The entries as a table, oldest first; columns that are empty are left out."""
+    """Return the entries as a table, oldest first; empty columns are left out."""
     shown = entries[-MAX_ENTRIES:]
     rows = [{name: text_of(row[name]) for name in COLUMNS} for row in map(row_of, shown)]
     for row in rows:
@@ -79,7 +79,7 @@ def _open_lines(kafka: KafkaUnderTest, span_ms: int) -> list[str]:
 
 
 def _fault_lines(kafka: KafkaUnderTest) -> list[str]:
-    """Those that wait for a request still: maybe it never came, or was not the one meant."""
+    """Describe faults that still wait: their request never came, or did not match."""
     told = ((fault, {**fault.as_json()}) for fault in kafka.faults.all)
     return [
         f"a fault is not used up after {fault.hits} requests: "

@@ -1,4 +1,4 @@
-"""A request as a test sees it, and the rules of which one is meant."""
+"""A request as a test sees it, and the rules that select requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FIND = ApiKey.FIND_COORDINATOR
 
 
 class SeenRequest:
-    """One request that has arrived: its API, who sent it, and what it is about."""
+    """A request that has arrived: its API, its client, and the names in it."""
 
     def __init__(self, ctx: Context) -> None:
         self.api_key = ctx.api_key
@@ -28,7 +28,7 @@ class SeenRequest:
         self.client_id = ctx.client_id
         self.client_host = ctx.peer_host
         self.broker = ctx.broker.node_id
-        """The id of the broker that was asked."""
+        """The id of the broker that received the request."""
         self.body: Any = ctx.body
         """kio's class of the request, with all its fields."""
         self._broker = ctx.broker
@@ -37,12 +37,12 @@ class SeenRequest:
         return f"{self.api} v{self.version} of {self.client_id}"
 
     def values(self, *names: str) -> list[Any]:
-        """The values of all fields of these names (kio's: ``partition_index``), at any depth."""
+        """Return the values of all fields with these names (kio's: ``partition_index``)."""
         return list(_values(self.body, frozenset(names)))
 
     @cached_property
     def topics(self) -> list[str]:
-        """The topics that it names, also those that it names by their ids."""
+        """The topics that the request names, also by their ids."""
         found = dict.fromkeys(_topics(self.body, inside=False))
         ids = [one for one in self.values("topic_id") if one is not None]
         if ids:
@@ -52,7 +52,7 @@ class SeenRequest:
 
     @cached_property
     def groups(self) -> list[str]:
-        """The groups that it names."""
+        """The groups that the request names."""
         if self.api_key == _FIND:
             return self._coordinators(0)
         found = _flat(self.values(*_GROUP_FIELDS))
@@ -62,7 +62,7 @@ class SeenRequest:
 
     @cached_property
     def transactional_ids(self) -> list[str]:
-        """The transactional ids that it names."""
+        """The transactional ids that the request names."""
         if self.api_key == _FIND:
             return self._coordinators(1)
         return _flat(self.values(*_ID_FIELDS))
@@ -78,7 +78,7 @@ _NAMED = frozenset({"topic", "group", "group_id", "transactional_id"})
 
 
 def check_fields(names: Collection[str], key: ApiKey | None) -> None:
-    """Raise ValueError for a name that no request of this API, or any, has in any version of it."""
+    """Raise ValueError for a field that no version of this API's request (or of any) has."""
     for name in names:
         if not isinstance(name, str):
             raise TypeError(f"match: a field's name is a str, not {name!r}")
@@ -107,7 +107,7 @@ def _names(cls: type) -> Iterator[str]:
 
 
 def matcher(match: Callable[[SeenRequest], object] | Mapping[str, object] | None) -> Any:
-    """A predicate of what a test may give for ``match``."""
+    """Return a predicate for a test's ``match`` argument."""
     if match is None:
         return lambda _request: True
     if not callable(match) and not isinstance(match, Mapping):
@@ -136,7 +136,7 @@ def _has(request: SeenRequest, name: str, wanted: object) -> bool:
 
 
 def _flat(values: Collection[Any]) -> list[Any]:
-    """The values and, in place of lists, what is in them; without nulls."""
+    """Return the values without nulls, with lists replaced by their elements."""
     flat: list[Any] = []
     for one in values:
         flat += one if isinstance(one, tuple) else (one,)
@@ -154,7 +154,7 @@ def _values(entity: Any, names: frozenset[str]) -> Iterator[Any]:
 
 
 def _topics(entity: Any, *, inside: bool) -> Iterator[str]:
-    """The names in whatever lists topics."""
+    """Yield the names in all lists of topics."""
     for field in fields(entity):
         value = getattr(entity, field.name)
         is_list = field.name in _TOPIC_LISTS

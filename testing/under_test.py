@@ -1,8 +1,8 @@
-"""The common base of a broker and of a cluster for tests: actions and questions of a test.
+"""The common base of a broker and of a cluster for tests: a test's actions and queries.
 
-Everything that a method asks goes over the wire, with Fencepost's own client: no Kafka client needs
-to be installed. The calls block. In a test that is a coroutine, ``kafka.aio`` has the same methods
-to be awaited, so that clients on the test's loop go on meanwhile.
+All methods use the wire protocol with Fencepost's own client, so no Kafka client needs to be
+installed. The calls block. For a test that is a coroutine, ``kafka.aio`` has the same methods as
+coroutines, so that clients on the test's loop continue meanwhile.
 """
 
 from __future__ import annotations
@@ -60,84 +60,84 @@ SETTINGS: Mapping[str, str] = {
     "group.consumer.assignment.interval.ms": "0",
     "group.consumer.min.session.timeout.ms": "100",
 }
-"""Settings that differ from Kafka's: no test waits for the sake of a fleet."""
+"""Settings that differ from Kafka's, to avoid waits that are meant for large fleets."""
 
 SETTLE_S = 5.0
-"""The patience with offsets that differ: a transaction that has ended may still change them."""
+"""The time limit for differing offsets: a transaction that has ended may still change them."""
 
 BATCH_BYTES = 256 << 10
-"""Keys and values of one batch that :meth:`KafkaUnderTest.produce` writes; one message may have
-more."""
+"""The limit of keys and values in one batch of :meth:`KafkaUnderTest.produce`; a single message may
+be larger."""
 
 
 @checked
 class KafkaUnderTest(ABC):
     """A broker of a test's own (``Kafka``) or a cluster of them (``Cluster``).
 
-    No rule limits the methods, only the users of :meth:`client_config`. A wait goes on
-    while a coordinator loads, a leader is elected, or a broker is down, until its time is over. All
-    times are the machine's, also where the test has frozen time with freezegun or time-machine.
+    ACLs limit only the users of :meth:`client_config`, not the methods. A wait continues while a
+    coordinator loads, a leader is elected, or a broker is down, until its timeout. All times are
+    the machine's, even if the test has frozen time with freezegun or time-machine.
     """
 
     clock: TestClock
-    """The time of its broker or brokers."""
+    """The clock of the broker or brokers."""
     faults: Faults
-    """Faults of its broker or brokers, which a test orders."""
+    """Injected faults of the broker or brokers."""
 
     patience_s = TIMEOUT_S
-    """How long a question that gets no answer is asked again."""
+    """How long a query is retried."""
 
     look_s = LOOK_S
-    """The time for a request before its wait looks again."""
+    """The time limit of a request within a wait."""
 
     def __init__(self, access: Access, rename: Callable[[str], str]) -> None:
         self._access = access
         self._rename = rename
         self._idle: list[Session] = []
         self._idle_since = 0
-        """How many ends of brokers there had been when these were opened."""
+        """The number of brokers' ends when these connections were opened."""
         self._turns: dict[str, int] = defaultdict(int)
 
     @property
     @abstractmethod
     def bootstrap(self) -> str:
-        """HOST:PORT, or several with commas between, for ``bootstrap.servers``."""
+        """HOST:PORT, or several separated by commas, for ``bootstrap.servers``."""
 
     data_dir: Path
-    """Where its files are."""
+    """The directory of its files."""
 
     config: dict[str, str]
-    """Settings of its broker or brokers, read at each start."""
+    """Settings of the broker or brokers, read at each start."""
 
     @property
     @abstractmethod
     def is_running(self) -> bool:
-        """Whether it serves."""
+        """Whether any broker serves."""
 
     @abstractmethod
     def serve_again(self) -> None:
-        """Start what is down and resume what is paused, for the next test."""
+        """Start or resume every node that is down or paused, for the next test."""
 
     @property
     @abstractmethod
     def trouble(self) -> str:
-        """Which of it is down or paused, in a sentence; empty if nothing is."""
+        """The nodes that are down or paused, in a sentence; empty if none is."""
 
     @property
     @abstractmethod
     def _ends(self) -> int:
-        """How often a broker has ended."""
+        """The number of times that a broker has ended."""
 
     @abstractmethod
     def _check_running(self) -> None:
-        """Raise BrokerDownError while nothing can be asked."""
+        """Raise BrokerDownError while no broker can be called."""
 
     @abstractmethod
     def _running(self) -> Iterable[Callable[[Callable[[Broker], Any]], Any]]:
-        """The ``call`` of each broker that runs."""
+        """Return the ``call`` of each running broker."""
 
     def _creates_topics(self) -> bool:
-        """Whether a producer creates topics."""
+        """Return whether brokers create topics for producers."""
         return self.config.get("auto.create.topics.enable", "true").strip().lower() == "true"
 
     # --- access ---
@@ -149,25 +149,26 @@ class KafkaUnderTest(ABC):
         *,
         mechanism: str = USUAL_MECHANISM,
     ) -> dict[str, Any]:
-        """Return the settings of a client, in the client's own words.
+        """Return the settings of a client, in the client's own format.
 
-        ``style`` is ``confluent`` (also for kcat and all that has librdkafka inside), ``aiokafka``,
-        ``kafka-python`` (both for keyword arguments) or ``java`` (properties). The only user need
-        not be named. ``mechanism`` is PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512. Raises ValueError.
+        ``style`` is ``confluent`` (also for kcat and other clients with librdkafka), ``aiokafka``,
+        ``kafka-python`` (both for keyword arguments) or ``java`` (properties). ``user`` may be
+        omitted if there is only one. ``mechanism`` is PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512. Raises
+        ValueError.
         """
         return self._access.client_config(self.bootstrap, user, style, mechanism)
 
     @property
     def ca_file(self) -> Path:
-        """A PEM file with the authority that clients trust. RuntimeError without ``tls``."""
+        """A PEM file with the authority for clients. Raises RuntimeError without ``tls``."""
         return self._access.ca_file
 
     def acl(self, *rules: str) -> None:
-        """Add rules: ``"alice READ,DESCRIBE topic:orders"``, ``"deny bob ALL topic:secret-*"``.
+        """Add ACLs: ``"alice READ,DESCRIBE topic:orders"``, ``"deny bob ALL topic:secret-*"``.
 
         Operations and resources have Kafka's names (``group``, ``transactional-id``, ``cluster``).
-        A name that ends in an asterisk is a prefix, the asterisk alone is any. Raises ValueError,
-        and ApiError if the broker has no ``acls``.
+        A name that ends in an asterisk is a prefix, the asterisk alone is any name. Raises
+        ValueError, and ApiError if the broker has no ``acls``.
         """
         wanted = [self._access.rule(rule) for rule in rules]
         with self._session() as session:
@@ -178,17 +179,17 @@ class KafkaUnderTest(ABC):
     def name(self, base: str) -> str:
         """Return a name for a topic, a group or a transactional id that no other test uses.
 
-        On a broker of the test's own that is ``base`` itself.
+        On a broker of the test's own, return ``base`` itself.
         """
         return self._rename(base)
 
     def topic(
         self, name: str, partitions: int | None = None, config: Mapping[str, object] | None = None
     ) -> str:
-        """Create a topic and return what it is called: :meth:`name` of ``name``.
+        """Create a topic, and return its full name, which is :meth:`name` of ``name``.
 
-        Without ``partitions`` it has as many as ``num.partitions`` says, which is one. Raises
-        ApiError, with TOPIC_ALREADY_EXISTS among the reasons.
+        The default of ``partitions`` is the broker's ``num.partitions``, which is one. Raises
+        ApiError, for example TOPIC_ALREADY_EXISTS.
         """
         return self._create(name, partitions, config, None)
 
@@ -225,13 +226,13 @@ class KafkaUnderTest(ABC):
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> list[Record]:
-        """Write messages and return them as they are in the log, in the same order.
+        """Write messages, and return them as records of the log, in the same order.
 
         A message is a value (bytes, a str that is encoded as UTF-8, or None for a tombstone) or a
         tuple: (key, value), (key, value, headers), (key, value, headers, partition), and with
-        timestamp_ms. The keywords are for messages that do not say so themselves. Messages with a
-        key go where Kafka's Java client sends them, those without to one partition after the other;
-        without a time they get the broker's, see :attr:`clock`. A topic that does not exist is
+        timestamp_ms. The keywords are defaults for all messages. Messages with a key get the same
+        partition as in Kafka's Java client, messages without a key use the partitions in turn;
+        without a timestamp they get the broker's time, see :attr:`clock`. A missing topic is
         created as for any producer, unless ``auto.create.topics.enable`` is false. Raises ApiError.
         """
         usual = Outgoing(bytes_of(key), None, header_pairs(headers), partition, timestamp_ms)
@@ -254,7 +255,7 @@ class KafkaUnderTest(ABC):
         return [written[at] for at in range(len(ready))]
 
     def _partitions(self, session: Session, topic: str) -> int:
-        """How many partitions the topic has; it is created if a producer could do so."""
+        """Return the number of a topic's partitions; create the topic if a producer could."""
         known = session.client.metadata(refresh=True).topics
         if topic not in known and self._creates_topics():
             answer = session.client.call(
@@ -285,12 +286,12 @@ class KafkaUnderTest(ABC):
         at_least: int = 0,
         timeout: float = TIMEOUT_S,
     ) -> list[Record]:
-        """Return all records that a reader can get now, by partition and offset.
+        """Return all records that a consumer can read now, by partition and offset.
 
-        ``isolation`` is Kafka's word, ``read_committed`` or (as for any consumer) by default
-        ``read_uncommitted``. Waits until there are ``at_least`` so many, also for a topic that does
-        not exist yet; TimeoutError, which tells what there was, after ``timeout`` seconds. Without
-        ``at_least`` the topic has to exist. Raises ApiError.
+        ``isolation`` is ``read_committed`` or ``read_uncommitted``, which is the default as in any
+        consumer. Waits until there are ``at_least`` so many, even for a topic that does not exist
+        yet; raises TimeoutError, which describes the records, after ``timeout`` seconds. Without
+        ``at_least`` the topic must exist. Raises ApiError.
         """
         __tracebackhide__ = True
         reader = TopicReader(topic, partition, committed=isolation == "read_committed")
@@ -319,12 +320,13 @@ class KafkaUnderTest(ABC):
         lag: int | None = None,
         timeout: float = TIMEOUT_S,
     ) -> Group:
-        """Wait for a group, of either protocol, and return it as it then is.
+        """Wait for a group of either protocol, and return its state then.
 
-        By default until it is ``Stable``, or ``Empty`` for ``members=0``; ``state`` is one of
-        Kafka's words. With ``lag`` also until a read_committed reader could get at most so many
-        more records from what it has committed or owns; a partition without a commit counts from
-        its log start. TimeoutError tells how it was instead.
+        By default wait until it is ``Stable``, or ``Empty`` for ``members=0``; ``state`` is one of
+        Kafka's names. With ``lag``, also wait until a read_committed consumer could read at most so
+        many more records beyond the group's committed offsets, in all committed or assigned
+        partitions; one without a commit counts from its log start offset. TimeoutError describes
+        the group's state.
         """
         __tracebackhide__ = True
         wanted = ("Empty" if members == 0 else "Stable") if state is None else state
@@ -372,9 +374,9 @@ class KafkaUnderTest(ABC):
     def assert_committed(self, group: str, offsets: Offsets, *, timeout: float = SETTLE_S) -> None:
         """Fail unless the group has committed ``offsets``: ``{"orders": {0: 5}}``.
 
-        Partitions that are not named are not looked at; None says that nothing is committed. As the
-        offsets of a transaction count some moments after its commit is answered, a difference has
-        ``timeout`` seconds to go.
+        Other partitions are ignored; None means that nothing is committed. As the offsets of a
+        transaction take effect some moments after the response to its commit, a difference may last
+        up to ``timeout`` seconds.
         """
         __tracebackhide__ = True
         wanted = by_partition(offsets)
@@ -434,17 +436,17 @@ class KafkaUnderTest(ABC):
         return rows
 
     def history(self, subject: str | None = None) -> list[Entry]:
-        """Return what happened to a group or a transactional id, or to all, oldest first.
+        """Return the events of a group or a transactional id, or of all, oldest first.
 
-        ``what`` is the event, ``why`` its cause, ``detail`` has its numbers, ``trigger`` the
-        request or timer that set it off, ``client_id`` and ``client_host`` the sender of that.
+        ``what`` is the event, ``why`` its cause, ``detail`` has its numbers, ``trigger`` is the
+        request or timer that caused it, ``client_id`` and ``client_host`` are the request's sender.
         """
         self._write_history()
         entries = self._ask(lambda session: list(entries_of(session)))
         return [entry for entry in entries if subject is None or entry.subject == subject]
 
     def _write_history(self) -> None:
-        """Have brokers write the entries that they still remember, before those are read."""
+        """Make brokers write their buffered entries before these are read."""
 
         async def write(broker: Broker) -> None:
             broker.services.history.write_now()
@@ -457,7 +459,7 @@ class KafkaUnderTest(ABC):
 
     @contextmanager
     def _session(self, limit_s: float = TIMEOUT_S) -> Iterator[Session]:
-        """A connection that no other thread uses meanwhile."""
+        """Yield a connection that no other thread uses meanwhile."""
         self._check_running()
         if self._idle_since != self._ends:
             self._hang_up()
@@ -488,7 +490,7 @@ class KafkaUnderTest(ABC):
         told: Callable[[], str],
         passing: Callable[[Exception], bool] = passes,
     ) -> None:
-        """Look until it is so. Raises TimeoutError with what is ``told`` then."""
+        """Poll until ``reached``. Raises TimeoutError with the text of ``told``."""
         __tracebackhide__ = True
         self._check_running()
 
@@ -499,7 +501,7 @@ class KafkaUnderTest(ABC):
         wait(look, timeout, told, passing, self.look_s)
 
     def _ask(self, look: Callable[[Session], T]) -> T:
-        """Ask until there is an answer; raises the last error that was in its way."""
+        """Query until there is an answer; raise the last error after the time limit."""
         __tracebackhide__ = True
         self._check_running()
         error: Exception | None = None
@@ -525,7 +527,7 @@ def _hints(
     wanted: Mapping[Partition, int | None],
     seen: Mapping[Partition, int],
 ) -> list[str]:
-    """Sentences about names in an assertion that may be misspelt."""
+    """Return sentences about names in an assertion that may be misspelt."""
     found = []
     if not seen:
         groups = [str(row.group_id) for row in session.groups()]
@@ -543,7 +545,7 @@ def _hints(
 
 
 def _chunks(rows: list[tuple[int, LogRecord]]) -> Iterator[list[tuple[int, LogRecord]]]:
-    """Cut so that a batch stays well below ``message.max.bytes``."""
+    """Yield chunks whose batches stay well below ``message.max.bytes``."""
     chunk: list[tuple[int, LogRecord]] = []
     size = 0
     for row in rows:
@@ -558,7 +560,7 @@ def _chunks(rows: list[tuple[int, LogRecord]]) -> Iterator[list[tuple[int, LogRe
 
 
 def _write(session: Session, place: Partition, records: list[LogRecord]) -> int:
-    """Append one batch and return its first offset."""
+    """Append one batch, and return its first offset."""
     batch = encode_batch(records, base_offset=0)
     answer = session.client.call(
         "Produce",

@@ -1,4 +1,4 @@
-"""What a test gives to the broker and gets from it, as plain values."""
+"""Inputs and results of a test's calls to the broker, as plain values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Headers: TypeAlias = Mapping[str, bytes | str | None] | Iterable[tuple[str, byte
 
 
 class Record(NamedTuple):
-    """A record as a reader sees it."""
+    """A record as a consumer sees it."""
 
     topic: str
     partition: int
@@ -27,15 +27,15 @@ class Record(NamedTuple):
 
 
 Message: TypeAlias = bytes | str | Sequence[object] | Record | None
-"""A value, or (key, value), which may go on with headers, partition and timestamp in ms; or a
-record that was read elsewhere, whose key, value, headers and timestamp are taken over."""
+"""A value, or (key, value), optionally followed by headers, partition and timestamp in ms; or a
+record from elsewhere, whose key, value, headers and timestamp are used."""
 
 Offsets: TypeAlias = Mapping[str, Mapping[int, int | None]] | Mapping[Partition, int | None]
-"""Offsets as ``{"orders": {0: 5}}`` or ``{("orders", 0): 5}``; None where nothing is committed."""
+"""Offsets as ``{"orders": {0: 5}}`` or ``{("orders", 0): 5}``; None if nothing is committed."""
 
 
 class Outgoing(NamedTuple):
-    """A message that is ready to be placed and written."""
+    """A parsed message, before its partition is chosen."""
 
     key: bytes | None
     value: bytes | None
@@ -53,15 +53,15 @@ class OpenTransaction:
     producer_id: int
     producer_epoch: int
     client: str | None
-    """CLIENT_ID@HOST of who claimed the id; None if the history does not tell."""
+    """CLIENT_ID@HOST of the producer's client; None if the history does not have it."""
     partitions: tuple[Partition, ...]
-    """Sorted; with consumed offsets, a partition of ``__consumer_offsets`` is among them."""
+    """Sorted; with consumed offsets, includes a partition of ``__consumer_offsets``."""
     timeout_ms: int
     age_ms: int
 
 
 def outgoing(message: Message, usual: Outgoing) -> Outgoing:
-    """Read a message; what it does not say is as in ``usual``. Raises TypeError, ValueError."""
+    """Parse a message, with defaults from ``usual``. Raises TypeError, ValueError."""
     if isinstance(message, Record):
         return Outgoing(
             message.key, message.value, message.headers, usual.partition, message.timestamp_ms
@@ -86,7 +86,7 @@ def outgoing(message: Message, usual: Outgoing) -> Outgoing:
 
 
 def header_pairs(headers: object) -> tuple[tuple[str, bytes | None], ...]:
-    """Headers as a record has them. Raises TypeError."""
+    """Return headers in the form of a record. Raises TypeError."""
     pairs = headers.items() if isinstance(headers, Mapping) else headers
     if isinstance(pairs, (str, bytes)) or not isinstance(pairs, Iterable):
         raise TypeError(f"headers are a mapping or pairs, not {headers!r}")
@@ -99,7 +99,7 @@ def header_pairs(headers: object) -> tuple[tuple[str, bytes | None], ...]:
 
 
 def by_partition(offsets: Offsets) -> dict[Partition, int | None]:
-    """Offsets of either form by partition. Raises TypeError."""
+    """Return offsets of either form by partition. Raises TypeError."""
     rows: list[tuple[object, object, object]] = []
     if not isinstance(offsets, Mapping):
         raise TypeError(f"offsets are {{'orders': {{0: 5}}}}, not {offsets!r}")
@@ -130,5 +130,5 @@ def _bytes(value: object, what: str) -> bytes | None:
 
 
 def bytes_of(value: bytes | str | None) -> bytes | None:
-    """A key given by keyword. Raises TypeError."""
+    """Return a key given by keyword as bytes. Raises TypeError."""
     return _bytes(value, "a key")

@@ -1,4 +1,4 @@
-"""Waiting for a state, with a limit on a clock that no test freezes."""
+"""Waits for a state, with a timeout on a clock that no test freezes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from fencepost.logcore.printable import printable
 T = TypeVar("T")
 
 TIMEOUT_S: Final = 30.0
-"""The patience of waits and of single requests; only a failing test spends it."""
+"""The timeout of waits and of single requests; only a failing test reaches it."""
 
 POLL_S: Final = 0.01
-"""The pause between two looks at a state that does not tell of its change."""
+"""The pause between two polls of a state."""
 
 LOOK_S: Final = 5.0
-"""The time for each request of the first look, and the least of a later one; it doubles with each
-that fails."""
+"""The time limit for each request of the first poll, and the minimum for later ones; it doubles
+after each failed poll."""
 
 
 class BrokerDownError(RuntimeError):
@@ -35,10 +35,10 @@ class BrokerDownError(RuntimeError):
 
 
 def passes(error: Exception) -> bool:
-    """Whether the cause of an error comes to an end by itself.
+    """Return whether an error is temporary.
 
-    A coordinator that loads, a partition between two leaders, a topic that one broker does not know
-    yet, a broker that is down.
+    Examples are a coordinator that is loading, a partition between two leaders, a topic that one
+    broker does not know yet, and a broker that is down.
     """
     if isinstance(error, ApiError):
         return bool(error.code.retriable) or error.code is ErrorCode.leader_not_available
@@ -46,7 +46,7 @@ def passes(error: Exception) -> bool:
 
 
 def is_unknown_topic(error: Exception) -> bool:
-    """Whether a topic does not exist, or a partition of it."""
+    """Return whether the error means a missing topic or partition."""
     return isinstance(error, ApiError) and error.code is ErrorCode.unknown_topic_or_partition
 
 
@@ -57,10 +57,10 @@ def wait(
     passing: Callable[[Exception], bool] = passes,
     look_s: float = LOOK_S,
 ) -> T:
-    """Look again and again until there is something.
+    """Call ``look`` repeatedly until its result is true, and return the result.
 
-    ``look`` is given the seconds that a request may take. Raises TimeoutError with what is ``told``
-    then and with what kept the last look from an answer, and at once any error not ``passing``.
+    ``look`` gets the seconds that a request may take. Raises TimeoutError, with the text of
+    ``told`` and the last poll's error, and at once any error that is not ``passing``.
     """
     __tracebackhide__ = True
     end = monotonic_s() + timeout
@@ -77,13 +77,13 @@ def wait(
         if found:
             return found
         if monotonic_s() >= end:
-            # Names of groups and members come from clients, and a terminal obeys what is in them.
+            # Names of groups and members come from clients, and may hold terminal control codes.
             raise TimeoutError(printable(f"not within {timeout} s: {told()}{trouble}{_advice()}"))
         time.sleep(POLL_S)
 
 
 def _advice() -> str:
-    """A call from a coroutine may have stopped the client that it waits for."""
+    """Return a hint if the caller is a coroutine, whose call may have blocked its own client."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

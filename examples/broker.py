@@ -1,4 +1,4 @@
-"""What the examples share: a broker to run against, topics, and reading a topic to its end."""
+"""Common parts of the examples: a broker, topics, and reading a topic to its end."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from examples.processes import Daemon
 from fencepost.pipelines.producers import read_committed
 
 GATHERED = 10_000
-"""Records that may be under way before all of them are waited for."""
+"""Records in flight before all of them are waited for."""
 
 
 def fresh(stem: str) -> str:
-    """A name that no earlier run has used."""
+    """Return a name that no earlier run has used."""
     return f"{stem}-{uuid.uuid4().hex[:8]}"
 
 
@@ -39,7 +39,7 @@ async def fencepost() -> AsyncIterator[str]:
 
 
 KEEP = {"retention.ms": "-1"}
-"""Records may be older than what a broker keeps by default."""
+"""Records may be older than a broker's default retention."""
 
 
 async def create_topics(
@@ -62,9 +62,9 @@ async def produce(
     records: Iterable[tuple[bytes, bytes, int | None]],
     told: Callable[[int], object] = lambda _: None,
 ) -> None:
-    """Write (key, value, timestamp in ms or None) records and wait for all of them.
+    """Write (key, value, timestamp in ms or None) records, and wait for all of them.
 
-    ``told`` hears now and then how many have been written.
+    ``told`` is called from time to time with the number of written records.
     """
     waiting: list[asyncio.Future[object]] = []
     async with AIOKafkaProducer(
@@ -82,7 +82,7 @@ async def produce(
 async def everything(
     bootstrap: str, topic: str, isolation_level: str
 ) -> AsyncIterator[ConsumerRecord]:
-    """Yield what a reader sees of a topic, from its beginning to its present end."""
+    """Yield all records that a consumer gets from a topic, from its start to its present end."""
     async with AIOKafkaConsumer(
         topic,
         bootstrap_servers=bootstrap,
@@ -104,7 +104,7 @@ async def everything(
 
 
 async def read_topic(bootstrap: str, topic: str) -> list[ConsumerRecord]:
-    """Every committed record, one partition after the other."""
+    """Return every committed record, one partition after the other."""
     async with AIOKafkaConsumer(topic, bootstrap_servers=bootstrap) as consumer:
         partitions = sorted(consumer.partitions_for_topic(topic) or ())
     return [
@@ -117,7 +117,7 @@ async def read_topic(bootstrap: str, topic: str) -> list[ConsumerRecord]:
 def run(doc: str | None, example: Callable[[str], Awaitable[str | None]]) -> int:
     """Run an example from the command line; the exit status is 0 if its check holds.
 
-    The example gets a bootstrap address and returns a complaint, None if all is well.
+    The example gets a bootstrap address, and returns a complaint, or None if all is well.
     """
     parser = argparse.ArgumentParser(description=doc)
     parser.add_argument("--bootstrap", help="a running broker; without it one is started")

@@ -13,7 +13,7 @@ RECORDS = 1_000
 
 
 async def example(bootstrap: str) -> str | None:
-    """Every seventh record is no JSON, every tenth has a negative amount."""
+    """Process payments, of which every seventh is not JSON and every tenth is negative."""
     source, target, dead = fresh("payments"), fresh("booked"), fresh("refused")
     await create_topics(bootstrap, (source, 1), (target, 1), (dead, 1))
 

@@ -1,4 +1,4 @@
-"""Copy a topic exactly once, with a worker that is stopped half-way and another that goes on."""
+"""Copy a topic exactly once, with a worker that fails half-way and another that continues."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A broker of Fencepost becomes one of a new Apache Kafka cluster, and leaves it, under load.
+"""A broker of Fencepost joins a new Apache Kafka cluster, and leaves it, under load.
 
-A producer writes and a group reads all the while, started once. The steps are the commands of
+One producer writes and one group member reads from start to end. The steps are the commands in
 docs/growing.md. Needs Java, and Apache Kafka 4.3 unpacked at ``--kafka``.
 """
 
@@ -27,11 +27,11 @@ PATIENCE_S = 120.0
 QUIET = {"log_level": 0}
 
 Command = Callable[..., Sequence[str]]
-"""What runs a class of Apache Kafka's, by its script's name and arguments."""
+"""Returns the command line of one of Apache Kafka's scripts, by its name and arguments."""
 
 
 class Places(NamedTuple):
-    """Where the broker, the controller and the broker of Apache Kafka listen."""
+    """The addresses of our broker, the controller and the broker of Apache Kafka."""
 
     ours: str
     controller: str
@@ -43,23 +43,23 @@ class Load:
 
     def __init__(self, bootstrap: str) -> None:
         self.sent: list[list[int]] = [[] for _ in range(PARTITIONS)]
-        """What was acknowledged."""
+        """Acknowledged numbers, by partition."""
         self.read: list[list[int]] = [[] for _ in range(PARTITIONS)]
         self.errors: list[str] = []
         self.longest_s = 0.0
-        """The longest time in which nothing was acknowledged."""
+        """The longest time without an acknowledgement."""
         self._last_s = 0.0
         self._end, self._drained = threading.Event(), threading.Event()
         self._bootstrap = bootstrap
         self._threads = [threading.Thread(target=one) for one in (self._produce, self._consume)]
 
     def start(self) -> None:
-        """Begin."""
+        """Start both threads."""
         for one in self._threads:
             one.start()
 
     def stop(self) -> None:
-        """Write no more, and read to the end."""
+        """Stop writing, and read to the end."""
         self._end.set()
         self._threads[0].join()
         self._drained.set()
@@ -67,7 +67,7 @@ class Load:
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Records written and read so far."""
+        """The numbers of records written and read so far."""
         return sum(map(len, self.sent)), sum(map(len, self.read))
 
     def _produce(self) -> None:
@@ -117,7 +117,7 @@ class Load:
 
 
 def fencepost(*words: str | Path, bootstrap: str = "") -> str:
-    """Run a command, as a person would."""
+    """Run a command of Fencepost, and return its output."""
     print("$ fencepost", *words)
     done = subprocess.run(
         [sys.executable, "-m", "fencepost", *map(str, words)],
@@ -133,14 +133,14 @@ def fencepost(*words: str | Path, bootstrap: str = "") -> str:
 
 
 class Processes:
-    """What runs, and is ended in order when all is over."""
+    """Started processes, which are stopped in reverse order at the end."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
         self._all: list[subprocess.Popen[bytes]] = []
 
     def start(self, log: str, command: Sequence[str | Path]) -> subprocess.Popen[bytes]:
-        """Start one, which writes to a file of that name."""
+        """Start a process, which logs to a file of that name."""
         print("$", *command[-3:])
         with (self._home / log).open("ab") as file:
             process = subprocess.Popen([*map(str, command)], stdout=file, stderr=file)
@@ -148,7 +148,7 @@ class Processes:
         return process
 
     def stop(self, process: subprocess.Popen[bytes]) -> None:
-        """As Ctrl-C does."""
+        """Stop a process with SIGTERM; kill it if it does not end."""
         process.terminate()
         try:
             process.wait(PATIENCE_S)
@@ -156,13 +156,13 @@ class Processes:
             process.kill()
 
     def close(self) -> None:
-        """The last one first."""
+        """Stop all processes, the last one first."""
         for one in reversed(self._all):
             self.stop(one)
 
 
 def until(what: str, is_so: Callable[[], bool]) -> None:
-    """Wait for it. Raises TimeoutError."""
+    """Wait until a condition holds. Raises TimeoutError."""
     end = time.monotonic() + PATIENCE_S
     while not is_so():
         if time.monotonic() > end:
@@ -171,7 +171,7 @@ def until(what: str, is_so: Callable[[], bool]) -> None:
 
 
 def described(bootstrap: str) -> Any:
-    """What ``cluster describe`` says; an empty cluster while nobody answers."""
+    """Return the output of ``cluster describe``; an empty cluster if no broker answers."""
     try:
         return json.loads(fencepost("cluster", "describe", "--format", "json", bootstrap=bootstrap))
     except RuntimeError:
@@ -179,19 +179,19 @@ def described(bootstrap: str) -> Any:
 
 
 def row_of(broker: int, bootstrap: str) -> dict[str, Any]:
-    """How one broker is."""
+    """Return the row of one broker."""
     found = [one for one in described(bootstrap)["brokers"] if one["broker"] == broker]
     return found[0] if found else {"state": "unknown", "leads": 0, "in_sync": 0}
 
 
 def moving(bootstrap: str) -> Any:
-    """The partitions that are on their way."""
+    """Return the reassignments in progress."""
     verify = ("topics", "reassign", "--verify", "--format", "json")
     return json.loads(fencepost(*verify, bootstrap=bootstrap))
 
 
 def java_broker(home: Path, node_id: int, address: str, controller: str) -> Path:
-    """The settings of a broker of Apache Kafka that joins."""
+    """Write the settings of a new Apache Kafka broker, and return their file."""
     file = home / f"kafka-{node_id}.properties"
     file.write_text(
         "process.roles=broker\n"
@@ -209,7 +209,7 @@ def java_broker(home: Path, node_id: int, address: str, controller: str) -> Path
 
 
 def grow(kafka: Command, home: Path, processes: Processes, load: Load, at: Places) -> None:
-    """From a broker that stands alone to one of Apache Kafka, step by step."""
+    """Move from a standalone broker to one of Apache Kafka, step by step."""
     data, output = home / "data", home / "cluster"
     serve = (sys.executable, "-m", "fencepost", "serve")
     alone = ("--listen", at.ours, "--config", "offsets.topic.num.partitions=3")
@@ -247,7 +247,7 @@ def grow(kafka: Command, home: Path, processes: Processes, load: Load, at: Place
 
 
 def moved_on(load: Load) -> None:
-    """The clients, which nobody has told anything, write and read."""
+    """Check that the clients, which were not restarted, keep writing and reading."""
     written, read = load.progress
     until(
         "the clients go on",
@@ -256,7 +256,7 @@ def moved_on(load: Load) -> None:
 
 
 def example(kafka: Command, home: Path) -> str | None:
-    """What is wrong at the end, or None."""
+    """Run all steps; return a complaint, or None if the result is right."""
     held = [hold_port() for _ in range(3)]
     at = Places(*(f"127.0.0.1:{one.getsockname()[1]}" for one in held))
     processes, load = Processes(home), Load(at.ours)
@@ -282,12 +282,12 @@ def example(kafka: Command, home: Path) -> str | None:
 
 
 def unpacked(home: Path) -> Command:
-    """The scripts of an Apache Kafka."""
+    """Return the commands of an unpacked Apache Kafka."""
     return lambda script, *words: [str(home / "bin" / f"{script}.sh"), *map(str, words)]
 
 
 def main() -> int:
-    """Run it with the Apache Kafka that was named."""
+    """Run the example with the given Apache Kafka."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kafka", type=Path, required=True, help="where Apache Kafka is unpacked")
     arguments = parser.parse_args()

@@ -1,10 +1,9 @@
-"""Move topics and a group's place in them to another broker, e.g. from Fencepost to Apache Kafka.
+"""Move topics and a group's offsets in them to another broker, e.g. from Fencepost to Apache Kafka.
 
-The copy holds the committed records only, so offsets differ; each group offset is translated to
-the place of the first record that the group has not seen. Then a worker of the group goes on there.
+The copy holds only the committed records, so offsets differ; each group offset is translated to the
+offset of the first record that the group has not seen. Then a worker of the group continues there.
 
-``--bootstrap`` is the broker that is left, ``--to`` the one that is moved to; what is not given
-is a Fencepost started for the purpose.
+``--bootstrap`` is the old broker, ``--to`` the new one; without an option a Fencepost is started.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ RECORDS, PARTITIONS = 5_000, 3
 
 
 async def copy_partition(old: str, new: str, place: TopicPartition) -> list[int]:
-    """Copy the committed records; returns the old offset of each, in the order of the new log."""
+    """Copy the committed records; return the old offset of each, in the order of the new log."""
     offsets: list[int] = []
     waiting = []
     async with AIOKafkaProducer(
@@ -73,7 +72,7 @@ async def move_group(
 
 
 async def work(bootstrap: str, group: str, source: str, target: str, most: int | None) -> int:
-    """Run the group's worker: to the end, or until about ``most`` records are done."""
+    """Run the group's worker to the end, or until about ``most`` records are done."""
 
     def copy(batch: Batch) -> Iterable[Output]:
         if most is not None and pipeline.metrics.records_in + len(batch) >= most:
@@ -93,7 +92,7 @@ async def work(bootstrap: str, group: str, source: str, target: str, most: int |
 
 
 async def example(old: str, new: str) -> str | None:
-    """Work half-way on the old broker, move, and go on with the new one."""
+    """Work half-way on the old broker, move, and continue on the new one."""
     source, target, group = fresh("moving"), fresh("done"), fresh("mover")
     for broker in (old, new):
         await create_topics(broker, (source, PARTITIONS), (target, PARTITIONS))
@@ -116,7 +115,7 @@ async def example(old: str, new: str) -> str | None:
 
 
 async def main() -> int:
-    """Start what is not given, and run."""
+    """Start missing brokers, and run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bootstrap")
     parser.add_argument("--to")

@@ -18,10 +18,10 @@ from fencepost.coordinator.tools.ports import hold_port
 SBIN = "/usr/sbin:/usr/local/sbin"
 START_S = 60.0
 MAX_IN_FLIGHT = 1_000
-"""How many unacknowledged messages a broker sends, and so how large a transaction can get."""
+"""The number of unacknowledged messages a broker sends, and so the limit of a transaction."""
 
 ACK_WAIT = "3s"
-"""How long NATS waits before it sends again what a killed subscriber has not acknowledged."""
+"""The time after which NATS redelivers messages that a killed subscriber has not acknowledged."""
 
 
 def find() -> str:
@@ -43,7 +43,7 @@ def find() -> str:
 def _command(broker: str, home: Path, port: int) -> list[str]:
     config = home / "broker.conf"
     if Path(broker).name.startswith("nats-server"):
-        # Its own port is any free one: nobody asks for it. A # route counts its window twice.
+        # Its client port is any free one, and unused. NATS counts a window twice for a # route.
         config.write_text(
             f'server_name: demo\nlisten: "127.0.0.1:-1"\njetstream {{ store_dir: "{home}/js" }}\n'
             f'mqtt {{ listen: "127.0.0.1:{port}", max_ack_pending: {MAX_IN_FLIGHT}, '
@@ -59,7 +59,7 @@ def _command(broker: str, home: Path, port: int) -> list[str]:
 
 @contextlib.asynccontextmanager
 async def mqtt_broker(broker: str | None = None) -> AsyncIterator[int]:
-    """Run a broker on a free port of 127.0.0.1; yields the port."""
+    """Run a broker on a free port of 127.0.0.1; yield the port."""
     with hold_port() as held, tempfile.TemporaryDirectory(prefix="fencepost-mqtt-") as home:
         port: int = held.getsockname()[1]
         process = await asyncio.create_subprocess_exec(

@@ -1,6 +1,6 @@
 """Weather stations publish with QoS 2, the bridge is killed, and every reading is there once.
 
-A reading carries its number, by which the bridge knows it whatever the MQTT broker forgets.
+A reading carries its number, by which the bridge recognises it even if the MQTT broker forgets it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ async def start_bridge(bootstrap: str, port: int, topic: str) -> asyncio.subproc
 
 
 async def at_work(bridge: asyncio.subprocess.Process) -> None:
-    """Wait until the bridge says that it works."""
+    """Wait until the bridge reports that it works."""
     async with asyncio.timeout(30):
         while bridge.stdout is not None and (line := await bridge.stdout.readline()):
             if b"bridge at work" in line:
@@ -50,7 +50,7 @@ async def example(bootstrap: str) -> str | None:
 
 
 async def ingest(bootstrap: str, broker: str | None, readings: int = READINGS) -> str | None:
-    """Do that with the MQTT broker at path ``broker``, or the one that is installed."""
+    """Do the same with the MQTT broker at path ``broker``, or the installed one."""
     fetch(CACHE)
     topic = fresh("weather")
     await create_topics(bootstrap, (topic, 1))

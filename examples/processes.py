@@ -1,4 +1,4 @@
-"""Processes that an example starts, listens to, and kills: the daemon, workers, a Spark driver."""
+"""Processes that an example starts, reads from, and kills: the daemon, workers, a Spark driver."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from fencepost.coordinator.tools.ports import hold_port
 
 START_S = 60
-"""Patience with the start of the daemon, in seconds."""
+"""The time limit for the daemon's start, in seconds."""
 
 
 class Process:
@@ -22,7 +22,7 @@ class Process:
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
         self.lines: asyncio.Queue[bytes] = asyncio.Queue()
-        """What it says, an empty line at its end."""
+        """Lines of its standard output, with an empty one at its end."""
 
     @property
     def is_running(self) -> bool:
@@ -30,7 +30,7 @@ class Process:
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
-        """Start it, and follow what it says."""
+        """Start the process, and read its output."""
         pipe = asyncio.subprocess.PIPE
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
@@ -44,13 +44,13 @@ class Process:
         self.lines.put_nowait(b"")
 
     def say(self, command: str) -> None:
-        """Send it a line."""
+        """Send a line to its standard input."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.write(f"{command}\n".encode())
 
     async def stop(self, how: signal.Signals | None = signal.SIGTERM) -> None:
-        """End it with signal ``how``, None if it ends by itself; wait until it is gone."""
-        process, reader = self._process, self._reader  # whoever supervises soon puts others there
+        """End it with signal ``how``, None if it ends by itself; wait until it has ended."""
+        process, reader = self._process, self._reader  # a supervisor may soon replace both
         if process is None or reader is None:
             return
         if how is not None and process.returncode is None:
@@ -63,7 +63,7 @@ class Daemon(Process):
     """A real ``fencepost serve`` with its directory in ``home``, always on the same port."""
 
     def __init__(self, home: Path) -> None:
-        self.port = hold_port()  # another process could take it while the daemon is dead
+        self.port = hold_port()  # keeps other processes from taking it while the daemon is down
         self.bootstrap = f"127.0.0.1:{self.port.getsockname()[1]}"
         super().__init__(
             home / "daemon.log",
@@ -71,7 +71,7 @@ class Daemon(Process):
         )
 
     async def start(self) -> None:
-        """Start it (again) and wait for its ``listening`` line."""
+        """Start the daemon (again), and wait for its ``listening`` line."""
         self.lines = asyncio.Queue()
         await super().start()
         line = await asyncio.wait_for(self.lines.get(), START_S)

@@ -1,4 +1,4 @@
-"""Replay from a point in time: a group is set back by timestamp and works on from there."""
+"""Replay from a point in time: a group is reset by timestamp, and continues from there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HOURS, PARTITIONS = 240, 2
 
 
 async def example(bootstrap: str) -> str | None:
-    """Process ten days, go back to the seventh, process again."""
+    """Process ten days, reset the group to the seventh, process again."""
     source, target, group = fresh("hours"), fresh("seen"), fresh("replayer")
     await create_topics(bootstrap, (source, PARTITIONS), (target, 1))
     await produce(

@@ -1,8 +1,8 @@
-"""A pipeline on a broker with TLS, logins and rules, with the rights that it needs and no other.
+"""A pipeline on a broker with TLS, logins and ACLs, with the minimal rights that it needs.
 
-The broker's files and what its operator types are written out as they would be anywhere: an
-authority's certificate, a file of settings, users, rules. The pipeline is refused what it may not
-do, by name, and goes on exactly where it was when it may.
+The broker's files and its operator's commands are those of any installation: a CA certificate, a
+file of settings, users, ACLs. Without a right the pipeline fails with an error that names it, and
+once it has the right, it continues where it was.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DAYS = "30"
 
 
 def certificates(home: Path) -> None:
-    """``ca.pem``, whom clients believe, and ``broker.pem``: the broker's key and certificate."""
+    """Write ``ca.pem``, which clients trust, and ``broker.pem``, the broker's key and chain."""
     key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
     (home / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
     for command in (
@@ -51,7 +51,7 @@ def certificates(home: Path) -> None:
 
 
 def broker_settings(home: Path, address: str) -> Path:
-    """The broker's ``server.properties``: one listener, which asks who comes."""
+    """Write the broker's ``server.properties``: one listener, with authentication."""
     path = home / "server.properties"
     path.write_text(
         f"listeners=SASL_SSL://{address}\n"
@@ -60,13 +60,13 @@ def broker_settings(home: Path, address: str) -> Path:
         f"ssl.keystore.location={home}/broker.pem\n"
         "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\n"
         f"super.users=User:{ADMIN}\n"
-        "group.initial.rebalance.delay.ms=0\n"  # no others will join
+        "group.initial.rebalance.delay.ms=0\n"  # there is only one member
     )
     return path
 
 
 def client_settings(home: Path, address: str, user: str) -> Path:
-    """A client's file, as Kafka's tools take it too, with a new password that only it holds."""
+    """Write a client's file, which Kafka's tools accept too, with a new password of its own."""
     path = home / f"{user}.properties"
     path.touch(mode=0o600)
     path.write_text(
@@ -81,7 +81,7 @@ def client_settings(home: Path, address: str, user: str) -> Path:
 
 
 def security_of(path: Path) -> Security:
-    """What a client's file says of encryption and login."""
+    """Return the TLS and login settings in a client's file."""
     return read_settings(path).security or PLAINTEXT
 
 
@@ -103,7 +103,7 @@ class SecuredDaemon(Daemon):
         )
 
     def operate(self, command: str, told: str = "") -> None:
-        """What the operator types, and what is typed into it."""
+        """Run an operator's command with this input."""
         print(f"$ fencepost {command}")
         where = ("--bootstrap", self.bootstrap, "--command-config", str(self.admin))
         subprocess.run(
@@ -116,7 +116,7 @@ class SecuredDaemon(Daemon):
 
 
 async def copy(bootstrap: str, security: Security) -> int:
-    """Run the pipeline as far as there is something; returns how many records it copied."""
+    """Run the pipeline to the end of its input; return how many records it copied."""
 
     def same(batch: Batch) -> list[Output]:
         return [Output("copy", record.value) for record in batch]
@@ -134,7 +134,7 @@ async def copy(bootstrap: str, security: Security) -> int:
 
 
 async def example(home: Path) -> str | None:
-    """Set everything up, run the pipeline before and after it may, compare."""
+    """Set everything up, run the pipeline without and with its rights, compare."""
     daemon = SecuredDaemon(home)
     with daemon.port:
         await daemon.start()
@@ -184,7 +184,7 @@ async def story(daemon: SecuredDaemon, home: Path) -> str | None:
 
 
 def main() -> int:
-    """Run it in a folder that goes afterwards."""
+    """Run the example in a temporary folder."""
     if shutil.which("openssl") is None:
         print("needs the command openssl, which makes the certificates")
         return 1

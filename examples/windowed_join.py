@@ -1,7 +1,7 @@
 """Two streams joined by time on Spark: each flight with the weather of its hour and airport.
 
-Both sides carry watermarks, so that Spark may forget a reading once no flight can need it. The
-query is stopped half-way and started again from its checkpoint; every flight comes out once.
+Both sides have watermarks, so that Spark can drop a reading once no flight can need it. The query
+is stopped half-way and restarted from its checkpoint; every flight comes out once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Record = tuple[bytes, bytes, int | None]
 
 
 def inputs() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The flights and the readings of half a month, in order of time."""
+    """Return the flights and the readings of half a month, in order of time."""
     fetch(CACHE)
     ours = [
         {"id": number, "origin": row["origin"], "time": row["time_hour"]}
@@ -64,7 +64,7 @@ def _records(rows: list[dict[str, Any]]) -> list[Record]:
 
 
 def stream(spark: SparkSession, bootstrap: str, topic: str, schema: str) -> DataFrame:
-    """A topic of JSON records as columns, with the time of the event as its watermark."""
+    """Return a topic of JSON records as columns, with event time as the watermark."""
     raw = (
         spark.readStream.format("fencepost")
         .option("kafka.bootstrap.servers", bootstrap)
@@ -102,7 +102,7 @@ def start(
 
 
 def join(bootstrap: str, topics: tuple[str, str, str]) -> None:
-    """Run the query, stop it in the middle, run it to the end. Raises what ends it."""
+    """Run the query, stop it half-way, and run it to the end. Raises the query's error."""
     java.launch()
     spark = (
         SparkSession.builder.master("local[2]")

@@ -1,1 +1,1 @@
-"""Flights in over MQTT and a loader, through PySpark Structured Streaming, out exactly once."""
+"""Flights over MQTT and from a loader, through PySpark Structured Streaming, exactly once."""

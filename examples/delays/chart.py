@@ -1,4 +1,4 @@
-"""The picture at the end: mean delay of each carrier's flights over the hours of the day."""
+"""The chart at the end: mean delay of each carrier's flights over the hours of the day."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rich.text import Text
 
 NEW_YORK = ZoneInfo("America/New_York")
 WORST_MINUTES = 45.0
-"""The mean delay that is drawn in the hottest colour."""
+"""The mean delay in the hottest colour."""
 
 
 def chart(hours: Iterable[tuple[str, bytes]], airlines: dict[str, str]) -> Table:
-    """A heat map of the windows that the pipeline produced, as read from its output topic."""
+    """Return a heat map of the windows in the pipeline's output topic."""
     minutes: dict[tuple[str, int], list[int]] = defaultdict(lambda: [0, 0])
     for name, value in hours:
         carrier, time = name.split("|")

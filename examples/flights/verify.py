@@ -1,4 +1,4 @@
-"""Compare the output topics with the truth, which is computed straight from the input file."""
+"""Compares the output topics with the truth, which is computed straight from the input file."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from examples.broker import everything
 from examples.flights.data import Event, Reference, Totals, enrich, flights, no_totals
 
 Seen = list[tuple[bytes, bytes, str]]
-"""Records in the order of their partition: key, value, label of the transaction."""
+"""Records in the order of their partition: key, value, transaction label."""
 
 
 @dataclass
 class Verdict:
-    """What a reader saw, held against the truth. Only zeros are good."""
+    """The comparison of a consumer's records with the truth. All counts of errors must be zero."""
 
     records: int = 0
     missing: int = 0
@@ -44,7 +44,7 @@ async def read(bootstrap: str, topic: str, isolation_level: str) -> Seen:
 
 
 class Truth:
-    """Every event and every total as one pass over the file gives them."""
+    """All events and totals, from one pass over the file."""
 
     def __init__(self, directory: Path) -> None:
         reference = Reference.load(directory)
@@ -55,7 +55,7 @@ class Truth:
         ]
 
     def judge(self, delays: Seen, totals: Seen) -> Verdict:
-        """Hold what a reader saw of both output topics against the truth."""
+        """Compare a consumer's records of both output topics with the truth."""
         verdict = Verdict(records=len(delays))
         counts = [0] * len(self.events)
         last: dict[bytes, int] = {}
@@ -71,6 +71,6 @@ class Truth:
         verdict.duplicated = sum(count - 1 for count in counts if count > 1)
         final = {key.decode(): msgpack.unpackb(value) for key, value, _ in totals}
         verdict.wrong_totals = sum(final.get(name) != right for name, right in self.totals.items())
-        # A transaction writes to both topics: seen in one of them only, it was torn.
+        # A transaction writes to both topics: if only one has its label, it was torn.
         verdict.torn = len(verdict.transactions ^ {label for _, _, label in totals})
         return verdict

@@ -2,11 +2,11 @@
 
 A transaction holds the delay events of one batch, the carriers' totals after it, and the group's
 offsets. All of them become visible together or not at all. The totals are kept in memory while
-the worker owns a partition, and read back from their compacted topic whenever it starts anew.
+the worker owns a partition, and read back from their compacted topic whenever it restarts.
 
-Run by ``examples.flights.demo``. It writes one JSON object a line to standard output, and reads
+Run by ``examples.flights.demo``. It writes one JSON object per line to standard output, and reads
 commands from standard input: ``hold`` (stop inside the next transaction, when its records are on
-the broker but nothing is committed), ``go`` (carry on), ``stop``.
+the broker but nothing is committed), ``go`` (continue), ``stop``.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ TRANSACTION = Limits(max_records=6_000, max_ms=100)
 
 
 def report(event: str, **fields: object) -> None:
-    """Tell the parent process what happened."""
+    """Report an event to the parent process."""
     print(json.dumps({"event": event, **fields}), flush=True)
 
 
 class Worker:
-    """What the pipeline calls, and what it has to remember."""
+    """The pipeline's handler and hooks, with the totals in memory."""
 
     def __init__(self, bootstrap: str, name: str, directory: Path) -> None:
         self.bootstrap = bootstrap
         self.name = name
         self.reference = Reference.load(directory)
         self.totals: dict[int, dict[bytes, Totals]] = {}
-        """By partition and carrier."""
+        """Totals by partition and carrier."""
         self._hold = False
         self._go = asyncio.Event()
         self.pipeline = ExactlyOnce(
@@ -69,7 +69,7 @@ class Worker:
         )
 
     async def restore(self, assigned: frozenset[TopicPartition]) -> None:
-        """Read the carriers' totals of the assigned partitions back, as they were committed."""
+        """Read back the committed totals of the carriers in the assigned partitions."""
         self.totals = {}
         for source in assigned:
             totals = self.totals[source.partition] = {}
@@ -97,7 +97,7 @@ class Worker:
         return outputs
 
     async def before_commit(self, batch: Batch) -> None:
-        """Stop here, inside the transaction, if the parent asked for it."""
+        """Pause here, inside the transaction, if the parent asked for it."""
         if self._hold:
             self._hold = False
             report("holding", records=len(batch))
@@ -105,11 +105,11 @@ class Worker:
             self._go.clear()
 
     def after_commit(self, batch: Batch) -> None:
-        """Count it."""
+        """Report the batch."""
         report("committed", records=len(batch))
 
     def command(self, line: str) -> None:
-        """Obey one line of standard input."""
+        """Execute one line of standard input."""
         if line == "hold":
             self._hold = True
         elif line == "go":
@@ -118,7 +118,7 @@ class Worker:
             self.pipeline.stop()
 
     async def run(self) -> None:
-        """Work until told to stop."""
+        """Work until a ``stop`` command."""
         async with self.pipeline:
             report("started")
             await self.pipeline.run()
@@ -126,7 +126,7 @@ class Worker:
 
 
 async def main() -> None:
-    """Parse the command line and run."""
+    """Parse the command line, and run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bootstrap", required=True)
     parser.add_argument("--name", required=True)

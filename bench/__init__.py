@@ -1,1 +1,1 @@
-"""Figures of Fencepost beside Apache Kafka, taken in one run with the same clients."""
+"""Measurements of Fencepost beside Apache Kafka, taken in one run with the same clients."""

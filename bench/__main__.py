@@ -1,4 +1,4 @@
-"""Measure suites of workloads, on Fencepost and on Apache Kafka in turn, and tell the ratios.
+"""Measure suites of workloads, on Fencepost and on Apache Kafka in turn, and report the ratios.
 
 ``python -m bench`` runs every suite, ``python -m bench log txn`` these two. The brokers run one at
 a time, each workload on both before the next one and in changing order, so that a drift of the
@@ -30,7 +30,7 @@ from docs.generate import between
 
 
 def measure(workload: Workload | Local | Pair, side: str) -> Iterator[tuple[str, Figures]]:
-    """Run one workload, on a fresh broker if it needs one; yields figures as they come."""
+    """Run one workload, on a fresh broker if it needs one; yield figures as they come."""
     with tempfile.TemporaryDirectory(prefix="fencepost-bench-") as home:
         if isinstance(workload, Pair):
             yield from workload.run(Path(home))
@@ -44,12 +44,12 @@ def measure(workload: Workload | Local | Pair, side: str) -> Iterator[tuple[str,
             first = broker.bootstrap.partition(",")[0]
             with pinged(first) if workload.is_pinged else nullcontext([]) as longest:
                 figures = workload.run(broker)
-            # A workload that only starts brokers leaves no time for an answer.
+            # A workload that only starts brokers leaves no time for a ping.
             if any(longest):
                 figures = {**figures, report.STALL: max(longest)}
             yield side, figures
         finally:
-            broker.kill()  # nobody needs what is in there any more
+            broker.kill()  # its data is no longer needed
 
 
 def sides_of(workload: Workload | Local | Pair, number: int, *, without_kafka: bool) -> list[str]:
@@ -59,7 +59,7 @@ def sides_of(workload: Workload | Local | Pair, number: int, *, without_kafka: b
 
 
 def run(suites: list[Suite], arguments: argparse.Namespace) -> tuple[dict[str, Samples], list[str]]:
-    """All rounds of all suites; a round is every workload once on each side. And what failed."""
+    """Run all rounds, each with every workload once on each side; return samples and failures."""
     failed: list[str] = []
     measured = {suite.name: report.no_samples() for suite in suites}
     for number in range(arguments.rounds):
@@ -74,21 +74,21 @@ def run(suites: list[Suite], arguments: argparse.Namespace) -> tuple[dict[str, S
                         for of, figures in measure(workload, side):
                             print(f"  {of}: {report.plain(figures)}", file=sys.stderr, flush=True)
                             report.take(measured[suite.name], number, workload.name, of, figures)
-                    except Exception:  # noqa: BLE001 - the other figures must not be lost with it
+                    except Exception:  # noqa: BLE001 - the other figures must be kept
                         traceback.print_exc()
                         failed.append(what)
-                if arguments.json:  # what there is by now: a long run may be cut short
+                if arguments.json:  # save after each workload: a long run may be interrupted
                     save(arguments.json, report.as_json(arguments.rounds, measured))
     return measured, failed
 
 
 def save(path: Path, result: dict[str, Any]) -> None:
-    """Write every sample of ``result``."""
+    """Write every sample in ``result``."""
     path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def write(page: Path, result: dict[str, Any]) -> None:
-    """Put into ``page`` what it has markers for."""
+    """Replace the tables between the markers in ``page``."""
     text = page.read_text(encoding="utf-8")
     if "<!-- bench:begin -->" in text:
         text = between(text, "bench", report.summary(result))
@@ -100,16 +100,16 @@ def write(page: Path, result: dict[str, Any]) -> None:
 
 
 def compile_package() -> None:
-    """Write the package's bytecode, as an installation does: no start of a daemon pays for it."""
+    """Write the package's bytecode, as an installation does, to keep it out of daemons' starts."""
     for path in Path(fencepost.__file__).parent.iterdir():
-        if path.is_dir():  # in a checkout they are links, which compileall does not follow
+        if path.is_dir():  # in a checkout these are links, which compileall does not follow
             compile_dir(path.resolve(), quiet=2)
         elif path.suffix == ".py":
             compile_file(path, quiet=2)
 
 
 def main() -> None:
-    """Parse the command line and run."""
+    """Parse the command line, and run."""
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
     parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"of {', '.join(SUITES)}")
     parser.add_argument("--rounds", type=int, default=3)
@@ -146,7 +146,7 @@ def main() -> None:
 
 
 def merged(files: list[Path], suites: list[Suite]) -> dict[str, Any]:
-    """Results of former runs as one, in the order of the suites; of two the later one counts."""
+    """Merge earlier results, in the order of the suites; of two results the later one counts."""
     found: dict[str, Any] = {}
     for path in files:
         found |= json.loads(path.read_text(encoding="utf-8"))

@@ -1,7 +1,7 @@
 """Clients in processes of their own: ``python -m bench.apart init|init-to-all|read …``.
 
-What a broker does for a client that it has not seen yet shows only in a new one. And a consumer
-within its producer's process would wait for the interpreter in place of the broker.
+Work of a broker for a client that it has not seen yet shows only in a new client. And a consumer
+within its producer's process would wait for the interpreter instead of the broker.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 TIMEOUT_S = 60.0
-"""Longest wait for a client, or of a consumer for its next record."""
+"""The longest wait for a client, or of a consumer for its next record."""
 
 STAMP_BYTES = 8
-"""A record begins with the nanosecond at which it was handed to the producer."""
+"""A record begins with the nanosecond at which it was passed to the producer."""
 
 
 CONNECTING_TO_ALL: Mapping[str, str | int | float | bool] = {"enable.sparse.connections": False}
@@ -30,20 +30,20 @@ def transactional(
     transactional_id: str,
     settings: Mapping[str, str | int | float | bool] | None = None,
 ) -> Producer:
-    """A transactional producer that does not wait for company."""
+    """Return a transactional producer that does not linger."""
     named = {"bootstrap.servers": bootstrap, "transactional.id": transactional_id}
     return Producer({**named, "linger.ms": 0, **(settings or {})})
 
 
 def stamp() -> bytes:
-    """Now, on the clock that all processes of a machine share."""
+    """Return the present time, on the clock that all processes of a machine share."""
     return time.perf_counter_ns().to_bytes(STAMP_BYTES)
 
 
 def init_ms(bootstrap: str, transactional_id: str, *, to_all: bool) -> float:
-    """How long ``init_transactions`` takes in a new process: connecting is part of it.
+    """Return how long ``init_transactions`` takes in a new process, including the connection.
 
-    ``to_all``: to every broker at once, so that no timer of the client counts.
+    With ``to_all`` it connects to every broker at once, so that no timer of the client counts.
     """
     what = "init-to-all" if to_all else "init"
     command = [sys.executable, "-m", "bench.apart", what, bootstrap, transactional_id]
@@ -55,10 +55,10 @@ def init_ms(bootstrap: str, transactional_id: str, *, to_all: bool) -> float:
 def reader(
     bootstrap: str, topic: str, skipped: int, count: int
 ) -> Iterator[Callable[[], list[float]]]:
-    """A consumer of ``topic`` from its first record on, in a process of its own.
+    """Consume ``topic`` from its first record on, in a process of its own.
 
-    Wait with what is yielded until it has ``skipped + count`` records: it returns the milliseconds
-    of each but the ``skipped`` from :func:`stamp` until the consumer had it.
+    The yielded function waits until the consumer has ``skipped + count`` records, and returns the
+    milliseconds from :func:`stamp` until the consumer had it, for each but the ``skipped``.
     """
     command = [sys.executable, "-m", "bench.apart", "read", bootstrap, topic]
     with subprocess.Popen(

@@ -17,7 +17,7 @@ from tests.support.processes import Child
 FENCEPOST, KAFKA = "fencepost", "kafka"
 
 JAVA_OPTIONS = ("-Xmx1g", "-Xms1g", "-XX:+UseG1GC")
-"""What Kafka's own start script gives a broker on a small machine."""
+"""The options that Kafka's own start script sets for a broker on a small machine."""
 
 
 class Broker(Protocol):
@@ -42,47 +42,47 @@ SIDES: Mapping[str, Make] = {
 
 
 class Members(MemberCluster):
-    """Ours as one :class:`Broker`, whose address is that of all."""
+    """Our cluster as one :class:`Broker`, whose address lists all nodes."""
 
     child = None
 
     @property
     def processes(self) -> Sequence[Broker]:
-        """In order of their numbers, and then the controller."""
+        """The brokers in order of their numbers, and then the controller."""
         return [*self.nodes, self.controller]
 
     @property
     def last_the_controller(self) -> Sequence[Broker]:
-        """In the order in which they are stopped."""
+        """The nodes in the order in which they are stopped."""
         return self.processes
 
     def kill(self) -> None:
-        """Kill -9, all at once."""
+        """Kill all nodes at once with SIGKILL."""
         self.stop()
 
 
 class Kafkas(KafkaCluster):
-    """Apache Kafka's in the same way."""
+    """Apache Kafka's cluster as one :class:`Broker`."""
 
     child = None
 
     @property
     def processes(self) -> Sequence[Broker]:
-        """In order of their numbers; the first is the controller too."""
+        """The brokers in order of their numbers; the first is the controller too."""
         return self.nodes
 
     @property
     def last_the_controller(self) -> Sequence[Broker]:
-        """In the order in which they are stopped."""
+        """The nodes in the order in which they are stopped."""
         return self.nodes[::-1]
 
     def kill(self) -> None:
-        """Kill -9, all at once."""
+        """Kill all nodes at once with SIGKILL."""
         self.stop()
 
 
 class Mixed(MixedCluster):
-    """Brokers of both in one cluster under Apache Kafka's controller, led by those of ``leads``."""
+    """Brokers of both in one cluster under Apache Kafka's controller, led by the kind ``leads``."""
 
     child = None
 
@@ -92,22 +92,22 @@ class Mixed(MixedCluster):
 
     @property
     def processes(self) -> Sequence[Broker]:
-        """In order of their numbers, and then the controller."""
+        """The brokers in order of their numbers, and then the controller."""
         return self.all_nodes
 
     @property
     def last_the_controller(self) -> Sequence[Broker]:
-        """In the order in which they are stopped."""
+        """The nodes in the order in which they are stopped."""
         return self.all_nodes
 
     def assignment(self, partitions: int) -> list[list[int]]:
-        """Replicas of partitions that the leading brokers share out among them."""
+        """Return the replicas of partitions, whose leaders are the leading brokers in turn."""
         numbers = sorted(self.numbers(JAVA) + self.numbers(PYTHON))
         first = [self._leaders[index % len(self._leaders)] for index in range(partitions)]
         return [[one, *(other for other in numbers if other != one)] for one in first]
 
     def kill(self) -> None:
-        """Kill -9, all at once."""
+        """Kill all nodes at once with SIGKILL."""
         self.stop()
 
 
@@ -115,11 +115,11 @@ CLUSTERS: Mapping[str, Make] = {
     FENCEPOST: lambda home, settings: Members(home, settings=settings),
     KAFKA: lambda home, settings: Kafkas(home, settings=settings, java_options=JAVA_OPTIONS),
 }
-"""Three brokers of each."""
+"""Clusters of three brokers, by product."""
 
 
 def led_by_each(layout: str) -> Mapping[str, Make]:
-    """Mixed clusters of a layout, whose leaders are those of the side."""
+    """Return mixed clusters of a layout, each led by its side's brokers."""
     return {
         FENCEPOST: lambda home, settings: Mixed(home, layout, settings, PYTHON),
         KAFKA: lambda home, settings: Mixed(home, layout, settings, JAVA),
@@ -127,26 +127,26 @@ def led_by_each(layout: str) -> Mapping[str, Make]:
 
 
 def pid_of(broker: Broker) -> int:
-    """The broker's process id."""
+    """Return the broker's process id."""
     if broker.child is None:
         raise RuntimeError(f"{broker.name} is not started")
     return broker.child.pid
 
 
 def resident_mib(broker: Broker) -> float:
-    """The resident memory of the broker's process, MiB."""
+    """Return the resident memory of the broker's process, MiB."""
     status = Path(f"/proc/{pid_of(broker)}/status").read_text(encoding="ascii")
     found = re.search(r"VmRSS:\s+(\d+) kB", status)
     return int(found.group(1)) / 1024 if found else float("nan")
 
 
 def cpu_seconds(broker: Broker) -> float:
-    """Processor time that the broker's process has used so far."""
+    """Return the processor time that the broker's process has used so far."""
     fields = Path(f"/proc/{pid_of(broker)}/stat").read_text(encoding="ascii").rpartition(")")[2]
     user, system = fields.split()[11:13]
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def open_files(broker: Broker) -> int:
-    """File descriptors that the broker's process holds."""
+    """Return the number of file descriptors of the broker's process."""
     return len(list(Path(f"/proc/{pid_of(broker)}/fd").iterdir()))

@@ -1,8 +1,8 @@
-"""What several workloads do with confluent-kafka, and requests that are encoded beforehand.
+"""Common operations with confluent-kafka, and requests that are encoded in advance.
 
-confluent-kafka (librdkafka) is the fastest client there is for Python, so that the client hides as
-little of the broker as possible. Where even that would hide it, the same frames are sent again and
-again over plain sockets (:class:`Burst`).
+confluent-kafka (librdkafka) is the fastest Kafka client for Python, so it hides as little of the
+broker as possible. If even that would be the bottleneck, the same frames are sent repeatedly over
+plain sockets (:class:`Burst`).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def create_topic(
     replicas: int = 1,
     assignment: Sequence[Sequence[int]] | None = None,
 ) -> str:
-    """A new topic of ``partitions`` partitions, ready to be written.
+    """Create a topic of ``partitions`` partitions, and return its name once it is writable.
 
-    ``assignment``, the brokers of each partition, stands in place of ``replicas``.
+    ``assignment``, the brokers of each partition, replaces ``replicas``.
     """
     name = f"bench-{uuid.uuid4().hex[:12]}"
     admin = AdminClient({"bootstrap.servers": bootstrap})
@@ -55,9 +55,9 @@ def create_topic(
 def fill(
     bootstrap: str, topic: str, records: int, settings: Mapping[str, str] | None = None
 ) -> float:
-    """Produce ``records`` of 1 KiB with acks=all; returns the seconds until all are acked.
+    """Produce ``records`` of 1 KiB with acks=all; return the seconds until all are acknowledged.
 
-    ``settings`` are further ones of the client, as how it logs in.
+    ``settings`` are additional settings of the client, such as its login.
     """
     failed: list[object] = []
     producer = Producer(
@@ -95,7 +95,7 @@ def drain(
     records: int,
     settings: Mapping[str, str] | None = None,
 ) -> float:
-    """Read ``records`` from the beginning; returns the seconds from the first to the last."""
+    """Read ``records`` from the beginning; return the seconds from the first to the last."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -105,8 +105,8 @@ def drain(
             "fetch.max.bytes": 52_428_800,
             "max.partition.fetch.bytes": 10_485_760,
             "queued.min.messages": 1_000_000,
-            # With 64 MiB unread librdkafka stops fetching for a second (fetch.queue.backoff.ms):
-            # the faster broker would meet that more often.
+            # With 64 MiB unread librdkafka stops fetching for a second (fetch.queue.backoff.ms),
+            # which would happen to the faster broker more often.
             "queued.max.messages.kbytes": 2_000_000,
             **(settings or {}),
         }
@@ -126,9 +126,9 @@ def drain(
 
 
 def joined_group(members: Sequence[Cluster], group: str) -> list[Answer]:
-    """Have these make up a group of the classic protocol; what each was answered to its JoinGroup.
+    """Form a group of the classic protocol; return each member's JoinGroup response.
 
-    RuntimeError if they do not all come into its first generation.
+    Raises RuntimeError if they do not all join its first generation.
     """
     for one in members:
         one.send(
@@ -170,11 +170,11 @@ def until(probe: Callable[[], bool], what: str, deadline_s: float = 60.0) -> Non
 
 
 class Burst:
-    """Sends ready-made frames over several connections, and counts the answers.
+    """Sends pre-encoded frames over several connections, and counts the responses.
 
-    Each connection has up to :attr:`AHEAD` requests under way; the next one leaves when an answer
-    has come, so that a broker never waits for its client. Errors inside answers are not looked at:
-    whoever sends a frame a thousand times looks at the first answer.
+    Each connection has up to :attr:`AHEAD` requests in flight; the next one is sent when a response
+    has arrived, so that a broker never waits for its client. Errors in responses are not checked: a
+    caller that sends a frame a thousand times should check a first response.
     """
 
     AHEAD = 32
@@ -188,7 +188,7 @@ class Burst:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def run(self, frames: Sequence[Sequence[bytes]], deadline_s: float = 120.0) -> float:
-        """Send each connection its frames (with their lengths); the seconds until all answers."""
+        """Send each connection's frames (with their lengths); return the seconds until the end."""
         left = [list(reversed(own)) for own in frames]
         waiting = [0] * len(left)
         unread = [bytearray() for _ in left]
@@ -223,7 +223,7 @@ class Burst:
 
 
 def _take_frames(unread: bytearray, data: bytes) -> int:
-    """Add ``data``, drop the whole frames in front and count them."""
+    """Add ``data``, remove the complete frames at the front, and count them."""
     unread += data
     at = count = 0
     while len(unread) - at >= 4:
@@ -237,6 +237,6 @@ def _take_frames(unread: bytearray, data: bytes) -> int:
 
 
 def framed(api: str, version: int, **body: object) -> bytes:
-    """A request as it goes over the socket."""
+    """Return a request as sent over the socket."""
     frame = encode(api, version, 1, "bench", body)
     return struct.pack(">i", len(frame)) + frame

@@ -1,9 +1,9 @@
-"""A client beside a workload that asks the least there is, and how long it waited at most.
+"""A client beside a workload that sends the smallest request, and records its longest wait.
 
-One event loop serves everybody, so whatever keeps it long shows as the wait of somebody who asked
-for next to nothing: the largest stall. Both brokers are asked in the same way, from a process of
-its own, so that the workload's client is in nobody's way but the processor's. On a machine with as
-many busy programs as cores a few milliseconds of it are the wait for a core.
+One event loop serves all clients, so a long turn of the loop shows as the wait of a client with a
+trivial request: the largest stall. Both brokers are pinged in the same way, from a separate
+process, so that the workload's client competes with it only for the processor. On a machine with as
+many busy programs as cores, a few milliseconds of the stall are the wait for a core.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ import time
 from collections.abc import Iterator
 
 PAUSE_S = 0.002
-"""Between two requests: a stall is seen but for so much of it."""
+"""The pause between two requests, by which a stall may be underestimated."""
 
 RECONNECT_S = 0.05
-"""Between two attempts while a workload has its broker killed."""
+"""The pause between two attempts while a workload has its broker killed."""
 
 TIMEOUT_S = 60.0
-"""Longest wait for an answer."""
+"""The longest wait for a response."""
 
 API_VERSIONS = struct.pack(">hhih4s", 18, 0, 1, 4, b"ping")
-"""ApiVersions v0, header included: the same bytes each time."""
+"""ApiVersions v0 with its header: the same bytes each time."""
 
 REQUEST = struct.pack(">i", len(API_VERSIONS)) + API_VERSIONS
 
 
 @contextlib.contextmanager
 def pinged(bootstrap: str) -> Iterator[list[float]]:
-    """Ping the broker meanwhile; the list has the longest wait in milliseconds afterwards."""
+    """Ping the broker during the context; the list then has the longest wait in milliseconds."""
     longest: list[float] = []
     command = [sys.executable, "-m", "bench.ping", bootstrap]
     with subprocess.Popen(
@@ -48,14 +48,14 @@ def pinged(bootstrap: str) -> Iterator[list[float]]:
 
 
 def longest_ms(bootstrap: str) -> float:
-    """Ping until standard input ends."""
+    """Ping until standard input ends; return the longest wait in milliseconds."""
     host, _, port = bootstrap.rpartition(":")
     longest = 0.0
     while not _is_over(0):
         try:
             with socket.create_connection((host, int(port)), TIMEOUT_S) as connected:
                 connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                ping(connected)  # the first one pays for the connection
+                ping(connected)  # the first ping includes the connection's setup
                 while not _is_over(PAUSE_S):
                     longest = max(longest, ping(connected))
         except OSError:
@@ -68,7 +68,7 @@ def _is_over(wait_s: float) -> bool:
 
 
 def ping(connected: socket.socket) -> float:
-    """How long one request waits for its answer, in milliseconds."""
+    """Return how long one request waits for its response, in milliseconds."""
     began = time.perf_counter()
     connected.sendall(REQUEST)
     (left,) = struct.unpack(">i", _exactly(connected, 4))

@@ -1,4 +1,4 @@
-"""Draws the curves of the suite ``growth``, a picture for each kind of thing there is more of.
+"""Draws the curves of the suite ``growth``, one picture per kind of item.
 
 ``python -m bench.plot FILE DIRECTORY`` reads what ``python -m bench growth --json FILE`` wrote.
 """
@@ -22,11 +22,11 @@ FIGURE = re.compile(
 """The name of a figure, as :func:`bench.suites.growth.at` makes it."""
 
 Curves = dict[tuple[str, str], dict[str, list[tuple[int, float]]]]
-"""Things and unit → what is measured → points in order, each a count and a median."""
+"""Items and unit → measurement → points in order, each a count and a median."""
 
 
 def curves(figures: Mapping[str, Mapping[str, list[float]]]) -> Curves:
-    """The points of every curve in a suite's figures."""
+    """Return the points of every curve in a suite's figures."""
     found: Curves = defaultdict(lambda: defaultdict(list))
     for name, sides in figures.items():
         if match := FIGURE.fullmatch(name):
@@ -37,7 +37,7 @@ def curves(figures: Mapping[str, Mapping[str, list[float]]]) -> Curves:
 
 
 def draw(found: Curves, target: Path) -> list[Path]:
-    """Write the pictures, counts and times on logarithmic axes; returns their files."""
+    """Write the pictures, with counts and times on logarithmic axes; return their files."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -54,7 +54,7 @@ def draw(found: Curves, target: Path) -> list[Path]:
         if unit.endswith("s"):
             axes.set(yscale="log")
             low, high = axes.get_ylim()
-            axes.set_ylim(low / 2, high * 2)  # noise is no cliff
+            axes.set_ylim(low / 2, high * 2)  # noise must not look like a cliff
         axes.grid(visible=True, alpha=0.3)
         figure.legend(loc="outside upper center", ncols=2, fontsize="small", frameon=False)
         kind = "time" if unit.endswith("s") else "memory"
@@ -65,7 +65,7 @@ def draw(found: Curves, target: Path) -> list[Path]:
 
 
 def main() -> None:
-    """Parse the command line and draw."""
+    """Parse the command line, and draw."""
     parser = argparse.ArgumentParser(prog="bench.plot", description=__doc__)
     parser.add_argument("file", type=Path)
     parser.add_argument("directory", type=Path)

@@ -1,4 +1,4 @@
-"""Samples of figures, and how they are told: Markdown for people, JSON for programs."""
+"""Samples of figures, and their output: Markdown for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bench.suite import BROKERS, Figures, lower_is_better
 KAFKA_VERSION = "4.3.0"
 
 Samples = dict[str, dict[str, list[float]]]
-"""Figure → side → one value a run: one a round, or as many as a pair makes of it."""
+"""Figure → side → values, one per round, or as many as a pair's run yields."""
 
 
 def no_samples() -> Samples:
@@ -24,11 +24,11 @@ def no_samples() -> Samples:
 
 
 STALL = "slowest ping of another client ms"
-"""The figure of :mod:`bench.ping`. A suite tells one, that of its worst workload."""
+"""The figure of :mod:`bench.ping`. A suite reports one, its worst workload's."""
 
 
 def take(samples: Samples, number: int, workload: str, side: str, figures: Figures) -> None:
-    """Take the figures of a workload's run in round ``number``, the first being 0."""
+    """Add the figures of a workload's run in round ``number``, which counts from 0."""
     for figure, value in figures.items():
         if figure != STALL:
             samples[f"{workload}: {figure}"][side].append(value)
@@ -41,7 +41,7 @@ def take(samples: Samples, number: int, workload: str, side: str, figures: Figur
 
 
 def machine() -> dict[str, Any]:
-    """What a figure depends on and what may be told: no names."""
+    """Return the facts that figures depend on and that may be published: no names."""
     return {
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
         "cores": os.cpu_count(),
@@ -52,13 +52,13 @@ def machine() -> dict[str, Any]:
 
 
 def as_json(rounds: int, suites: dict[str, Samples]) -> dict[str, Any]:
-    """Everything that was measured, every round of it: suite → machine and samples."""
+    """Return all samples of every round: suite → machine and samples."""
     told = machine() | {"rounds": rounds}
     return {name: {"machine": told, "figures": figures} for name, figures in suites.items()}
 
 
 def ratio(figure: str, ours: float, theirs: float) -> float:
-    """How much better ours is; above 1 is in favour of Fencepost."""
+    """Return how much better ours is; above 1 is in favour of Fencepost."""
     if ours == theirs:
         return 1.0
     better, worse = (theirs, ours) if lower_is_better(figure) else (ours, theirs)
@@ -72,7 +72,7 @@ def _number(value: float) -> str:
 
 
 def plain(figures: Mapping[str, float]) -> str:
-    """Figures of one run in a line."""
+    """Return the figures of one run as a line."""
     return ", ".join(f"{name} {_number(value)}" for name, value in figures.items())
 
 
@@ -84,7 +84,7 @@ def _spread(values: list[float]) -> str:
 
 
 def heading(told: dict[str, Any]) -> str:
-    """One line that says where the figures come from."""
+    """Return a line about the origin of the figures."""
     rounds = "1 round" if told["rounds"] == 1 else f"{told['rounds']} rounds"
     return (
         f"{told['date']}, {told['cores']} cores, {told['architecture']}, {told['python']}, "
@@ -93,7 +93,7 @@ def heading(told: dict[str, Any]) -> str:
 
 
 def detailed(measured: dict[str, Any], titles: Mapping[str, str] = BROKERS) -> str:
-    """A suite with median and extremes, for bench/README.md; ``titles`` are those of its sides."""
+    """Return a suite's table with median and extremes; ``titles`` are the columns' titles."""
     samples, told = measured["figures"], measured["machine"]
     our, other = titles
     beside = any(sides.get(other) for sides in samples.values())
@@ -118,11 +118,11 @@ def _ratio(figure: str, ours: list[float], theirs: list[float]) -> str:
 
 
 DETAILS = ("processor time", "a transaction ms", "slowest")
-"""Figures with one of these in their name explain others, and are told in full tables only."""
+"""Figures with one of these in their name explain others, and are only in the full tables."""
 
 
 def summary(result: dict[str, Any]) -> str:
-    """The medians of what both brokers were measured at, for `docs/figures.md`."""
+    """Return a table of the medians measured on both brokers, for `docs/figures.md`."""
     told = min((one["machine"] for one in result.values()), key=lambda told: told["rounds"])
     lines = [
         (

@@ -1,10 +1,10 @@
-"""Where the microseconds of a small request go: ``python -m bench.sections [--write PAGE]``.
+"""The time that each part of a small request takes: ``python -m bench.sections [--write PAGE]``.
 
 A broker runs in a thread of this process, with clocks around the parts that a request passes. A
-process of its own sends each kind of request, 32 ahead, and takes the answers. A part's time is
-the median of its calls, without the parts that it calls, times its calls a request; ``all`` is the
-broker's processor time a request in a run without clocks, and ``rest`` what is left of that: the
-loop, the kernel's share in waking up, and what the connection does between the parts.
+separate process sends each kind of request, 32 ahead, and reads the responses. A part's time is the
+median of its calls, without the parts that it calls, times its calls per request; ``all`` is the
+broker's processor time per request in a run without clocks, and ``rest`` is the difference: the
+loop, the kernel's share of wake-ups, and the connection's work between the parts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from fencepost.logcore.reading import LogReader
 from tests.support.cluster import GROUP, TRANSACTION, Cluster
 
 REQUESTS, ROUNDS = 2_000, 5
-"""Requests of a run, and runs with clocks and without, in turn; the median of the runs counts."""
+"""Requests per run, and runs with clocks and without, in turn; the median of the runs counts."""
 
 PARTS = "receive", "frame", "decode", "handler", "coordinator", "log", "encode", "send"
 
@@ -45,17 +45,17 @@ Samples = dict[str, list[int]]
 
 
 class Clocks:
-    """Around the parts; they do nothing but call until they are told to run."""
+    """Clocks around the parts, which only call through until they are running."""
 
     def __init__(self) -> None:
         self.samples: Samples = defaultdict(list)
         self.running = False
         self._inside = [0]
-        """Nanoseconds spent in what was called by each of the parts under way."""
+        """Nanoseconds spent in nested calls, for each of the parts in progress."""
         self._handlers: dict[int, Handler] = {}
 
     def around(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The same call, with a clock for ``part``."""
+        """Wrap a call with a clock for ``part``."""
         inside, samples = self._inside, self.samples[part]
 
         def timed(*args: Any, **named: Any) -> Any:
@@ -74,7 +74,7 @@ class Clocks:
 
     @contextmanager
     def placed(self) -> Iterator[None]:
-        """Have them in their places."""
+        """Install the clocks during the context."""
         places: list[tuple[str, Any, str]] = [
             ("receive", selector_events._SelectorSocketTransport, "_read_ready__get_buffer"),
             ("connection", connection.Connection, "buffer_updated"),
@@ -112,7 +112,7 @@ class Clocks:
 
 
 def _in_steps(work: Any, step: Callable[..., Any]) -> Any:
-    """The same work; each step is timed."""
+    """Run the same work, and time each step."""
     while True:
         try:
             wait = step(work)
@@ -122,7 +122,7 @@ def _in_steps(work: Any, step: Callable[..., Any]) -> Any:
 
 
 def kinds(bootstrap: str) -> dict[str, Frames]:
-    """The frames of each kind of request, that come again and again in this order."""
+    """Return the frames of each kind of request, which are repeated in this order."""
     with Cluster(bootstrap) as cluster:
         written, empty = cluster.create_topic("bench-written"), cluster.create_topic("bench-empty")
         cluster.coordinator("bench", GROUP)
@@ -234,7 +234,7 @@ def _again(member: str, epoch: int) -> dict[str, object]:
 
 
 def _send(bootstrap: str, orders: Any) -> None:
-    """The client's process: sends what it is told, and says when all answers are there."""
+    """Send frames on request, in the client's process, and report when all are answered."""
     burst = Burst(bootstrap, 1)
     while (frames := orders.recv()) is not None:
         burst.run([frames])
@@ -243,7 +243,7 @@ def _send(bootstrap: str, orders: Any) -> None:
 
 
 def measured(frames: Frames, orders: Any, clocks: Clocks) -> dict[str, float]:
-    """Microseconds a request, by part."""
+    """Return microseconds per request, by part."""
     count = REQUESTS - REQUESTS % len(frames)
     run = list(frames) * (count // len(frames))
     runs: list[dict[str, float]] = []
@@ -273,7 +273,7 @@ def measured(frames: Frames, orders: Any, clocks: Clocks) -> dict[str, float]:
 
 
 def table() -> str:
-    """A row for each kind of request, µs."""
+    """Return a table with a row for each kind of request, in µs."""
     columns = (*PARTS, "rest", "all")
     lines = [f"| µs a request | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     clocks = Clocks()
@@ -298,7 +298,7 @@ def table() -> str:
 
 
 def main() -> None:
-    """Measure, print, and write where that is asked for."""
+    """Measure, print, and write to a page if requested."""
     parser = argparse.ArgumentParser(prog="bench.sections", description=__doc__)
     parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table in there")
     page: Path | None = parser.parse_args().write

@@ -1,8 +1,8 @@
 """The process in which Spark runs for the suite ``spark``: one JVM, one broker, one workload.
 
-``python -m bench.spark BOOTSTRAP HOME WORKLOAD VALUE_BYTES BROKER_PID`` prints a line of JSON a
-run, [side, figures], the sides in turn and in changing order, after runs of each that only warm up.
-What a run has read or written is counted; one that lost or doubled rows ends it all.
+``python -m bench.spark BOOTSTRAP HOME WORKLOAD VALUE_BYTES BROKER_PID`` prints a line of JSON per
+run, [side, figures], with the sides in turn and in changing order, after warm-up runs of each. The
+rows read or written in a run are counted; a run that lost or duplicated rows ends the process.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ FORMATS = {FENCEPOST: "fencepost", STOCK: "kafka"}
 ROWS, BATCHES, PARTITIONS = 500_000, 5, 4
 SMALL_ROWS, SMALL_BATCHES, SMALL_WARMING = 10, 20, 5
 WARMING, RUNS = 1, 3
-"""Runs of each side: first those that are not measured, then those that are."""
+"""Runs of each side: first the warm-up runs, then the measured ones."""
 QUERY_S = 600
 ISOLATION = "read_committed"
 
 
 def jars() -> list[Path]:
-    """The connector's jars, fetched once and one by one: its whole tree shadows Spark's own.
+    """Return the connector's jars, fetched once and singly: its whole tree shadows Spark's own.
 
-    OracleMissingError says what is missing.
+    OracleMissingError names a missing one.
     """
     JARS.mkdir(parents=True, exist_ok=True)
     with one_fetches():
@@ -61,9 +61,9 @@ def jars() -> list[Path]:
 
 
 def cpu_of_tree(*roots: int) -> dict[int, float]:
-    """Seconds of processor time of these processes and all below them, those they waited for too.
+    """Return the processor time in seconds of these processes and their descendants, by process.
 
-    By process: a daemon of Python workers ends after a minute without work, and waits for none.
+    Children that a process waited for are included: a daemon of Python workers waits for none.
     """
     children: dict[int, list[int]] = {}
     used: dict[int, float] = {}
@@ -71,7 +71,7 @@ def cpu_of_tree(*roots: int) -> dict[int, float]:
         try:
             fields = stat.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
         except OSError:
-            continue  # it has ended meanwhile
+            continue  # the process has ended meanwhile
         pid = int(stat.parent.name)
         children.setdefault(int(fields[1]), []).append(pid)
         used[pid] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
@@ -92,7 +92,7 @@ class Clock:
         self._wall, self._cpu = time.perf_counter(), cpu_of_tree(*self._roots)
 
     def figures(self, what: str, rows: int, per_second: float | None = None) -> Figures:
-        """Rows per second, of the whole time unless they are told, and processor time."""
+        """Return rows per second, over the whole time unless given, and processor time."""
         wall = time.perf_counter() - self._wall
         return {
             f"{what} rows/s": per_second or rows / wall,
@@ -100,7 +100,7 @@ class Clock:
         }
 
     def cpu(self) -> float:
-        """Seconds of processor time since the beginning, of what runs now or was waited for."""
+        """Return seconds of processor time so far, of running processes and awaited children."""
         now = cpu_of_tree(*self._roots)
         return sum(used - self._cpu.get(pid, 0.0) for pid, used in now.items())
 
@@ -118,10 +118,10 @@ class Bench:
     def options(self, **more: str) -> dict[str, str]:
         return {"kafka.bootstrap.servers": self.bootstrap, **more}
 
-    # --- what is read and written ---
+    # --- input and output ---
 
     def rows(self) -> DataFrame:
-        """Keys of 16 bytes, and values that differ."""
+        """Return rows with keys of 16 bytes and distinct values."""
         return self.spark.range(0, ROWS, 1, PARTITIONS * BATCHES).selectExpr(
             "LPAD(CAST(id AS STRING), 16, 'k') AS key",
             f"RPAD(CAST(id AS STRING), {self.value_bytes}, 'flight, delay, carrier; ') AS value",
@@ -131,19 +131,19 @@ class Bench:
         return create_topic(self.bootstrap, PARTITIONS)
 
     def filled(self) -> str:
-        """A topic of all rows, as Spark's own connector writes it."""
+        """Create a topic with all rows, written by Spark's own connector."""
         topic = self.topic()
         self.rows().write.format("kafka").options(**self.options(topic=topic)).save()
         return topic
 
     def stored(self) -> str:
-        """A folder of Parquet with all rows, one file a task and a micro-batch."""
+        """Create a folder of Parquet with all rows, one file per task and micro-batch."""
         folder = str(self.home / unique("rows"))
         self.rows().write.option("compression", "none").parquet(folder)
         return folder
 
     def check(self, topic: str, expected: int) -> None:
-        """Raise unless a reader of committed records finds every row in ``topic``, once."""
+        """Raise unless a read_committed consumer finds every row in ``topic``, once."""
         options = self.options(subscribe=topic) | {"kafka.isolation.level": ISOLATION}
         read = self.spark.read.format("kafka").options(**options).load()
         found = read.selectExpr("COUNT(*) AS all", "COUNT(DISTINCT value) AS apart").first()
@@ -153,7 +153,7 @@ class Bench:
     # --- running ---
 
     def batches(self, writer: Any, expected: int) -> list[dict[str, Any]]:
-        """Run a query to its end; returns the progress of each batch with rows."""
+        """Run a query to its end; return the progress of each batch with rows."""
         folder = self.home / unique("checkpoint")
         query = writer.option("checkpointLocation", str(folder)).trigger(availableNow=True).start()
         if not query.awaitTermination(QUERY_S):
@@ -165,20 +165,20 @@ class Bench:
         return [progress for progress in told if progress["numInputRows"]]
 
     def streamed(self, writer: Any) -> float:
-        """Rows per second, whole micro-batches from the second on."""
+        """Return rows per second, over whole micro-batches from the second on."""
         told = self.batches(writer, ROWS)[1:]
         rows = sum(progress["numInputRows"] for progress in told)
         return rows / sum(progress["durationMs"]["triggerExecution"] for progress in told) * 1e3
 
     def small(self, writer: Any) -> float:
-        """Median milliseconds of a micro-batch of ten rows."""
+        """Return the median milliseconds of a micro-batch of ten rows."""
         told = self.batches(writer, SMALL_ROWS * SMALL_BATCHES)[SMALL_WARMING:]
         return statistics.median(progress["durationMs"]["triggerExecution"] for progress in told)
 
-    # --- workloads: what one run of a side measures ---
+    # --- workloads: each returns a function that measures one run of a side ---
 
     def source(self) -> Callable[[str], Figures]:
-        """The same topic by either source, into nothing."""
+        """Measure either source with the same topic, into nothing."""
         from pyspark.sql import Observation
         from pyspark.sql import functions as fn
 
@@ -205,7 +205,7 @@ class Bench:
         return run
 
     def sink(self, *, direct: bool) -> Callable[[str], Figures]:
-        """The same Parquet files to either sink."""
+        """Measure either sink with the same Parquet files."""
         from fencepost.pipelines.spark.prepare import prepare
 
         folder = self.stored()
@@ -237,7 +237,7 @@ class Bench:
         return run
 
     def fixed(self) -> Callable[[str], Figures]:
-        """Ten rows a micro-batch: either source to nothing, the stock one to either sink."""
+        """Measure micro-batches of ten rows: either source to nothing, the stock one to a sink."""
         topic = self.topic()
         expected = SMALL_ROWS * SMALL_BATCHES
         rows = self.spark.range(expected).selectExpr("CAST(id AS STRING) AS value")
@@ -269,7 +269,7 @@ class Bench:
 
 
 def in_turn(run: Callable[[str], Figures]) -> Iterator[tuple[str, Figures]]:
-    """Warm both sides up, then yield what they measure, the first of a pair by turns."""
+    """Warm both sides up, then yield their figures, with the order of the sides alternating."""
     for number in range(-WARMING, RUNS):
         sides = [FENCEPOST, STOCK] if number % 2 == 0 else [STOCK, FENCEPOST]
         for side in sides:

@@ -1,4 +1,4 @@
-"""What a suite is made of: workloads, and the figures that they return.
+"""The parts of a suite: workloads, and the figures that they return.
 
 A figure's name ends with its unit, and the unit says which direction is better.
 """
@@ -14,31 +14,31 @@ from bench.brokers import FENCEPOST, KAFKA, SIDES, Broker, Make
 Figures = dict[str, float]
 
 LOWER_IS_BETTER = ("ms", "µs", "s", "s/GiB", "MiB", "KiB", "B", "%")
-"""Units of which less is better; of every other one more is."""
+"""Units of which less is better; of every other unit more is better."""
 
 DEFAULTS: Mapping[str, str] = {"group.initial.rebalance.delay.ms": "0"}
-"""Both brokers run with their defaults but for the wait before a group's first rebalance."""
+"""Both brokers run with their defaults except for the delay of a group's first rebalance."""
 
 BROKERS: Mapping[str, str] = {FENCEPOST: "Fencepost", KAFKA: "Apache Kafka"}
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Runs against a broker that has just started, and against Apache Kafka in the same round."""
+    """A workload for a freshly started broker, on Apache Kafka in the same round too."""
 
     name: str
     run: Callable[[Broker], Figures]
     settings: Mapping[str, str] = field(default_factory=lambda: DEFAULTS)
     on_kafka: bool = True
     sides: Mapping[str, Make] = field(default_factory=lambda: SIDES)
-    """How each side's broker is made."""
+    """A constructor of each side's broker."""
     is_pinged: bool = True
-    """Not where the broker's processor time is all that is measured: a ping has a part in it."""
+    """Whether it is pinged; not if only processor time counts, in which pings have a share."""
 
 
 @dataclass(frozen=True)
 class Local:
-    """Needs no broker, only an empty directory."""
+    """A workload without a broker, which gets an empty directory."""
 
     name: str
     run: Callable[[Path], Figures]
@@ -46,10 +46,10 @@ class Local:
 
 @dataclass(frozen=True)
 class Pair:
-    """Measures two programs against the same broker; ``run`` gets an empty directory.
+    """A comparison of two programs on the same broker; ``run`` gets an empty directory.
 
-    It yields the side and the figures of each run as soon as it is over, and takes care of the
-    order itself. The sides are those of its suite.
+    It yields the side and the figures of each run as soon as it is over, and determines the order
+    itself. The sides are the suite's.
     """
 
     name: str
@@ -58,17 +58,17 @@ class Pair:
 
 @dataclass(frozen=True)
 class Suite:
-    """Workloads that belong together. ``about`` stands above its table."""
+    """A group of workloads. ``about`` is the text above its table."""
 
     name: str
     about: str
     workloads: tuple[Workload | Local | Pair, ...]
     sides: Mapping[str, str] = field(default_factory=lambda: BROKERS)
-    """Our side and the one beside it: names in samples, and titles of columns."""
+    """Our side and the other one: names in samples, and titles of columns."""
 
 
 def unit(figure: str) -> str:
-    """The last word of a figure's name."""
+    """Return the last word of a figure's name."""
     return figure.rsplit(" ", 1)[-1]
 
 

@@ -1,4 +1,4 @@
-"""All suites, in the order in which they run and are told."""
+"""All suites, in the order in which they run and are reported."""
 
 from __future__ import annotations
 

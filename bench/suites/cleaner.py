@@ -1,4 +1,4 @@
-"""Clients beside the cleaner: what a log costs others while it is compacted."""
+"""Clients beside the cleaner: the effect of compaction on other clients."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from bench.suites.log import batch
 from tests.support.cluster import Cluster, unique
 
 KEYS, TIMES, EACH = 200_000, 4, 400
-"""Keys, how often each is written, and records of 100 bytes in a batch."""
+"""The number of keys, writes of each key, and records of 100 bytes in a batch."""
 
 DONE_AT = 0.5
-"""The share of the log that is left when a round has been through most of it."""
+"""The share of the log that remains when a round has compacted most of it."""
 
 DEADLINE_S = 300.0
 
@@ -27,7 +27,7 @@ _TOPIC = {"cleanup.policy": "compact", "segment.bytes": str(16 << 20)}
 
 
 def beside(broker: Broker) -> Figures:
-    """Pings of one client from the moment when the cleaner may begin until half the log is gone."""
+    """Ping from the moment when the cleaner may begin until half of the log is gone."""
     with Cluster(broker.bootstrap) as cluster:
         held_back = {**_TOPIC, "min.cleanable.dirty.ratio": "1.0"}
         topic = cluster.create_topic(unique("compacted"), 1, held_back)
@@ -51,7 +51,7 @@ def beside(broker: Broker) -> Figures:
 
 
 def _waits(broker: Broker, cluster: Cluster, topic: str, written: int) -> Iterator[float]:
-    """How long each ping waits, in milliseconds."""
+    """Yield how long each ping waits, in milliseconds."""
     host, _, port = broker.bootstrap.rpartition(":")
     deadline = time.monotonic() + DEADLINE_S
     with socket.create_connection((host, int(port)), 60) as connected:

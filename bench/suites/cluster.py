@@ -1,6 +1,6 @@
-"""Three brokers: what replication costs, how far a follower is behind. For failover see faults.
+"""Three brokers: the cost of replication, and the lag of a follower. For failover see ``faults``.
 
-Of Fencepost, of Apache Kafka, and of both in one cluster.
+The clusters are of Fencepost, of Apache Kafka, and of both.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ SETTINGS = {
     "transaction.state.log.replication.factor": "3",
     "transaction.state.log.min.isr": "2",
 }
-"""As a cluster of three is set up; one broker may go."""
+"""The usual settings of a cluster of three, which tolerates the loss of one broker."""
 
 RECORDS = 200_000
 LAG_S, LOOK_S = 8.0, 0.1
-"""How long is produced to a follower, and how often it is looked at."""
+"""How long records are produced to a follower, and how often its lag is read."""
 
 SETTLE_S, IDLE_S = 10.0, 30.0
-"""Before an idle cluster is watched, and how long it is."""
+"""The pause before an idle cluster is measured, and the length of the measurement."""
 
 VICTIM = 2
-"""No broker on either side's controller."""
+"""A broker that is not the controller on either side."""
 
 DEADLINE_S = 60.0
 
@@ -45,25 +45,25 @@ Nodes = Members | Kafkas | Mixed
 
 
 def nodes(broker: Broker) -> Nodes:
-    """The cluster that it is. TypeError for a single one."""
+    """Return the broker as a cluster. Raises TypeError for a single one."""
     if not isinstance(broker, Nodes):
         raise TypeError(f"{broker.name} is a single broker")
     return broker
 
 
 def processor_s(cluster: Nodes) -> float:
-    """Of all brokers so far, and of a controller that is a process of its own."""
+    """Return the processor time so far of all brokers and of a separate controller process."""
     return sum(cpu_seconds(one) for one in cluster.processes)
 
 
 def produce(partitions: int) -> Callable[[Broker], Figures]:
-    """Records of 1 KiB, acks=all, on three replicas; MB/s of payload."""
+    """Measure records of 1 KiB, acks=all, on three replicas; MB/s of payload."""
 
     def run(broker: Broker) -> Figures:
         cluster = nodes(broker)
         assigned = cluster.assignment(partitions) if isinstance(cluster, Mixed) else None
         topic = create_topic(broker.bootstrap, partitions, replicas=3, assignment=assigned)
-        fill(broker.bootstrap, topic, RECORDS // 10)  # a JVM warms up
+        fill(broker.bootstrap, topic, RECORDS // 10)  # warms a JVM up
         begin = processor_s(cluster)
         seconds = fill(broker.bootstrap, topic, RECORDS)
         megabytes = RECORDS * len(VALUE) / 1e6
@@ -77,7 +77,7 @@ def produce(partitions: int) -> Callable[[Broker], Figures]:
 
 
 def produce_mixed(broker: Broker) -> Figures:
-    """What :func:`produce` does, with one partition and then with six, in one cluster."""
+    """Do :func:`produce` with one partition and then with six, in one cluster."""
     return {
         f"{count}, {figure}": value
         for partitions, count in ((1, "1 partition"), (6, "6 partitions"))
@@ -86,7 +86,7 @@ def produce_mixed(broker: Broker) -> Figures:
 
 
 def follower(rate: float) -> Callable[[Broker], Figures]:
-    """How far a follower's file is behind while its leader is sent ``rate`` MB/s, acks=1."""
+    """Measure how far a follower's file lags while its leader gets ``rate`` MB/s, acks=1."""
 
     def run(broker: Broker) -> Figures:
         cluster = nodes(broker)
@@ -136,13 +136,13 @@ def follower(rate: float) -> Callable[[Broker], Figures]:
 
 
 def _stored(cluster: Nodes, number: int, topic: str) -> int:
-    """Bytes of records that a broker has of the topic's first partition."""
+    """Return the bytes of records that a broker has of the topic's first partition."""
     folder = cluster.node(number).data_dir / f"{topic}-0"
     return sum(path.stat().st_size for path in folder.glob("*.log"))
 
 
 def idle(broker: Broker) -> Figures:
-    """What a broker costs that nobody asks for anything, and all processes together."""
+    """Measure the processor time of an idle broker, and of all processes together."""
     cluster = nodes(broker)
     create_topic(broker.bootstrap, 12, replicas=3)
     time.sleep(SETTLE_S)
@@ -157,7 +157,7 @@ def idle(broker: Broker) -> Figures:
 
 
 def start(broker: Broker) -> Figures:
-    """All are stopped in order, and started at once; until a record is acknowledged by all.
+    """Stop all brokers in order, start them at once; measure until all acknowledge a record.
 
     After a kill a start waits until the former process's session has ended, 9 s on either side.
     """

@@ -19,17 +19,17 @@ from tests.support.daemon import Daemon
 from tests.support.kafka import Kafka, run_tool
 
 RECORDS = 300_000
-"""About 300 MB: some seconds on a slow machine, all of it in the page cache."""
+"""About 300 MB: some seconds on a slow machine, entirely in the page cache."""
 
 WARM_S, LATENCY_S = 3, 6
-"""Of records at an even pace: how long both sides warm up with them, and how long they count."""
+"""Seconds of records at an even pace: to warm up both sides, and to measure."""
 
 
 def starts_and_rest(broker: Broker) -> Figures:
     """Measure each kind of start, and the memory at rest after the second one.
 
-    After a kill Apache Kafka's broker waits until its controller gives up its former session, which
-    neither of the other starts does: three figures, not one.
+    After a kill Apache Kafka's broker waits until its controller expires its former session, unlike
+    after the other starts: three figures, not one.
     """
     if not isinstance(broker, Daemon | Kafka) or broker.child is None:
         raise TypeError(f"{broker.name} is not one process with one directory")
@@ -73,9 +73,9 @@ def librdkafka(partitions: int) -> Callable[[Broker], Figures]:
 
 
 def end_to_end(rate: int) -> Callable[[Broker], Figures]:
-    """From ``produce`` (acks=all, 1 KiB) until a consumer has it, ``rate`` records a second.
+    """Measure from ``produce`` (acks=all, 1 KiB) to a consumer, at ``rate`` records a second.
 
-    The pace is the clock's: a broker that falls behind is not waited for.
+    The pace is the clock's: it does not wait for a broker that falls behind.
     """
 
     def run(broker: Broker) -> Figures:
@@ -107,7 +107,7 @@ def end_to_end(rate: int) -> Callable[[Broker], Figures]:
 
 
 def java(partitions: int) -> Callable[[Broker], Figures]:
-    """ProducerPerformance and ConsumerPerformance with their defaults but for larger batches."""
+    """Run ProducerPerformance and ConsumerPerformance with their defaults and larger batches."""
 
     def run(broker: Broker) -> Figures:
         topic = create_topic(broker.bootstrap, partitions)

@@ -1,4 +1,4 @@
-"""The faults of tests/crash/test_cluster_faults.py, on three brokers of each and of both makers."""
+"""The faults of tests/crash/test_cluster_faults.py, on clusters of each product and of both."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MIXTURES = "JPP", "JJP"
 
 
 def _at_work(home: Path, layout: str, controllers: str, end: ExitStack) -> AtWork:
-    """The clients of a cluster that has just started, and lives until the end."""
+    """Return the clients of a new cluster, which runs until ``end`` is closed."""
     cluster = MixedCluster(
         home / layout, layout, SETTINGS, controllers=controllers, java_options=JAVA_OPTIONS
     )
@@ -36,7 +36,7 @@ def _turn(work: AtWork, way: str, topic: str, index: int = 0) -> Figures:
 
 
 def faults(home: Path) -> Iterator[tuple[str, Figures]]:
-    """Take leaders away in three ways, on each side in turn: both live all the time."""
+    """Make leaders fail in three ways, on each side in turn; both clusters run all the time."""
     with ExitStack() as end:
         sides = [
             (FENCEPOST, _at_work(home, "PPP", PYTHON, end)),
@@ -49,7 +49,7 @@ def faults(home: Path) -> Iterator[tuple[str, Figures]]:
 
 
 def both_ways(home: Path) -> Iterator[tuple[str, Figures]]:
-    """Take a leader of each maker away whose successor is the other's, under Java's controller."""
+    """Make leaders of each product fail over to the other's broker, under Java's controller."""
     for layout in MIXTURES:
         with ExitStack() as end:
             work = _at_work(home, layout, JAVA, end)

@@ -18,8 +18,8 @@ from tests.support.cluster import GROUP, Cluster, unique
 JOINS = 10
 MEMBERS, PARTITIONS, REBALANCES = 10, 900, 3
 BEAT_MS = 100
-"""The members' heartbeats in the large rebalance: with the defaults of 3 and 5 s, members wait for
-their next heartbeat most of the time, and the broker does not show."""
+"""The members' heartbeats in the large rebalance: with the defaults of 3 and 5 s, most of the time
+would be members waiting for their next heartbeat, instead of the broker."""
 GROUPS_COUNT, OFFSETS_EACH = 1_000, 100
 OFFSETS_PARTITIONS = 50
 """The default of ``offsets.topic.num.partitions``."""
@@ -43,7 +43,7 @@ def _consumer(bootstrap: str, group: str, protocol: str) -> Consumer:
 
 
 def first_assignment(protocol: str) -> Callable[[Broker], Figures]:
-    """From ``subscribe`` of a connected client to its first assignment, in a new group."""
+    """Measure from ``subscribe`` of a connected client to its first assignment, in a new group."""
 
     def run(broker: Broker) -> Figures:
         topic = create_topic(broker.bootstrap, 4)
@@ -71,10 +71,10 @@ def first_assignment(protocol: str) -> Callable[[Broker], Figures]:
 
 
 def rebalance(protocol: str) -> Callable[[Broker], Figures]:
-    """Ten consumers come to a topic of 900 partitions; later one of them leaves.
+    """Measure ten consumers joining a topic of 900 partitions, and one of them leaving.
 
-    The median of several groups: librdkafka sends a JoinGroup once a second at most, so a group
-    whose members do not all come into the same join phase takes a second more, on any broker.
+    The median of several groups: librdkafka sends a JoinGroup at most once a second, so a group
+    whose members do not all meet in one join phase takes a second more, on any broker.
     """
 
     def run(broker: Broker) -> Figures:
@@ -88,7 +88,7 @@ def rebalance(protocol: str) -> Callable[[Broker], Figures]:
 
 
 def _come_and_go(broker: Broker, topic: str, protocol: str) -> Figures:
-    """One group of :func:`rebalance`."""
+    """Measure one group of :func:`rebalance`."""
     group = uuid.uuid4().hex
     members = [_consumer(broker.bootstrap, group, protocol) for _ in range(MEMBERS)]
     for member in members:
@@ -117,7 +117,7 @@ def _come_and_go(broker: Broker, topic: str, protocol: str) -> Figures:
 
 
 def requests(broker: Broker) -> Figures:
-    """Heartbeats and commits, as fast as the broker answers them on four connections."""
+    """Measure heartbeats and commits, as fast as the broker answers them on four connections."""
     topic = create_topic(broker.bootstrap, 1)
     with Cluster(broker.bootstrap) as cluster:
         group = _classic_group(cluster)
@@ -139,14 +139,14 @@ def requests(broker: Broker) -> Figures:
         ("heartbeats, consumer protocol, /s", new_beat, 10_000),
         ("commits of one offset /s", commit, 5_000),
     ):
-        burst.run([[frame] * (count // 20)] * 4)  # the JVM and the caches warm up
+        burst.run([[frame] * (count // 20)] * 4)  # warms the JVM and the caches up
         figures[name] = 4 * count / burst.run([[frame] * count] * 4)
     burst.close()
     return figures
 
 
 def synchronous_commits(broker: Broker) -> Figures:
-    """Offset commits of one consumer, one after the other."""
+    """Measure offset commits of one consumer, one after the other."""
     topic = create_topic(broker.bootstrap, 1)
     consumer = Consumer(
         {"bootstrap.servers": broker.bootstrap, "group.id": topic, "enable.auto.commit": False}
@@ -170,7 +170,7 @@ def _expect(error: str) -> None:
 
 
 def _classic_group(cluster: Cluster) -> tuple[str, str, int]:
-    """A stable group of one member: (group, member, generation)."""
+    """Create a stable group of one member; return (group, member, generation)."""
     group = unique("bench")
     cluster.coordinator(group, GROUP)
     (joined,) = joined_group([cluster], group)
@@ -178,7 +178,7 @@ def _classic_group(cluster: Cluster) -> tuple[str, str, int]:
 
 
 def _new_style_member(cluster: Cluster, group: str, topic: str) -> tuple[str, int]:
-    """A member of the consumer protocol: (member, epoch)."""
+    """Create a member of the consumer protocol; return (member, epoch)."""
     member = str(uuid.uuid4())
     answer = cluster.call(
         "consumer_group_heartbeat",
@@ -195,7 +195,7 @@ def _new_style_member(cluster: Cluster, group: str, topic: str) -> tuple[str, in
 
 
 def _again(group: str, member: tuple[str, int]) -> dict[str, object]:
-    """A heartbeat that says nothing new."""
+    """Return a heartbeat without news."""
     return {
         "group_id": group,
         "member_id": member[0],
@@ -225,7 +225,7 @@ def _commit_frame(group: str, topic: str, partitions: int) -> bytes:
 
 
 def memory(broker: Broker) -> Figures:
-    """What a thousand groups of one member, and a thousand members of one group, take."""
+    """Measure the memory of a thousand groups of one member, and of a thousand members."""
     topic = create_topic(broker.bootstrap, 4)
     with Cluster(broker.bootstrap) as cluster:
         cluster.coordinator("any", GROUP)
@@ -249,7 +249,7 @@ def memory(broker: Broker) -> Figures:
 
 
 def loading(broker: Broker) -> Figures:
-    """100,000 offsets of 1,000 groups; kill, start, until every one of them can be fetched."""
+    """Kill a broker with 100,000 offsets of 1,000 groups; measure until all can be fetched."""
     topic = create_topic(broker.bootstrap, OFFSETS_EACH)
     names = [f"bench-{number}" for number in range(GROUPS_COUNT)]
     with Cluster(broker.bootstrap) as cluster:
@@ -277,7 +277,7 @@ def loading(broker: Broker) -> Figures:
 
 
 def _all_served(cluster: Cluster, names: list[str]) -> bool:
-    """Whether a group of every shard can be asked for its offsets."""
+    """Return whether a group of every shard can fetch its offsets."""
     one_each = {partition_for(name, OFFSETS_PARTITIONS): name for name in names}
     return all(
         cluster.call("offset_fetch", 7, group_id=name, topics=[])["error_code"] == "none"

@@ -1,7 +1,7 @@
-"""How cost grows: the broker's processor time, and its memory, over what there is more and more of.
+"""Growth of cost: the broker's processor time and memory over a growing number of items.
 
-A figure's name says where on its curve it stands: ``WHAT at NUMBER THINGS UNIT``. The plots are
-made of that (:mod:`bench.plot`).
+A figure's name gives its place on a curve: ``WHAT at NUMBER THINGS UNIT``, from which
+:mod:`bench.plot` draws the plots.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.support.waits import until
 
 MEMBERS = (10, 100, 1_000, 10_000)
 CLASSIC_MEMBERS = (10, 100, 1_000)
-"""A member of the classic protocol waits for the others with a connection of its own."""
+"""A member of the classic protocol waits for the others on a connection of its own."""
 
 FETCHED = (1, 10, 100, 1_000, 10_000)
 OPEN_IDS = (10, 100, 1_000, 10_000)
@@ -33,18 +33,18 @@ SEGMENTS = (10, 100, 1_000, 10_000)
 CONNECTIONS = (10, 100, 1_000, 5_000)
 
 REPEATS = 2_000
-"""Requests whose processor time is measured together, at least."""
+"""The minimum number of requests whose processor time is measured together."""
 
 LONG_MS, SETTLE_S = 900_000, 300.0
 
 
 def at(what: str, count: int, things: str, unit: str) -> str:
-    """The name of a figure on a curve."""
+    """Return the name of a figure on a curve."""
     return f"{what} at {count:,} {things} {unit}"
 
 
 class Meter:
-    """Processor time of the broker for each of ``count`` things done while it lasts, in µs."""
+    """The broker's processor time per item, in µs, for ``count`` items during the context."""
 
     def __init__(self, broker: Broker, count: int) -> None:
         self._broker, self._count, self.each_us = broker, count, 0.0
@@ -58,13 +58,13 @@ class Meter:
 
 
 def _cpu_us(broker: Broker) -> float:
-    """Processor time of the broker's threads so far, to the nanosecond, which small counts need."""
+    """Return the processor time of the broker's threads so far, with nanosecond resolution."""
     tasks = Path(f"/proc/{pid_of(broker)}/task").iterdir()
     return sum(int((task / "schedstat").read_text("ascii").split()[0]) for task in tasks) / 1e3
 
 
 def consumer_members(broker: Broker) -> Figures:
-    """One group of the consumer protocol: what a member costs that comes, and one that is there."""
+    """Measure the cost of joining and of existing members in a consumer protocol group."""
     figures: Figures = {}
     with Cluster(broker.bootstrap) as cluster:
         topic = cluster.create_topic(unique("grown"), 100)
@@ -123,7 +123,7 @@ def _leave(group: str, member: str) -> bytes:
 
 
 def _settled(broker: Broker, cluster: Cluster, group: str) -> list[tuple[str, int]]:
-    """Members and epochs once nobody has anything to take or to give up."""
+    """Return members and epochs once no member has partitions to assign or revoke."""
 
     def probe() -> list[tuple[str, int]] | None:
         described = cluster.call("consumer_group_describe", 0, group_ids=[group])["groups"][0]
@@ -153,7 +153,7 @@ def _settled(broker: Broker, cluster: Cluster, group: str) -> list[tuple[str, in
 
 
 def _as_owned(assignment: Answer, target: Answer) -> list[dict[str, object]]:
-    """What a member says that it has: it gives up at once what it shall not have."""
+    """Return the partitions that a member reports, without the ones it must revoke."""
     kept = {one["topic_id"]: set(one["partitions"]) for one in target["topic_partitions"]}
     return [
         {
@@ -165,7 +165,7 @@ def _as_owned(assignment: Answer, target: Answer) -> list[dict[str, object]]:
 
 
 def classic_members(broker: Broker) -> Figures:
-    """One rebalance of a classic group: all join, the first assigns, all hear of it and beat."""
+    """Measure one rebalance of a classic group: join, assignment, sync and heartbeats."""
     figures: Figures = {}
     with Cluster(broker.bootstrap) as cluster:
         cluster.coordinator("any", GROUP)
@@ -196,7 +196,7 @@ def classic_members(broker: Broker) -> Figures:
 
 
 def fetches(broker: Broker) -> Figures:
-    """Fetch requests over more and more partitions: with a record in each, and with nothing new."""
+    """Measure fetches over growing numbers of partitions: with a record in each, and empty ones."""
     figures: Figures = {}
     most = FETCHED[-1]
     with Cluster(broker.bootstrap) as cluster:
@@ -250,7 +250,7 @@ def _fetch(topic: str, count: int, offset: int) -> bytes:
 
 
 def transactions(broker: Broker) -> Figures:
-    """A transaction of one id, while more and more others are open; and what those hold."""
+    """Measure a transaction while growing numbers of others are open, and the memory of these."""
     figures: Figures = {}
     with Cluster(broker.bootstrap) as cluster:
         topic = cluster.create_topic(unique("grown"), 1)
@@ -277,7 +277,7 @@ def transactions(broker: Broker) -> Figures:
 
 
 def _producer(cluster: Cluster, name: str) -> tuple[int, int]:
-    """A producer id with one request; the ways of :meth:`Cluster.init_producer` take several."""
+    """Get a producer id with one request; :meth:`Cluster.init_producer` takes several."""
     answer = cluster.call(
         "init_producer_id",
         4,
@@ -324,7 +324,7 @@ def _until_done(cluster: Cluster, api: str, version: int, **body: object) -> Non
 
 
 def memory_of_partitions(broker: Broker) -> Figures:
-    """Partitions with a record each."""
+    """Measure the memory of partitions with a record each."""
     figures: Figures = {}
     rest = resident_mib(broker)
     held = 0
@@ -341,7 +341,7 @@ def memory_of_partitions(broker: Broker) -> Figures:
 
 
 def memory_of_connections(broker: Broker) -> Figures:
-    """Connections that have asked once, and rest."""
+    """Measure the memory of idle connections, after one request each."""
     figures: Figures = {}
     rest = resident_mib(broker)
     with ExitStack() as stack:
@@ -356,7 +356,7 @@ def memory_of_connections(broker: Broker) -> Figures:
 
 
 def look_ups(home: Path) -> Figures:
-    """Where the batch of an offset begins, in a log of more and more segments."""
+    """Measure finding the batch of an offset, in a log of a growing number of segments."""
     return {
         at("a look-up,", count, "segments", "µs"): lookup(count)(home / str(count))["median µs"]
         for count in SEGMENTS
@@ -377,9 +377,9 @@ _CROWDED = {
     "group.consumer.max.session.timeout.ms": str(LONG_MS),
     "group.consumer.session.timeout.ms": str(LONG_MS),
 }
-"""Nobody is taken for gone while all others come."""
+"""No member times out while the others join."""
 _ONE_PHASE = {"group.max.size": "20000", "group.initial.rebalance.delay.ms": "3000"}
-"""All members come within the first join phase."""
+"""All members join within the first join phase."""
 
 
 def _workload(

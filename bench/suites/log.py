@@ -23,7 +23,7 @@ from tests.support.partitions import append_batch, fetch_bytes
 
 MIB = 1 << 20
 LOG_BYTES = 256 * MIB
-"""What is written, read and recovered; seconds per GiB are scaled up from it."""
+"""The size that is written, read and recovered; seconds per GiB are scaled up from it."""
 
 LOOKUPS = 5_000
 
@@ -55,7 +55,7 @@ def batch(records: int, value_bytes: int = 1024, first_key: int | None = None) -
 
 
 def _raw(home: Path, size: int) -> Figures:
-    """The same bytes by plain writes and reads of the file system, with and without a sync."""
+    """Measure the same bytes with plain writes and reads, with and without a sync."""
     piece, path = os.urandom(size), home / "raw"
     handle = os.open(path, os.O_RDWR | os.O_CREAT)
     count = LOG_BYTES // size
@@ -79,7 +79,7 @@ def _raw(home: Path, size: int) -> Figures:
 
 
 def append_and_read(records: int) -> Callable[[Path], Figures]:
-    """Batches of ``records`` of 1 KiB: appended one by one, read back 1 MiB at a time."""
+    """Measure batches of ``records`` of 1 KiB: appended one by one, read back 1 MiB at a time."""
 
     def run(home: Path) -> Figures:
         data = batch(records)
@@ -114,7 +114,7 @@ def append_and_read(records: int) -> Callable[[Path], Figures]:
 
 
 def lookup(segments: int) -> Callable[[Path], Figures]:
-    """Where does the batch of a random offset begin? The same 160 MiB in more and more segments."""
+    """Measure finding the batch of a random offset, in the same 160 MiB in more segments."""
 
     def run(home: Path) -> Figures:
         total = 160 * MIB
@@ -153,7 +153,7 @@ def _time_lookups(partition: Partition, offsets: Iterator[int] | list[int] | ran
 
 
 def recovery(home: Path) -> Figures:
-    """Opening a log of batches of 16 records, after a clean stop and after a kill."""
+    """Measure opening a log of batches of 16 records, after a clean stop and after a kill."""
     config = LogConfig(segment_bytes=64 * MIB)
     partition = _open(home, config)
     data = batch(16)
@@ -174,7 +174,7 @@ def recovery(home: Path) -> Figures:
 
 
 def compaction(home: Path) -> Figures:
-    """One round over keys that are four times in the log, with small and with large records."""
+    """Measure one round over keys that are four times in the log, in small and large records."""
     return {
         f"{shown}: read once and cleaned MB/s": _cleaned(home / str(size), size, keys)
         for shown, size, keys in (("records of 100 bytes", 80, 200_000), ("1 KiB", 1_024, 40_000))

@@ -1,8 +1,8 @@
-"""What it costs a producer that somebody watches: one append at a time, and a scrape each second.
+"""The cost of metrics to a producer: one append at a time, with a scrape each second.
 
-Two daemons run side by side, one without metrics and one with. A client takes turns of some seconds
-with them, and a child process scrapes the second one in every other turn: so a drift of the
-machine's speed hits all of them.
+Two daemons run side by side, one without metrics and one with. A client uses them in turns of some
+seconds, and a child process scrapes the second one in every other turn, so that a drift of the
+machine's speed affects all of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.support.daemon import Daemon
 
 TURN_S = 4.0
 TURNS = 6
-"""Of each kind."""
+"""Turns of each kind."""
 
 SCRAPE_EVERY_S = 1.0
 WARM_UP_S = 1.0
@@ -36,7 +36,7 @@ OFF, ON, SCRAPED = "metrics off", "metrics on", "scraped each second"
 
 
 def _scrape(url: str, wanted: Event) -> None:
-    """A Prometheus in a hurry, while it is wanted."""
+    """Scrape like a frequent Prometheus, while ``wanted`` is set."""
     while True:
         wanted.wait()
         with urllib.request.urlopen(url) as answer:
@@ -57,7 +57,7 @@ def _scraper(url: str) -> Iterator[Event]:
 
 
 def _appends(cluster: Cluster, topic: str, seconds: float) -> list[float]:
-    """Milliseconds of one append after the other."""
+    """Return the milliseconds of appends, one after the other."""
     data, took = batch([bytes(1024)]), []
     end = time.perf_counter() + seconds
     while (since := time.perf_counter()) < end:

@@ -1,4 +1,4 @@
-"""How fast MQTT messages become Kafka records: Mosquitto, a bridge in this process, a broker."""
+"""The rate of MQTT messages to Kafka records: Mosquitto, a bridge in this process, a broker."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEADLINE_S = 300.0
 
 @contextlib.asynccontextmanager
 async def bridging(bootstrap: str, port: int, qos: int, topic: str) -> AsyncIterator[Bridge]:
-    """A bridge in this process."""
+    """Run a bridge in this process."""
     bridge = Bridge(
         bootstrap, Address("127.0.0.1", port, topic), Mapped((Route("bench/#", topic, qos=qos),))
     )
@@ -39,7 +39,7 @@ async def bridging(bootstrap: str, port: int, qos: int, topic: str) -> AsyncIter
 
 
 async def written(bridge: Bridge, count: int) -> None:
-    """Wait until the bridge has committed so many messages. TimeoutError after five minutes."""
+    """Wait until the bridge has committed ``count`` messages. TimeoutError after five minutes."""
     deadline = time.monotonic() + DEADLINE_S
     while bridge.counters.written < count:
         if time.monotonic() > deadline:
@@ -48,7 +48,7 @@ async def written(bridge: Bridge, count: int) -> None:
 
 
 async def end_to_end(broker: Broker, qos: int) -> Figures:
-    """Publish, and wait for the last commit; then count. RuntimeError for lost or doubled ones."""
+    """Publish, wait for the last commit, then count. RuntimeError for lost or duplicate ones."""
     topic = fresh(f"qos{qos}")
     await create_topics(broker.bootstrap, (topic, 1))
     async with mqtt_broker() as port, bridging(broker.bootstrap, port, qos, topic) as bridge:
@@ -77,7 +77,7 @@ async def end_to_end(broker: Broker, qos: int) -> Figures:
 
 
 def bridge(qos: int) -> Callable[[Broker], Figures]:
-    """One subscription at that quality of service."""
+    """Return a workload with one subscription at that quality of service."""
     return lambda broker: asyncio.run(end_to_end(broker, qos))
 
 

@@ -20,13 +20,13 @@ BATCHES = 10
 """Batches of 1 KB in each partition: enough for both of its indexes to be in use."""
 
 DEADLINE_S = 300.0
-"""For a start or a stop: a figure that is bad is one as well, one that is missing is not."""
+"""The time limit for a start or a stop: a bad figure is better than none."""
 
 
 def many(broker: Broker) -> Figures:
-    """Every partition written to; then a clean stop and a kill, and a start after each.
+    """Write to every partition; then measure a clean stop, a kill, and a start after each.
 
-    Raises RuntimeError above :data:`LIMIT_MIB`, in use or after a start, and if a record is gone.
+    Raises RuntimeError above :data:`LIMIT_MIB`, in use or after a start, and for a lost record.
     """
     if not isinstance(broker, Daemon):
         raise TypeError(f"{broker.name} is not measured here")
@@ -59,7 +59,7 @@ def many(broker: Broker) -> Figures:
 
 
 def _started(broker: Daemon, after: str) -> Figures:
-    """Start; the seconds until clients can connect, the processor's share, the memory then."""
+    """Start; return the seconds until clients can connect, the processor time and the memory."""
     begin = time.perf_counter()
     broker.start(deadline_s=DEADLINE_S)
     return {
@@ -70,7 +70,7 @@ def _started(broker: Daemon, after: str) -> Figures:
 
 
 def _rounds(topic: str) -> list[bytes]:
-    """One Produce request to each partition, of now: retention looks at the timestamps."""
+    """Return one Produce request per partition, with the present time because of retention."""
     now_ms = int(time.time() * 1000)
     records = bytes(encode_batch([LogRecord(0, now_ms, None, b"x" * 1000)]))
     return [
@@ -88,7 +88,7 @@ def _shares(frames: list[bytes]) -> list[list[bytes]]:
 
 
 def _check(broker: Daemon, topic: str) -> None:
-    """Nothing may be missing in any partition. RuntimeError."""
+    """Raise RuntimeError if any partition lacks records."""
     consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "bench"})
     try:
         for index in range(PARTITIONS):

@@ -1,8 +1,8 @@
-"""What exactly-once costs a pipeline: the runner beside plain aiokafka, on the same broker.
+"""The cost of exactly-once to a pipeline: the runner beside plain aiokafka, on the same broker.
 
 Both copy the same topic record by record, and are timed from the start of their clients to the last
-commit, joining the group included. Plain aiokafka is at-least-once: no transaction, and offsets are
-committed after each batch, which is as large as the runner's transactions.
+commit, including the join. Plain aiokafka is at-least-once: there are no transactions, and offsets
+are committed after each batch, which is as large as the runner's transactions.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from fencepost.pipelines.records import Batch, Output
 RECORDS, VALUE = 200_000, b"x" * 100
 ONCE, PLAIN = "once", "plain"
 WARMING, RUNS = 1, 3
-"""Runs of each side: first those that are not measured, then those that are."""
+"""Runs of each side: first the warm-up runs, then the measured ones."""
 
 
 async def exactly_once(bootstrap: str, source: str, target: str, size: int) -> float:
-    """Copy ``source`` in transactions of ``size`` records; returns when the last one committed.
+    """Copy ``source`` in transactions of ``size`` records; return the time of the last commit.
 
-    What comes behind that, looking whether the source has more, is no part of the copying.
+    The check after that, whether the source has more records, is not part of the copying.
     """
     group = fresh("group")
     committed: list[float] = []
@@ -54,7 +54,7 @@ async def exactly_once(bootstrap: str, source: str, target: str, size: int) -> f
 
 
 async def at_least_once(bootstrap: str, source: str, target: str, size: int) -> float:
-    """Consumer, producer, and a commit after each ``size`` records; returns when it was done."""
+    """Copy with a commit after each ``size`` records; return the time of the last commit."""
     done, committed = 0, 0.0
     async with (
         aiokafka.AIOKafkaConsumer(
@@ -79,7 +79,7 @@ async def at_least_once(bootstrap: str, source: str, target: str, size: int) -> 
 
 
 async def copied(broker: Broker, side: str, source: str, size: int) -> Figures:
-    """Copy once and count. RuntimeError if a record was lost or doubled."""
+    """Copy once and count. Raises RuntimeError for a lost or duplicated record."""
     target = fresh(side)
     await create_topics(broker.bootstrap, (target, 1))
     copy = exactly_once if side == ONCE else at_least_once
@@ -97,7 +97,7 @@ async def copied(broker: Broker, side: str, source: str, size: int) -> Figures:
 
 
 def copying(size: int, on: str = FENCEPOST) -> Callable[[Path], Iterator[tuple[str, Figures]]]:
-    """Both ways in turn and in changing order, ``size`` records a transaction or a commit."""
+    """Run both ways in turn and in changing order, ``size`` records a transaction or a commit."""
 
     def run(home: Path) -> Iterator[tuple[str, Figures]]:
         broker = SIDES[on](home, DEFAULTS)
@@ -117,7 +117,7 @@ def copying(size: int, on: str = FENCEPOST) -> Callable[[Path], Iterator[tuple[s
 
 
 async def fill(bootstrap: str, source: str) -> None:
-    """A topic of one partition with :data:`RECORDS` records of different keys."""
+    """Create a topic of one partition with :data:`RECORDS` records with different keys."""
     await create_topics(bootstrap, (source, 1))
     rows = [(b"%d" % number, VALUE, None) for number in range(RECORDS)]
     await produce(bootstrap, source, rows)

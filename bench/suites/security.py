@@ -1,4 +1,4 @@
-"""What encryption and logins cost: the data path over TLS, and new connections."""
+"""The cost of TLS and logins: the data path over TLS, and new connections."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ SIDES: Mapping[str, Callable[[Path, Mapping[str, str]], SecuredDaemon | WarmKafk
 
 
 def measured(home: Path) -> Iterator[tuple[str, Figures]]:
-    """Each broker alone, with the same clients."""
+    """Measure each broker alone, with the same clients."""
     for side, make in SIDES.items():
         (home / side).mkdir()
         broker = make(home / side, DEFAULTS)
@@ -96,7 +96,7 @@ def _data(broker: SecuredDaemon | WarmKafka) -> Figures:
 
 
 def _connections(broker: SecuredDaemon | WarmKafka) -> Figures:
-    """One after the other; the client is the same, and takes part of the time."""
+    """Measure connections one after the other; the client, which is the same, takes its share."""
     context = trusting(broker.authority)
     host, port = broker.listeners["TLS"].rsplit(":", 1)
     processor, begin = cpu_seconds(broker), time.perf_counter()

@@ -1,8 +1,8 @@
-"""The ways from a file to a socket, server side: what a Fetch could be answered with.
+"""The ways from a file to a socket on the server side, which could answer a Fetch.
 
-A server in this process sends answers of 1 MiB, each with a small header of its own, to a child
-process that only takes them. The clock shows both ends and the loopback; the processor time is the
-server's own, and what a broker can save.
+A server in this process sends responses of 1 MiB, each with a small header, to a child process that
+only reads them. The wall-clock time covers both ends and the loopback; the processor time is the
+server's own, which a broker can save.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ ANSWER_BYTES = 1 << 20
 HEADER = bytes(64)
 FILE_BYTES = 64 << 20
 TOTAL_BYTES = 2 << 30
-"""Sent by each way; the file stays in the page cache."""
+"""Bytes sent in each way; the file stays in the page cache."""
 
 
 class Source:
-    """The file, and where the next answer comes from."""
+    """The file, and the position of the next response."""
 
     def __init__(self, path: Path) -> None:
         path.write_bytes(os.urandom(FILE_BYTES))
@@ -50,7 +50,7 @@ class Source:
 
 
 class Sender(asyncio.Protocol):
-    """Writes answers through the transport, and waits when it is told to."""
+    """Writes responses through the transport, and waits when that is paused."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport
@@ -109,7 +109,7 @@ def through_transport(send: Send) -> Callable[[Path], Figures]:
 
 
 async def _sendfile_by_hand(sock: socket.socket, source: Source) -> None:
-    """``os.sendfile`` on the socket itself, waiting for it to become writable."""
+    """Send with ``os.sendfile`` on the socket itself, waiting until it is writable."""
     loop = asyncio.get_running_loop()
     for _ in range(TOTAL_BYTES // ANSWER_BYTES):
         await loop.sock_sendall(sock, HEADER)
@@ -146,7 +146,7 @@ async def _loop_sendfile(sock: socket.socket, source: Source) -> None:
 
 
 def _take(port: int) -> None:
-    """The other end: reads and forgets."""
+    """Read and discard, at the other end."""
     with socket.create_connection(("127.0.0.1", port)) as sock:
         room = bytearray(ANSWER_BYTES)
         while sock.recv_into(room):

@@ -18,15 +18,15 @@ SECONDS = 8.0
 """How long a workload without an end of its own runs."""
 
 FRESH = 20
-"""New clients, one after the other."""
+"""The number of new clients, one after the other."""
 
 IDS = 10_000
 TIMEOUT_MS = 600_000
-"""Transaction timeout of the open ones: longer than the measurement."""
+"""The timeout of the open transactions: longer than the measurement."""
 
 
 def one_record(broker: Broker, *, replicas: int = 1) -> Figures:
-    """Transactions of one record, one after the other."""
+    """Measure transactions of one record, one after the other."""
     topic = create_topic(broker.bootstrap, 1, replicas=replicas)
     producer = transactional(broker.bootstrap, topic)
     producer.init_transactions(30)
@@ -47,7 +47,7 @@ def one_record(broker: Broker, *, replicas: int = 1) -> Figures:
 
 
 def init(broker: Broker, *, to_all: bool = False) -> Figures:
-    """``init_transactions`` of new ids in new processes, the first on a broker nobody has used."""
+    """Measure ``init_transactions`` of new ids in new processes, the first on an unused broker."""
     bootstrap = broker.bootstrap
     samples = [init_ms(bootstrap, f"bench-{number}", to_all=to_all) for number in range(FRESH)]
     ordered = sorted(samples)
@@ -59,12 +59,12 @@ def init(broker: Broker, *, to_all: bool = False) -> Figures:
 
 
 def init_to_all(broker: Broker) -> Figures:
-    """The same by clients that connect to every broker at once."""
+    """Measure the same with clients that connect to every broker at once."""
     return init(broker, to_all=True)
 
 
 def consume_transform_produce(size: int) -> Callable[[Broker], Figures]:
-    """Consume, change, produce, send offsets: ``size`` records a transaction, for eight seconds."""
+    """Measure consuming, transforming, producing and sending offsets, ``size`` records each."""
 
     def run(broker: Broker) -> Figures:
         bootstrap = broker.bootstrap
@@ -92,7 +92,7 @@ def consume_transform_produce(size: int) -> Callable[[Broker], Figures]:
         while end < begin + SECONDS:
             messages = consumer.consume(size, timeout=2)
             if not messages:
-                break  # all are read, and the wait for more is not counted
+                break  # all records are read, and waiting for more does not count
             now = _lap(spent, "consume", end)
             producer.begin_transaction()
             for message in messages:
@@ -124,7 +124,7 @@ def _lap(spent: dict[str, float], phase: str, since: float) -> float:
 
 
 def open_ids(broker: Broker) -> Figures:
-    """10,000 ids with a transaction open in each, then a kill and a start with all of them."""
+    """Measure 10,000 ids with a transaction open in each, then a kill and a start with them."""
     topic = create_topic(broker.bootstrap, 1)
     with Cluster(broker.bootstrap) as cluster:
         cluster.coordinator("bench-0", TRANSACTION)
@@ -132,7 +132,7 @@ def open_ids(broker: Broker) -> Figures:
         burst = Burst(broker.bootstrap, 8)
         made = added = 0.0
         known: dict[str, int] = {}
-        for _ in range(20):  # what is refused while a coordinator loads is sent again
+        for _ in range(20):  # requests refused by a coordinator that loads are sent again
             missing = {f"bench-{number}" for number in range(IDS)} - known.keys()
             made += _each(burst, [_init_frame(name) for name in sorted(missing)])
             known = _listed(cluster)
@@ -189,7 +189,7 @@ def _add_frame(name: str, producer_id: int, topic: str) -> bytes:
 
 
 def _listed(cluster: Cluster, *, ongoing: bool = False) -> dict[str, int]:
-    """Producer ids by transactional id, of all or of those with a transaction open."""
+    """Return producer ids by transactional id, of all or of ids with an open transaction."""
     listed = cluster.call("list_transactions", 0)["transaction_states"]
     return {
         one["transactional_id"]: one["producer_id"]

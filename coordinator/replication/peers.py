@@ -231,7 +231,7 @@ class Peer:
             router.close()
 
     def close(self) -> None:
-        """End the connection; requests under way fail."""
+        """Close the connection; requests in flight fail."""
         self._closed = True
         self._disconnect()
 

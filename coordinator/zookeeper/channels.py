@@ -106,7 +106,7 @@ class Channels:
         self._channels: dict[int, _Channel] = {}
 
     def follow(self, image: MetadataImage) -> None:
-        """Open channels to newly live brokers, and close those to brokers that are gone."""
+        """Open channels to newly live brokers, and close the channels of dead brokers."""
         living = alive(image)
         for broker_id, channel in [*self._channels.items()]:
             now = living.get(broker_id)

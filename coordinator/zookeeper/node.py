@@ -324,7 +324,7 @@ class ZooKeeperNode:
         node = await self._session.get(znodes.broker_path(controller_id))
         if controller_id == self._node_id and self.elected is None:
             # This broker has resigned meanwhile, or the znode belongs to a session that has ended.
-            # Both cases are looked at again.
+            # Another look at the controller follows in both cases.
             self.controller_id, self.controller = -1, None
             return
         found, takes_envelopes = None, self.takes_envelopes

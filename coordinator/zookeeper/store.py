@@ -88,7 +88,7 @@ class Store(Metadata):
         return nullcontext()
 
     def install(self, image: MetadataImage) -> None:
-        """Replace the image; the broker's own settings come to it as to every other broker."""
+        """Replace the image; this broker gets its settings like every other broker."""
         self.image = image
 
     def append(self, records: Sequence[MetadataRecord]) -> None:

@@ -277,7 +277,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _is_too_early(self, begin: Offsets, latest: Offsets) -> bool:
         """Return whether ``minOffsetsPerTrigger`` delays the batch.
 
-        The first batch of a run is not delayed, and ``availableNow`` reads what is available.
+        The first batch of a run is not delayed, and neither is ``availableNow``.
         Source: ``KafkaMicroBatchStream.delayBatch``.
         """
         options = self._planner.options

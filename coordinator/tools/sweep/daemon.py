@@ -156,7 +156,7 @@ class Daemon:
     def disarm(self) -> tuple[str | None, list[Event]]:
         """End the counting; return what the broker was killed at, if it was, and the events.
 
-        Raises DaemonError if it is gone in another way.
+        Raises DaemonError if the broker died for another reason.
         """
         if self._pipe is None:
             raise DaemonError("the broker does not run")
@@ -229,7 +229,7 @@ def _main(pipe: Connection, settings: Settings, listen: str, point: Point | None
     try:
         with asyncio.Runner(loop_factory=lambda: counting.loop(counter)) as runner:
             runner.run(_serve(pipe, settings, listen, counter))
-    except Exception as error:  # the sweep must be told of any error
+    except Exception as error:  # the sweep reports any error
         pipe.send(("failed", f"{type(error).__name__}: {error}"))
         raise
 

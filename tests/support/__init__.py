@@ -1,1 +1,1 @@
-"""What the slow judges share: brokers to start, states to wait for, requests to send."""
+"""The shared drivers of the slow tests: brokers to start, states to wait for, requests to send."""

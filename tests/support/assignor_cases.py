@@ -1,4 +1,4 @@
-"""Random groups for client-side assignors: by seed, in rounds that follow from one another."""
+"""Random groups for client-side assignors, from a seed, in rounds that build on one another."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Members = dict[str, Subscription]
 
 @dataclass(frozen=True)
 class Case:
-    """What one assignor is asked once."""
+    """The input of one assignment."""
 
     assignor: str
     topics: Topics
@@ -28,7 +28,7 @@ class Case:
 
 
 def cases(seed: int, count: int) -> Iterator[Case]:
-    """``count`` cases: groups of up to 12 members that live through a few rounds each."""
+    """Yield ``count`` cases: groups of up to 12 members, with a few rounds each."""
     rng = random.Random(seed)
     made = 0
     while made < count:
@@ -98,7 +98,7 @@ def _told(
     generation: int,
     topics: Topics,
 ) -> Subscription:
-    """What the member says of itself: mostly the truth, sometimes an older one, or another's."""
+    """Return a member's subscription, mostly correct, sometimes with outdated or foreign claims."""
     owned = [] if last is None else [tp for tp in last if tp[1] < len(topics.get(tp[0], ()))]
     said = generation - 1
     if rng.random() < 0.15:

@@ -1,4 +1,4 @@
-"""Record batches v2 in a few lines of their own, so that the judge shares no code with the judged.
+"""A small codec of record batches v2, so that tests share no code with the broker under test.
 
 Layout: ``clients/…/record/DefaultRecordBatch`` of Apache Kafka. Uncompressed only.
 """
@@ -16,8 +16,8 @@ HEADER = struct.Struct(">qiibIhiqqqhii")
 TRANSACTIONAL, CONTROL = 0x10, 0x20
 CODEC_MASK = 0x07
 NOW_MS = time.time_ns() // 1_000_000
-"""The create time of all batches of a run. No fixed one: a broker forgets old records, and old
-producers, whenever it happens to look for such."""
+"""The create time of all batches of a run; a fixed one would make brokers delete the records, and
+expire the producers, as too old."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def seal(
     producer: tuple[int, int, int] = (-1, -1, -1),
     magic: int = 2,
 ) -> bytes:
-    """Put a header with the right CRC in front of encoded records."""
+    """Prepend a header with the right CRC to encoded records."""
     checked = struct.pack(
         ">hiqqqhii", attributes, count - 1, timestamp_ms, timestamp_ms, *producer, count
     )

@@ -1,7 +1,7 @@
-"""Batches as a broken producer might send them: under a right CRC, anything.
+"""Batches as a broken producer might send them: invalid contents with a valid CRC.
 
-Most are nearly right, because noise never gets past the first check. Whether a broker takes one is
-its own decision; what it takes, every consumer has to get through.
+Most are nearly valid, because random bytes never pass the first check. A broker may accept or
+refuse each of them, but every consumer must be able to read past an accepted one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fencepost.logcore.compression import Codec, compress
 from tests.support.batches import CONTROL, NOW_MS, TRANSACTIONAL, seal
 
 Body = bytes
-"""One record, its length in front."""
+"""One encoded record, including its length."""
 
 NUMBERS: Final = (
     *(bytes((byte,)) for byte in (0x00, 0x01, 0x02, 0x03, 0x0D, 0x7E, 0x7F)),
@@ -30,11 +30,11 @@ NUMBERS: Final = (
         b"\xff" * 9 + b"\1",
     ),
 )
-"""Zig-zag numbers: small, negative, of needless length, of too many bits, of too many bytes."""
+"""Zig-zag varints: small, negative, overlong, with too many bits, with too many bytes."""
 
 
 def draw_batch(rng: random.Random) -> bytes:
-    """One batch of a client, broken in one place or two; sometimes in none."""
+    """Draw one batch of a client with up to two defects."""
     records = [_record(rng) for _ in range(rng.choice((1, 1, 2, 3, 10, 70)))]
     bodies = _bodies(records)
     for _ in range(rng.choice((0, 1, 1, 1, 2))):
@@ -77,7 +77,7 @@ def _record(rng: random.Random) -> LogRecord:
 
 def _bodies(records: list[LogRecord]) -> list[Body]:
     numbered = [record._replace(offset=at) for at, record in enumerate(records)]
-    # Of each, what a batch of all of them adds by it.
+    # The bytes that each record adds to a batch of all of them.
     ends = [len(encode_batch(numbered[:at])) - HEADER_SIZE for at in range(1, len(numbered) + 1)]
     whole = encode_batch(numbered)[HEADER_SIZE:]
     return [whole[start:end] for start, end in zip([0, *ends], ends, strict=False)]
@@ -89,7 +89,7 @@ def _edit_one(bodies: list[Body], rng: random.Random) -> None:
 
 
 def _another_number(bodies: list[Body], rng: random.Random) -> None:
-    """Put a number into the first bytes, where all but the value's length usually stand."""
+    """Write a number to the first bytes of a record, which have all fields before the value."""
     at = rng.randrange(len(bodies))
     body, where = bodies[at], rng.randrange(9)
     bodies[at] = body[:where] + rng.choice(NUMBERS) + body[where + rng.randint(0, 2) :]
@@ -127,7 +127,7 @@ def _edited(data: bytes, rng: random.Random) -> bytes:
 
 
 def _packed_otherwise(payload: bytes, rng: random.Random) -> tuple[bytes, int]:
-    """Streams that some readers of the codec take, and some do not."""
+    """Return a stream that some decoders of the codec accept, and others do not."""
     half = len(payload) // 2
     snappy = bytes(cramjam.snappy.compress_raw(payload))
     forms: tuple[tuple[bytes, int], ...] = (

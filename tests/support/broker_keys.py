@@ -15,32 +15,31 @@ class KafkaKey:
     name: str
     type: str
     default: str | None
-    """None where there is none."""
+    """The default value, None without a default."""
     is_dynamic: bool
 
     @classmethod
     def read(cls, line: str) -> KafkaKey:
-        """The key of a line of ``BrokerKeys.java``, whose further columns are not looked at."""
+        """Parse a line of ``BrokerKeys.java``; further columns are ignored."""
         name, kind, default, is_dynamic = line.split("\t")[:4]
         return cls(name, kind, None if default == "-" else default[1:-1], is_dynamic == "true")
 
 
 def path_of(version: str) -> Path:
-    """The file of a version: the first four columns of what ``BrokerKeys.java`` prints, sorted."""
+    """Return a version's file: the first four columns of ``BrokerKeys.java``'s output, sorted."""
     return Path(__file__).with_name(f"broker_keys_{version.replace('.', '')}.tsv")
 
 
 def keys_of(version: str) -> dict[str, KafkaKey]:
-    """All keys of a version, by name."""
+    """Return all keys of a version, by name."""
     lines = path_of(version).read_text().splitlines()
     return {key.name: key for key in map(KafkaKey.read, lines)}
 
 
 def file_of_defaults(version: str, home: Path) -> str:
-    """A ``server.properties`` with every key that has a default, at its default.
+    """Return a ``server.properties`` with the default of every key that has one.
 
-    Only what depends on the machine or has to be given differs: where to listen, the directory, the
-    roles and the number.
+    Only required and machine-dependent keys differ: listeners, directory, roles and node id.
     """
     settings = {key.name: key.default for key in keys_of(version).values()}
     settings |= {

@@ -1,4 +1,4 @@
-"""Certificates for tests, as files of PEM: an authority, what it has signed, and broken ones."""
+"""Certificates for tests, as PEM files: an authority, its certificates, and broken ones."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Name = Sequence[tuple[x509.ObjectIdentifier, str]]
 
 
 def subject(common_name: str) -> Name:
-    """A subject as companies have them: ``CN=…,OU=ServiceUsers,O=Acme\\, Inc.,C=DE`` (RFC 2253)."""
+    """Return a typical subject: ``CN=…,OU=ServiceUsers,O=Acme\\, Inc.,C=DE`` (RFC 2253)."""
     return (
         (NameOID.COUNTRY_NAME, "DE"),
         (NameOID.ORGANIZATION_NAME, "Acme, Inc."),
@@ -41,7 +41,7 @@ def subject(common_name: str) -> Name:
 
 
 class Authority:
-    """A certificate authority that keeps what it signs as files below ``home``."""
+    """A certificate authority that stores the certificates that it signs below ``home``."""
 
     def __init__(self, home: Path, name: str = "ca") -> None:
         home.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,10 @@ class Authority:
     def issue(
         self, name: str, *, is_client: bool = False, expires: dt.datetime | None = None
     ) -> Path:
-        """A PEM file with key and chain: of a server on this machine, or of client ``CN=name``."""
+        """Issue a certificate of a server on this machine, or of client ``CN=name``.
+
+        Return the PEM file with key and chain.
+        """
         names = () if is_client else ("localhost", "127.0.0.1")
         issued = self._ca.issue_cert(
             *(names or (f"{name}.example",)), common_name=name, not_after=expires
@@ -77,9 +80,8 @@ class Authority:
     ) -> Certificate:
         """Sign a certificate; ``valid`` is from and to, in days from now.
 
-        With ``hosts`` it is a server's, without it a client's, or a server's that goes to others
-        as a client as well (``is_both``). With ``password`` its key is
-        encrypted.
+        With ``hosts`` it is a server certificate, without it a client certificate, and with
+        ``is_both`` for both usages. With ``password`` its key is encrypted.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         now = dt.datetime.now(dt.UTC)
@@ -121,16 +123,16 @@ class Authority:
         )
 
     def server(self, name: str = "server", **more: object) -> Certificate:
-        """One for a broker on this machine."""
+        """Sign a certificate for a broker on this machine."""
         return self.sign(name, **{"hosts": HERE, **more})  # type: ignore[arg-type]
 
     def client(self, name: str, **more: object) -> Certificate:
-        """One for the client ``name``; see :func:`subject` for all of its subject."""
+        """Sign a certificate for the client ``name``; its subject is :func:`subject`."""
         return self.sign(name, **more)  # type: ignore[arg-type]
 
 
 class Certificate:
-    """A certificate with its key, on the disk in one file and in two."""
+    """A certificate with its key, on disk in one combined and in two separate files."""
 
     def __init__(
         self, file: Path, chain: str, key: str, password: str, authority: Authority
@@ -138,30 +140,33 @@ class Certificate:
         self.chain, self.key, self.password = chain, key, password
         self.authority = authority
         self.file = file
-        """Key and chain, as ``ssl.keystore.location`` wants it."""
+        """Key and chain, in the format of ``ssl.keystore.location``."""
         self.chain_file, self.key_file = file.with_suffix(".crt"), file.with_suffix(".key")
         self.write(file)
         self.chain_file.write_text(chain)
         self.key_file.write_text(key)
 
     def write(self, file: Path) -> None:
-        """Put key and chain in a file."""
+        """Write key and chain to a file."""
         replace(file, (self.key + self.chain).encode())
 
     @property
     def keystore(self) -> dict[str, str]:
-        """Settings of a broker that shows it."""
+        """The settings of a broker with this certificate."""
         settings = {"ssl.keystore.type": "PEM", "ssl.keystore.location": str(self.file)}
         return settings | ({"ssl.key.password": self.password} if self.password else {})
 
     def context(self, trusted: Authority | None = None) -> ssl.SSLContext:
-        """What a client shows it with, which trusts ``trusted``, by default its own authority."""
+        """Return a client's SSL context with this certificate.
+
+        It trusts ``trusted``, by default the certificate's own authority.
+        """
         made = trusting(self.authority if trusted is None else trusted)
         made.load_cert_chain(self.file, password=self.password)
         return made
 
     def librdkafka(self) -> dict[str, str]:
-        """Settings of confluent-kafka that show it."""
+        """The settings of confluent-kafka with this certificate."""
         return {
             **trusted_by_librdkafka(self.authority),
             "ssl.certificate.location": str(self.chain_file),
@@ -171,7 +176,7 @@ class Certificate:
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Put a file in the place of another in one step, as a renewal does."""
+    """Replace a file atomically, as a renewal does."""
     fresh = path.with_name(f"{path.name}.new")
     fresh.touch(mode=0o600)
     fresh.write_bytes(content)
@@ -179,7 +184,7 @@ def replace(path: Path, content: bytes) -> None:
 
 
 def trust_settings(*authorities: Authority) -> Mapping[str, str]:
-    """Settings of a broker that trusts the clients of these."""
+    """Return the settings of a broker that trusts clients of these authorities."""
     if len(authorities) == 1:
         return {
             "ssl.truststore.type": "PEM",
@@ -190,12 +195,12 @@ def trust_settings(*authorities: Authority) -> Mapping[str, str]:
 
 
 def trusting(authority: Authority) -> ssl.SSLContext:
-    """What a client has that shows no certificate."""
+    """Return the SSL context of a client without a certificate."""
     return ssl.create_default_context(cadata=authority.pem)
 
 
 def trusted_by_librdkafka(authority: Authority) -> dict[str, str]:
-    """The same for confluent-kafka."""
+    """Return the settings of confluent-kafka without a certificate."""
     return {"security.protocol": "ssl", "ssl.ca.location": str(authority.truststore)}
 
 

@@ -1,6 +1,6 @@
-"""Finds in a history what no broker may do, whatever failed around it.
+"""Finds anomalies in a history that no failure excuses.
 
-The classes are those of Jepsen's Kafka workload, and our own for torn transactions, zombies,
+The classes come from Jepsen's Kafka workload, and there are our own for torn transactions, zombies,
 offsets and owners. An outcome of UNKNOWN proves nothing; but one visible value of a transaction
 proves that all of it was committed.
 """
@@ -34,33 +34,33 @@ class Kind(StrEnum):
     """The classes of anomalies."""
 
     LOST = "lost"
-    """Committed, a reader passed its place, nobody ever saw it."""
+    """A committed value that no reader ever saw, although a reader passed its offset."""
     UNSEEN = "unseen"
-    """Committed, and not in the final read."""
+    """A committed value that is not in the final read."""
     DUPLICATE = "duplicate"
     """One value at two committed places."""
     ABORTED_READ = "aborted read"
-    """The value or the offset of a transaction that certainly was not committed."""
+    """A visible value or offset of a transaction that certainly was not committed."""
     PRECOMMITTED_READ = "precommitted read"
-    """A value of a transaction that had not yet been asked to commit."""
+    """A visible value of a transaction before its commit was requested."""
     TORN = "torn transaction"
-    """Part of a transaction's effects is there and part is not."""
+    """Only a part of a transaction's effects is visible."""
     ZOMBIE = "zombie effect"
-    """What a fenced epoch did took effect."""
+    """An operation of a fenced epoch took effect."""
     OFFSET_REGRESSION = "offset regression"
-    """A group's offset is older than one that was committed before it was asked for."""
+    """A fetched group offset is older than one whose commit ended before the fetch."""
     LSO_STALL = "lso stall"
-    """The faults are over and a transaction is still open."""
+    """A transaction is still open after all faults are over."""
     INCONSISTENT_OFFSETS = "inconsistent offsets"
     """Two values at one offset."""
     DOUBLE_OWNER = "double owner"
     """Two members with one partition at one epoch."""
     REPLAY_DIVERGENCE = "replay divergence"
-    """The same log, replayed twice or first written and then read, gave two states."""
+    """The same log led to two different states, in two replays or in writing and replaying it."""
     NONMONOTONIC_READ = "nonmonotonic read"
-    """A reader went back without being told to."""
+    """A reader's position went back without a seek."""
     SKIPPED_READ = "skipped read"
-    """A reader passed over a committed value that others saw."""
+    """A reader skipped a committed value that others saw."""
     NONMONOTONIC_SEND = "nonmonotonic send"
     """A process's later send got the smaller offset."""
     CIRCULAR = "circular information flow"
@@ -69,7 +69,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """One finding: its class, what it is about, and what was seen."""
+    """One finding: its class, its subject, and the evidence."""
 
     kind: Kind
     subject: str
@@ -80,7 +80,7 @@ class Anomaly:
 
 
 class Fate(Enum):
-    """Whether an effect is there for good."""
+    """Whether an effect is permanent."""
 
     COMMITTED = "committed"
     ABORTED = "aborted"
@@ -88,7 +88,7 @@ class Fate(Enum):
 
 
 def check(history: Iterable[Operation]) -> list[Anomaly]:
-    """All anomalies of a history, each found once, sorted."""
+    """Return all anomalies of a history, sorted and without duplicates."""
     return sorted(set(_Checker(list(history)).run()), key=str)
 
 
@@ -137,14 +137,14 @@ class _Checker:
     # --- fates ---
 
     def _txn_fate(self, txn: str) -> Fate:
-        """Committed if a commit was acknowledged or an effect of it was seen."""
+        """Return COMMITTED if a commit was acknowledged, or an effect of it was seen."""
         ends = self._ends[txn]
         if any(end.commit and end.outcome is Outcome.OK for end in ends):
             return Fate.COMMITTED
         if any(not end.commit and end.outcome is Outcome.OK for end in ends):
             return Fate.ABORTED
         if not any(end.commit and end.outcome is Outcome.UNKNOWN for end in ends):
-            return Fate.ABORTED  # nobody who might have been heard asked for a commit
+            return Fate.ABORTED  # no commit was requested that may have reached the broker
         return Fate.COMMITTED if txn in self._proved else Fate.UNKNOWN
 
     def _fate(self, effect: Send | CommitOffset) -> Fate:
@@ -156,13 +156,13 @@ class _Checker:
         return fate
 
     def _alive(self, value: str) -> list[Send]:
-        """The sends that a visible ``value`` may come from."""
+        """Return the sends that may have written a visible ``value``."""
         return [send for send in self._by_value[value] if self._fate(send) is not Fate.ABORTED]
 
     # --- values ---
 
     def _passed(self, send: Send) -> bool:
-        """Whether a reader of committed records went over the offset of ``send``."""
+        """Return whether a read_committed reader passed the offset of ``send``."""
         return send.offset is not None and any(
             read.partition == send.partition and read.position <= send.offset < read.next
             for read in self._committed_reads
@@ -271,7 +271,7 @@ class _Checker:
     # --- groups ---
 
     def _interval(self, commit: CommitOffset) -> tuple[float, float]:
-        """When the commit takes effect: with the end of its transaction, if it has one."""
+        """Return when the commit takes effect: at the end of its transaction, if it has one."""
         if commit.txn is None:
             return commit.begin, commit.end
         asked = [end for end in self._ends[commit.txn] if end.commit]
@@ -307,7 +307,7 @@ class _Checker:
             for commit in alive
             if self._fate(commit) is Fate.COMMITTED and self._interval(commit)[1] < item.begin
         ]
-        # A commit is overwritten by one that began after its end and ended before the question.
+        # A commit is overwritten by one that began after its end and ended before the fetch.
         newest = max((begin for begin, _ in before), default=float("-inf"))
         if item.offset == -1:
             if before:
@@ -329,7 +329,7 @@ class _Checker:
         return self._interval(commit)[1] if certain else float("inf")
 
     def _torn_offsets(self, item: FetchOffset, alive: list[CommitOffset]) -> Iterator[Anomaly]:
-        """Compare what a transaction wrote with what it consumed, after everything is over."""
+        """Compare a transaction's values with its committed offset, after everything is over."""
         for commit in alive:
             if commit.txn is None or self._txn_fate(commit.txn) is Fate.ABORTED:
                 continue
@@ -394,7 +394,7 @@ class _Checker:
                     yield Anomaly(Kind.SKIPPED_READ, name, detail)
 
     def _known_places(self) -> dict[Partition, dict[int, str]]:
-        """Where others saw committed values."""
+        """Return the offsets at which readers saw committed values."""
         known: dict[Partition, dict[int, str]] = defaultdict(dict)
         for value, places in self._places.items():
             for partition, offset in places:
@@ -416,7 +416,7 @@ class _Checker:
             last[key] = send
 
     def _circles(self) -> Iterator[Anomaly]:
-        """Cycles of transactions, each of which read a value of the one before."""
+        """Yield cycles of transactions, each of which read a value of the one before."""
         wrote: dict[str, set[str]] = defaultdict(set)
         for read in self._committed_reads:
             if read.txn is None:
@@ -432,7 +432,7 @@ class _Checker:
 
 
 def _way_back(edges: dict[str, set[str]], start: str) -> Sequence[str] | None:
-    """A path from ``start`` to itself, without its last step; None if there is none."""
+    """Return a path from ``start`` to itself without its last step, None if there is none."""
     waiting: list[tuple[str, tuple[str, ...]]] = [(start, (start,))]
     seen: set[str] = set()
     while waiting:

@@ -1,7 +1,7 @@
 """A coordinator's log on a real partition, compacted by the real cleaner up to each of its offsets.
 
 A step of a log is (record, producer, marker): a record, perhaps of a producer's transaction, or
-the end of one. Steps come back with the offsets they had.
+the end of one. The compacted steps keep their original offsets.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.support.clock import ManualClock
 from tests.support.memory_disk import MemoryDisk
 
 Step = tuple[int, Record | None, ProducerStamp | None, bool | None]
-"""Offset; record or None; producer or None; for a marker, whether it commits."""
+"""Offset; record or None; producer or None; for a marker, True if it commits."""
 
 ROOT = "/data"
 NOW_MS = 1_700_000_000_000
@@ -33,7 +33,7 @@ CONFIG = LogConfig(
 
 
 def cleaned_logs(steps: Sequence[Step], ends: Iterable[int] = ()) -> Iterator[list[Step]]:
-    """The log compacted up to each offset (or each of ``ends``), and again with old tombstones."""
+    """Yield the log compacted up to each offset (or each of ``ends``), also with old tombstones."""
     for end in ends or range(1, len(steps) + 1):
         disk = MemoryDisk()
         disk.make_directory(ROOT)
@@ -59,7 +59,7 @@ def cleaned_logs(steps: Sequence[Step], ends: Iterable[int] = ()) -> Iterator[li
 
 
 def some_ends(length: int, most: int) -> list[int]:
-    """Offsets to compact up to: at most so many, spread over a log, its end among them."""
+    """Return at most ``most`` offsets to compact up to, spread over a log and including its end."""
     return sorted({length - length * number // most for number in range(most)} - {0})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class ManualClock:
-    """A clock that stands still until told otherwise."""
+    """A clock that stands still until the test moves it."""
 
     def __init__(self, now_ms: int = 1_000_000) -> None:
         self._now_ms = now_ms
@@ -24,5 +24,5 @@ class ManualClock:
         return self.now_ms()
 
     def jump(self, by_ms: int) -> None:
-        """Set the wall clock, forward or back; the monotonic one does not notice."""
+        """Move the wall clock forward or back, without the monotonic one."""
         self._jumped_ms += by_ms

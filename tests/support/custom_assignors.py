@@ -1,4 +1,4 @@
-"""Assignors that users might write, good and bad, and the entry points that name them."""
+"""Custom assignors as users might write them, good and bad, and their entry points."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fencepost.groups.assignors.range import RangeAssignor
 
 
 class Reversed(RangeAssignor):
-    """A good one: like range, from the other end."""
+    """A valid assignor: like range, in reverse order."""
 
     @property
     def name(self) -> str:
@@ -30,7 +30,7 @@ class Raising(Reversed):
 
 
 class Slow(Reversed):
-    """Leaves its process id behind, then thinks for a while, the first time."""
+    """Writes its process id to a file, and is slow the first time."""
 
     def assign(self, group):
         note = Path(os.environ["SLOW_ASSIGNOR_NOTE"])
@@ -76,7 +76,7 @@ class Printing(Reversed):
 
 
 class Forging(Reversed):
-    """Answers in the daemon's own words, wherever it can write, and makes no sense."""
+    """Forges the daemon's own messages on every channel, and returns an invalid assignment."""
 
     def assign(self, group):
         for number in range(3, 20):
@@ -89,7 +89,7 @@ CLASSES = (Reversed, Slow, Raising, Hanging, Exiting, Greedy, Doubling, Printing
 
 
 def install(directory: Path) -> Path:
-    """Write a distribution that names them all; ``directory`` has to come onto the path."""
+    """Write a distribution with entry points of all; the caller adds ``directory`` to the path."""
     info = directory / "assignors_of_a_user-1.0.dist-info"
     info.mkdir(parents=True)
     metadata = "Metadata-Version: 2.1\nName: assignors-of-a-user\nVersion: 1.0\n"

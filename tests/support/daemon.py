@@ -16,13 +16,13 @@ from tests.support.targets import SETTINGS
 
 START_S, STOP_S = 60.0, 60.0
 WATCH_S = 0.005
-"""Pause of a watcher between two looks."""
+"""Interval of a watcher's checks."""
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 class Daemon:
-    """One ``fencepost serve``. Its port is its own over restarts, so that clients come back."""
+    """One ``fencepost serve``, which keeps its port across restarts, so that clients reconnect."""
 
     name = "fencepost"
 
@@ -36,9 +36,9 @@ class Daemon:
         cwd: Path = ROOT,
         listen: str = "",
     ) -> None:
-        """``listen`` is HOST:PORT; without, a port is found that stays this daemon's.
+        """``listen`` is HOST:PORT; by default the daemon gets a free port, which it keeps.
 
-        It is of no account where the settings have ``listeners``.
+        The setting ``listeners`` overrides it.
         """
         self.data_dir = data_dir
         self.settings = dict(settings)
@@ -55,12 +55,12 @@ class Daemon:
             self._listen = f"127.0.0.1:{port.getsockname()[1]}"
 
     def start(self, *, env: Mapping[str, str] | None = None, deadline_s: float = START_S) -> Daemon:
-        """Start and wait for the line ``listening HOST:PORT``. ``env`` is for this start only."""
+        """Start, and wait for the line ``listening HOST:PORT``; ``env`` is for this start only."""
         self.launch(env=env)
         return self.wait_until_listening(deadline_s)
 
     def launch(self, *, env: Mapping[str, str] | None = None) -> Child:
-        """Start without waiting; a test that expects an early death looks after the child."""
+        """Start without waiting; a test that expects an early exit watches the child itself."""
         self.is_listening = False
         self.child = Child(
             [*self._command, *self.arguments()],
@@ -70,7 +70,7 @@ class Daemon:
         return self.child
 
     def arguments(self) -> list[str]:
-        """What the command is told."""
+        """Return the arguments of the command."""
         listen = [] if "listeners" in self.settings else ["--listen", self._listen]
         pairs = [item for pair in self.settings.items() for item in ("--config", "=".join(pair))]
         return ["--data-dir", str(self.data_dir), *listen, *pairs]
@@ -83,12 +83,12 @@ class Daemon:
         return self
 
     def kill(self) -> None:
-        """Kill -9."""
+        """Kill the daemon by SIGKILL."""
         assert self.child is not None
         self.child.kill()
 
     def stop(self, *, deadline_s: float = STOP_S) -> None:
-        """SIGTERM; the daemon must end by itself and with status 0."""
+        """Send SIGTERM; RuntimeError unless the daemon ends with status 0."""
         assert self.child is not None
         status = self.child.terminate(deadline_s=deadline_s)
         if status != 0:
@@ -98,9 +98,9 @@ class Daemon:
     def restarted_when(
         self, due: Callable[[], bool], *, env: Mapping[str, str] | None = None
     ) -> Iterator[list[int]]:
-        """While it lasts, do what an operator does: kill -9 and start again, whenever it is due.
+        """Within the block, kill the daemon by SIGKILL and restart it whenever ``due`` is true.
 
-        ``env`` is for those starts. Yields a list that gets an item for each of them.
+        ``env`` is for those starts. Yield a list that gets an item for each of them.
         """
         starts: list[int] = []
         leave = threading.Event()

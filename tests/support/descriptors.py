@@ -1,4 +1,4 @@
-"""A process that may open only so many more files."""
+"""A limit on the further files that this process may open."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from contextlib import contextmanager
 
 @contextmanager
 def free_descriptors(count: int, *, collects: bool = True) -> Iterator[None]:
-    """This process may open ``count`` more files. Who asks thousands of times ``collects`` once."""
+    """Let this process open only ``count`` more files within the block.
+
+    ``collects`` runs the garbage collector first; a caller in a loop does so only once.
+    """
     if collects:
-        gc.collect()  # what other tests left would be closed at any moment, and make room
+        gc.collect()  # otherwise leaked files of other tests might be closed at any moment
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     probe = os.dup(0)
     os.close(probe)
-    # Descriptors are given out from the lowest: all below the limit that are free now, are taken.
+    # The kernel assigns the lowest free descriptor, so occupy all free ones below the limit.
     taken: list[int] = []
-    # The logs of other tests, which may be open still, are well below the share that logs have.
+    # Logs of other tests that may still be open are well below the descriptors' share for logs.
     resource.setrlimit(resource.RLIMIT_NOFILE, (2 * probe + 40 + count, hard))
     try:
         while True:

@@ -1,8 +1,8 @@
-"""What an idempotent producer of librdkafka may write twice, whatever the brokers do.
+"""Records that an idempotent producer of librdkafka may write twice with any broker.
 
-It may number anew, under another epoch, what it has had no answer to. ``docs/cluster.md`` has how
-that comes about ("Clients to look after"). Within one epoch nothing may be there twice, and nothing
-may be missing or out of order.
+It may send unacknowledged batches again with new sequence numbers under another epoch.
+``docs/cluster.md`` explains the cause ("Clients to look after"). Within one epoch no record may be
+duplicated, missing or out of order.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from fencepost.logcore.batch import BatchHeader
 T = TypeVar("T")
 
 FAULTS_AN_EPOCH = 10
-"""So many faults may make the producer take another epoch once; and once more may happen early."""
+"""Number of faults for which the producer may change its epoch once, besides one early change."""
 
 
 def runs_of(batches: Iterable[tuple[BatchHeader, Sequence[T]]]) -> dict[tuple[int, int], list[T]]:
-    """What each epoch of each producer wrote, in the order in which they began."""
+    """Return the values of each producer id and epoch, in the order of their first batches."""
     found: dict[tuple[int, int], list[T]] = {}
     for header, values in batches:
         found.setdefault((header.producer_id, header.producer_epoch), []).extend(values)
@@ -28,9 +28,9 @@ def runs_of(batches: Iterable[tuple[BatchHeader, Sequence[T]]]) -> dict[tuple[in
 
 
 def check_runs(where: str, runs: Collection[Sequence[T]], sent: Sequence[T]) -> None:
-    """Each epoch wrote a part of what was sent, once and in order, and they leave nothing out.
+    """Check that each epoch has a part of ``sent`` once and in order, and together all of it.
 
-    An epoch may repeat the end of the one before it. AssertionError if anything else is there.
+    An epoch may repeat the end of the one before it. AssertionError otherwise.
     """
     places = {value: place for place, value in enumerate(sent)}
     unknown = {value for run in runs for value in run} - places.keys()
@@ -45,5 +45,5 @@ def check_runs(where: str, runs: Collection[Sequence[T]], sent: Sequence[T]) -> 
 
 
 def check_epochs(where: str, epochs: int, faults: int) -> None:
-    """The producer has hardly ever taken another epoch. AssertionError if it has too often."""
+    """Raise AssertionError if the producer has changed its epoch too often."""
     assert epochs <= 2 + faults // FAULTS_AN_EPOCH, f"{where}: {epochs} epochs, {faults} faults"

@@ -1,9 +1,9 @@
-"""Three brokers of which one is killed, stopped or frozen, ours, Apache Kafka's, or of both makers.
+"""Failovers of three brokers of Fencepost, of Apache Kafka, or of both kinds.
 
-An idempotent producer, a transactional pipeline and groups of both protocols go on meanwhile. A
-*turn* takes the broker that leads a topic's first partition away and brings it back, or the active
-controller, and tells how long nothing could be produced, and how long it took until every ISR was
-full again.
+An idempotent producer, a transactional pipeline and groups of both protocols work all the time. A
+*turn* kills, stops or freezes the leader of a topic's first partition, or the active controller,
+and brings it back. It measures the pause of produce requests, and the time until every ISR is full
+again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.support.waits import until
 
 SOURCE, TARGET, PARTITIONS = "in", "out", 3
 OFFSETS, TRANSACTIONS = "__consumer_offsets", "__transaction_state"
-"""Of one partition each: its leader coordinates all."""
+"""Internal topics of one partition each, whose leader coordinates everything."""
 
 ASSIGNED = {
     SOURCE: [[2, 1, 3], [3, 2, 1], [1, 3, 2]],
@@ -37,36 +37,37 @@ ASSIGNED = {
     OFFSETS: [[3, 1, 2]],
     TRANSACTIONS: [[1, 2, 3]],
 }
-"""Replicas of each partition, of which the first one leads when a turn begins: what is done to the
-leaders of three topics is done to each broker."""
+"""Replicas of each partition; the first one leads when a turn begins, so that faults of the leaders
+of three topics affect each broker."""
 
 CONTROLLER = "the controller"
 WAYS = "kill", "stop", "freeze"
 CONTROLLER_FIRST = "kill both"
-"""The active controller is killed and then the leader, who has no successor until it is back."""
+"""Kill the active controller and then the leader, which has no successor until the controller is
+back."""
 
 TURNS = [
     (way, (SOURCE, OFFSETS, TRANSACTIONS)[(shift + number) % 3])
     for shift in range(3)
     for number, way in enumerate(WAYS)
 ]
-"""What is done to the leader of which topic's first partition. The first three have every way and
-every topic."""
+"""(fault, topic whose first partition's leader suffers it); the first three turns have every fault
+and every topic."""
 
 CONTROLLER_TURNS = [("kill", CONTROLLER), (CONTROLLER_FIRST, OFFSETS), ("freeze", CONTROLLER)]
 CONTROLLER_TURNS += [("stop", CONTROLLER), (CONTROLLER_FIRST, SOURCE)]
-"""What is done to the active controller."""
+"""Turns with a fault of the active controller."""
 
 PATIENCE = {"socket.timeout.ms": 3000, "metadata.recovery.strategy": "none", "log_level": 0}
-"""A client notices a frozen broker by nothing else; librdkafka would wait for a minute."""
+"""Client settings: a timeout is the only sign of a frozen broker, and librdkafka's is a minute."""
 
 DEADLINE_S = 180.0
-"""A JVM may take a minute to start on a machine that is busy otherwise."""
+"""Deadline of states: a JVM may take a minute to start on a busy machine."""
 
 LONGER_THAN_SESSIONS_S = 3.0
 
 UNHEARD = OSError, ConnectionLostError
-"""Who has just come back, or is about to go, may leave a question without an answer."""
+"""Errors of a request to a broker that is starting or stopping."""
 
 T = TypeVar("T")
 
@@ -82,13 +83,13 @@ SETTINGS = {
     "transaction.state.log.num.partitions": "1",
     "group.initial.rebalance.delay.ms": "0",
     "log.retention.ms": "-1",
-    "log.cleaner.enable": "false",  # each replica cleans when it likes
+    "log.cleaner.enable": "false",  # replicas compact at different times
 }
-"""Of the cluster, whose controller has to be a process of its own."""
+"""Settings of a cluster whose controller is a process of its own."""
 
 
 class Nodes:
-    """The processes of a cluster of three. Each start is waited for."""
+    """The processes of a cluster of three brokers; each start waits until the node serves."""
 
     def __init__(self, cluster: MixedCluster) -> None:
         self.cluster = cluster
@@ -103,40 +104,46 @@ class Nodes:
 
     @staticmethod
     def _keep(one: Node) -> None:
-        """Leave what a process that is gone has said beside its data, for who looks into it."""
+        """Append the output of an ended process to a file beside its data, for analysis."""
         assert one.child is not None
         with (one.data_dir.parent / "output.txt").open("a", encoding="utf-8") as file:
             file.write("\n".join([*one.child.lines, "--- gone", ""]))
 
     def partitions(self, *topics: str, witness: int = 1) -> list[Answer]:
-        """What a broker knows of these topics' partitions."""
+        """Return the partitions of these topics in a broker's Metadata."""
         with Cluster(self.cluster.node(witness).bootstrap) as client:
             answer = client.call("metadata", 8, topics=[{"name": name} for name in topics])
         return [part for topic in answer["topics"] for part in topic["partitions"]]
 
     def has_isr(self, witness: int = 1, *, without: int = 0) -> bool:
-        """Whether every ISR has all brokers, or all but one, as far as ``witness`` knows."""
+        """Return whether every ISR in the Metadata of ``witness`` has all brokers.
+
+        The broker ``without`` must be missing from all.
+        """
         expected = {1, 2, 3} - {without}
         parts = self.partitions(*ASSIGNED, witness=witness)
         full = [set(part["isr_nodes"]) == expected for part in parts]
         return len(full) == 2 * PARTITIONS + 2 and all(full)
 
     def leader(self, topic: str) -> int:
-        """Who leads the first partition."""
+        """Return the leader of the first partition."""
         return int(self.partitions(topic)[0]["leader_id"])
 
     def elect_preferred(self) -> None:
-        """Have every partition led by the first of its replicas; all are in sync."""
+        """Elect the preferred leader of every partition; all replicas must be in sync."""
         with Cluster(self.cluster.node(1).bootstrap) as client:
             client.call("elect_leaders", 2, election_type=0, topic_partitions=None, timeout=5_000)
 
     def is_led_as_preferred(self, witness: int = 1) -> bool:
-        """Whether every leader is the first of its replicas, as far as ``witness`` knows."""
+        """Return whether all partitions have their preferred leaders, according to ``witness``."""
         parts = self.partitions(*ASSIGNED, witness=witness)
         return all(part["leader_id"] == part["replica_nodes"][0] for part in parts)
 
     def active_controller(self, *, without: int = 0) -> int | None:
-        """The number of the quorum's leader, None while there is none; one of them is not asked."""
+        """Return the id of the active controller, None while there is none.
+
+        The controller ``without`` gets no request.
+        """
         asked = [{"topic_name": "__cluster_metadata", "partitions": [{"partition_index": 0}]}]
         for one in self.cluster.controllers:
             if one.node_id == without:
@@ -149,7 +156,7 @@ class Nodes:
         return None
 
     def down(self, node_id: int, way: str) -> None:
-        """Take a broker or a controller away."""
+        """Kill, stop or freeze a broker or a controller."""
         child = self.cluster.node(node_id).child
         assert child is not None
         if way == "kill":
@@ -160,7 +167,7 @@ class Nodes:
             os.kill(child.pid, signal.SIGSTOP)
 
     def back(self, node_id: int, way: str) -> None:
-        """Bring it back."""
+        """Start or resume a broker or a controller."""
         node = self.cluster.node(node_id)
         assert node.child is not None
         if way == "freeze":
@@ -171,7 +178,7 @@ class Nodes:
 
 
 class Writer(threading.Thread):
-    """Writes numbers, shared out over the partitions, and knows which were acknowledged when."""
+    """Writes numbers to the partitions in turn, and notes the acknowledged ones and the pauses."""
 
     def __init__(self, bootstrap: str) -> None:
         super().__init__(name="writer", daemon=True)
@@ -183,11 +190,11 @@ class Writer(threading.Thread):
         self.acknowledged: list[list[int]] = [[] for _ in range(PARTITIONS)]
         self.refused: list[str] = []
         self.longest_s = [0.0] * PARTITIONS
-        """Between two acknowledgements of each partition, since it was last set to zero."""
+        """Longest pause between two acknowledgements of each partition, since its last reset."""
         self._last = [time.monotonic()] * PARTITIONS
 
     def run(self) -> None:
-        """Until ``stopping``; all that was sent is acknowledged then."""
+        """Write until ``stopping`` is set, and wait for all acknowledgements."""
         while not self.stopping.wait(0.02):
             for _ in range(2 * PARTITIONS):
                 index = self.sent % PARTITIONS
@@ -208,25 +215,25 @@ class Writer(threading.Thread):
         self.acknowledged[index].append(int(message.value()))
 
     def goes_on(self, what: str) -> None:
-        """Wait until something newly written was acknowledged in every partition."""
+        """Wait until every partition has acknowledged a new record."""
         begin = self.sent
         settled(lambda: all(one and one[-1] >= begin for one in self.acknowledged), what)
 
 
 class Group:
-    """Two members of one protocol, and what they have seen and committed between them."""
+    """Two members of one protocol, and the records that both have seen and committed together."""
 
     def __init__(self, clients: Clients, protocol: str) -> None:
         self.name = f"group-{protocol}"
         self.seen: set[int] = set()
         self.committed: dict[int, int] = {}
-        """Offsets by partition: the last that any member was told to be committed."""
+        """Partition → last committed offset that any member got confirmed."""
         self.refused: Counter[str] = Counter()
         self.members = [GroupMember(clients, self, protocol) for _ in range(2)]
 
 
 class GroupMember(threading.Thread):
-    """A member of a group that commits what it has seen, and notes what was committed."""
+    """A group member that commits the offsets of its records, and notes the committed ones."""
 
     def __init__(self, clients: Clients, group: Group, protocol: str) -> None:
         super().__init__(name="member", daemon=True)
@@ -234,7 +241,7 @@ class GroupMember(threading.Thread):
         self.stopping = threading.Event()
 
     def run(self) -> None:
-        """Until ``stopping``."""
+        """Consume and commit until ``stopping`` is set."""
         consumer = self._clients.consumer(self._group.name, protocol=self._protocol)
         consumer.subscribe([SOURCE])
         while not self.stopping.is_set():
@@ -255,7 +262,7 @@ class GroupMember(threading.Thread):
 
 
 class AtWork:
-    """The clients, and what they have seen."""
+    """The clients, with the records that they have seen."""
 
     def __init__(self, nodes: Nodes) -> None:
         self.nodes = nodes
@@ -266,12 +273,12 @@ class AtWork:
 
     @property
     def threads(self) -> list[Writer | Pipeline | GroupMember]:
-        """All that go on by themselves."""
+        """The threads of all clients."""
         members = [member for group in self.groups for member in group.members]
         return [self.writer, self.pipeline, *members]
 
     def finish(self) -> None:
-        """Write no more, and wait until all has been read and copied."""
+        """Stop writing, and wait until all records have been read and copied."""
         self.writer.stopping.set()
         self.writer.join(DEADLINE_S)
         wanted = set(range(self.writer.sent))
@@ -285,7 +292,7 @@ class AtWork:
 
 @contextmanager
 def at_work(nodes: Nodes) -> Iterator[AtWork]:
-    """Make the topics, and have the clients at work."""
+    """Create the topics, and run the clients within the block."""
     admin = AdminClient({"bootstrap.servers": nodes.bootstrap})
     topics = [
         NewTopic(name, len(parts), replica_assignment=parts) for name, parts in ASSIGNED.items()
@@ -307,10 +314,10 @@ def at_work(nodes: Nodes) -> Iterator[AtWork]:
 
 
 class Figures(NamedTuple):
-    """Of one turn, in seconds.
+    """Measurements of one turn, in seconds.
 
-    The longest pause of any partition, that of the partition whose leader went, and until every
-    ISR was full.
+    The longest pause of any partition, the pause of the partition whose leader failed, and the time
+    until every ISR was full.
     """
 
     way: str
@@ -320,7 +327,7 @@ class Figures(NamedTuple):
 
 
 def settled(probe: Callable[[], T | None], what: str) -> T:
-    """Wait for a state of the cluster, with the patience that a JVM needs on a busy machine."""
+    """Wait for a state of the cluster, with a deadline for a JVM on a busy machine."""
 
     def seen() -> T | None:
         with contextlib.suppress(*UNHEARD):
@@ -331,7 +338,7 @@ def settled(probe: Callable[[], T | None], what: str) -> T:
 
 
 def turn(nodes: Nodes, writer: Writer, way: str, topic: str, index: int = 0) -> Figures:
-    """A broker goes that leads a partition, or the active controller, and comes back."""
+    """Run one turn: a fault of a partition's leader or of the active controller, and its return."""
     settled(nodes.has_isr, "all in sync")
     settled(lambda: nodes.is_led_as_preferred() or nodes.elect_preferred(), "preferred leaders")
     if topic == CONTROLLER:
@@ -359,12 +366,12 @@ def turn(nodes: Nodes, writer: Writer, way: str, topic: str, index: int = 0) -> 
 
 
 def controller_turn(nodes: Nodes, writer: Writer, way: str) -> Figures:
-    """The active controller goes, is missed by no leader, and comes back."""
+    """Run one turn of the active controller; no leader may change."""
     victim = settled(nodes.active_controller, "a controller")
     what = f"{way} of {victim}, the controller"
     writer.longest_s = [0.0] * PARTITIONS
     nodes.down(victim, way)
-    # Longer than a session: who could not be heard meanwhile must not be lost for that.
+    # Longer than a session: brokers whose heartbeats failed meanwhile must not be fenced.
     end = time.monotonic() + LONGER_THAN_SESSIONS_S
     writer.goes_on(f"producing goes on: {what}")
     settled(lambda: time.monotonic() > end, what)
@@ -380,6 +387,6 @@ def controller_turn(nodes: Nodes, writer: Writer, way: str) -> Figures:
 
 
 def told(what: str, figures: Figures) -> Figures:
-    """Print them."""
+    """Print the figures of ``what``, and return them."""
     print(f"{what}: {figures.pause_s:.2f} s, {figures.full_s:.2f} s", flush=True)
     return figures

@@ -1,4 +1,4 @@
-"""The operating system's file system with faults at hand: slow, failing, full and last disks."""
+"""The operating system's file system with injected faults: slow, failing, full and dying disks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import NamedTuple
 from fencepost.logcore.fs import FileMap, OsFileSystem, ReadableBuffer
 
 GATE_S = 30.0
-"""How long a held sync waits at most: only a failing test spends it."""
+"""The longest wait of a held sync, which only a failing test reaches."""
 
 
 class Step(NamedTuple):
-    """A durable step that was done: ``write`` or ``sync``, and the path of the file."""
+    """A completed durable step: ``write`` or ``sync``, and the path of the file."""
 
     kind: str
     path: str
@@ -31,32 +31,31 @@ def _fine(_kind: str, _path: str) -> None:
 
 
 class FaultyDisk(OsFileSystem):
-    """Does as it should until told otherwise; may be told from any thread."""
+    """Works normally until the test sets a fault, which any thread may do."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
         """Writes and syncs that succeeded, oldest first."""
         self.gate = threading.Event()
-        """While it is clear, syncs in threads other than the main loop's wait."""
+        """While it is clear, syncs in threads other than the main loop's thread wait."""
         self.is_gated: Callable[[str], bool] = lambda _path: True
-        """Paths whose sync waits then."""
+        """Predicate of the paths whose sync waits then."""
         self.gate.set()
         self.held = threading.Event()
-        """A sync waits at the gate."""
+        """Set when a sync waits at the gate."""
         self.sync_fails: Callable[[str], bool] = _never
-        """Paths whose sync fails with EIO."""
+        """Predicate of the paths whose sync fails with EIO."""
         self.write_fails: Callable[[str], bool] = _never
-        """Paths whose write fails with EIO."""
+        """Predicate of the paths whose write fails with EIO."""
         self.is_full = False
-        """No file grows: half of a write gets through, then the disk says ENOSPC."""
+        """Whether no file can grow: half of a write succeeds, then it fails with ENOSPC."""
         self.is_short = False
-        """A write leaves out its last byte, and says so."""
+        """Whether a write omits its last byte, and returns the smaller count."""
         self.fails: dict[str, int] = {}
-        """Error numbers by the kind of call that fails with it."""
+        """Kind of a call → error number with which it fails."""
         self.before: Callable[[str, str], None] = _fine
-        """Called with the kind and the path of every open (for writing), write, read, truncation,
-        allocation, map, sync, rename and removal before it is done; what it raises comes in its
-        place."""
+        """Called with the kind and the path before every open (for writing), write, read,
+        truncation, allocation, map, sync, rename and removal; its exception replaces the call."""
         self._paths: dict[int, str] = {}
 
     def _begin(self, kind: str, path: str) -> None:
@@ -71,13 +70,13 @@ class FaultyDisk(OsFileSystem):
         return handle
 
     def close(self, handle: int) -> None:
-        # First: another thread may be given the same number at once.
+        # This comes first, because another thread may get the same number at once.
         self._paths.pop(handle, None)
         super().close(handle)
 
     @property
     def open_paths(self) -> list[str]:
-        """Of the files that are open."""
+        """Return the paths of all open files."""
         return sorted(self._paths.values())
 
     def open_for_reading(self, path: str) -> int:
@@ -152,7 +151,7 @@ class FaultyDisk(OsFileSystem):
         self.steps.append(Step("sync", path))
 
     def of_logs(self, *topics: str, since: int = 0) -> list[tuple[str, str]]:
-        """(kind, topic) of the steps on the log files of ``topics``, from the n-th step on."""
+        """Return (kind, topic) of the steps on log files of ``topics``, from step ``since`` on."""
         found = []
         for step in self.steps[since:]:
             directory = step.path.rsplit("/", 2)[-2]
@@ -165,7 +164,7 @@ class FaultyDisk(OsFileSystem):
 CHANGES = frozenset(
     {"create", "write", "truncate", "rename", "remove", "remove_tree", "make_directory"}
 )
-"""Steps after which a restart finds other files."""
+"""Kinds of steps that change the files that a restart finds."""
 
 
 class Killed(BaseException):
@@ -173,10 +172,10 @@ class Killed(BaseException):
 
 
 class MortalDisk(OsFileSystem):
-    """Ends the process before the step number ``lifetime``; with ``torn`` in mid-write.
+    """Ends the process before the step number ``lifetime``, or with ``torn`` in mid-write.
 
-    Afterwards every further step is refused, as a dead process makes none. ``kinds`` are those that
-    count. Nothing is synced: a kill leaves the page cache as it is.
+    Afterwards every further step is refused, as a dead process makes none. Only steps of ``kinds``
+    count. Nothing is synced: a kill preserves the page cache.
     """
 
     def __init__(
@@ -193,7 +192,7 @@ class MortalDisk(OsFileSystem):
         self.handles: dict[int, str] = {}
 
     def dies_after(self, steps: int) -> None:
-        """Let it take so many more."""
+        """Let the process die after ``steps`` further steps."""
         self.lifetime = len(self.steps) + steps
 
     def _step(self, kind: str, name: str) -> None:
@@ -204,8 +203,8 @@ class MortalDisk(OsFileSystem):
         self.steps.append((kind, Path(name).name))
 
     def bury(self) -> None:
-        """Give back what the dead process held."""
-        # One by one: the garbage collector may close what a retired segment held meanwhile.
+        """Close the files of the dead process."""
+        # One by one: the garbage collector may close a retired segment's file meanwhile.
         while self.handles:
             super().close(self.handles.popitem()[0])
 

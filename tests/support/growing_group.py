@@ -1,4 +1,4 @@
-"""A group whose topic gets more partitions: one of the things that make a group rebalance."""
+"""A group whose topic gets more partitions, which makes the group rebalance."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tests.support.waits import until
 
 
 def rebalances_as_it_grows(bootstrap: str, topic: str, *, protocol: str) -> None:
-    """Two members share ``topic``, of two partitions; a third comes, and is read by one of them.
+    """Let two members share ``topic`` with two partitions, add a third, and wait for its owner.
 
-    In the classic protocol the leader sees the new partition in its metadata and joins anew; in the
-    consumer protocol the coordinator sees it and raises the group's epoch.
+    In the classic protocol the leader sees the new partition in its metadata and rejoins; in the
+    consumer protocol the coordinator sees it and raises the group epoch.
     """
     group = unique("growing")
     members = [_member(bootstrap, group, topic, protocol) for _ in range(2)]
@@ -54,7 +54,7 @@ def _member(bootstrap: str, group: str, topic: str, protocol: str) -> Consumer:
 
 
 def _owned(members: list[Consumer]) -> list[list[int]]:
-    """The partitions of each, after a poll of each."""
+    """Poll each member, and return the partitions of each."""
     for one in members:
         one.poll(0.02)
     return sorted(sorted(part.partition for part in one.assignment()) for one in members)

@@ -1,6 +1,6 @@
-"""A broker that asks who may do what, with the rules that a test gives it.
+"""A broker with an authorizer, and the rules that a test gives it.
 
-Whoever connects is ``User:ANONYMOUS``, for whom the rules are, until :meth:`Guarded.log_in`.
+The rules apply to ``User:ANONYMOUS``, the principal of a connection until :meth:`Guarded.log_in`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.support.waits import until
 ADMIN = Principal("User", "admin")
 
 Right = tuple[Operation, ResourceType, str]
-"""What is done, with what, of which name."""
+"""Operation, resource type and resource name."""
 
 
 def topic(operation: Operation, name: str) -> Right:
@@ -60,7 +60,7 @@ def rule(
     deny: bool = False,
     prefixed: bool = False,
 ) -> Acl:
-    """The rule that gives, or denies, a right."""
+    """Return the rule that allows or denies a right."""
     operation, resource_type, name = right
     pattern = PatternType.PREFIXED if prefixed else PatternType.LITERAL
     permission = Permission.DENY if deny else Permission.ALLOW
@@ -68,7 +68,7 @@ def rule(
 
 
 class Guarded:
-    """A broker in a thread; nobody but :data:`ADMIN` may do anything before :meth:`allow`."""
+    """A broker in a thread; before :meth:`allow` only :data:`ADMIN` may do anything."""
 
     def __init__(self, directory: Path, config: Mapping[str, str]) -> None:
         guard = {"authorizer.class.name": STANDARD, "super.users": str(ADMIN)}
@@ -91,11 +91,11 @@ class Guarded:
         return self._broker.services
 
     def allow(self, *rights: Right) -> None:
-        """Let these be all the rights of ``User:ANONYMOUS``."""
+        """Set all rights of ``User:ANONYMOUS``."""
         self.rule(*map(rule, rights))
 
     def rule(self, *rules: Acl) -> None:
-        """Let these be all rules."""
+        """Replace all rules."""
 
         async def applied() -> None:
             acls = self._broker.services.acls
@@ -121,7 +121,7 @@ class Guarded:
         self._thread.call(set_rules)
 
     def log_in(self, client: Cluster, principal: Principal) -> Cluster:
-        """Have a connection be somebody's."""
+        """Set the principal of a connection, and return the connection."""
         port = client.local_port
 
         async def log_in() -> bool:
@@ -135,7 +135,7 @@ class Guarded:
         return client
 
     def waiting_fetches(self) -> int:
-        """How many requests wait for records."""
+        """Return the number of Fetch requests in purgatory."""
 
         async def count() -> int:
             return len(self._broker.services.fetches.delayed)
@@ -143,5 +143,5 @@ class Guarded:
         return self._thread.call(count)
 
     def admin(self) -> Cluster:
-        """A connection that may do everything."""
+        """Return a connection that may do everything."""
         return self.log_in(Cluster(self.bootstrap, client_id="admin"), ADMIN)

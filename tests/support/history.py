@@ -1,8 +1,8 @@
-"""What a run did, operation by operation: the input of :mod:`tests.support.checker`.
+"""The history of a run, operation by operation: the input of :mod:`tests.support.checker`.
 
-Every operation has ``begin`` and ``end``, when it was asked for and when its outcome was known, on
-one clock for all processes (any unit). Three outcomes: OK, FAILED (it certainly had no effect) and
-UNKNOWN (a timeout, a lost connection, a process that died: it may or may not have happened).
+Every operation has ``begin`` and ``end``, the times of its request and of its outcome, on one clock
+for all processes (any unit). Three outcomes: OK, FAILED (it certainly had no effect) and UNKNOWN (a
+timeout, a lost connection, a process that died: it may or may not have happened).
 
 A partition is a (topic, index) pair. Values are unique, except that a transaction which repeats an
 aborted one may send the same values again.
@@ -21,7 +21,7 @@ Partition = tuple[str, int]
 
 
 class Outcome(StrEnum):
-    """What is known of an operation's effect."""
+    """The knowledge about an operation's effect."""
 
     OK = "ok"
     FAILED = "failed"
@@ -35,7 +35,7 @@ class Isolation(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """What all have in common. ``process`` is who did it: an instance, not a name it inherits."""
+    """The common fields; ``process`` is one instance of a process, not a name that it inherits."""
 
     process: str
     begin: float
@@ -44,10 +44,9 @@ class Operation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fence(Operation):
-    """From ``end`` on nothing that an epoch of ``subject`` below ``epoch`` begins has an effect.
+    """From ``end`` on, operations of an epoch of ``subject`` below ``epoch`` have no effect.
 
-    ``subject`` is a transactional id (InitProducerId was answered) or a group (a new generation
-    was).
+    ``subject`` is a transactional id (after InitProducerId) or a group (after a new generation).
     """
 
     subject: str
@@ -56,7 +55,7 @@ class Fence(Operation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Send(Operation):
-    """One record. ``offset`` is the acknowledged one, None if the answer told none."""
+    """One produced record; ``offset`` is the acknowledged one, None if the response had none."""
 
     value: str
     partition: Partition
@@ -69,7 +68,7 @@ class Send(Operation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begin(Operation):
-    """A transaction begins; ``txn`` is a name of its own, never used again."""
+    """The beginning of a transaction; ``txn`` is its unique name."""
 
     txn: str
     subject: str | None = None
@@ -78,7 +77,7 @@ class Begin(Operation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End(Operation):
-    """A transaction is asked to commit or to abort."""
+    """A request to commit or abort a transaction."""
 
     txn: str
     commit: bool
@@ -89,10 +88,10 @@ class End(Operation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read(Operation):
-    """One poll of one partition: it began at offset ``position`` and the next begins at ``next``.
+    """One poll of one partition, from offset ``position`` up to the next position ``next``.
 
-    ``moved``: the position was set anew before this poll (seek, rebalance), so that nothing follows
-    from where the last one ended. ``final``: it read everything from the start to the end after the
+    ``moved``: the position was reset before this poll (seek, rebalance), so that the end of the
+    last one does not matter. ``final``: it read everything from the start to the end after the
     faults were over. ``txn``: the reader's own open transaction.
     """
 
@@ -108,7 +107,7 @@ class Read(Operation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitOffset(Operation):
-    """A group's offset is committed, inside a transaction or not."""
+    """A commit of a group's offset, inside a transaction or not."""
 
     group: str
     partition: Partition
@@ -121,7 +120,7 @@ class CommitOffset(Operation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchOffset(Operation):
-    """A group's stable committed offset is asked for; -1 is none. ``final``: after the faults."""
+    """A fetch of a group's stable committed offset, -1 without one. ``final``: after the faults."""
 
     group: str
     partition: Partition
@@ -131,7 +130,7 @@ class FetchOffset(Operation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assigned(Operation):
-    """A member learns which partitions are its own at ``epoch`` (the generation)."""
+    """A member's assignment at ``epoch`` (the generation)."""
 
     group: str
     epoch: int
@@ -140,7 +139,7 @@ class Assigned(Operation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watermarks(Operation):
-    """Where a partition's stable part ends, and where all of it. ``final``: after the faults."""
+    """The last stable offset and the end offset of a partition. ``final``: after the faults."""
 
     partition: Partition
     stable: int
@@ -150,7 +149,7 @@ class Watermarks(Operation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed(Operation):
-    """The digest of a state machine after its log up to ``offset``, however it got there."""
+    """The digest of a state machine after its log up to ``offset``, written or replayed."""
 
     machine: str
     offset: int
@@ -167,12 +166,12 @@ _KINDS: dict[str, type[Operation]] = {
 
 
 def dump(operation: Operation) -> str:
-    """One line of JSON."""
+    """Return an operation as one line of JSON."""
     return json.dumps({"kind": type(operation).__name__, **asdict(operation)})
 
 
 def load(line: str) -> Operation:
-    """Read what :func:`dump` wrote."""
+    """Parse a line of :func:`dump`."""
     fields: dict[str, Any] = json.loads(line)
     kind = _KINDS[fields.pop("kind")]
     return kind(**{name: _restored(name, value) for name, value in fields.items()})
@@ -189,7 +188,7 @@ def _restored(name: str, value: Any) -> Any:
 
 
 def load_all(paths: Iterable[Path]) -> list[Operation]:
-    """All operations of several files; a last line that a killed process left torn is dropped."""
+    """Return all operations of several files, without the torn last lines of killed processes."""
     found = []
     for path in paths:
         lines = path.read_text(encoding="utf-8").split("\n")

@@ -11,14 +11,14 @@ Address = tuple[str, int]
 def request(
     target: str = "/", method: str = "GET", body: bytes = b"", version: str = "1.1", **headers: str
 ) -> bytes:
-    """One request; a header's name is written as Python writes it."""
+    """Return the bytes of one request; the keywords are names of headers, unchanged."""
     fields = {"Host": "localhost", "Content-Length": str(len(body)), **headers}
     lines = [f"{method} {target} HTTP/{version}", *(f"{k}: {v}" for k, v in fields.items())]
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
 async def asked(address: Address, sent: bytes) -> tuple[int, dict[str, str], bytes]:
-    """All that comes back on a connection of its own: status, headers and body."""
+    """Send bytes on a new connection; return status, headers and body of the response."""
     reader, writer = await asyncio.open_connection(*address)
     with closing(writer):
         writer.write(sent)
@@ -31,6 +31,6 @@ async def asked(address: Address, sent: bytes) -> tuple[int, dict[str, str], byt
 
 
 async def page(address: Address, path: str, **headers: str) -> tuple[int, str, str]:
-    """Status, content type and text of a page."""
+    """Return status, content type and text of a page."""
     status, told, body = await asked(address, request(path, version="1.0", **headers))
     return status, told["Content-Type"], body.decode()

@@ -8,7 +8,7 @@ from fencepost.cluster.records import MetadataRecord
 
 
 def after(image: MetadataImage, *records: MetadataRecord) -> MetadataImage:
-    """The image that is published when these records were replayed."""
+    """Return the image after the replay of these records."""
     delta = MetadataDelta(image)
     for record in records:
         delta.replay(record)

@@ -24,17 +24,17 @@ ROOT = Path(__file__).resolve().parents[2]
 POM = ROOT / "tests" / "oracle" / "pom.xml"
 CACHE = ROOT / ".cache" / "oracle"
 TESTS = CACHE / "tests"
-"""The jars of Kafka's own tests, and of what runs them: apart from those of its broker."""
+"""The folder of the jars of Kafka's own tests and of their runner, apart from the broker's jars."""
 
 LOG4J_FILE = CACHE / "log4j2.xml"
 START_S = 120.0
 MAVEN_PAUSES_S = (5, 20, 60)
-"""Before each attempt but the first to get something from a registry that fails."""
+"""Pauses before each retry after a failed download."""
 
 CLUSTER_ID = "AAAAAAAAQACAAAAAAAAAAQ"
-"""What storage is formatted with."""
+"""The cluster id with which storage is formatted."""
 
-# The judge shares the machine with what it judges: small heap, one collector thread, quick warm-up.
+# Apache Kafka shares the machine with Fencepost: small heap, one collector thread, quick warm-up.
 JAVA_OPTIONS = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 
 LOG4J = """\
@@ -52,7 +52,7 @@ LOG4J = """\
 
 
 class Server(Protocol):
-    """What can be started and stopped."""
+    """A server that can be started and stopped."""
 
     def start(self) -> object: ...
     def stop(self) -> None: ...
@@ -62,11 +62,11 @@ S = TypeVar("S", bound=Server)
 
 
 class OracleMissingError(Exception):
-    """Something that the judge needs is not on this machine."""
+    """Something that Apache Kafka needs is not on this machine."""
 
 
 def unavailable(missing: str, judge: str = "Apache Kafka") -> None:
-    """Skip for the named reason; with REQUIRE_ORACLE=1 a missing judge is a failure."""
+    """Skip the test with the reason; with REQUIRE_ORACLE=1 fail it."""
     reason = f"{judge} cannot judge here: {missing}"
     if os.environ.get("REQUIRE_ORACLE") == "1":
         pytest.fail(reason, pytrace=False)
@@ -75,7 +75,7 @@ def unavailable(missing: str, judge: str = "Apache Kafka") -> None:
 
 @contextmanager
 def required(judge: str = "Apache Kafka") -> Iterator[None]:
-    """For what begins with a judge: :func:`unavailable` if anything of it is missing."""
+    """Call :func:`unavailable` if the block raises OracleMissingError."""
     try:
         yield
     except OracleMissingError as missing:
@@ -83,7 +83,7 @@ def required(judge: str = "Apache Kafka") -> Iterator[None]:
 
 
 def served(server: S, judge: str = "Apache Kafka") -> Iterator[S]:
-    """The rest of a fixture whose server is a judge."""
+    """Start a server for a fixture, yield it, and stop it; skip if it is unavailable."""
     with required(judge):
         server.start()
     yield server
@@ -95,7 +95,7 @@ Libs = Callable[[], Path]
 
 
 def jars() -> Path:
-    """The folder of the jars, resolved on first use. OracleMissingError says what is missing."""
+    """Return the folder of the jars, resolved at first use; raise OracleMissingError."""
     libs = CACHE / "libs"
     folders = {libs: "-DincludeScope=runtime", TESTS: "-DexcludeScope=runtime"}
     resolve(POM, folders, CACHE / "resolved.pom.xml", "kafka_*.jar")
@@ -103,9 +103,10 @@ def jars() -> Path:
 
 
 def resolve(pom: Path, folders: Mapping[Path, str], stamp: Path, jar: str) -> None:
-    """Have a pom's jars in folders, each with the option that says which of them; ``jar`` is one.
+    """Download a pom's jars to folders, each with the option that selects its jars.
 
-    ``stamp`` keeps the pom that they are of. OracleMissingError says what is missing.
+    ``jar`` is a pattern that must match one of them, and ``stamp`` a copy of the pom of the present
+    jars. OracleMissingError says what is missing.
     """
     with one_fetches():
         _resolved(pom, folders, stamp, jar)
@@ -113,10 +114,10 @@ def resolve(pom: Path, folders: Mapping[Path, str], stamp: Path, jar: str) -> No
 
 @contextmanager
 def one_fetches() -> Iterator[None]:
-    """The workers of one run, and runs side by side, want the same jars at the same time.
+    """Hold the lock of the cache: workers and concurrent runs need the same jars.
 
-    One of them fetches, the others must not see half of it, let alone write over what a JVM has
-    mapped. OracleMissingError says what is missing to fetch with.
+    One process downloads them; the others must not see a half of them, or overwrite a file that a
+    JVM has mapped. OracleMissingError names a missing tool.
     """
     for tool in ("java", "mvn"):
         if shutil.which(tool) is None:
@@ -128,12 +129,12 @@ def one_fetches() -> Iterator[None]:
 
 
 def maven(*goal: str) -> None:
-    """Have Maven do it, again if need be: a registry fails at times, and not for long.
+    """Run Maven, with retries because a registry sometimes fails for a short time.
 
-    OracleMissingError says what it told at its last attempt.
+    OracleMissingError has the output of the last attempt.
     """
     for pause_s in (*MAVEN_PAUSES_S, None):
-        # Without -U it would not ask a second time for what it did not get.
+        # Without -U it would not retry a failed download.
         done = subprocess.run(
             ["mvn", "-q", "-B", "-U", *goal],
             stdout=subprocess.PIPE,
@@ -150,13 +151,13 @@ def maven(*goal: str) -> None:
 
 
 def _resolved(pom: Path, folders: Mapping[Path, str], stamp: Path, jar: str) -> None:
-    # The pom decides what is in the folder, so its content names the folder's state.
+    # The pom determines the folder's contents, so its text identifies the folder's state.
     if not LOG4J_FILE.exists() or LOG4J_FILE.read_text() != LOG4J:
         LOG4J_FILE.write_text(LOG4J)
     are_there = all(any(folder.glob(jar)) for folder in folders)
     if stamp.exists() and stamp.read_bytes() == pom.read_bytes() and are_there:
         return
-    stamp.unlink(missing_ok=True)  # what is half done must not look done
+    stamp.unlink(missing_ok=True)  # an incomplete folder must not look complete
     for folder, scope in folders.items():
         goal = ["dependency:copy-dependencies", f"-DoutputDirectory={folder}", scope]
         maven("-f", str(pom), *goal)
@@ -188,7 +189,10 @@ def run_tool(main: str, *arguments: str, deadline_s: float = 240, libs: Libs = j
 
 
 def run_to_end(command: Sequence[str], *, deadline_s: float, said: str = "") -> str:
-    """What a command answered to ``said``. A non-zero exit is an AssertionError."""
+    """Run a command with the input ``said``; return its output.
+
+    A non-zero exit status is an AssertionError.
+    """
     done = subprocess.run(
         command,
         input=said,
@@ -204,18 +208,18 @@ def run_to_end(command: Sequence[str], *, deadline_s: float, said: str = "") -> 
 
 @dataclass(frozen=True)
 class Quorum:
-    """A controller of somebody else, as :class:`Kafka` wants to know one."""
+    """The address of a controller that is not a :class:`Kafka`."""
 
     node_id: int
     controller: str
-    """HOST:PORT."""
+    """The controller's address as HOST:PORT."""
 
 
 class Kafka:
-    """One Apache Kafka, broker and controller in one process.
+    """One Apache Kafka, by default broker and controller in one process.
 
-    With ``controller`` it is a broker alone, of that one's cluster; if it is no broker, it is a
-    controller alone.
+    With ``controller`` it is only a broker, in that controller's cluster; without ``is_broker`` it
+    is only a controller.
     """
 
     name = "kafka"
@@ -233,7 +237,10 @@ class Kafka:
         format_words: Sequence[str] = (),
         libs: Libs = jars,
     ) -> None:
-        """``format_words`` are more for ``kafka-storage format``; ``libs`` says which release."""
+        """``format_words`` are further arguments of ``kafka-storage format``.
+
+        ``libs`` returns the jars of the release.
+        """
         self._libs = libs
         self._java_options = java_options
         self.format_words = list(format_words)
@@ -241,10 +248,10 @@ class Kafka:
         self.node_id = node_id
         self._active = controller or self
         self._replicas = replicas
-        """How many the topics of the coordinators have."""
+        """Number of replicas of the coordinators' topics."""
         self.data_dir = directory / "data"
         self.cluster_id = CLUSTER_ID
-        """What its storage is formatted for when it starts for the first time."""
+        """The cluster id with which the first start formats the storage."""
 
         self.bootstrap = ""
         self.child: Child | None = None
@@ -291,12 +298,12 @@ class Kafka:
 
     @property
     def address(self) -> str:
-        """HOST:PORT of its listener for clients, whether it serves or not."""
+        """HOST:PORT of its listener for clients, also while it does not run."""
         return f"127.0.0.1:{self._ports[0]}"
 
     @property
     def controller(self) -> str:
-        """HOST:PORT of its listener for brokers that join it."""
+        """HOST:PORT of its controller listener."""
         return f"127.0.0.1:{self._ports[1]}"
 
     def _properties(self) -> dict[str, str]:
@@ -340,23 +347,23 @@ class Kafka:
         }
 
     def tell(self, settings: Mapping[str, str]) -> None:
-        """Have more settings from the next start on."""
+        """Add settings, which take effect at the next start."""
         self._settings.update(settings)
 
     def kill(self) -> None:
-        """Kill -9."""
+        """Kill the process by SIGKILL."""
         assert self.child is not None
         self.child.kill()
 
     def stop(self) -> None:
-        """End it; a judge has no data worth a slow farewell."""
+        """Kill it; its data is not worth a slow clean stop."""
         self.kill()
 
 
 class KafkaCluster:
     """Several Apache Kafkas on loopback, numbered from 1; the first is the controller as well.
 
-    A target as one of them is: any test of one broker can run against it.
+    Like one of them, the cluster is a target: any test of one broker can run against it.
     """
 
     name = "kafka"
@@ -388,15 +395,15 @@ class KafkaCluster:
 
     @property
     def bootstrap(self) -> str:
-        """The addresses of all."""
+        """The addresses of all brokers."""
         return ",".join(one.bootstrap for one in self.nodes)
 
     def node(self, node_id: int) -> Kafka:
-        """The broker of that number."""
+        """Return a broker by its node id."""
         return self.nodes[node_id - 1]
 
     def start(self) -> KafkaCluster:
-        """Start all of them at once."""
+        """Start all brokers at once, and wait until they serve."""
         for one in self.nodes:
             one.launch()
         for one in self.nodes:
@@ -404,7 +411,7 @@ class KafkaCluster:
         return self
 
     def stop(self) -> None:
-        """End all of them, as one of them is ended."""
+        """Kill all brokers."""
         for one in self.nodes:
             if one.child is not None:
                 one.kill()
@@ -417,10 +424,10 @@ def quorum_of_three(
     is_broker: bool = True,
     is_dynamic: bool = False,
 ) -> list[Kafka]:
-    """Three Apache Kafkas that serve, each of them a broker and one of the quorum's voters.
+    """Start three Apache Kafkas, each of them a voter of the quorum and a broker.
 
-    They are controllers alone if they are no brokers. The voters of a dynamic quorum (KIP-853) are
-    in its metadata, those of a static one in the files.
+    Without ``is_broker`` they are controllers only. The voters of a dynamic quorum (KIP-853) are in
+    its metadata, the voters of a static one in the files.
     """
     nodes = []
     for node_id in (1, 2, 3):

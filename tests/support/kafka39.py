@@ -1,4 +1,4 @@
-"""Apache Kafka 3.9, the last one that knows ZooKeeper: its brokers on loopback, and its tools."""
+"""Apache Kafka 3.9, the last release with ZooKeeper: its brokers on loopback, and its tools."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ POM = ROOT / "tests" / "oracle" / "kafka39.pom.xml"
 LIBS = CACHE / "kafka39"
 LOG4J_FILE = CACHE / "kafka39.log4j.properties"
 
-# `state.change.logger` tells what a broker was told by its controller; its errors are of use.
+# `state.change.logger` logs the controller's requests to a broker; its errors are useful.
 LOG4J = """\
 log4j.rootLogger=WARN, out
 log4j.logger.kafka.server.KafkaServer=INFO
@@ -39,11 +39,11 @@ API_VERSIONS = "kafka.admin.BrokerApiVersionsCommand"
 LOG_DIRS = "org.apache.kafka.tools.LogDirsCommand"
 GROUPS = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
 ZOOKEEPER_SHELL = "org.apache.zookeeper.ZooKeeperMainWithTlsSupportForKafka"
-"""Classes of Kafka's scripts."""
+"""Main classes of Kafka's scripts."""
 
 
 def java_command(main: str, *arguments: str, options: tuple[str, ...] = TOOL_OPTIONS) -> list[str]:
-    """The command line of a Java tool of Kafka 3.9. OracleMissingError says what is missing."""
+    """Return the command line of a Java tool of Kafka 3.9; raise OracleMissingError."""
     resolve(
         POM, {LIBS: "-DincludeScope=runtime"}, CACHE / "kafka39.pom.xml", "kafka_2.13-3.9.*.jar"
     )
@@ -54,9 +54,9 @@ def java_command(main: str, *arguments: str, options: tuple[str, ...] = TOOL_OPT
 
 
 def run_tool(main: str, *arguments: str, said: str = "", deadline_s: float = 240) -> str:
-    """Run a tool to its end and return all it said. A non-zero exit is an AssertionError.
+    """Run a tool to its end, and return its output; AssertionError for a non-zero exit status.
 
-    ``said`` is what it reads, as the shell of ZooKeeper does.
+    ``said`` is its input, for example of ZooKeeper's shell.
     """
     return run_to_end(java_command(main, *arguments), said=said, deadline_s=deadline_s)
 
@@ -64,7 +64,7 @@ def run_tool(main: str, *arguments: str, said: str = "", deadline_s: float = 240
 class Kafka39:
     """One broker of Apache Kafka 3.9 whose controller is elected on ``zookeeper``, HOST:PORT/PATH.
 
-    Its port is its own over restarts. It has Kafka's defaults but for ``settings``, few threads,
+    It keeps its port across restarts. It has Kafka's defaults except for ``settings``, few threads,
     and internal topics of one replica.
     """
 
@@ -84,7 +84,7 @@ class Kafka39:
         held = hold_port()
         weakref.finalize(self, held.close)
         self.bootstrap = f"127.0.0.1:{held.getsockname()[1]}"
-        """HOST:PORT, whether it serves or not."""
+        """Its address as HOST:PORT, also while it does not run."""
         home.mkdir(parents=True, exist_ok=True)
         self._file = home / "server.properties"
         self._settings = {
@@ -103,7 +103,7 @@ class Kafka39:
         }
 
     def tell(self, settings: Mapping[str, str]) -> None:
-        """Have more settings from the next start on."""
+        """Add settings, which take effect at the next start."""
         self._settings.update(settings)
 
     def start(self) -> Kafka39:
@@ -126,21 +126,21 @@ class Kafka39:
         return self
 
     def stop(self) -> int:
-        """An orderly stop, with a controlled shutdown; the exit status, 143 by Java's custom."""
+        """Stop it with a controlled shutdown; return the exit status, which is 143 for a JVM."""
         assert self.child is not None
         return self.child.terminate(deadline_s=START_S)
 
     def kill(self) -> None:
-        """Kill -9."""
+        """Kill the process by SIGKILL."""
         assert self.child is not None
         self.child.kill()
 
     def pause(self) -> None:
-        """SIGSTOP, until :meth:`resume` or :meth:`kill`."""
+        """Suspend the process by SIGSTOP, until :meth:`resume` or :meth:`kill`."""
         assert self.child is not None
         os.kill(self.child.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """SIGCONT."""
+        """Resume the process by SIGCONT."""
         assert self.child is not None
         os.kill(self.child.pid, signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""Large requests to any API. Most are refused: for names, numbers or payload."""
+"""Large requests to any API, most of which are refused for their names, numbers or payload."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from tests.fuzz.entities import INTEGERS, random_leaf, required
 from tests.support.raw import ConnectionLostError, RawClient, errors_in, plain
 
 CLOSED = "closed"
-"""Counted in place of an error where the broker closes the connection."""
+"""The count's key for a connection that the broker closes instead of responding."""
 
 KNOWN = "known"
-"""A topic, group or transactional id that may exist."""
+"""The name of a topic, group or transactional id that may exist."""
 
 _UNKNOWN_TAG = 9_999
 _LONG = "z" * MAX_STRING_BYTES
 _NAMES = ("", KNOWN, KNOWN, "unknown")
 _WAITS_MS = (-1, 0, 500)
-"""Short ones, since not every request is refused."""
+"""Timeouts of requests: short, since not every request is refused."""
 
 
 def send_large(
     bootstrap: str, api_key: int, count: int, size: int, rng: random.Random
 ) -> Counter[str]:
-    """Send requests one by one to an API, of all its versions; return the errors of the answers."""
+    """Send requests of all versions of an API one by one; return the errors of the responses."""
     api, answers = APIS[api_key], Counter[str]()
     with contextlib.ExitStack() as stack:
         client: RawClient | None = None
@@ -54,8 +54,8 @@ def send_large(
 def large_request(api_key: int, version: int, size: int, rng: random.Random) -> bytes:
     """Return a frame with its length, of about ``size`` bytes.
 
-    One of the fields that can hold so many bytes has them. Where there is none, they are in a tag
-    that no version knows, and old versions that know no tags have a smaller frame.
+    One of the fields that can hold so many bytes has them. Without such a field, they are in an
+    unknown tagged field, and old versions without tagged fields have a smaller frame.
     """
     entity = _entity(message_class(api_key, version, "request"), rng, size)
     frame = b"".join(bytes(chunk) for chunk in encode_request(api_key, version, 1, "large", entity))
@@ -74,7 +74,7 @@ def _entity(cls: type, rng: random.Random, size: int) -> Any:
     values = {
         field.name: _value(field, rng, size if field.name == chosen else 0) for field in fields
     }
-    if "acks" in values:  # without any there would be no answer
+    if "acks" in values:  # with acks=0 there would be no response
         values["acks"] = values["acks"] or 1
     if "max_wait" in values:
         values["max_wait"] = dt.timedelta(0)

@@ -1,4 +1,4 @@
-"""A controller channel without a connection: a test's function answers what a broker asks."""
+"""A controller channel without a connection: a function of the test handles the requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fencepost.coordinator.wire.schema import Entity
 
 
 class LocalControllerChannel:
-    """A :class:`ControllerChannel`: ``handle`` is how the controller takes requests."""
+    """A :class:`ControllerChannel` that passes requests to ``handle``."""
 
     def __init__(self, handle: Callable[[Entity], Awaitable[Entity]]) -> None:
         self._handle = handle

@@ -1,4 +1,4 @@
-"""``fencepost serve`` as a node of a cluster, told by a file alone as Apache Kafka's are."""
+"""``fencepost serve`` as a node of a cluster, with a properties file only, as Apache Kafka."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.support.daemon import Daemon
 class Member(Daemon):
     """A broker that joins the controllers at ``controller``, HOST:PORT.
 
-    It may be empty where ``settings`` have ``controller.quorum.voters``, and is None where they
-    have ``zookeeper.connect``.
+    ``controller`` may be empty if ``settings`` have ``controller.quorum.voters``, and is None if
+    they have ``zookeeper.connect``.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Member(Daemon):
         super().__init__(home / "logs", {}, listen="-")
         self.node_id = node_id
         self.quorum = controller
-        """Where it finds controllers."""
+        """The address of the controllers."""
         held = hold_port()
         weakref.finalize(self, held.close)
         self._file = home / "server.properties"
@@ -48,7 +48,7 @@ class Member(Daemon):
         self._file.write_text("".join(f"{key}={value}\n" for key, value in told.items()))
 
     def tell(self, settings: Mapping[str, str]) -> None:
-        """Have more settings from the next start on."""
+        """Add settings, which take effect at the next start."""
         with self._file.open("a") as file:
             file.writelines(f"{key}={value}\n" for key, value in settings.items())
 
@@ -58,13 +58,13 @@ class Member(Daemon):
 
     @property
     def identity(self) -> dict[str, str]:
-        """What is in its ``meta.properties``."""
+        """The contents of its ``meta.properties``."""
         lines = (self.data_dir / "meta.properties").read_text().splitlines()
         return dict(line.split("=", 1) for line in lines if "=" in line and line[0] != "#")
 
     @property
     def clean_shutdown_epoch(self) -> int | None:
-        """The broker epoch in the mark of a clean shutdown, None without a mark."""
+        """The broker epoch in the clean shutdown file, None without the file."""
         mark = self.data_dir / ".kafka_cleanshutdown"
         return int(json.loads(mark.read_text())["brokerEpoch"]) if mark.exists() else None
 
@@ -114,18 +114,18 @@ class MemberCluster:
         return ",".join(one.bootstrap for one in self.nodes)
 
     def node(self, node_id: int) -> Member:
-        """The broker of that number."""
+        """Return a broker by its node id."""
         return self.nodes[node_id - 1]
 
     def start(self) -> MemberCluster:
-        """Start the controller, then all brokers at once; each is waited for."""
+        """Start the controller, then all brokers at once; wait until all serve."""
         self.controller.start()
         with ThreadPoolExecutor(len(self.nodes)) as threads:
             list(threads.map(Member.start, self.nodes))
         return self
 
     def stop(self) -> None:
-        """Kill all that run."""
+        """Kill all running nodes."""
         for one in (*self.nodes, self.controller):
             if one.child is not None:
                 one.kill()

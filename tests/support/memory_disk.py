@@ -1,13 +1,13 @@
-"""A disk in memory that records what is done to it, and every state a power loss could leave.
+"""An in-memory disk that records all operations, and every state that a power loss could leave.
 
-The recording knows three things about a file system, and assumes no more:
+The recording assumes only three properties of a file system:
 
-* What a sync of a file has covered is there. Of what was written since, each sector of 512 bytes
-  holds one of the contents it has had, independent of all others, and the file is as long as it was
-  at some moment since.
-* What a sync of a directory has covered is there. Of the names made, renamed and removed since, any
-  subset may be: a journal keeps their order, others do not.
-* A rename is whole or not at all.
+* Data that a sync of a file has covered is durable. After later writes, each sector of 512 bytes
+  has one of its contents since then, independently of all others, and the file has one of its
+  lengths since then.
+* Names that a sync of a directory has covered are durable. Of the later creations, renames and
+  removals, any subset may be durable: a journal keeps their order, other file systems do not.
+* A rename is atomic.
 
 Source: Pillai et al., "All File Systems Are Not Created Equal", OSDI 2014 (ALICE).
 """
@@ -26,12 +26,12 @@ V = TypeVar("V")
 SECTOR_BYTES = 512
 
 Skip = Callable[[str, str], bool]
-"""A planted fault: ``skip(kind, path)`` says whether this ``sync`` or ``sync_directory`` is
-forgotten."""
+"""A planted fault: ``skip(kind, path)`` returns whether this ``sync`` or ``sync_directory`` is
+omitted."""
 
 
 class DataStep(NamedTuple):
-    """Bytes stored at a position of a file; None makes it ``position`` bytes long."""
+    """A write of bytes at a position of a file; None sets its length to ``position``."""
 
     inode: int
     position: int
@@ -39,13 +39,13 @@ class DataStep(NamedTuple):
 
 
 class SyncStep(NamedTuple):
-    """Everything stored in the file so far survives."""
+    """A sync of a file: its contents so far survive."""
 
     inode: int
 
 
 class NameStep(NamedTuple):
-    """A change of a directory: ``old`` ceases to be the file's name there, ``new`` begins to be."""
+    """A change of a directory: the file loses the name ``old``, and gets the name ``new``."""
 
     directory: str
     inode: int
@@ -54,9 +54,9 @@ class NameStep(NamedTuple):
 
 
 class MoveStep(NamedTuple):
-    """A directory gets another name, with all that is in it, and has it at once.
+    """A rename of a directory with its contents, which is durable immediately.
 
-    A power loss that brings the old name back is not simulated: a journal keeps the order.
+    A power loss that restores the old name is not simulated: a journal keeps the order.
     """
 
     source: str
@@ -64,7 +64,7 @@ class MoveStep(NamedTuple):
 
 
 class SyncNamesStep(NamedTuple):
-    """Every change of the directory so far survives."""
+    """A sync of a directory: all its changes so far survive."""
 
     directory: str
 
@@ -91,12 +91,12 @@ def _rename(names: dict[str, int], step: NameStep) -> None:
 
 
 def _tree(names: dict[str, V], path: str) -> list[str]:
-    """List a directory and those in it."""
+    """Return the paths of a directory and of its subdirectories."""
     return [one for one in names if one == path or one.startswith(f"{path}/")]
 
 
 def _move(names: dict[str, V], step: MoveStep) -> None:
-    """Give a directory and those in it other paths."""
+    """Change the paths of a directory and of its subdirectories."""
     for path in _tree(names, step.source):
         names[step.target + path[len(step.source) :]] = names.pop(path)
 
@@ -124,16 +124,16 @@ class MemoryMap:
         self._disk.steps.append(SyncStep(self._inode))
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: a map in memory holds no resource."""
 
 
 class MemoryDisk:
-    """A :class:`fencepost.logcore.fs.FileSystem` whose root ``/`` is there from the beginning."""
+    """A :class:`fencepost.logcore.fs.FileSystem` whose root ``/`` always exists."""
 
     def __init__(self, skip: Skip | None = None) -> None:
         self.contents: dict[int, bytearray] = {}
         self.names: dict[str, dict[str, int]] = {"": {}}
-        """What is in a directory, by its path: names and inodes."""
+        """Path of a directory → names and inodes of its files."""
         self.steps: list[Step] = []
         self._skip = skip
         self._handles: dict[int, tuple[int, str]] = {}
@@ -188,7 +188,7 @@ class MemoryDisk:
         self.change(DataStep(self._handles[handle][0], size, None))
 
     def allocate(self, handle: int, position: int, count: int) -> None:
-        """The blocks are there; the length was set before."""
+        """Do nothing: the caller has set the length before."""
 
     def data_from(self, handle: int, position: int) -> int:
         return position
@@ -235,13 +235,13 @@ class MemoryDisk:
             return
         self.make_directory(parent)
         self.names[path] = {}
-        # A directory is a file without content: it is there when its name is.
+        # A directory is a file without contents: it exists if its name does.
         inode = self._next = self._next + 1
         self.contents[inode] = bytearray()
         self._name(NameStep(parent, inode, None, name))
 
     def make_private(self, path: str) -> None:
-        """Nothing to be done: what is in memory is nobody else's."""
+        """Do nothing: no other process can access the memory."""
 
     def sync_directory(self, path: str) -> None:
         if path not in self.names:
@@ -271,7 +271,7 @@ class MemoryDisk:
     # --- states ---
 
     def after_kill(self) -> MemoryDisk:
-        """What ``kill -9`` leaves now: everything. A recording of its own begins with it."""
+        """Return the disk after a ``kill -9``, with all contents and a new recording."""
         disk = MemoryDisk()
         disk.contents = {inode: bytearray(data) for inode, data in self.contents.items()}
         disk.names = {path: dict(names) for path, names in self.names.items()}
@@ -279,7 +279,7 @@ class MemoryDisk:
         return disk
 
     def base(self) -> PowerLoss:
-        """The states a power loss could leave, from here as something durable, step by step."""
+        """Return the walk over the states after a power loss, with the present state as durable."""
         return PowerLoss(
             {inode: bytes(data) for inode, data in self.contents.items()},
             {path: dict(names) for path, names in self.names.items()},
@@ -288,7 +288,7 @@ class MemoryDisk:
 
 @dataclass
 class PowerLoss:
-    """Walks over recorded steps; :meth:`state` is one disk that a power loss may leave there."""
+    """Walks over recorded steps; :meth:`state` returns one possible disk after a power loss."""
 
     contents: dict[int, bytes]
     names: dict[str, dict[str, int]]
@@ -296,7 +296,7 @@ class PowerLoss:
     _names: dict[str, list[NameStep]] = field(default_factory=dict)
 
     def walk(self, steps: Sequence[Step]) -> Iterator[int]:
-        """Yield the number of steps done: 0, 1, … up to all of them."""
+        """Apply the steps one by one, and yield the number of applied ones, from 0 on."""
         yield 0
         for count, step in enumerate(steps, 1):
             self._do(step)
@@ -325,13 +325,13 @@ class PowerLoss:
                 _rename(names, one)
 
     def killed(self) -> MemoryDisk:
-        """What ``kill -9`` leaves at this step."""
+        """Return the disk after a ``kill -9`` at this step."""
         return self.state(random.Random(0), "everything")
 
     def state(self, choice: random.Random, style: str | None = None) -> MemoryDisk:
-        """Choose what got to disk of what nobody had asked to be there."""
+        """Return a disk after a power loss, with a random choice of the unsynced changes."""
         disk = MemoryDisk()
-        # Above all that is left and all that was open; a disk may lose power more than once.
+        # Above all present inodes and all open ones; a disk may lose power more than once.
         disk._next = max((1 << 20, *self.contents, *self._data)) + (1 << 20)
         if style is None:
             style = choice.choice(("nothing", "everything", "mixed", "mixed", "mixed"))
@@ -343,7 +343,7 @@ class PowerLoss:
             names = disk.names[path] = dict(self.names.get(path, {}))
             for step in _some_names(self._names.get(path, []), choice, style):
                 _rename(names, step)
-        # A directory whose name is lost is lost with all that is in it.
+        # A directory whose name is lost loses all its contents.
         for path in sorted(disk.names):
             parent, name = split(path)
             if path and name not in disk.names.get(parent, {}):
@@ -383,7 +383,7 @@ def _some_data(
 
 
 def _some_sectors(durable: bytes, steps: list[DataStep], choice: random.Random) -> bytearray:
-    """Every sector as it was at some moment since the last sync, and the length too."""
+    """Return each sector, and the length, as of some moment since the last sync."""
     versions = [durable]
     content = bytearray(durable)
     for step in steps:

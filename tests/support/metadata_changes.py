@@ -1,4 +1,4 @@
-"""Changes of a broker's metadata by the controller's rules, without a request and its checks."""
+"""Changes of a broker's metadata by the controller, without a request and its checks."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ UNGUARDED: Final[Mapping[str, frozenset[str]]] = {
     "internal_topics": frozenset(),
     "reserved_topics": frozenset(),
 }
-"""Settings under which a test may do with internal topics as it likes."""
+"""Controller settings without the protection of internal topics."""
 
 
 def decide(metadata: Metadata, decision: Callable[[Controller], Outcome[T]]) -> T:
-    """Have a controller decide in view of ``metadata``, and append its records."""
+    """Let a controller with the image of ``metadata`` decide, append its records, and return."""
     assert isinstance(metadata, MetadataLog)
     settings = controller_settings(metadata._config, node_id=metadata._node_id)
     outcome = decision(Controller(replace(settings, **UNGUARDED), metadata.image, 0))
@@ -35,7 +35,7 @@ def decide(metadata: Metadata, decision: Callable[[Controller], Outcome[T]]) -> 
 
 
 def anything(_kind: int, _name: str, _after: Mapping[str, str], _before: Mapping[str, str]) -> None:
-    """Every setting may have every value."""
+    """Accept every value of every setting."""
 
 
 def create_topic(
@@ -55,7 +55,7 @@ def create_topic(
 
 
 def internal_topic(metadata: Metadata, name: str) -> TopicImage:
-    """An internal topic, created if it is not there; as ``Services.internal_topic``."""
+    """Return an internal topic, created if necessary, as ``Services.internal_topic`` does."""
     create_internal_topic(
         lambda decision: decide(metadata, decision), metadata, metadata._config, name
     )
@@ -63,7 +63,7 @@ def internal_topic(metadata: Metadata, name: str) -> TopicImage:
 
 
 def create_partitions(metadata: Metadata, name: str, count: int) -> None:
-    """Give a topic so many partitions in all."""
+    """Increase a topic's partitions to ``count``."""
     decide(metadata, lambda one: one.create_partitions(name, count, assignments=None, draw=DRAW))
 
 

@@ -1,4 +1,4 @@
-"""Brokers of Apache Kafka and of Fencepost in one cluster, whose controllers are either's."""
+"""Brokers of Apache Kafka and of Fencepost in one cluster, with controllers of either kind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.member import Member
 from tests.support.targets import SETTINGS
 
 JAVA, PYTHON = "J", "P"
-"""In a layout: a node of Apache Kafka, a node of Fencepost."""
+"""Letters of a layout: a node of Apache Kafka, a node of Fencepost."""
 
 FIRST_CONTROLLER = 100
 
@@ -24,7 +24,7 @@ Node = Kafka | Member
 
 
 def formatted(directory: Path, node_id: int) -> Path:
-    """A directory of a node of ours, in a cluster with the id that those of Kafka expect."""
+    """Create the directory of a Fencepost node in a cluster with the id of the Kafka nodes."""
     directory.mkdir(parents=True, exist_ok=True)
     meta = MetaProperties(CLUSTER_ID, node_id, uuid.uuid4())
     write_meta_properties(OsFileSystem(), str(directory), meta)
@@ -35,8 +35,8 @@ class MixedCluster:
     """Brokers numbered from 1, and controllers from 100, each in a process of its own, on loopback.
 
     ``layout`` has a letter for each broker, as ``JPP``: the first is Apache Kafka's, two are
-    Fencepost's. ``controllers`` is ``J`` or ``JJJ``, or ``P`` for the one that Fencepost can be.
-    Layouts of one letter are clusters like any other.
+    Fencepost's. ``controllers`` is ``J`` or ``JJJ``, or ``P``, as Fencepost supports only one.
+    Layouts with a single kind are allowed.
     """
 
     def __init__(
@@ -49,13 +49,13 @@ class MixedCluster:
         java_options: Sequence[str] = JAVA_OPTIONS,
     ) -> None:
         self.name = f"{layout} under {controllers}"
-        """As tests and figures tell of it."""
+        """The name of the layout in tests and figures."""
         self.layout = layout
         self._directory = directory
         self._java_options = java_options
         replicas = str(min(3, len(layout)))
         self._voters: dict[str, str] = {}
-        """What each node of Kafka is told, where these are the controllers."""
+        """The quorum settings of each Kafka node, if the controllers are Kafka's."""
         self._addresses: list[str] = []
         """HOST:PORT of each controller."""
         self._common = {
@@ -126,30 +126,30 @@ class MixedCluster:
 
     @property
     def all_nodes(self) -> list[Node]:
-        """Brokers, and then controllers."""
+        """The brokers, and then the controllers."""
         return [*self.nodes, *self.controllers]
 
     def node(self, node_id: int) -> Node:
-        """The broker or controller of that number."""
+        """Return a broker or controller by its node id."""
         return next(one for one in self.all_nodes if one.node_id == node_id)
 
     def address(self, controller: Node) -> str:
-        """HOST:PORT of a controller."""
+        """Return HOST:PORT of a controller."""
         return self._addresses[self.controllers.index(controller)]
 
     def numbers(self, letter: str) -> list[int]:
-        """Of the brokers of one maker."""
+        """Return the node ids of the brokers of one kind."""
         return [number for number, one in enumerate(self.layout, 1) if one == letter]
 
     def start(self) -> MixedCluster:
-        """Start the controllers, then all brokers at once; each is waited for."""
+        """Start the controllers, then all brokers at once; wait until all serve."""
         for some in (self.controllers, self.nodes):
             with ThreadPoolExecutor(len(some)) as threads:
                 list(threads.map(lambda one: one.start(), some))
         return self
 
     def stop(self) -> None:
-        """Kill all that run."""
+        """Kill all running nodes."""
         for one in self.all_nodes:
             if one.child is not None:
                 one.kill()

@@ -17,11 +17,11 @@ from tests.support.processes import Child
 from tests.support.waits import until
 
 PLACES = (None, "/usr/sbin:/usr/local/sbin")
-"""Debian puts it where a user's PATH may not look."""
+"""Search paths: Debian installs it in a folder that a user's PATH may not have."""
 
 
 def executable() -> str:
-    """The path of Mosquitto; without one the test is skipped, or fails where CI requires it."""
+    """Return the path of Mosquitto; without it skip the test, or fail it where CI requires it."""
     for path in PLACES:
         if found := shutil.which("mosquitto", path=path):
             return found
@@ -31,12 +31,12 @@ def executable() -> str:
 
 
 class Mosquitto:
-    """One broker; its port is its own over restarts."""
+    """One broker, which keeps its port across restarts."""
 
     def __init__(
         self, home: Path, *, max_inflight_messages: int = 1_000, secured: str = ""
     ) -> None:
-        """``secured``: lines that make a second listener, at ``secured_port``, one to be shy of."""
+        """``secured`` has the settings of a second, secured listener at ``secured_port``."""
         self._executable = executable()
         home.mkdir(parents=True)
         ports = []
@@ -63,14 +63,14 @@ class Mosquitto:
         return self
 
     def reload(self) -> None:
-        """Have it read its password file again."""
+        """Let Mosquitto reload its password file by SIGHUP."""
         assert self.child is not None
         told = len(self.child.lines)
         os.kill(self.child.pid, signal.SIGHUP)
         self.child.wait_for_line(r"Reloading config", deadline_s=60, since=told)
 
     def save(self) -> None:
-        """Have it write down its state, which it otherwise does at an orderly end only."""
+        """Let Mosquitto persist its state, which it otherwise does only at a clean stop."""
         assert self.child is not None
 
         def written() -> int:
@@ -81,18 +81,18 @@ class Mosquitto:
         until(lambda: written() > before, "Mosquitto's database written")
 
     def stop(self) -> None:
-        """An orderly end: it writes its state down."""
+        """Stop Mosquitto cleanly, so that it persists its state."""
         assert self.child is not None
         self.child.terminate()
 
     def kill(self) -> None:
-        """Kill -9."""
+        """Kill the process by SIGKILL."""
         if self.child is not None:
             self.child.kill()
 
 
 def password_file(path: Path, **users: str) -> Path:
-    """A file as ``mosquitto_passwd`` writes it (``$7$``: PBKDF2 with SHA-512)."""
+    """Write a password file as ``mosquitto_passwd`` does (``$7$``: PBKDF2 with SHA-512)."""
     lines = []
     for name, password in users.items():
         salt = os.urandom(12)

@@ -1,4 +1,4 @@
-"""A TCP proxy between MQTT client and broker that knows packets: it notes them, and cuts at one."""
+"""A TCP proxy between MQTT client and broker that parses packets, notes them, and cuts at one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ACKNOWLEDGES = frozenset({"PUBACK", "PUBREC", "PUBREL", "PUBCOMP"})
 
 @dataclass(frozen=True)
 class Packet:
-    """``connection`` counts from 1; ``packet_id`` is 0 where it is of no interest."""
+    """A packet; ``connection`` counts from 1, and ``packet_id`` is 0 if it is irrelevant."""
 
     connection: int
     to_broker: bool
@@ -45,12 +45,12 @@ class Packet:
 
 @dataclass
 class Cut:
-    """What becomes of the ``nth`` packet of a kind, counted from now; ``done`` when it has.
+    """A fault at the ``nth`` packet of a kind, counted from now; ``done`` is set afterwards.
 
-    ``before``: it is lost, and the connection ends. ``after``: it arrives, then the connection
-    ends. In both cases the broker has dealt with all that went before, which is what a PING of the
-    proxy's own tells. ``hold``: neither it nor anything behind it goes on in this direction, and
-    nobody notices. It acts ``times`` times, and counts from there anew.
+    ``before``: the packet is lost, and the connection ends. ``after``: it arrives, then the
+    connection ends. In both cases the broker has processed all earlier packets, which a PING of the
+    proxy confirms. ``hold``: the proxy silently stops forwarding in this direction, from this
+    packet on. The fault occurs ``times`` times, each ``nth`` packets after the one before.
     """
 
     kind: str
@@ -64,7 +64,7 @@ class Cut:
 
 @dataclass
 class _Link:
-    """One connection's two sockets; ``cut`` once nothing is passed on any more."""
+    """The two sockets of one connection; ``cut`` once forwarding has stopped."""
 
     number: int
     client: socket.socket
@@ -100,7 +100,7 @@ class MqttProxy:
         self.disconnect()
 
     def cut(self, kind: str, nth: int = 1, *, action: str, to_broker: bool, times: int = 1) -> Cut:
-        """Arm it."""
+        """Arm a fault, and return it."""
         assert kind in KINDS
         assert action in {"before", "after", "hold"}
         armed = Cut(kind, nth, action, to_broker, times)
@@ -116,7 +116,7 @@ class MqttProxy:
             _end(one)
 
     def count(self, kind: str, *, dup: bool | None = None, connection: int | None = None) -> int:
-        """How many packets of a kind have come, whether they went on or not."""
+        """Return the number of received packets of a kind, forwarded or not."""
         with self._lock:
             return sum(
                 one.kind == kind
@@ -131,7 +131,7 @@ class MqttProxy:
                 client, _ = self._server.accept()
                 try:
                     broker = socket.create_connection(("127.0.0.1", self._target))
-                except OSError:  # it is being started again
+                except OSError:  # the broker is restarting
                     client.close()
                     continue
                 with self._lock:
@@ -161,7 +161,7 @@ class MqttProxy:
                 elif cut is not None:
                     self._end_at(link, cut, frame)
                     if to_broker:
-                        return  # the other direction waits for the answer
+                        return  # the other direction waits for the PINGRESP
                 elif not is_held:
                     there.sendall(frame)
         link.end()

@@ -1,4 +1,4 @@
-"""Writing message formats v0 and v1, which a broker reads and no longer writes."""
+"""An encoder of the message formats v0 and v1, which a broker reads but no longer writes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def encode_message_set(
 ) -> bytes:
     """Encode ``records``, ascending in offset, in format ``magic`` (0 or 1).
 
-    With a codec they become one wrapper, otherwise a message each. Headers are lost, and so are
-    timestamps in v0. Raises ValueError for zstd and for another magic.
+    With a codec they become one wrapper message, otherwise a message each. Headers are lost, and so
+    are timestamps in v0. Raise ValueError for zstd and for another magic.
     """
     if magic not in {0, 1} or codec is Codec.ZSTD:
         raise ValueError(f"format {magic} with {codec.name} can't be written")

@@ -1,4 +1,4 @@
-"""The metadata log as Fencepost 0.1 has written it: a key and a value (msgpack) for each change."""
+"""The metadata log of Fencepost 0.1, with a key and a value (msgpack) for each change."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.clock import ManualClock
 
 
 def record(kind: str, name: str, value: Mapping[str, Any] | None) -> Record:
-    """One change: the whole new state of what it names, None for gone."""
+    """Return the record of one change: the whole new state, None for a deletion."""
     packed = None if value is None else msgpack.packb({"version": 1, **value})
     return Record(msgpack.packb([kind, name]), packed)
 
@@ -48,7 +48,7 @@ def starts(count: int) -> Record:
 
 
 def write_old_log(fs: FileSystem, directory: str, records: Sequence[Record]) -> None:
-    """A log with these records, each as a batch of its own, as a kill leaves it."""
+    """Write a log with these records in a batch each, as after a kill."""
     clock = ManualClock(1_700_000_000_000)
     partition = Partition.open(
         fs,

@@ -1,4 +1,4 @@
-"""A broker that a test may kill, of the kind that the whole run is against."""
+"""A broker that a test may kill, of the kind that ``--target`` names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class OwnBroker(Protocol):
 def own_broker(
     request: pytest.FixtureRequest, home: Path, settings: Mapping[str, str] | None = None
 ) -> Iterator[OwnBroker]:
-    """A broker of the kind that ``--target`` names, beside the session's."""
+    """Yield a broker of the kind that ``--target`` names, besides the session's."""
     kind = request.config.getoption("--target")
     home.mkdir(parents=True, exist_ok=True)
     told = {**SETTINGS, **(settings or {})}
@@ -48,7 +48,7 @@ def own_broker(
 def behind_proxy(
     request: pytest.FixtureRequest, home: Path
 ) -> Iterator[tuple[OwnBroker, LosingProxy]]:
-    """A broker of one's own that tells its clients the address of a proxy."""
+    """Yield a broker that advertises the address of a proxy, and the proxy."""
     proxy = LosingProxy()
     settings = {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{proxy.port}"}
     with own_broker(request, home, settings) as started:

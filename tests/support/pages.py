@@ -1,15 +1,15 @@
 """Pages of the documentation: their blocks, which run as a reader would run them, and their links.
 
-A comment directly above a block says what its language does not:
+A comment directly above a block has further instructions:
 
-* ``<!-- not run: REASON -->``: nothing happens;
-* ``<!-- file: NAME -->``: the block is written to that file, beside which the others run;
-* ``<!-- stays: PATTERN -->``: the command does not end by itself. The page goes on as soon as a
-  line of its output matches; ``fencepost serve`` needs no such word;
-* ``<!-- stopped: WHAT -->``: before the block runs, what stays is ended, as by Ctrl-C;
+* ``<!-- not run: REASON -->``: the block does not run;
+* ``<!-- file: NAME -->``: the block is written to that file, in the folder where the others run;
+* ``<!-- stays: PATTERN -->``: the command does not end by itself. The next block runs as soon as a
+  line of its output matches; ``fencepost serve`` needs no such comment;
+* ``<!-- stopped: WHAT -->``: before the block runs, running commands are ended, as by Ctrl-C;
 * ``<!-- fails: STATUS -->``: the block ends with this exit status;
-* ``<!-- needs: NAME -->``: run only where there is this command; ``pyspark``: in `make package`;
-* ``<!-- printed: -->``: what the block above has printed, ``…`` standing for anything in a line.
+* ``<!-- needs: NAME -->``: run only where this command exists; ``pyspark``: in `make package`;
+* ``<!-- printed: -->``: the output of the block above, ``…`` standing for anything in a line.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.support.daemon import ROOT, Daemon
 from tests.support.waits import until
 
 RUN_S = 120.0
-"""Patience for one block."""
+"""Timeout of one block in seconds."""
 
 STOP_S = 20.0
 
@@ -43,10 +43,10 @@ SHOWN_LANGUAGES = frozenset(
     {"text", "toml", "ini", "yaml", "json", "properties", "dockerfile", "go", "java", "javascript"}
     | {"promql", "markdown"}
 )
-"""What is shown, or written to a file, and not run."""
+"""Languages of blocks that are not run, but only shown or written to a file."""
 
 LARGE = frozenset({"pyspark"})
-"""What a block may need that takes long: such blocks run in `make package` alone."""
+"""Slow dependencies of blocks, which run in `make package` only."""
 
 WORDS = frozenset({"not run", "file", "stays", "stopped", "fails", "needs", "printed"})
 
@@ -59,7 +59,7 @@ _INSTALL = re.compile(r"^(python -m )?pip install\b.*\n?", re.MULTILINE)
 
 
 def shown(path: Path) -> str:
-    """A page's name in the project."""
+    """Return a page's path relative to the project."""
     return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
 
 
@@ -82,14 +82,14 @@ class Block:
 
     @property
     def serves(self) -> bool:
-        """Whether a broker goes on behind it."""
+        """Return whether the block starts a broker that keeps running."""
         is_run = self.language == "sh" and self.runs and "fails" not in self.words
         return is_run and _SERVE.search(self.text) is not None
 
 
 @dataclass(frozen=True)
 class Link:
-    """One link to somewhere else, or into the page."""
+    """One link to another page, or into the same page."""
 
     page: Path
     line: int
@@ -125,7 +125,7 @@ class Page:
 
     @cached_property
     def anchors(self) -> set[str]:
-        """What a link into the page may name, by GitHub's rule for headings."""
+        """The anchors of the page's headings, by GitHub's rule."""
         found: set[str] = set()
         for before, token in zip(self._tokens, self._tokens[1:], strict=False):
             if before.type == "heading_open":
@@ -157,12 +157,12 @@ def _words(comment: str) -> dict[str, str]:
 
 
 class Reader:
-    """Someone who runs a page's blocks one after the other, in a folder that was empty before.
+    """Runs a page's blocks one after the other, in a new folder.
 
-    Each address of this machine on the page is another, free one, and a ``fencepost serve`` that
-    says no address, nor does its file, listens on that of port 9092. What the page installs is
-    there already, unless there is something to install in place of the ``clone`` (``.``) into the
-    environment of ``bin_dir``.
+    Each address of this machine on the page is replaced by a free one, and a ``fencepost serve``
+    without an address, also in its file, listens on the replacement of port 9092. Packages that the
+    page installs are present already, unless a wheel replaces the ``clone`` (``.``), which is then
+    installed into the environment of ``bin_dir``.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class Reader:
         self._logs = home
         self._ports: dict[str, str] = {}
         self._tests: list[str] = []
-        """Files of blocks with tests, which run together at the end: pytest is slow to begin."""
+        """Files of blocks with tests, which run together at the end: pytest starts slowly."""
         self._stack = ExitStack()
         self._staying = self._stack.enter_context(ExitStack())
         self._bin = bin_dir or Path(sysconfig.get_path("scripts"))
@@ -197,7 +197,7 @@ class Reader:
         }
 
     def read(self, page: Page) -> None:
-        """Run all that runs; raises AssertionError with the output of the block that is wrong."""
+        """Run all blocks that run; raise AssertionError with the output of a failing block."""
         with self._stack:
             runs = [block for block in page.blocks if block.runs]
             if self._has_broker and runs and not any(block.serves for block in runs):
@@ -240,7 +240,7 @@ class Reader:
         return need is None or shutil.which(need) is not None
 
     def _install(self, match: re.Match[str]) -> str:
-        """A line ``pip install`` as it is run: nothing, or with the wheel for the clone."""
+        """Return the replacement of a ``pip install`` line: empty, or with the wheel's path."""
         return _THE_CLONE.sub(rf"\1{self._clone}\2", match[0]) if self._clone else ""
 
     @contextmanager
@@ -271,7 +271,7 @@ class Reader:
         self._start(command, block, self._logs / f"block-{number}.log")
 
     def _says_listeners(self, text: str) -> bool:
-        """Whether a file of settings that ``text`` names says where the broker listens."""
+        """Return whether a settings file that ``text`` names has listeners."""
         files = re.findall(r"--config-file (\S+)", text)
         return any(b"listeners" in (self.here / file).read_bytes() for file in files)
 
@@ -311,7 +311,7 @@ class Reader:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """End a block and what it has left behind: all that is of its session."""
+    """End a block and its background processes: all processes of its session."""
     for number in (signal.SIGINT, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(child.pid, number)
@@ -320,7 +320,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def pages() -> list[Path]:
-    """Every page whose blocks run."""
+    """Return all pages whose blocks run."""
     tops = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "testing/README.md")
     named = [ROOT / name for name in tops if (ROOT / name).exists()]
     return [*named, *sorted((ROOT / "docs").rglob("*.md"))]

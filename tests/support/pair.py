@@ -1,4 +1,4 @@
-"""A broker of Apache Kafka and one of Fencepost, and how their coordinators change places."""
+"""A broker of Apache Kafka and one of Fencepost, between which coordinators move."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.raw import Answer, ConnectionLostError
 from tests.support.waits import until
 
 KAFKAS, OURS = 1, 2
-"""Their numbers."""
+"""The node ids of the two brokers."""
 
 BOTH: Final = (KAFKAS, OURS)
 GROUPS, TRANSACTIONS = "__consumer_offsets", "__transaction_state"
@@ -37,14 +37,14 @@ SETTINGS: Final = {
     "log.retention.ms": "-1",
     "log.cleaner.enable": "false",
 }
-"""Of all nodes: short waits, and one partition for each kind of coordinator."""
+"""Settings of all nodes: short waits, and one partition for each kind of coordinator."""
 
 
 class Pair(MixedCluster):
-    """Both, on racks of their own, and a controller of either kind in a process of its own.
+    """Both brokers, on different racks, and a controller of either kind in a process of its own.
 
-    The partition of either internal topic is on both. With ``has_logins`` they have a listener
-    CLIENTS more, of SASL_PLAINTEXT.
+    Both brokers have replicas of the internal topics' partitions. With ``has_logins`` they have a
+    further listener CLIENTS with SASL_PLAINTEXT.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Pair(MixedCluster):
         self._clients: dict[int, Cluster] = {}
         self._has_logins = has_logins
         self.logins: dict[int, str] = {}
-        """Addresses of the listener CLIENTS."""
+        """Broker → address of its listener CLIENTS."""
         told = {**SETTINGS, **(settings or {})}
         super().__init__(directory, JAVA + PYTHON, told, controllers=controllers)
 
@@ -87,14 +87,14 @@ class Pair(MixedCluster):
         return Member(self._room(node_id), self.quorum, node_id=node_id, settings=settings)
 
     def start(self) -> Pair:
-        """Start all of them, and have the coordinators' topics."""
+        """Start all nodes, and create the coordinators' topics."""
         super().start()
         until(lambda: self.brokers() == dict.fromkeys(BOTH, False), "both are unfenced")
         for topic in (GROUPS, TRANSACTIONS):
             self.create(topic, [BOTH])
         return self
 
-    # --- asking ---
+    # --- requests ---
 
     @property
     def quorum(self) -> str:
@@ -102,14 +102,14 @@ class Pair(MixedCluster):
         return self._addresses[0]
 
     def at(self, node_id: int) -> Cluster:
-        """A connection to a broker, the same until it is lost."""
+        """Return the connection to a broker, a new one after a lost connection."""
         found = self._clients.get(node_id)
         if found is None:
             found = self._clients[node_id] = Cluster(self.node(node_id).bootstrap)
         return found
 
     def call(self, node_id: int, api: str, version: int, **body: Any) -> Answer:
-        """Ask a broker; over a new connection where the former one was lost."""
+        """Send a request to a broker, on a new connection if the former one is lost."""
         for attempt in range(2):
             try:
                 return self.at(node_id).call(api, version, **body)
@@ -121,17 +121,17 @@ class Pair(MixedCluster):
 
     @property
     def running(self) -> tuple[int, ...]:
-        """The brokers whose process lives."""
+        """The brokers whose processes run."""
         children = {one: self.node(one).child for one in BOTH}
         return tuple(one for one, child in children.items() if child and child.returncode is None)
 
     def brokers(self) -> dict[int, bool]:
-        """Whether each registered broker is fenced, as one that runs says."""
+        """Return for each registered broker whether it is fenced, by DescribeCluster."""
         answer = self.call(self.running[0], "describe_cluster", 2, include_fenced_brokers=True)
         return {one["broker_id"]: one["is_fenced"] for one in answer["brokers"]}
 
     def partition(self, topic: str, index: int = 0, *, witness: int) -> Answer:
-        """What a broker knows of a partition."""
+        """Return a partition from a broker's Metadata."""
         answer = self.call(witness, "metadata", 9, topics=[{"name": topic}])
         found: Answer = next(
             one for one in answer["topics"][0]["partitions"] if one["partition_index"] == index
@@ -139,13 +139,13 @@ class Pair(MixedCluster):
         return found
 
     def leader(self, topic: str, index: int = 0) -> int:
-        """Who leads a partition, as the first that runs knows it."""
+        """Return the leader of a partition from the Metadata of the first running broker."""
         return int(self.partition(topic, index, witness=self.running[0])["leader_id"])
 
     def create(
         self, name: str, assignment: list[tuple[int, ...]], configs: Mapping[str, str] | None = None
     ) -> str:
-        """Create a topic, and wait until both know its leaders."""
+        """Create a topic, and wait until both brokers know its leaders."""
         topic = {
             "name": name,
             "num_partitions": -1,
@@ -165,9 +165,10 @@ class Pair(MixedCluster):
     # --- moving ---
 
     def led(self, topic: str, node_id: int, index: int = 0) -> None:
-        """Wait until all that run know that this broker leads, and that it has all in sync.
+        """Wait until all running brokers see this leader with all replicas in sync.
 
-        The leader itself is asked for the partition: its office begins a moment after the news.
+        The leader also gets a request for the partition: it becomes leader a moment after the
+        metadata change.
         """
 
         def is_so() -> bool:
@@ -192,7 +193,7 @@ class Pair(MixedCluster):
         until(is_so, f"{node_id} leads {topic}-{index}", poll_s=0.05)
 
     def reassign(self, topic: str, replicas: tuple[int, ...], index: int = 0) -> None:
-        """Have a partition moved to these brokers; the controller only notes it."""
+        """Request a reassignment, without waiting for it to complete."""
         part = {"partition_index": index, "replicas": replicas}
         answer = self.call(
             self.running[0],
@@ -204,7 +205,7 @@ class Pair(MixedCluster):
         assert answer["responses"][0]["partitions"][0]["error_code"] == "none", answer
 
     def elect(self, topic: str, node_id: int, index: int = 0) -> None:
-        """Make a broker the preferred leader of a partition, and the leader."""
+        """Make a broker the preferred leader of a partition, and elect it."""
         other = BOTH[node_id == KAFKAS]
         self.reassign(topic, (node_id, other), index)
 
@@ -230,7 +231,7 @@ class Pair(MixedCluster):
         self.led(topic, node_id, index)
 
     def move_away(self, topic: str, node_id: int) -> None:
-        """Take a partition from all others to this broker alone, and back to both."""
+        """Move a partition to this broker alone, and then back to both."""
         self.reassign(topic, (node_id,))
         until(
             lambda: self.partition(topic, witness=node_id)["replica_nodes"] == [node_id],
@@ -247,7 +248,7 @@ class Pair(MixedCluster):
         self.led(topic, node_id)
 
     def end(self, node_id: int, how: str) -> None:
-        """Stop (SIGTERM: it hands over what it leads) or kill a broker; the other leads then."""
+        """Stop (SIGTERM, with a controlled shutdown) or kill a broker; the other leads then."""
         child = self.node(node_id).child
         assert child is not None
         child.kill() if how == "kill" else child.terminate()
@@ -256,7 +257,7 @@ class Pair(MixedCluster):
             self.led(topic, other)
 
     def back(self, node_id: int) -> None:
-        """Start a broker again, and wait until it has all that it ought to."""
+        """Restart a broker, and wait until its replicas are in sync."""
         self.node(node_id).start()
         other = BOTH[node_id == KAFKAS]
 
@@ -271,7 +272,7 @@ class Pair(MixedCluster):
             self.led(topic, other)
 
     def serves(self, node_id: int, kind: int, key: str) -> None:
-        """Wait until both name this broker as the coordinator of a key, and it has loaded."""
+        """Wait until both brokers name this coordinator of ``key``, and it has loaded."""
 
         def does() -> bool:
             for witness in self.running:

@@ -1,4 +1,4 @@
-"""A partition in single calls, which the broker makes in several steps."""
+"""Single calls on a partition for operations that the broker does in several steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def append_batch(
     transaction_verified: bool = False,
     transaction_version: int = 0,
 ) -> Appended:
-    """Check a client's batch and append it; raises what the two steps do."""
+    """Check a client's batch and append it; raise the errors of both steps."""
     return partition.append_admitted(
         admit(data, partition.log.config, now_ms=now_ms, min_zstd_ok=True),
         transaction_verified=transaction_verified,
@@ -34,7 +34,7 @@ def fetch_bytes(
     *,
     at_least_one: bool = True,
 ) -> LogReadInfo:
-    """Fetch, and read what was left in its file."""
+    """Fetch, and read a range of a file into memory."""
     fetched = partition.reader.fetch(offset, max_bytes, isolation, at_least_one=at_least_one)
     records = fetched.records
     if isinstance(records, FileRange):
@@ -43,5 +43,5 @@ def fetch_bytes(
 
 
 def retain(partition: Partition, now_ms: int) -> int:
-    """Do all of a retention at once; return how many segments it removed."""
+    """Run a whole round of retention; return the number of removed segments."""
     return run_here(partition.cleanup.retaining(now_ms))

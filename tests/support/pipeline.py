@@ -1,4 +1,4 @@
-"""Copies a topic to another exactly once, on librdkafka, through whatever happens to brokers."""
+"""Copies a topic to another exactly once, on librdkafka, through all failures of brokers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ QUIET = {"log_level": 0}
 
 
 class Clients:
-    """Makes clients of one cluster, which have ``settings`` in common."""
+    """Makes clients of one cluster with the common ``settings``."""
 
     def __init__(self, bootstrap: str, settings: Mapping[str, object] = QUIET) -> None:
         self._common = {"bootstrap.servers": bootstrap, **settings}
@@ -24,8 +24,8 @@ class Clients:
         """Return a producer that is ready for its first transaction.
 
         librdkafka 2.16 may wait for ever in ``send_offsets_to_transaction`` once Metadata no longer
-        names the group's coordinator (docs/works-with.md). It looks again when any connection opens
-        or closes, so idle ones are closed soon.
+        names the group's coordinator (docs/works-with.md). It checks again when any connection
+        opens or closes, so idle connections are closed soon.
         """
         made = Producer(
             {
@@ -39,7 +39,7 @@ class Clients:
         return made
 
     def consumer(self, group: str, *, protocol: str = "classic") -> Consumer:
-        """Reads what is committed, and commits nothing by itself."""
+        """Return a read_committed consumer without automatic commits."""
         return Consumer(
             {
                 **self._common,
@@ -53,7 +53,7 @@ class Clients:
         )
 
     def messages(self, topic: str, partitions: int) -> list[Message]:
-        """All that is committed, up to the last stable offsets."""
+        """Return all committed records up to the last stable offsets."""
         consumer = self.consumer("reader")
         consumer.assign([TopicPartition(topic, index, 0) for index in range(partitions)])
         found: list[Message] = []
@@ -71,9 +71,9 @@ class Clients:
 
 
 class Pipeline(threading.Thread):
-    """Copies ``source`` to ``target``, partition by partition, offsets and all, in transactions.
+    """Copies ``source`` to ``target`` in transactions that include the offsets.
 
-    Each record bears its transaction's name and how many records that has, as headers.
+    Partitions are kept. Each record has headers with its transaction's name and size in records.
     """
 
     def __init__(self, clients: Clients, name: str, source: str, target: str) -> None:
@@ -98,7 +98,7 @@ class Pipeline(threading.Thread):
                 consumer.close()
 
     def copy(self, producer: Producer, consumer: Consumer, messages: Sequence[Message]) -> None:
-        """One transaction."""
+        """Run one transaction."""
         producer.begin_transaction()
         headers = [("txn", unique(self.name)), ("size", str(len(messages)))]
         ends: dict[int, int] = {}
@@ -106,7 +106,7 @@ class Pipeline(threading.Thread):
             producer.produce(self.target, one.value(), partition=one.partition(), headers=headers)
             ends[one.partition()] = one.offset() + 1
         offsets = [TopicPartition(self.source, index, end) for index, end in ends.items()]
-        # Who gives up begins anew: claiming the id ends what is open.
+        # After an error, start again: InitProducerId ends the open transaction.
         group = consumer.consumer_group_metadata()
         producer.send_offsets_to_transaction(offsets, group, GIVE_UP_S)
         producer.commit_transaction(GIVE_UP_S)

@@ -1,7 +1,7 @@
-"""Brokers that a test plays: registered and alive, and their part in replication is a script.
+"""Brokers that a test plays: registered and alive, with scripted replication.
 
-A :class:`PlayedFollower` fetches from a real leader what a scene says. A :class:`PlayedLeader`
-answers the fetches of real followers, and keeps what they asked.
+A :class:`PlayedFollower` sends a test's fetches to a real leader. A :class:`PlayedLeader` serves
+real followers, and records their fetches.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from tests.support.waits import until
 
 BEAT_S = 0.3
 IDLE_S = 0.05
-"""How long a played leader that has nothing new keeps a fetch."""
+"""How long a played leader without new records delays a fetch response."""
 
 API_NAMES = {API_KEYS[name]: name for name in ("api_versions", "fetch", "list_offsets")}
 _HEAD = struct.Struct(">hhi")
 
 
 class PlayedBroker(Pretender):
-    """Joins as it is entered, and sends heartbeats from a thread until :meth:`fall_silent`."""
+    """Registers when entered, and sends heartbeats from a thread until :meth:`fall_silent`."""
 
     def __init__(self, controller: str, broker_id: int, cluster_id: str, port: int = 1) -> None:
         super().__init__(controller, broker_id, cluster_id)
@@ -49,7 +49,7 @@ class PlayedBroker(Pretender):
         self.close()
 
     def come(self, *, is_new: bool = True) -> None:
-        """Be unfenced, as a new incarnation that registers first, or as the one it was."""
+        """Become unfenced, as a new incarnation that registers first, or as the former one."""
         if is_new:
             self.incarnation_id = uuid.uuid4()
             until(self._registered, f"{self.broker_id} is registered")
@@ -59,7 +59,7 @@ class PlayedBroker(Pretender):
         self._thread.start()
 
     def _registered(self) -> bool:
-        # Until its session is over, the former incarnation keeps the place.
+        # Until the former incarnation's session ends, its registration stays valid.
         listener = {"name": "PLAINTEXT", "host": "127.0.0.1", "security_protocol": 0}
         answer = self.register(listeners=[{**listener, "port": self._port}])
         assert answer["error_code"] in {"none", "duplicate_broker_registration"}, answer
@@ -71,36 +71,36 @@ class PlayedBroker(Pretender):
                 self.heartbeat()
 
     def alter_partition(self, *arguments: Any, **changes: Any) -> Answer:
-        """See :class:`Pretender`; between two heartbeats."""
+        """See :class:`Pretender`; sends the request between two heartbeats."""
         with self._turn:
             return super().alter_partition(*arguments, **changes)
 
     def be_fenced(self) -> None:
-        """Ask the controller for it, and fall silent."""
+        """Stop the heartbeats, and ask the controller to fence the broker."""
         self.fall_silent()
         assert self.heartbeat(want_fence=True)["is_fenced"]
 
     @property
     def is_silent(self) -> bool:
-        """Whether it sends no heartbeats."""
+        """Whether the broker has stopped sending heartbeats."""
         return self._silent.is_set()
 
     def fall_silent(self) -> None:
-        """Send no more heartbeats; the controller fences it when its session is over."""
+        """Stop sending heartbeats; the controller fences the broker after its session timeout."""
         self._silent.set()
         if self._thread is not None:
             self._thread.join(60)
 
 
 class PlayedFollower(PlayedBroker):
-    """A follower whose fetches a scene makes, one by one."""
+    """A follower whose fetches the test sends one by one."""
 
     def fetch_replica(
         self, leader: RawClient, topic_id: uuid.UUID, offset: int, epoch: int, **how: Any
     ) -> Answer:
-        """Fetch once in a leader epoch; the partition's part of the answer.
+        """Fetch once in a leader epoch; return the partition's response.
 
-        ``last_epoch``, ``log_start`` and ``broker_epoch`` are what else a follower tells.
+        ``last_epoch``, ``log_start`` and ``broker_epoch`` are further fields of a follower.
         """
         asked = {
             "partition": 0,
@@ -127,7 +127,7 @@ class PlayedFollower(PlayedBroker):
 
 @dataclass
 class Script:
-    """A partition that a :class:`PlayedLeader` leads: what it has, and what it answers with."""
+    """A partition that a :class:`PlayedLeader` leads: its log, and its responses."""
 
     epoch: int = 0
     high_watermark: int = 0
@@ -135,27 +135,27 @@ class Script:
     earliest: int = 0
     latest: int = 0
     batches: list[tuple[int, bytes]] = field(default_factory=list)
-    """(base offset, bytes), in order."""
+    """(base offset, bytes) of each batch, in order."""
 
     asked: dict[int, list[Answer]] = field(default_factory=dict)
-    """The fetched partitions of requests, by replica."""
+    """Replica → partitions of its fetch requests."""
 
     once: dict[int, list[Answer]] = field(default_factory=dict)
-    """What the next fetches of a replica are answered with, beside an empty answer's fields.
+    """Replica → fields that override an empty response in its next fetches.
 
-    With a ``gate``, an event, the answer waits for that.
+    With a ``gate``, an event, the response waits for it.
     """
 
     questions: dict[int, list[int]] = field(default_factory=dict)
-    """Timestamps that a replica asked the offsets of."""
+    """Replica → timestamps of its ListOffsets requests."""
 
     def end_of(self, replica: int) -> int:
-        """Where a replica fetched last, -1 before it has."""
+        """Return the offset of a replica's last fetch, -1 before its first one."""
         seen = self.asked.get(replica)
         return int(seen[-1]["fetch_offset"]) if seen else -1
 
     def answer(self, replica: int, part: Answer) -> Answer:
-        """The answer to a fetch."""
+        """Return the response to a fetch of one partition."""
         self.asked.setdefault(replica, []).append(part)
         base = {
             "partition_index": part["partition"],
@@ -172,7 +172,7 @@ class Script:
         return {**base, "records": b"".join(found)}
 
     def has(self, offset: int, data: bytes, epoch: int | None = None) -> int:
-        """Append a batch as it lies in a log; returns the offset behind it."""
+        """Append a batch with this base offset and epoch; return the next offset."""
         stamped = bytearray(data)
         struct.pack_into(">q", stamped, 0, offset)
         struct.pack_into(">i", stamped, 12, self.epoch if epoch is None else epoch)
@@ -182,27 +182,27 @@ class Script:
 
 
 class PlayedLeader(PlayedBroker):
-    """A broker that followers can fetch from. Each topic it leads has a :class:`Script`."""
+    """A broker that followers can fetch from, with a :class:`Script` for each topic it leads."""
 
     def __init__(self, controller: str, broker_id: int, cluster_id: str) -> None:
         self._server = socket.create_server(("127.0.0.1", 0))
         super().__init__(controller, broker_id, cluster_id, self._server.getsockname()[1])
         self.scripts: dict[str, Script] = {}
         self.names: dict[str, str] = {}
-        """Topics' names by their ids: followers fetch by id."""
+        """Topic id → name, because followers fetch by id."""
         self.lock = threading.Lock()
-        """Held while a script is asked; a scene that changes several things at once takes it."""
+        """Held while a script is read; a test takes it for changes that belong together."""
         self._stopping = threading.Event()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop serving."""
         self._stopping.set()
         self._server.close()
         super().close()
 
     def leads(self, name: str, topic_id: uuid.UUID) -> Script:
-        """What it has of a topic that it leads."""
+        """Add a topic that the broker leads; return its script."""
         with self.lock:
             self.scripts[name] = script = Script()
             self.names[str(topic_id)] = name
@@ -234,7 +234,7 @@ class PlayedLeader(PlayedBroker):
             if (gate := part.pop("gate", None)) is not None:
                 gate.wait()
         if not any(part["records"] for part in parts):
-            # As a leader does where there is nothing: followers ask at once again.
+            # Delay an empty response as a leader does, because followers fetch again at once.
             self._stopping.wait(IDLE_S)
 
     def _fetched(self, body: Answer) -> Answer:

@@ -15,7 +15,7 @@ PAGE_BYTES = resource.getpagesize()
 
 
 class Child:
-    """One child process. Standard output and error are kept, line by line, in ``lines``."""
+    """One child process, whose standard output and error are collected in ``lines``."""
 
     def __init__(
         self,
@@ -56,19 +56,19 @@ class Child:
 
     @property
     def resident_bytes(self) -> int:
-        """What it has in memory now (VmRSS)."""
+        """Return the resident memory of the process (VmRSS)."""
         pages = Path(f"/proc/{self.pid}/statm").read_text().split()[1]
         return int(pages) * PAGE_BYTES
 
     @property
     def returncode(self) -> int | None:
-        """None while it runs, the negative signal number if one ended it."""
+        """The exit status: None while it runs, the negative signal number if one ended it."""
         return self._process.poll()
 
     def wait_for_line(self, pattern: str, *, deadline_s: float, since: int = 0) -> re.Match[str]:
-        """Return the match of the first line, past or to come, in which ``pattern`` is found.
+        """Return the match of the first present or future line that contains ``pattern``.
 
-        ``since`` is the number of lines, as ``len(child.lines)`` tells it, to leave out.
+        ``since`` is the number of lines to skip, as an earlier ``len(child.lines)``.
         """
         end = time.monotonic() + deadline_s
         seen = since
@@ -86,17 +86,17 @@ class Child:
                 self._grown.wait(min(left, 0.1))
 
     def tail(self, lines: int = 60) -> str:
-        """The end of its output."""
+        """Return the last lines of its output."""
         return "\n".join(self.lines[-lines:])
 
     def kill(self) -> None:
-        """Kill -9 and wait until it is gone."""
+        """Kill the process by SIGKILL, and wait for its end."""
         if self.returncode is None:
             self._process.kill()
         self.wait(60)
 
     def terminate(self, *, deadline_s: float = 60) -> int:
-        """SIGTERM, then wait; a process that does not end in time is killed, and TimeoutError."""
+        """Send SIGTERM and wait; after the deadline kill the process and raise TimeoutError."""
         if self.returncode is None:
             self._process.send_signal(signal.SIGTERM)
         try:
@@ -106,7 +106,7 @@ class Child:
             raise TimeoutError(f"SIGTERM did not end {self.command}:\n{self.tail()}") from None
 
     def wait(self, deadline_s: float) -> int:
-        """Wait for its end, and for the last of its output; returns the exit status."""
+        """Wait for its end, and for the rest of its output; return the exit status."""
         status = self._process.wait(deadline_s)
         self._reader.join(deadline_s)
         return status

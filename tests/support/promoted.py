@@ -1,4 +1,4 @@
-"""What ``fencepost cluster promote`` has written, started: a broker, and Kafka's controllers."""
+"""Nodes that start from the files of ``fencepost cluster promote``: a broker, Kafka controllers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.processes import Child
 
 
 class PromotedBroker(Daemon):
-    """``fencepost serve`` by ``broker.properties`` alone."""
+    """``fencepost serve`` with only ``broker.properties``."""
 
     def __init__(self, data_dir: Path, output: Path) -> None:
         super().__init__(data_dir, {}, listen="-")
@@ -22,7 +22,7 @@ class PromotedBroker(Daemon):
 
 
 class PromotedController:
-    """A controller of Apache Kafka by its ``controller.properties``."""
+    """A controller of Apache Kafka with its ``controller.properties``."""
 
     def __init__(self, node_id: int, output: Path) -> None:
         self.node_id = node_id
@@ -31,11 +31,11 @@ class PromotedController:
 
     @property
     def metadata(self) -> Path:
-        """Its metadata directory."""
+        """The controller's metadata directory."""
         return self.room / "metadata"
 
     def launch(self) -> PromotedController:
-        """Start it, and do not wait."""
+        """Start it without waiting."""
         file = self.room / "controller.properties"
         self.child = Child(java_command("kafka.Kafka", str(file)))
         return self
@@ -51,11 +51,11 @@ class PromotedController:
         return self
 
     def stop(self) -> None:
-        """End it in order."""
+        """Stop it cleanly."""
         assert self.child is not None
         self.child.terminate()
 
     def kill(self) -> None:
-        """Kill -9, if it runs."""
+        """Kill the process by SIGKILL, if it runs."""
         if self.child is not None:
             self.child.kill()

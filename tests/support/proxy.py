@@ -1,4 +1,4 @@
-"""A TCP proxy that loses an answer, or keeps a request back: the client does not know which."""
+"""A TCP proxy that loses a response or holds a request back; the client sees no difference."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import threading
 
 
 class LosingProxy:
-    """Forwards connections to ``target`` and rewrites its address in no way.
+    """Forwards connections to ``target`` without rewriting addresses.
 
-    The broker has to advertise the proxy's address. ``lose(api_key, …)`` arms it: of each of these
-    requests the next answer is dropped and the connection closed; ``lost`` has those that were.
-    ``hold(api_key)`` keeps the next such request back until ``release()``; then it arrives, also if
-    its client has gone.
+    The broker must advertise the proxy's address. ``lose(api_key, …)`` arms it: for each of these
+    APIs, the next response is dropped and the connection closed; ``lost`` lists the dropped ones.
+    ``hold(api_key)`` holds the next such request until ``release()``; then the request arrives,
+    even if its client has disconnected.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class LosingProxy:
         self._to_lose: set[int] = set()
         self._to_hold: set[int] = set()
         self.holding = threading.Event()
-        """Set while a request is kept back."""
+        """Set while a request is held back."""
         self._released = threading.Event()
         self._lock = threading.Lock()
         threading.Thread(target=self._accept, daemon=True).start()
@@ -74,7 +74,7 @@ class LosingProxy:
                 client.sendall(answer)
 
     def _is_among(self, armed: set[int], api_key: int) -> bool:
-        """Whether it is this request's turn; it is then no other's."""
+        """Return whether the API is armed, and disarm it."""
         with self._lock:
             if api_key not in armed:
                 return False

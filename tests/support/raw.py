@@ -1,8 +1,9 @@
-"""Requests as plain data, sent over a plain socket: no retries, no caches, nothing hidden.
+"""Requests as plain data over a plain socket, without retries or caches.
 
-``RawClient.call("join_group", 5, group_id="g", …)`` fills what is not named with the schema's
-default, or with the zero of its type, and returns the response as dictionaries, lists and numbers:
-errors by name (``"unknown_member_id"``), durations and instants in milliseconds, ids as text.
+``RawClient.call("join_group", 5, group_id="g", …)`` fills the other fields with the schema's
+defaults, or with the zero of their types, and returns the response as dictionaries, lists and
+numbers: errors by name (``"unknown_member_id"``), durations and timestamps in milliseconds, ids as
+text.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Answer = dict[str, Any]
 
 
 class ConnectionLostError(Exception):
-    """The broker closed the connection instead of answering."""
+    """The broker closed the connection instead of responding."""
 
 
 @functools.cache
@@ -89,7 +90,7 @@ def _value(hint: Any, value: Any) -> Any:
 
 
 def build(entity: type, values: Mapping[str, Any]) -> Any:
-    """Build a schema entity from plain data. A field that it lacks is a TypeError."""
+    """Build a schema entity from plain data; TypeError for an unknown field."""
     hints = _hints(entity)
     known = {field.name: field for field in dataclasses.fields(entity)}
     if unknown := values.keys() - known.keys():
@@ -125,7 +126,7 @@ def plain(value: Any) -> Any:
 def encode(
     api: str, version: int, correlation_id: int, client_id: str, body: Mapping[str, Any]
 ) -> bytes:
-    """One request with its header, without the length in front."""
+    """Encode one request with its header, without the length prefix."""
     entity = build(_entity(api, version, "request"), body)
     header = build(
         type(entity).__header_schema__,
@@ -143,7 +144,7 @@ def encode(
 
 
 def decode(api: str, version: int, frame: bytes) -> tuple[int, Answer]:
-    """(correlation id, response) of one frame; every byte of it must be used."""
+    """Decode a response frame to (correlation id, response); it must have no further bytes."""
     entity = _entity(api, version, "response")
     header, used = entity_reader(entity.__header_schema__)(frame, 0)
     body, size = entity_reader(lenient_class(entity))(frame, used)
@@ -154,7 +155,7 @@ def decode(api: str, version: int, frame: bytes) -> tuple[int, Answer]:
 
 
 def decode_request(api: str, version: int, frame: bytes) -> Answer:
-    """What a request asks, from a frame with its header; for who plays a broker."""
+    """Decode a request frame with its header, for tests that play a broker."""
     entity = _entity(api, version, "request")
     _, used = entity_reader(entity.__header_schema__)(frame, 0)
     body, size = entity_reader(entity)(frame, used)
@@ -164,7 +165,7 @@ def decode_request(api: str, version: int, frame: bytes) -> Answer:
 
 
 def encode_answer(api: str, version: int, correlation_id: int, body: Mapping[str, Any]) -> bytes:
-    """One answer with its header, without the length in front."""
+    """Encode one response with its header, without the length prefix."""
     entity = build(_entity(api, version, "response"), body)
     header = build(type(entity).__header_schema__, {"correlation_id": correlation_id})
     out = io.BytesIO()
@@ -184,7 +185,7 @@ class RawClient:
         deadline_s: float = 20,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """``tls`` is what the connection to ``localhost`` is encrypted with, if it is."""
+        """``tls`` is the SSL context for the connection to ``localhost``, None for plaintext."""
         host, port = bootstrap.rsplit(":", 1)
         self.client_id = client_id
         self._correlation = itertools.count(1)
@@ -205,22 +206,22 @@ class RawClient:
 
     @property
     def local_port(self) -> int:
-        """The port at this end."""
+        """The local port of the connection."""
         return int(self._socket.getsockname()[1])
 
     def send_bytes(self, data: bytes) -> None:
-        """Send as it is; for malformed requests."""
+        """Send raw bytes, such as malformed requests."""
         self._socket.sendall(data)
 
     def send(self, api: str, version: int, **body: Any) -> None:
-        """Send without waiting; the answer is fetched with :meth:`receive`."""
+        """Send a request without waiting; :meth:`receive` returns its response."""
         correlation_id = next(self._correlation)
         frame = encode(api, version, correlation_id, self.client_id, body)
         self.send_bytes(struct.pack(">i", len(frame)) + frame)
         self._waiting.append((api, version, correlation_id))
 
     def receive(self) -> Answer:
-        """The answer to the oldest request that waits for one."""
+        """Return the response to the oldest unanswered request."""
         frame = self.receive_frame()
         api, version, correlation_id = self._waiting.pop(0)
         echoed, answer = decode(api, version, frame)
@@ -228,12 +229,12 @@ class RawClient:
         return answer
 
     def call(self, api: str, version: int, **body: Any) -> Answer:
-        """Send and wait. ConnectionLostError when the broker closes the connection instead."""
+        """Send a request and return its response; ConnectionLostError if the broker closes."""
         self.send(api, version, **body)
         return self.receive()
 
     def receive_frame(self) -> bytes:
-        """One whole frame, without its length."""
+        """Return one whole frame without its length prefix."""
         (size,) = struct.unpack(">i", self._exactly(4))
         return self._exactly(size)
 
@@ -252,11 +253,11 @@ class RawClient:
 
 
 ERROR_FIELDS = frozenset({"error_code", "partition_error_code"})
-"""AddPartitionsToTxn has a name of its own for it."""
+"""Fields that hold errors; AddPartitionsToTxn has a different name."""
 
 
 def errors_in(answer: Any) -> list[str]:
-    """Every error name in an answer, in order, ``none`` included."""
+    """Return every error name in a response, in order, including ``none``."""
     if isinstance(answer, Mapping):
         own = [value for name, value in answer.items() if name in ERROR_FIELDS]
         return own + [error for value in answer.values() for error in errors_in(value)]

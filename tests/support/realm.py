@@ -1,4 +1,4 @@
-"""A broker with TLS, logins and rules, and the operator who sets its users' rights."""
+"""A broker with TLS, logins and ACLs, and an operator that sets its users' rights."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from tests.support.waits import until
 
 MECHANISM = "SCRAM-SHA-512"
 LISTENERS: Mapping[str, str] = {"LOGIN": "SASL_SSL", "MUTUAL": "SSL", "BRIEF": "SASL_SSL"}
-"""Besides the operator's PLAINTEXT. MUTUAL wants a certificate of the client."""
+"""Listeners besides the operator's PLAINTEXT; MUTUAL requires a client certificate."""
 OAUTH = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
 BRIEF_MS = 1_500
-"""How long a login at BRIEF holds."""
+"""Lifetime of a login at BRIEF."""
 
 RULES: Mapping[str, str] = {
     **SETTINGS,
@@ -50,7 +50,7 @@ RULES: Mapping[str, str] = {
     "listener.name.mutual.ssl.client.auth": "required",
     "ssl.principal.mapping.rules": "RULE:^CN=([^,]*),.*$/$1/,DEFAULT",
 }
-"""Whoever comes without a login, on loopback, is the operator."""
+"""Broker settings; clients of the PLAINTEXT listener on loopback act as the operator."""
 
 
 class Running(Protocol):
@@ -82,7 +82,7 @@ def _protocols() -> str:
 
 
 class Right(NamedTuple):
-    """What somebody may do, in the words of ``kafka-acls``."""
+    """A right of a user, in the terms of ``kafka-acls``."""
 
     operation: str
     kind: str
@@ -94,7 +94,7 @@ class Right(NamedTuple):
 
 
 class Realm:
-    """The broker. Users log in with SCRAM over TLS, at ``bootstrap``."""
+    """The broker, at whose ``bootstrap`` users log in with SCRAM over TLS."""
 
     def __init__(self, kind: str, home: Path) -> None:
         self.authority = Authority(home / "certificates")
@@ -128,14 +128,14 @@ class Realm:
         self.broker.kill()
 
     def restart(self) -> None:
-        """Kill it and start it again; whoever was connected has to log in anew."""
+        """Kill the broker and restart it; all clients must log in again."""
         self.operator.close()
         self.broker.kill()
         self.broker.start()
         self.operator = Cluster(self.broker.bootstrap)
 
     def new_user(self, *rights: Right) -> str:
-        """A user of a name of its own, with a password and just these rights."""
+        """Create a user with a new name, a password and exactly these rights; return the name."""
         name = unique("user")
         self.set_password(name, secrets.token_urlsafe(12))
         self.allow(name, rights)
@@ -157,7 +157,7 @@ class Realm:
         self._passwords[user] = password
 
     def properties(self, user: str, password: str | None = None) -> dict[str, str]:
-        """Kafka's client properties of a user."""
+        """Return Kafka's client properties of a user."""
         return {
             "security.protocol": "SASL_SSL",
             "sasl.mechanism": MECHANISM,
@@ -167,7 +167,7 @@ class Realm:
         }
 
     def certified(self, user: str) -> dict[str, str]:
-        """Those of a user who shows a certificate, at the listener MUTUAL."""
+        """Return the client properties of a user with a certificate, for the listener MUTUAL."""
         return {
             "security.protocol": "SSL",
             "ssl.truststore.location": str(self.authority.truststore),
@@ -185,7 +185,7 @@ class Realm:
             until(lambda: self.count(user) >= len(rows), "the rules")
 
     def take(self, user: str, rights: Iterable[Right]) -> None:
-        """Take these rights away again."""
+        """Remove these rights."""
         before = self.count(user)
         filters = [
             {
@@ -205,7 +205,7 @@ class Realm:
         until(lambda: self.count(user) == before - deleted, "fewer rules")
 
     def count(self, user: str) -> int:
-        """How many rules are about a user."""
+        """Return the number of ACLs of a user."""
         answer = self.operator.call(
             "describe_acls",
             3,
@@ -236,7 +236,7 @@ def _entry(user: str, right: Right) -> dict[str, object]:
 
 @contextmanager
 def realm(request: pytest.FixtureRequest, home: Path) -> Iterator[Realm]:
-    """A broker of the kind that ``--target`` names."""
+    """Yield a broker of the kind that ``--target`` names."""
     kind = request.config.getoption("--target")
     if kind == "container":
         pytest.skip("a broker of the test's own is a process, not a container")

@@ -1,4 +1,4 @@
-"""What scenes of replication do with a cluster of both makers: its brokers, topics and files."""
+"""A mixed cluster for tests of replication: operations on its brokers, topics and files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.raw import Answer
 from tests.support.waits import until
 
 TOPIC, BROKER = 2, 4
-"""Kinds of resources that have configs."""
+"""Resource types of settings."""
 
 DEADLINE_S = 120.0
 LAG_MS, SESSION_MS = 2_000, 6_000
@@ -43,12 +43,12 @@ SETTINGS = {
     "replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector",
     "transaction.state.log.num.partitions": "1",
 }
-"""Of all nodes: who lags or is gone is found out in seconds."""
+"""Settings of all nodes, with which lagging or dead replicas are detected within seconds."""
 
 
 @dataclass(frozen=True)
 class State:
-    """What a broker's metadata say of a partition."""
+    """The state of a partition in a broker's metadata."""
 
     leader: int
     epoch: int
@@ -57,7 +57,7 @@ class State:
 
 
 class ReplicaCluster(MixedCluster):
-    """Under a controller of Apache Kafka. With ``is_proxied`` all ways to it go by ``proxy``."""
+    """A cluster under a controller of Apache Kafka, which brokers reach by ``proxy`` if proxied."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class ReplicaCluster(MixedCluster):
     ) -> None:
         self.proxy = LosingProxy() if is_proxied else None
         self.ids = frozenset(range(1, len(layout) + 1))
-        """Of the brokers."""
+        """The node ids of the brokers."""
         super().__init__(directory, layout, {**SETTINGS, **(settings or {})})
 
     def _controllers_of_kafka(self, count: int) -> list[Kafka]:
@@ -84,13 +84,13 @@ class ReplicaCluster(MixedCluster):
 
     @property
     def quorum(self) -> str:
-        """HOST:PORT of the controller, as brokers know it."""
+        """HOST:PORT at which brokers reach the controller."""
         return self._addresses[0]
 
     # --- processes ---
 
     def __enter__(self) -> Self:
-        """Start all of them; each is waited for, and known to every other."""
+        """Start all nodes, and wait until every broker knows every other."""
         try:
             self.start()
             self._await_all()
@@ -113,25 +113,25 @@ class ReplicaCluster(MixedCluster):
         return self.brokers(witness) == set(self.running)
 
     def start_all(self, *node_ids: int) -> None:
-        """Start these; returns when all that run know each other."""
+        """Start these brokers, and wait until all running brokers know each other."""
         with ThreadPoolExecutor(len(node_ids)) as threads:
             list(threads.map(self._start, node_ids))
         self._await_all()
 
     def stop_all(self, *node_ids: int) -> None:
-        """SIGTERM to each in turn: it hands over what it leads, and forces its logs to the disk."""
+        """Shut these brokers down in turn: each moves its leadership and flushes its logs."""
         for one in node_ids:
             child = self.node(one).child
             assert child is not None
             child.terminate(deadline_s=DEADLINE_S)
 
     def kill(self, node_id: int) -> None:
-        """Kill -9."""
+        """Kill a broker by SIGKILL."""
         self.node(node_id).kill()
 
     @contextmanager
     def frozen(self, node_id: int) -> Iterator[None]:
-        """SIGSTOP, and SIGCONT in the end."""
+        """Suspend a broker by SIGSTOP within the block."""
         child = self.node(node_id).child
         assert child is not None
         os.kill(child.pid, signal.SIGSTOP)
@@ -141,25 +141,25 @@ class ReplicaCluster(MixedCluster):
             os.kill(child.pid, signal.SIGCONT)
 
     def close(self) -> None:
-        """Kill all that run."""
+        """Kill all running nodes."""
         self.stop()
         if self.proxy is not None:
             self.proxy.close()
 
     @property
     def running(self) -> list[int]:
-        """The brokers whose processes are there."""
+        """The brokers whose processes run."""
         children = [(one.node_id, one.child) for one in self.nodes]
         return [number for number, child in children if child and child.returncode is None]
 
     def client(self, node_id: int) -> Cluster:
-        """A new connection to a broker; to be closed."""
+        """Return a new connection to a broker, which the caller closes."""
         return Cluster(self.node(node_id).bootstrap, deadline_s=DEADLINE_S)
 
     # --- topics ---
 
     def create(self, name: str, *assignment: Sequence[int], **configs: str) -> uuid.UUID:
-        """A topic with these replicas; it is led when this returns, and the leaders know of it."""
+        """Create a topic with these replicas, and wait until its leaders serve."""
         with self.client(self.running[0]) as client:
             answer = client.call(
                 "create_topics",
@@ -183,7 +183,7 @@ class ReplicaCluster(MixedCluster):
             )
         assert answer["topics"][0]["error_code"] == "none", answer
         for index, ids in enumerate(assignment):
-            # A replica that is only played does nothing by itself.
+            # A played replica does nothing by itself.
             real = frozenset(ids) & self.ids
             if len(real) == len(ids):
                 self.settled(name, index, leader=ids[0], isr=set(ids))
@@ -196,7 +196,7 @@ class ReplicaCluster(MixedCluster):
         return uuid.UUID(answer["topics"][0]["topic_id"])
 
     def state(self, name: str, index: int = 0, *, witness: int | None = None) -> State | None:
-        """The partition as ``witness`` knows it, None if it does not."""
+        """Return the partition's state in the Metadata of ``witness``, None if it is missing."""
         with self.client(self.running[0] if witness is None else witness) as client:
             (topic,) = client.call("metadata", 12, topics=[{"name": name}])["topics"]
         for part in topic["partitions"]:
@@ -215,9 +215,9 @@ class ReplicaCluster(MixedCluster):
         replicas: Sequence[int] | None = None,
         is_readable: bool = True,
     ) -> State:
-        """Wait until all running brokers know this of a partition, and its leader leads.
+        """Wait until all running brokers see this state of a partition, and its leader serves.
 
-        It also knows how far it may be read then, unless ``is_readable`` is not asked for.
+        With ``is_readable`` the leader must also know the high watermark.
         """
         fine = {None} if is_readable else {None, "offset_not_available"}
 
@@ -244,12 +244,12 @@ class ReplicaCluster(MixedCluster):
             raise TimeoutError(f"{error}; {seen}") from None
 
     def trouble(self, leader: int, name: str, index: int = 0) -> str | None:
-        """Why a broker does not tell the end of what it leads; None if it does."""
+        """Return the error of ListOffsets on a broker, None if it succeeds."""
         with self.client(leader) as client:
             return ask_end(client, name, index).get("error")
 
     def reassign(self, name: str, replicas: Sequence[int] | None, index: int = 0) -> None:
-        """Order other replicas, or with None cancel that."""
+        """Reassign a partition, or cancel its reassignment with None."""
         wanted = None if replicas is None else list(replicas)
         parts = [{"partition_index": index, "replicas": wanted}]
         topics = [{"name": name, "partitions": parts}]
@@ -258,7 +258,7 @@ class ReplicaCluster(MixedCluster):
         assert answer["responses"][0]["partitions"][0]["error_code"] == "none", answer
 
     def prefer(self, name: str, index: int = 0, *, is_unclean: bool = False) -> None:
-        """Elect the first replica; or, where nobody leads, any that is there."""
+        """Elect the preferred leader, or with ``is_unclean`` any live replica."""
         chosen = [{"topic": name, "partitions": [index]}]
         with self.client(self.running[0]) as client:
             answer = client.call(
@@ -271,7 +271,7 @@ class ReplicaCluster(MixedCluster):
         assert answer["error_code"] == "none", answer
 
     def configure(self, kind: int, name: str, **values: str | None) -> None:
-        """Set configs of a topic (2) or, at that broker, of a broker (4); None takes one away."""
+        """Set configs of a topic (2) or, through that broker, of a broker (4); None deletes one."""
         configs = [
             {
                 "name": key.replace("_", "."),
@@ -300,28 +300,28 @@ class ReplicaCluster(MixedCluster):
         acks: int = -1,
         timeout_ms: int = 60_000,
     ) -> Answer:
-        """Produce one batch at a broker; the partition's part of the answer."""
+        """Produce one batch to a broker; return the partition's response."""
         with self.client(node_id) as client:
             return write(client, name, *values, index=index, acks=acks, timeout_ms=timeout_ms)
 
     def brokers(self, witness: int) -> set[int]:
-        """The brokers that are not fenced, as ``witness`` knows it."""
+        """Return the unfenced brokers in the Metadata of ``witness``."""
         with self.client(witness) as client:
             return {one["node_id"] for one in client.call("metadata", 12, topics=[])["brokers"]}
 
     # --- files ---
 
     def directory(self, node_id: int, name: str, index: int = 0) -> Path:
-        """Where a broker has its replica."""
+        """Return the directory of a broker's replica."""
         return self.node(node_id).data_dir / f"{name}-{index}"
 
     def batches(self, node_id: int, name: str, index: int = 0) -> list[tuple[BatchHeader, bytes]]:
-        """All batches of a replica's files, oldest first, as they lie there."""
+        """Return all batches of a replica's files, oldest first."""
         return batches_in(self.directory(node_id, name, index))
 
 
 def ask_end(client: Cluster, name: str, index: int = 0, at: int = -1) -> dict[str, Any]:
-    """ListOffsets of one partition: ``offset``, or ``error``."""
+    """Send ListOffsets for one partition; return its ``offset``, or its ``error``."""
     asked = {"partition_index": index, "timestamp": at, "current_leader_epoch": -1}
     topics = [{"name": name, "partitions": [asked]}]
     answer = client.call("list_offsets", 5, replica_id=-1, topics=topics)
@@ -333,14 +333,14 @@ def ask_end(client: Cluster, name: str, index: int = 0, at: int = -1) -> dict[st
 def begin_write(
     client: Cluster, name: str, *values: bytes, index: int = 0, acks: int = -1, timeout_ms: int
 ) -> None:
-    """Send one batch; the answer is to be received."""
+    """Send one batch without receiving the response."""
     parts = [{"index": index, "records": batch(values)}]
     topics = [{"name": name, "partition_data": parts}]
     client.send("produce", 9, acks=acks, timeout=timeout_ms, topic_data=topics)
 
 
 def written(client: Cluster) -> Answer:
-    """The answer to :func:`begin_write`."""
+    """Return the response to :func:`begin_write`."""
     part: Answer = client.receive()["responses"][0]["partition_responses"][0]
     return part
 
@@ -353,13 +353,13 @@ def write(
     acks: int = -1,
     timeout_ms: int = 60_000,
 ) -> Answer:
-    """Send one batch and wait for the answer."""
+    """Send one batch and return the response."""
     begin_write(client, name, *values, index=index, acks=acks, timeout_ms=timeout_ms)
     return written(client)
 
 
 def batches_in(directory: Path) -> list[tuple[BatchHeader, bytes]]:
-    """All batches of a directory's segments, oldest first."""
+    """Return all batches of a directory's segments, oldest first."""
     found = []
     for file in sorted(directory.glob("*.log")):
         data = file.read_bytes()
@@ -371,7 +371,7 @@ def batches_in(directory: Path) -> list[tuple[BatchHeader, bytes]]:
 
 
 def cut_log(directory: Path, offset: int) -> None:
-    """Take the tail from ``offset`` on away, as a power loss may; the index files go as well."""
+    """Truncate a log at ``offset``, as a power loss may, and remove its index files."""
     file = max(directory.glob("*.log"))
     data = file.read_bytes()
     at = next(p for p, header in iter_headers(memoryview(data)) if header.base_offset >= offset)
@@ -382,13 +382,13 @@ def cut_log(directory: Path, offset: int) -> None:
 
 
 def epochs_in(directory: Path, end: int) -> list[tuple[int, int]]:
-    """Leader epochs and where they begin, of those that have a record below ``end``."""
+    """Return (leader epoch, start offset) of the epochs that start below ``end``."""
     found = read_epochs(OsFileSystem(), str(directory)) or []
     return [(epoch, start) for epoch, start in found if start < end]
 
 
 def tell_high_watermark(data_dir: Path, name: str, offset: int, index: int = 0) -> None:
-    """Write another high watermark into the checkpoint of a broker that is stopped."""
+    """Write another high watermark to the checkpoint of a stopped broker."""
     file = data_dir / "replication-offset-checkpoint"
     lines = file.read_text().splitlines()
     wanted = f"{name} {index} "

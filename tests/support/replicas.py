@@ -1,4 +1,4 @@
-"""Whether the replicas of a cluster hold the same."""
+"""Comparison of a cluster's replicas."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Batch = tuple[int, int, int, int]
 
 
 Replica = tuple[int, int, list[Batch]]
-"""Log start, high watermark and batches."""
+"""Log start offset, high watermark and batches."""
 
 
 def replica_of(cluster: Cluster, broker_id: int, topic: str, index: int) -> Replica:
-    """What a broker has of a partition."""
+    """Return a broker's replica of a partition."""
 
     async def look(broker: Broker) -> Replica:
         partition = broker.storage.logs.partition(topic, index)
@@ -30,7 +30,7 @@ def replica_of(cluster: Cluster, broker_id: int, topic: str, index: int) -> Repl
 
 
 def assert_replicas_are_equal(cluster: Cluster) -> None:
-    """All replicas of all partitions have the same batches between log start and high watermark."""
+    """Check that all replicas have equal batches between log start offset and high watermark."""
     for topic, index, replicas in _partitions(cluster):
         cluster.wait_for(
             lambda which=(topic, index), brokers=replicas: _are_level(cluster, *which, brokers),

@@ -1,4 +1,4 @@
-"""Writes what became of each test, and with which versions (``--results FILE``)."""
+"""Writes the outcome of each test and the clients' versions (``--results FILE``)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CLIENTS = ("confluent-kafka", "aiokafka", "kafka-python")
 
 
 class Results:
-    """A plugin of pytest's: the worst outcome of each test's phases, written when all have run."""
+    """A pytest plugin that collects the worst outcome of each test's phases, and writes them."""
 
     def __init__(self, path: Path, target: str) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""Brokers whose listeners ask for everything that clients may be asked for."""
+"""Brokers with listeners for every security protocol and SASL mechanism."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.kafka import Kafka
 from tests.support.targets import SETTINGS
 
 USERS: Final = {"admin": "admin's", "alice": 'pa"ss\\w;o rd=', "bob": "tricky=,"}
-"""Passwords by user, in PLAIN; whoever sets the scene gives them SCRAM credentials as well."""
+"""User → password for PLAIN; :func:`add_users` adds SCRAM credentials as well."""
 
 LISTENERS: Final = {
     "TLS": "SSL",
@@ -26,8 +26,8 @@ LISTENERS: Final = {
     "SAFE": "SASL_SSL",
     "BRIEF": "SASL_SSL",
 }
-"""Protocols of listeners, besides one of PLAINTEXT. MUTUAL wants a certificate of the client, a
-login at BRIEF, by PLAIN or SCRAM-SHA-512, holds for 1.5 s."""
+"""Listener → protocol, besides one with PLAINTEXT. MUTUAL requires a client certificate, and a
+login at BRIEF, by PLAIN or SCRAM-SHA-512, lasts 1.5 s."""
 
 _PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
 _SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"
@@ -35,12 +35,12 @@ _OAUTH = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
 
 
 def quoted(text: str) -> str:
-    """A value in a JAAS configuration."""
+    """Return a quoted value for a JAAS configuration."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def listener_settings(authority: Authority, addresses: Mapping[str, str]) -> dict[str, str]:
-    """What both brokers are told of these listeners, but for those that all have."""
+    """Return the settings of these listeners that both kinds of brokers get."""
     found = {
         "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512,OAUTHBEARER",
         "ssl.keystore.type": "PEM",
@@ -56,7 +56,7 @@ def listener_settings(authority: Authority, addresses: Mapping[str, str]) -> dic
     }
     found["advertised.listeners"] = found["listeners"]
     for name in ("login", "safe"):
-        # Tokens that nobody has signed are taken where that is asked for.
+        # Unsigned tokens are accepted only if this option is set.
         module = f'{_OAUTH} required unsecuredLoginStringClaim_sub="broker";'
         found[f"listener.name.{name}.oauthbearer.sasl.jaas.config"] = module
     for mechanism in ("plain", "scram-sha-512"):
@@ -65,7 +65,7 @@ def listener_settings(authority: Authority, addresses: Mapping[str, str]) -> dic
 
 
 def _of_java() -> dict[str, str]:
-    """What Apache Kafka wants besides: the users of PLAIN, and a module for each mechanism."""
+    """Return the further settings of Apache Kafka: PLAIN users, and a module per mechanism."""
     users = " ".join(f"user_{user}={quoted(password)}" for user, password in USERS.items())
     found = {}
     for name, protocol in LISTENERS.items():
@@ -78,21 +78,21 @@ def _of_java() -> dict[str, str]:
 
 
 class Secured(Protocol):
-    """Either of them, started."""
+    """A running broker of either kind."""
 
     name: str
     authority: Authority
     bootstrap: str
-    """Of its listener without anything."""
+    """The address of its PLAINTEXT listener."""
     listeners: dict[str, str]
-    """Addresses by name."""
+    """Listener → address."""
 
     def stop(self) -> None:
-        """End it."""
+        """Stop the broker."""
 
 
 def _addresses(owner: object) -> dict[str, str]:
-    """Free ports that stay free for as long as ``owner`` lives."""
+    """Return addresses with ports that are reserved for as long as ``owner`` lives."""
     found = {}
     for name in LISTENERS:
         held = hold_port()
@@ -102,7 +102,7 @@ def _addresses(owner: object) -> dict[str, str]:
 
 
 class SecuredKafka(Kafka):
-    """Apache Kafka."""
+    """A secured broker of Apache Kafka."""
 
     def __init__(self, directory: Path, settings: Mapping[str, str] = SETTINGS) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -115,12 +115,12 @@ class SecuredKafka(Kafka):
         told = listener_settings(self.authority, self.listeners) | _of_java()
         for key in ("listeners", "advertised.listeners", "listener.security.protocol.map"):
             told[key] = f"{found[key]},{told[key]}"
-        # In a file of properties a backslash is an escape.
+        # In a properties file a backslash is an escape.
         return found | {key: value.replace("\\", "\\\\") for key, value in told.items()}
 
 
 class SecuredFencepost:
-    """Ours, in a thread."""
+    """A secured broker of Fencepost in a thread."""
 
     name = "fencepost"
 
@@ -143,7 +143,7 @@ class SecuredFencepost:
 
 
 def add_users(broker: Secured) -> None:
-    """Give :data:`USERS` their passwords, by our own command."""
+    """Add the SCRAM credentials of :data:`USERS` by our own command."""
     for user, password in USERS.items():
         both = ("--mechanism", "SCRAM-SHA-256", "--mechanism", "SCRAM-SHA-512")
         told = ("users", "add", user, *both, "--password-file", "-", "-b", broker.bootstrap)

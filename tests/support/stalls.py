@@ -1,13 +1,13 @@
-"""How long the event loop was kept: the longest turn of a broker that runs in this process.
+"""Measures how long callbacks block the event loop of a broker in this process.
 
-While one callback runs nobody else is served, so its length is the longest silence that it causes.
-Two figures are kept of each: wall time, which is what a client waits, and the processor time of the
-loop's own thread. A test's verdict is on processor time; what waits for the disk instead is kept
-off the loop's thread, and is tested there. ``bench`` shows wall time.
+While one callback runs, no client is served, so its duration is the longest delay that it causes.
+Two durations are measured: wall time, which a client waits, and the processor time of the loop's
+own thread. Tests check the processor time; waits for the disk happen in other threads, and other
+tests cover them. ``bench`` shows wall time.
 
-Processor time does not count what other processes take, but it grows with them: they share caches
-and cores. So a turn that looks too long is measured against a yardstick, a piece of work of known
-cost that is done right behind it in the same thread, and may be longer by as much as that was.
+Processor time does not include other processes, but they prolong it, because they share caches and
+cores. So a turn that seems too long is compared with a yardstick, work of known cost that runs
+right after it in the same thread; the limit grows by the factor by which that was slower.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from typing import Any, Self
 from fencepost.coordinator.daemon.collector import NEVER
 
 MAX_STALL_MS = 50
-"""What a turn of the loop may take at most, in milliseconds."""
+"""The longest allowed turn of the loop in milliseconds."""
 
 YARDSTICK_MS = 2.0
-"""Processor time that the yardstick takes while nothing else runs, on the machine whose 50 ms are
-meant: CPython 3.11 on a core of an AMD EPYC, where the shortest of a hundred takes 1.85."""
+"""Processor time of the yardstick on the idle reference machine of the 50 ms: CPython 3.11 on a
+core of an AMD EPYC, where the shortest of a hundred runs takes 1.85."""
 
 MAX_SLOWNESS = 3.0
-"""What a busy machine excuses at most."""
+"""The largest factor by which a busy machine extends the limit."""
 
 
 def slowness() -> float:
-    """How many times as long as it should Python takes now, in this thread; at least 1."""
+    """Return the factor by which Python is slower now in this thread, at least 1."""
     is_collecting = gc.isenabled()
     gc.disable()
     try:
@@ -48,7 +48,7 @@ def slowness() -> float:
 
 
 def _yardstick_ms() -> float:
-    """Make and drop objects, as requests do: that is what shared caches slow down."""
+    """Create and drop objects, as requests do, because shared caches slow that down."""
     since = time.thread_time()
     _ = [(number, str(number)) for number in range(20_000)]
     del _
@@ -57,17 +57,17 @@ def _yardstick_ms() -> float:
 
 @dataclass(slots=True)
 class Stall:
-    """One turn of the loop: what ran, and how long in milliseconds."""
+    """One turn of the loop: the callback, and its duration in milliseconds."""
 
     wall_ms: float = 0.0
     cpu_ms: float = 0.0
     what: str = "nothing"
     slowness: float = 1.0
-    """How slow the machine was just then, if the turn looked too long."""
+    """The factor of :func:`slowness` right after the turn, if it seemed too long."""
 
     @property
     def judged_ms(self) -> float:
-        """The processor time that it would have taken on a machine with nothing else to do."""
+        """The processor time that the turn would have taken on an idle machine."""
         return self.cpu_ms / self.slowness
 
 
@@ -76,13 +76,13 @@ class LoopWatch:
     """The longest turns since the watch began."""
 
     wall: Stall = field(default_factory=Stall)
-    """The longest by wall time."""
+    """The longest turn by wall time."""
 
     cpu: Stall = field(default_factory=Stall)
-    """The longest by the processor time of the thread that runs the loop, as it is judged."""
+    """The longest turn by the corrected processor time of the loop's thread."""
 
     def time(self, turn: Callable[[], object], what: object) -> None:
-        """Run a turn and note how long it took."""
+        """Run a turn, and note its duration."""
         wall, cpu = time.perf_counter(), time.thread_time()
         turn()
         self._note((time.perf_counter() - wall) * 1000, (time.thread_time() - cpu) * 1000, what)
@@ -97,11 +97,11 @@ class LoopWatch:
 
     @property
     def is_short(self) -> bool:
-        """Whether no turn took more than :data:`MAX_STALL_MS` of processor time, as judged."""
+        """Whether no turn took more than :data:`MAX_STALL_MS` of corrected processor time."""
         return self.cpu.judged_ms <= MAX_STALL_MS
 
     def check(self) -> None:
-        """Fail if a turn took more than :data:`MAX_STALL_MS` of processor time, as judged."""
+        """Fail if a turn took more than :data:`MAX_STALL_MS` of corrected processor time."""
         assert self.is_short, (
             f"{self.cpu.cpu_ms:.1f} ms of processor time ({self.cpu.wall_ms:.1f} ms in all) in one "
             f"turn, while the machine was {self.cpu.slowness:.1f} times as slow as alone: "
@@ -111,9 +111,9 @@ class LoopWatch:
 
 @contextmanager
 def watched_loop() -> Iterator[LoopWatch]:
-    """Watch every event loop of this process; the clients of a test belong into another one.
+    """Watch every event loop of this process; a test's clients belong into another process.
 
-    What the test run itself holds is set aside: the daemon's collector looks at none of it either.
+    Objects of the test run are frozen, so that the garbage collector ignores them as in the daemon.
     """
     watch = LoopWatch()
     thresholds = gc.get_threshold()
@@ -138,22 +138,22 @@ PROBE_S = 0.001
 
 
 def _processor_times() -> dict[threading.Thread, float]:
-    """The processor time of each thread of the process so far, in seconds."""
+    """Return the processor time of each thread of the process so far, in seconds."""
     times: dict[threading.Thread, float] = {}
     for thread in threading.enumerate():
         if thread.ident is not None:
-            with suppress(OSError):  # it has ended
+            with suppress(OSError):  # the thread has ended
                 clock = time.pthread_getcpuclockid(thread.ident)
                 times[thread] = time.clock_gettime(clock)
     return times
 
 
 class LockWatch:
-    """The longest time that a thread kept the interpreter lock from a thread that wants it.
+    """Measures the longest time that a thread held the interpreter lock against a waiting thread.
 
-    A probe asks for the lock every millisecond and compares the processor time of all threads: the
-    time of one of them between two probes is what it took with the lock. Without the lock a thread
-    runs beside the probe, which then has its turn.
+    A probe acquires the lock every millisecond and compares the processor time of all threads: a
+    thread's time between two probes was spent with the lock, because without the lock the probe
+    runs beside it.
     """
 
     def __init__(self) -> None:
@@ -183,5 +183,5 @@ class LockWatch:
 
     @property
     def is_short(self) -> bool:
-        """Whether no thread kept the lock for more than :data:`MAX_STALL_MS`."""
+        """Whether no thread held the lock for more than :data:`MAX_STALL_MS`."""
         return self.longest_ms <= MAX_STALL_MS

@@ -1,4 +1,4 @@
-"""Stands between clients and a broker and writes down which errors the broker answers."""
+"""A proxy between clients and a broker that records the errors in the broker's responses."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ APIS = {
     26: "end_txn",
     28: "txn_offset_commit",
 }
-"""What is listened to: the requests of a transaction."""
+"""The recorded APIs: the requests of a transaction."""
 
 
 class Tap:
-    """Listens on ``address``; the broker behind it has to advertise that address."""
+    """Listens on ``address``, which the broker behind it must advertise."""
 
     def __init__(self) -> None:
         self._server = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
         self.answers: Counter[tuple[str, str]] = Counter()
-        """How many errors of each name (``none`` too) each API was answered with."""
+        """(API, error name) → number of responses, including ``none``."""
         self._behind: tuple[str, int] | None = None
         self._lock = threading.Lock()
         self._open: list[socket.socket] = [self._server]
@@ -45,12 +45,12 @@ class Tap:
             one.close()
 
     def listen_to(self, broker: str) -> None:
-        """Pass connections on to ``broker``, HOST:PORT, from now on."""
+        """Forward connections to ``broker``, HOST:PORT, from now on."""
         host, _, port = broker.rpartition(":")
         self._behind = host, int(port)
 
     def of(self, error: str) -> dict[str, int]:
-        """How often each API was answered ``error``."""
+        """Return the number of responses with ``error`` by API."""
         with self._lock:
             return {api: count for (api, name), count in self.answers.items() if name == error}
 

@@ -1,4 +1,4 @@
-"""The brokers a scenario can run against. A scenario knows one only by its bootstrap address."""
+"""The brokers that a scenario can run against; it knows only their bootstrap addresses."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ SETTINGS: Mapping[str, str] = {
 }
 """Broker settings that every target gets: short waits, small internal topics.
 
-Records bear any time that a scenario likes. Half a minute after its start, and then every five, a
-broker would delete those older than a week, from under whatever test runs just then.
+Scenarios produce records with arbitrary timestamps. Half a minute after its start, and then every
+five minutes, a broker would delete records older than a week, during any running test.
 """
 
 
@@ -37,7 +37,7 @@ class Target(Protocol):
     """HOST:PORT."""
 
     data_dir: Path
-    """Where its partition directories are."""
+    """The folder of its partition directories."""
 
     def stop(self) -> None:
-        """End it in an orderly way."""
+        """Stop it cleanly."""

@@ -1,4 +1,4 @@
-"""Whole requests of a controller, as a broker takes them: partitions topic by topic."""
+"""A broker's handling of whole requests of a controller, topic by topic."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fencepost.coordinator.zookeeper.arrivals import Arrivals
 def led(
     arrivals: Arrivals, image: MetadataImage, body: Entity
 ) -> tuple[list[MetadataRecord], dict[UUID, dict[int, int]]]:
-    """The records of a LeaderAndIsr, and the error of each partition by topic id."""
+    """Return the records of a LeaderAndIsr, and the error of each partition by topic id."""
     records: list[MetadataRecord] = []
     errors = {}
     for topic in body.topic_states:
@@ -25,7 +25,7 @@ def led(
 def updated(
     arrivals: Arrivals, image: MetadataImage, body: Entity, broker_epoch: int
 ) -> list[MetadataRecord]:
-    """The records of an UpdateMetadata."""
+    """Return the records of an UpdateMetadata."""
     records = arrivals.live_brokers(image, body, broker_epoch)
     for topic in body.topic_states:
         records += arrivals.update_metadata(image, topic, topic.partition_states)

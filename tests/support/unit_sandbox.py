@@ -1,8 +1,8 @@
-"""Runs a command under the system calls that a unit of systemd permits, without systemd.
+"""Runs a command with only the system calls that a systemd unit permits, without systemd.
 
 ``python -m tests.support.unit_sandbox UNIT COMMAND…`` applies ``SystemCallFilter=`` and
-``MemoryDenyWriteExecute=`` as systemd does, and becomes the command. The groups of calls are the
-machine's own (``systemd-analyze syscall-filter``), the filters libseccomp's.
+``MemoryDenyWriteExecute=`` as systemd does, and executes the command. The groups of calls come from
+the machine (``systemd-analyze syscall-filter``), the filters from libseccomp.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Condition(ctypes.Structure):
 
 
 def read_unit(path: Path) -> dict[str, list[str]]:
-    """Return the settings of a unit, each with its values in their order."""
+    """Return the settings of a unit, each with its values in order."""
     found: dict[str, list[str]] = {}
     for line in path.read_text().splitlines():
         key, is_setting, value = line.partition("=")
@@ -47,7 +47,7 @@ def read_unit(path: Path) -> dict[str, list[str]]:
 
 @cache
 def _calls(group: str) -> frozenset[str]:
-    """The calls of one of systemd's groups, and of those that it names."""
+    """Return the calls of one of systemd's groups and of its nested groups."""
     shown = subprocess.run(
         ["systemd-analyze", "syscall-filter", group], capture_output=True, text=True, check=True
     ).stdout
@@ -69,7 +69,7 @@ def permitted(filters: Sequence[str]) -> frozenset[str]:
 
 
 def restrict(unit: Mapping[str, Sequence[str]]) -> None:
-    """Restrict this process, and those that it will start."""
+    """Restrict this process and its future child processes."""
     seccomp = ctypes.CDLL("libseccomp.so.2")
     seccomp.seccomp_init.restype = c_void_p
 
@@ -81,7 +81,7 @@ def restrict(unit: Mapping[str, Sequence[str]]) -> None:
                 () if bits is None else (_Condition(bits[0], _MASKED_EQUAL, bits[1], bits[1]),)
             )
             array = (_Condition * len(conditions))(*conditions)
-            if number >= 0:  # of this machine's architecture
+            if number >= 0:  # the call exists on this architecture
                 added = seccomp.seccomp_rule_add_array(
                     context, c_uint32(action), number, len(conditions), array
                 )

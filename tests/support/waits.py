@@ -10,10 +10,10 @@ from typing import TypeVar
 T = TypeVar("T")
 
 POLL_S = 0.01
-"""Pause between two looks at a state that cannot tell of its change."""
+"""Interval of polling for a state without notifications."""
 
 DEADLINE_S = 60.0
-"""Default patience; generous, because it is only ever spent by a failing test."""
+"""Default deadline; generous, because only a failing test reaches it."""
 
 
 def until(
@@ -23,9 +23,9 @@ def until(
     deadline_s: float = DEADLINE_S,
     poll_s: float = POLL_S,
 ) -> T:
-    """Call ``probe`` until it returns something true and return that.
+    """Call ``probe`` until it returns a true value, and return that.
 
-    Raises TimeoutError naming ``what`` and the last value seen.
+    Raise TimeoutError with ``what`` and the last value.
     """
     end = time.monotonic() + deadline_s
     while True:
@@ -62,7 +62,7 @@ async def until_true(
     deadline_s: float = DEADLINE_S,
     poll_s: float = POLL_S,
 ) -> None:
-    """Do as :func:`until_async` does, for a function that looks at something of this loop."""
+    """Do as :func:`until_async` does, for a plain function that reads state of this loop."""
 
     async def asked() -> object:
         return probe()

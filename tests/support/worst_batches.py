@@ -1,4 +1,4 @@
-"""The batches that take a broker longest, of those that it accepts."""
+"""The accepted batches that take a broker the most time."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from fencepost.logcore.compression import Codec, compress
 from fencepost.logcore.varint import encode
 
 MOST_RECORDS: Final = 1_250_000
-"""Empty ones, about as many as a megabyte of zstd holds; the limit is 2,000,000."""
+"""Number of empty records, about as many as a megabyte of zstd holds; the limit is 2,000,000."""
 
 MOST_BYTES: Final = 100_000_000
-"""In records of a megabyte; the limit is 128 MiB inflated."""
+"""Bytes in records of a megabyte each; the limit is 128 MiB decompressed."""
 
 FIRST_MS: Final = int(time.time() * 1000) - 1_000_000
-"""The time of all records but the last."""
+"""The timestamp of all records but the last."""
 
 MAX_MESSAGE_BYTES: Final = 16_000_000
-"""``max.message.bytes`` that lets all of them in."""
+"""A value of ``max.message.bytes`` that allows all of them."""
 
 
 @functools.cache
 def empty_records(count: int, later_ms: int = 0) -> bytes:
-    """``count`` records without key and value; the last one is ``later_ms`` later."""
+    """Return ``count`` records without key and value; the last one is ``later_ms`` later."""
     records = []
     for delta in range(count):
         time_ms = later_ms if delta == count - 1 else 0
@@ -38,7 +38,7 @@ def empty_records(count: int, later_ms: int = 0) -> bytes:
 
 @functools.cache
 def keyed_records(count: int) -> bytes:
-    """``count`` records of one key with empty values: compaction keeps the last one."""
+    """Return ``count`` records of one key with empty values: compaction keeps the last one."""
     records = []
     for delta in range(count):
         body = b"\0\0" + encode(delta) + encode(1) + b"k" + b"\0\0"
@@ -48,7 +48,7 @@ def keyed_records(count: int) -> bytes:
 
 @functools.cache
 def large_records(size: int, each: int = 1_000_000) -> bytes:
-    """Records of ``each`` bytes of one letter, ``size`` bytes together."""
+    """Return records of ``each`` bytes of one letter, ``size`` bytes in total."""
     records = []
     for delta in range(size // each):
         body = b"\0\0" + encode(delta) + encode(1) + b"k" + encode(each) + b"a" * each + b"\0"
@@ -59,7 +59,7 @@ def large_records(size: int, each: int = 1_000_000) -> bytes:
 def batch_of(
     records: bytes, count: int, codec: Codec, later_ms: int = 0, stored: bytes | None = None
 ) -> bytes:
-    """A batch of encoded records, as a producer sends it; ``stored`` are they, compressed."""
+    """Return a batch of encoded records as from a producer; ``stored`` is their compressed form."""
     return batch_of_payload(
         compress(codec, records) if stored is None else stored,
         count,
@@ -75,19 +75,19 @@ def batch_of(
 
 @functools.cache
 def most_records(codec: Codec, count: int = MOST_RECORDS) -> bytes:
-    """A batch of as many records as may be; the last one alone has the largest time."""
+    """Return a batch of the most records; only the last one has the largest timestamp."""
     return batch_of(empty_records(count, later_ms=1), count, codec, later_ms=1)
 
 
 @functools.cache
 def most_bytes(codec: Codec, size: int = MOST_BYTES) -> bytes:
-    """A batch that inflates to as much as may be."""
+    """Return a batch with the largest decompressed size."""
     return batch_of(large_records(size), size // 1_000_000, codec)
 
 
 @functools.cache
 def one_snappy_block(size: int = 20_000_000) -> bytes:
-    """The largest call of a codec that the default ``max.message.bytes`` lets through."""
+    """Return the largest single codec call that the default ``max.message.bytes`` allows."""
     records = large_records(size)
     stored = bytes(cramjam.snappy.compress_raw(records))
     return batch_of(records, size // 1_000_000, Codec.SNAPPY, stored=stored)

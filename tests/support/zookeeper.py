@@ -1,4 +1,4 @@
-"""A ZooKeeper server from Maven Central's jars, on loopback, and sessions that end at once."""
+"""A ZooKeeper server from Maven Central's jars, on loopback, whose sessions tests can end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _CLOSE = -11
 
 
 class ZooKeeper:
-    """One server, which stands alone unless it is told of ``members``, as lines of its file."""
+    """One server, standalone unless ``members`` has the lines of an ensemble for its file."""
 
     main = "org.apache.zookeeper.server.ZooKeeperServerMain"
 
@@ -65,7 +65,7 @@ class ZooKeeper:
         self.child = Child([*self._java(), self.main, str(settings)])
 
     def _java(self) -> list[str]:
-        """The command line before the class. OracleMissingError says what is missing."""
+        """Return the command line up to the class; OracleMissingError says what is missing."""
         resolve(
             POM, {LIBS: "-DincludeScope=runtime"}, CACHE / "zookeeper.pom.xml", "zookeeper-*.jar"
         )
@@ -94,22 +94,22 @@ class ZooKeeper:
         return None if found is None else found[1]
 
     def stop(self) -> None:
-        """Kill it; what it has on disk stays."""
+        """Kill it; its files stay."""
         assert self.child is not None
         self.child.kill()
 
     def client(self) -> Any:
-        """A session for tests; its user closes it."""
+        """Return a session for tests, which the caller closes."""
         found = KazooClient(self.connect, timeout=30.0)
         found.start(60)
         return found
 
     def end(self, session_id: int) -> None:
-        """End the session of which no more is known than its number, as owner of a znode."""
+        """End a session by its id alone, which a znode has as its owner."""
         self.expire((session_id, password_of(session_id)))
 
     def expire(self, session: tuple[int, bytes]) -> None:
-        """End somebody's session, by its id and password, as ZooKeeper does after its time."""
+        """End a session by its id and password, as ZooKeeper does after its timeout."""
         session_id, password = session
         with socket.create_connection(("127.0.0.1", self._port), timeout=60) as client:
             head = struct.pack(">iqiq", 0, 0, 30_000, session_id)
@@ -120,7 +120,7 @@ class ZooKeeper:
 
 
 class Member(ZooKeeper):
-    """A server of an ensemble, by its number from 1 on."""
+    """A server of an ensemble, numbered from 1."""
 
     main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 
@@ -132,7 +132,7 @@ class Member(ZooKeeper):
 
 
 class Ensemble(ZooKeeper):
-    """Three servers, of which two have to agree."""
+    """Three servers, two of which form a majority."""
 
     def __init__(self, directory: Path) -> None:
         self.servers = [Member(directory / str(number), number) for number in (1, 2, 3)]
@@ -141,29 +141,29 @@ class Ensemble(ZooKeeper):
 
     @property
     def connect(self) -> str:
-        """HOST:PORT of each, with commas between."""
+        """HOST:PORT of each server, separated by commas."""
         return ",".join(one.connect for one in self.servers)
 
     def launch(self) -> None:
-        """Start those that do not run."""
+        """Start the servers that do not run."""
         for one in self.servers:
             if one.child is None or one.child.returncode is not None:
                 one.launch()
 
     @property
     def mode(self) -> str | None:
-        """``ensemble``; None while not all of them serve."""
+        """``ensemble``, or None while not all servers serve."""
         return "ensemble" if all(one.mode for one in self.servers) else None
 
     @property
     def leader(self) -> Member:
-        """Who leads."""
+        """Wait for a leader, and return it."""
         return until(
             lambda: next((one for one in self.servers if one.mode == "leader"), None), "a leader"
         )
 
     def stop(self) -> None:
-        """Kill those that run."""
+        """Kill all running servers."""
         for one in self.servers:
             if one.child is not None:
                 one.stop()
@@ -176,7 +176,7 @@ def _held_port(owner: object) -> int:
 
 
 def password_of(session_id: int) -> bytes:
-    """What a server gives to who has this session (``ZooKeeperServer.generatePasswd``)."""
+    """Return the password of a session (``ZooKeeperServer.generatePasswd``)."""
     seed = (session_id ^ 0xB3415C00 ^ 0x5DEECE66D) & (1 << 48) - 1
     found = b""
     for _ in range(4):  # java.util.Random
@@ -186,25 +186,25 @@ def password_of(session_id: int) -> bytes:
 
 
 class SecuredZooKeeper(ZooKeeper):
-    """One that also listens with TLS, and knows users by SASL's DIGEST-MD5.
+    """A server that also has TLS, and authenticates users by SASL's DIGEST-MD5.
 
-    It is the one of Apache Kafka 3.9, whose jars have what it takes.
+    It comes with Apache Kafka 3.9, whose jars include the necessary libraries.
     """
 
     def __init__(
         self, directory: Path, authority: Authority, users: Mapping[str, str], *, wants: str
     ) -> None:
-        """``wants`` says whether clients show a certificate: ``none`` or ``need``."""
+        """``wants`` is ``need`` if clients must have a certificate, otherwise ``none``."""
         super().__init__(directory)
         held = hold_port()
         weakref.finalize(self, held.close)
         self.secure = f"localhost:{held.getsockname()[1]}"
-        """HOST:PORT of TLS."""
+        """HOST:PORT of the TLS listener."""
         self._authority, self._wants = authority, wants
         self._users = dict(users)
 
     def set_password(self, user: str, password: str) -> None:
-        """From its next start on."""
+        """Set a user's password, from the next start on."""
         self._users[user] = password
 
     def _java(self) -> list[str]:

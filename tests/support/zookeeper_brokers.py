@@ -22,16 +22,16 @@ from tests.support.zookeeper import ZooKeeper
 Node = Member | Kafka39
 
 SAID_LINES, SAID_CHARACTERS = 25, 240
-"""How much of the output of a broker :meth:`Brokers.told` shows."""
+"""Limits of a broker's output in :meth:`Brokers.told`."""
 
 SIGTERM_OF_JAVA = 143
-"""The exit status of a JVM that a signal has stopped in an orderly way."""
+"""The exit status of a JVM after a clean stop by SIGTERM."""
 
 
 class Brokers:
-    """Brokers on one ZooKeeper, each in a process of its own, and what that holds.
+    """Brokers on one ZooKeeper, each in a process of its own, and their znodes.
 
-    ``layout`` says whose each broker is, ``J`` or ``P``, by its id.
+    ``layout`` maps a broker's id to its kind, ``J`` or ``P``.
     """
 
     def __init__(
@@ -43,11 +43,11 @@ class Brokers:
         *,
         of_each: Callable[[int], Mapping[str, str]] = lambda _: {},
     ) -> None:
-        """``of_each`` gives more settings of a broker, by its id."""
+        """``of_each`` returns further settings of a broker by its id."""
         self.zookeeper = zookeeper
         chroot = f"/{unique('brokers')}"
         self.connect = zookeeper.connect + chroot
-        """What a broker and Kafka's tools are told: HOST:PORT/PATH."""
+        """The ``zookeeper.connect`` of brokers and of Kafka's tools: HOST:PORT/PATH."""
         common = {**settings, "zookeeper.connect": self.connect}
         self.nodes: dict[int, Node] = {}
         for node_id, maker in layout.items():
@@ -77,10 +77,10 @@ class Brokers:
             if one.child is not None:
                 one.child.kill()
 
-    # --- what ZooKeeper holds ---
+    # --- znodes ---
 
     def node(self, path: str) -> Any:
-        """The JSON of a znode; None where there is none."""
+        """Return the parsed JSON of a znode, None if it does not exist."""
         try:
             data = self.znodes.get(path)[0]
         except NoNodeError:
@@ -108,7 +108,7 @@ class Brokers:
         return int(self.znodes.get("/controller_epoch")[0])
 
     def told(self) -> str:
-        """Who is what, and what each has said last: for whoever reads that a test has failed."""
+        """Return the state of the cluster and the last output of each broker, for failed tests."""
         lines = []
         for node_id, one in self.nodes.items():
             child = one.child
@@ -123,7 +123,7 @@ class Brokers:
             return "\n".join([*lines, f"ZooKeeper cannot be read: {error!r}"])
 
     def _held(self) -> Iterator[str]:
-        """In words: who is registered, and which partitions lack replicas or their first leader."""
+        """Yield the controller, the registered brokers, and the partitions that are not healthy."""
         yield f"controller {self.controller}, epoch {self.node('/controller_epoch')}"
         yield f"epochs of the brokers: { {one: self.registered(one) for one in self.nodes} }"
         for topic in sorted(self.znodes.get_children("/brokers/topics")):
@@ -134,10 +134,10 @@ class Brokers:
                 if found != (replicas[0], {*replicas}):
                     yield f"{topic}-{index} of {replicas}: {state}"
 
-    # --- what is done ---
+    # --- operations ---
 
     def elect(self, *wanted: int) -> None:
-        """Depose controllers until one of these is elected."""
+        """Delete the controller znode until one of these brokers is elected."""
 
         def is_elected() -> bool:
             found = self.controller
@@ -155,14 +155,14 @@ class Brokers:
         until(has_taken_office, f"one of {wanted} is the controller")
 
     def write(self, path: str, value: Any) -> None:
-        """A znode with that JSON, as tools of older releases make one."""
+        """Create a znode with this JSON, as tools of older releases do."""
         self.znodes.create(path, json.dumps(value).encode())
 
     def client(self, node_id: int) -> Cluster:
         return Cluster(self.nodes[node_id].bootstrap)
 
     def create(self, *assignment: Sequence[int], via: int | None = None) -> str:
-        """A topic with these replicas, by default made by the first; all that live know of it."""
+        """Create a topic, by default through the first broker; wait until all brokers know it."""
         name = unique("zk")
         with self.client(next(iter(self.nodes)) if via is None else via) as client:
             rows = [
@@ -187,7 +187,7 @@ class Brokers:
         return name
 
     def known(self, node_id: int, topic: str) -> list[tuple[int, int]]:
-        """Leader and leader epoch of each partition, as a broker tells it; none of an error."""
+        """Return leader and leader epoch of each partition without an error in the Metadata."""
         with self.client(node_id) as client:
             asked = {"topics": [{"name": topic}], "allow_auto_topic_creation": False}
             answer = client.call("metadata", 9, **asked)["topics"][0]
@@ -198,13 +198,13 @@ class Brokers:
         ]
 
     def living(self, node_id: int) -> set[int]:
-        """Who lives, as a broker tells it."""
+        """Return the live brokers in a broker's DescribeCluster."""
         with self.client(node_id) as client:
             rows = client.call("describe_cluster", 0)["brokers"]
         return {one["broker_id"] for one in rows}
 
     def stop(self, node_id: int) -> None:
-        """An orderly stop."""
+        """Stop a broker with a controlled shutdown."""
         child = self.nodes[node_id].child
         assert child is not None
         assert child.terminate() in {0, SIGTERM_OF_JAVA}
@@ -216,7 +216,7 @@ class Brokers:
 
     @contextmanager
     def frozen(self, node_id: int) -> Iterator[None]:
-        """SIGSTOP, and SIGCONT in the end."""
+        """Suspend a broker by SIGSTOP within the block."""
         child = self.nodes[node_id].child
         assert child is not None
         os.kill(child.pid, signal.SIGSTOP)
@@ -226,12 +226,12 @@ class Brokers:
             os.kill(child.pid, signal.SIGCONT)
 
     def registered(self, node_id: int) -> int:
-        """The epoch of a broker; -1 while it is not registered."""
+        """Return the epoch of a broker, -1 while it is not registered."""
         node = self.znodes.exists(f"/brokers/ids/{node_id}")
         return -1 if node is None else node.czxid
 
     def all_equal(self, topic: str) -> None:
-        """All replicas are in sync, and the bytes of their files the same."""
+        """Wait until all replicas are in sync, and their files have the same bytes."""
         self.all_in_sync(topic)
         replicas = self.node(f"/brokers/topics/{topic}")["partitions"]
         for index, brokers in replicas.items():

@@ -1,4 +1,4 @@
-"""Brokers on one ZooKeeper with listeners besides PLAINTEXT, whose addresses are known before."""
+"""Brokers on one ZooKeeper with listeners besides PLAINTEXT, whose ports are chosen in advance."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.zookeeper_brokers import Brokers
 
 
 class ListeningBrokers(Brokers):
-    """Brokers that listen on each of ``names`` as well; tests talk to them on PLAINTEXT."""
+    """Brokers that also listen on each of ``names``; tests use their PLAINTEXT listeners."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class ListeningBrokers(Brokers):
         of_each: Callable[[int], Mapping[str, str]] = lambda _: {},
     ) -> None:
         self.listeners: dict[int, dict[str, str]] = {}
-        """Addresses by broker and listener."""
+        """Broker → listener → address."""
         for node_id in layout:
             held = {name: hold_port() for name in ("PLAINTEXT", *names)}
             for one in held.values():

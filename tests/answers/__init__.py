@@ -1,1 +1,1 @@
-"""Recorded answers of the admin APIs in each kind of cluster."""
+"""Recorded responses of the admin APIs in each kind of cluster."""

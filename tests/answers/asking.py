@@ -1,7 +1,7 @@
-"""Sends the requests of a script to a cluster and keeps the answers in a form that can be compared.
+"""Sends the requests of a script to a cluster, and keeps the responses in a comparable form.
 
-Unlike ``tests/oracle/tracer.py``, which compares two brokers at once, answers are kept in files, so
-error messages stay in them, and requests are written down in full.
+Unlike ``tests/oracle/tracer.py``, which compares two brokers at once, the responses are stored in
+files, with their error messages and the whole requests.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from tests.support.raw import Answer, ConnectionLostError, decode
 from tests.support.waits import until
 
 OPERATOR, STRANGER = "operator", "stranger"
-"""The operator may do everything; a stranger has logged in and has no rights."""
+"""Clients: the operator may do everything; a stranger has logged in and has no rights."""
 
 FIRST, OTHER, CONTROLLER = "first", "other", "controller"
-"""Nodes that are asked: broker 1, another broker of Fencepost, a controller on its own."""
+"""Nodes that get requests: broker 1, another broker of Fencepost, a separate controller."""
 
 CLOSED: Final = "connection closed"
 SILENT: Final = "no answer within"
 ANSWER_S: Final = 20.0
 CHANGE_S: Final = 10.0
-"""How long a change may take to reach the broker that is asked."""
+"""Deadline in seconds for a change to reach a broker."""
 
 UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 PORT: Final = re.compile(r"(127\.0\.0\.1|localhost):\d+")
@@ -41,22 +41,22 @@ PATH: Final = re.compile(r"/[^\s,'\"]*/(?:data|logs)\b")
 FIRST_MADE_ID: Final = 1 << 64
 
 Step = tuple[str, Any, Any]
-"""A request, its body, and the answer."""
+"""A request, its body, and the response."""
 
 
 def compact(value: Any) -> str:
-    """JSON on one line."""
+    """Return ``value`` as JSON on one line."""
     return json.dumps(value, default=repr, ensure_ascii=False, separators=(",", ":"))
 
 
 @dataclass(frozen=True)
 class Place:
-    """A node that a script may ask."""
+    """The addresses of a node that a script may use."""
 
     plain: str
     """HOST:PORT for the operator."""
     guarded: str = ""
-    """HOST:PORT for clients that log in; empty where there is no such listener."""
+    """HOST:PORT for clients that log in; empty without such a listener."""
 
 
 class AnswerMasks(Masks):
@@ -82,7 +82,7 @@ class AnswerMasks(Masks):
         | {"producer_id", "producer_id_start"}
     )
     chosen: Mapping[str | None, str] = {
-        # Brokers that are told of no controller name one another, by chance.
+        # In KRaft mode, brokers name a random broker as the controller.
         "controller_id": "a broker",
         "port": "a port",
         "total_bytes": "a size",
@@ -142,11 +142,11 @@ class AnswerMasks(Masks):
 
 
 DEFAULT: Final = 5
-"""The source of a config that nobody has set."""
+"""The source of a config that is not set."""
 
 
 def _is_told_elsewhere(row: Any) -> bool:
-    """Whether this is a default in an answer to CreateTopics: DescribeConfigs tells it, too."""
+    """Return whether this is a default in a CreateTopics response; DescribeConfigs has it, too."""
     return (
         isinstance(row, Mapping)
         and "synonyms" not in row
@@ -156,7 +156,7 @@ def _is_told_elsewhere(row: Any) -> bool:
 
 
 class Asker(Tracer):
-    """``ask("delete_topics", 6, topics=[...])`` asks the first broker as the operator."""
+    """Sends requests: ``ask("delete_topics", 6, topics=[...])`` to broker 1 as the operator."""
 
     def __init__(self, places: Mapping[str, Place]) -> None:
         super().__init__(places[FIRST].plain)
@@ -173,16 +173,16 @@ class Asker(Tracer):
 
     @property
     def brokers(self) -> list[str]:
-        """The brokers that a script may ask."""
+        """The brokers that a script may use."""
         return [at for at in (FIRST, OTHER) if at in self.places]
 
     def topic(self, at: str, name: str) -> Any:
-        """A topic in the metadata of a broker."""
+        """Return a topic from the Metadata of a broker."""
         asked = {"topics": [{"name": name}], "allow_auto_topic_creation": False}
         return self.connection(at, OPERATOR).call("metadata", 9, **asked)["topics"][0]
 
     def connection(self, at: str, who: str) -> Cluster:
-        """A connection that is kept until it is lost."""
+        """Return the connection of a client to a node, opened at its first use."""
         found = self._connections.get((at, who))
         if found is None:
             place = self.places[at]
@@ -202,7 +202,7 @@ class Asker(Tracer):
         self._connections.clear()
 
     def __call__(self, api: str, version: int, /, **body: Any) -> Answer:
-        """Ask the first broker as the operator."""
+        """Send a request to the first broker as the operator, and keep the response."""
         self.is_settled = False
         return self.asked(api, version, body)
 
@@ -216,7 +216,7 @@ class Asker(Tracer):
         at: str = FIRST,
         when: Callable[[Answer], object] = lambda _: True,
     ) -> Answer:
-        """Ask until ``when`` holds of the answer, and keep the last answer."""
+        """Repeat a request until ``when`` holds for its response, and keep the last response."""
         seen: Answer = {}
 
         def holds() -> bool:
@@ -224,7 +224,7 @@ class Asker(Tracer):
             seen = self._once(api, version, body, who, at)
             return bool(when(seen))
 
-        # An answer that never comes is a difference like any other: the rest is asked as well.
+        # A missing response is a difference like any other: the script continues.
         with suppress(TimeoutError):
             until(holds, f"{api} is answered as expected", deadline_s=CHANGE_S, poll_s=0.02)
         told = "" if (who, at) == (OPERATOR, FIRST) else f" by {who} at {at}"
@@ -232,7 +232,7 @@ class Asker(Tracer):
         return seen
 
     def keep(self, request: str, body: Mapping[str, Any] | None, answer: Any) -> None:
-        """Keep an answer, and what was asked for."""
+        """Keep a request with its body and its response."""
         shown = None if body is None else self._masks.shown(dict(body))
         self.steps.append((request, shown, self._masks.shown(answer)))
 
@@ -242,9 +242,9 @@ class Asker(Tracer):
         self._masks = AnswerMasks()
 
     def quietly(self, api: str, version: int, /, **body: Any) -> Answer:
-        """Ask the first broker as the operator, without keeping the answer.
+        """Send a request to the first broker as the operator, without keeping the response.
 
-        Traces of ``tests/oracle`` look at configs in this way as soon as they have changed them.
+        Traces of ``tests/oracle`` read configs in this way right after they have changed them.
         """
         if api == "describe_configs" and not self.is_settled:
             settled(self)
@@ -264,21 +264,21 @@ class Asker(Tracer):
     def versions(
         self, api: str, versions: Sequence[int], /, *, who: str = OPERATOR, **body: Any
     ) -> None:
-        """The same request at several versions."""
+        """Send the same request at several versions."""
         for version in versions:
             self.asked(api, version, body, who=who)
 
     def refused(self, api: str, version: int, /, **body: Any) -> None:
-        """The same request by a client without rights."""
+        """Send a request as a client without rights."""
         self.asked(api, version, body, who=STRANGER)
 
     def note(self, what: str, value: Any) -> None:
-        """Keep something else."""
+        """Keep another value."""
         self.keep(what, None, value)
 
 
 class Scene(Cluster):
-    """An operator's connection; topics that it creates for a scene are on broker 1 alone."""
+    """An operator's connection; it places the topics that it creates on broker 1 only."""
 
     def create_topic(
         self, name: str, partitions: int = 1, configs: Mapping[str, str] | None = None
@@ -299,7 +299,7 @@ class Scene(Cluster):
 
 
 def inside(api: str, version: int, answer: Answer) -> Answer:
-    """An Envelope's answer, with the one that it carries decoded."""
+    """Return an Envelope's response with its inner response decoded."""
     data = answer["response_data"]
     if data is None:
         return answer
@@ -307,9 +307,9 @@ def inside(api: str, version: int, answer: Answer) -> Answer:
 
 
 def settled(ask: Asker) -> None:
-    """Wait until every broker has heard of all changes so far: they come in one order.
+    """Wait until every broker has applied all changes so far.
 
-    Topics that are marked for it in turn are in the metadata of every broker in the end.
+    Changes are ordered, so it is enough to wait for the metadata of a new marker topic.
     """
     ask.is_settled = True
     name = ask.cluster.create_topic(unique("marker"))

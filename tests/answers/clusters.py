@@ -1,4 +1,4 @@
-"""The kinds of clusters whose answers are recorded; in each, broker 1 is a Fencepost."""
+"""The kinds of clusters whose responses are recorded; in each, broker 1 is a Fencepost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.zookeeper import ZooKeeper
 from tests.support.zookeeper_listeners import ListeningBrokers
 
 LONG_MS: Final = "60000"
-"""No broker is fenced while a script runs."""
+"""A session timeout within which no broker is fenced while a script runs."""
 
 SETTINGS: Final[Mapping[str, str]] = {
     **{key: value for key, value in GUARDED.items() if not key.startswith("group.consumer")},
@@ -37,7 +37,7 @@ Places = Mapping[str, Place]
 
 @contextmanager
 def alone(home: Path) -> Iterator[Places]:
-    """A Fencepost that is a cluster by itself."""
+    """Yield a single Fencepost."""
     daemon = GuardedDaemon(home / "data", SETTINGS)
     daemon.start()
     try:
@@ -48,7 +48,7 @@ def alone(home: Path) -> Iterator[Places]:
 
 @contextmanager
 def kafka_alone(home: Path) -> Iterator[Places]:
-    """An Apache Kafka that is a cluster by itself, which :func:`alone` is compared with."""
+    """Yield a single Apache Kafka, for the comparison with :func:`alone`."""
     kafka = GuardedKafka(home, SETTINGS)
     kafka.start()
     try:
@@ -58,7 +58,7 @@ def kafka_alone(home: Path) -> Iterator[Places]:
 
 
 class Guarded(MixedCluster):
-    """Two brokers of Fencepost that have a listener CLIENTS for those who log in."""
+    """Two brokers of Fencepost with a listener CLIENTS for clients that log in."""
 
     def __init__(self, home: Path, controllers: str) -> None:
         self.guarded: dict[int, str] = {}
@@ -87,7 +87,7 @@ class Guarded(MixedCluster):
 
 @contextmanager
 def in_a_cluster(home: Path, controllers: str) -> Iterator[Places]:
-    """Two brokers of Fencepost under a controller of either maker, in a process of its own."""
+    """Yield two brokers of Fencepost under a controller of either kind in its own process."""
     cluster = Guarded(home, controllers)
     try:
         cluster.start()
@@ -109,7 +109,7 @@ ELECTED, BESIDE, LED = 1, 2, 3
 
 @contextmanager
 def on_zookeeper(home: Path) -> Iterator[Places]:
-    """A Fencepost elected on ZooKeeper, beside an Apache Kafka 3.9 and another Fencepost."""
+    """Yield a Fencepost elected on ZooKeeper, with an Apache Kafka 3.9 and another Fencepost."""
     zookeeper = ZooKeeper(home / "zookeeper")
     zookeeper.start()
     layout = {ELECTED: PYTHON, BESIDE: JAVA, LED: PYTHON}

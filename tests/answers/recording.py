@@ -1,6 +1,6 @@
-"""The files of recorded answers: each request once, with the answer of each kind of cluster.
+"""The files of recorded responses: each request once, with the response of each kind of cluster.
 
-Clusters that answer alike share a line.
+Clusters with equal responses share a line.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ SCRIPTS: Final = (script_topics, script_access, script_cluster, script_controlle
 BROKEN: Final = "the part broke"
 Part = Callable[[Asker], None]
 Answers = dict[str, list[Step]]
-"""The answers of one cluster, by the name of the file."""
+"""Name of a file → responses of one cluster."""
 
 
 def parts() -> Iterator[tuple[str, Part]]:
-    """The parts of the script in their order, with their names."""
+    """Yield the parts of the script in order, with their names."""
     for script in SCRIPTS:
         stem = script.__name__.rpartition("_")[2]
         for part in script.SCRIPT:
@@ -34,7 +34,7 @@ def parts() -> Iterator[tuple[str, Part]]:
 
 
 def play(places: Places, chosen: Iterable[tuple[str, Part]] = ()) -> Answers:
-    """All answers of a cluster."""
+    """Run the parts on a cluster; return all its responses."""
     ask = Asker(places)
     found: Answers = {}
     try:
@@ -51,7 +51,7 @@ def play(places: Places, chosen: Iterable[tuple[str, Part]] = ()) -> Answers:
 
 
 def broken(answers: Answers) -> list[str]:
-    """Parts that could not be played to their ends; these are not worth recording."""
+    """Return the parts that broke off, which are not worth recording."""
     return [
         f"{name}: {answer}"
         for name, steps in answers.items()
@@ -63,11 +63,11 @@ def broken(answers: Answers) -> list[str]:
 # --- files ---
 
 Key = tuple[str, str, int]
-"""A request, its body, and which time it is that this is asked."""
+"""A request, its body, and the number of earlier equal requests."""
 
 
 def _numbered(steps: Iterable[Step]) -> dict[Key, Any]:
-    """Answers by request, and which time it is that the request is made."""
+    """Return the responses by request and number of earlier equal requests."""
     seen: Counter[tuple[str, str]] = Counter()
     found = {}
     for request, body, answer in steps:
@@ -78,7 +78,7 @@ def _numbered(steps: Iterable[Step]) -> dict[Key, Any]:
 
 
 def recorded(mode: str) -> Answers:
-    """The recorded answers of a cluster."""
+    """Return the recorded responses of a cluster."""
     found: Answers = {}
     for path in sorted(RECORDED.glob("*.json")):
         rows = json.loads(path.read_text())
@@ -94,7 +94,7 @@ def recorded(mode: str) -> Answers:
 
 
 def record(mode: str, answers: Answers) -> None:
-    """Write the answers of a cluster, and leave those of others as they are."""
+    """Write the responses of a cluster, and leave other clusters' responses unchanged."""
     others = {one: recorded(one) for one in MODES if one != mode}
     for name in {*answers, *recorded(mode)}:
         by_mode = {one: _numbered(found.get(name, ())) for one, found in others.items()}
@@ -130,7 +130,7 @@ def _write(path: Path, by_mode: Mapping[str, Mapping[Key, Any]]) -> None:
 
 
 def differences(found: Answers, expected: Answers) -> list[str]:
-    """Requests whose answers are not those of the recording, each leaf on a line."""
+    """Return a line for each leaf in which a response differs from the recording."""
     return [
         line
         for name in {**expected, **found}

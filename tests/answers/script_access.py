@@ -51,7 +51,7 @@ def credentials(ask: Asker) -> None:
         ask("alter_user_scram_credentials", 0, **altered(deletions, list(upsertions)))
 
     def heard(of: tuple[str, ...] = (), **counts: int) -> None:
-        """Ask until these users have so many credentials."""
+        """Wait until these users have the given numbers of credentials."""
 
         def is_heard(answer: Any) -> bool:
             found = {one["user"]: len(one["credential_infos"]) for one in answer["results"]}
@@ -85,7 +85,7 @@ def credentials(ask: Asker) -> None:
 
 
 def acl(name: str, **changes: Any) -> dict[str, Any]:
-    """A row of CreateAcls."""
+    """Return a row of CreateAcls."""
     return {**ACL, "resource_name": name, **changes}
 
 
@@ -98,7 +98,7 @@ ACL_FILTER: Final = {
 
 
 def acl_filter(name: str | None, **changes: Any) -> dict[str, Any]:
-    """A filter of DescribeAcls and DeleteAcls."""
+    """Return a filter of DescribeAcls and DeleteAcls."""
     return {**ACL_FILTER, "resource_name_filter": name, **changes}
 
 
@@ -192,7 +192,7 @@ def acls(ask: Asker) -> None:
 
 
 def rights_that_come_and_go(ask: Asker) -> None:
-    """An ACL lets a client in, and its deletion shuts it out."""
+    """An ACL allows a client's requests, and its deletion denies them."""
     ask.cluster.create_topic("r-1")
     settled(ask)
     rule = acl("r-1", principal="User:u0", operation=8)
@@ -209,7 +209,7 @@ def rights_that_come_and_go(ask: Asker) -> None:
 
 
 def asked_elsewhere(ask: Asker) -> None:
-    """The same decisions, asked of another broker than the first."""
+    """The same requests to another broker than the first."""
     if OTHER not in ask.places:
         return
     entity = [{"entity_type": "user", "entity_name": "e-quota"}]

@@ -13,7 +13,7 @@ PREFERRED, UNCLEAN = 0, 1
 
 
 def in_sync(ask: Asker, topic: str, replicas: list[int]) -> None:
-    """Wait until a partition is on these brokers, all in sync, as both brokers say."""
+    """Wait until both brokers see a partition on these brokers with all replicas in sync."""
 
     def is_so() -> bool:
         return all(
@@ -128,7 +128,7 @@ def _row(topic: str) -> dict[str, Any]:
 
 
 def features(ask: Asker) -> None:
-    """UpdateFeatures, and the features that ApiVersions tells."""
+    """UpdateFeatures, and the features in ApiVersions."""
 
     def told() -> None:
         named = {"client_software_name": "raw", "client_software_version": "1"}
@@ -184,7 +184,7 @@ def features(ask: Asker) -> None:
 
 
 def producer_ids(ask: Asker) -> None:
-    """InitProducerId takes ids of a block; AllocateProducerIds is the controller's."""
+    """InitProducerId takes ids of a block; AllocateProducerIds goes to the controller."""
     found = []
     for at in ask.brokers:
         for version in (0, 4, 5):

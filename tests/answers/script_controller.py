@@ -1,4 +1,4 @@
-"""Requests of brokers to their controller, and of clients that ask it directly."""
+"""Requests of brokers to their controller, and of clients directly to the controller."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from tests.support.raw import encode
 
 Case = tuple[str, int, dict[str, Any]]
 STRANGE_BROKER: Final = 50
-"""A broker that exists in its requests alone."""
+"""The id of a played broker."""
 
 
 def cases(stem: str) -> list[Case]:
-    """Each decision: one that is made, and one that is refused."""
+    """Return an accepted and a refused request for each decision."""
     grown = {"name": stem, "count": 2, "assignments": [{"broker_ids": [1]}]}
     moved = {"partition_index": 0, "replicas": [1]}
     return [
@@ -83,7 +83,7 @@ def cases(stem: str) -> list[Case]:
 
 
 def access_cases(stem: str) -> list[Case]:
-    """The same for ACLs, quotas and users."""
+    """Return such requests about ACLs, quotas and users."""
     password = {"salt": b"salt", "salted_password": b"p" * 32}
     user = {"name": stem, "mechanism": 1, "iterations": 4096, **password}
     op = {"key": "producer_byte_rate", "value": 1e9, "remove": False}
@@ -117,7 +117,7 @@ def access_cases(stem: str) -> list[Case]:
 
 
 def directly(ask: Asker) -> None:
-    """Decisions that are asked of the controller itself."""
+    """Requests to the controller itself."""
     if CONTROLLER in ask.places:
         for api, version, body in cases("direct"):
             ask.asked(api, version, body, at=CONTROLLER)
@@ -129,7 +129,7 @@ def directly(ask: Asker) -> None:
 
 
 def in_envelopes(ask: Asker) -> None:
-    """Decisions that a broker hands on, for a client who may do everything and one who may not."""
+    """Requests that a broker forwards, of a client with all rights and of one without."""
     if CONTROLLER not in ask.places:
         return
 

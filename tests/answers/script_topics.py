@@ -15,30 +15,30 @@ WAIT: Final = {"timeout": 10_000}
 NO_ID: Final = uuid.UUID(int=0)
 UNKNOWN_ID: Final = uuid.UUID(int=255)
 FEW: Final = 100
-"""More partitions are only asked for with ``validate_only``."""
+"""Requests for more partitions have ``validate_only``."""
 
 ON_FIRST: Final = [{"partition_index": 0, "broker_ids": [1]}]
 
 
 def new_topic(name: str, partitions: int = 1, replicas: int = 1, **more: Any) -> dict[str, Any]:
-    """A row of CreateTopics."""
+    """Return a row of CreateTopics."""
     return {"name": name, "num_partitions": partitions, "replication_factor": replicas, **more}
 
 
 def placed(name: str, *replicas: list[int], **more: Any) -> dict[str, Any]:
-    """A row of CreateTopics with the replicas of each partition."""
+    """Return a row of CreateTopics with the replicas of each partition."""
     rows = [{"partition_index": i, "broker_ids": ids} for i, ids in enumerate(replicas)]
     return {**new_topic(name, -1, -1), "assignments": rows, **more}
 
 
 def configured(name: str, **configs: str | None) -> dict[str, Any]:
-    """A row of CreateTopics with configs, ``_`` for a dot in their names."""
+    """Return a row of CreateTopics with configs, ``_`` for a dot in their names."""
     rows = [{"name": key.replace("_", "."), "value": value} for key, value in configs.items()]
     return new_topic(name, configs=rows)
 
 
 def creating(ask: Asker) -> None:
-    """CreateTopics: what is accepted, and each refusal."""
+    """CreateTopics: valid requests, and each refusal."""
     traces_data.creating_topics(ask)
     for row in (
         *(new_topic(name) for name in ("", ".", "..", "a/b", "x" * 249, "x" * 250, "ü")),
@@ -103,7 +103,7 @@ def created_by_metadata(ask: Asker) -> None:
 
 
 def growing(ask: Asker) -> None:
-    """CreatePartitions: what is accepted, and each refusal."""
+    """CreatePartitions: valid requests, and each refusal."""
     for version in range(4):
         ask.cluster.create_topic(f"g-{version}", 2)
     settled(ask)
@@ -178,24 +178,24 @@ def deleting(ask: Asker) -> None:
 
 
 def described(ask: Asker, kind: int, name: str, *keys: str, at: str = FIRST) -> Answer:
-    """DescribeConfigs of one resource."""
+    """Send DescribeConfigs for one resource."""
     row = {"resource_type": kind, "resource_name": name, "configuration_keys": list(keys) or None}
     return ask.asked("describe_configs", 4, {"resources": [row], "include_synonyms": True}, at=at)
 
 
 def whole(kind: int, name: str) -> dict[str, Any]:
-    """A row of DescribeConfigs that asks for all keys."""
+    """Return a row of DescribeConfigs for all keys."""
     return {"resource_type": kind, "resource_name": name, "configuration_keys": None}
 
 
 def row(kind: int, name: str, *configs: tuple[str, int, str | None]) -> dict[str, Any]:
-    """A row of IncrementalAlterConfigs."""
+    """Return a row of IncrementalAlterConfigs."""
     rows = [{"name": key, "config_operation": how, "value": value} for key, how, value in configs]
     return {"resource_type": kind, "resource_name": name, "configs": rows}
 
 
 def plain(change: dict[str, Any]) -> dict[str, Any]:
-    """The same row for AlterConfigs."""
+    """Return the same row for AlterConfigs."""
     rows = [{k: v for k, v in c.items() if k != "config_operation"} for c in change["configs"]]
     return {**change, "configs": rows}
 
@@ -237,7 +237,7 @@ def topic_configs(ask: Asker) -> None:
 
 
 def broker_configs(ask: Asker) -> None:
-    """Configs of brokers, all of them and each, and of loggers."""
+    """Configs of all brokers, of single brokers, and of loggers."""
     keys = (SIZE, "log.retention.ms", "num.io.threads", "listeners", "node.id")
     for name in ("", "1", "2", "99", "-1", "x"):
         for change in (
@@ -285,7 +285,7 @@ def broker_configs(ask: Asker) -> None:
 
 
 def has_group_configs(ask: Asker) -> bool:
-    """Whether groups have configs in this cluster; on ZooKeeper they have none."""
+    """Return whether groups have configs in this cluster; on ZooKeeper they have none."""
     change = row(GROUP, "g-0", (SESSION, SET, "50000"))
     ask("incremental_alter_configs", 1, resources=[change])
     (found,) = ask.quietly("describe_configs", 4, resources=[whole(GROUP, "g-0")])["results"]
@@ -358,7 +358,7 @@ def other_configs(ask: Asker) -> None:
 
 
 def asked_elsewhere(ask: Asker) -> None:
-    """The same decisions, asked of another broker than the first."""
+    """The same requests to another broker than the first."""
     if OTHER not in ask.places:
         return
     for api, version, body in (

@@ -1,4 +1,4 @@
-"""The admin APIs answer as recorded: a Fencepost alone, and two brokers under its controller."""
+"""The responses of a single Fencepost, and of two brokers under its controller, are as recorded."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Show that librdkafka keeps a group's coordinator that Metadata no longer names.
+"""Show that librdkafka keeps using a group coordinator that Metadata no longer names.
 
     python -m tests.ecosystem.frozen_coordinator PPP/P   # three brokers of Fencepost
     python -m tests.ecosystem.frozen_coordinator JJJ/J   # three of Apache Kafka
 
 A transactional producer sends a group's offsets. Then the group's coordinator is frozen until the
 controller has fenced it and another broker coordinates the group. The producer sends the offsets
-again, with a time-out of 15 s, and the program prints how long that takes.
+again, with a timeout of 15 s, and the program prints how long that takes.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from tests.support.waits import until
 
 TOPIC = SOURCE
 TIMEOUT_S = 15.0
-"""What the client is told to wait for an answer at most."""
+"""The client's timeout for a response."""
 GIVE_UP_S = 60.0
-"""What the program waits for the client."""
+"""The program's timeout for the client."""
 CLIENT = {"socket.timeout.ms": 3000, "log_level": 0}
 
 
 def send(producer: Producer, consumer: Consumer, offset: int) -> str:
-    """Send a group's offsets in a transaction, and say how long it took and what came of it."""
+    """Send a group's offsets in a transaction; return a text with the duration and the result."""
     begun = time.monotonic()
     producer.begin_transaction()
     offsets = [TopicPartition(TOPIC, 0, offset)]
@@ -66,8 +66,8 @@ def show(nodes: Nodes) -> None:
     producer = Producer({**clients, "transactional.id": "t"})
     producer.init_transactions(60)
     print("before:", send(producer, consumer, 1), flush=True)
-    # The markers of that transaction are written once this one begins: none waits for the broker
-    # that is frozen.
+    # When this transaction begins, the markers of the last one are written, so that none waits for
+    # the frozen broker.
     producer.begin_transaction()
     producer.produce(TOPIC, b"", partition=0)
     producer.commit_transaction(60)
@@ -101,7 +101,7 @@ def named(producer: Producer) -> set[int]:
 
 
 def main() -> None:
-    """Show it on the cluster of a layout."""
+    """Run the program on a cluster of the layout in ``sys.argv``."""
     brokers, controllers = sys.argv[1].split("/")
     with tempfile.TemporaryDirectory() as folder:
         cluster = MixedCluster(Path(folder), brokers, SETTINGS, controllers=controllers)

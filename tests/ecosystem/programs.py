@@ -1,4 +1,4 @@
-"""Unmodified programs of the ecosystem, and the judge of what they copied."""
+"""Runs of unmodified programs of the ecosystem, and checks of the records that they copied."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ HERE = Path(__file__).parent
 PARTITIONS = 2
 KILLS = 2
 FEED_PAUSE_S = 0.05
-"""Pause between two portions of a feeder, so that a program is killed amid its work."""
+"""Pause between two portions of a feeder, so that kills happen while a program works."""
 PORTION = 50
-"""Records of one portion of a feeder."""
+"""Number of records in one portion of a feeder."""
 DEADLINE_S = 120
-"""Patience on a machine that does much besides; a quiet one needs less than a minute."""
+"""Deadline on a busy machine; an idle one needs less than a minute."""
 
 
 def jars(name: str, jar: str) -> Path:
@@ -75,7 +75,7 @@ def compiled(source: str, libs: Path, folder: Path) -> Path:
 
 
 def environment(name: str, *packages: str) -> Path:
-    """Return the interpreter of a virtual environment that has ``packages`` and nothing of ours."""
+    """Return the interpreter of a virtual environment with ``packages``, but not Fencepost."""
     folder = CACHE / name
     python = folder / "bin" / "python"
     stamp = folder / "installed"
@@ -95,7 +95,7 @@ def environment(name: str, *packages: str) -> Path:
 
 @contextmanager
 def fed(bootstrap: str, topic: str, total: int) -> Iterator[None]:
-    """Write the numbers below ``total`` to a topic, portion by portion, beside the block."""
+    """Write the numbers below ``total`` to a topic, portion by portion, during the block."""
     producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, **QUIET})
     leave = threading.Event()
 
@@ -119,7 +119,7 @@ def fed(bootstrap: str, topic: str, total: int) -> Iterator[None]:
 
 
 def committed(bootstrap: str, topic: str) -> Counter[bytes]:
-    """Count each value of a topic as a consumer with ``read_committed`` sees it."""
+    """Return the count of each value of a topic that a ``read_committed`` consumer sees."""
     return Counter(
         bytes(one.value() or b"") for one in Clients(bootstrap).messages(topic, PARTITIONS)
     )
@@ -135,10 +135,10 @@ def is_amid_transaction(cluster: Cluster, topic: str) -> bool:
 def killed_amid_transactions(
     cluster: Cluster, start: Callable[[], Child], target: str, total: int
 ) -> Child:
-    """Kill a program with SIGKILL while transactions of its are open; return the last one, alive.
+    """Kill a program by SIGKILL in open transactions; return the last, running process.
 
     Each kill waits until a further share of ``total`` is in ``target``, which shows that the
-    program came back after the one before.
+    program has recovered from the kill before.
     """
 
     def written() -> int:
@@ -181,6 +181,6 @@ def assert_exactly_once(
         missing = sorted(map(int, wanted - found.keys()))
         error.add_note(f"missing {len(missing)}: {missing[:5]} … {missing[-5:]}\n{child.tail()}")
         raise
-    found = committed(bootstrap, topic)  # with what the last transactions have brought
+    found = committed(bootstrap, topic)  # including the last transactions
     duplicated = {value: count for value, count in found.items() if count > 1}
     assert (found.keys() - allowed, duplicated) == (set(), {})

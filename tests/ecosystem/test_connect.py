@@ -1,4 +1,4 @@
-"""Kafka Connect's exactly-once source and MirrorMaker 2, killed amid their work, on this broker."""
+"""Kafka Connect's exactly-once source and MirrorMaker 2, killed while they work, on Fencepost."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.oracle, pytest.mark.timeout(600)]
 
 LINES = 20_000
 SPARE = 1_000
-"""Lines behind those: at a file's end FileStreamSourceTask keeps what is left in its buffer."""
+"""Number of further lines: at a file's end FileStreamSourceTask keeps its buffer's last lines."""
 TOTAL = 12_000
 
 
@@ -51,7 +51,7 @@ def rest_address() -> str:
 
 
 def put(url: str, body: object) -> object:
-    """PUT to Connect's REST interface and return its answer, None while it cannot answer."""
+    """Send a PUT to Connect's REST interface; return its response, None while it is not ready."""
     request = urllib.request.Request(
         url, json.dumps(body).encode(), {"Content-Type": "application/json"}, method="PUT"
     )
@@ -209,7 +209,7 @@ def mirrored(libs: Path, clusters: dict[str, str], tmp_path: Path) -> None:
 
 
 def assert_group_follows(clusters: dict[str, str], topic: str, group: str, child: Child) -> None:
-    """Assert that a group that has read all of a topic finds itself at the mirror's end."""
+    """Assert that a group at the end of a topic is at the end of the mirrored topic as well."""
     reader = consumer(clusters["a"], group)
     ends = [TopicPartition(topic, index, TOTAL // PARTITIONS) for index in range(PARTITIONS)]
     reader.commit(offsets=ends, asynchronous=False)

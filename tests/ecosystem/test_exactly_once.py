@@ -1,4 +1,4 @@
-"""Programs that copy a topic exactly once, killed inside open transactions, on this broker."""
+"""Programs that copy a topic exactly once, killed in open transactions, on Fencepost."""
 
 from __future__ import annotations
 

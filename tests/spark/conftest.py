@@ -1,4 +1,4 @@
-"""One JVM for the whole session; only what has to be killed gets another."""
+"""One JVM for the whole session; only drivers that are killed get their own."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 300.0
-"""Patience for a driver of its own, on a machine that is busy with other things."""
+"""Deadline for the start of a separate driver on a busy machine."""
 
 
 def session(master: str = "local[2]", **settings: str) -> SparkSession:
-    """A session on the JVM that was launched before."""
+    """Return a session on the JVM that was launched before."""
     from pyspark.sql import SparkSession
 
     told = {
@@ -41,7 +41,7 @@ def session(master: str = "local[2]", **settings: str) -> SparkSession:
 
 
 def require_spark() -> None:
-    """Skip, or fail where CI wants its judges, without what Spark's side needs of Python."""
+    """Skip the test without Spark's Python packages, or fail it where CI requires them."""
     for name in ("pyspark", "pyarrow", "numpy"):
         if importlib.util.find_spec(name) is None:
             unavailable(f"{name} is not installed", "Spark")
@@ -54,7 +54,7 @@ def pyspark_is_there() -> None:
 
 @pytest.fixture(scope="session")
 def stock_jars(request: pytest.FixtureRequest, pyspark_is_there: None) -> list[Path]:
-    """Spark's own Kafka connector, where ``--stock`` asks for it."""
+    """Return the jars of Spark's own Kafka connector, empty without ``--stock``."""
     if not request.config.getoption("--stock"):
         return []
     from bench.spark import jars
@@ -65,9 +65,9 @@ def stock_jars(request: pytest.FixtureRequest, pyspark_is_there: None) -> list[P
 
 @pytest.fixture(scope="session")
 def archive(stock_jars: list[Path]) -> Path:
-    """The loaded classes of earlier sessions. They belong to one Java, one PySpark, the same jars.
+    """Return the file of the JVM's class data archive, for one version of Java, PySpark and jars.
 
-    Workers of pytest-xdist that start at once would write it both.
+    Concurrent workers of pytest-xdist get different files, because each writes its own.
     """
     import pyspark
 
@@ -83,7 +83,7 @@ def archive(stock_jars: list[Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def spark(archive: Path, stock_jars: list[Path]) -> Iterator[SparkSession]:
-    """The session's Spark, two cores of this machine."""
+    """Yield the session's Spark, with two cores of this machine."""
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     jvm = java.launch(archive=archive, jars=stock_jars)
     started = session()
@@ -94,13 +94,13 @@ def spark(archive: Path, stock_jars: list[Path]) -> Iterator[SparkSession]:
     started.stop()
     assert jvm.stdin is not None
     jvm.stdin.close()
-    jvm.wait(START_S)  # it may write down its classes
+    jvm.wait(START_S)  # it may write its class data archive
     for name in ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"):
         os.environ.pop(name, None)
 
 
 class Drivers:
-    """Drivers in processes of their own, the quicker to start once there is an archive."""
+    """Starts drivers in processes of their own, which start faster with a class data archive."""
 
     def __init__(self, archive: Path, jars: list[Path]) -> None:
         self._arguments = [str(archive), *map(str, jars)]
@@ -120,7 +120,7 @@ class Drivers:
 
 @pytest.fixture(scope="module")
 def drivers(archive: Path, stock_jars: list[Path]) -> Iterator[Drivers]:
-    """Starts drivers."""
+    """Yield a :class:`Drivers`, and kill its drivers at the end."""
     started = Drivers(archive, stock_jars)
     yield started
     for child in started.children:

@@ -1,4 +1,4 @@
-"""The data source under test, with a step at which something fails, once.
+"""The data source under test, with a step at which a fault occurs once.
 
 Spark imports this in the processes where the steps happen: the planner, the tasks, the committer.
 """
@@ -34,32 +34,32 @@ STEPS = (
 
 
 class InjectedError(Exception):
-    """What a step raises that is told to fail."""
+    """The exception of a step with an injected failure."""
 
 
 class Fault:
-    """What happens at which step; ``once`` is a file that says that it has happened, and where."""
+    """A fault at a step; the file ``once`` exists after it, with the process where it happened."""
 
     def __init__(self, options: dict[str, str]) -> None:
         self.at = options["crash.at"]
         self.how = options["crash.how"]
         self.once = Path(options["crash.once"])
         self.hold = options.get("crash.hold")
-        """A step at which every task but the first waits, too."""
+        """A step at which every task except the first waits, too."""
         self.from_batch = int(options.get("crash.batch", "0"))
-        """Of the steps in commit: the first batch that they count in."""
+        """The first batch in which the steps of commit count."""
         self.unsafe = options.get("crash.unsafe", "").split(",")
-        """Guards against second attempts that are off: ``attempts``, ``sizes``, ``offsets`` (after
+        """The disabled guards against second attempts: ``attempts``, ``sizes``, ``offsets`` (after
         ``prepare``), ``claims``."""
 
     def reach(self, step: str) -> None:
-        """Fail or stand still, if this is the step and it has not happened yet."""
+        """Raise or wait, if this is the fault's step and the fault has not occurred yet."""
         if step == self.hold and self._is_another_task():
             self._wait()
         if step != self.at or not self._is_first_time():
             return
         if self.how == "wait":
-            # The test does what it has to: kill us, or let us go on.
+            # The test kills this process, or lets it continue.
             self._wait()
             return
         raise InjectedError(step)
@@ -84,10 +84,10 @@ class Fault:
 
     @contextlib.contextmanager
     def unguarded(self) -> Iterator[None]:
-        """Without the guards that are off, a second attempt is taken for a first one.
+        """Disable guards within the block, so that a second attempt is taken for a first one.
 
-        Attempts get their numbers, 0 and 1, for ids: first batches of 1 and 2 records differ in any
-        case, larger ones might both be cut to what fits a batch.
+        Attempts get their numbers, 0 and 1, as ids: first batches of 1 and 2 records always differ,
+        whereas larger ones might both be cut to the size limit of a batch.
         """
         context = TaskContext.get()
         assert context is not None
@@ -106,7 +106,7 @@ class Fault:
 
     @contextlib.contextmanager
     def armed(self) -> Iterator[None]:
-        """Steps are noticed in this process while the context lasts; workers are used again."""
+        """Observe the steps in this process within the block; Spark reuses its workers."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(
                 _around(txn, "begin", before="before init", after="after init", of=self)
@@ -132,11 +132,11 @@ def _around(
 
 
 def _when_written(of: Fault) -> contextlib.AbstractContextManager[None]:
-    """The steps amid the writes: batches have their numbers, and then something is in the log.
+    """Wrap the writes for two steps: batches have their sequences, and then one is in the log.
 
-    To tasks that begin side by side Apache Kafka may say NOT_ENOUGH_REPLICAS, and nothing is: while
-    two partitions ask to join one transaction, the second pushes out the first, if that still waits
-    (``AddPartitionsToTxnManager``).
+    Concurrent first writes may fail on Apache Kafka with NOT_ENOUGH_REPLICAS, and are not appended:
+    while two partitions are being added to one transaction, the second request replaces the first,
+    if that still waits (``AddPartitionsToTxnManager``).
     """
     original = txn.Sender._attempt
 
@@ -161,14 +161,14 @@ def _set(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def _in_another_order(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """What a second attempt may get behind a shuffle: the same rows, the last ones first."""
+    """Yield the same rows in reverse, as a second attempt may get them after a shuffle."""
     kept = list(batches)
     for batch in reversed(kept):
         yield batch.take(pa.array(range(batch.num_rows)[::-1], pa.int64()))
 
 
 class CrashingWriter(sink.StreamWriter):
-    """The real writer with a fault in it."""
+    """The real writer with a fault."""
 
     fault: Fault
 
@@ -192,7 +192,7 @@ class CrashingWriter(sink.StreamWriter):
 
 
 class CrashingDataSource(FencepostDataSource):
-    """``format("crashing")``."""
+    """The data source of ``format("crashing")``."""
 
     @classmethod
     def name(cls) -> str:

@@ -1,6 +1,6 @@
-"""A Spark driver of its own: ``python -m tests.spark.driver JOBS MASTER ARCHIVE [JAR…]``.
+"""A separate Spark driver: ``python -m tests.spark.driver JOBS MASTER ARCHIVE [JAR…]``.
 
-It begins with each job when the one before has come to its fault, and tells how all of them ended.
+It starts each job when the one before has reached its fault, and prints how all of them ended.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def begin(spark: SparkSession, job: Job) -> StreamingQuery:
-    """Start a query. All at once they would start more processes than Spark has patience for."""
+    """Start a query, and wait for its fault: together they would start too many processes."""
     query: StreamingQuery = start(spark, job)
     once = Path(job.options["crash.once"])
     until(lambda: once.exists() or not query.isActive, "the fault", deadline_s=QUERY_S)

@@ -1,8 +1,8 @@
-"""Everything a Spark job tells of itself, with secrets among its options.
+"""Writes everything that a Spark job shows of itself, with secrets among its options.
 
-``python -m tests.spark.planted OPTIONS SOURCE SINK HOME ARCHIVE``: what it shows goes to standard
+``python -m tests.spark.planted OPTIONS SOURCE SINK HOME ARCHIVE``: the output goes to standard
 output, Spark's log (of SQL at DEBUG), its event log, its scratch files and the checkpoint below
-HOME. ``OPTIONS`` is a file of JSON, ``ARCHIVE`` that of loaded classes.
+HOME. ``OPTIONS`` is a JSON file, ``ARCHIVE`` the class data archive.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The query that most scenarios run, and the judgement of what it left behind."""
+"""The query that most scenarios run, and the checks of its results."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 RECORDS, PER_BATCH, PARTITIONS = 900, 300, 4
 QUERY_S = 300.0
 LIVE_PAUSE_S = 0.02
-"""Of a producer that goes on, between two records."""
+"""Pause of a background producer between two records."""
 SMALL = {"kafka.max.request.size": "500"}
-"""An option of the sink: several batches a partition, or the order of rows would not matter."""
+"""Option of the sink for several batches per partition, so that the order of rows matters."""
 KEEP = {"retention.ms": "-1"}
-"""The records of these tests carry one fixed, and by now old, timestamp."""
+"""Topic settings: the records of these tests have one fixed old timestamp."""
 
 
 HEADER_SHAPES = {
@@ -56,7 +56,7 @@ HEADER_SHAPES = {
     "named_struct('key', 'a', 'value', CAST('b' AS BINARY))": False,
     "'a'": False,
 }
-"""Columns ``headers``, and whether the sinks take them, Spark's own one as well."""
+"""Column ``headers`` → whether the sinks accept it, including Spark's own one."""
 
 
 @dataclass(frozen=True)
@@ -68,16 +68,16 @@ class Job:
     sink: str
     checkpoint: str
     mode: str = "direct"
-    """The sink's option, or ``prepared``: direct, of rows that ``prepare`` has spread."""
+    """The sink's option, or ``prepared``: direct, with rows that ``prepare`` has distributed."""
     transactional_id: str | None = None
     format: str = "fencepost"
     starting: dict[str, str] = field(default_factory=lambda: {"startingOffsets": "earliest"})
     ranges: int = 4
-    """Source tasks at least; changed at restarts, because a replay need not have the old layout."""
+    """The least number of source tasks; restarts change it, because a replay may have another."""
     options: dict[str, str] = field(default_factory=dict)
-    """More options of the sink."""
+    """Further options of the sink."""
     security: dict[str, str] = field(default_factory=dict)
-    """Options of source and sink that say how to connect."""
+    """Security options of source and sink."""
 
     def to_text(self) -> str:
         return json.dumps(asdict(self))
@@ -90,7 +90,7 @@ class Job:
 def new_job(
     cluster: Cluster, bootstrap: str, folder: Path, *, records: int = RECORDS, **fields: Any
 ) -> Job:
-    """Two topics of four partitions, the first one with records v0, v1, …"""
+    """Create two topics of four partitions, the first with records v0, v1, …; return their job."""
     source = cluster.create_topic(unique("source"), PARTITIONS, KEEP)
     sink = cluster.create_topic(unique("sink"), PARTITIONS, KEEP)
     fill(cluster, source, range(records))
@@ -98,20 +98,20 @@ def new_job(
 
 
 def faulty(job: Job, folder: Path, at: str, how: str, **options: str) -> Job:
-    """The job with a fault: at a step it raises, or stands still until the gate is open."""
+    """Return the job with a fault: at a step it raises, or waits until its gate is open."""
     crash = {"at": at, "how": how, "once": str(folder / "happened"), **options}
     told = {f"crash.{key}": value for key, value in crash.items()}
     return replace(job, format="crashing", options={**job.options, **told})
 
 
 def again(job: Job) -> Job:
-    """The restart: the same query, its source read by other tasks."""
+    """Return the job for a restart: the same query, with other source tasks."""
     keep = {key: value for key, value in job.options.items() if not key.startswith("crash.")}
     return replace(job, format="fencepost", ranges=7, options=keep)
 
 
 def happened(job: Job, child: Child | None = None, deadline_s: float = QUERY_S) -> int:
-    """Wait until the fault has happened; returns the process in which it did."""
+    """Wait until the fault has occurred; return the id of the process in which it did."""
     once = Path(job.options["crash.once"])
 
     def probe() -> bool:
@@ -123,12 +123,12 @@ def happened(job: Job, child: Child | None = None, deadline_s: float = QUERY_S) 
 
 
 def go_on(job: Job) -> None:
-    """Open the gate at which the job stands still."""
+    """Open the gate at which the job waits."""
     Path(job.options["crash.once"]).with_suffix(".open").touch()
 
 
 def blow(child: Child, pids: list[int]) -> None:
-    """Kill -9 of a driver, its JVM, and the processes in which its queries stand still."""
+    """Kill a driver, its JVM, and the processes in which its queries wait, by SIGKILL."""
     jvm = int(child.wait_for_line(r"^started (\d+)$", deadline_s=QUERY_S).group(1))
     for pid in (child.pid, jvm, *pids):
         os.kill(pid, signal.SIGKILL)
@@ -155,7 +155,7 @@ def fill(cluster: Cluster, topic: str, numbers: range) -> None:
 
 @contextlib.contextmanager
 def going_on(bootstrap: str, topic: str) -> Iterator[None]:
-    """A producer that writes to ``topic`` for as long as the context lasts."""
+    """Run a producer that writes to ``topic`` during the block."""
     over, wrote = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -178,7 +178,7 @@ def going_on(bootstrap: str, topic: str) -> Iterator[None]:
 
 
 def add_partition(cluster: Cluster, topic: str, *values: bytes) -> None:
-    """Give the topic one partition more, with records of these values in it."""
+    """Add a partition with records of these values to the topic."""
     count = cluster.leaders(topic)
     grown = cluster.call(
         "create_partitions",
@@ -194,7 +194,7 @@ def add_partition(cluster: Cluster, topic: str, *values: bytes) -> None:
 
 
 def stream(spark: SparkSession, job: Job) -> DataFrame:
-    """The source as a stream of key and value."""
+    """Return the source as a stream of key and value."""
     loaded = (
         spark.readStream.format("fencepost")
         .option("kafka.bootstrap.servers", job.bootstrap)
@@ -209,7 +209,7 @@ def stream(spark: SparkSession, job: Job) -> DataFrame:
 
 
 def start(spark: SparkSession, job: Job, rows: DataFrame | None = None) -> Any:
-    """Start the query; it ends when it has read what is there."""
+    """Start the query, which ends when it has read all present records."""
     rows = stream(spark, job) if rows is None else rows
     if job.mode == "prepared":
         rows = prepare(
@@ -231,12 +231,12 @@ def start(spark: SparkSession, job: Job, rows: DataFrame | None = None) -> Any:
 
 
 def run(spark: SparkSession, job: Job, rows: DataFrame | None = None) -> Any:
-    """Run the query to its end; raises what it failed with."""
+    """Run the query to its end; raise its error."""
     return finish(start(spark, job, rows))
 
 
 def finish(query: Any) -> Any:
-    """Wait for the query's end; raises what it failed with."""
+    """Wait for the query's end; raise its error."""
     try:
         assert query.awaitTermination(int(QUERY_S)), "the query does not end"
     finally:
@@ -245,7 +245,7 @@ def finish(query: Any) -> Any:
 
 
 def seen(cluster: Cluster, topic: str, isolation: int) -> Counter[str]:
-    """How often each value is in ``topic``, read without Spark and without our decoder."""
+    """Return the count of each value in ``topic``, read without Spark and without our decoder."""
     return Counter(
         (value or b"").decode()
         for index in range(cluster.leaders(topic))
@@ -254,7 +254,7 @@ def seen(cluster: Cluster, topic: str, isolation: int) -> Counter[str]:
 
 
 def assert_all_from_the_first_batch_on(cluster: Cluster, job: Job) -> None:
-    """The sink has each record once that came to the source behind the end of batch 0."""
+    """Assert that the sink has each source record after the end of batch 0 once."""
     lines = Path(job.checkpoint, "offsets", "0").read_text(encoding="utf-8").splitlines()
     begin = from_json(json.loads(lines[-1]))
     cluster.settle(job.sink)
@@ -269,12 +269,12 @@ def assert_all_from_the_first_batch_on(cluster: Cluster, job: Job) -> None:
 
 
 SETTLE_S = 10.0
-"""How long the markers of the last transaction may take to be seen."""
+"""Deadline for the markers of the last transaction."""
 
 
 def assert_exactly_once(cluster: Cluster, job: Job, records: int = RECORDS) -> None:
-    """The read_committed view holds each record once."""
-    # What a zombie has left open may stay so; then readers see what they see.
+    """Assert that a read_committed reader sees each record once."""
+    # A zombie's open transaction may stay open; then readers see only the records before it.
     with contextlib.suppress(TimeoutError):
         cluster.settle(job.sink, deadline_s=SETTLE_S)
     found = seen(cluster, job.sink, READ_COMMITTED)
@@ -285,11 +285,11 @@ def assert_exactly_once(cluster: Cluster, job: Job, records: int = RECORDS) -> N
 
 
 def assert_nothing_new(cluster: Cluster, job: Job, expected: int) -> None:
-    """So many records are visible, each once."""
+    """Assert that ``expected`` records are visible, each once."""
     found = seen(cluster, job.sink, READ_COMMITTED)
     assert sum(found.values()) == len(found) == expected
 
 
 def uncommitted(cluster: Cluster, job: Job) -> int:
-    """Records that a read_uncommitted reader sees, aborted ones among them."""
+    """Return the number of records that a read_uncommitted reader sees, including aborted ones."""
     return sum(seen(cluster, job.sink, READ_UNCOMMITTED).values())

@@ -1,4 +1,4 @@
-"""Source and sink when the broker dies, or when its answer does not arrive."""
+"""Source and sink when the broker is killed, or its response is lost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ INIT_PRODUCER_ID, END_TXN, TXN_OFFSET_COMMIT = 22, 26, 28
 def mortal(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[OwnBroker]:
-    """A broker to be killed."""
+    """Yield a broker that the tests may kill."""
     with own_broker(request, tmp_path_factory.mktemp("mortal")) as broker:
         yield broker
 
@@ -48,7 +48,7 @@ def test_broker_killed(
     mortal.kill()
     go_on(job)
     mortal.start()
-    # The query may live through it or fail; a supervised one goes on in either case.
+    # The query may survive the kill or fail; a supervised one continues in either case.
     attempts = iter([query])
     run_supervised(lambda: next(attempts, None) or start_query(spark, again(job)))
     with Cluster(mortal.bootstrap) as cluster:
@@ -59,7 +59,7 @@ def test_broker_killed(
 def proxied(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[LosingProxy, str]]:
-    """A broker that tells its clients the address of a proxy, and its own address."""
+    """Yield a proxy, whose address the broker advertises, and the broker's own address."""
     with behind_proxy(request, tmp_path_factory.mktemp("proxied")) as (started, proxy):
         yield proxy, started.bootstrap
 

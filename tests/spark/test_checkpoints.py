@@ -1,4 +1,4 @@
-"""Checkpoints that were restored, lost, or are on a file system that Python does not see."""
+"""Checkpoints that were restored or lost, or are on a file system that Python cannot access."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(600)
 
 MORE = range(RECORDS, RECORDS + 400, PARTITIONS)
-"""All of one partition: an even growth would leave a batch's share of each as it was."""
+"""Records of one partition only: an even growth would not change a batch's share of each."""
 
 
 def last_batch(folder: Path) -> int:
@@ -43,7 +43,7 @@ def last_batch(folder: Path) -> int:
 
 
 def forget(folder: Path, *logs: str) -> None:
-    """The checkpoint as it was before its last batch was planned, or committed."""
+    """Reset the checkpoint to the state before its last batch was planned or committed."""
     batch = last_batch(folder)
     for log in logs:
         (folder / log / str(batch)).unlink()
@@ -51,13 +51,13 @@ def forget(folder: Path, *logs: str) -> None:
 
 
 def offsets_of(job: Job, batch: int) -> str:
-    """The line of the job's source in the offset log."""
+    """Return the line of the job's source in the offset log."""
     return Path(job.checkpoint, "offsets", str(batch)).read_text().splitlines()[-1]
 
 
 @pytest.fixture
 def elsewhere(spark: SparkSession, tmp_path: Path) -> Iterator[Path]:
-    """The folder behind Hadoop's default file system, which is not that of this machine."""
+    """Yield the folder behind Hadoop's default file system, which is not the local one."""
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     name = unique("mounts")
@@ -73,7 +73,7 @@ def elsewhere(spark: SparkSession, tmp_path: Path) -> Iterator[Path]:
 
 
 def far(spark: SparkSession, *, scheme: bool) -> str:
-    """A checkpoint location on :func:`elsewhere`."""
+    """Return a checkpoint location on :func:`elsewhere`."""
     name = spark.conf.get("fs.defaultFS") if scheme else ""
     return f"{name}/checkpoints/query"
 
@@ -96,7 +96,7 @@ def test_a_checkpoint_on_another_file_system(
     with pytest.raises(Exception, match="InjectedError"):
         run(spark, faulty(job, tmp_path, "commit returned", "raise"))
     assert_nothing_new(cluster, job, PER_BATCH)
-    # The batch runs again over other tasks: its rows come in another order.
+    # The batch runs again with other tasks, so its rows come in another order.
     run(spark, again(job))
     assert_exactly_once(cluster, job)
     kept = elsewhere / "query"
@@ -104,7 +104,8 @@ def test_a_checkpoint_on_another_file_system(
     forget(kept, "commits")
     run(spark, job)
     assert_exactly_once(cluster, job)
-    # Restored to before its last batch was planned: that is made anew, over other records.
+    # Restored to the state before its last batch was planned, which is planned again, with other
+    # records.
     forget(kept, "commits", "offsets")
     fill(cluster, job.source, MORE)
     with pytest.raises(Exception, match="was committed with"):
@@ -116,7 +117,7 @@ def test_a_checkpoint_on_another_file_system(
 def test_a_folder_of_this_machine_that_is_not_the_checkpoint(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path, mode: str
 ) -> None:
-    """The same path without a scheme, once on this machine, then on the default file system."""
+    """A path without a scheme first means the local, and then the default file system."""
     job = new_job(cluster, bootstrap, tmp_path, mode=mode, transactional_id=unique("here"))
     run(spark, job)
     there = tmp_path / "there"
@@ -164,11 +165,11 @@ def test_the_offset_log_in_its_second_format(
 def test_a_batch_that_is_too_large_is_planned_anew_without_its_entry(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path
 ) -> None:
-    """What the README says about a first batch that no transaction lasts for."""
+    """The README's advice for a first batch that is too large for a transaction works."""
     everything = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": str(RECORDS)}
     job = new_job(cluster, bootstrap, tmp_path, mode="staged")
     fail_at(spark, replace(job, starting=everything), tmp_path, "commit begins")
-    # It is planned, so a limit comes too late for it.
+    # The batch is planned, so a limit comes too late.
     (tmp_path / "limited").mkdir()
     fail_at(spark, job, tmp_path / "limited", "task finished")
     assert json.loads(offsets_of(job, 0)) == {job.source: dict.fromkeys("0123", RECORDS // 4)}
@@ -181,7 +182,10 @@ def test_a_batch_that_is_too_large_is_planned_anew_without_its_entry(
 def into(
     spark: SparkSession, job: Job, *, batches: int | None = None, **options: str
 ) -> Callable[[], Any]:
-    """Runs a query whose ``foreachBatch`` writes with exactly_once_batch, or so many batches."""
+    """Return a function that runs a query whose ``foreachBatch`` uses exactly_once_batch.
+
+    ``batches`` limits the number of batches.
+    """
     sink = exactly_once_batch(
         **{
             "kafka.bootstrap.servers": job.bootstrap,

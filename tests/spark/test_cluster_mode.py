@@ -1,4 +1,4 @@
-"""Spark with executors in processes of their own, and the settings that are refused there."""
+"""Spark with executors in separate processes, and the settings that are refused there."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def test_a_shared_transaction_on_a_cluster(
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_GATEWAY")
     }
-    # Spark asks its build for it, which a PySpark from pip does not have.
+    # Spark looks it up in its build folder, which a PySpark from pip does not have.
     environment["SPARK_SCALA_VERSION"] = "2.13"
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")])
     environment["TMPDIR"] = str(tmp_path)
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, job.to_text(), str(archive), *map(str, stock_jars)],
         env=environment,
-        cwd=tmp_path,  # the cluster's workers keep their files where they are started
+        cwd=tmp_path,  # the cluster's workers write files to their working directory
         capture_output=True,
         text=True,
         timeout=START_S,

@@ -1,7 +1,7 @@
-"""The sink's crash matrix, what needs no process of its own: failing steps, lost progress.
+"""The sink's crash matrix, as far as it needs no separate process: failing steps, lost progress.
 
-After each the query runs again, with another layout of the source's tasks, and the read_committed
-view holds each record once. What dies is in ``test_drivers``.
+After each fault the query runs again, with another layout of the source's tasks, and a
+read_committed reader sees each record once. ``test_drivers`` has the kills.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def test_steps_fail(
     job = new_job(cluster, bootstrap, tmp_path, mode=mode)
     steps = ("mid write", "task finished", "offsets committed", "transaction ended")
     fail_at(spark, job, tmp_path, *steps)
-    # Nothing of the first batch was to be seen until its transaction had ended.
+    # No record of the first batch was visible before its transaction ended.
     assert_nothing_new(cluster, job, PER_BATCH)
     run(spark, again(job))
     assert_exactly_once(cluster, job)
@@ -83,7 +83,7 @@ def test_steps_fail_in_the_first_batch_of_a_query_that_begins_at_the_end(
     mode: str,
     steps: tuple[str, ...],
 ) -> None:
-    # That batch has no rows: it only says where the query begins.
+    # That batch has no rows, and only defines where the query begins.
     job = new_job(cluster, bootstrap, tmp_path, mode=mode, starting={}, records=40)
     with going_on(bootstrap, job.source):
         fail_at(spark, job, tmp_path, *steps)
@@ -109,7 +109,8 @@ def test_a_partition_is_added_amid_the_first_batch(
 def test_readers_do_not_wait_for_a_batch_of_which_no_task_is_left(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path, mode: str
 ) -> None:
-    # No task leaves a message. Who was prepared has begun what nobody knows but the broker.
+    # No task returns a commit message. Prepared tasks have begun transactions that only the broker
+    # knows.
     job = new_job(cluster, bootstrap, tmp_path, mode=mode)
     job = replace(job, sink=cluster.create_topic(unique("sink"), 1, KEEP))
     fail_at(spark, job, tmp_path, "mid write")
@@ -124,8 +125,8 @@ def test_readers_do_not_wait_for_a_batch_of_which_no_task_is_left(
 def test_a_tasks_process_is_killed_before_its_records_are_acknowledged(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path, step: str
 ) -> None:
-    # They are not sent yet, or they are and nobody has written down so. The tasks beside it, which
-    # live on, may not go on where it was.
+    # The batches are not sent yet, or they are sent but the progress is not recorded. The other
+    # tasks, which survive, must not continue the failed task's sequence.
     job = faulty(new_job(cluster, bootstrap, tmp_path, options=SMALL), tmp_path, step, "wait")
     query = start(spark, job)
     os.kill(happened(job), signal.SIGKILL)
@@ -146,7 +147,7 @@ def test_tasks_that_write_to_one_partition(
     run(spark, job)
     numbers = [int((value or b"")[1:]) for value in cluster.values(job.sink)]
     assert sorted(numbers) == list(range(RECORDS))
-    # Each task's rows, a partition of the source, are in their order.
+    # Each task's rows, a partition of the source, are in order.
     for index in range(PARTITIONS):
         own = [number for number in numbers if number % PARTITIONS == index]
         assert own == sorted(own)
@@ -225,9 +226,9 @@ def test_a_checkpoint_that_was_rolled_back_is_refused(
     job = new_job(cluster, bootstrap, tmp_path, mode=mode)
     run(spark, job)
     roll_back(job, "commits", "offsets")
-    # All into one partition: an even growth would leave the batch's share of each as it was.
+    # All into one partition: an even growth would not change a batch's share of each.
     fill(cluster, job.source, range(RECORDS, RECORDS + 400, PARTITIONS))
-    # The last batch is planned anew over other data: it can't be told from what was committed.
+    # The last batch is planned again with other data, and may overlap with committed records.
     with pytest.raises(Exception, match="planned anew"):
         run(spark, job)
     assert_exactly_once(cluster, job)
@@ -270,7 +271,7 @@ def test_epochs_run_out(
     job = new_job(cluster, bootstrap, tmp_path, transactional_id=name)
     cluster.coordinator(name, TRANSACTION)
     first, epoch = cluster.init_producer(name)
-    # The last epochs of a producer id, 32767 in all; each init takes one.
+    # Reach the last of 32767 epochs of a producer id; each InitProducerId takes one.
     while epoch < 32_765 - 4:
         answer = cluster.call(
             "init_producer_id",

@@ -1,8 +1,8 @@
-"""The sink's crash matrix, what dies: drivers, JVMs and tasks in processes of their own.
+"""The kills of the sink's crash matrix: drivers, JVMs and tasks in separate processes.
 
-The queries of a driver stand still at a step each, and all are killed at one blow: a JVM per step
-would take most of the time. The session's Spark then runs each query again, with another layout of
-the source's tasks, and the read_committed view holds each record once.
+The queries of a driver wait at one step each, and are killed together, because a JVM per step would
+take most of the time. The session's Spark then runs each query again, with another layout of the
+source's tasks, and a read_committed reader sees each record once.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ KILLS = [
     for step in steps
 ]
 AT_THE_END = [("direct", "commit begins"), ("staged", "offsets committed")]
-"""Kills in the first batch of a query that begins at the end of a topic that somebody writes to."""
+"""Kills in the first batch of a query that begins at the end of a topic with an active producer."""
 
 
 @pytest.fixture(scope="module")
 def killed(
     drivers: Drivers, bootstrap: str, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[tuple[str, str, bool], Job]:
-    """Queries whose driver was killed with each of them at its step; whether it has records."""
+    """Return the jobs of queries that were killed at their steps, by mode, step and records."""
     jobs: dict[tuple[str, str, bool], Job] = {}
     with Cluster(bootstrap) as cluster:
         for mode, step in KILLS:
             folder = tmp_path_factory.mktemp("killed")
-            # One task has finished, the others have written a part.
+            # One task has finished, and the others have written a part.
             hold = {"hold": "mid write"} if (mode, step) == ("prepared", "task finished") else {}
             job = new_job(cluster, bootstrap, folder, mode=mode)
             jobs[mode, step, True] = faulty(job, folder, step, "wait", **hold)
@@ -107,7 +107,7 @@ def test_driver_killed(
     run(spark, again(job))
     assert_exactly_once(cluster, job)
     if step == "mid write":
-        # Somebody who does not ask for committed records alone has seen the first attempt's.
+        # A read_uncommitted reader also sees the records of the first attempt.
         assert uncommitted(cluster, job) > RECORDS
 
 
@@ -127,7 +127,7 @@ def test_jvm_killed(
 
 @dataclass(frozen=True)
 class Ended:
-    """A query of a driver that has come to its end by itself."""
+    """A query of a driver that has ended by itself."""
 
     job: Job
     told: str
@@ -150,7 +150,7 @@ TRIED = {
 def tried_twice(
     drivers: Drivers, bootstrap: str, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Ended]:
-    """Queries with a task that failed amid its writes, where Spark tries tasks again."""
+    """Return queries with a task that failed during its writes, where Spark retries tasks."""
     jobs: dict[str, Job] = {}
     with Cluster(bootstrap) as cluster:
         for name, (mode, crash) in TRIED.items():
@@ -182,7 +182,7 @@ def test_a_task_is_not_tried_twice_in_a_shared_transaction(
 def test_staged_tasks_may_be_tried_again(
     tried_twice: dict[str, Ended], cluster: Cluster, name: str
 ) -> None:
-    # Where Spark tries tasks again they are staged, unless somebody asks for something else.
+    # Where Spark retries tasks, the mode is staged unless an option sets another.
     assert tried_twice[name].told.endswith("done")
     assert_exactly_once(cluster, tried_twice[name].job)
 
@@ -220,7 +220,7 @@ def test_a_second_attempt_whose_batches_look_the_same_is_known_by_their_offsets(
 def test_without_any_guard_records_are_lost_and_doubled_in_silence(
     tried_twice: dict[str, Ended], cluster: Cluster
 ) -> None:
-    # The control: were this exact, the tests above would prove nothing.
+    # The control: if this were exact, the tests above would prove nothing.
     ended = tried_twice["control"]
     assert ended.told.endswith("done")
     found = seen(cluster, ended.job.sink, READ_COMMITTED)
@@ -235,7 +235,7 @@ ZOMBIES = (("prepared", "mid write"), ("direct", "mid write"), ("direct", "commi
 def zombies(
     drivers: Drivers, bootstrap: str, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Child, dict[tuple[str, str], Job]]:
-    """A driver that was taken for dead, with a query at each step."""
+    """Return a driver that was taken for dead, with a query at each step."""
     jobs: dict[tuple[str, str], Job] = {}
     with Cluster(bootstrap) as cluster:
         for mode, step in ZOMBIES:
@@ -259,8 +259,8 @@ def test_zombies_go_on_under_the_old_epoch(
     assert child.wait(START_S) == 1
     told = sorted(line for line in child.lines if line.startswith("job "))
     assert ["failed" in line for line in told] == [True, True, True], child.tail()
-    # One goes on producing, and is refused; so is one by the broker, or by what it finds: that
-    # others of its machine have begun anew; one is refused its offsets.
+    # One continues to produce, and is fenced. One is refused by the broker, or finds that other
+    # processes of its machine have restarted the query. One cannot commit its offsets.
     assert "Produce to" in told[0]
     assert "EPOCH" in told[0]
     assert re.search("was given up|EPOCH", told[1])

@@ -1,6 +1,6 @@
 """The sink on a broker without KIP-890's protocol: ``transaction.version`` 1, and 0.
 
-EndTxn bumps no epoch there, and partitions and groups join a transaction by requests of their own.
+There EndTxn does not bump the epoch, and separate requests add partitions and groups.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ ADD_PARTITIONS, ADD_OFFSETS, END_TXN = 24, 25, 26
 
 
 def set_level(cluster: Cluster, level: int) -> None:
-    """Change the cluster's level, and wait until the broker knows."""
+    """Change the feature level, and wait until the broker has applied it."""
 
     def finalized() -> int:
         told = cluster.call(
@@ -88,7 +88,7 @@ class Old:
 def broker(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[OwnBroker, LosingProxy]]:
-    """A broker that tells its clients the address of a proxy."""
+    """Yield a broker that advertises the address of a proxy, and the proxy."""
     with behind_proxy(request, tmp_path_factory.mktemp("old")) as both:
         yield both
 
@@ -116,7 +116,7 @@ def test_batches_are_written_once(
     job = new_job(cluster, old.bootstrap, tmp_path, mode=mode, transactional_id=name)
     query = run(spark, job)
     assert_exactly_once(cluster, job)
-    # The new protocol takes two epochs a batch, one of them for EndTxn.
+    # TV2 takes two epochs per batch, one of them for EndTxn.
     assert cluster.init_producer(name)[1] == len(query.recentProgress)
 
 
@@ -166,8 +166,8 @@ def test_answers_are_lost(spark: SparkSession, old: Old, cluster: Cluster, tmp_p
 def test_a_zombie_of_a_finished_batch_is_fenced_by_the_next_ones_beginning(
     old: Old, cluster: Cluster
 ) -> None:
-    # EndTxn leaves the epoch as it is: without an InitProducerId per batch, what a task of the last
-    # batch still sends would join the transaction of the next one.
+    # EndTxn does not bump the epoch: without an InitProducerId per batch, late writes of a task of
+    # the last batch would join the transaction of the next one.
     topic = cluster.create_topic(unique("zombie"), 1, KEEP)
     link = Connection(old.bootstrap, client_id="zombie", timeout_ms=20_000)
     tid = unique("zombie")
@@ -197,9 +197,9 @@ def test_a_zombie_of_a_finished_batch_is_fenced_by_the_next_ones_beginning(
 def begun_at(
     level: int, spark: SparkSession, bootstrap: str, cluster: Cluster, folder: Path
 ) -> tuple[Job, StreamingQuery]:
-    """A query that stands still behind its first batch, and its job."""
+    """Start a query that waits after its first batch; return its job and the query."""
     set_level(cluster, level)
-    # Spark's workers keep what a broker has told them; another client has another connection.
+    # Spark's workers cache a broker's versions per connection; another client id has another one.
     options = {"kafka.client.id": unique("client")}
     job = new_job(cluster, bootstrap, folder, options=options, transactional_id=unique("level"))
     job = faulty(job, folder, "commit returned", "wait")
@@ -229,7 +229,7 @@ def test_the_level_changes_under_the_query(
 def test_the_level_falls_from_2_to_0_under_the_query(
     request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Fencepost serves the id as before. Apache Kafka locks it until it is told better.
+    """Fencepost still serves the transactional id; Apache Kafka blocks it until it reloads the log.
 
     See the trace ``level_0_under_ids_of_level_2``.
     """
@@ -246,7 +246,7 @@ def test_the_level_falls_from_2_to_0_under_the_query(
                 finish(query)
             assert_nothing_new(cluster, job, PER_BATCH)
             set_level(cluster, 2)
-        # What the message says: only a coordinator that loads its log forgets the pending write.
+        # As the message says, only a coordinator that reloads its log drops the pending write.
         broker.kill()
         broker.start()
         run(spark, again(job))

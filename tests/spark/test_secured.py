@@ -1,4 +1,4 @@
-"""Source and sink with encryption, logins and rules: kills, the least rights, planted secrets."""
+"""Source and sink with TLS, logins and ACLs: kills, minimal rights, planted secrets."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def secured(owner: Realm, folder: Path, **fields: Any) -> Job:
 
 
 def rights(job: Job) -> list[Right]:
-    """All that source and sink of a query need; pipelines/README.md lists them."""
+    """Return all rights of a query's source and sink; pipelines/README.md lists them."""
     assert job.transactional_id is not None
     return [
         Right("READ", "TOPIC", job.source),

@@ -1,4 +1,4 @@
-"""The sink on a real Spark: what it writes, what it refuses, and the helpers around it."""
+"""The sink on a real Spark: its writes, its refusals, and its helpers."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_every_codec_with_keys_headers_and_timestamps(
     row = by_value["v42"]
     assert (bytes(row.key), row.timestamp.timestamp()) == (b"k0", 1_700_000_000.042)
     assert [(head.key, bytes(head.value)) for head in row.headers] == [("h", b"x42")]
-    # One key, one partition.
+    # Each key is in one partition.
     assert len({(bytes(row.key), row.partition) for row in found}) == 7
 
 
@@ -160,7 +160,7 @@ def test_headers_of_other_types_are_refused_and_none_is_repaired(
             write(rows, bootstrap, topic)
             written += 1
             continue
-        # Spark begins with our sentence: no traceback, no stack of the JVM stands before it.
+        # Spark's message begins with our sentence, without a traceback or a JVM stack before it.
         told = r"Error: (column headers is |a header is null|the key of a header is null)"
         with pytest.raises(Exception, match=told) as refusal:
             write(rows, bootstrap, topic)
@@ -217,7 +217,7 @@ def test_output_modes(
 
     query = begin("complete")
     assert query.awaitTermination(300)
-    # Each batch's whole result is appended, as by the stock sink.
+    # Each batch's whole result is appended, as the stock sink does.
     assert seen(cluster, job.sink, READ_COMMITTED) == {"all:20": 1, "all:40": 1}
     assert [told.sink.numOutputRows for told in query.recentProgress] == [1, 1]
     with pytest.raises(Exception, match="does not support Update mode"):
@@ -228,7 +228,7 @@ def test_asynchronous_progress_is_refused(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path
 ) -> None:
     job = new_job(cluster, bootstrap, tmp_path, mode="staged")
-    # Spark refuses it for sinks that it does not know; were it told to let it pass, ours would not.
+    # Spark refuses it for unknown sinks; our sink would refuse it even if Spark allowed it.
     asynchronous = (
         stream(spark, job)
         .writeStream.format("fencepost")
@@ -251,7 +251,7 @@ def test_progress_that_somebody_else_has_written_over_is_refused(
     name = unique("crowded")
     job = new_job(cluster, bootstrap, tmp_path, mode="staged", transactional_id=name)
     run(spark, job)
-    # Brokers let a transaction commit for a group that has members, and members as well.
+    # Brokers accept transactional and plain commits for a group that has members.
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": f"{name}-progress"})
     consumer.commit(offsets=[TopicPartition(job.sink, 0, 5)], asynchronous=False)
     consumer.close()
@@ -377,7 +377,7 @@ print("java", java, spark._jvm.System.getProperty("java.home"), "rows", loaded.c
 
 
 def without_java(folder: Path) -> str:
-    """A PATH with every program of this machine but java."""
+    """Return a PATH with every program of this machine except java."""
     folder.mkdir()
     for place in os.environ["PATH"].split(os.pathsep):
         for program in sorted(Path(place).glob("*")) if Path(place).is_dir() else ():

@@ -1,4 +1,4 @@
-"""The source on a real Spark: what it shows, what it refuses, what it does when data goes away."""
+"""The source on a real Spark: its rows, its refusals, and lost data."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def values(df: DataFrame) -> list[str]:
 
 @pytest.fixture
 def topic(cluster: Cluster) -> str:
-    """v0 … v99 on four partitions, five of an aborted transaction, one behind it."""
+    """Create a topic with v0 … v99 on four partitions, five aborted records, and one after them."""
     name = cluster.create_topic(unique("read"), PARTITIONS, KEEP)
     fill(cluster, name, range(100))
     tid = unique("txn")
@@ -242,7 +242,7 @@ def test_what_can_not_be_read_is_refused(
 
 
 def memory(spark: SparkSession, job: Job, **options: str) -> Any:
-    """A stream into memory, so that the source is judged alone."""
+    """Start a stream into a memory sink, to test the source alone."""
     loaded = (
         spark.readStream.format("fencepost")
         .option("kafka.bootstrap.servers", job.bootstrap)
@@ -321,7 +321,7 @@ def test_topics_that_come_to_fit_the_pattern_are_read(
             assert query.isActive, query.exception()
             return sum(progress.numInputRows for progress in query.recentProgress)
 
-        # What was there before the query is not read, what came to the pattern later is, all of it.
+        # Records from before the query are not read, but new topics of the pattern are read whole.
         query.processAllAvailable()
         cluster.create_topic(f"{stem}.b", 1, KEEP)
         cluster.produce(f"{stem}.b", [b"second"] * 4)
@@ -371,7 +371,7 @@ def test_a_first_batch_that_is_planned_runs_again_as_it_is(
         return [task.wanted for task in reader.partitions(reader.initialOffset(), end)]
 
     planned = tasks(planner)
-    # The driver dies; the topic lives on.
+    # The driver is killed; the topic remains.
     for partition in range(PARTITIONS):
         records = batch([b"new"], timestamp_ms=FIRST_MS + 90_000)
         cluster.produce(topic, records, partition=partition)
@@ -396,7 +396,7 @@ def test_data_that_is_deleted_under_the_query_is_told_or_skipped(
         .start()
     )
     going_on.awaitTermination(300)
-    # Partition 0 has 40 left of 100, the others 90.
+    # Partition 0 has 40 of 100 records left, the others 90.
     assert sum(progress.numInputRows for progress in going_on.recentProgress) == 40 + 3 * 90
 
 
@@ -412,7 +412,7 @@ def drop(cluster: Cluster, topic: str) -> None:
 
 
 def make_anew(cluster: Cluster, topic: str, records: int) -> None:
-    """Delete a topic and make one of its name, with so many records."""
+    """Delete a topic, and recreate it with ``records`` records."""
     drop(cluster, topic)
     cluster.create_topic(topic, PARTITIONS, KEEP)
     fill(cluster, topic, range(records))
@@ -435,7 +435,7 @@ def test_a_topic_made_anew_under_a_planned_batch_is_read_as_far_as_it_goes(
 
 
 def read_rows(bootstrap: str, topic: str, start: int, until: int, **options: str) -> list[Any]:
-    """What a task finds in a range of partition 0, as Arrow batches."""
+    """Return the Arrow batches of a task that reads a range of partition 0."""
     from fencepost.pipelines.spark.read import read_range
 
     told = {"kafka.bootstrap.servers": bootstrap, "subscribe": topic, **PATIENCE, **options}
@@ -492,7 +492,7 @@ def test_a_topic_that_is_away_for_a_while_is_waited_for(
     patient = {**options, "kafka.default.api.timeout.ms": "60000"}
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(read_values, bootstrap, topic, 0, 3, **patient)
-        # The wire client has asked for a second by then, and got no other answer.
+        # By then the wire client has retried for a second, and got no other response.
         assert answered.wait(60)
         cluster.create_topic(topic, PARTITIONS, KEEP)
         cluster.produce(topic, [b"a", b"b", b"c"])
@@ -537,7 +537,7 @@ def test_a_topic_that_is_away_while_a_batch_is_planned_is_waited_for(
         assert looked.wait(60)
         cluster.create_topic(topic, PARTITIONS, KEEP)
         assert planning.result(60) == begin
-    # For good, it is another matter.
+    # A permanent deletion is data loss, unless the options ignore it.
     drop(cluster, topic)
     reader = stream_reader(bootstrap, "", **told, **PATIENCE)
     if options:

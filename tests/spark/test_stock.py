@@ -1,7 +1,7 @@
 """The same query with Spark's own Kafka connector and with ours: equal rows, schema and offsets.
 
-``--stock`` gives Spark the connector's jars. What it reads is judged here as a whole: its options,
-its offsets in the checkpoint, the partitions that its sink chooses.
+``--stock`` adds the connector's jars to Spark. The tests compare its options, its offsets in the
+checkpoint, and the partitions that its sink chooses.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def stock(stock_jars: list[Path]) -> None:
 
 @pytest.fixture(scope="module")
 def scene(bootstrap: str) -> tuple[str, str]:
-    """A stem and two topics: a minute of timestamps, nulls, headers, an aborted transaction."""
+    """Create topics with timestamps, nulls, headers, an aborted transaction; return their stem."""
     stem = unique("stock")
     first, second = f"{stem}.a", f"{stem}.b"
     with Cluster(bootstrap) as cluster:
@@ -257,7 +257,7 @@ def test_a_stream_has_the_same_batches_offsets_and_lag(
 def test_a_query_changes_its_format_and_goes_on(
     spark: SparkSession, bootstrap: str, cluster: Cluster, tmp_path: Path
 ) -> None:
-    # Both write offsets alike, so that a checkpoint is good for either, amid a batch as well.
+    # Both write offsets in one format, so that either can use a checkpoint, even within a batch.
     job = new_job(cluster, bootstrap, tmp_path, mode="staged")
 
     def go_on(kind: str, job: Job) -> None:
@@ -282,7 +282,7 @@ def test_a_minimum_holds_batches_back(
 ) -> None:
     job = new_job(cluster, bootstrap, tmp_path, records=12)
     with watched(source(spark, kind, job, minOffsetsPerTrigger="40")) as (query, seen):
-        # A run's first batch is not held back.
+        # The first batch of a run is not delayed.
         query.processAllAvailable()
         assert seen() == 12
         fill(cluster, job.source, range(12, 48))
@@ -299,7 +299,7 @@ def test_a_minimum_holds_batches_back(
 
 @contextmanager
 def watched(df: DataFrame) -> Iterator[tuple[Any, Callable[[], int]]]:
-    """The query under way, and how many rows it has read."""
+    """Yield the running query, and a function that returns the number of read rows."""
     query = df.writeStream.format("noop").start()
 
     def seen() -> int:
@@ -315,7 +315,7 @@ def watched(df: DataFrame) -> Iterator[tuple[Any, Callable[[], int]]]:
 def test_both_sinks_leave_other_columns_aside(
     spark: SparkSession, bootstrap: str, cluster: Cluster
 ) -> None:
-    # What a source has read, with its offsets and times, may be written as it is.
+    # The rows of a source, with their offsets and timestamps, can be written unchanged.
     began = int(time.time() * 1000)
     for kind in BOTH:
         topic = cluster.create_topic(unique("aside"), 2)

@@ -1,14 +1,15 @@
 """The stages of a Produce request: check, verify, append, commit.
 
-*Check*: each batch is parsed and validated (``logcore/validation.py``), at once as far as one turn
-of the event loop has room for it, otherwise in a thread. *Verify*: the transaction coordinator
+*Check*: each batch is parsed and validated (``logcore/validation.py``), on the event loop if it is
+small enough for one turn of the loop, otherwise in a thread. *Verify*: the transaction coordinator
 confirms that the partition is in the producer's transaction. *Append* follows in the same turn, so
 that the transaction cannot end in between (KIP-890). *Commit*: a request with acks other than 0
 waits for the disk if the topic requires it, and with acks=-1 for the other replicas, up to the
 client's timeout. Appended records stay in the log even if the response is an error.
 
-A request passes all stages in the turn in which it arrives, if there is time. Otherwise it takes
-several, and a later request to one of its partitions waits behind it, even on another connection.
+If time allows, a request passes all stages in the turn in which it arrives. Otherwise it takes
+several turns, and later requests to any of its partitions wait for it, even those that arrive on
+other connections.
 
 Source: ``ReplicaManager.appendRecords``, ``DelayedProduce``, ``AddPartitionsToTxnManager``.
 """
@@ -69,20 +70,21 @@ FIRST_WITH_ZSTD: Final = 7
 FIRST_ADDING_TO_TRANSACTION: Final = 12
 
 _HALF_A_SLICE_S: Final = SLICE_MS / 2000
-"""The time for which a request checks batches in one turn of the event loop, and for which it
-appends. The first append to a partition creates its files, which takes 0.3 ms, several on a busy
-disk."""
+"""The seconds of one turn of the event loop that a request may spend on checking batches, and again
+on appending them. The first append to a partition creates its files, which takes 0.3 ms, or several
+milliseconds on a busy disk."""
 
 MAX_REQUEST_RECORD_ERRORS: Final = 10 * MAX_RECORD_ERRORS
 """The records listed in the errors of one request, over all its partitions."""
 
 CHECK_THREADS: Final = 2
-"""The batches checked concurrently outside of the event loop. More would only make the loop wait
-for the interpreter lock."""
+"""The number of threads that check batches. More threads would only make the event loop wait for
+the global interpreter lock."""
 
 _VALID_ACKS: Final = frozenset({-1, 0, 1})
 ALL: Final = -1
-"""All in-sync replicas must have the records. With one replica, 1 means the same."""
+"""acks=-1: all in-sync replicas must have the records. For a partition with one replica, acks=1
+means the same."""
 
 _BY_THE_LOG: Final = (LogError, NotEnoughReplicasError)
 _BEFORE_THE_LOG: Final = (
@@ -104,11 +106,12 @@ _log = structlog.get_logger(__name__)
 TopicPartition = tuple[str, int]
 Check = Callable[[], Steps[Admitted]]
 Verdicts = Mapping[TopicPartition, DomainError | None]
-"""By partition: the error if it may not be written to, else None."""
+"""For each partition, the error with which its batch is refused, or None if it may be appended."""
 
 
 Notes = dict[str, object]
-"""The coordinator's notes on a request that waits for it; empty at first."""
+"""State that the transaction coordinator keeps between its calls for one request; empty at first.
+"""
 
 
 class Verify(Protocol):
@@ -125,7 +128,7 @@ class Verify(Protocol):
         origin: Origin | None = None,
         notes: Notes | None = None,
     ) -> Verdicts | asyncio.Future[None]:
-        """Return the verdicts, or a future after which to call again, with the same notes."""
+        """Return the verdicts, or a future: call again with the same notes once it is done."""
 
 
 class Charged(Protocol):
@@ -142,8 +145,8 @@ class Charged(Protocol):
 class Part:
     """One partition of a Produce request, and its result.
 
-    In the end ``appended`` or ``error`` is set, and both if other replicas did not follow.
-    ``topic`` is None if no topic has the requested id.
+    In the end ``appended`` or ``error`` is set; both if the records were appended but not committed
+    in time. ``topic`` is None if no topic has the requested id.
     """
 
     topic: str | None
@@ -163,7 +166,7 @@ class Part:
 
     @property
     def log_start_offset(self) -> int:
-        """Return the log start offset for an error; −1 if the error is not the log's."""
+        """Return the log start offset if the response to the error contains it, else −1."""
         asked = isinstance(self.error, _BY_THE_LOG) and not isinstance(self.error, _BEFORE_THE_LOG)
         return self.partition.log_start_offset if asked and self.partition is not None else -1
 
@@ -179,9 +182,10 @@ class Part:
 
 @dataclass(slots=True)
 class Append:
-    """One Produce request. ``version`` is the request's, ``acks`` 0 for no response.
+    """One Produce request. With ``acks`` 0 the client expects no response.
 
-    ``timeout_ms`` limits the wait for other replicas, if ``acks`` requires them.
+    ``version`` is the request's API version. With ``acks`` −1, ``timeout_ms`` limits the wait for
+    other replicas.
     """
 
     parts: list[Part]
@@ -191,7 +195,7 @@ class Append:
     acks: int
     timeout_ms: int = 30_000
     client: Hashable = None
-    """The connection, which shares the checking threads fairly with others."""
+    """The connection; connections share the checking threads fairly."""
     throttle: Charged | None = None
     """Counts the time that the request takes."""
     refusal: DomainError | None = field(init=False, default=None)
@@ -219,15 +223,16 @@ class Append:
 
 @dataclass(slots=True)
 class _Progress:
-    """The progress of a request: its parts are checked in order, and appended in order."""
+    """The progress of a request, whose parts are checked and appended in order."""
 
     checked: int = 0
+    """The number of parts that are checked, or in ``left``."""
     left: list[tuple[Part, Check]] = field(default_factory=list)
-    """Checks that did not fit into a turn."""
+    """Checks too long for one turn, which run in a thread."""
     ready: deque[Part] = field(default_factory=deque)
-    """Parts that are checked, or in ``left``, and not appended."""
+    """Parts that are checked, or in ``left``, but not appended yet."""
     disk: asyncio.Future[None] | None = None
-    """Done when the next append may begin."""
+    """The verification that the next append waits for; None if it need not wait."""
     commits: list[asyncio.Future[None]] = field(default_factory=list)
     """The response waits for all of them."""
 
@@ -240,7 +245,8 @@ class Appends:
         self._flusher, self._commits = storage.flusher, storage.commits
         self._ask = verify
         self._last: dict[TopicPartition, asyncio.Future[None]] = {}
-        """The gate of the last request to a partition; the next request waits until it is done."""
+        """For each partition, the gate of its last request: a future that the next request awaits.
+        """
         self._tasks: set[asyncio.Task[None]] = set()
         self._threads = FairThreads("check", CHECK_THREADS)
 
@@ -263,7 +269,7 @@ class Appends:
         yield from progress.commits
 
     def _at_once(self, append: Append, progress: _Progress) -> bool:
-        """Check, verify and append in this turn; return whether that was all."""
+        """Check, verify and append in this turn; return False if parts are left."""
         if self._last and any(part.key in self._last for part in append.parts):
             return False
         self._check(append, progress)
@@ -308,8 +314,8 @@ class Appends:
             await self._check_elsewhere(append, progress)
             while progress.ready:
                 if progress.disk is not None:
-                    # Another broker's coordinator may be slow: other requests do not wait for it.
-                    # The next requests of this producer do, since it has no response yet.
+                    # The coordinator may be another, slow broker: other clients do not wait for it.
+                    # Later requests on this connection do, since this one has no response yet.
                     self._let_pass(append, gate)
                     await progress.disk
                 else:
@@ -374,7 +380,7 @@ class Appends:
         )
 
     async def _check_elsewhere(self, append: Append, progress: _Progress) -> None:
-        """Check in a thread what did not fit into a turn."""
+        """Check in a thread the batches that are too large for one turn."""
         left, progress.left = progress.left, []
         took = None if append.throttle is None else append.throttle.took_in_thread
         for part, check in left:
@@ -386,10 +392,11 @@ class Appends:
     # --- verify and append ---
 
     def _append(self, append: Append, progress: _Progress) -> None:
-        """Verify and append the ready parts while there is time; the rest is verified again.
+        """Verify the ready parts, and append them while there is time.
 
-        Nothing happens between an append and its verification. Nothing is appended if the request
-        must wait first: ``progress.disk``.
+        Verification and append share a turn of the event loop, so the transaction cannot end
+        between them; parts left for a later turn are verified again. If the verification needs a
+        wait, nothing is appended, and ``progress.disk`` is set.
         """
         verified = self._verify(append, progress.ready)
         if isinstance(verified, asyncio.Future):
@@ -438,8 +445,9 @@ class Appends:
     def _refuse(self, append: Append, part: Part, error: DomainError) -> None:
         """Answer a part with an error; the producer's next batches must not overtake it.
 
-        They are already in flight, and this broker may become the leader in a moment, or the ISR
-        grow. (Kafka accepts them, and the first batch is out of order from then on.)
+        The next batches may be in flight already, and arrive after this broker has become the
+        leader or the ISR has grown. (Kafka would accept them, and then refuse the first batch as
+        out of order when the producer sends it again.)
         """
         append.refuse(part, error)
         if isinstance(error, NotLeaderOrFollowerError | NotEnoughReplicasError):
@@ -448,11 +456,11 @@ class Appends:
                 replica.partition.producers.refused_unread(part.data or b"")
 
     def _verify(self, append: Append, parts: Iterable[Part]) -> Verdicts | asyncio.Future[None]:
-        """Query the transaction coordinator for every partition where a transaction would begin.
+        """Ask the transaction coordinator about each partition where a transaction would begin.
 
-        Returns an error or None for each of them. Partitions with an open transaction of this
-        producer are not queried and not in the result; a newer epoch in the partition is an error.
-        A returned future means that the request must wait for it, and call again.
+        Return an error or None for each of them, or a future: call again once it is done. A
+        partition with an open transaction of this producer is not in the result. A partition that
+        knows a newer epoch of the producer gets an error without a query.
         """
         if append.transactional_id is None or not append.producers:
             return {}
@@ -520,7 +528,7 @@ class Appends:
         """
         loop = asyncio.get_running_loop()
         over: asyncio.Future[None] = loop.create_future()
-        # Late callbacks find this empty, so they do not keep the request's batches alive.
+        # Emptied at the end, so that callbacks which run later keep no batch alive.
         waiting: dict[TopicPartition, tuple[Part, Partition, Appended]] = {}
 
         def settle(key: TopicPartition) -> None:
@@ -557,7 +565,7 @@ class Appends:
             progress.commits.append(over)
 
     def _verdict(self, part: Part, partition: Partition, appended: Appended) -> DomainError | None:
-        """Return why a part may not be acknowledged after its wait; None if it may."""
+        """Return the error for an appended part after its wait; None if it is acknowledged."""
         marks = partition.marks
         if marks.stopped is not None:
             return partition.offline or _deleted()

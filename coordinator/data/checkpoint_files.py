@@ -1,8 +1,8 @@
 """The offset checkpoints of a data directory, and the thread that writes them.
 
-Each write takes two or three fsyncs, for which the event loop does not wait. A checkpoint that must
-be on disk before the next step is written synchronously, after the thread's current write; a write
-that was requested earlier never replaces a later one.
+Each write takes two or three fsyncs, so a thread does it. A caller that cannot continue before a
+checkpoint is on disk writes it synchronously, after the thread's current write. A write never
+replaces one that was requested later.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ _log = structlog.get_logger(__name__)
 
 
 class CheckpointFiles:
-    """Reads and writes checkpoints by name. A failure is logged, and slows down the next start."""
+    """Reads and writes checkpoints by name.
+
+    Failures are logged but not raised: they only make the next start slower.
+    """
 
     def __init__(self, fs: FileSystem, directory: str) -> None:
         self._fs = fs
@@ -56,7 +59,7 @@ class CheckpointFiles:
         return self._told(name, self._write(name, offsets, self._turn()))
 
     async def save(self, name: str, offsets: Offsets) -> bool:
-        """Write a checkpoint in the thread, as :meth:`write` does."""
+        """Do the same as :meth:`write`, in the thread."""
         step = partial(self._write, name, offsets, self._turn())
         return self._told(name, await self._thread.run(step))
 

@@ -1,8 +1,9 @@
 """Log compaction in the background: one partition at a time, with its long steps in a thread.
 
-The event loop only selects, plans and installs, which takes little time for any size of the log. A
-failed round leaves the log unchanged; the partition is then not cleaned until the next start,
-unless only disk space or file descriptors were missing, and the next round takes another partition.
+The event loop only selects a partition, plans its round and installs the cleaned segments, which
+takes little time however large the log is. A failed round leaves the log unchanged. If it failed
+for lack of disk space or file descriptors, it is tried again later. After any other failure the
+partition is uncleanable until the next start, and the next round takes another partition.
 
 Source: ``LogCleaner`` (its cleaner threads), ``LogCleanerManager``.
 """
@@ -97,7 +98,10 @@ class Cleaner:
             compaction.discard()
 
     def _failed(self, partition: Partition, error: Exception) -> bool:
-        """Log why a round failed, and mark the partition; return whether another may follow now."""
+        """Log why a round failed; return whether the next round may start at once.
+
+        Marks the partition as uncleanable, unless only disk space or file descriptors were missing.
+        """
         no_room = isinstance(error, OSError) and error.errno in NO_ROOM | NO_HANDLES
         if no_room or isinstance(error, NoRoomError):
             _log.warning("compaction has to wait", partition=partition.name, cause=str(error))

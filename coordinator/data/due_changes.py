@@ -1,11 +1,11 @@
-"""Partitions that this broker must lead or follow after a new image, in slices of time.
+"""Begin to lead or follow partitions after a new metadata image, in slices of time.
 
 Leading a partition that is new on this broker takes about a millisecond, to create its directory
 and files. A topic may have thousands of partitions. Those that do not fit into a slice are handled
-later, or at once when a request accesses them, so the delay is not visible.
+later, or at once when a request accesses them, so clients do not notice the delay.
 
-An unexpected failure is retried until it succeeds or a newer change replaces it: the next image may
-never come, and does not repeat what has not changed.
+A change that fails unexpectedly is retried until it succeeds or a newer change replaces it. It
+cannot wait for the next image, which may never come, and which lists only partitions that changed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class DueChanges:
         self._retry: asyncio.TimerHandle | None = None
 
     def take(self, partitions: Iterable[LocalPartition]) -> None:
-        """Add changes, which replace pending ones of the same partition, and begin.
+        """Add changes, replacing pending ones of the same partition, and handle the first ones.
 
         Internal topics come first, since their shards are started next.
         """

@@ -1,9 +1,9 @@
 """Fetch sessions, with which a Fetch contains only changed partitions (KIP-227).
 
-A session holds the partitions of a client's last request and the state last sent for each. An
-incremental request contains changes; its response leaves out every partition without news. All
-sessions share a number of slots and a number of partitions. A client without a slot gets session id
-0 and continues with full requests.
+A session holds the partitions that a client fetches and the state last sent for each. An
+incremental request contains changes of this set; its response leaves out every partition without
+news. The number of sessions (slots) is limited, and so is the number of their partitions. A client
+without a slot gets session id 0 and continues with full requests.
 
 Source: ``FetchSession``, ``FetchSessionCacheShard`` and ``FetchManager``.
 """
@@ -37,8 +37,9 @@ MAX_CACHED_PARTITIONS = 100_000
 and each of them may have as many partitions as a request can contain."""
 
 EVICTION_MS = 120_000
-"""A session unused for this time, in milliseconds, can be evicted by any other; one older than this
-can be evicted by a larger one. Kafka's ``MIN_INCREMENTAL_FETCH_SESSION_EVICTION_MS``."""
+"""In milliseconds: any new session may evict one that was unused for this time, and a session of at
+least the same size may evict one that was created so long ago. Kafka's
+``MIN_INCREMENTAL_FETCH_SESSION_EVICTION_MS``."""
 
 TopicKey = str | UUID | None
 """A topic's name, or its id from version 13 on; kio represents the all-zero id as None."""
@@ -67,9 +68,8 @@ class PartitionFetch:
     def renew(self, newer: PartitionFetch) -> None:
         """Replace the request by ``newer``.
 
-        A client with another leader epoch may have dropped the state of the former one, as
-        followers do: all of it counts as news again. (Kafka does not resend it to an idle
-        follower.)
+        If the client's leader epoch has changed, the whole state counts as news again: the client
+        may have dropped it, as followers do. (Kafka does not resend it to an idle follower.)
         """
         if newer.leader_epoch != self.leader_epoch:
             self.high_watermark = -1
@@ -78,7 +78,7 @@ class PartitionFetch:
         self.leader_epoch, self.last_epoch = newer.leader_epoch, newer.last_epoch
 
     def learn(self, answer: FetchedPartition) -> bool:
-        """Store the state that is sent to the client; return whether any of it is new to it."""
+        """Store the state sent to the client; return whether the client lacked any of it."""
         read = answer.read
         news = (
             len(read.records) > 0
@@ -88,8 +88,8 @@ class PartitionFetch:
             or answer.diverging is not None
             or answer.preferred_replica != NO_REPLICA
         )
-        # After an error the high watermark counts as unknown, so its end is news. A follower with a
-        # diverging log ignores the high watermark.
+        # After an error the high watermark counts as unknown, so that the next result without an
+        # error is sent. A follower with a diverging log ignores the high watermark.
         is_lost = answer.error is not None or answer.diverging is not None
         self.high_watermark = -1 if is_lost else read.high_watermark
         self.log_start_offset = read.log_start_offset
@@ -194,8 +194,8 @@ class FetchSessions:
     ) -> Steps[None]:
         """Apply an incremental request's changes.
 
-        A session without partitions is closed, and so is one with which all sessions together would
-        have too many partitions; its client gets session id 0 in the response and starts again.
+        Closes the session if it has no partitions left, or if all sessions together have too many.
+        The response then contains session id 0, and the client starts with a full request.
         """
         for part in asked:
             self._count(session, session.put(part))
@@ -222,7 +222,7 @@ class FetchSessions:
         by_topic_id: bool,
         now_ms: int,
     ) -> int:
-        """Open a session for a full request; return its id, or 0 without room for it."""
+        """Open a session for a full request; return its id, or 0 if there is no room for it."""
         size = len(asked)
         while len(self._sessions) >= self.max_sessions or (
             self.partitions + size > self.max_partitions
@@ -255,7 +255,10 @@ class FetchSessions:
                 return session_id
 
     def _victim(self, size: int, now_ms: int) -> FetchSession | None:
-        """Return a stale or smaller session that a new one of ``size`` partitions may evict."""
+        """Return a session that a new one of ``size`` partitions may evict, or None.
+
+        That is an unused session, or an old one that is not larger.
+        """
         if not self._sessions:
             return None
         oldest = next(iter(self._sessions.values()))

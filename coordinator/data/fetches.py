@@ -1,11 +1,11 @@
 """Fetch requests: find the session, read, and wait for more records if there are too few.
 
-Reads return whole batches as they are in the file. Large reads stay in the file until they are
-sent.
+Reads return whole batches, unchanged from the file. The records of a large read are not loaded into
+memory before they are sent.
 
-A follower reads to the end of the log, and its fetch offset tells the leader what it has. A
-consumer reads committed records, from the leader or, if it sends its rack, from the nearest replica
-(KIP-392).
+A follower reads up to the end of the log; its fetch offset tells the leader which records it has. A
+consumer reads committed records, from the leader or, if it sends its rack, from a replica in that
+rack (KIP-392).
 
 Source: ``FetchManager``, ``ReplicaManager.fetchMessages`` and ``readFromLog``, ``DelayedFetch``,
 ``Partition.fetchRecords``, ``RackAwareReplicaSelector``.
@@ -93,8 +93,8 @@ class Fetch:
     """Returns whether the sender may read or follow a topic; None if every sender may. It is called
     with None for an unknown topic id."""
     may_tell: Callable[[int], bool] | None = None
-    """Called with the size of a response; if it returns False, the response contains no partitions.
-    """
+    """Called with the size of the response; if it returns False, the client is throttled, and gets
+    a response without partitions."""
 
 
 @dataclass(slots=True)
@@ -267,7 +267,10 @@ def _check_replica(
 
 
 class _Reading:
-    """One request, read once or twice, in its own order or its session's."""
+    """One request, whose partitions are read once, or again after a wait.
+
+    They are read in the order of the request, or of its session.
+    """
 
     def __init__(
         self,
@@ -299,7 +302,7 @@ class _Reading:
         self._copied_bytes = 0
         self._throttled_bytes = 0
         self._held_back: frozenset[tuple[str, int]] = frozenset()
-        """Partitions whose bytes do not count while they are throttled."""
+        """Throttled partitions, for whose records the request does not wait."""
         self._news = 0
         self._urgent = False
 
@@ -314,7 +317,7 @@ class _Reading:
         )
 
     def read(self) -> Steps[None]:
-        """Read every partition once; the second time, only the partitions with news."""
+        """Read every partition; the second time, only the partitions that have changed."""
         former, self._answers = self._answers, []
         self._bytes, self._copied_bytes, self._news, self._urgent = 0, 0, 0, False
         self._throttled_bytes = 0
@@ -330,13 +333,14 @@ class _Reading:
             except Exception as error:  # noqa: BLE001 - the other partitions can be read
                 tell("read a partition", error, partition=f"{asked.key[0]}-{asked.key[1]}")
                 answer = FetchedPartition(asked, error=DomainError(f"not read: {error}"))
-            # A longer wait would not help this client, or there is urgent news.
+            # Errors, truncations and preferred replicas are sent at once. So are the records of a
+            # read that ended with its segment, which a wait would not extend.
             self._urgent |= (
                 answer.partition is None
                 or answer.read.is_behind
                 or answer.preferred_replica != NO_REPLICA
             )
-            # A session is not sent again what it knows.
+            # The response to a session leaves out partitions without news.
             self._news += (
                 self._session is None or answer.error is not None or bool(answer.read.records)
             )
@@ -399,7 +403,7 @@ class _Reading:
         return FetchedPartition(asked, read, partition, seen=(partition.marks.leader_epoch, end))
 
     def _throttled(self, topic: str, index: int, read: LogReadInfo) -> LogReadInfo:
-        """Return a follower's part of a read: no records while the throttle is exceeded.
+        """Return a follower's read, without its records while the throttle is exceeded.
 
         An in-sync replica is never throttled, so that it does not fall out of the ISR.
         """
@@ -427,7 +431,7 @@ class _Reading:
         )
 
     def wait(self) -> Work[None]:
-        """Wait until enough was appended or the time is over."""
+        """Wait until enough bytes are available or ``max_wait_ms`` has passed."""
         poll = DelayedFetch(
             self._fetches.delayed,
             self._isolation,
@@ -452,7 +456,10 @@ class _Reading:
         return self._bytes + PARTITION_BYTES * self._news
 
     def untold(self) -> Fetched:
-        """Return an empty response to a request that may be repeated. Raises like :meth:`told`."""
+        """Return a response without partitions, after which the client can fetch the same again.
+
+        Raises like :meth:`told`.
+        """
         if self._session is None:
             return Fetched(NO_SESSION, [])
         self._check_session(self._session)
@@ -500,7 +507,7 @@ class _Reading:
 def _is_as_it_was(answer: FetchedPartition) -> bool:
     """Return whether a partition without records to read is unchanged since the first read.
 
-    Most are when a wait ends, and a follower may fetch thousands.
+    When a wait ends, most partitions are unchanged, and a follower may fetch thousands of them.
     """
     partition, read = answer.partition, answer.read
     if partition is None or answer.seen is None:
@@ -518,8 +525,8 @@ def _is_as_it_was(answer: FetchedPartition) -> bool:
 def _has_upto(offset: int, partition: Partition, read: LogReadInfo) -> int:
     """Return the offset up to which a follower that fetches at ``offset`` has the log.
 
-    Inside a batch that is the base offset of the batch: the follower has truncated its log there,
-    and fetches the batch again. Raises StorageError.
+    If ``offset`` lies inside a batch, return the base offset of that batch: the follower has
+    truncated its log there, and fetches the batch again. Raises StorageError.
     """
     records = read.records
     if not records:
@@ -533,7 +540,7 @@ def _has_upto(offset: int, partition: Partition, read: LogReadInfo) -> int:
 
 
 def _end_of_epoch(partition: Partition, epoch: int) -> tuple[int, int]:
-    """Return an epoch's end; without followers the current epoch exists before its first record."""
+    """Return an epoch's end. Without followers, the current epoch needs no record to exist."""
     reader = partition.reader
     if partition.marks.is_replicated:
         return reader.offset_for_leader_epoch(epoch)

@@ -1,9 +1,9 @@
 """The partitions of this broker: opened, recovered, checkpointed, deleted and closed.
 
-Order of a start (kafka: ``LogManager.loadLogs``): the clean-shutdown mark is read and removed
+Order of a start (kafka: ``LogManager.loadLogs``): the clean-shutdown file is read and removed
 *before* any log is opened, the checkpoints are read, directories without a topic are renamed, and
-every partition with a directory is opened; after a clean shutdown no log is checked again. A
-partition that was never used has no directory and takes no resources until its first use.
+every partition with a directory is opened. After a clean shutdown no log is recovered. A partition
+that was never used has no directory and takes no resources until its first use.
 
 Checkpoints may be lost or stale at any time: they only reduce the work of the next start.
 """
@@ -90,13 +90,12 @@ _log = structlog.get_logger(__name__)
 class LogManager:
     """``broker.logs``. ``directory`` exists and is locked by this process.
 
-    ``read_metadata`` returns the metadata before any topic's log is opened. If the metadata is in a
-    log of this broker, it gets a function that opens that log, which no request can access here
-    through any API. Raises the errors of ``read_metadata``, and StorageError; nothing stays open
-    then. ``force_metadata`` makes the latest image durable, or raises LogError.
+    ``read_metadata`` is called before any topic's log is opened, and returns the metadata. Its
+    argument opens this node's metadata log, which requests cannot access through this object.
+    ``force_metadata`` makes the latest image durable, or raises LogError. Without ``loads``, the
+    logs of topics are opened only by :meth:`load`.
 
-    Without ``loads`` only the metadata log is opened: the other logs are unknown before
-    :meth:`load`.
+    Raises the errors of ``read_metadata``, and StorageError; no log stays open then.
     """
 
     def __init__(
@@ -140,7 +139,7 @@ class LogManager:
         self.was_clean = take_clean_shutdown(fs, directory)
         """Whether the last shutdown closed every log."""
         self.broker_epoch = -1
-        """The broker epoch for this run's clean-shutdown mark; -1 outside of a cluster."""
+        """The broker epoch for this run's clean-shutdown file; -1 outside of a cluster."""
         self._files = CheckpointFiles(fs, directory)
         self._checkpointed = [self._files.read(name) for name in CHECKPOINTS]
         self._recovery_points, self._log_starts, self._high_watermarks, cleaned = self._checkpointed
@@ -215,8 +214,8 @@ class LogManager:
         """Drop checkpointed offsets of partitions that do not exist.
 
         They must not be applied to a new partition of the same name: a log start offset that is too
-        high would empty it, and a record that counts as cleaned would outlive a later tombstone.
-        The files are rewritten before the first new partition is created.
+        high would empty its log, and records below a stale cleaner offset would outlive a later
+        tombstone. The checkpoints are rewritten before the first new partition is created.
         """
         for offsets in self._checkpointed:
             for key in offsets.keys() - self.opened.keys() - {(METADATA_TOPIC, 0)}:
@@ -255,7 +254,7 @@ class LogManager:
 
     @property
     def tables(self) -> Sequence[Mapping[TopicPartition, object]]:
-        """Return the tables with partition keys: open logs and checkpointed offsets."""
+        """Return the mappings by partition: the open logs and the checkpointed offsets."""
         return self.opened, *self._checkpointed
 
     def __iter__(self) -> Iterator[Partition]:
@@ -338,7 +337,7 @@ class LogManager:
                 clean=self.was_clean,
                 recovery_point=self._recovery_points.get(key, 0),
                 log_start_offset=self._log_starts.get(key, 0),
-                # For the only replica it only shows how many records are missing.
+                # Without other replicas it only serves to count the records that are missing.
                 high_watermark=self._high_watermarks.get(key, 0),
                 is_replicated=is_replicated,
                 is_replica=is_replica or is_replicated,
@@ -359,7 +358,7 @@ class LogManager:
             # checkpoint.
             self._cut = True
         if partition.log_end_offset < self.cleaned.get(key, 0):
-            # Nor are they compacted, contrary to the checkpoint.
+            # The cleaner's checkpoint, too, is beyond the end of the log.
             self.cleaned[key] = partition.log_end_offset
             self._cut = True
         return partition
@@ -445,7 +444,8 @@ class LogManager:
     async def forget_doomed(self, partitions: Sequence[Partition]) -> None:
         """Rename the directories of deleted partitions, and drop their checkpointed offsets.
 
-        The records of their deletions are durable. A new topic of the same name then need not wait.
+        The caller has made the records of their deletions durable. Afterwards a new topic of the
+        same name is created without a wait.
         """
         await self.removals.rename_all(partitions)
         doomed, kept = self._doomed, self._doomed_log_starts()
@@ -456,7 +456,7 @@ class LogManager:
     def _doomed_log_starts(self) -> Offsets:
         """Return the log starts of deleted partitions that power loss may restore.
 
-        Records below them were deleted before, and must not be restored.
+        Records below these offsets were deleted earlier, and must stay deleted.
         """
         marks = ((one, one.log_start_offset) for one in self.removals.doomed)
         return {(one.topic, one.index): start for one, start in marks if start}
@@ -510,9 +510,9 @@ class LogManager:
         return {key: one.high_watermark for one, key in marks}
 
     def close(self) -> None:
-        """Flush and close every log, write the checkpoints and the clean-shutdown mark.
+        """Flush and close every log, write the checkpoints and the clean-shutdown file.
 
-        If a log is offline or could not be closed, the mark is not written, and the next start
+        If a log is offline or could not be closed, that file is not written, and the next start
         recovers the logs that may be damaged.
         """
         self._unconfigured.clear()
@@ -545,7 +545,7 @@ class LogManager:
             write_clean_shutdown(self._fs, self._directory, self.broker_epoch)
 
     def _closed(self, partition: Partition, step: Callable[[], Flush | None]) -> Flush | None:
-        """Run a step of a close; an error prevents the clean-shutdown mark."""
+        """Run a step of a close; after an error no clean-shutdown file is written."""
         try:
             return step()
         except Exception as error:  # noqa: BLE001 - the other logs must be closed

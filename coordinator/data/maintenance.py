@@ -1,8 +1,8 @@
 """Periodic tasks: retention, expiry of producers, checkpoints, flushes.
 
 They run on the event loop, one partition at a time, and yield in between; only retention waits for
-the disk in a thread. After a failure, which is logged and marks the partition, the task is retried
-the next time.
+the disk in a thread. A failure on a partition is logged, and the next round tries that partition
+again.
 
 Source: ``LogManager`` (its scheduled tasks), ``ProducerStateManager.removeExpiredProducers``.
 """

@@ -1,9 +1,9 @@
 """Removal of deleted topics and unused files from the data directory.
 
 A file system takes long to remove a large file, and a topic may have thousands of them. So a
-deleted partition stops serving at once, its directory is renamed soon, a few at a time, and a
-thread removes it afterwards. After a stop or a kill, the next start finds the remaining directories
-by their names, and removes them once the broker listens.
+deleted partition stops serving at once, its directory is renamed soon afterwards, and a thread
+removes the renamed directory later. After a stop or a kill, the next start finds the remaining
+directories by their names, and removes them once the broker listens.
 
 Source: ``LogManager.asyncDelete``, ``LogManager.deleteLogs``.
 """
@@ -47,7 +47,8 @@ class Removals:
         """Deleted partitions whose directory still has its name."""
         self._waiting: deque[Callable[[], None]] = deque()
         self._is_renamed = False
-        """Renames are not on disk yet: the directories' content must not be removed before."""
+        """Whether renames are not on disk yet. The directories' content is removed only afterwards.
+        """
         self._thread = Threads("removals")
         self._task: asyncio.Task[None] | None = None
         self._may_run = False
@@ -60,8 +61,8 @@ class Removals:
     async def close(self) -> None:
         """Rename the directories of deleted partitions, and finish the current removal.
 
-        The next start removes the rest. If the records of deletions cannot be made durable, it also
-        decides which directories belong to deleted topics.
+        The next start removes the other directories. If the records of deletions cannot be made
+        durable, no directory is renamed, and the next start decides which topics are deleted.
         """
         self._may_run = False
         self._rename_forced()
@@ -99,7 +100,8 @@ class Removals:
     async def rename_all(self, partitions: Sequence[Partition]) -> None:
         """Rename the directories of deleted partitions, yielding in between.
 
-        The records of their deletions are durable. Later deletions must wait for their own records.
+        The caller has made the records of their deletions durable; partitions that are deleted
+        later need another call.
         """
         pace = Pace()
         for partition in partitions:

@@ -44,7 +44,7 @@ class Placed(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """A replica on this broker, unless it is the partition's only one."""
+    """This broker's replica of a partition that has other replicas as well."""
 
     local: LocalPartition
     machine: PartitionLeader
@@ -53,10 +53,10 @@ class Replica:
     failure: StorageError | None = None
     """The reason why it could not be opened."""
     followed_epoch: int = UNDEFINED_EPOCH
-    """The leader epoch of the last start of fetching, or of waiting for a leader."""
+    """The leader epoch in which this broker last began to fetch, or to wait for a leader."""
     waiting: list[Callable[[], None]] = field(default_factory=list)
-    """Callbacks that wait for the low watermark: called with each change of it, and at the end of
-    the leadership. A callback that is done removes itself."""
+    """Callbacks that are called whenever the low watermark changes, and when the leadership ends. A
+    callback that is done removes itself."""
 
     @classmethod
     def of(cls, view: ReplicationView, one: LocalPartition) -> Replica:

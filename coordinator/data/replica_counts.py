@@ -54,7 +54,10 @@ class LedAlone:
 
 
 def count(replicas: Collection[Replica], alone: int, offline: int) -> ReplicaCounts:
-    """Count ``replicas``, plus ``alone`` partitions led alone and ``offline`` open logs."""
+    """Count ``replicas``, plus ``alone`` partitions that are led alone.
+
+    ``offline`` is the number of open logs that are offline.
+    """
     found = ReplicaCounts(alone + len(replicas), alone, offline=offline)
     for replica in replicas:
         machine = replica.machine

@@ -1,13 +1,14 @@
 """The partitions that this broker leads and follows, according to the latest metadata image.
 
-A partition whose only replica is here is led *alone*: it consists of its log, opened on first use,
-and has no entry here. Every other partition with a replica on this broker is a :class:`Replica`
-with a ``PartitionLeader`` (``cluster/leader.py``), which also knows the epochs while another broker
-leads. Requests rely on this: an open log that is not replicated is led alone, in the leader epoch
-of its marks.
+A partition whose only replica is on this broker is led *alone*: it has no :class:`Replica`, only
+its log, which is opened on first use. Every other partition with a replica on this broker has a
+:class:`Replica` with a state machine, ``PartitionLeader`` (``cluster/leader.py``), which also
+tracks the epochs while another broker leads. Requests rely on this invariant: an open log whose
+marks are not replicated is led alone, in the leader epoch of these marks.
 
-The machine of a led partition gets every append (``Marks.on_own_end``) and every follower's fetch.
-Its steps advance the log's high watermark, wake requests, and send ISR changes to the controller.
+The machine of a led partition is notified of every append (``Marks.on_own_end``) and of every
+follower's fetch. Its steps advance the log's high watermark, wake requests, and send ISR changes to
+the controller.
 
 Source: ``ReplicaManager``, ``Partition``.
 """
@@ -81,7 +82,7 @@ class Replicas:
         self._logs, self._commits, self._config, self._clock = logs, commits, config, clock
         self.node_id = node_id
         self.view = ReplicationView(node_id, replica_lag_time_max_ms=config.int(LAG_TIME))
-        """The view that all machines of this broker share; the lifecycle sets its broker epoch."""
+        """The brokers and settings that the machines of all replicas share."""
         self.image = image
         """The latest image."""
         self.durable = durable
@@ -127,7 +128,10 @@ class Replicas:
     def led_with_id(
         self, topic: str, index: int, leader_epoch: int, topic_id: UUID | None
     ) -> Partition:
-        """Return the log like :meth:`leader`; before that raise InconsistentTopicIdError."""
+        """Check the topic id, then return the log as :meth:`leader` does.
+
+        Raises InconsistentTopicIdError before the errors of :meth:`leader`.
+        """
         self._check_id(topic, index, topic_id)
         return self.leader(topic, index, leader_epoch)
 
@@ -220,7 +224,10 @@ class Replicas:
         self.publish(MetadataImage(), self.image)
 
     def publish(self, old: MetadataImage, image: MetadataImage) -> None:
-        """Apply the changes up to ``image``, between the start and the stop."""
+        """Apply the changes from ``old`` to ``image``.
+
+        Before the start and after the stop the image is only stored.
+        """
         if not self._has_started:
             self.image = image
             return
@@ -264,7 +271,7 @@ class Replicas:
             self._here[one.topic, one.index].followed_epoch = one.registration.leader_epoch
 
     def stop_following(self, partitions: Sequence[tuple[UUID, int]]) -> None:
-        """Stop fetching partitions before the image changes: this broker is about to shut down."""
+        """Stop fetching partitions ahead of the next image, during a controlled shutdown."""
         if not partitions:
             return
         self._due.finish()
@@ -389,7 +396,10 @@ class Replicas:
         return replica
 
     def _replicate(self, replica: Replica, partition: Partition) -> None:
-        """Take the high watermark from the machine, or from the leader of a followed partition."""
+        """Mark the log as replicated.
+
+        From now on its high watermark is the machine's, or the leader's if another broker leads.
+        """
         if replica.partition is None:
             replica.partition, replica.failure = partition, None
             marks = partition.marks
@@ -489,7 +499,7 @@ class Replicas:
         self._take(replica, step, told=True)
 
     def check_isr(self) -> None:
-        """Propose removing lagging replicas from ISRs, each half of ``replica.lag.time.max.ms``."""
+        """Propose removing lagging replicas from ISRs, every half ``replica.lag.time.max.ms``."""
         now_ms = self._clock.monotonic_ms()
         for replica in list(self._here.values()):
             machine = replica.machine
@@ -498,7 +508,7 @@ class Replicas:
                     self._take(replica, machine.check_isr(now_ms), told=True)
 
     def _reconsider(self, chosen: Iterable[Replica] | None = None) -> None:
-        """Recompute watermarks: brokers have changed, or a setting."""
+        """Recompute the watermarks after a change of the brokers or of a setting."""
         now_ms = self._clock.monotonic_ms()
         for replica in list(self._here.values() if chosen is None else chosen):
             if replica.machine.is_leader:
@@ -509,7 +519,8 @@ class Replicas:
         partition = replica.partition
         if partition is not None:
             marks = partition.marks
-            # Records that flush.messages requires to be flushed are not committed before.
+            # Records that flush.messages requires to be flushed are not committed before that, so
+            # the high watermark stays below the leader's own flushed end.
             mark = min(replica.machine.high_watermark, marks.own_end)
             if mark > marks.high_watermark and replica.machine.is_leader:
                 marks.move_high_watermark(mark)
@@ -543,7 +554,10 @@ class Replicas:
     def low_watermark_reaches(
         self, partition: Partition, offset: int
     ) -> asyncio.Future[None] | None:
-        """Return a future for the low watermark or the end of the leadership; None if reached."""
+        """Return a future that is done when the low watermark reaches ``offset``.
+
+        It is also done when the leadership ends. Return None if the offset is reached already.
+        """
         replica = self.replica(partition.topic, partition.index)
         if replica is None or self.low_watermark(partition) >= offset:
             return None
@@ -588,7 +602,7 @@ class Replicas:
     # --- stop ------------------------------------------------------------------------------------
 
     async def stop(self) -> None:
-        """Stop periodic work. Later images change nothing, and fetches do not count."""
+        """Stop periodic work. Later images are stored but not applied."""
         self._has_started = False
         await self._due.close()
         await self._isr_check.stop()

@@ -1,9 +1,9 @@
 """Background work: tasks, timers and threads that no request waits for; no failure ends them.
 
 All work that the daemon does by itself (cleaning, retention, checkpoints, flushes, sweeps, loads)
-uses this module, and so one rule holds for all of it: an unexpected failure is logged with its
-place in the code, the partition concerned is marked if that helps, and the next piece of work is
-done as usual. A test in ``tests/test_tidy.py`` forbids other ways of creating tasks or timers.
+uses this module, so one rule holds for all of it: an unexpected failure is logged with its
+traceback, and the next piece of work is done as usual. A test in ``tests/test_tidy.py`` forbids
+other ways of creating tasks or timers.
 
 Source: ``KafkaScheduler`` and ``CoreUtils.swallow``, which log and continue as well.
 """
@@ -30,7 +30,8 @@ SLICE_MS = 8
 their turn: well below what a client notices, and long compared to the cost of switching."""
 
 AFTER_FAILURE_MS = 1_000
-"""The pause of work whose own pause cannot be determined."""
+"""The pause in milliseconds before failed work is retried, or after ``pause_ms`` itself has failed.
+"""
 
 _log = structlog.get_logger(__name__)
 
@@ -55,14 +56,17 @@ class Pace:
 
 
 def tell(what: str, error: BaseException, **where: object) -> None:
-    """Log an unexpected failure, with its place in the code."""
+    """Log an unexpected failure, with its traceback."""
     cause = f"{type(error).__name__}: {error}"
     _log.error("background work failed", what=what, **where, cause=cause, exc_info=error)
 
 
 @contextmanager
 def survived(what: str, **where: object) -> Iterator[None]:
-    """Log an exception of the body, and continue after it. ``where`` describes its subject."""
+    """Log an exception of the ``with`` block, and continue after the block.
+
+    ``where`` adds fields to the log line.
+    """
     try:
         yield
     except Exception as error:  # noqa: BLE001 - that is its purpose
@@ -210,7 +214,7 @@ class Threads:
         self._pool: ThreadPoolExecutor | None = None
 
     async def run(self, step: Callable[[], T]) -> T:
-        """Run ``step`` in a thread and return its result; a single thread keeps their order."""
+        """Run ``step`` in a thread and return its result; a single thread runs steps in order."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._count, thread_name_prefix=self._name)
         is_given_up = False
@@ -232,7 +236,7 @@ class Threads:
             del future  # a stored exception would keep this frame and its callers' frames alive
 
     async def attempt(self, step: Callable[[], Exception | None]) -> Exception | None:
-        """Run a step that returns its failure; return any other exception as well."""
+        """Run ``step`` in a thread; return the exception that it returns or raises, or None."""
         try:
             return await self.run(step)
         except Exception as error:  # noqa: BLE001 - the caller must know
@@ -249,7 +253,7 @@ class Threads:
             result: T = end.value
             return result
         finally:
-            failure = None  # as in ``run``
+            failure = None  # its traceback refers to this frame, as in ``run``
 
     def close(self) -> None:
         """Wait for the started steps, and end the threads."""

@@ -1,11 +1,12 @@
 """Waits for the commit of a partition's records, after which no crash or election removes them.
 
-A partition without other replicas is committed up to its last flush, as far as ``flush.messages``
-requires flushes (``flusher.py``), and immediately without it. A replicated partition is committed
-below its high watermark, which also waits for the leader's own flushes.
+Records of a partition without other replicas are committed once they are flushed, if
+``flush.messages`` requires a flush (``flusher.py``), otherwise as soon as they are appended. A
+replicated partition is committed below its high watermark, which also waits for the leader's own
+flushes.
 
-A wait also ends if the partition goes offline, is deleted, or gets another leader. Its callback is
-called all the same, and must check that: nothing may be acknowledged then.
+A wait also ends if the partition goes offline, is deleted, or gets another leader. The callback is
+called in these cases, too, and must check for them: nothing may be acknowledged then.
 
 Source: ``DelayedProduce``, ``CoordinatorRuntime.HighWatermarkListener``.
 """
@@ -68,7 +69,8 @@ class _Behind:
     """The waits for the high watermark of one partition, in the order of their requests.
 
     That is also the order of their offsets, since a log is truncated only after a loss of
-    leadership. Callbacks run in a separate turn of the event loop: marks change inside an append.
+    leadership. Callbacks run in a separate turn of the event loop, not inside the append that
+    changes the marks.
     """
 
     def __init__(self, partition: Partition, on_empty: Callable[[], object]) -> None:
@@ -143,7 +145,7 @@ class Commits:
         return sum(map(len, self._behind.values()))
 
     def is_held(self, partition: Partition) -> bool:
-        """Return whether the partition has records that are not committed but still may be."""
+        """Return whether the partition has records that are not committed yet, but may be later."""
         marks = partition.marks
         if marks.is_replicated:
             return marks.high_watermark < partition.log_end_offset and marks.stopped is None
@@ -159,7 +161,7 @@ class Commits:
         shared: list[Partition] = []
         for one in partitions:
             if one.marks.is_replicated:
-                # Later requests are called later, even if they need no wait by now.
+                # This request may need no wait, but earlier requests are called first.
                 if self.is_held(one) or one in self._behind:
                     shared.append(one)
             else:

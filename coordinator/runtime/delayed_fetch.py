@@ -1,12 +1,12 @@
 """The long poll of a Fetch: requests that wait for records.
 
 A poll listens to its partitions. Each append updates the number of bytes available in its
-partition; the poll is over when the sum reaches the requested minimum, or after any event other
-than an append. The response is then read in a separate turn of the event loop: nothing is read
-inside the append that completed the poll.
+partition. The poll is over when the sum reaches the requested minimum, after a change of the leader
+epoch, or when the fetch offset can no longer be read. The response is then read in a separate turn
+of the event loop, not inside the append that completed the poll.
 
-Bytes that were available before count as well, including those that a read has left because it
-returns only whole batches.
+Bytes that were available before the poll count as well, including those that the first read left
+out because it returns only whole batches.
 
 Source: ``DelayedFetch``, ``DelayedOperationPurgatory``.
 """
@@ -24,7 +24,7 @@ from fencepost.logcore.reading import Isolation
 
 
 class Watched(NamedTuple):
-    """One partition of a poll, with its fetch offset and the maximum of bytes that count."""
+    """One partition of a poll, with its fetch offset and the maximum of its bytes that count."""
 
     partition: Partition
     offset: int
@@ -34,7 +34,7 @@ class Watched(NamedTuple):
 class DelayedFetch:
     """Waits until its partitions have ``min_bytes``, or for ``max_wait_ms``; then ``over`` is done.
 
-    The creator cancels it at the end; after its completion that has no effect.
+    Its creator must call :meth:`cancel` in the end, which has no effect once ``over`` is done.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class DelayedFetch:
     ) -> None:
         self._polls = polls
         self.known_high_watermark = known_high_watermark
-        """Set for a request that is also answered when the high watermark has moved (KIP-1166)."""
+        """The high watermark that a follower sent: a higher one also ends the wait (KIP-1166)."""
         self._isolation = isolation
         self._min_bytes = min_bytes
         loop = asyncio.get_running_loop()

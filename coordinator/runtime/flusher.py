@@ -5,8 +5,8 @@ the turn and its fsyncs run in threads; later appends join the next group. At mo
 a time, so a partition is never flushed twice concurrently. A caller that must wait for the disk
 before its response calls :meth:`Flusher.after`.
 
-A failed fsync takes its partition offline (``FlushState.finish``). Waiting callers are called all
-the same, and check the partition: nothing that shared the fsync may be acknowledged.
+A failed fsync takes its partition offline (``FlushState.finish``). The callbacks are called in this
+case, too, and must check the partition: no record that shared the fsync may be acknowledged.
 
 Without ``flush.messages`` and ``flush.ms`` no partition joins, and no caller waits. Segments sealed
 by a roll have their own queue (``sealed_flushes.py``).
@@ -68,7 +68,7 @@ class Flusher:
         self.sealed.join(flushes)
 
     def after(self, partitions: Iterable[Partition], callback: Callback) -> bool:
-        """Call ``callback`` once all current records of the partitions are on disk, or have failed.
+        """Call ``callback`` once all current records of the partitions are flushed, or cannot be.
 
         Return False, without a call, if none of them needs a wait. Callbacks are called in the
         order of their requests.
@@ -136,7 +136,7 @@ class Flusher:
                 flush = flushes.plan(now_ms)
             except StorageError:
                 continue  # offline by now, or deleted: callers check the partition
-            except Exception as error:  # noqa: BLE001 - a caller must not assume that it is on disk
+            except Exception as error:  # noqa: BLE001 - callers must see that it is not on disk
                 tell("flush", error, partition=flushes.marks.name)
                 flushes.marks.fail(error)
                 continue

@@ -1,7 +1,7 @@
-"""The event loop of a broker in a thread, whose time continues while a test has frozen time.
+"""An event loop whose time continues while a test has frozen ``time.monotonic``.
 
-An asyncio loop takes its time from ``time.monotonic``. If a test freezes that, timers set before
-would be due at once, and timers set later never.
+A broker in a thread of a test uses it. On asyncio's own loops, timers set before the freeze would
+be due at once, and timers set later never.
 """
 
 from __future__ import annotations

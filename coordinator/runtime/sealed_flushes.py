@@ -1,13 +1,13 @@
 """Background flushes of sealed segments: one flush at a time, in one thread.
 
-No request waits for them, so they stay out of the groups with waiting requests (``flusher.py``): a
-segment of 1 GiB keeps a disk busy for seconds. A partition is in the queue once, however often it
-has rolled, and is queued again while it has more to flush: the queue has at most one entry per
-partition, and a disk that is slower than the producers slows them down through the kernel's limit
-of dirty pages, not through the broker's memory.
+No request waits for these flushes, so they stay out of the groups with waiting requests
+(``flusher.py``): a segment of 1 GiB keeps a disk busy for seconds. The queue has at most one entry
+per partition, however many segments it has rolled; a partition with more to flush is queued again.
+Producers that are faster than the disk are slowed down by the kernel's limit of dirty pages, and do
+not fill the broker's memory.
 
-A new recovery point is checkpointed at once; until then a start would read and verify data that is
-already on disk.
+A new recovery point is checkpointed at once; without that, a start would read and verify data that
+is already on disk.
 
 Source: ``UnifiedLog.roll`` (its ``flush-log`` task), ``LogManager.checkpointLogRecoveryOffsets``.
 """

@@ -6,20 +6,21 @@ yielding to the event loop:
 
   decide → append → replay → timers → effects → (reports of effects: decide → …) → replies
 
-Replies wait until the whole turn is in the log, so no client sees state that a crash could undo.
-They also wait until it is committed (``commits.py``), and so do effects: a marker must not reach
-the disk, or other brokers, before the decision to write it. Further turns run meanwhile. Their
-replies wait until all that they depend on is committed, and are sent in order. If other replicas
-delay them too long, they become COORDINATOR_NOT_AVAILABLE; the records stay.
+Replies are sent only after the turn's records are appended and committed (``commits.py``), so no
+client sees state that a crash could undo. Effects wait for the commit, too: a marker must not reach
+the disk, or other brokers, before the decision to write it. Further turns run meanwhile; their
+replies wait until all records that they depend on are committed, and are sent in order. If other
+replicas do not have the records in time, the requests fail with COORDINATOR_NOT_AVAILABLE, but the
+records stay in the log.
 
-A shard belongs to one leader epoch. In any other epoch it ends: it appends nothing, and its waiting
-requests get NOT_COORDINATOR.
+A shard serves in one leader epoch. When the epoch changes, the shard ends: it appends nothing more,
+and its waiting requests get NOT_COORDINATOR.
 
-The machine may refuse a request. The partition may refuse it too, if the request carries a
-producer's identity and the partition knows a newer epoch of it. Both happen before anything is
-written, and affect only that request. Any other failure in a turn, a failed append or a bug, makes
-the shard FAILED: its waiting requests get NOT_COORDINATOR, the cause and the request are logged,
-and the state is rebuilt from the log. There is no rollback, hence no second path to get wrong.
+The machine may refuse a request. The partition may refuse one with a producer id, if it knows a
+newer epoch of that producer. Both refusals happen before anything is written, and affect only that
+request. Any other failure in a turn (a failed append, or a bug) makes the shard FAILED: its waiting
+requests get NOT_COORDINATOR, the cause and the request are logged, and the state is rebuilt from
+the log. There is no rollback, hence no second path to get wrong.
 
 Survives: kill -9 between any two appends (the machine resumes in ``loaded``), append failures, and
 an append by another writer (the offset check).
@@ -77,10 +78,10 @@ MAX_RELOAD_BACKOFF_MS = 30_000
 """The longest delay between two reloads: a faulty disk is tried twice a minute."""
 
 NO_ROOM_BACKOFF_MS = 1_000
-"""The longest delay while the disk is full: that ends without a restart, and clients wait."""
+"""The longest delay while the disk is full: clients wait, and space may be freed at any time."""
 
 STABLE_AFTER_MS = 60_000
-"""A failure after this time in service counts as the first."""
+"""The time in the ACTIVE state after which a failure counts as the first one again."""
 
 POSTPONE_MS = 50
 """The delay before a report or timer that would write is repeated while too few replicas are in
@@ -124,7 +125,7 @@ class ShardServices:
     remember: Remember
     commits: Commits
     commit_timeout_ms: Callable[[], int]
-    """How long a reply waits for other replicas."""
+    """Returns the time for which a reply waits for other replicas."""
     admit: Admit | None = None
     """None if one replica is enough to write (kafka: ``requiredAcks``)."""
 
@@ -197,9 +198,9 @@ class ShardRuntime(Generic[M_co]):
     ) -> asyncio.Future[object]:
         """Decide on ``command``; the future holds the result, now or after a later turn.
 
-        ``origin`` is the requesting client, for the history. With ``reply_before_flush`` the caller
-        must not publish the result before it is on disk. Fails with a :class:`DomainError`: the
-        machine's own, or a :class:`ShardError`.
+        ``origin`` is the requesting client, for the history. With ``reply_before_flush`` the result
+        is set before it is committed, and the caller must not publish it before the commit. The
+        future fails with a :class:`DomainError`: the machine's own, or a :class:`ShardError`.
         """
         future: asyncio.Future[object] = self._loop.create_future()
         if self._state is not ShardState.ACTIVE:
@@ -347,7 +348,7 @@ class ShardRuntime(Generic[M_co]):
             self._answer(reply)
 
     def _hold(self, replies: list[Reply]) -> None:
-        """Limit how long replies, or an effect before them, wait for replicas."""
+        """Limit the time for which replies, or effects that precede them, wait for replicas."""
         if self.partition.marks.is_replicated and id(replies) not in self._held:
             now_ms = self._clock.now_ms()
             deadline_ms = now_ms + self._commit_timeout_ms()
@@ -363,7 +364,11 @@ class ShardRuntime(Generic[M_co]):
                 self._answer(reply)
 
     def _still_stands(self, end: int, loads: int) -> bool:
-        """Return whether a decision of this load is committed; otherwise fail or end the shard."""
+        """Return whether the records below ``end`` are committed, and not reloaded since.
+
+        ``loads`` is the value of ``_loads`` when they were appended. If the records are lost, fail
+        or end the shard.
+        """
         if self._state is not ShardState.ACTIVE or self._loads != loads:
             return False
         marks = self.partition.marks

@@ -6,7 +6,8 @@ from fencepost.coordinator.runtime.origin import Origin
 from fencepost.logcore.machine import ProducerStamp, Reply
 
 About = tuple[str, object]
-"""``request``, ``upkeep``, ``report``, ``timer``, ``marker`` or ``load``; its command or key."""
+"""The subject of a turn: its kind (``request``, ``upkeep``, ``report``, ``timer``, ``marker`` or
+``load``), and the command, the timer's key or a description."""
 
 
 class Turn:

@@ -51,7 +51,7 @@ class _Timer:
         self.sequence = 0
         """Timers with the same deadline fire in the order in which they were set."""
         self.placed = 0, 0
-        """Its place in the queue: its current time and sequence number, or earlier ones."""
+        """The due time and sequence number of its entry in the queue, which may be outdated."""
 
 
 Entry = tuple[int, int, _Timer]
@@ -186,8 +186,9 @@ class Timers:
     def set(self, key: Hashable, deadline_ms: int | None, now_ms: int | None = None) -> None:
         """Make ``key`` fire at ``deadline_ms`` (wall clock), or never with None.
 
-        ``now_ms`` is the time from which the deadline was computed; it is later than now if a timer
-        sets the deadline that fires after the wall clock was set back.
+        ``now_ms`` is the time from which the caller has computed the deadline. In a timer that
+        fires after the wall clock was set back, it is later than the clock's time (see
+        :meth:`TimerQueue.run_due`).
         """
         timer = self._timers.get(key)
         if deadline_ms is not None:

@@ -23,7 +23,7 @@ FIRST_SLICE_MS = 1
 """The time in milliseconds for which new work may occupy the loop while other work waits."""
 
 Wait = asyncio.Future[Any]
-"""A future that work yields to be resumed when it is done; None only yields the loop."""
+"""Work yields a future to be resumed when it is done, or None to let the event loop run."""
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ def _is_to_come(kind: type) -> bool:
 
 
 is_to_come: Callable[[type], bool] = cache(_is_to_come)
-"""Whether instances of a class are not results: steps of work, or awaitables."""
+"""Whether instances of a class are generators (steps of work) or awaitables, and not results."""
 
 
 class Job:

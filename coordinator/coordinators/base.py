@@ -42,8 +42,8 @@ class ShardedCoordinator(Generic[M_co]):
     groups needs neither 50 directories nor 50 machines.
 
     All shards periodically get the command ``upkeep``; ``interval`` is the configuration key of the
-    period in milliseconds. ``commit_timeout`` is the key of the limit for replication before a
-    response. With ``all_in_sync`` nothing is written while the ISR is smaller than
+    period in milliseconds. ``commit_timeout`` is the key of the time for which a response waits for
+    replication. With ``all_in_sync`` nothing is written while the ISR is smaller than
     ``min.insync.replicas``. ``internal_topic`` creates the topic.
     """
 
@@ -213,7 +213,7 @@ class ShardedCoordinator(Generic[M_co]):
         return self._shards.submit(key, command, origin)
 
     def partition_for(self, key: str) -> int:
-        """Return the partition of the internal topic that ``key`` belongs to, led by any broker.
+        """Return the partition of the internal topic for ``key``, which any broker may lead.
 
         Raises NotCoordinatorError if the topic does not exist.
         """

@@ -133,7 +133,7 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
             del self._deleted[: len(deleted)]
 
     async def forgotten(self) -> None:
-        """Return once groups have no offsets of deleted topics, or raise LogError."""
+        """Return once the offsets of deleted topics are deleted, or raise LogError."""
         while self._forgetting is not None and not self._forgetting.done():
             await asyncio.shield(self._forgetting)
 
@@ -154,7 +154,7 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
 
     @property
     def serves_consumer_protocol(self) -> bool:
-        """Return whether the feature level and the broker's rebalance protocols allow it."""
+        """Return whether feature level and rebalance protocols allow the consumer protocol."""
         allowed = self._config.items("group.coordinator.rebalance.protocols")
         return self._metadata.feature_level(GROUP_VERSION) >= 1 and "consumer" in allowed
 

@@ -61,7 +61,7 @@ class MarkerAppends:
         self.codes: dict[int, dict[TopicPartition, ErrorCode]] = {}
 
     def write(self, marker: EndMarker, partition: TopicPartition) -> DomainError | None:
-        """Append one marker, or record and return the error."""
+        """Append one marker and record its error code; return the error of the append, or None."""
         producer_id = marker.stamp.producer_id
         codes = self.codes.setdefault(producer_id, {})
         if producer_id < 0 or marker.stamp.producer_epoch < 0:

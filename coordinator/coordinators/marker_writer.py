@@ -2,9 +2,8 @@
 
 The transaction coordinator decides which partitions get a marker; :class:`MarkerWriter` retries
 until each of them has it. The queues of ``txn/marker_queues.py`` decide which broker gets which
-markers, and which ones are sent again. This broker is one of their destinations: it appends its
-markers in the coordinator's own turn, and ``replication/marker_sender.py`` sends the markers for
-other brokers.
+markers, and which markers are sent again. Markers for this broker are appended in the coordinator's
+own turn; ``replication/marker_sender.py`` sends the markers for other brokers.
 
 Source: ``TransactionMarkerChannelManager``.
 """
@@ -51,17 +50,17 @@ RETRY_MS: Final = 20
 after a start the offsets partitions may still be loading."""
 
 MAX_RETRY_MS: Final = 5_000
-"""The longest delay; a partition stays offline as long as its disk is faulty. A leader change ends
-the delay."""
+"""The longest delay for partitions of this broker, whose disk may be faulty for long. A leader
+change ends the delay."""
 
 MAX_RETRY_ELSEWHERE_MS: Final = 1_000
-"""The longest delay if another broker has not responded or refused, or a leader is unknown: such an
-attempt does not use this broker's disk."""
+"""The longest delay if another broker has refused a marker or not responded, or if a leader is
+unknown: such an attempt does not use this broker's disk."""
 
 MIN_SLICE_PARTITIONS = 4
-"""The partitions that are tried before the clock is read, so that a transaction of common size
-finishes in one turn even on a busy machine. Opening a partition that was never used takes about 1
-ms."""
+"""The number of partitions that are tried before the clock is read, so that a transaction of common
+size finishes in one turn even on a busy machine. Opening a partition that was never used takes
+about 1 ms."""
 
 Report = Callable[[MarkersWritten], None]
 """Receives a request's written markers."""
@@ -94,7 +93,8 @@ class _Transaction:
     backoff_ms: int = RETRY_MS
     """The delay before the next retry."""
     attempts: int = 1
-    """The unfinished attempts at partitions of this broker; plus one until all have begun."""
+    """The number of unfinished attempts at partitions of this broker, plus one until all have
+    begun."""
 
     def attempted(self) -> None:
         """Report the end of the first attempt, once."""
@@ -163,7 +163,7 @@ class MarkerWriter:
         self._queues: MarkerQueues | None = None
         self._transactions: dict[str, _Transaction] = {}
         self._beginning: dict[str, _Transaction] = {}
-        """The transactions that have not begun."""
+        """The transactions whose markers are not all routed, or not all begun on this broker."""
         self._unfinished: deque[_LocalWrite] = deque()
         self._worker: asyncio.Task[None] | None = None
         self._others: OtherBrokers | None = None
@@ -182,7 +182,7 @@ class MarkerWriter:
         return self._queues
 
     def join(self, others: OtherBrokers) -> None:
-        """Send the markers of partitions that other brokers lead to these brokers."""
+        """From now on send the markers of partitions that other brokers lead through ``others``."""
         self._others = others
         self._storage.metadata.subscribe(Subscriber.MARKERS, self._published)
 
@@ -201,7 +201,7 @@ class MarkerWriter:
         report: Report,
         first_attempt_done: Callable[[], None],
     ) -> None:
-        """Write the markers; call ``report`` with each progress, immediately or later.
+        """Write the markers; call ``report``, at once or later, whenever some are committed.
 
         ``shard`` is the partition of ``__transaction_state`` that decided on the transaction.
         Before this returns, this broker writes as many markers as fit into a time slice.
@@ -497,9 +497,9 @@ class MarkerWriter:
         write.failures.clear()
 
     def write_one(self, partition: TopicPartition, marker: EndMarker) -> bool:
-        """Append one marker; return False if none is due.
+        """Append one marker; return False if the partition must not get one.
 
-        That is so if the partition does not exist or its topic takes no part in transactions.
+        That is a partition that does not exist, or whose topic takes no part in transactions.
         Raises :class:`ShardError` for an offsets partition whose shard is not active,
         :class:`LogError` (InvalidProducerEpoch, TransactionCoordinatorFenced, Storage),
         NotLeaderOrFollowerError, NotEnoughReplicasError.

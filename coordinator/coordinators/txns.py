@@ -242,14 +242,14 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
         """Verify that partitions are in the producer's transaction before it writes to them.
 
         ``api`` is ``"Produce"`` or ``"TxnOffsetCommit"``; its version decides whether partitions
-        are added (TV2) or only verified. A mapping is valid for an append in the same turn of the
-        event loop, which the end of the transaction cannot overtake. The errors are those that the
-        API's clients understand (kafka.md: KIP-890; ``AddPartitionsToTxnManager``).
+        are added (TV2) or only verified. The returned verdicts are valid in the same turn of the
+        event loop, in which the transaction cannot end before the append. The errors are those that
+        the API's clients understand (kafka.md: KIP-890; ``AddPartitionsToTxnManager``).
 
-        A returned future means that the caller must call again, with the same ``notes``, when it is
-        done: the record that adds the partitions to the transaction, by this or an earlier call, is
-        not committed yet, and the partitions' data must not outlive it. Or the coordinator is on
-        another broker, or is completing the previous transaction.
+        If a future is returned, call again with the same ``notes`` once it is done. There are three
+        reasons: the record that adds the partitions to the transaction is not committed yet, and
+        the partitions' data must not outlive it; the coordinator is on another broker; or it is
+        completing the previous transaction.
         """
         adds = version >= ADDS_PARTITIONS[api]
         if not adds and not self._config.bool("transaction.partition.verification.enable"):
@@ -370,7 +370,7 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
         """Call ``ask`` once a producer id is available, and return its answer.
 
         An id is available at once, except right after a start. If none can be reserved, ``ask`` is
-        called all the same: not every command needs an id, and those that do are refused.
+        called nevertheless: commands that need an id are then refused, and others succeed.
         """
         if self._ids.remaining:
             answer = ask()

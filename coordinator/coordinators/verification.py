@@ -1,4 +1,4 @@
-"""Verification of transactions by partition leaders, and their state while they wait for it.
+"""Verification of transactions by partition leaders, and the state of requests that wait for it.
 
 Source: ``ReplicaManager.handleProduceAppend``, ``maybeStartTransactionVerificationForPartitions``,
 ``VerificationGuard``; KIP-890.
@@ -74,9 +74,9 @@ class Question:
     notes: dict[TopicPartition, _Note] = field(default_factory=dict)
     ends: int = 0
     retries_until: float | None = None
-    """When retries for CONCURRENT_TRANSACTIONS end, on the event loop's clock."""
+    """The end of retries for CONCURRENT_TRANSACTIONS, on the event loop's clock."""
     waits_until: float | None = None
-    """When the wait for replication of the answer ends, on the event loop's clock."""
+    """The end of the wait for the replication of the coordinator's record, on the same clock."""
 
 
 def question_of(notes: Notes) -> Question:
@@ -90,10 +90,11 @@ def question_of(notes: Notes) -> Question:
 def retry_of_concurrent(
     question: Question, verdicts: Verdicts, backoff_ms: int, most_ms: int
 ) -> asyncio.Future[None] | None:
-    """Return a future for a retry if the previous transaction is being completed, else None.
+    """Return a future after which to ask the coordinator again, or None.
 
-    The producer would only resend its batch, with a longer delay
-    (``add.partitions.to.txn.retry.backoff.ms``). None also when the time for retries is over.
+    A retry is useful while the previous transaction is being completed: without it the producer
+    would resend its batch, after a longer delay (``add.partitions.to.txn.retry.backoff.ms``). There
+    are no retries for longer than ``most_ms``.
     """
     if not any(isinstance(one, ConcurrentTransactionsError) for one in verdicts.values()):
         return None
@@ -130,9 +131,9 @@ def verdicts_elsewhere(
     """Return the verdicts of another broker's coordinator on the partitions of ``command``.
 
     A returned future means that verdicts are missing; call again when it is done. A verdict is
-    valid for an append in the same turn of the event loop. A verdict from before the end of the
-    transaction or of the leadership here is stale and requested again. ``told`` converts errors for
-    the client.
+    valid for an append in the same turn of the event loop. If the transaction or the leadership of
+    this broker has ended since the request for a verdict, the verdict is stale and requested again.
+    ``told`` converts errors for the client.
     """
     notes, producer_id = question.notes, command.producer_id
     asked: list[TopicPartition] = []
@@ -194,10 +195,11 @@ def _all(
 def verification_error(error: DomainError | None, api: str, version: int) -> DomainError | None:
     """Translate an error of the transaction coordinator into one of a partition leader.
 
-    Partition leaders do not return PRODUCER_FENCED. Producers do not retry the coordinator's
-    errors, so for Produce they become NOT_ENOUGH_REPLICAS, which every producer retries; so does
-    CONCURRENT_TRANSACTIONS for clients before TV2. TxnOffsetCommit keeps the coordinator's errors,
-    except one that its clients do not know.
+    Partition leaders do not return PRODUCER_FENCED, nor TRANSACTION_ABORTABLE to clients that do
+    not know it. A producer does not retry COORDINATOR_LOAD_IN_PROGRESS and similar errors, so for
+    Produce they become NOT_ENOUGH_REPLICAS, which every producer retries; so does
+    CONCURRENT_TRANSACTIONS for clients before TV2. TxnOffsetCommit keeps these errors, but a lost
+    verification becomes COORDINATOR_LOAD_IN_PROGRESS.
     """
     if isinstance(error, ProducerFencedError):
         return InvalidProducerEpochError(str(error))

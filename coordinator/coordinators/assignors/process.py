@@ -36,8 +36,8 @@ MAX_ANSWER_BYTES = 64 << 20
 """The bytes of one response: a million partitions take about 25 MiB."""
 
 MAX_WAITING_GROUPS = 10_000
-"""The groups that wait for one assignor; above that, the longest waiting one is dropped, and must
-request again."""
+"""The number of groups that may wait for one assignor; above it, the group that has waited longest
+is dropped, and must request its assignment again."""
 
 Result = tuple[dict[str, frozenset[tuple[bytes, int]]] | None, str]
 """Member id → partitions, or None and the problem."""

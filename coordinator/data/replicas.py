@@ -128,10 +128,7 @@ class Replicas:
     def led_with_id(
         self, topic: str, index: int, leader_epoch: int, topic_id: UUID | None
     ) -> Partition:
-        """Check the topic id, then return the log as :meth:`leader` does.
-
-        Raises InconsistentTopicIdError before the errors of :meth:`leader`.
-        """
+        """Check the topic id (InconsistentTopicIdError), then do the same as :meth:`leader`."""
         self._check_id(topic, index, topic_id)
         return self.leader(topic, index, leader_epoch)
 
@@ -224,10 +221,7 @@ class Replicas:
         self.publish(MetadataImage(), self.image)
 
     def publish(self, old: MetadataImage, image: MetadataImage) -> None:
-        """Apply the changes from ``old`` to ``image``.
-
-        Before the start and after the stop the image is only stored.
-        """
+        """Apply the changes since ``old``; only store ``image`` unless started."""
         if not self._has_started:
             self.image = image
             return
@@ -396,10 +390,7 @@ class Replicas:
         return replica
 
     def _replicate(self, replica: Replica, partition: Partition) -> None:
-        """Mark the log as replicated.
-
-        From now on its high watermark is the machine's, or the leader's if another broker leads.
-        """
+        """Let the machine, or the leader of a followed partition, set the high watermark."""
         if replica.partition is None:
             replica.partition, replica.failure = partition, None
             marks = partition.marks
@@ -519,8 +510,7 @@ class Replicas:
         partition = replica.partition
         if partition is not None:
             marks = partition.marks
-            # Records that flush.messages requires to be flushed are not committed before that, so
-            # the high watermark stays below the leader's own flushed end.
+            # Records that flush.messages requires to be flushed are not committed before that.
             mark = min(replica.machine.high_watermark, marks.own_end)
             if mark > marks.high_watermark and replica.machine.is_leader:
                 marks.move_high_watermark(mark)
@@ -554,9 +544,9 @@ class Replicas:
     def low_watermark_reaches(
         self, partition: Partition, offset: int
     ) -> asyncio.Future[None] | None:
-        """Return a future that is done when the low watermark reaches ``offset``.
+        """Return a future for the low watermark to reach ``offset``; None if it already has.
 
-        It is also done when the leadership ends. Return None if the offset is reached already.
+        The future is also done when the leadership ends.
         """
         replica = self.replica(partition.topic, partition.index)
         if replica is None or self.low_watermark(partition) >= offset:

@@ -364,10 +364,9 @@ class ShardRuntime(Generic[M_co]):
                 self._answer(reply)
 
     def _still_stands(self, end: int, loads: int) -> bool:
-        """Return whether the records below ``end`` are committed, and not reloaded since.
+        """Return whether the records below ``end`` of this load are committed.
 
-        ``loads`` is the value of ``_loads`` when they were appended. If the records are lost, fail
-        or end the shard.
+        If they are lost, fail or end the shard.
         """
         if self._state is not ShardState.ACTIVE or self._loads != loads:
             return False

@@ -31,7 +31,7 @@ from fencepost.logcore.record_window import RecordWindow
 Buffer = bytes | bytearray | memoryview
 
 LOG_OVERHEAD: Final = 12
-"""Base offset and length: the bytes before those that the length counts."""
+"""Size of the base offset and the length field, which the length does not include."""
 
 HEADER_SIZE: Final = 61
 MAGIC: Final = 2
@@ -108,7 +108,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def next_offset(self) -> int:
-        """The offset behind the batch."""
+        """The offset after the batch."""
         return self.base_offset + self.last_offset_delta + 1
 
     @property
@@ -172,7 +172,7 @@ _new_tuple = tuple.__new__
 
 
 def parse_header(buf: Buffer, pos: int = 0) -> BatchHeader:
-    """Parse the header at ``pos``; the records behind it need not be in ``buf``.
+    """Parse the header at ``pos``; the records after it need not be in ``buf``.
 
     Raises CorruptRecordError when fewer than 61 bytes remain, the length is impossible, or the
     magic is not 2.
@@ -241,10 +241,10 @@ def record_chunks(
     *,
     max_output_bytes: int = DEFAULT_MAX_OUTPUT_BYTES,
 ) -> Iterator[Sequence[LogRecord]]:
-    """Decode the records of the batch at ``pos`` in chunks, each short enough for one turn.
+    """Decode the records of the batch at ``pos`` in chunks that fit one turn of the event loop.
 
-    Memory is bounded by a chunk of records, however large they are. A chunk may be empty, if one
-    record takes many pieces. The caller must check the CRC.
+    Only one chunk is in memory at a time. A chunk is empty if the next record is not decompressed
+    to its end yet. The caller must check the CRC.
 
     Raises CorruptRecordError for bytes that are missing or do not decompress (also past
     ``max_output_bytes``), InvalidRecordError for records that contradict their lengths, count or
@@ -293,7 +293,7 @@ def record_bytes(
     header: BatchHeader,
     max_output_bytes: int = DEFAULT_MAX_OUTPUT_BYTES,
 ) -> bytes:
-    """Return the decompressed bytes behind the header of the batch at ``pos``: encoded records.
+    """Return the decompressed bytes after the header of the batch at ``pos``: encoded records.
 
     Raises CorruptRecordError for bytes that are missing or do not decompress.
     """
@@ -414,7 +414,7 @@ def with_fewer_records(header: BatchHeader, payload: Iterable[Buffer]) -> bytes:
 
 
 def recompress(header: BatchHeader, stored: Buffer, codec: Codec) -> bytes:
-    """Return a batch with the same header fields for ``stored``, the records under ``codec``."""
+    """Return the batch of ``header`` with ``stored``, its records compressed with ``codec``."""
     after_crc = AFTER_CRC.pack(header.attributes & ~0x07 | codec, *header[6:])
     return assemble(header.base_offset, header.leader_epoch, after_crc, stored)
 

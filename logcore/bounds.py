@@ -1,7 +1,8 @@
 """The highest numbers that are accepted from files and from other brokers.
 
-Each is at most half of its field's range: the numbers counted up from it (the next offset, the next
-producer id, the next epoch) do not run out. Apache Kafka counts all of them up from 0.
+Offsets, producer ids, leader epochs and group epochs may use half of their field's positive range:
+the broker continues from the accepted number, and must not run out of numbers. Apache Kafka counts
+all of them up from 0.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Account:
             self.budget.used += amount
 
     def has_room(self, amount: int) -> bool:
-        """Whether ``amount`` more bytes fit; a change that adds none always does."""
+        """Return whether ``amount`` more bytes fit; a change that adds none always does."""
         return amount <= 0 or self.budget.used + amount <= self.budget.limit
 
     def close(self) -> None:

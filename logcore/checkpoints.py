@@ -36,7 +36,7 @@ CLEANER_CHECKPOINT: Final = "cleaner-offset-checkpoint"
 LEADER_EPOCH_CHECKPOINT: Final = "leader-epoch-checkpoint"
 PARTITION_METADATA: Final = "partition.metadata"
 QUORUM_STATE: Final = "quorum-state"
-"""Beside the metadata log: the vote of an Apache Kafka node, or a note that none may open it."""
+"""File beside the metadata log: an Apache Kafka node's vote, or a mark that stops such nodes."""
 META_PROPERTIES: Final = "meta.properties"
 CLEAN_SHUTDOWN: Final = ".kafka_cleanshutdown"
 _BROKER_EPOCH: Final = re.compile(rb'"brokerEpoch":\s*(-?\d{1,18})\b')
@@ -185,7 +185,7 @@ def read_copy(fs: FileSystem, directory: str, name: str) -> dict[tuple[str, int]
 
 
 def has_copy(fs: FileSystem, directory: str, name: str) -> bool:
-    """Whether the checkpoint has a copy, valid or not."""
+    """Return whether the checkpoint has a copy, valid or not."""
     return fs.read_file(f"{directory}/{name}{COPY_SUFFIX}") is not None
 
 

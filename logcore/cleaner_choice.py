@@ -24,10 +24,11 @@ Failed = Callable[[Partition, Exception], None]
 
 
 class CleanerChoice:
-    """Selects the best of the partitions it is shown, by the end of each one's last round.
+    """Selects the partition that needs cleaning most from those passed to :meth:`look_at`.
 
-    ``offsets`` maps (topic, index) to that end; its owner removes deleted partitions, and values
-    beyond a log's end. ``on_failed`` is called for each partition that is skipped from now on.
+    ``offsets`` maps (topic, index) to the end of the partition's last round. Its owner removes
+    deleted partitions, and offsets beyond a log's end. ``on_failed`` is called for each partition
+    that is skipped from now on.
     """
 
     def __init__(self, offsets: MutableMapping[Key, int], on_failed: Failed | None = None) -> None:

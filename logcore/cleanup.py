@@ -162,9 +162,10 @@ class Cleanup:
     def install_cleaned(self, compaction: CompactionRound) -> bool:
         """Replace the segments that the round has just rewritten.
 
-        Return False, which ends the round, if the log was cut since the plan, or is not flushed up
-        to :attr:`CompactionRound.relies_on`. If retention has removed one of the segments, the
-        round rewrites the remaining ones. Readers of an old segment continue. Raises StorageError.
+        Return False, which ends the round, if the log was truncated since the plan, or is not
+        flushed up to :attr:`CompactionRound.relies_on`. If retention has removed one of the
+        segments, the round rewrites the remaining ones. Readers of an old segment continue. Raises
+        StorageError.
         """
         self._marks.throw_if_stopped()
         cleaned = compaction.cleaned

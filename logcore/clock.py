@@ -26,7 +26,7 @@ _CLOCK_REALTIME_COARSE: Final = 5  # Linux; `time` has no name for it
 
 
 def machine_ms() -> int:
-    """Return milliseconds since the epoch, a few late; neither package replaces this clock."""
+    """Return the time in ms since the epoch, up to some ms late; neither package replaces it."""
     return time.clock_gettime_ns(_CLOCK_REALTIME_COARSE) // 1_000_000
 
 

@@ -7,8 +7,8 @@ A round has three kinds of steps, so that a daemon can run the long ones outside
 * *clean* (:meth:`CompactionRound.map_keys`, then :meth:`CompactionRound.clean_next` per group of
   segments, on any thread) reads with handles of its own and writes ``.cleaned`` files;
 * *install* (``Cleanup.install_cleaned``, on the owner's thread, after each ``clean_next``) replaces
-  the source segments with the files, or drops the round if the log was cut meanwhile. Groups are
-  installed oldest first: a tombstone must not be removed before the records that it deletes.
+  the source segments with the files, or drops the round if the log was truncated meanwhile. Groups
+  are installed oldest first: a tombstone must not be removed before the records that it deletes.
 
 Retention continues during a round. It deletes the oldest segments, so the rest of the round stays
 valid: a deleted segment is skipped, and a group that has lost one is rewritten.
@@ -17,8 +17,8 @@ Every output segment keeps its last batch, without records if necessary: it tell
 an interrupted replacement reaches. (Kafka keeps only the last segment's.) A batch's CRC is
 checked before it is decoded, so that damage is reported and never rewritten with a good checksum.
 
-Messages of format v0 and v1 become v2 batches. Their tombstones begin their delete horizon then;
-Kafka decides by the age of their file.
+Messages of format v0 and v1 become v2 batches, whose tombstones get their delete horizon in that
+round; Kafka removes tombstones of these formats by the age of their segment.
 
 Source: ``Cleaner``, ``LogCleanerManager.cleanableOffsets``, ``LocalLog.replaceSegments``.
 """
@@ -64,7 +64,7 @@ _MAX_WAIT_SECONDS: Final = 1.0
 
 
 class CompactionCancelled(Exception):  # noqa: N818 - not an error: nothing is wrong with the log
-    """The round ends without effect: the daemon stops, or the log was cut, closed or deleted."""
+    """The round ends early: the daemon stops, or the log was truncated, closed or deleted."""
 
 
 class Throttle:
@@ -203,8 +203,8 @@ def plan_round(
 ) -> CompactionRound | None:
     """Collect the input of a round over ``dirty``; return None if nothing is dirty.
 
-    The cleaning thread calls ``is_current``, which returns whether the log was neither cut nor
-    closed.
+    The cleaning thread calls ``is_current``, which returns whether the log was neither truncated
+    nor closed.
     """
     if dirty.dirty_bytes == 0 or dirty.end_offset <= dirty.first_dirty_offset:
         return None
@@ -290,7 +290,7 @@ class CompactionRound:
 
     @property
     def is_current(self) -> bool:
-        """Whether the log was neither cut nor closed since the plan."""
+        """Whether the log was neither truncated nor closed since the plan."""
         return self._is_current()
 
     # --- first pass ---
@@ -330,7 +330,10 @@ class CompactionRound:
         )
 
     def _transactions_from(self, offset: int) -> Transactions:
-        """Follow the transactions from ``offset`` on; ended ones would make later data aborted."""
+        """Return the aborted transactions that end at or after ``offset``.
+
+        With one that ended earlier, later batches of the same producer would count as aborted.
+        """
         return Transactions(entry for entry in self._aborted if entry.last_offset >= offset)
 
     def _read(self, source: Source, throttle: Callable[[int], None]) -> Iterator[Batch]:
@@ -460,7 +463,7 @@ class CompactionRound:
             self._filter.last_offset = -1
 
     def _aborts_between(self, start: int, end: int) -> list[AbortedTxn]:
-        """Return the aborted transactions with seen data whose marker lies in the range."""
+        """Return the transaction index entries to retain whose markers lie in [start, end)."""
         if self._filter is None:
             return []
         retained = self._filter.transactions.retained_aborts

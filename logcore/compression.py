@@ -90,7 +90,7 @@ def compressed_pieces(
 ) -> Iterator[bytes]:
     """Compress the concatenation of ``pieces``, as :func:`compress` does, and yield the output.
 
-    No call holds the interpreter lock for longer than a piece takes, and no output is kept.
+    No call holds the GIL for longer than a piece takes, and no output is kept.
     ``size`` is the total size of all pieces, if known: without it zstd takes up to a gigabyte.
     """
     if codec is Codec.NONE:
@@ -127,7 +127,7 @@ def inflated_pieces(
     No call of a codec produces more than that, except for a block of lz4 (4 MiB at most) or snappy
     (22 times its compressed size). ``strict``: accept only data that every client reads. Java
     reads no lz4 blocks that depend on one another and no second lz4 frame; librdkafka ignores
-    everything behind the first gzip member or snappy stream.
+    everything after the first gzip member or snappy stream.
 
     Raises CorruptRecordError if the data is damaged, cut short or decompresses to more than
     ``max_output_bytes``.
@@ -169,8 +169,8 @@ def _inflate_at_once(
 ) -> memoryview:
     """Decompress in one call, for data that the library cannot decompress in pieces.
 
-    The call releases the interpreter lock. The system allocates the memory page by page on the
-    first write: filling a buffer with zeros would hold the lock for as long.
+    The call releases the GIL. The output buffer is an anonymous map, whose pages the kernel
+    allocates on the first write: a ``bytearray`` would be filled with zeros under the GIL.
     """
     out = fresh_memory(max(most, 1))
     try:
@@ -215,7 +215,7 @@ class _Member(Protocol):
 
     @property
     def unused_data(self) -> bytes:
-        """The bytes of input behind the end."""
+        """The bytes of input after the end."""
 
     def decompress(self, data: Data, max_length: int, /) -> bytes:
         """Decompress to at most ``max_length`` bytes."""
@@ -328,8 +328,8 @@ def _zstd_content_size(data: memoryview) -> int | None:
 def _snappy_pieces(data: memoryview, most: int, strict: bool) -> Iterator[Data]:
     """Decompress xerial blocks, or one raw block without the magic, as snappy-java does.
 
-    Only the first version number behind the magic must be positive: some producers write them with
-    the wrong byte order.
+    Of the two version numbers after the magic only the first is checked, to be positive: some
+    producers write both in the wrong byte order.
     """
     if bytes(data[: len(_XERIAL_MAGIC)]) != _XERIAL_MAGIC:
         yield _snappy_block(data, most)
@@ -441,7 +441,7 @@ def _lz4_pieces(data: memoryview, most: int, strict: bool) -> Iterator[Data]:
 
 
 def _lz4_blocks(data: memoryview, frame: _Lz4Frame) -> Generator[Data, None, int]:
-    """Decompress the blocks of a frame; return the position behind it."""
+    """Decompress the blocks of a frame; return the position after it."""
     pos, inflated = frame.blocks_at, 0
     tail = 4 if frame.flags & _LZ4_HAS_BLOCK_CHECKSUMS else 0
     head = _lz4_block_header(tail > 0, frame.block_bytes)
@@ -496,7 +496,7 @@ def _lz4_block(raw: Data, level: int | None) -> bytes:
     """Compress one independent block, with its length: Java refuses dependent blocks.
 
     The library's block function only supports the fast mode. For other levels the block is taken
-    out of a frame that has only this block; this function releases the interpreter lock.
+    out of a frame that has only this block; the frame function releases the GIL.
     """
     if level not in {None, _LZ4_FAST_LEVEL}:
         frame = memoryview(bytes(cramjam.lz4.compress(bytes(raw), level=level)))

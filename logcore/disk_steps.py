@@ -1,8 +1,8 @@
-"""Tasks on a log that wait for the disk in between, independent of the thread that waits.
+"""Tasks on a log that wait for the disk between their steps.
 
-A generator of this kind changes the log on its owner's thread and yields each call that only waits
-for the disk. The caller that drives it runs the call, possibly in another thread, and resumes the
-generator afterwards. Other tasks may use the log meanwhile.
+A task is a generator. Its steps change the log on the owner's thread; it yields the calls that only
+wait for the disk. The driver runs each call, possibly in another thread, and then resumes the
+generator. Other tasks may use the log meanwhile.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 DiskSteps = Generator[Callable[[], None], None, T]
-"""Yields calls that may raise OSError, which the driver throws into it; returns T."""
+"""Yields calls that may raise OSError, which the driver throws into the generator; returns T."""
 
 
 def run_here(steps: DiskSteps[T]) -> T:

@@ -141,7 +141,7 @@ def dump_file(
 
 
 def is_problem(row: Mapping[str, object]) -> bool:
-    """Whether a row reports a problem."""
+    """Return whether a row reports a problem."""
     return row["kind"] == "problem"
 
 

@@ -3,7 +3,7 @@
 With a scheduler the end of the log is *held* during a flush that ``flush.messages`` has made due.
 :attr:`Marks.own_end` stays at the flushed offset, and with it the high watermark of a log that has
 a single replica. Readers see nothing beyond it, and an append is answered once
-:attr:`Marks.recovery_point` is behind it.
+:attr:`Marks.recovery_point` has passed its last record.
 
 A roll has its sealed segment flushed as well. No setting asks for that, and no request waits for
 it. After that flush a recovery skips the segment, so damage in it cannot remove later records.
@@ -69,8 +69,8 @@ class FlushState:
     def appended(self, offset: int, now_ms: int) -> None:
         """Advance the marks after an append at ``offset``, and flush if that is due.
 
-        With a scheduler the own end stays until the flush for ``flush_messages`` is done, and the
-        append waits for it. No append waits for a flush for ``flush_ms``.
+        With a scheduler, an append that makes a flush due by ``flush_messages`` waits for it, and
+        the own end moves afterwards. No append waits for a flush that ``flush_ms`` makes due.
         """
         marks, config, end = self.marks, self._log.config, self._log.log_end_offset
         held = marks.own_end != offset or end - marks.recovery_point >= config.flush_messages

@@ -1,11 +1,11 @@
-"""``leader-epoch-checkpoint`` against the log: the file has no checksum, every batch has its epoch.
+"""Checks of ``leader-epoch-checkpoint``, which has no checksum, against the epochs in the batches.
 
-A wrong entry would send a consumer that asks for an epoch's end back, or past records; in a
-recovery it would make good batches look damaged. The first use after an open compares the entries
-with a few batch headers; only if they disagree is the log walked.
+With a wrong entry, a consumer that asks for the end of an epoch would go back too far or skip
+records, and a recovery would take good batches for damaged ones. The first use after an open
+compares the entries with a few batch headers; only if they disagree is the log walked.
 
-Compaction may have removed the first batches of an epoch, or all of them. Then no client can ask
-for an offset in between, and any start between the neighbouring ones is right.
+Compaction may have removed the first batches of an epoch, or all of them. Any start offset between
+the neighbouring batches is right then, because the offsets between them hold no records.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NO_EPOCH = -1
 
 
 def agree(log: Log, log_start_offset: int, entries: Sequence[tuple[int, int]]) -> bool:
-    """Whether the entries match the headers around each epoch's start, and the last header.
+    """Return whether the entries match the headers around each epoch's start, and the last header.
 
     Raises OSError, CorruptIndexError, CorruptRecordError.
     """
@@ -68,12 +68,13 @@ def epochs_of(log: Log, log_start_offset: int) -> list[tuple[int, int]]:
 
 
 def lowest_epoch(log: Log, segment: Segment, claimed: int) -> int:
-    """Return the lowest epoch that a good batch of ``segment`` can have, as far as is certain.
+    """Return a lower bound of the leader epochs in ``segment``.
 
-    The previous batch determines it. If the file ``claimed`` a later epoch, it is trusted if the
-    segment's second batch confirms it, for then the first batch is damaged. If it claimed an
-    earlier one, file or batch is wrong: no good batch is removed because of a number without a
-    checksum.
+    ``claimed`` is the epoch at the segment's base offset according to the checkpoint file. If it is
+    higher than the previous batch's, it counts only if the segment's second batch confirms it: a
+    lower epoch in the first batch is damage then. If it is lower, the file or the previous batch is
+    wrong, and ``claimed`` counts: neither has a checksum, so neither may make a good batch look
+    damaged.
     """
     before = NO_EPOCH
     if segment.base_offset > log.first_offset:
@@ -89,7 +90,7 @@ def lowest_epoch(log: Log, segment: Segment, claimed: int) -> int:
 
 
 def _header_at(log: Log, offset: int) -> BatchHeader | None:
-    """Return the header of the first batch that ends at or behind ``offset``."""
+    """Return the header of the first batch that ends at or after ``offset``."""
     for segment in log.from_offset(offset):
         position = segment.locate(offset)
         if position is not None:

@@ -34,7 +34,7 @@ class LeaderEpochs:
     """Epochs and their start offsets, both strictly increasing, mirrored in a file.
 
     A flush of the log writes the file, before the recovery point moves: recovery restores epochs
-    lost in a kill or a power loss from the batch headers behind that point. A file that is renamed
+    lost in a kill or a power loss from the batch headers after that point. A file that is renamed
     before it is synced could be lost whole, with all older epochs.
     """
 
@@ -150,7 +150,7 @@ class LeaderEpochs:
 
 
 def _is_rising(entries: Sequence[tuple[int, int]]) -> bool:
-    """Whether epochs and offsets both increase strictly from 0 on, as in every valid file."""
+    """Return whether epochs and offsets strictly increase from 0 on, as in every valid file."""
     before = -1, -1
     for entry in entries:
         if entry[0] <= before[0] or entry[1] <= before[1]:

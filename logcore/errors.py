@@ -95,4 +95,4 @@ class StorageError(LogError):
 
 
 class NoRoomError(StorageError):
-    """The disk is full: nothing was written, and appends succeed again once there is room."""
+    """The disk is full or too many files are open: the call had no effect, and may be repeated."""

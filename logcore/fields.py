@@ -1,8 +1,8 @@
 """Kafka's primitive types as encoded in records of ``__consumer_offsets`` and transactions.
 
-Both encodings: the plain one (two-byte string lengths, four-byte counts) and the flexible one of
-KIP-482 (unsigned varints of length + 1, tagged fields). A reader never reads past its bytes; data
-that does not fit raises :class:`fencepost.logcore.errors.CorruptRecordError`.
+There are two encodings: the plain one (two-byte string lengths, four-byte counts) and the flexible
+one of KIP-482 (unsigned varints of length + 1, tagged fields). A reader never reads past its bytes;
+data that does not fit raises :class:`fencepost.logcore.errors.CorruptRecordError`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class FieldReader:
         return self._data[pos:end]
 
     def passes(self, data: bytes) -> bool:
-        """Whether ``data`` comes next; if so, skip it."""
+        """Return whether ``data`` comes next; if so, skip it."""
         if not self._data.startswith(data, self._pos):
             return False
         self._pos += len(data)

@@ -1,8 +1,8 @@
 """Records of a fetch response that are still in their file.
 
-A fetch response need not be in memory as a whole, where a client that does not read would keep it:
-its length and its first byte are known, and records below the high watermark do not change. So it
-is read as the socket takes it, in pieces that fit the processor's cache.
+A response in memory would stay there as long as its client does not read. The records need not be
+in memory: their length is known, and records below the high watermark do not change. So they are
+read when the socket can take them, in pieces that fit the processor's cache.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class FileRange:
     def take(self, count: int) -> bytes:
         """Return the next ``count`` bytes, or all remaining ones.
 
-        Raises OSError if the file cannot be read, or was cut below the range.
+        Raises OSError if the file cannot be read, or was truncated below the end of the range.
         """
         stop = min(self._start + count, self._end)
         data = self._file.read(self._start, stop)

@@ -22,9 +22,9 @@ from fencepost.logcore.tracebacks import without_traceback
 
 
 class Flush:
-    """Forces a log to disk up to ``end``. ``files`` are named by path, and may be gone by now.
+    """Forces a log to disk up to ``end``. ``files`` are paths, and may be removed before the flush.
 
-    A truncation of the log lowers ``end``: later appends behind it are not covered.
+    A truncation of the log lowers ``end``, since this flush does not cover later appends.
     """
 
     def __init__(
@@ -110,24 +110,25 @@ class FlushQueue:
         self.under_way: list[Flush] = []
         self.lock = threading.Lock()
         self.failure: OSError | None = None
-        """Of the first failed flush: no later flush can tell which data that one has lost."""
+        """The error of the first failed flush, with which all later ones fail: the failed one may
+        have lost data anywhere."""
         self.is_over = False
         """Whether the log is closed or deleted, and its paths may belong to another log."""
 
     def take_back(self) -> None:
-        """Have all planned and unfinished work planned again, by the flush that comes now.
+        """Have the work of all planned and running flushes planned again, for the next flush.
 
-        It must not rely on the others: they may be refused.
+        The next flush must not rely on them: they may be refused.
         """
         for flush in self.under_way:
             flush.take_back()
 
     def cut(self, offset: int) -> None:
-        """Lower the flushes' ends to ``offset``, at which the log was cut."""
+        """Lower the flushes' ends to ``offset``, to which the log was truncated."""
         for flush in self.under_way:
             flush.end = min(flush.end, offset)
 
 
 def is_refusal(failure: Exception) -> bool:
-    """Whether a flush failed at a full disk or the limit of open files, not in a sync."""
+    """Return whether a flush failed at a full disk or the limit of open files, not in a sync."""
     return isinstance(failure, OSError) and failure.errno in NO_ROOM | NO_HANDLES

@@ -129,7 +129,7 @@ class FileSystem(Protocol):
         """Create a directory and its parents, if they do not exist."""
 
     def make_private(self, path: str) -> None:
-        """Restrict access to a directory to its owner."""
+        """Restrict access to a file or directory to its owner."""
 
     def sync_directory(self, path: str) -> None:
         """Return once the names in the directory survive power loss."""
@@ -138,7 +138,7 @@ class FileSystem(Protocol):
         """Return the names in a directory, in no order; None if it does not exist."""
 
     def is_directory(self, path: str) -> bool:
-        """Whether ``path`` names a directory."""
+        """Return whether ``path`` names a directory."""
 
     def read_file(self, path: str) -> bytes | None:
         """Read a whole file; None if it does not exist."""
@@ -317,8 +317,8 @@ def _lock_handle(handle: int) -> None:
     """Lock a file so that the lock conflicts with Java's ``FileChannel.tryLock``, a record lock.
 
     A POSIX record lock would be lost as soon as this process closes *any* descriptor of the file,
-    for instance one of a second attempt. Linux has a lock that belongs to the open file; it
-    conflicts with record locks, and with other locks of its kind even inside one process.
+    for instance one of a second attempt. Linux's open file description locks are not; they conflict
+    with record locks, and with each other even inside one process.
     """
     if hasattr(fcntl, "F_OFD_SETLK"):
         # struct flock: type, whence, start, length (0 is all), process id (must be 0).
@@ -340,7 +340,7 @@ def opened(fs: FileSystem, handle: int) -> Iterator[int]:
 
 
 def is_blank(fs: FileSystem, handle: int, position: int) -> bool:
-    """Whether a file holds only zeros from ``position`` on. Holes are not read."""
+    """Return whether a file holds only zeros from ``position`` on. Holes are not read."""
     end = fs.size(handle)
     while (position := fs.data_from(handle, position)) < end:
         data = fs.read(handle, _BLANK_BYTES, position)
@@ -351,13 +351,11 @@ def is_blank(fs: FileSystem, handle: int, position: int) -> bool:
 
 
 def sync_handle(fs: FileSystem, handle: int, path: str) -> None:
-    """Force an open file to disk. The error names ``path``, and never says that the disk is full.
-
-    A failed sync has lost the bytes, so a retry would be wrong.
-    """
+    """Force an open file to disk. Raises OSError with ``path``, never ENOSPC or EMFILE."""
     try:
         fs.sync(handle)
     except OSError as error:
+        # Callers retry after a full disk, but a failed fsync may have lost the written pages.
         number = errno.EIO if error.errno in NO_ROOM | NO_HANDLES else error.errno
         raise OSError(number, error.strerror, path) from error
 
@@ -386,7 +384,7 @@ def replace_file(
 ) -> None:
     """Set the content of the file ``name``: a kill or power loss leaves the old or the new one.
 
-    Without ``sync`` only a kill does.
+    Without ``sync``, power loss may leave the file empty or missing.
     """
     path = f"{directory}/{name}"
     temporary = path + TEMPORARY_SUFFIX

@@ -28,8 +28,8 @@ WARM_BYTES: Final = 8192
 """Readers near the log end look up the last entries; a search tries these pages first."""
 
 ALLOCATION_BYTES: Final = 4096
-"""Disk blocks are reserved a page ahead: a store into a map without room on disk kills the
-process."""
+"""Disk blocks are reserved a page ahead: a store into a map without room on disk raises SIGBUS,
+which kills the process."""
 
 MAX_RELATIVE_OFFSET: Final = 0x7FFFFFFF
 
@@ -210,7 +210,7 @@ class MappedIndex:
         self._read_last()
 
     def trim(self) -> None:
-        """Cut the file to its entries: on roll, on close, and after entries were removed.
+        """Truncate the file to its entries: on roll, on close, and after entries were removed.
 
         If no file may be opened, nothing changes, and the next call trims the file.
         """
@@ -456,9 +456,10 @@ class TransactionIndex:
         return self._entries is None or bool(self._entries)
 
     def rebuild(self, entries: list[AbortedTxn]) -> None:
-        """Replace the entries; rewrite the whole file, but only if its content differs.
+        """Replace the entries, and the whole file if its content differs.
 
-        Entries lost from a segment below the recovery point would never be recovered.
+        The file is replaced atomically, because entries lost from a segment below the recovery
+        point would never be recovered.
         """
         try:
             if self.entries == entries:

@@ -28,10 +28,10 @@ def finish_interrupted(
 
     ``remove_later``, if given, is called with the path of each file that may be removed later.
 
-    As in Kafka: a ``.swap`` file at or behind a ``.cleaned`` one belongs to a compaction that had
-    not finished all its files; any other ``.swap`` replaces the segments it covers. The
-    ``.cleaned`` files are removed last, for they tell the two apart if this is interrupted as well.
-    Raises OSError.
+    As in Kafka, a ``.swap`` file whose offset is at or above a ``.cleaned`` file's belongs to a
+    compaction that had not finished all its files; any other ``.swap`` replaces the segments it
+    covers. The ``.cleaned`` files are removed last: if this start is interrupted too, the next one
+    needs them to distinguish the ``.swap`` files. Raises OSError.
     """
     if not any(name.endswith(_UNFINISHED) for name in names):
         return names
@@ -88,7 +88,7 @@ def _swap_in(fs: FileSystem, directory: str, names: list[str], swaps: list[str])
 
 
 def _end_of(fs: FileSystem, directory: str, name: str) -> int:
-    """Return the offset behind the last batch of a ``.swap`` log, its base if it is empty."""
+    """Return the offset after the last batch of a ``.swap`` log, its base if it is empty."""
     end = offset_of(name) or 0
     with opened(fs, fs.open(f"{directory}/{name}")) as handle:
         position, size = 0, fs.size(handle)

@@ -38,9 +38,9 @@ MAGIC_POS: Final = 16
 """Position of the magic byte in every format, v2 included."""
 
 RUN_BYTES: Final = 64 * 1024
-"""Conversion joins up to so many bytes of uncompressed messages into one batch, in one step: enough
-to amortise the batch header's 61 bytes, and small enough for a small fetch and for one turn of the
-event loop (14 ms for empty messages)."""
+"""Maximum bytes of uncompressed messages that the conversion joins into one batch, in one step:
+enough to amortise the batch header's 61 bytes, and small enough for a small fetch and for one turn
+of the event loop (14 ms for empty messages)."""
 
 _INT32_MAX: Final = 0x7FFFFFFF
 _LOG_APPEND_TIME: Final = 0x08
@@ -56,7 +56,7 @@ MIN_MESSAGE_SIZE: Final = _OVERHEAD_V0
 """The size of the smallest message: v0 without key and value."""
 
 _LZ4_DESCRIPTOR: Final = 4
-"""Position of the frame descriptor, behind the frame's magic."""
+"""Position of the frame descriptor, after the frame's magic."""
 
 
 class MessageHeader(NamedTuple):
@@ -93,7 +93,7 @@ class MessageHeader(NamedTuple):
 
     @property
     def next_offset(self) -> int:
-        """The offset behind the message."""
+        """The offset after the message."""
         return self.offset + 1
 
 
@@ -315,7 +315,7 @@ class _Run:
         self._bytes = 0
 
     def fits(self, header: MessageHeader) -> bool:
-        """Whether a message fits in: a batch has one timestamp type, and ascending offsets."""
+        """Return whether a message fits: a batch has one timestamp type, and ascending offsets."""
         if not self._headers:
             return True
         first, last = self._headers[0], self._headers[-1]
@@ -358,7 +358,7 @@ def _with_correct_checksum(frame: bytes) -> bytes:
 
 
 def _checksum_pos(frame: bytes) -> int:
-    """Return the position of the header checksum: behind the flags and the optional fields."""
+    """Return the position of the header checksum: after the flags and the optional fields."""
     flags = frame[_LZ4_DESCRIPTOR] if len(frame) > _LZ4_DESCRIPTOR else 0
     content_size = 8 if flags & 0x08 else 0
     dictionary_id = 4 if flags & 0x01 else 0

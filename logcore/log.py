@@ -73,7 +73,7 @@ class Log:
         self.sealed: list[Segment] = []
         """Segments whose indexes no flush has forced to disk yet."""
         self.cuts = 0
-        """How often the log was cut; records that were read before a cut may be gone."""
+        """How often the log was truncated; records that were read before may be gone."""
 
     # --- segments ---
 
@@ -149,7 +149,7 @@ class Log:
         return list(self._segments.values()[index:])
 
     def end_of(self, segment: Segment) -> int:
-        """Return the offset behind a segment of this log: the next one's base, or the log end."""
+        """Return the offset after a segment of this log: the next one's base, or the log end."""
         slot = self._segments.bisect_right(segment.base_offset)
         return self._segments.keys()[slot] if slot < len(self._segments) else self.log_end_offset
 
@@ -169,7 +169,7 @@ class Log:
     def must_roll(
         self, incoming_bytes: int, last_offset: int, max_timestamp: int, now_ms: int
     ) -> bool:
-        """Whether the batch must go to a new segment (``LogSegment.shouldRoll``)."""
+        """Return whether the batch must go to a new segment (``LogSegment.shouldRoll``)."""
         segment = self.active
         size = segment.size
         if size == 0:
@@ -214,7 +214,7 @@ class Log:
         self.log_end_offset = last_offset + 1
 
     def skip_to(self, offset: int, now_ms: int) -> Segment:
-        """Restart the empty active segment at ``offset``, behind a hole too wide for its index."""
+        """Restart the empty active segment at ``offset``, after a gap too wide for its index."""
         self.remove([self.active], now_ms=now_ms, delay_ms=0)
         return self.create_segment(offset, now_ms)
 
@@ -260,7 +260,7 @@ class Log:
             if start >= end:
                 break
             if not segment.is_new(start):
-                # They are converted on the event loop, so a read takes only a few.
+                # Messages of format v0 and v1 are converted on the event loop: read only a few.
                 at_least_one = at_least_one or segment.batch_size(start) <= max_bytes
                 max_bytes = min(max_bytes, RUN_BYTES)
             stop, bound = self._range(
@@ -277,7 +277,7 @@ class Log:
     def _range(
         segment: Segment, start: int, end: int, max_bytes: int, limit: int, at_least_one: bool
     ) -> tuple[int, int]:
-        """Return the end position of the batches to read, and the offset behind them."""
+        """Return the end position of the batches to read, and the offset after them."""
         stop, upper_bound = segment.boundary(start, max_bytes, end)
         if stop == start:
             if not at_least_one:
@@ -322,10 +322,10 @@ class Log:
             if position is not None:
                 yield from segment.batches(position, with_payload=with_payload)
 
-    # --- cutting ---
+    # --- truncation ---
 
     def truncate_to(self, offset: int) -> None:
-        """Remove the batch that holds ``offset`` and all behind it; the log then ends there.
+        """Remove the batch that holds ``offset`` and all later ones; the log then ends there.
 
         Later segments are removed first, from the end, so that a kill in between leaves no hole.
         """
@@ -336,7 +336,7 @@ class Log:
         active = self.active
         active.truncate_to(offset)
         if offset < self.log_end_offset:
-            # Not ``offset``: recovery would take a hole before the next append for a loss.
+            # Not ``offset``: recovery would take a gap before the next append for a loss.
             self.log_end_offset = active.next_offset()
 
     def restart_at(self, offset: int, now_ms: int) -> None:
@@ -391,7 +391,7 @@ class Log:
             self._fs.remove(segment.stem + suffix)
 
     def holds(self, segments: Iterable[Segment]) -> bool:
-        """Whether these very segment objects are still part of the log."""
+        """Return whether these very segment objects are still part of the log."""
         return all(self._segments.get(one.base_offset) is one for one in segments)
 
     def replace(

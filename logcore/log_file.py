@@ -1,7 +1,7 @@
-"""The file of a segment: bytes are appended, read in place, and cut at the end.
+"""The file of a segment: bytes are appended, read in place, and truncated at the end.
 
-It knows no batches. A pinned handle stays open for its readers and for syncs, even if the segment
-is closed meanwhile.
+This module does not know batches. A pinned handle stays open for its readers and for syncs, even if
+the segment is closed meanwhile.
 
 Source: ``FileRecords``.
 """
@@ -58,7 +58,7 @@ class LogFile:
         return position
 
     def _write_undone(self, error: OSError) -> OSError:
-        """Cut off the remains of a write to a full disk; return the error to raise."""
+        """Truncate the remains of a write to a full disk; return the error to raise."""
         if error.errno in NO_ROOM:
             try:
                 self._fs.truncate(self._handle, self.size)
@@ -85,7 +85,7 @@ class LogFile:
         return bool(tail) and not tail.strip(b"\0")
 
     def is_blank_from(self, position: int) -> bool:
-        """Whether only zeros follow: the tail of a preallocated file after a kill."""
+        """Return whether only zeros follow: the tail of a preallocated file after a kill."""
         return is_blank(self._fs, self._handle, position)
 
     def sync(self) -> None:
@@ -93,7 +93,7 @@ class LogFile:
         sync_handle(self._fs, self._handle, self.path)
 
     def cut(self, size: int) -> None:
-        """Cut the file to ``size`` bytes."""
+        """Truncate the file to ``size`` bytes."""
         self._fs.truncate(self._handle, size)
         self._preallocated = False
         self.size = size

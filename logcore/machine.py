@@ -100,7 +100,7 @@ class EndMarker:
 @made_often
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The reply to the request behind ``token``.
+    """The reply to the request that ``token`` identifies.
 
     ``response`` is one of the package's result dataclasses, or a :class:`DomainError` instance,
     which the runtime raises at the request's caller.
@@ -178,7 +178,7 @@ class DecisionBuilder:
         self.records.append(record)
 
     def reply(self, token: Token, response: object) -> None:
-        """Answer the request behind ``token`` with a result or a :class:`DomainError`."""
+        """Answer the request of ``token`` with a result or a :class:`DomainError`."""
         self._replies.append(Reply(token, response))
 
     def arm(self, key: Hashable, delay_ms: int) -> None:

@@ -48,7 +48,7 @@ class Marks:
         self.recovery_point = loaded.recovery_point
         """The offset below which everything survives power loss."""
         self.recovery_limit = MAX_INT64
-        """Upper bound of the recovery point, while the log is about to be cut at this offset."""
+        """Upper bound of the recovery point, while a truncation to this offset is planned."""
         self._listeners: dict[int, Callable[[], None]] = {}
         self._next_listener = 0
         self.stopped: StorageError | None = None
@@ -71,17 +71,17 @@ class Marks:
         Without other replicas, the high watermark moves along.
         """
         self.own_end = offset
-        """The end of the log, as far as this replica has it: the flushed offset, if
-        ``flush.messages`` asks for a flush."""
+        """The log end offset that counts for the high watermark: the flushed offset while a flush
+        that ``flush.messages`` has made due is running."""
         if not self.is_replicated:
             self.move_high_watermark(offset)
         elif self.on_own_end is not None:
             self.on_own_end(offset)
 
     def replicate(self, high_watermark: int) -> None:
-        """Have others determine the high watermark from now on; :meth:`notify` must follow.
+        """Let other replicas determine the high watermark from now on; :meth:`notify` must follow.
 
-        It begins at the given value, limited to the log.
+        The high watermark becomes the given value, limited to the log.
         """
         self.is_replicated = True
         self.move_high_watermark(max(self.log_start_offset, min(high_watermark, self.own_end)))
@@ -94,7 +94,7 @@ class Marks:
     def move_high_watermark(self, offset: int) -> None:
         """Show readers the log up to ``offset``; :meth:`notify` must follow."""
         self.high_watermark = offset
-        """The offset below which every replica has the log; readers see nothing beyond it."""
+        """The offset below which all replicas in the ISR have the log; consumers read up to it."""
         self._producers.high_watermark_moved(offset)
 
     @property

@@ -1,6 +1,6 @@
 """A file system over another one that is only read: changes stay in memory.
 
-With it a broker's start can be tried on a directory that must not change.
+A broker can be started on it to see what a start would do to a directory that must not change.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class OverlayFileSystem:
     def read(self, handle: int, count: int, position: int) -> bytes:
         return self.read_from(self._handles[handle], count, position)
 
-    def send(self, handle: int, count: int, position: int, target: int) -> int:  # noqa: ARG002 - of all
+    def send(self, handle: int, count: int, position: int, target: int) -> int:  # noqa: ARG002
         raise OSError(errno.ENOTSUP, "what was changed stands in no file")
 
     def write(self, handle: int, buffers: Sequence[ReadableBuffer], position: int) -> int:

@@ -236,10 +236,11 @@ class Partition:
     ) -> Appended:
         """Append a client's batch that :func:`fencepost.logcore.validation.admit` has accepted.
 
-        ``transaction_verified``: in this same turn of the event loop the transaction coordinator
-        had, or has added, this partition in the producer's transaction; without it the batch may
-        continue a transaction here but not begin one. ``transaction_version`` 2: it was *added* by
-        the batch, and a producer that is new here must begin with sequence 0.
+        ``transaction_verified``: in this turn of the event loop the transaction coordinator has
+        confirmed that this partition belongs to the producer's transaction, or has added it.
+        Otherwise the batch may continue a transaction here, but not begin one. With
+        ``transaction_version`` 2 the batch itself has *added* the partition, and a producer that is
+        unknown here must begin with sequence 0.
 
         Raises the errors of ``ProducerStateManager.check_batch``; StorageError.
         """
@@ -370,7 +371,7 @@ class Partition:
             self.reader.check_epochs()
 
     def _appended(self, offset: int, last_offset: int, now_ms: int) -> Appended:
-        """Move the marks behind the appended batch, flush if that is due, notify the readers."""
+        """Move the marks past the appended batch, flush if that is due, notify the readers."""
         self.producers.map_end_offset = last_offset + 1
         self.flushes.appended(offset, now_ms)
         is_stamped = self.log.config.message_timestamp_type == LOG_APPEND_TIME
@@ -383,9 +384,9 @@ class Partition:
 
     @property
     def replica(self) -> ReplicaLog:
-        """The replica's side of the log, created on first use: most partitions have one replica."""
+        """The follower's operations on the log, created on first use."""
         if self._replica is None:
-            from fencepost.logcore.replica import ReplicaLog  # noqa: PLC0415 - most are alone
+            from fencepost.logcore.replica import ReplicaLog  # noqa: PLC0415 - for clusters only
 
             self._replica = ReplicaLog(
                 self.log,
@@ -461,7 +462,7 @@ class Partition:
     def rename_doomed(self) -> str:
         """Close all files and rename the directory; return its path, for the owner to remove.
 
-        The caller must sync the parent directory before. Raises StorageError.
+        The caller must sync the parent directory first. Raises StorageError.
         """
         self._stop("is deleted")
         path = Path(self.log.directory)
@@ -476,7 +477,7 @@ class Partition:
 
 
 def _has_topic_id(fs: FileSystem, directory: str, topic_id: uuid.UUID) -> bool:
-    """Whether the directory names the topic id; StorageError if it names another one."""
+    """Return whether the directory names the topic id; StorageError if it names another one."""
     try:
         found = read_partition_metadata(fs, directory)
     except CheckpointError:

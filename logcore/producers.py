@@ -5,7 +5,7 @@ a failed write leaves the state unchanged. Replay of the log at load uses the sa
 
 The state as of an offset is kept in ``<offset>.snapshot`` beside the segments, with a CRC: it is a
 cache that shortens replay. A snapshot stores only the last batch of a producer; the other four of
-the window are restored as far as the log behind the snapshot is replayed.
+the window are restored as far as the log after the snapshot is replayed.
 
 Source: ``ProducerStateManager``, ``ProducerStateEntry``, ``ProducerAppendInfo``.
 """
@@ -152,7 +152,7 @@ class ProducerStateManager:
         }
 
     def has_open_transaction(self, producer_id: int, epoch: int | None = None) -> bool:
-        """Whether the producer has an open transaction in this log, under ``epoch`` or any."""
+        """Return whether the producer has a transaction open here, under ``epoch`` or any."""
         entry = self._producers.get(producer_id)
         return (
             entry is not None
@@ -169,7 +169,7 @@ class ProducerStateManager:
         return self._guards.setdefault(producer_id, object())
 
     def last_stable_offset(self, high_watermark: int) -> int:
-        """Return the first offset that a ``read_committed`` reader may not see."""
+        """Return the first offset that a ``read_committed`` reader must not see."""
         unstable = self.first_unstable_offset
         return high_watermark if unstable is None else min(unstable, high_watermark)
 
@@ -398,10 +398,10 @@ class ProducerStateManager:
         self._update_first_unstable()
 
     def unanswered(self, high_watermark: int) -> list[tuple[int, int, int]]:
-        """Return id, epoch and first sequence of the producers whose window is all uncommitted.
+        """Return id, epoch and first sequence of producers whose cached batches are uncommitted.
 
-        With acks=all these batches were not acknowledged: their clients send them again, the first
-        one first.
+        All of them are above the high watermark, so none was acknowledged with acks=all: the client
+        retries them in order.
         """
         return [
             (one.producer_id, one.epoch, one.batches[0].first_sequence)
@@ -410,9 +410,9 @@ class ProducerStateManager:
         ]
 
     def expect(self, unanswered: Iterable[tuple[int, int, int]]) -> None:
-        """Have the producers that a cut has removed begin with the same sequence as before.
+        """Require producers that a truncation has removed to begin with the same sequence again.
 
-        Otherwise a late copy of their second batch would be taken for the first, and the first
+        Otherwise a late copy of the second batch would be accepted as the first one, and the first
         would then be refused forever.
         """
         for producer_id, epoch, sequence in unanswered:
@@ -484,7 +484,7 @@ class ProducerStateManager:
         self._last_snapshot_offset = offset
 
     def release(self, most: int = MAX_INT64) -> bool:
-        """Drop the producers of a closed partition, ``most`` at a time; return whether all."""
+        """Drop up to ``most`` producers of a closed partition; return whether none is left."""
         while self._producers and most > 0:
             self._limit.remove(self._producers.popitem()[1])
             most -= 1
@@ -512,8 +512,8 @@ class ProducerStateManager:
         """Load the newest good snapshot in [start, limit]; return the offset to replay from.
 
         A snapshot that does not parse is removed. Without any, the state is empty as of ``start``.
-        A snapshot as of ``start`` itself has no open transaction: the remaining data of one is
-        replayed, and if none remains, compaction may have removed its marker.
+        Open transactions in a snapshot as of ``start`` itself are ignored: the replay opens them
+        again if data of theirs remains, and otherwise compaction may have removed their marker.
         """
         for offset in sorted(self.snapshot_offsets, reverse=True):
             if not start <= offset <= limit:
@@ -543,13 +543,13 @@ class ProducerStateManager:
         return start
 
     def remove_snapshots_above(self, offset: int) -> None:
-        """Remove the snapshots behind ``offset``, which describe offsets that are gone."""
+        """Remove the snapshots above ``offset``, which describe offsets that are gone."""
         for snapshot in [one for one in self.snapshot_offsets if one > offset]:
             self.remove_snapshot(snapshot)
         self._last_snapshot_offset = min(self._last_snapshot_offset, offset)
 
     def remove_stray_snapshots(self, segment_bases: set[int]) -> None:
-        """Remove snapshots without a segment, except the newest one behind the last segment."""
+        """Remove snapshots without a segment, except the newest if it is above the last base."""
         newest = max(self.snapshot_offsets, default=-1)
         for snapshot in self.snapshot_offsets - segment_bases:
             if snapshot != newest or snapshot < max(segment_bases, default=-1):

@@ -32,9 +32,10 @@ class Isolation(IntEnum):
 
 
 class LogReadInfo(NamedTuple):
-    """Whole batches and the partition's marks. ``aborted`` has (producer id, first offset) pairs.
+    """Whole batches, the partition's marks, and the transactions that were aborted.
 
-    It is None for ``READ_UNCOMMITTED``, and may name transactions behind ``records``.
+    ``aborted`` has (producer id, first offset) of each; it may include transactions that begin
+    after ``records``, and is None unless the isolation is ``READ_COMMITTED``.
     """
 
     records: bytes | FileRange
@@ -152,7 +153,7 @@ class LogReader:
         return self._checked_epochs().end_offset_for(epoch, self._log.log_end_offset)
 
     def end_of_epoch(self, epoch: int) -> tuple[int, int]:
-        """Return the same for a client, which sees the current epoch before its first batch."""
+        """Return (epoch, end offset) for a client, also of the current epoch without a batch."""
         if epoch == self._marks.leader_epoch:
             return epoch, self._log.log_end_offset
         return self.offset_for_leader_epoch(epoch)

@@ -98,8 +98,8 @@ def check_records(
 ) -> Steps[list[int]]:
     """Walk over all records of a batch; return the first MAX_RECORD_ERRORS without a key.
 
-    Without ``want_keys`` the list is empty. Every header of a record counts as a record of
-    ``room``. Raises InvalidRecordError for records that do not match their lengths, a record count
+    Without ``want_keys`` the list is empty. Every header of a record uses as much of ``room`` as a
+    record. Raises InvalidRecordError for records that do not match their lengths, a record count
     other than the header's, or offset deltas other than 0, 1, 2 ….
     """
     keyless: list[int] = []
@@ -118,7 +118,7 @@ def _walk(  # noqa: C901 - inlined for speed
     """Step over ``count`` records, or as many as the window holds; return their offset deltas.
 
     Numbers of one and two bytes are read in place, zig-zag included: an even one is twice its
-    value, an odd one is negative. A field that exceeds its record shows in the record's end.
+    value, an odd one is negative. A field that exceeds its record is detected at the record's end.
     """
     data, pos, edge, last = window.data, window.pos, window.edge(LENGTH_BYTES), window.edge(1)
     first = window.delta + 1
@@ -185,7 +185,7 @@ def _walk(  # noqa: C901 - inlined for speed
 
 
 def _read_size(data: Buffer, pos: int) -> tuple[int, int]:
-    """Return a length of any width, and the position behind it.
+    """Return a length of any width, and the position after it.
 
     A number of more than 32 bits is refused: some clients drop the excess bits and some do not.
     """

@@ -4,7 +4,7 @@ A round has two passes. The first (:func:`map_offsets`) reads the dirty part of 
 last offset of every key. The second (:class:`Filter`) reads everything up to the mapped end and
 writes the retained records. Both see batches in offset order and follow the transactions in them.
 
-The caller leaves out the active segment and everything at or behind the last stable offset, so no
+The caller leaves out the active segment and everything at or after the last stable offset, so no
 round ever includes an open transaction.
 
 Memory: :class:`OffsetMap` holds a 16-byte digest and an offset per distinct key, and stops at its
@@ -74,7 +74,7 @@ class OffsetMap:
         self._capacity = budget_bytes // BYTES_PER_KEY
         self._offsets: dict[bytes, int] = {}
         self.latest_offset = -1
-        """The last offset that was mapped; records behind it are retained."""
+        """The last offset that was mapped; records after it are retained."""
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -333,7 +333,7 @@ class Filter:
         ]
 
     def _must_stay(self, header: BatchHeader) -> bool:
-        """Whether the batch is retained without records, for its offset or producer state."""
+        """Return whether to retain the batch without records, for its offset or producer state."""
         if header.last_offset == self.last_offset:
             return True
         last = self.last_records.get(header.producer_id) if header.has_producer else None

@@ -67,7 +67,7 @@ class RecordWindow:
         return _EVERYWHERE if self.is_last else len(self.data) - size + 1
 
     def want(self, size: int, end: int) -> None:
-        """Request all bytes of a record of ``size`` bytes, whose ``end`` lies behind ``data``."""
+        """Request all bytes of a record of ``size`` bytes, whose ``end`` lies after ``data``."""
         if size < 0 or self.is_last:
             raise InvalidRecordError(f"a record of {size} bytes leaves the records of its batch")
         self._missing = end - len(self.data)

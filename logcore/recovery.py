@@ -1,19 +1,19 @@
 """Opening a partition's directory: recovery, truncation, and interrupted replacements.
 
-After a clean shutdown nothing is scanned. Otherwise every segment that holds data at or behind the
+After a clean shutdown nothing is scanned. Otherwise every segment that holds data at or after the
 recovery point, and the active one always, is walked batch by batch: CRC, size, order of offsets,
 leader epoch. At the first batch that fails, the later segments are removed (from the end, so that a
 second kill leaves no hole) and then the file is truncated there. Indexes, transaction index,
 producer state and leader epochs of the walked segments are rebuilt.
 
-A torn tail after ``kill -9`` was never acknowledged. Good batches behind a bad one mean that a disk
-has lost data. Both are cut, as in Kafka; the report tells them apart, and the removed bytes are
-kept (``strays.py``).
+A torn tail after ``kill -9`` was never acknowledged. Good batches after a bad one mean that a disk
+has lost data. Both are truncated, as in Kafka; the report distinguishes them, and the removed bytes
+are kept (``strays.py``).
 
-Data below the recovery point was on disk, and is never cut away: an unreadable batch there is
-skipped and stays, for readers to find, as it does in segments that are not walked. Kafka skips
-nothing in the segment that holds the recovery point. Only if no good batch follows the damage does
-the log end there.
+Data below the recovery point was on disk, and is never truncated. Recovery skips an unreadable
+batch there and leaves it in place, where readers find it, as in segments that are not walked. (In
+the segment that holds the recovery point, Kafka truncates at such a batch.) Only if no good batch
+follows does the log end there.
 
 Messages of format v0 and v1, from before an upgrade, are checked by their own CRC and kept.
 
@@ -74,17 +74,17 @@ class RecoveryReport:
     kept: list[str] = field(default_factory=list)
     """Names of the files in the partition's directory that hold the removed bytes."""
     reason: str = ""
-    """Why the log was cut, empty if it was not."""
+    """Why the log was truncated, empty if it was not."""
 
     valid_data_removed: bool = False
-    """Whether good batches stood behind the bad one: damage, not a torn tail."""
+    """Whether good batches followed the bad one: damage, not a torn tail."""
 
     lost_offsets: int = 0
     """How many acknowledged offsets are gone: those from the log end to the larger of the
     checkpointed high watermark and the recovery point."""
 
     damaged: list[Damage] = field(default_factory=list)
-    """Unreadable stretches of data that was on disk before. Nothing behind them was removed."""
+    """Unreadable stretches of data that was on disk before. No data after them was removed."""
 
     @property
     def is_loss(self) -> bool:
@@ -105,11 +105,11 @@ class OpenOptions:
     log_start_offset: int = 0
     leader_epoch: int = 0
     compacted_below: int = 0
-    """Below this offset compaction may have made holes (Kafka's, of whole segments): no loss."""
+    """Gaps below this offset come from compaction and are no loss; Kafka's may span segments."""
     is_replica: bool = False
-    """Whether the batches may have been fetched from a leader that compacts: holes anywhere."""
+    """Whether the log may have gaps anywhere, because it was fetched from a compacted log."""
     is_replicated: bool = False
-    """Whether other replicas may lack the records behind the high watermark."""
+    """Whether other replicas may lack the records at and above the high watermark."""
     keeps_removed: bool = True
     """Whether removed bytes are kept beside the log."""
 
@@ -201,7 +201,7 @@ class _Loader:
         return self._finish(start)
 
     def _fresh(self) -> LoadedLog:
-        """Begin an empty log where the checkpoint says the old one ended."""
+        """Begin an empty log at the checkpointed log start offset."""
         start = self._options.log_start_offset
         for offset in list(self._producers.snapshot_offsets):
             self._producers.remove_snapshot(offset)
@@ -244,7 +244,7 @@ class _Loader:
         return first_bad
 
     def _may_be_untrimmed(self, segment: Segment) -> bool:
-        """Whether zeros may follow the batches: many, or a few in a file of the full size."""
+        """Return whether zeros may follow the batches: many, or a few in a file of full size."""
         if segment.file.ends_in_zeros:
             return True
         if segment.size != self._options.config.segment_bytes:
@@ -300,10 +300,10 @@ class _Loader:
     def _misfit(self, base_offset: int, end: int) -> str:
         """Return why a segment cannot follow one that ends at ``end``, empty if it can.
 
-        Power loss leaves a gap between two segments. Compaction makes gaps as well: below the
-        recovery point, and hardly ever at the end of a segment that has none inside. Ours makes
-        none between segments; Apache Kafka's leaves an empty segment, below the cleaner's
-        checkpoint. A replica's fetched log has gaps inside its segments, but never between them.
+        A gap between two segments is a loss if only power loss explains it. Compaction leaves gaps
+        too, but below the recovery point, and hardly ever at the end of a segment without gaps
+        inside. Our compaction leaves none between segments; Apache Kafka's leaves an empty segment,
+        below the cleaner's checkpoint. A fetched log has gaps inside segments, never between them.
         """
         if base_offset < end:
             return f"segment {base_offset} overlaps the one before"
@@ -314,7 +314,7 @@ class _Loader:
         return ""
 
     def _recover_segment(self, segment: Segment) -> int:
-        """Walk one segment, build its indexes, cut it at the first bad batch; return its end."""
+        """Walk a segment, build its indexes, truncate it at the first bad batch; return its end."""
         report = self._report
         report.scanned_segments += 1
         segment.reset_indexes()
@@ -363,24 +363,23 @@ class _Loader:
         return expected
 
     def _is_untrimmed(self, segment: Segment, position: int) -> bool:
-        """Whether a preallocated file was not trimmed; the cut then removes only zeros."""
+        """Return whether a preallocated file was not trimmed, and only zeros are to be removed."""
         return self._options.config.preallocate and segment.file.is_blank_from(position)
 
     def _is_strict(self, expected: int) -> bool:
-        """Whether a hole in the active segment is damage: compaction never touches that segment.
+        """Return whether a gap in the active segment, which is never compacted, is damage.
 
-        Holes are no damage below the flushed offset or the cleaner's checkpoint, for the segment
-        may have been compacted before it became the active one, nor in a replica of an Apache
-        Kafka leader, whose log may have holes anywhere.
+        Below the flushed offset or the cleaner's checkpoint a gap is no damage, because the segment
+        may have been compacted before it became the active one. Nor is it in a fetched log.
         """
         options = self._options
         return not options.is_replica and expected >= max(self._flushed, options.compacted_below)
 
     def _behind(self, segment: Segment, position: int, expected: int) -> tuple[int, int] | None:
-        """Find where the log continues behind a bad batch that was on disk: position and offset.
+        """Return position and offset at which the log continues after a bad batch.
 
-        None if the log must be cut: the bad batch was not known to be on disk, so that nothing
-        behind it need have been acknowledged, or no batch follows.
+        None if the log must be truncated at the bad batch, because no good one follows, or because
+        the bad batch and all later ones are not known to have been flushed.
         """
         if expected >= self._flushed:
             return None
@@ -388,7 +387,7 @@ class _Loader:
         high = later[0].base_offset if later else segment.base_offset + MAX_RELATIVE_OFFSET
         behind = next_intact(segment, position, expected, high, self._flushed)
         if behind is None and later and high <= self._flushed:
-            # The end of a sealed segment; the segment that follows was on disk as well.
+            # The rest of a sealed segment is bad; the segment that follows was on disk as well.
             return segment.size, high
         return behind
 
@@ -417,10 +416,10 @@ class _Loader:
         return reason
 
     def _settle_epoch(self, segment: Segment, behind: int, header: BatchHeader) -> None:
-        """Accept a lower epoch if the next batch's is as low: then the earlier one was too high.
+        """Accept a lower epoch if the next batch has a low one too: the earlier epoch was damaged.
 
-        Only for data that was on disk: an epoch, which only replicas ask for, is no reason to
-        remove it.
+        Only for data below the flushed offset, which is not removed because of a wrong epoch:
+        readers do not need epochs.
         """
         if header.leader_epoch >= self._epoch:
             return
@@ -433,9 +432,9 @@ class _Loader:
             self._new_epochs = [one for one in self._new_epochs if one[0] <= self._epoch]
 
     def _check_gap(self, segment: Segment, behind: int, header: BatchHeader) -> None:
-        """Check a batch behind a gap against the next one: no CRC covers its base offset.
+        """Check a batch after a gap against the next one: no CRC covers its base offset.
 
-        If the next write is torn or missing, the base offset cannot be checked.
+        If the next batch is torn or missing, the base offset cannot be checked.
         """
         if behind + LOG_OVERHEAD <= segment.size:
             following = int.from_bytes(segment.file.read(behind, behind + 8), "big")
@@ -450,7 +449,7 @@ class _Loader:
             )
 
     def _note_epoch(self, header: BatchHeader, expected: int) -> None:
-        """Note a new epoch. If compaction removed its first batch, the file has its start."""
+        """Note a new epoch. If compaction removed its first batch, the checkpoint has its start."""
         self._epoch = max(self._epoch, header.leader_epoch)
         latest = self._new_epochs[-1][0] if self._new_epochs else self._epochs.latest
         if header.leader_epoch > latest:
@@ -460,7 +459,7 @@ class _Loader:
             self._new_epochs.append((header.leader_epoch, start))
 
     def _cut(self, segment: Segment, position: int, end: int, reason: str) -> None:
-        """End the log before the bad batch at ``position``; ``end`` is the next offset there."""
+        """Truncate the log at the bad batch at ``position``, where offset ``end`` is expected."""
         report = self._report
         report.reason = reason
         report.valid_data_removed = is_intact(segment, end_by_length(segment, position))
@@ -478,12 +477,11 @@ class _Loader:
         report.kept = [] if self._strays is None else self._strays.kept
 
     def _end_with(self, segment: Segment, end: int) -> None:
-        """Remove the segments behind one that shall end at ``end``, and append an empty one.
+        """Remove the segments after ``segment``, and add an empty one at ``end``.
 
-        Compaction may have made holes in that segment, which the active segment must not have. If
-        possible, the empty segment is created first, so that a second kill never leaves the other
-        one as the last. Later segments are removed one by one, the last first, to keep the order
-        after a kill.
+        The active segment must have no gaps, and compaction may have left some in ``segment``. If
+        possible, the empty segment is created first, so that ``segment`` is not the last one after
+        a second kill. The last segment is removed first: a kill in between leaves no hole.
         """
         log, later = self._log, self._log.from_offset(segment.base_offset)[1:]
         if not later:
@@ -512,16 +510,17 @@ class _Loader:
     # --- producers and the end of loading ---
 
     def _load_producers(self, upto: int) -> None:
-        """Build the producer state as of ``upto``: newest snapshot, then the log behind it."""
+        """Build the producer state as of ``upto``: newest snapshot, then the log after it."""
         producers, first = self._producers, self._log.first_offset
         limit = self._unreplicated_from(upto)
         offset = producers.load_snapshot(limit, first, self._options.now_ms)
         self._report.damaged += replay_producers(self._log, producers, offset, upto)
 
     def _unreplicated_from(self, upto: int) -> int:
-        """Return the highest offset for a snapshot, which does not record ended transactions.
+        """Return the highest offset whose producer snapshot may be loaded.
 
-        The last stable offset waits for those whose marker is not below the high watermark.
+        The last stable offset waits for transactions whose marker is not below the high watermark.
+        Snapshots do not record ended transactions, so these must come from the replay of the log.
         """
         options, mark = self._options, self._options.high_watermark
         if not options.is_replicated or not options.log_start_offset < mark < upto:

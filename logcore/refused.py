@@ -1,9 +1,9 @@
-"""Batches from unknown producers that a partition has refused, or cut off before they committed.
+"""Batches from unknown producers that were refused, or truncated before they were committed.
 
 An unknown producer may begin with any sequence: its earlier batches may have been deleted, or its
-state evicted. But if its first batch was refused, for want of room or because its transaction could
-not be verified, or was cut off before it was acknowledged, later batches must not overtake it:
-otherwise every retry of the first batch would be out of order.
+state evicted. But if its first batch was refused, because there was no room or its transaction
+could not be verified, or was truncated before it was acknowledged, later batches must not overtake
+it: otherwise every retry of the first batch would be out of order.
 
 Source: ``VerificationStateEntry`` (KIP-890), which only tracks refused verifications.
 """

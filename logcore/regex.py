@@ -175,7 +175,7 @@ class Regex:
     # --- matching ---
 
     def matches(self, text: str) -> bool:
-        """Whether the expression matches all of ``text``; raises what :meth:`build` raises."""
+        """Return whether the expression matches all of ``text``. Raises as :meth:`build`."""
         finish(self.build())
         return finish(self.walk(text))
 

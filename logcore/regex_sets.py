@@ -43,7 +43,7 @@ class WideSet:
         self._code, self._has = -1, False
 
     def has(self, code: int) -> bool:
-        """Whether a code point is in the set."""
+        """Return whether a code point is in the set."""
         if code < ASCII_END:
             return bool(self.inside >> code & 1)
         # Many states share a set, and test the same character one after another.

@@ -125,7 +125,7 @@ class _Group:
 
     def __init__(self, flags: frozenset[str]) -> None:
         self.flags = flags
-        """The flags in effect behind the group."""
+        """The flags in effect after the group."""
         self.choices: list[Piece] = []
         self.parts: list[Piece] = []
         """The parts of the current alternative."""
@@ -277,7 +277,7 @@ class _Parser:
             parts[-1] = self._repeated(parts[-1], *found)
             if self._pattern.startswith("?", self._at):
                 self._at += 1
-        # RE2/J refuses a repetition behind a literal brace, too.
+        # RE2/J refuses a repetition after a literal brace, too.
         at = self._at
         if self._pattern[at : at + 1] in _REPEATS and self._bounds() is not None:
             self._refuse("a repetition of a repetition")

@@ -163,7 +163,7 @@ def _files_of(fs: FileSystem, directory: str, base: int) -> Iterator[str]:
 def truncate(
     fs: FileSystem, directory: str, offset: int, undo: str, config: LogConfig, clock: Clock
 ) -> Cut:
-    """Remove the batch that holds ``offset`` and all behind it, after copying files to ``undo``.
+    """Remove the batch that holds ``offset`` and all later ones, after copying files to ``undo``.
 
     To undo it, remove the partition's files from the first copied segment on and move the copies
     back. Raises OffsetOutOfRangeError, StorageError, OSError.

@@ -3,9 +3,9 @@
 This module decides nothing and decodes no record: offsets, epochs and timestamps stay as the leader
 assigned them. A fetched log may have holes anywhere, for the leader's log may be compacted.
 
-Before a log is cut its checkpoints must be lowered (:meth:`ReplicaLog.plan_cut`): with a recovery
-point behind the cut, a recovery would take later appends that a kill has torn for damage to flushed
-data, and skip them.
+Before a truncation the log's checkpoints must be lowered (:meth:`ReplicaLog.plan_cut`). With a
+recovery point above the new log end, a recovery would take later appends that a kill has torn for
+damage to flushed data, and skip them.
 
 Source: ``UnifiedLog.appendAsFollower``, ``truncateTo``, ``truncateFullyAndStartAt``,
 ``Partition.makeLeader``.
@@ -73,7 +73,7 @@ class _Batch(NamedTuple):
 
 
 class ReplicaLog:
-    """A partition's log as a follower, and where a leader begins. Methods raise StorageError."""
+    """The operations of replication on a partition's log. Methods raise StorageError."""
 
     __slots__ = (
         "_clock",
@@ -114,10 +114,10 @@ class ReplicaLog:
     # --- terms ---
 
     def lead(self, leader_epoch: int) -> None:
-        """Begin a leader epoch at the log end, with or without records to come.
+        """Begin a leader epoch at the log end.
 
-        A replica that asks where the previous epoch ended must get an answer, also while this one
-        has no records.
+        The epoch is cached before its first record, because replicas ask where the previous epoch
+        ended.
         """
         self._marks.throw_if_stopped()
         try:
@@ -152,9 +152,9 @@ class ReplicaLog:
     ) -> Arrived:
         """Append the whole batches of ``records`` from ``start`` on, at most ``most`` of them.
 
-        Later batches and an incomplete batch at the end are ignored. Batches of a leader epoch
-        above the limit, and all behind them, are skipped (KAFKA-18723). An empty log restarts at a
-        batch that begins before the log end and holds it.
+        Later batches and an incomplete batch at the end are ignored. Batches from the first one
+        whose leader epoch is above the limit on are skipped (KAFKA-18723). If the log is empty, and
+        its end lies inside of the first batch, the log restarts at that batch.
 
         Raises CorruptRecordError for a wrong CRC, UnexpectedAppendOffsetError; then nothing has
         changed. After a NoRoomError (no room on disk) a part may be in the log.
@@ -232,7 +232,7 @@ class ReplicaLog:
         return batches, position if len(batches) == most else end
 
     def _holds_end(self, header: BatchHeader) -> bool:
-        """Whether the log is empty and ends inside of this batch."""
+        """Return whether the log is empty and ends inside of this batch."""
         end = self._log.log_end_offset
         return (
             end == self._marks.log_start_offset and header.base_offset < end <= header.last_offset
@@ -308,13 +308,13 @@ class ReplicaLog:
                     warnings.append(warning)
         self._traffic.replicated_in += end - start
 
-    # --- cutting ---
+    # --- truncation ---
 
     def plan_cut(self, offset: int) -> None:
-        """Lower the marks to values that hold once the log is cut to ``offset`` or restarted there.
+        """Lower the marks before the log is truncated to ``offset`` or restarted there.
 
-        The caller checkpoints recovery point, log start and high watermark, and then must call
-        :meth:`truncate_to` or :meth:`restart_at`; after a :meth:`lead` it may call neither.
+        The caller writes recovery point, log start and high watermark to the checkpoints, and then
+        must call :meth:`truncate_to` or :meth:`restart_at`, unless :meth:`lead` was called since.
         """
         marks = self._marks
         marks.throw_if_stopped()
@@ -325,7 +325,7 @@ class ReplicaLog:
             except STORAGE_FAILURES as error:
                 raise marks.refuse(error) from error
         else:
-            # None of the data of a log that begins elsewhere counts.
+            # The log will restart at the offset: none of its data counts as flushed.
             marks.recovery_limit = log.first_offset
         marks.recovery_point = min(marks.recovery_point, marks.recovery_limit)
         marks.log_start_offset = min(marks.log_start_offset, offset)
@@ -333,11 +333,12 @@ class ReplicaLog:
             marks.move_high_watermark(offset)
 
     def truncate_to(self, offset: int) -> None:
-        """Remove the batch that holds ``offset`` and all behind it (``UnifiedLog.truncateTo``).
+        """Remove the batch that holds ``offset`` and all later ones (``UnifiedLog.truncateTo``).
 
-        The log then ends where that batch began; if the leader has compacted, behind the batch
-        before it. The cut may go below the high watermark: the current leader was elected without
-        those records. An epoch that begins at the log end, without records, is always dropped.
+        The log then ends at that batch's base offset or, if there is a gap before it, at the end of
+        the previous batch. The truncation may go below the high watermark: the current leader was
+        elected without those records. An epoch that begins at the log end, without records, is
+        always dropped.
         """
         log, marks, now_ms = self._log, self._marks, self._clock.now_ms()
         marks.throw_if_stopped()
@@ -379,7 +380,7 @@ class ReplicaLog:
         producers.expect(unanswered)
 
     def restart_at(self, offset: int) -> None:
-        """Remove all records and begin at ``offset``: log start, high watermark and log end.
+        """Remove all records, and set log start, high watermark and log end to ``offset``.
 
         For a log that ends before its leader's log starts (``UnifiedLog.truncateFullyAndStartAt``,
         KAFKA-9491).
@@ -402,6 +403,6 @@ class ReplicaLog:
 
 
 def _is_abort(records: Buffer, position: int, header: BatchHeader) -> bool:
-    """Whether a control batch is an abort marker; compaction may have emptied it."""
+    """Return whether a control batch is an abort marker; compaction may have emptied it."""
     control = first_control(records, position, header)
     return control is not None and control.type is ControlType.ABORT

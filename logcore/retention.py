@@ -55,7 +55,7 @@ def beyond_age(log: Log, retention_ms: int, high_watermark: int, now_ms: int) ->
 def _leading(
     log: Log, high_watermark: int, breaches: Callable[[Segment, int], bool]
 ) -> list[Segment]:
-    """Return the oldest segments for which ``breaches`` holds; it gets the offset behind each."""
+    """Return the oldest segments for which ``breaches(segment, end offset)`` holds."""
     segments = log.segments
     ends = [segment.base_offset for segment in segments[1:]] + [log.log_end_offset]
     result: list[Segment] = []

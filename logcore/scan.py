@@ -1,4 +1,4 @@
-"""Full checks of batches, and the search for the next good batch behind a bad one."""
+"""Full checks of batches, and the search for the next good batch after a bad one."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _cover(
 
 
 def is_intact(segment: Segment, position: int) -> bool:
-    """Whether a whole batch with a valid CRC is at ``position``."""
+    """Return whether a whole batch with a valid CRC is at ``position``."""
     try:
         verified(segment, memoryview(b""), position, position)
     except LogError:
@@ -85,13 +85,13 @@ def end_by_length(segment: Segment, position: int) -> int:
 def next_intact(
     segment: Segment, position: int, low: int, high: int, flushed: int
 ) -> tuple[int, int] | None:
-    """Return position and base offset of the first intact batch behind the bad one at ``position``.
+    """Return position and base offset of the first intact batch after the bad one at ``position``.
 
-    The bad batch's length is tried first, then every position behind it, for the length itself may
-    be damaged. The base offset must be above ``low`` and at most ``high``. If the length does not
-    lead there, it must also be at most ``flushed``: bytes inside a record that look like a batch
-    hardly satisfy that. A batch found by the length may exceed ``flushed``, for a hole may begin
-    there.
+    The bad batch's length is tried first, then every later position, because the length itself may
+    be damaged. The base offset of the result is above ``low`` and at most ``high``. If the batch
+    was found by the search, its base offset is at most ``flushed``: bytes inside a record that look
+    like a batch hardly satisfy that. If it was found by the length, a gap may precede it, and its
+    base offset may be above ``flushed``.
     """
     by_length = ((end_by_length(segment, position), high),)
     searched = ((at, min(high, flushed)) for at in _candidates(segment, position + 1, low))

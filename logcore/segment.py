@@ -229,7 +229,7 @@ class Segment:
         self.file.retire()
 
     def truncate_to(self, offset: int) -> None:
-        """Cut off the batch that holds ``offset`` and all behind it."""
+        """Remove the batch that holds ``offset`` and all later ones."""
         position = self.locate(offset)
         if position is None:
             return
@@ -240,7 +240,7 @@ class Segment:
         self.cut(position)
 
     def cut(self, size: int) -> None:
-        """Cut the log file to ``size`` bytes, a batch boundary, and drop cached state."""
+        """Truncate the log file to ``size`` bytes, a batch boundary, and drop cached state."""
         self.file.cut(size)
         self._hints.clear()
         self._bytes_since_index_entry = 0
@@ -262,7 +262,7 @@ class Segment:
     # --- conditions for a roll ---
 
     def can_hold(self, last_offset: int) -> bool:
-        """Whether the offset fits the indexes' 31 bits."""
+        """Return whether the offset fits the indexes' 31 bits."""
         return last_offset - self.base_offset <= MAX_RELATIVE_OFFSET
 
     @property
@@ -320,7 +320,7 @@ class Segment:
     # --- reading ---
 
     def locate(self, offset: int) -> int | None:
-        """Return the position of the first batch that ends at or behind ``offset``, None if none.
+        """Return the position of the first batch that ends at or after ``offset``, None if none.
 
         Raises CorruptRecordError if the file holds something other than batches.
         """
@@ -391,7 +391,7 @@ class Segment:
         return raw
 
     def is_new(self, position: int) -> bool:
-        """Whether only v2 batches follow from ``position`` on: older formats always come first."""
+        """Return whether only v2 batches follow from ``position``: older formats come first."""
         if self._first_magic is None:
             self._first_magic = self._magic(0)
         return self._first_magic >= MAGIC or self._magic(position) >= MAGIC
@@ -400,7 +400,7 @@ class Segment:
         return magic_at(self.file.read(position, position + MAGIC_POS + 1), 0)
 
     def next_offset(self) -> int:
-        """Return the offset behind the last batch; the base offset if there is none."""
+        """Return the offset after the last batch; the base offset if there is none."""
         if self.size == 0:
             return self.base_offset
         if not self._index_checked:
@@ -408,7 +408,7 @@ class Segment:
         return self._last_offset() + 1
 
     def end_before(self, offset: int) -> int:
-        """Return the offset behind the last batch that ends below ``offset``; the base if none."""
+        """Return the offset after the last batch that ends below ``offset``; the base if none."""
         end = self.base_offset
         if self.size:
             if not self._index_checked:
@@ -424,7 +424,7 @@ class Segment:
     ) -> Iterator[tuple[int, BatchHeader, memoryview]]:
         """Yield position, header and bytes of each batch from ``position`` on.
 
-        Without payload the view may end early, anywhere behind the header. CRCs are not checked.
+        Without payload the view may end anywhere after the header. CRCs are not checked.
         Messages of an older format are yielded as v2 batches, several in one, at the position of
         the first; without payload, one by one, each with the header of
         :func:`fencepost.logcore.legacy.as_batch_header`. Raises CorruptRecordError if the rest of

@@ -1,8 +1,8 @@
 """Copies of the data that a recovery removes from a log, under names that no broker reads.
 
 ``<offset>.log.<n>-stray`` holds the bytes of a log file from that offset on: a whole segment, or
-the end of one behind the cut. ``n`` counts the recoveries that removed something. The files are
-deleted with the topic; before that, only an operator removes them.
+the removed end of one. ``n`` counts the recoveries that removed something. The files are deleted
+with the topic; before that, only an operator removes them.
 
 Kafka uses the suffix for directories without a topic (``UnifiedLog.StrayDirSuffix``), and ignores
 files of such a name.
@@ -27,7 +27,7 @@ _NAME: Final = re.compile(
 
 
 def is_stray(name: str) -> bool:
-    """Whether a file in a partition's directory holds data that was removed from its log."""
+    """Return whether a file in a partition's directory holds data that was removed from its log."""
     return _NAME.fullmatch(name) is not None
 
 

@@ -1,9 +1,9 @@
 """Offset look-ups by timestamp, in steps.
 
 A log may have thousands of segments, and a batch a million records: a generator yields so that
-other tasks get their turn, and returns the result. The log may roll, be cut or compacted meanwhile.
-Therefore the generator takes the segments from it one by one, holds each open during the search,
-and searches the successor of a segment that was replaced.
+other tasks get their turn, and returns the result. The log may roll, be truncated or compacted
+meanwhile. Therefore the generator takes one segment at a time from the log, keeps its file open
+during the search, and searches the successor of a segment that was replaced.
 
 Source: ``LogSegment.findOffsetByTimestamp``, ``UnifiedLog.fetchOffsetByTimestamp``.
 """
@@ -31,7 +31,7 @@ Search = Generator[None, None, TimestampOffset | None]
 
 
 def first_not_before(log: Log, timestamp_ms: int, start_offset: int) -> Search:
-    """Find the first record at or behind ``start_offset`` that is not older than the target."""
+    """Find the first record at or after ``start_offset`` that is not older than the target."""
     for segment in _each(log):
         found = yield from first_in(segment, timestamp_ms, start_offset)
         if found is not None and log.holds((segment,)):
@@ -109,7 +109,7 @@ def first_in(segment: Segment, timestamp_ms: int, start_offset: int) -> Search:
 def _times(
     header: BatchHeader, batch: memoryview, start_offset: int
 ) -> Iterator[Iterable[tuple[int, int]]]:
-    """Yield offset and time of each record of a batch at or behind ``start_offset``, in chunks."""
+    """Yield offset and time of each record of a batch at or after ``start_offset``, in chunks."""
     base = header.base_offset
     for chunk in record_times(header, record_window(batch, 0, header)):
         yield ((base + delta, time) for delta, time in chunk if base + delta >= start_offset)

@@ -1,7 +1,7 @@
 """Validation of a client's batch before the append.
 
-The header is checked, and that every record can be read (``record_check.py``): the header's count
-determines the offsets, and a consumer gets stuck at a record that does not decode.
+The header must be valid, because its record count determines the offsets, and every record must be
+readable (``record_check.py``), because a consumer gets stuck at a record that does not decode.
 
 Source: ``UnifiedLog.analyzeAndValidateRecords``, ``LogValidator``.
 """
@@ -198,7 +198,10 @@ def _check_header(header: BatchHeader, *, min_zstd_ok: bool) -> None:
 
 
 def _check_times(data: Buffer, header: BatchHeader, config: LogConfig, now_ms: int) -> Steps[None]:
-    """Check the timestamp type and the timestamps, by the header alone without a lower bound."""
+    """Check the timestamp type and the timestamps.
+
+    Records are read only if the topic has a lower bound, or the header's maximum is too high.
+    """
     latest = header.max_timestamp
     append_time = config.message_timestamp_type == LOG_APPEND_TIME
     if header.is_log_append_time and (append_time or latest < 0):

@@ -49,7 +49,7 @@ def encode(value: int) -> bytes:
 
 
 def read_varint(data: Bytes, pos: int) -> tuple[int, int]:
-    """Decode a 32-bit number at ``pos``; return it and the position behind it."""
+    """Decode a 32-bit number at ``pos``; return it and the position after it."""
     value = data[pos]
     if value < 0x80:
         return (value >> 1) ^ -(value & 1), pos + 1
@@ -61,7 +61,7 @@ def read_varint(data: Bytes, pos: int) -> tuple[int, int]:
 
 
 def read_varlong(data: Bytes, pos: int) -> tuple[int, int]:
-    """Decode a 64-bit number at ``pos``; return it and the position behind it."""
+    """Decode a 64-bit number at ``pos``; return it and the position after it."""
     return _read_long(data, pos, 10, 0xFFFFFFFFFFFFFFFF)
 
 

@@ -4,7 +4,7 @@ Each file is checked as :mod:`fencepost.logcore.dump` does. In addition: segment
 another, no index is missing, transaction indexes and snapshots agree with a replay of the log,
 leader epochs in the cache agree with the batches, and checkpoints lie within their logs.
 
-Every row is a problem, as ``dump`` words it, with its ``file``.
+Every row reports a problem, in the form of ``dump``'s rows, and has the ``file``.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def verify_data_directory(fs: FileSystem, directory: str) -> Iterator[Row]:
 
 
 def _bounds(fs: FileSystem, directory: str) -> tuple[int, int]:
-    """Return the first offset of the first segment, and the offset behind the last batch."""
+    """Return the first offset of the first segment, and the offset after the last batch."""
     bases = bases_of(fs.list_directory(directory) or [])
     if not bases:
         return 0, 0
@@ -137,7 +137,7 @@ def _offsets_of(names: Iterable[str], suffix: str) -> set[int]:
 
 
 def _offsets_of_metadata_snapshots(names: Iterable[str]) -> list[int]:
-    """Return the offsets of metadata snapshots: the metadata log starts behind its snapshot."""
+    """Return the offsets of metadata snapshots: the metadata log starts after its snapshot."""
     found = (one[:OFFSET_DIGITS] for one in names if one.endswith(SNAPSHOT_OF_METADATA_SUFFIX))
     return [int(digits) for digits in found if digits.isdecimal()]
 

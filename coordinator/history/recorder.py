@@ -167,7 +167,7 @@ class History:
         self._arm()
 
     def _flush(self) -> None:
-        """Write one batch, and schedule the next one behind other callbacks."""
+        """Write one batch, and schedule the next one after other callbacks."""
         self._timer = None
         pause_ms = 0 if self._write_some() else PLACE_RETRY_MS
         if self._queue and self._loop is not None:

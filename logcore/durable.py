@@ -193,8 +193,8 @@ class FlushState:
     def run_if_due(self, now_ms: int) -> bool:
         """Flush if ``flush_ms`` has passed, even without a further append.
 
-        Sealed segments are flushed as well, for the log may have been recovered, or a flush
-        refused. Return whether a flush was started.
+        Sealed segments that a recovery or a refused flush has left unflushed are flushed as well.
+        Return whether a flush was started.
         """
         if self.marks.stopped is not None:
             return False

@@ -239,7 +239,7 @@ class Machine(Protocol):
         """Begin to serve after all records were replayed: re-arm timers, resume work."""
 
     def unload(self) -> Decision:
-        """Stop serving: answer every parked token. No records may be returned."""
+        """Stop serving: reply to all waiting requests. The decision must have no records."""
 
     def digest(self) -> str:
         """Return a hash of the durable state; equal states have equal digests."""

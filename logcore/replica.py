@@ -1,7 +1,7 @@
 """A follower's log: appending the leader's batches unchanged, truncation, restart at an offset.
 
 This module decides nothing and decodes no record: offsets, epochs and timestamps stay as the leader
-assigned them. A fetched log may have holes anywhere, for the leader's log may be compacted.
+assigned them. A fetched log may have gaps anywhere, because the leader's log may be compacted.
 
 Before a truncation the log's checkpoints must be lowered (:meth:`ReplicaLog.plan_cut`). With a
 recovery point above the new log end, a recovery would take later appends that a kill has torn for

@@ -36,7 +36,7 @@ MINUS_ONE: Final = _encode(-1)
 
 
 ONE_BYTE: Final = tuple((byte >> 1) ^ -(byte & 1) if byte < 0x80 else None for byte in range(256))
-"""The numbers that one byte encodes, None for a byte with a successor; for the same loops."""
+"""By byte, the number that it encodes; None for the first byte of a longer encoding."""
 
 
 def encode(value: int) -> bytes:

@@ -489,7 +489,7 @@ class Broker:
         await add_users(services, self._added_users)
 
     async def prepare_first_contact(self) -> None:
-        """Load what the first client will need, one piece per turn of the loop.
+        """Load the code for the first client's requests, one piece per turn of the event loop.
 
         Only for a process that runs nothing but this broker: the loading would delay other brokers,
         or a program that embeds the broker.

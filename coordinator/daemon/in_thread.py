@@ -51,7 +51,7 @@ class BrokerThread:
         """(host, port); ("", 0) before :meth:`start`."""
 
     def start(self) -> Self:
-        """Start the broker and wait until it listens. Raises what the broker's start raised."""
+        """Start the broker and wait until it listens. Raises the errors of the broker's start."""
         self._started.clear()
         self._thread = threading.Thread(target=self._run, name="fencepost", daemon=True)
         self._thread.start()

@@ -68,7 +68,7 @@ class HistoryLimits:
 
 
 class History:
-    """``services.history``. Belongs to the running loop; if disabled, it only counts events."""
+    """The history, ``services.history``, used on one event loop; if disabled, it only counts."""
 
     def __init__(
         self,

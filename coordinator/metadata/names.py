@@ -46,5 +46,5 @@ def check_name(name: str) -> None:
 
 
 def is_internal(topic: str) -> bool:
-    """Return whether a topic belongs to the coordinators, or to the broker."""
+    """Return whether a topic is internal: a coordinator's, or the history."""
     return topic in INTERNAL_TOPICS

@@ -51,7 +51,7 @@ class Subscriber(IntEnum):
 
 
 class Publication:
-    """Publishes images to the subscribers. Belongs to the loop that installs the images."""
+    """Publishes images to the subscribers, on the event loop that installs the images."""
 
     def __init__(self) -> None:
         self._subscribers: list[tuple[Subscriber, Published]] = []

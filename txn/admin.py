@@ -39,8 +39,8 @@ def list_transactions(
 ) -> None:
     """List the transactions that pass every filter.
 
-    As in Kafka, the duration counts from the start of the last transaction even if that has ended,
-    and an id that never began a transaction passes.
+    As in Kafka, the duration counts from the start of the last transaction even if it has ended,
+    and the filter by duration lets pass every id that has not begun a transaction (start -1).
     """
     unknown = tuple(name for name in command.states if name not in _STATES_BY_NAME)
     # A transaction's metadata is replaced, never changed, so this list is a snapshot.
@@ -86,7 +86,7 @@ def describe_transaction(
 
 
 def time_out(shard: TxnShardState, decision: DecisionBuilder, transactional_id: str) -> None:
-    """Abort a transaction whose timeout has passed; retry later if there is no producer id."""
+    """Abort a transaction whose timeout has passed; retry later if no producer id is reserved."""
     txn = shard.transactions.get(transactional_id)
     if txn is None or not shard.serving or shard.is_pending(transactional_id):
         return
@@ -118,9 +118,9 @@ def expire_transactional_ids(
     token: Token,
     _command: ExpireTransactionalIds,
 ) -> None:
-    """Expire transactional ids that were at rest for too long, up to the limits of one decision.
+    """Expire transactional ids that have been at rest for too long, within one decision's limits.
 
-    The position of the sweep is soft state, from which the next decision continues.
+    The next decision continues where this one stopped; that position is soft state.
     """
     oldest_ms = decision.now_ms - shard.limits.transactional_id_expiration_ms
     unswept = shard.unswept

@@ -4,8 +4,8 @@ Commands and results are plain data: request handlers build the commands and rea
 refused command is answered with an instance of a class of :mod:`fencepost.txn.errors` in place of
 the result.
 
-Times are milliseconds since the epoch, durations milliseconds. -1 means "none" wherever Kafka uses
-it so (:data:`NO_PRODUCER_ID`, :data:`NO_PRODUCER_EPOCH`).
+Times are milliseconds since the epoch, durations milliseconds. As in Kafka, -1 means "none"
+(:data:`NO_PRODUCER_ID`, :data:`NO_PRODUCER_EPOCH`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class InitProducerId:
 
     With ``enable_2pc`` the transactions of the id have no timeout (KIP-939). ``keep_prepared``
     leaves an ongoing transaction open, for a producer that was restarted between the two phases; it
-    excludes ``producer_id``, and has no effect without an ongoing transaction.
+    has no effect without an ongoing transaction, and cannot be combined with ``producer_id``.
 
     Errors: InvalidTxnRequest, TwoPhaseCommitDisabled, KeepPreparedUnsupported,
     InvalidTransactionTimeout, ConcurrentTransactions, ProducerFenced, ProducerIdsUnavailable,
@@ -67,9 +67,9 @@ class InitProducerId:
 class InitProducerIdResult:
     """The identity that the client must use.
 
-    The ``ongoing`` fields contain the identity under which the transaction was prepared that
-    ``keep_prepared`` left open; -1 without such a transaction. A client ends it with the first
-    identity, never with the ``ongoing`` one.
+    The ``ongoing`` fields contain the identity of the transaction that ``keep_prepared`` left open,
+    or -1. The client must end that transaction with ``producer_id`` and ``producer_epoch``, never
+    with the ``ongoing`` identity.
     """
 
     producer_id: int
@@ -81,7 +81,7 @@ class InitProducerIdResult:
 @made_often
 @dataclass(frozen=True, slots=True)
 class AddPartitions:
-    """Add ``partitions`` to the transaction, beginning it if necessary; all or none.
+    """Add all of ``partitions`` to the transaction, or none; the first addition begins it.
 
     With ``verify_only`` nothing is added: the result names the partitions that are not in the
     transaction. AddOffsetsToTxn is this command with ``("__consumer_offsets", n)``.
@@ -103,7 +103,7 @@ class AddPartitions:
 
 @dataclass(frozen=True, slots=True)
 class AddPartitionsResult:
-    """``errors`` maps refused partitions to TransactionAbortable; it is empty if all are in."""
+    """``errors`` maps partitions that are not in the transaction to TransactionAbortable."""
 
     errors: Mapping[TopicPartition, DomainError] = field(default_factory=dict)
 
@@ -151,7 +151,7 @@ class MarkersWritten:
 
 @dataclass(frozen=True, slots=True)
 class MarkersWrittenResult:
-    """``completed`` says whether this was the last missing report: Complete is recorded."""
+    """``completed`` says whether this was the last missing report, so that Complete is recorded."""
 
     completed: bool
 
@@ -164,8 +164,8 @@ class WriteMarkers:
     ``partitions`` may be empty (a TV2 abort without partitions); the report is required all the
     same. Writing a marker twice must be harmless.
 
-    ``transaction_number`` identifies the transaction. ``stamp`` does not under TV1, where one
-    identity ends several transactions.
+    ``transaction_number`` identifies the transaction. ``stamp`` does not: under TV1 consecutive
+    transactions have the same identity.
     """
 
     transactional_id: str
@@ -194,7 +194,7 @@ class WriteMarkers:
 
 @dataclass(frozen=True, slots=True)
 class ReserveProducerIds:
-    """An *effect*: reserve producer ids; a timer's decision needed one, and is retried soon."""
+    """An *effect*: reserve producer ids. An abort by timeout needs one, and is retried soon."""
 
 
 @dataclass(frozen=True, slots=True)

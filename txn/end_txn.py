@@ -136,7 +136,7 @@ def abort_fenced(
 ) -> None:
     """Abort an open transaction and fence its producer.
 
-    Raises ProducerIdsUnavailableError; nothing is decided then.
+    Raises ProducerIdsUnavailableError, which leaves ``decision`` unchanged.
     """
     owned = shard.transactions[transactional_id]
     version = _rules(shard.transaction_version())
@@ -154,7 +154,7 @@ def abort_fenced(
 
 
 def _rules(transaction_version: int) -> int:
-    """Return the version whose rules apply: 2, or 0 below it, as transaction records have it."""
+    """Return 2 for the rules of TV2, else 0; transaction records contain the same numbers."""
     return TV2 if transaction_version >= TV2 else 0
 
 
@@ -164,15 +164,15 @@ def relate(request: Identity, txn: TransactionMetadata, version: int) -> Relatio
         relation = epochs.relate_tv1(request, txn.client_identity)
     else:
         relation = epochs.relate_tv2(request, txn.client_identity, txn.previous_producer_id)
-    # This producer prepared the transaction, and another one has taken it over since. Their
-    # producer ids may differ, and the first one must get PRODUCER_FENCED, not an unknown id.
+    # The sender prepared this transaction, and a successor has taken it over since, perhaps with
+    # another producer id. The sender must get PRODUCER_FENCED, not INVALID_PRODUCER_ID_MAPPING.
     if relation is Relation.OTHER_ID and request == txn.identity:
         return Relation.FENCED
     # No client ever gets the last epoch, so a client that sends it has made it up.
     if relation is not Relation.OTHER_ID and request.epoch > epochs.LAST_CLIENT_EPOCH:
         return Relation.FENCED
     # Only a TV2 end bumps the epoch. After a TV1 end, the epoch below belongs to a fenced producer.
-    # Kafka takes its request for a retry, and so confirms another producer's commit to it.
+    # Kafka takes that producer's EndTxn for a retry, and so confirms another producer's commit.
     if relation is Relation.RETRY and txn.client_transaction_version < TV2:
         return Relation.FENCED
     return relation
@@ -220,7 +220,7 @@ def _tell_end(
     else:
         kind = EventKind.TRANSACTION_COMMITTED
         more = {"open_ms": prepared.last_update_ms - owned.start_ms}
-    # Commits are frequent, so the history has only the commit of a kept transaction.
+    # Commits are frequent, so the history only records those of kept transactions.
     if kind is EventKind.TRANSACTION_ABORTED or owned.is_kept:
         decision.event(
             kind,

@@ -15,13 +15,13 @@ from typing import NamedTuple
 from fencepost.logcore.machine import InvariantViolation
 
 NO_EPOCH = -1
-"""The epoch of an id that was never initialised, or that a request does not give."""
+"""The epoch of an id that was never initialised, and of a request without an identity."""
 
 LAST_CLIENT_EPOCH = 32_766
 """The highest epoch of a client, after which the client gets a new producer id."""
 
 FENCE_EPOCH = 32_767
-"""The highest int16: reached only inside the coordinator."""
+"""The highest int16. Only the coordinator uses it, in its records and in markers."""
 
 
 class Identity(NamedTuple):
@@ -70,16 +70,16 @@ def bump(epoch: int) -> int:
 
 
 def bump_to_fence(epoch: int) -> int:
-    """Return the next epoch, or the highest one again.
+    """Return the next epoch; return :data:`FENCE_EPOCH` unchanged.
 
-    No client ever has the highest epoch, so no client is left to fence. Staying at it keeps the
-    abort possible, which an overflow would prevent for ever (KAFKA-19367).
+    No client ever gets that epoch, so no producer with it is left to fence. An overflow would
+    prevent the abort of the transaction for ever (KAFKA-19367).
     """
     return min(bump(epoch) if epoch < FENCE_EPOCH else epoch, FENCE_EPOCH)
 
 
 def is_retry_over_overflow(request: Identity, stored: Identity, previous_id: int) -> bool:
-    """Whether ``request`` was sent with the last epoch of the producer id before ``stored``."""
+    """Whether ``request`` has the last epoch of the producer id that ``stored`` replaced."""
     return (
         request.producer_id == previous_id
         and request.epoch == LAST_CLIENT_EPOCH
@@ -107,10 +107,10 @@ def relate_tv2(request: Identity, stored: Identity, previous_id: int) -> Relatio
 
 
 def may_continue(request: Identity, stored: Identity, previous_id: int) -> bool:
-    """Whether a continuing InitProducerId (KIP-360) can have the producer id of the owner.
+    """Whether a continuing InitProducerId (KIP-360) has a producer id that its owner may have.
 
-    That is the stored id, any id if none was stored yet, or the id before a rotation whose answer
-    was lost.
+    The owner may have the stored producer id, any id if none was stored yet, or the id from before
+    a rotation if the answer with the new one was lost.
     """
     return (
         stored.epoch == NO_EPOCH
@@ -123,7 +123,7 @@ def claim(given: Identity | None, stored: Identity, last: Identity | None) -> Cl
     """Decide on a claim while no transaction is open.
 
     ``given`` is the identity of a continuing producer that ``may_continue`` has accepted. ``last``
-    is the identity for which ``stored`` was handed out in exchange, if known.
+    is the identity that ``stored`` replaced, if known.
 
     The order matters: an exhausted epoch rotates only for its owner or for a new producer. A
     repeated request must not bump the epoch again, or it would fence its own sender.

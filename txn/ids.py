@@ -52,7 +52,7 @@ class ProducerIdBlock:
 class BlockProducerIds:
     """Takes ids from blocks whose reservation is already durable.
 
-    It takes them from memory. Blocks are reserved before an id is needed, never in a decision.
+    Taking an id needs no I/O: the runtime reserves blocks in advance, never during a decision.
     """
 
     def __init__(self) -> None:

@@ -152,8 +152,8 @@ def _take_over(
     """Abort and fence the open transaction, and let the request wait for the markers.
 
     A continuing producer must have the current epoch. Kafka checks the epoch only after the abort,
-    and so lets a fenced producer end its successor's transaction before it gets PRODUCER_FENCED;
-    here that answer comes first.
+    so a fenced producer ends its successor's transaction before it gets PRODUCER_FENCED. Here the
+    check comes first.
     """
     transactional_id = command.transactional_id
     given = _given(command)
@@ -177,11 +177,11 @@ def _keep(
     command: InitProducerId,
     txn: TransactionMetadata,
 ) -> None:
-    """Keep the open transaction, and give its id to the sender so that it can end it.
+    """Keep the open transaction, and give the sender an identity that can end it.
 
     Each such claim bumps the client's epoch, so that only the last of several restarted producers
-    can decide the outcome. The transaction keeps its timeout: a claim must not shorten it. A sender
-    that enables two-phase commit removes it.
+    can decide the outcome. The transaction keeps its timeout, which a claim must not shorten;
+    ``enable_2pc`` removes the timeout.
     """
     transactional_id = command.transactional_id
     before = txn.client_identity

@@ -21,16 +21,16 @@ class TxnLimits:
     and the compaction of its partitions, so no producer may keep one open for longer."""
 
     transactional_id_expiration_ms: int = 604_800_000
-    """``transactional.id.expiration.ms``. No producer uses an id that was at rest for a week;
-    without the limit, ids that contain host names or dates would fill the log."""
+    """``transactional.id.expiration.ms``. An id that was at rest for a week counts as abandoned;
+    without expiry, ids that contain host names or dates would fill the log."""
 
     two_phase_commit_enable: bool = False
     """``transaction.two.phase.commit.enable``. A two-phase transaction has no timeout, so it may
     hold back consumers for ever: an operator must enable it."""
 
     max_partitions_per_transaction: int = 10_000
-    """Partitions. Each addition writes the whole set again, which must fit a record batch: with
-    topic names of 30 characters it takes about 0.4 MiB of the topic's 1 MiB."""
+    """Partitions. Each addition writes the whole set in one record, which must fit a batch: 10,000
+    partitions with topic names of 30 characters take about 0.4 MiB of the topic's 1 MiB."""
 
     max_parked_requests: int = 1_000
     """InitProducerId requests per shard that wait for markers. Further ones are answered
@@ -38,15 +38,15 @@ class TxnLimits:
 
     max_park_ms: int = 5_000
     """Milliseconds that such a request waits before it is answered CONCURRENT_TRANSACTIONS. Markers
-    take one turn of the event loop unless a partition is offline; the connection serves no other
+    take one turn of the event loop unless a partition is offline. The connection serves no other
     request while this one waits, and clients give up after 30 s."""
 
     max_sweep: int = 100
-    """Ids that one decision of a sweep expires. The decision writes one batch and as many log
-    lines, in one turn of the event loop, during which no other request is served."""
+    """Ids that one decision of a sweep expires. The decision writes one batch, and one log line per
+    id, in a single turn of the event loop, during which no other request is served."""
 
     max_sweep_looks: int = 5_000
-    """Ids that one decision of a sweep examines, for the same reason: about 2 ms."""
+    """Ids that one decision of a sweep examines, which takes about 2 ms of that turn."""
 
     retry_backoff_ms: int = 1_000
     """The pause before retrying the abort of a timed-out transaction that lacked a producer id. It

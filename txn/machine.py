@@ -110,7 +110,7 @@ class TxnMachine:
     def decide(self, token: Token, command: object, now_ms: int) -> Decision:
         """Decide on a command of one of the classes in :data:`HANDLERS`.
 
-        Raises any ``TxnError``, which stands for a decision that answers with it, and
+        Raises a ``TxnError`` in place of a decision whose only content is that answer, and
         InvariantViolation for a command of another class.
         """
         shard = self._shard
@@ -141,14 +141,14 @@ class TxnMachine:
         self,
         record: Record,
         offset: int,
-        timestamp_ms: int,  # noqa: ARG002 - the protocol's; our records carry their own times
-        stamp: ProducerStamp | None,  # noqa: ARG002 - the protocol's; no batch here has one
+        timestamp_ms: int,  # noqa: ARG002 - Machine requires it; the records contain their times
+        stamp: ProducerStamp | None,  # noqa: ARG002 - Machine requires it; these batches have none
     ) -> None:
         """Apply one record; only replay changes durable state.
 
-        While the shard loads, the last record of an id counts, whatever preceded it, because
-        compaction may have removed earlier ones. Later, each step is checked against the table of
-        transitions.
+        While the shard loads, the last record of an id counts, regardless of the records before
+        it, because compaction may have removed some. Later, each step is checked against the table
+        of transitions.
 
         Raises CorruptRecordError, InvariantViolation.
         """
@@ -177,10 +177,10 @@ class TxnMachine:
 
     def replay_marker(
         self,
-        stamp: ProducerStamp,  # noqa: ARG002 - the protocol's
+        stamp: ProducerStamp,  # noqa: ARG002 - Machine requires it
         offset: int,
         *,
-        commit: bool,  # noqa: ARG002 - the protocol's
+        commit: bool,  # noqa: ARG002 - Machine requires it
     ) -> None:
         """Skip a marker: no batch of this log is transactional, so it ends nothing."""
         self._shard.last_offset = offset

@@ -67,7 +67,7 @@ thread)."""
 
 
 class Nowhere(Enum):
-    """Why a marker has no broker to go to."""
+    """The reason why a marker cannot be sent to a broker."""
 
     NO_LEADER = auto()
     """The partition has no leader, or the leader is not registered: the marker waits."""
@@ -132,7 +132,7 @@ class _Job:
     """The number of partitions without a marker. Each is unrouted, in a queue, in flight or
     waiting."""
     routes: int = 0
-    """The number of lists of its partitions that are not routed completely."""
+    """The number of entries that the job has in ``MarkerQueues._unrouted``."""
     waiting: list[TopicPartition] = field(default_factory=list)
     """Partitions that wait for a retry."""
 
@@ -172,7 +172,7 @@ class MarkerQueues:
 
     @property
     def unknown(self) -> int:
-        """The number of markers that wait for a retry (kafka: ``UnknownDestinationQueueSize``)."""
+        """The number of markers that wait for a retry (Kafka: ``UnknownDestinationQueueSize``)."""
         return sum(len(job.waiting) for job in self._jobs.values())
 
     # --- jobs ---
@@ -207,7 +207,7 @@ class MarkerQueues:
         )
 
     def is_begun(self, transactional_id: str) -> bool:
-        """Whether a transaction's markers are all routed, and this broker's own are in flight."""
+        """Whether all markers of a transaction are routed, and this broker's own are sent."""
         job = self._jobs.get(transactional_id)
         if job is None:
             return True
@@ -215,10 +215,10 @@ class MarkerQueues:
         return not job.routes and (own is None or job not in own.queue)
 
     def route(self, is_over: Callable[[], bool] = lambda: False) -> list[Result]:
-        """Queue markers for the leaders of their partitions until ``is_over``.
+        """Queue markers for the leaders of their partitions until ``is_over()``.
 
-        Markers of deleted partitions count as written. At least one chunk is queued. Transactions
-        take turns, so that none waits for a large one.
+        Markers of deleted partitions count as written. At least one chunk of partitions is routed.
+        Transactions take turns, so that none waits for a large one.
         """
         results: list[Result] = []
         while self._unrouted:
@@ -325,8 +325,8 @@ class MarkerQueues:
     def leaders_changed(self) -> list[int]:
         """Route all markers again; return the brokers whose answers are no longer awaited.
 
-        A request to a broker that no longer leads any of its partitions is abandoned: the broker
-        may be dead, and its transactions would otherwise wait until the request times out. This
+        A request is abandoned if its broker no longer leads any of its partitions: the broker may
+        be dead, and the transactions would otherwise wait until the request times out. This
         broker's own requests end soon anyway. The caller must call :meth:`route` afterwards.
         """
         abandoned: list[int] = []

@@ -24,9 +24,9 @@ class _Completion:
 class MarkerTable:
     """The transactions whose markers are being written, by transactional id.
 
-    Kafka calls an id in this table *pending*: its outcome is decided, and requests for it must
-    wait. There is at most one completion per id. ``transaction_number`` distinguishes its reports
-    from those for earlier transactions, which have the same identity under TV1.
+    Kafka calls an id in this table *pending*: the outcome is decided, and requests for the id must
+    wait. An id has at most one completion. ``transaction_number`` keeps reports on an earlier
+    transaction apart, which has the same identity under TV1.
     """
 
     def __init__(self) -> None:

@@ -48,9 +48,9 @@ class TxnShardState:
     """One shard's state. ``transactions`` and ``offsets`` are durable, the rest is soft.
 
     ``offsets`` has the offset of each id's last record. ``last_producer_identity`` has the identity
-    that was handed out last, and the one that it replaced (Kafka's *last producer epoch*, which a
-    restart loses as well: a repeated InitProducerId is fenced then). ``unswept`` has the ids that
-    the current sweep has not examined.
+    that was handed out last, and the one that it replaced (Kafka's *last producer epoch*). As in
+    Kafka, a restart loses it, so a repeated InitProducerId is fenced afterwards. ``unswept`` has
+    the ids that the current sweep has not examined.
     """
 
     limits: TxnLimits
@@ -118,7 +118,7 @@ class TxnShardState:
 
 
 def timeout_deadline_ms(txn: TransactionMetadata) -> int | None:
-    """Return when an open transaction exceeds its timeout; None if it has no deadline."""
+    """Return the time at which an open transaction exceeds its timeout; None without a deadline."""
     if txn.state is not TransactionState.ONGOING or txn.timeout_ms == TWO_PHASE_COMMIT_TIMEOUT_MS:
         return None
     return txn.start_ms + txn.timeout_ms + 1
@@ -181,7 +181,8 @@ def tell_identity(
     detail["former_producer_epoch"] = before.epoch
     # Every transaction of a TV2 client ends with a new epoch.
     is_routine = kind is EventKind.EPOCH_BUMPED and cause == "EndTxn"
-    # The first producer of an id replaces none: 10,000 new ids must not log 10,000 lines.
+    # A new id has no previous identity. It is not logged, or 10,000 new ids would log as many
+    # lines.
     is_first = before.epoch < 0
     decision.remember(
         Event(str(kind), transactional_id, detail, routine=is_routine, quiet=is_first)

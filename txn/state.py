@@ -88,8 +88,8 @@ class TransactionMetadata:
     """The durable state of one transactional id; it is replaced, never changed.
 
     ``previous_producer_id`` is the producer id before the last transition, ``next_producer_id`` the
-    one that follows when the current completion ends (-1: no change). The last producer epoch,
-    which recognises a repeated InitProducerId, is not included: Kafka does not store it either.
+    one that the Complete record will have (-1: no change). The last producer epoch, which
+    recognises a repeated InitProducerId, is not included: Kafka does not store it either.
 
     A transaction that InitProducerId *kept* (KIP-939) has two identities: ``producer_id`` and
     ``producer_epoch`` remain those of its batches and markers, while the client uses
@@ -162,7 +162,7 @@ def initialised(
     timeout_ms: int,
     now_ms: int,
 ) -> TransactionMetadata:
-    """Give the id to ``identity``.
+    """Give the transactional id to ``identity``.
 
     Repeating the stored identity keeps the previous producer id, so that a request from before a
     rotation is recognised however often its answer is lost.
@@ -186,7 +186,7 @@ def initialised(
 def kept(
     old: TransactionMetadata, client: Identity, *, timeout_ms: int, now_ms: int
 ) -> TransactionMetadata:
-    """Keep an open transaction, and give its id to ``client`` (KIP-939)."""
+    """Keep an open transaction, and give its transactional id to ``client`` (KIP-939)."""
     require_legal(old.state, _S.ONGOING)
     if old.state is not _S.ONGOING:
         raise InvariantViolation(f"nothing to keep in {old.state.name}")
@@ -210,7 +210,7 @@ def extended(
     """Add ``partitions``; the first addition begins the transaction."""
     require_legal(old.state, _S.ONGOING)
     begun = old.state is _S.ONGOING
-    return TransactionMetadata(  # all fields: ``replace`` takes as long as the rest of a step
+    return TransactionMetadata(  # ``replace`` would double the time of this step
         producer_id=old.producer_id,
         previous_producer_id=old.producer_id,
         next_producer_id=old.next_producer_id,
@@ -228,8 +228,8 @@ def extended(
 def fenced(old: TransactionMetadata, transaction_version: int) -> TransactionMetadata:
     """Fence the owner of an open transaction; ``prepared`` must follow at once.
 
-    Under TV2 the bump of the Prepare record fences the owner. Another bump here would skip an
-    epoch, and exceed the last one (KAFKA-19367).
+    Under TV2 the Prepare record bumps the epoch, which fences the owner. A bump here as well would
+    skip an epoch, and could exceed the last one (KAFKA-19367).
     """
     require_legal(old.state, _S.PREPARE_EPOCH_FENCE)
     turned = replace(old, state=_S.PREPARE_EPOCH_FENCE)
@@ -250,9 +250,9 @@ def prepared(
 ) -> TransactionMetadata:
     """Decide the outcome. Under TV2 this bumps the epoch, which fences late requests.
 
-    A kept transaction always has its markers at a bumped epoch, which fences the producer that
-    prepared it. Under TV2 its client's identity changes as well; otherwise an EndTxn that was sent
-    before the answer arrived would end the client's next transaction.
+    The markers of a kept transaction always have a bumped epoch, which fences the producer that
+    prepared it. Under TV2 the client's identity changes as well; otherwise an EndTxn that the
+    client sent before the answer arrived could end its next transaction.
     """
     new_state = _S.PREPARE_COMMIT if commit else _S.PREPARE_ABORT
     require_legal(old.state, new_state)
@@ -285,7 +285,7 @@ def prepared(
 
 
 def completed(old: TransactionMetadata, now_ms: int) -> TransactionMetadata:
-    """Come to rest once every marker is written; switch to the next producer id, if any."""
+    """Complete a transaction whose markers are written; switch to the next producer id, if any."""
     new_state = _S.COMPLETE_COMMIT if old.state is _S.PREPARE_COMMIT else _S.COMPLETE_ABORT
     require_legal(old.state, new_state)
     producer_id, epoch = old.next_identity
@@ -414,7 +414,7 @@ def _is_sound_next(txn: TransactionMetadata) -> bool:
 
 
 def memory_bytes(transactional_id: str, txn: TransactionMetadata | None = None) -> int:
-    """Return the memory of an id, or of a new id without ``txn``."""
+    """Return the estimated memory of an id, in bytes; without ``txn``, of a new id."""
     width = 1 if transactional_id.isascii() else 4
     at_rest = ID_BYTES + len(transactional_id) * width
     if txn is None or not txn.partitions:

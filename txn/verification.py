@@ -3,8 +3,8 @@
 Before a partition leader appends the first batch of a producer's transaction, it has the
 transaction coordinator verify that the partition is in the transaction (VerifyOnly), or add it
 (KIP-890). All waiting verifications for one coordinator are sent in one request. At most one
-verification of a transactional id waits: a later one replaces it, because its producer has repeated
-the request.
+verification of a transactional id waits. A later one replaces it, because the producer has repeated
+its request; a later one with a lower epoch is refused.
 
 Source: ``AddPartitionsToTxnManager``.
 """
@@ -78,7 +78,7 @@ class Verifications:
         self._numbers = 0
 
     def ask(self, token: Token, command: AddPartitions) -> list[Verified]:
-        """Queue a verification; return those that are decided by this call."""
+        """Queue a verification; return the verifications that this call refuses."""
         question, transactional_id = _Question(token, command), command.transactional_id
         broker_id = self._coordinator_of(transactional_id)
         if broker_id is None:

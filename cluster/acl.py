@@ -107,7 +107,8 @@ CLUSTER_NAME: Final = "kafka-cluster"
 """The name of the one resource of type CLUSTER."""
 
 ANYTHING: Final = "*"
-"""The name of a literal pattern that matches every resource, and the host of every address."""
+"""The name of a literal pattern that matches every resource; the host that matches every
+address."""
 
 ANYBODY: Final = "User:*"
 """The principal of an ACL for every user."""
@@ -127,7 +128,7 @@ class Acl:
 
     @property
     def reason_against(self) -> str | None:
-        """Why an ACL cannot have a value that a filter can have; None if the ACL is valid."""
+        """Kafka's error message if a field has a value for filters only, such as ANY; else None."""
         for what, value, least in (
             ("resourceType", self.resource_type, ResourceType.TOPIC),
             ("operation", self.operation, Operation.ALL),
@@ -199,5 +200,5 @@ class AclLimits:
     of Kafka's metadata log."""
 
     max_text_bytes: int = 1_024
-    """The most UTF-8 bytes of a name, a principal or a host. A topic's name has at most 249, a
-    group id at most as many as this; a prefixed pattern can match a longer transactional id."""
+    """The most UTF-8 bytes of a name, a principal or a host. Topic names have at most 249, and
+    group ids no more than this limit; a prefixed pattern can match a longer transactional id."""

@@ -1,4 +1,4 @@
-"""ISR changes waiting for the controller, sent in one request at a time until they are answered.
+"""A broker's ISR changes that wait for the controller. One AlterPartition request is in flight.
 
 Source: ``DefaultAlterPartitionManager``.
 """
@@ -45,7 +45,7 @@ class AlterPartitions:
         return self._unsent.setdefault((change.topic_id, change.index), change) is change
 
     def next_request(self, now_ms: int) -> AlterPartitionRequest | None:
-        """Return the request to send now, None if none may be sent; it is then in flight."""
+        """Return the request to send now and mark it as in flight; None if none may be sent."""
         if self.in_flight is not None or not self._unsent:
             return None
         if self.retry_at_ms is not None and now_ms < self.retry_at_ms:
@@ -65,10 +65,10 @@ class AlterPartitions:
     ) -> tuple[tuple[IsrChange, int | AlteredPartition], ...]:
         """Return each answered change with its answer, to pass to the partition's leader.
 
-        While they are passed on, leaders may submit further changes. A partition that the answer
-        omits is sent again. After a top-level error, such as STALE_BROKER_EPOCH or a lost
-        connection (NETWORK_EXCEPTION), all partitions are sent again after ``RETRY_MS``. The
-        channel to the controller handles NOT_CONTROLLER.
+        Answered changes leave the queue first, so that leaders may submit further ones while they
+        handle the answers. A partition that the answer omits is sent again. After a top-level
+        error, such as STALE_BROKER_EPOCH or a lost connection (NETWORK_EXCEPTION), all partitions
+        are sent again after ``RETRY_MS``. The channel to the controller handles NOT_CONTROLLER.
         """
         request, self.in_flight = self.in_flight, None
         if request is None:

@@ -50,7 +50,7 @@ V = TypeVar("V")
 
 
 def _copied(table: Mapping[K, V]) -> dict[K, V]:
-    """Return a copy to change; ``dict()`` is several times slower once an entry was removed."""
+    """Return a mutable copy; ``dict()`` would be several times slower after removals."""
     return copy(cast("dict[K, V]", table))
 
 
@@ -65,12 +65,12 @@ class MetadataDelta:
         self.image = image
         """The image that the delta begins from."""
         self.topics: dict[str, TopicImage] = {}
-        """New and changed topics in their current state, except for ``_partitions``."""
+        """New and changed topics; ``_partitions`` has their partitions until :meth:`apply`."""
         self.deleted_topics: dict[UUID, TopicImage] = {}
         """Deleted topics, as they were in the previous image."""
         self._partitions: dict[bytes, dict[int, PartitionRegistration]] = {}
-        """By the bytes of the topic's id: a start looks up thousands, and hashing a UUID is
-        slow."""
+        """Partitions of new and changed topics, by the bytes of the topic id: a start looks up
+        thousands, and hashing a UUID is slow."""
         self._names: dict[bytes, str] = {}
         self._resources: dict[tuple[int, str], None] = {}
         """Resources whose settings have changed."""
@@ -109,7 +109,7 @@ class MetadataDelta:
         """
         changed: dict[int, PartitionRegistration] = {}
         others: set[int] = set()
-        """Registrations by their identity: most partitions share theirs."""
+        """Both contain the ``id()`` of registrations, because most partitions share one object."""
         for name, topic in self.image.topics.items():
             partitions = topic.partitions
             ids = [*map(id, partitions)]
@@ -204,7 +204,7 @@ class MetadataDelta:
         return found
 
     def partitions_of(self, topic_id: UUID) -> dict[int, PartitionRegistration]:
-        """Return the partitions of a topic by their index, for changes."""
+        """Return the partitions of a topic by index, in a dict that the caller may change."""
         return self.partitions_at(topic_id.bytes)
 
     def partitions_at(self, topic_id: bytes) -> dict[int, PartitionRegistration]:

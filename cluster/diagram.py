@@ -1,6 +1,6 @@
 """Draws the state diagrams of this package: ``python -m fencepost.cluster.diagram``.
 
-``cluster/README.md`` carries the output; a test compares the two.
+``cluster/README.md`` contains the output; a test compares the two.
 """
 
 from __future__ import annotations

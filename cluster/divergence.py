@@ -22,24 +22,24 @@ class EpochEnds(Protocol):
         """The offset of the next record."""
 
     def end_of_epoch(self, epoch: int) -> tuple[int, int]:
-        """Return (the largest known epoch ≤ ``epoch``, its end offset), (−1, −1) if none is known.
+        """Return (the largest known epoch ≤ ``epoch``, its end offset).
 
-        Like ``LeaderEpochFileCache.endOffsetFor``: the latest epoch ends at the log end offset, and
-        for an epoch below all known ones the result is (``epoch``, the start offset of the first
-        known epoch).
+        Like ``LeaderEpochFileCache.endOffsetFor``: the latest epoch ends at the log end offset. For
+        an epoch below all known ones the result is (``epoch``, the start offset of the first known
+        epoch), for one above all known ones (−1, −1).
         """
 
 
 def diverging_epoch(
     end_of_epoch: tuple[int, int], last_fetched_epoch: int, fetch_offset: int, log_start_offset: int
 ) -> tuple[int, int] | None:
-    """Return a leader's answer to a fetch after a record of that epoch; None if the logs agree.
+    """Return the diverging epoch in a leader's answer to a fetch; None if the logs agree.
 
-    ``end_of_epoch`` is the leader's for ``last_fetched_epoch``. The answer is (epoch, its end
-    offset in the leader's log), to which the reader must truncate. Such an answer has no records,
-    and the fetch does not count for the follower's state. Raises OffsetOutOfRangeError for an epoch
-    above all that the leader knows, and for an offset below the start of its log, whether the logs
-    diverge or not.
+    ``last_fetched_epoch`` is the epoch of the follower's last record, and ``end_of_epoch`` the
+    leader's result for that epoch. The diverging epoch is (epoch, its end offset in the leader's
+    log), to which the follower must truncate. An answer with it has no records, and the leader does
+    not count the fetch. Raises OffsetOutOfRangeError for an epoch above all epochs of the leader,
+    and for an offset below the start of the leader's log, whether the logs diverge or not.
     """
     if last_fetched_epoch == NO_EPOCH:
         return None

@@ -1,4 +1,4 @@
-"""Error codes with rules in replication, and the errors that a leader raises.
+"""The error codes that replication handles, and the errors that a leader raises.
 
 Error codes in the answers of other brokers decide the next step of a replication machine, so this
 is the only pure package that knows Kafka's numbers.
@@ -12,7 +12,7 @@ from fencepost.logcore.machine import DomainError
 
 
 class Errors(IntEnum):
-    """The error codes for which replication has a rule (kafka: ``Errors``)."""
+    """The error codes that replication handles (kafka: ``Errors``)."""
 
     NONE = 0
     OFFSET_OUT_OF_RANGE = 1
@@ -40,7 +40,7 @@ class Errors(IntEnum):
 
 
 def error_name(code: int) -> str:
-    """Return Kafka's name of a code, or its number if it has no rule in replication."""
+    """Return Kafka's name of a code in :class:`Errors`, or ``error`` and the number."""
     try:
         return Errors(code).name
     except ValueError:
@@ -52,14 +52,14 @@ class ReplicationError(DomainError):
 
 
 class NotLeaderOrFollowerError(ReplicationError):
-    """This broker does not lead the partition, or a broker's former incarnation asks.
+    """This broker does not lead the partition, or the sender has a newer broker epoch.
 
     (NOT_LEADER_OR_FOLLOWER)
     """
 
 
 class UnknownReplicaError(ReplicationError):
-    """The fetching broker is in no assignment that is known here (UNKNOWN_LEADER_EPOCH).
+    """The fetching broker is not among the replicas that this broker knows (UNKNOWN_LEADER_EPOCH).
 
-    The assignment may have reached that broker first; it tries again (KAFKA-13837).
+    A new assignment may have reached that broker first; it retries the fetch (KAFKA-13837).
     """

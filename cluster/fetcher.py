@@ -33,8 +33,8 @@ INITIAL_EPOCH: Final = 0
 MAX_EPOCH: Final = 2**31 - 1
 
 SESSION_ERRORS: Final = (Errors.FETCH_SESSION_ID_NOT_FOUND, Errors.INVALID_FETCH_SESSION_EPOCH)
-"""The leader has lost the session. FETCH_SESSION_TOPIC_ID_ERROR is not one of these errors: the
-metadata must arrive first."""
+"""The leader has lost the session, so a full request may follow at once. After
+FETCH_SESSION_TOPIC_ID_ERROR it may not: newer metadata must arrive first."""
 
 
 def fetcher_id(topic_hash: int, index: int, fetchers: int) -> int:
@@ -169,7 +169,7 @@ class LeaderFetcher:
     def next_request(
         self, now_ms: int, is_throttled: Callable[[PartitionFollower], bool] | None = None
     ) -> FetchRequest | None:
-        """Return the request to send now; it is then in flight.
+        """Return the request to send now, and mark it as in flight.
 
         Returns None while a request is in flight or no partition can be fetched; :meth:`wake_at`
         gives the time to try again. ``is_throttled`` is called for lagging replicas and returns

@@ -273,7 +273,7 @@ class PartitionFollower:
         return self._start()
 
     def resume(self) -> FollowerStep:
-        """Fetch again from the same leader: the log is available again, or a stop was premature."""
+        """Fetch again from the same leader, because the log is available again."""
         return self._start() if self.leader >= 0 else NOTHING
 
     def _start(self) -> FollowerStep:
@@ -337,8 +337,8 @@ class PartitionFollower:
     def answered(self, sent: PartitionFetch, answer: PartitionAnswer, now_ms: int) -> FollowerStep:
         """Handle the leader's answer; ignore one that does not match the current fetch position.
 
-        The epoch of the position is compared, too: since a late answer was sent, the log may have
-        been truncated and filled again. An answer from a former leader epoch is ignored
+        The position includes the epoch: since the request of a late answer, the log may have been
+        truncated and filled to the same offset. An answer from a former leader epoch is ignored
         (KAFKA-18723); if its error is FENCED_LEADER_EPOCH, the partition waits for the backoff.
         """
         position = self.fetch_offset, self.last_fetched_epoch
@@ -416,10 +416,10 @@ class PartitionFollower:
     def append_failed(self, error: int, now_ms: int) -> FollowerStep:
         """Handle an answer whose records could not be appended.
 
-        OFFSET_OUT_OF_RANGE means that they begin before the log end offset. The leader's log may
-        start in the middle of a batch, and the follower's log may have been truncated to that
-        start. The leader has then deleted everything that the follower still holds, so the
-        follower's log restarts. (Kafka's follower fails.)
+        OFFSET_OUT_OF_RANGE means that the records begin below the follower's log end offset. The
+        leader's log may start in the middle of a batch, at or above the end of the follower's log.
+        The leader has then deleted all records that the follower still has, so the follower's log
+        restarts at the leader's log start offset. (Kafka's follower fails.)
         """
         if self._answer is None:
             return NOTHING
@@ -466,9 +466,9 @@ class PartitionFollower:
         return FollowerStep(truncate=cut, events=(Event("log-truncated", str(self), detail),))
 
     def truncated(self) -> FollowerStep:
-        """Fetch from the end of the truncated log, which may be below the requested offset.
+        """Fetch from the end of the truncated log.
 
-        Truncation drops whole batches.
+        It may be below the requested offset, because truncation drops whole batches.
         """
         if self.state is not FetchState.TRUNCATING:
             return NOTHING

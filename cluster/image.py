@@ -160,7 +160,7 @@ class BrokerRegistration:
 
 
 class Step(NamedTuple):
-    """The changes between two successive images, which spare a comparison of the whole images."""
+    """The changes between two successive images, which need not be compared as a whole."""
 
     topics: Mapping[str, TopicImage]
     """The topics of the previous image."""
@@ -221,7 +221,7 @@ class MetadataImage:
 
 
 def unified_name(name: str) -> str:
-    """Return a topic's name as metric names have it, where no two topics may have the same."""
+    """Return a topic's name as it appears in metric names, where it must be unique."""
     return name.replace(".", "_")
 
 
@@ -358,9 +358,9 @@ def local_changes(
 ) -> LocalChanges:
     """Return what a broker must do when one image follows another.
 
-    ``topics`` are the topics to compare, by default all that changed. A broker may have the only
-    replica of 200,000 partitions. With ``each_alone=False``, new partitions of that kind are
-    omitted, and a deleted topic with no others is listed in ``deleted_alone``.
+    ``topics`` are the topics to compare, by default all that changed. With ``each_alone=False``,
+    new partitions whose only replica is on the broker are omitted, and a deleted topic that has no
+    other partitions is listed in ``deleted_alone``: the broker may have 200,000 such partitions.
 
     Source: ``TopicDelta.localChanges``, ``TopicsDelta.localChanges``.
     """

@@ -1,8 +1,8 @@
 """Replays metadata records, in order, into images that may be published.
 
-The records of a metadata transaction take effect together: until it ends, and after an abort, the
-image is the one from before the transaction. Partitions with equal registrations share one object,
-because a cluster may have thousands of them.
+The records of a metadata transaction take effect together: until the transaction ends, and after an
+abort, the image is the one from before it. Partitions in the same state share one registration
+object, because a cluster may have thousands of them.
 
 Source: ``MetadataBatchLoader``, ``MetadataLoader``; KIP-866 (transactions).
 """
@@ -45,8 +45,8 @@ _MAX_SHARED: Final = 10_000
 class ImageLoader:
     """Builds images from committed records.
 
-    Raises CorruptRecordError for a record that cannot be decoded or applied. The records replayed
-    since the last :meth:`publish` are unusable then: continue with :meth:`forget`, or stop.
+    Raises CorruptRecordError for a record that cannot be decoded or applied. After it, the records
+    replayed since the last :meth:`publish` are unusable: call :meth:`forget`, or stop.
     """
 
     def __init__(self, image: MetadataImage | None = None) -> None:
@@ -57,9 +57,9 @@ class ImageLoader:
         self._shared: dict[
             tuple[int, bytes], tuple[PartitionRegistration | None, PartitionRegistration]
         ] = {}
-        """Maps the identity of a partition's registration (of None for a new partition) and a
-        record's content to that registration and the next one. The first keeps the identity from
-        being reused."""
+        """Maps the ``id()`` of a partition's registration (of None for a new partition) and a
+        record's content to that registration and the resulting one. While the former is referenced
+        here, no other object gets its ``id()``."""
         self.removed: set[UUID] = set()
         """Topics for which a RemoveTopicRecord was replayed."""
 
@@ -75,7 +75,7 @@ class ImageLoader:
         epoch: int,
         records: Iterable[MetadataRecord | None] = repeat(None),
     ) -> None:
-        """Replay records up to ``last_offset``; ``records`` has those that are decoded already."""
+        """Replay records up to ``last_offset``; ``records`` has each decoded record, or None."""
         said = kind = b""
         partitions: dict[int, PartitionRegistration] = {}
         known: PartitionRegistration | None = None
@@ -113,7 +113,7 @@ class ImageLoader:
         self._offset, self._epoch = last_offset, epoch
 
     def _replay_alike(self, alike: Alike) -> None:
-        """Replay thousands of records at once: they make up most of a start."""
+        """Replay records with the same content at once: a start replays thousands of them."""
         is_new, at = alike.kind == PARTITION_KIND, self._delta.partitions_at
         topic_id = b""
         partitions: dict[int, PartitionRegistration] = {}
@@ -160,7 +160,7 @@ class ImageLoader:
                 self.removed.add(record.topic_id)
 
     def passed(self, offset: int, epoch: int) -> None:
-        """Advance past records that do not affect the image: those in a control batch."""
+        """Advance past the records of a control batch, which do not affect the image."""
         self._offset, self._epoch = offset, epoch
 
     def publish(self) -> MetadataImage:

@@ -68,7 +68,7 @@ def _before_topics(image: MetadataImage) -> Iterator[MetadataRecord]:
 
 
 def _partition_values(topic: TopicImage, templates: dict[int, Template]) -> Iterator[bytes]:
-    """Yield a topic's PartitionRecords; ``templates`` holds them by a registration's identity."""
+    """Yield a topic's encoded partitions; ``templates`` caches by a registration's ``id()``."""
     begin, partitions = 0, topic.partitions
     while begin < len(partitions):
         registration, end = partitions[begin], begin + 1

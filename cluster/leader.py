@@ -107,8 +107,8 @@ class PartitionLeader:
         self.log_start_offset = 0
         self.high_watermark = 0
         self.low_watermark = 0
-        """The lowest log start offset of this replica and of those on unfenced brokers, −1 while
-        one of them is unknown (DeleteRecords waits for it)."""
+        """The lowest log start offset of this replica and of the replicas on unfenced brokers, −1
+        while one of these offsets is unknown. DeleteRecords waits for the low watermark."""
 
     # --- leadership ---
 
@@ -124,11 +124,11 @@ class PartitionLeader:
 
         A registration with an older partition epoch is ignored. So is one with the same partition
         epoch while this broker leads: the controller's answer has already brought it, and a change
-        proposed since then is still pending. ``high_watermark`` counts only if this broker did not
+        proposed since then is still pending. ``high_watermark`` is used only if this broker did not
         lead before.
 
         If the leader epoch skips a value, other brokers may have led in between, and followers may
-        have truncated and appended under them. All that is known of the followers is then dropped.
+        have truncated and appended in their epochs. In this case the followers' states are dropped.
         """
         if registration.partition_epoch < self.partition_epoch or (
             self.is_leader and registration.partition_epoch == self.partition_epoch
@@ -178,8 +178,8 @@ class PartitionLeader:
     def resign(self, registration: PartitionRegistration | None = None) -> bool:
         """Stop leading, because of ``registration`` or because the partition was removed.
 
-        Returns False, and changes nothing, if the registration is older than the known one. The
-        caller must then check every operation that waits for the partition.
+        Returns False, and changes nothing, if the registration is older than the known one.
+        Otherwise the caller must check every operation that waits for the partition.
         """
         if registration is not None:
             if registration.partition_epoch < self.partition_epoch:
@@ -309,9 +309,9 @@ class PartitionLeader:
         )
 
     def _maybe_expand(self, replica: ReplicaState) -> IsrChange | None:
-        """Propose adding a replica at the high watermark, but not below the leader epoch's start.
+        """Propose adding a replica at or above the high watermark and the leader epoch's start.
 
-        Records between the two offsets may be committed without this leader knowing it yet
+        Records between these two offsets may be committed although this leader does not know it yet
         (KAFKA-7128).
         """
         end = replica.log_end_offset
@@ -330,7 +330,8 @@ class PartitionLeader:
             known is not None
             and known.is_active
             and replica.broker_epoch is not None
-            # Brokers that learn of others by UpdateMetadata do not know their broker epochs.
+            # Brokers that learn of other brokers by UpdateMetadata (ZooKeeper) get no broker
+            # epochs.
             and (
                 known.epoch == ANY_BROKER_EPOCH
                 or replica.broker_epoch in (ANY_BROKER_EPOCH, known.epoch)
@@ -467,11 +468,11 @@ class PartitionLeader:
     # --- watermarks ---
 
     def _advance(self, now_ms: int) -> bool:
-        """Advance the high watermark to the lowest log end offset that counts; return if it moved.
+        """Advance the high watermark to the lowest relevant offset; return whether it moved.
 
-        The offsets of the maximal ISR count, and the offsets of caught-up replicas that may join:
-        otherwise the high watermark could stay ahead of them for ever. It does not advance while
-        the ISR is smaller than ``min.insync.replicas`` (KIP-966).
+        The offsets of the maximal ISR are relevant, and the offsets of caught-up replicas that may
+        join it: otherwise the high watermark could stay ahead of such replicas for ever. It does
+        not advance while the ISR is smaller than ``min.insync.replicas`` (KIP-966).
         """
         candidate = self.log_end_offset
         if candidate <= self.high_watermark or not self.is_leader or self.is_under_min_isr:
@@ -503,8 +504,8 @@ class PartitionLeader:
     def acks_verdict(self, required_offset: int, leader_epoch: int) -> AcksVerdict:
         """Whether a write of ``leader_epoch`` that ends at ``required_offset`` may be answered.
 
-        A broker that followed another leader in between may have truncated the write, so a write
-        from before gets NOT_LEADER_OR_FOLLOWER.
+        If this broker has followed another leader since the write, it may have truncated the write,
+        so the answer is NOT_LEADER_OR_FOLLOWER.
         """
         if not self.is_leader or leader_epoch < self.leads_since_epoch:
             return AcksVerdict.NOT_LEADER_OR_FOLLOWER

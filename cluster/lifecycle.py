@@ -27,7 +27,7 @@ CATCH_UP_INTERVAL_MS: Final = 10
 """The heartbeat interval while the broker catches up with the metadata."""
 
 UNHEARD_INTERVAL_MS: Final = 100
-"""The pause before a registration is retried that did not reach a controller."""
+"""The pause before the retry of a registration that did not reach a controller."""
 
 SHUTDOWN_INTERVAL_MS: Final = 50
 """The pause between the first and the second heartbeat that ask for a controlled shutdown."""
@@ -192,8 +192,8 @@ class Lifecycle:
     def observed(self, metadata_version: int, log_dirs: Sequence[UUID], now_ms: float) -> bool:
         """Check the registration in the metadata; return whether the broker registers again.
 
-        A cluster that was upgraded does not know its brokers' directories yet, and it elects no
-        replica whose directory is unknown (kafka: ``BrokerRegistrationTracker``).
+        The controller of an upgraded cluster does not know the brokers' directories, and elects no
+        replica in an unknown one (kafka: ``BrokerRegistrationTracker``).
         """
         rose = metadata_version > self._metadata_version
         self._metadata_version = metadata_version

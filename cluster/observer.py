@@ -116,7 +116,7 @@ class MetadataFetched:
     hint: LeaderHint = LeaderHint()
     high_watermark: int = UNKNOWN
     diverging: OffsetAndEpoch | None = None
-    """The end of that epoch in the leader's log; the two logs share nothing beyond it."""
+    """The diverging epoch and its end in the leader's log; the two logs differ beyond that end."""
     snapshot: OffsetAndEpoch | None = None
     """The snapshot that must be fetched instead of records."""
     records: bytes = b""
@@ -163,7 +163,7 @@ class Observer:
         self._proven_epoch = 0
         """The last epoch in which a leader answered a request without an error."""
         self._doubted_since_ms: float | None = None
-        """Since when controllers have answered UNKNOWN_LEADER_EPOCH for the current epoch."""
+        """The time of the first UNKNOWN_LEADER_EPOCH answer for the current epoch."""
         self.leader_id = UNKNOWN
         self.voters: dict[int, Address] = dict(voters or {})
         """The controllers' listeners: from the configuration, from VotersRecords and from
@@ -183,7 +183,7 @@ class Observer:
         self._position = 0
         self._loader = ImageLoader()
         self.image = MetadataImage()
-        """The newest committed image. During catch-up it is ahead of the last published one."""
+        """The newest committed image, which is not published before the broker has caught up."""
         self._catch_up_to = UNKNOWN
         """The lowest high watermark that a leader has reported; no image below it is published."""
         self._caught_up = False

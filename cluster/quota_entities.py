@@ -31,7 +31,7 @@ _LONG, _INT = float(2**63 - 1), float(2**31 - 1)
 WHOLE: Final = {PRODUCE: _LONG, FETCH: _LONG, CONNECTIONS: _INT}
 """The largest value of each quota that must be a whole number."""
 FRACTION: Final = 1e-6
-"""The tolerance for the fraction of such a quota."""
+"""The largest fractional part that such a quota may have."""
 
 Entity = frozenset[tuple[str, str | None]]
 """Pairs of a type and a name."""

@@ -545,9 +545,9 @@ KIND: Final = slice(0, 3)
 PARTITION: Final = slice(3, 7)
 """The position of the partition index in a record of :data:`OF_ONE_PARTITION`."""
 SAID: Final = slice(7, None)
-"""The topic and the rest: equal for records with the same content for partitions of one topic."""
+"""The topic id and the fields after it: equal if two records differ only in the index."""
 SAID_OF_ANY: Final = slice(23, None)
-"""The rest: equal for records with the same content for partitions of any topic."""
+"""The fields after the topic id: equal if two records differ only in the partition."""
 TOPIC_ID: Final = slice(7, 23)
 
 PARTITION_KIND: Final = bytes((FRAME_VERSION, 3, 2))

@@ -1,6 +1,6 @@
 """Metadata records as JSON, in the form that Apache Kafka's tools print.
 
-Source: ``MetadataRecordJsonConverters`` and what they make of each field.
+Source: ``MetadataRecordJsonConverters``, and the generated converter of each record type.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The records of a topic's new partitions, most of which differ only in the partition index.
 
 A request may create 10,000 partitions. Creating that many records takes 50 ms and encoding them 70
-ms, in one turn of the event loop, so they are kept as forms and encoded by template.
+ms, in one turn of the event loop. Therefore partitions with the same replicas share one record, the
+*form*, which is encoded once as a template.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from fencepost.cluster.records import MetadataRecord, PartitionRecord
 class TopicRecords(Sequence[MetadataRecord]):
     """The records in ``head``, and after them one PartitionRecord for each of ``forms``.
 
-    A form is a partition's record whose topic and index are ignored. Partitions with the same
+    A form is a PartitionRecord whose topic id and index are placeholders. Partitions with the same
     replicas share one form. The first partition has the index ``first``.
     """
 
@@ -74,10 +75,10 @@ class TopicRecords(Sequence[MetadataRecord]):
 
 
 def encode_all(records: Sequence[MetadataRecord]) -> list[bytes]:
-    """Return the values of records."""
+    """Return the encoded values of records."""
     return records.encoded() if isinstance(records, TopicRecords) else [*map(encode, records)]
 
 
 def apart_from_partitions(records: Sequence[MetadataRecord]) -> Iterable[MetadataRecord]:
-    """Return the records before a topic's new partitions, if those are kept as forms."""
+    """Return ``records`` without the PartitionRecords of a :class:`TopicRecords`."""
     return records.head if isinstance(records, TopicRecords) else records

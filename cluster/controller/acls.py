@@ -1,7 +1,8 @@
 """ACLs: which of them are valid, and the records that create and delete them.
 
-A request for thousands of ACLs is checked in steps and decided in several decisions, between which
-the controller decides on no other request for ACLs. Brokers apply each decision separately, and
+The controller checks a request for thousands of ACLs in steps, and splits it into several
+decisions, between which it handles no other request for ACLs. Brokers apply each one separately,
+and
 must not allow, even for a moment, an operation that neither the old nor the new ACLs allow: denials
 are created first and deleted last. A decision skips ACLs that exist already or no longer exist: on
 ZooKeeper, another broker may have changed them meanwhile.
@@ -114,7 +115,8 @@ class Deletion(NamedTuple):
 def check_deletion(view: View, filters: Iterable[AclFilter], existing: AclIndex) -> Steps[Deletion]:
     """Return the ACLs that must be deleted. Raises InvalidRequestError for too many.
 
-    The limits are on deleted ACLs, as in Kafka, and on ACLs in the response, which Kafka lacks.
+    Deleted ACLs are limited as in Kafka. The ACLs in the response are limited as well, unlike in
+    Kafka.
     """
     limit = view.settings.acl_limits.max_changes_per_request
     answers: list[list[Acl] | DomainError] = []

@@ -2,8 +2,8 @@
 
 A standalone broker registers itself in its own metadata log. It leads all of its partitions, and
 begins a new leader epoch of each at every start: a power loss may have cut off records of the
-previous epoch, which consumers then detect. Every start loads this module, so it imports no other
-rules.
+previous epoch, and the new epoch lets consumers detect the loss. Every start loads this module, so
+it imports none of the controller's other modules.
 
 Source: ``ActivationRecordsGenerator``, ``ClusterControlManager.registerBroker``.
 """
@@ -53,7 +53,8 @@ def bootstrap(
 ) -> Iterator[MetadataRecord]:
     """Yield the first records of a cluster; none if it has a ``metadata.version`` already.
 
-    With eligible leader replicas there is one ``min.insync.replicas`` for all brokers.
+    If eligible leader replicas are enabled, one record sets ``min.insync.replicas`` for all
+    brokers.
     """
     if METADATA_VERSION in image.features:
         return
@@ -65,7 +66,7 @@ def bootstrap(
 
 
 def registration(broker: LocalBroker, offset: int) -> RegisterBrokerRecord:
-    """Return the record at ``offset`` that registers the broker, unfenced: its logs are open."""
+    """Return the record at ``offset`` that registers the broker as unfenced: its logs are open."""
     return RegisterBrokerRecord(
         broker_id=broker.broker_id,
         incarnation_id=broker.incarnation_id,
@@ -79,5 +80,8 @@ def registration(broker: LocalBroker, offset: int) -> RegisterBrokerRecord:
 
 
 def leads_again(broker_id: int) -> PartitionChangeRecord:
-    """Return the form of the records that begin a leader epoch of each standalone partition."""
+    """Return a record with which every partition of a standalone broker begins a leader epoch.
+
+    The topic id and the partition index in it are placeholders.
+    """
     return PartitionChangeRecord(_ANY_TOPIC, 0, leader=broker_id)

@@ -20,7 +20,10 @@ from fencepost.logcore.values import dataclass
 
 @dataclass(frozen=True, slots=True)
 class AdoptedTopic:
-    """A topic as its directories describe it. Its name and id are unused, its settings valid."""
+    """A topic as its partition directories describe it.
+
+    The caller has checked that its name and id are unused and that its settings are valid.
+    """
 
     name: str
     topic_id: UUID

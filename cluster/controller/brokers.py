@@ -46,10 +46,9 @@ from fencepost.logcore.values import dataclass
 
 _FENCE, _UNFENCE = 1, -1
 MAX_CHANGES: Final = 1_000
-"""The most partitions that one decision about a broker changes. An operation with more changes
-makes them in several decisions, and the one that completes it comes last. Clients can cause such
-operations, and other requests wait during a decision. Apache Kafka's controller has no such
-limit."""
+"""The most partitions that one decision about a broker changes: other requests wait during a
+decision. An operation that changes more partitions takes several decisions, and its own record is
+in the last one. Apache Kafka's controller has no such limit."""
 _RESERVED_DIRECTORIES: Final = 100
 """Directory ids below this number are reserved (kafka: ``DirectoryId``)."""
 
@@ -66,7 +65,7 @@ class Registration:
     log_dirs: tuple[UUID, ...]
     rack: str | None = None
     previous_broker_epoch: int = -1
-    """The epoch of the previous run if it shut down cleanly; its logs are complete then."""
+    """The epoch of the previous run if that run shut down cleanly, so that no record was lost."""
     is_migrating_zk_broker: bool = False
 
 
@@ -98,7 +97,7 @@ class HeartbeatReply:
 def register(
     view: View, heartbeats: Heartbeats, request: Registration, next_offset: int, now_ms: int
 ) -> Outcome[int | None]:
-    """Register a broker; the answer is its epoch, None if further decisions must come first.
+    """Register a broker; the answer is its epoch, or None if the caller must call again.
 
     ``next_offset`` is the offset of the first record that will be written, and becomes the epoch of
     a new registration. Raises InconsistentClusterIdError, DuplicateBrokerRegistrationError,
@@ -305,7 +304,7 @@ def begin_shutdown(view: View, broker: BrokerRegistration) -> Outcome[bool]:
 
 
 def _has_another(view: View, topic: TopicImage, index: int, broker_id: int) -> bool:
-    """Whether another active replica may lead. If not, the broker leads on (ZooKeeper)."""
+    """Whether another active replica may lead. If not, the broker remains leader (ZooKeeper)."""
     isr = topic.partitions[index].isr
     return any(one != broker_id and view.is_active(one) for one in isr)
 
@@ -323,7 +322,7 @@ def led_by(view: View, broker_id: int) -> list[tuple[str, int]]:
 
 
 def _go_on_shutting_down(view: View, heartbeats: Heartbeats, request: Heartbeat) -> Outcome[bool]:
-    """Move partitions that earlier heartbeats left, or that the broker has got since."""
+    """Continue a controlled shutdown with the partitions that the broker still has in an ISR."""
     some = next(_in_isr(view, request.broker_id), None)
     return Outcome(False) if some is None else _begin_shutdown(view, heartbeats, request)
 
@@ -382,7 +381,7 @@ def appeared(
 ) -> Outcome[bool]:
     """Handle a broker that was discovered in ZooKeeper; the answer says whether to call again.
 
-    A broker whose known epoch differs was away in between, whether that was noticed or not, so it
+    A broker with a new epoch lost its session in between, even if no controller noticed it, so it
     is fenced first (KAFKA-7235).
     """
     known = view.image.brokers.get(seen.broker_id)
@@ -414,8 +413,8 @@ def fence(
 ) -> Outcome[bool]:
     """Remove a broker from every ISR, elect other leaders for its partitions, and fence it.
 
-    The answer says whether more changes must come first; the broker is not fenced then. With
-    ``forgets`` the broker is unregistered instead.
+    The answer says whether the caller must call again, because the broker is not fenced before all
+    partitions are changed. With ``forgets`` the broker is unregistered instead.
     """
     broker_id = broker.broker_id
     changes = view.leader_and_isr_updates(
@@ -457,7 +456,7 @@ def expire(view: View, heartbeats: Heartbeats, now_ms: int) -> Outcome[bool]:
 
 
 def elect_leaderless(view: View, heartbeats: Heartbeats) -> Outcome[bool]:
-    """Elect leaders for queued partitions without one; the answer says whether any were queued."""
+    """Elect leaders for queued leaderless partitions; the answer says whether any were queued."""
     asked, cause = heartbeats.take_elections(MAX_CHANGES)
     leaderless = [
         (topic, index)
@@ -470,7 +469,7 @@ def elect_leaderless(view: View, heartbeats: Heartbeats) -> Outcome[bool]:
 
 
 def unregister(view: View, broker_id: int) -> Outcome[bool]:
-    """Unregister a broker; the answer says whether more changes must come first.
+    """Unregister a broker; the answer says whether the caller must call again.
 
     Raises BrokerIdNotRegisteredError. The broker's logs no longer count, so it leaves the eligible
     leader replicas as well.
@@ -493,7 +492,7 @@ def unregister(view: View, broker_id: int) -> Outcome[bool]:
 
 
 def _shut_down(view: View, broker_id: int, *, is_clean: bool) -> list[Change]:
-    """Return the changes that a broker's previous run leaves (kafka: ``handleBrokerShutdown``)."""
+    """Return the changes that the end of a broker's run needs (kafka: ``handleBrokerShutdown``)."""
     is_unclean = view.elr_enabled and not is_clean
     return view.leader_and_isr_updates(
         _in_isr(view, broker_id, with_elr=is_unclean),
@@ -510,8 +509,8 @@ def _in_isr(
 ) -> Iterator[tuple[TopicImage, int]]:
     """Yield the partitions whose ISR contains the broker.
 
-    Partitions without a leader that keep the broker as the last member of their ISR are omitted.
-    ``with_elr`` includes them, and partitions where the broker is an eligible leader replica.
+    Without ELRs, leaderless partitions that keep the broker as the last member of their ISR are
+    omitted. ``with_elr`` adds partitions where the broker is an eligible leader replica.
     """
     keeps_last = not (view.elr_enabled or with_elr)
     for topic, index, partition in view.partitions():
@@ -523,7 +522,7 @@ def _in_isr(
 
 
 def _first_of(changes: Sequence[Change]) -> Outcome[bool]:
-    """Return as many changes as one decision may make, ahead of the completing decision."""
+    """Return the first :data:`MAX_CHANGES` changes; the answer tells the caller to call again."""
     return replace(_with(changes[:MAX_CHANGES], events=()), answer=True)
 
 

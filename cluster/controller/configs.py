@@ -123,7 +123,7 @@ def _altered(
     records: list[MetadataRecord] = [
         ConfigRecord(kind, name, key, value)
         for key, value in wanted.items()
-        # A file that a broker's setting names may have changed (KAFKA-14136).
+        # Repeat a broker's setting: the file that it names may have changed (KAFKA-14136).
         if current.get(key) != value or kind == BROKER_RESOURCE
     ]
     is_min_isr_new = current.get(MIN_INSYNC_REPLICAS) != after.get(MIN_INSYNC_REPLICAS)
@@ -144,7 +144,7 @@ def _check_group_room(view: View, resource: Resource, after: Mapping[str, str]) 
 def _check_min_isr(
     view: View, resource: Resource, after: Mapping[str, str], wanted: Mapping[str, str | None]
 ) -> None:
-    """Raise if brokers would differ in the value that eligible leader replicas depend on."""
+    """Raise InvalidConfigError unless all brokers keep one ``min.insync.replicas`` for the ELRs."""
     kind, name = resource
     if kind != BROKER_RESOURCE or MIN_INSYNC_REPLICAS not in wanted or not view.elr_enabled:
         return

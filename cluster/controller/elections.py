@@ -1,4 +1,4 @@
-"""Elections that a request asks for, and those that the controller holds by itself.
+"""Leader elections that a client requests, and periodic elections by the controller.
 
 Source: ``ReplicationControlManager.electLeaders``/``maybeBalancePartitionLeaders``/
 ``maybeElectUncleanLeaders``; KIP-460.
@@ -31,7 +31,7 @@ def elect_leaders(
 ) -> Outcome[list[tuple[Partition, DomainError | None]]]:
     """Hold the election, PREFERRED or UNCLEAN, for each partition; None means all.
 
-    For all partitions, the answer omits those that need no election.
+    If ``partitions`` is None, the answer omits partitions that need no election.
     """
     asked = (
         [(topic.name, index) for topic, index, _ in view.partitions()]
@@ -56,7 +56,8 @@ def elect_leaders(
 def _elect(view: View, name: str, index: int, election: Election, cause: str) -> list[Change]:
     topic = view.image.topics.get(name)
     if topic is None or not 0 <= index < len(topic.partitions):
-        # Without the name: it may be long, and one request may name thousands of partitions.
+        # The message omits the name: it may be long, and a request may name thousands of
+        # partitions.
         raise UnknownTopicOrPartitionError(f"there is no partition {index} of this topic")
     partition = topic.partitions[index]
     is_preferred = election is Election.PREFERRED

@@ -1,8 +1,8 @@
 """Converts the metadata of a standalone broker for the controllers of a cluster, and back.
 
-The controllers find the metadata that they would have if the broker had been the only one of their
-cluster and had shut down cleanly: it is fenced, and its partitions have no leader until it
-registers. The first leader epoch that they begin is above every epoch in its logs.
+The converted metadata is that of a cluster whose only broker has shut down cleanly: the broker is
+fenced, and its partitions have no leader until it registers. The first leader epoch that the
+controllers begin is above every epoch in the broker's logs.
 
 Source: ``ReplicationControlManager.handleBrokerFenced`` with one broker.
 """
@@ -42,11 +42,12 @@ def handed_over(image: MetadataImage, broker_id: int) -> MetadataImage:
 
 
 def left_behind(before: MetadataImage, after: MetadataImage) -> list[str]:
-    """Return the reasons why ``after`` cannot have developed from ``before``; none if it can.
+    """Return the reasons why ``after`` cannot be a later state of ``before``; empty if it can.
 
-    ``before`` is the metadata of a standalone broker, ``after`` that of the cluster that the broker
-    is about to join for the first time: it must contain all of the broker's topics with higher
-    leader epochs than the broker began, and must not allocate a producer id twice.
+    ``before`` is the metadata of a standalone broker, ``after`` the metadata of the cluster that
+    the broker is about to join for the first time. The cluster must have all of the broker's
+    topics, in higher leader epochs, and must not allocate a producer id that the broker has
+    reserved.
     """
     reasons: list[str] = []
     if after.next_producer_id < before.next_producer_id:
@@ -77,11 +78,11 @@ def taken_back(
     directory_id: UUID,
     features: Mapping[str, tuple[int, int]],
 ) -> tuple[MetadataImage, list[str]]:
-    """Return the image with this broker as the only one, and the reasons why it cannot be.
+    """Return the image with this broker as the only one, and the reasons against the conversion.
 
     ``features`` are the ranges that a standalone broker supports. The broker must be in the ISR of
     every partition. Replicas elsewhere, other brokers and the controllers are removed, as are
-    features that can be turned off without loss: those for share groups and streams groups.
+    features that a standalone broker lacks, which share groups and streams groups use.
     """
     reasons: list[str] = []
     levels = {name: level for name, level in image.features.items() if name in features}

@@ -94,8 +94,8 @@ class _Contact:
     """The time of the last heartbeat; None before the first one, and after the session ended."""
     metadata_offset: int = -1
     shutdown_offset: int = -1
-    """The last record of its controlled shutdown, which every active broker must apply before it
-    stops."""
+    """The offset of the last record of the controlled shutdown. Every active broker must apply that
+    record before this broker may stop."""
 
 
 class Heartbeats:
@@ -140,7 +140,7 @@ class Heartbeats:
         contact.metadata_offset = metadata_offset
 
     def keep(self, broker_id: int, metadata_offset: int) -> None:
-        """Note the metadata offset of the broker in the controller's process; it has no session."""
+        """Note the metadata offset of this process's own broker, which needs no session."""
         contact = self._contacts[broker_id]
         contact.last_contact_ms, contact.metadata_offset = None, metadata_offset
 
@@ -164,7 +164,7 @@ class Heartbeats:
         return bool(self._elections)
 
     def elect_soon(self, partitions: Iterable[tuple[TopicImage, int]], cause: str) -> None:
-        """Queue leaderless partitions that may get a leader; one decision takes some of them."""
+        """Queue leaderless partitions that may get a leader; each decision takes some of them."""
         more = [(topic.topic_id, index) for topic, index in partitions]
         if more:
             self._elections += more
@@ -260,7 +260,7 @@ class Heartbeats:
             return _S.CONTROLLED_SHUTDOWN
         contact = self._contacts[heartbeat.broker_id]
         if contact.shutdown_offset < 0:
-            # It began under another controller, whose records this controller's image contains.
+            # The shutdown began under another controller; the image contains its records.
             contact.shutdown_offset = image.offset
         moved = contact.shutdown_offset <= self._lowest_active_offset(image)
         return _S.SHUTDOWN_NOW if moved else _S.CONTROLLED_SHUTDOWN

@@ -59,8 +59,8 @@ def alter_partition(
 ) -> Outcome[list[PartitionRegistration | DomainError]]:
     """Change the ISR of each partition; the answers are in the order of the items.
 
-    Raises StaleBrokerEpochError. NewLeaderElectedError is the one error whose change is made: the
-    change ended a reassignment that removes the sender.
+    Raises StaleBrokerEpochError. A NewLeaderElectedError among the answers means that the change
+    was made and completed a reassignment that removes the sender.
     """
     view.registered(broker_id, broker_epoch)
     answers: list[PartitionRegistration | DomainError] = []
@@ -97,7 +97,7 @@ def _validated(view: View, broker_id: int, item: AlterIsr) -> TopicImage:
     if known is None:
         raise UnknownTopicOrPartitionError(f"there is no partition {topic.name}-{item.index}")
     if item.leader_epoch > known.leader_epoch or item.partition_epoch > known.partition_epoch:
-        # The sender has newer metadata than this controller, which cannot be active then.
+        # The sender has newer metadata than this controller, which therefore is no longer active.
         raise NotControllerError("this controller is behind the partition's leader")
     if item.leader_epoch < known.leader_epoch:
         raise FencedLeaderEpochError(
@@ -151,7 +151,7 @@ def _ineligible(view: View, item: AlterIsr) -> list[tuple[int, str]]:
 def replicas_found(
     view: View, broker_id: int, lost: Iterable[Place], found: Iterable[Place]
 ) -> Outcome[None]:
-    """Take a broker's lost and recovered replicas from its answers to LeaderAndIsr.
+    """Record the lost and the recovered replicas that a broker's LeaderAndIsr response reports.
 
     Source: ``KafkaController.processLeaderAndIsrResponseReceived``.
     """
@@ -194,7 +194,7 @@ class AssignDirectory:
 def assign_replicas_to_dirs(
     view: View, broker_id: int, broker_epoch: int, items: Sequence[AssignDirectory]
 ) -> Outcome[list[DomainError | None]]:
-    """Record the directories of a broker's replicas; one in an offline directory cannot lead.
+    """Record the directories of a broker's replicas; a replica in an offline one leaves the ISR.
 
     Raises StaleBrokerEpochError. The answers are in the order of the items.
     """

@@ -1,9 +1,9 @@
-"""The active controller: it decides on requests, and by itself when time has passed.
+"""The active controller: decisions on requests, and periodic tasks.
 
 The caller appends an outcome's records, passes them to :meth:`Controller.replay`, and answers once
-they are committed. Decisions read the image and change only soft state: sessions, which a restart
-rebuilds, and the times of periodic tasks. If the records of a decision cannot be written, it leaves
-at most the time of a heartbeat behind.
+they are committed. Decisions read the image and change only soft state, such as sessions, which a
+restart rebuilds, and the times of periodic tasks. If the records of a decision cannot be written,
+nothing needs to be undone.
 
 Source: ``QuorumController``.
 """
@@ -57,7 +57,7 @@ class Controller:
         self.image = image
         self.heartbeats = Heartbeats(image, settings.session_timeout_ms, now_ms)
         self.has_listeners = False
-        """Whether the metadata log has readers; NoOpRecords then advance its high watermark."""
+        """Whether observers fetch the metadata log; if so, idle periods get NoOpRecords."""
         self._balance_ms = now_ms + settings.leader_imbalance_check_interval_ms
         self._unclean_ms = now_ms + settings.unclean_check_interval_ms
         self._idle_ms = now_ms + settings.max_idle_interval_ms
@@ -82,7 +82,7 @@ class Controller:
         base_offset: int,
         now_ms: int,
     ) -> None:
-        """Take records as :meth:`replay` does, with the image that the caller built from them."""
+        """Apply records as :meth:`replay` does, with an image that the caller built from them."""
         self.image = image
         self._idle_ms = now_ms + self.settings.max_idle_interval_ms
         last = base_offset + len(records) - 1
@@ -375,10 +375,10 @@ class Controller:
     # --- periodic tasks ---
 
     def next_task_ms(self) -> int | None:
-        """Return when :meth:`run_task` has work; None if only a request can change that.
+        """Return the time at which :meth:`run_task` has work; None if only a request brings some.
 
-        With one broker there is nothing to balance. It may be the last of several, so that unclean
-        elections may still be due.
+        A single broker has no leaders to balance. It may be the last one of several, though, so
+        unclean elections may be due.
         """
         times = [self.heartbeats.next_expiry_ms()]
         if self.heartbeats.has_elections:

@@ -44,7 +44,7 @@ class Change:
 
 
 def told(changes: Iterable[Change]) -> Iterator[Event]:
-    """Yield the history's events of changes: leaders, ISRs, reassignments."""
+    """Yield the events about leaders, ISRs and reassignments that changes add to the history."""
     for one in changes:
         old, new, subject = one.before, one.after, f"{one.topic}-{one.index}"
         if new.leader_epoch != old.leader_epoch:

@@ -24,7 +24,7 @@ class Election(Enum):
     """The rule by which a leader is elected."""
 
     PREFERRED = "preferred"
-    """The first replica if it may lead; otherwise the current leader stays."""
+    """The first replica if it may lead; otherwise as ONLINE."""
     ONLINE = "online"
     """The current leader stays if it may lead; otherwise the first replica that may lead."""
     UNCLEAN = "unclean"
@@ -33,15 +33,16 @@ class Election(Enum):
 
 @dataclass(slots=True)
 class PartitionChange:
-    """The wanted state of a partition; a target of None leaves its value unchanged."""
+    """The wanted state of a partition; None leaves a value unchanged."""
 
     partition: PartitionRegistration
     topic_id: UUID
     index: int
     is_acceptable: Callable[[int], bool]
-    """Whether a broker could lead with a complete log: active, its directory online."""
+    """Whether a broker is active and its log directory online, so that it may lead if its log is
+    complete."""
     min_isr: int
-    """``min.insync.replicas``; the number of replicas limits it."""
+    """``min.insync.replicas``, which may exceed the number of replicas."""
     default_directory: Callable[[int], UUID]
     elr_enabled: bool = False
     election: Election = Election.ONLINE
@@ -53,14 +54,14 @@ class PartitionChange:
     unclean_shutdown: frozenset[int] = frozenset()
     """Brokers whose logs may have lost records."""
     directories: dict[int, UUID] = field(default_factory=dict)
-    """Log directories of replicas that differ from the partition's current ones."""
+    """New log directories, by the replica's broker id."""
     raises_leader_epoch: bool = False
-    """Whether every change raises the leader epoch, because replicas ignore any other (kafka:
-    ``triggerLeaderEpochBumpForIsrShrinkIfNeeded``, and ``newLeaderAndIsr`` of the controller on
-    ZooKeeper)."""
+    """Whether every change raises the leader epoch, because replicas ignore a change in a leader
+    epoch that they know (kafka: ``triggerLeaderEpochBumpForIsrShrinkIfNeeded``, and
+    ``newLeaderAndIsr`` of the controller on ZooKeeper)."""
     hears_of_isr: bool = False
-    """Whether the leader learns the ISR from the answer to its request, and nothing else: then only
-    changes of the replicas raise the leader epoch."""
+    """Whether the change answers a leader's request. The answer contains only the ISR, so a change
+    of the replicas must raise the leader epoch."""
     tells_anew: bool = False
     """Whether the replicas are informed again even if nothing changes."""
 
@@ -121,8 +122,8 @@ class PartitionChange:
     def _elr(self, isr: tuple[int, ...], replicas: tuple[int, ...]) -> tuple[int, ...]:
         """Return the replicas outside the ISR that have every committed record.
 
-        They exist only while the ISR is below ``min.insync.replicas``: the high watermark then
-        stands still.
+        They exist only while the ISR is smaller than ``min.insync.replicas``, because the high
+        watermark does not advance then.
         """
         if not self.elr_enabled or len(isr) >= min(self.min_isr, len(replicas)):
             return ()
@@ -162,7 +163,11 @@ class PartitionChange:
         return found, found != NO_LEADER
 
     def _last_known_elr(self, isr: tuple[int, ...], leader: int) -> tuple[int, ...] | None:
-        """Return the last leader of a partition without one, as noted when it lost that leader."""
+        """Return the new last known ELR, None if it does not change.
+
+        A partition that loses the last member of its ISR keeps its former leader there, until it
+        has a leader again.
+        """
         state = self.partition
         if not self.elr_enabled:
             return None

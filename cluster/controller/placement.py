@@ -31,7 +31,7 @@ class Draw(Protocol):
 
 @dataclass(slots=True)
 class _BrokerList:
-    """The brokers of a rack, used in turn, each once in an epoch."""
+    """The brokers of a rack, used in turn, each at most once per partition (*epoch*)."""
 
     brokers: list[int] = field(default_factory=list)
     offset: int = 0
@@ -120,7 +120,7 @@ def place(
 ) -> Sequence[tuple[int, ...]]:
     """Return the replicas of each new partition; raises InvalidReplicationFactorError.
 
-    Brokers in controlled shutdown, and brokers whose directories are all cordoned, get none.
+    Brokers in controlled shutdown, and brokers whose directories are all cordoned, get no replica.
     """
     racks = _Racks((one for one in view.image.brokers.values() if _is_usable(one)), draw)
     if replication_factor <= 0:

@@ -37,7 +37,7 @@ def allocate_producer_ids(
 
 
 def reserve_producer_ids(view: View, below: int) -> Outcome[None]:
-    """Never allocate an id under ``below``: other brokers may use those ids."""
+    """Never allocate an id that is lower than ``below``: other brokers may use such ids."""
     if below <= view.image.next_producer_id:
         return Outcome(None)
     return reset_producer_ids(view, below)

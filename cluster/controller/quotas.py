@@ -26,7 +26,7 @@ from fencepost.logcore.steps import Steps
 from fencepost.logcore.tracebacks import without_traceback
 
 MAX_QUOTAS: Final = 20_000
-"""The most quotas of all entities, about a kilobyte each, because they outlive their clients."""
+"""The most quotas of all entities. Each takes about a kilobyte, and outlives its clients."""
 
 MAX_CHANGES: Final = 10_000
 """The most quotas that one request changes: Kafka's ``MAX_RECORDS_PER_USER_OP``."""
@@ -49,14 +49,15 @@ class Checked(NamedTuple):
 
 
 def check_quotas(view: View, asked: Iterable[Alteration]) -> Steps[list[Checked]]:
-    """Check the changes, and return each entity once. An entity named twice keeps its quotas.
+    """Check the changes, and return each entity once.
 
-    Kafka makes the first of its changes, and answers that it made none.
+    An entity that is named twice keeps its quotas. Kafka makes the first of the changes, although
+    its answer is an error.
     """
     checked: dict[object, Checked] = {}
     for one in asked:
         reason = yield from _reason_against(one)
-        # An entity with more types has an unknown one, and is refused for it.
+        # A longer entity is refused in any case, because one of its types is unknown.
         is_short = len(one.named) <= len(ENTITY_TYPES)
         key = _entity_of(one.named) if is_short else len(checked)
         if key in checked:
@@ -79,7 +80,7 @@ def alter_client_quotas(
     quota_count: int,
     reason_against_record: ReasonAgainst,
 ) -> Outcome[list[DomainError | None]]:
-    """Make the checked changes that fit; ``quota_count`` is the number of quotas in the image."""
+    """Make the checked changes up to MAX_QUOTAS; the image has ``quota_count`` quotas."""
     errors: list[DomainError | None] = []
     records: list[MetadataRecord] = []
     for one in alterations:
@@ -104,7 +105,7 @@ def alter_client_quotas(
 
 
 def _entity_of(named: Mapping[str, str | None]) -> Entity:
-    """Return an entity in the form that the image has."""
+    """Return an entity as the image's key."""
     return tuple(sorted(named.items(), key=lambda one: one[0]))
 
 

@@ -30,7 +30,7 @@ def towards(partition: PartitionRegistration, target: Replicas) -> Reassignment:
     """Return the first step to another assignment, also while a reassignment is in progress.
 
     A replica that is still being added stays in ``adding``, so cancelling restores the assignment
-    from before the first reassignment (KIP-455). Kafka's controller does not.
+    from before the first reassignment (KIP-455). Kafka's controller does not restore it.
     """
     before = set(partition.replicas) - set(partition.adding_replicas)
     adding = tuple(sorted(set(target) - before))
@@ -41,7 +41,7 @@ def towards(partition: PartitionRegistration, target: Replicas) -> Reassignment:
 def completed(
     replicas: Replicas, adding: Replicas, removing: Replicas, isr: Replicas
 ) -> tuple[Replicas, Replicas] | None:
-    """Return the replicas and the ISR after the last step; None if it is not due.
+    """Return the replicas and the ISR of a completed reassignment; None if it is not complete.
 
     Every replica that stays must be in the ISR (KAFKA-15665): otherwise records that only the
     removed replicas have would be lost.

@@ -60,7 +60,8 @@ def alter_partition_reassignments(
 def _altered(view: View, item: Reassign, allow_factor_change: bool, may_wait: bool) -> list[Change]:
     topic = view.image.topics.get(item.topic)
     if topic is None or not 0 <= item.index < len(topic.partitions):
-        # Without the name: it may be long, and one request may name thousands of partitions.
+        # The message omits the name: it may be long, and a request may name thousands of
+        # partitions.
         raise UnknownTopicOrPartitionError(f"there is no partition {item.index} of this topic")
     partition = topic.partitions[item.index]
     if item.replicas is None:
@@ -106,8 +107,8 @@ def _cancelled(
 def go_on_reassigning(view: View, partitions: Sequence[tuple[str, int]]) -> Outcome[None]:
     """Continue reassignments that another controller began (ZooKeeper).
 
-    A reassignment whose new replicas are all in sync is completed. For any other one, the replicas
-    are informed again, because it is unknown whether the other controller did so.
+    A reassignment whose new replicas are all in sync is completed. The replicas of any other one
+    are informed again, because the other controller may not have informed them.
 
     Source: ``KafkaController.maybeResumeReassignments``.
     """

@@ -1,7 +1,7 @@
 """SCRAM credentials: which changes are valid, and their records.
 
-A change contains a salted password, the result of the iterated hash. Its record has the two keys
-that are derived from the salted password, which are not sufficient for a login.
+A change contains a salted password, the result of the iterated hash. Its record contains the stored
+key and the server key, which are derived from the salted password and do not permit a login.
 
 Source: ``ScramControlManager``; KIP-554.
 """
@@ -112,7 +112,7 @@ def check_credentials(
 def alter_credentials(
     view: View, alterations: Iterable[Alteration], derive_keys: DeriveKeys
 ) -> Outcome[list[DomainError | None]]:
-    """Make the checked changes; the answer has the error of each that has become impossible."""
+    """Make the checked changes; the answer has an error for each one that has become impossible."""
     errors: list[DomainError | None] = []
     records: list[MetadataRecord] = []
     room = MAX_CREDENTIALS - len(view.image.scram)
@@ -139,7 +139,7 @@ def add_credentials(
 ) -> Outcome[list[str]]:
     """Create the credentials that do not exist; the answer has their users.
 
-    An existing one is left alone: its password may have been changed since.
+    An existing credential stays: its password may have been changed since.
     """
     new = {(one.name, one.mechanism): one for one in added if not _exists(view, one)}
     records = tuple(_record(one, derive_keys) for one in new.values())

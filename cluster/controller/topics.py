@@ -40,7 +40,7 @@ from fencepost.cluster.topic_records import TopicRecords
 from fencepost.logcore.values import dataclass
 
 FROM_CONTROLLER: Final = -1
-"""A number that the controller's configuration supplies."""
+"""The number comes from the controller's configuration."""
 
 
 NO_TOPIC: Final = UUID(int=0)
@@ -98,8 +98,8 @@ def create_topic(
 ) -> Outcome[CreatedTopic]:
     """Create a topic, or with ``validate_only`` only check that it could be created.
 
-    ``draw`` spreads the replicas. ``take`` counts partitions with ``validate_only`` as well, as in
-    Kafka. Raises what ``check_configs`` and ``take`` do, InvalidTopicError,
+    ``draw`` chooses the brokers. ``take`` charges the quota for the partitions, as in Kafka even
+    with ``validate_only``. Raises what ``check_configs`` and ``take`` do, InvalidTopicError,
     TopicAlreadyExistsError, InvalidConfigError, InvalidPartitionsError,
     InvalidReplicationFactorError, InvalidReplicaAssignmentError, InvalidRequestError,
     PolicyViolationError.
@@ -285,7 +285,7 @@ def partition_record(
 
 
 def _forms(view: View, assignments: Iterable[tuple[int, ...]]) -> list[PartitionRecord]:
-    """Return the form of each new partition; partitions with the same replicas share one."""
+    """Return each new partition's form (see :class:`TopicRecords`), shared by equal replicas."""
     forms: dict[tuple[int, ...], PartitionRecord] = {}
     found = []
     for replicas in assignments:

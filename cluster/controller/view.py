@@ -54,7 +54,7 @@ class ControllerSettings:
     leader_imbalance_percentage: int | None = None
     """``leader.imbalance.per.broker.percentage``; None balances every partition, as KRaft does."""
     state_topics: frozenset[str] = frozenset()
-    """Topics for which only a request may elect a replica that is not in sync."""
+    """Topics whose setting never permits an unclean election; only ElectLeaders may hold one."""
     unclean_check_interval_ms: int = 300_000
     """``unclean.leader.election.interval.ms``."""
     max_elections: int = 1_000
@@ -68,7 +68,7 @@ class ControllerSettings:
     max_partitions: int = 200_000
     """``fencepost.max.partitions``: the most partitions of all topics."""
     max_configured_groups: int = 10_000
-    """The most groups with settings, which outlive the group: nothing else removes them."""
+    """The most groups with settings. The settings stay when a group is deleted."""
     internal_topics: frozenset[str] = frozenset()
     """Topics that no request may delete or enlarge."""
     broker_topics: frozenset[str] = frozenset()
@@ -78,8 +78,8 @@ class ControllerSettings:
     features: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Lowest and highest level of each feature that this controller supports."""
     tells_by_leader_epoch: bool = False
-    """Whether brokers are informed by LeaderAndIsr requests, which they ignore for a leader epoch
-    that they know, instead of reading the metadata records of every change."""
+    """Whether brokers learn of changes by LeaderAndIsr requests (ZooKeeper), not by metadata
+    records. They ignore such a request if they know its leader epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,10 @@ class View:
         return broker
 
     def default_directory(self, broker_id: int) -> UUID:
-        """Return the directory of a broker's new replica, as far as the controller knows it."""
+        """Return the directory of a broker's new replica; UNASSIGNED if the broker chooses it.
+
+        MIGRATING stands for the directory of a broker that has registered none.
+        """
         broker = self.image.brokers.get(broker_id)
         if broker is None:
             return UNASSIGNED
@@ -154,7 +157,7 @@ class View:
     def change(
         self, topic: TopicImage, index: int, *, removed: int = NO_LEADER, added: int = NO_LEADER
     ) -> PartitionChange:
-        """Return a change without targets, with the rules of the topic and of the live brokers.
+        """Return a change that still changes nothing, with the topic's settings and live brokers.
 
         ``removed`` cannot lead even if the image allows it; ``added`` can.
         """
@@ -186,7 +189,7 @@ class View:
         return is_acceptable
 
     def _goes_on(self, partition: PartitionRegistration, broker: BrokerRegistration) -> bool:
-        """Whether a leader in controlled shutdown leads on, because no other replica may lead."""
+        """Whether a leader in controlled shutdown stays, because no other replica may lead."""
         return (
             self.settings.tells_by_leader_epoch
             and broker.broker_id == partition.leader
@@ -212,10 +215,10 @@ class View:
         is_unclean_shutdown: bool = False,
         at_most: int | None = None,
     ) -> list[Change]:
-        """Remove ``removed`` from the ISR and from leadership, or let ``added`` lead.
+        """Return the changes that remove ``removed`` from ISRs, or that let ``added`` lead.
 
-        After an unclean shutdown it also leaves the eligible leader replicas. The result has
-        ``at_most`` changes; more may remain then.
+        With ``is_unclean_shutdown``, ``removed`` also leaves the eligible leader replicas. If the
+        result has ``at_most`` changes, more may be necessary.
         """
         changes: list[Change] = []
         rules: dict[str, tuple[int, Election]] = {}

@@ -200,5 +200,5 @@ class AclLimits:
     of Kafka's metadata log."""
 
     max_text_bytes: int = 1_024
-    """The most UTF-8 bytes of a name, a principal or a host. Topic names have at most 249, and
-    group ids no more than this limit; a prefixed pattern can match a longer transactional id."""
+    """The most UTF-8 bytes of a name, a principal or a host. Topic names have at most 249; group
+    and transactional ids may be longer, but a prefixed pattern can match them."""

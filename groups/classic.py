@@ -117,7 +117,7 @@ def _assign(
         token, member.sync_token = member.sync_token, None
         if token is not None:
             decision.reply(token, _assignment(group, assignments.get(member.member_id, b"")))
-            # Its session may have expired without effect while it waited.
+            # The member's session may have expired without effect while the request waited.
             arm_session(decision, group, member)
 
 

@@ -2,7 +2,7 @@
 
 Two layers. ``saved`` is the durable one: the group's newest GroupMetadata record, set only by
 :meth:`ClassicGroup.install`. Everything else is the live group: members of a join phase, parked
-requests, the next generation. A restart may lose everything of it that is not saved.
+requests, the next generation. A restart loses the part of it that is not saved.
 
 Source: Kafka's ``ClassicGroup`` and ``ClassicGroupMember``.
 """
@@ -49,7 +49,7 @@ CONSUMER_PROTOCOL_TYPE: Final = "consumer"
 
 @dataclass(frozen=True, slots=True)
 class InitialDelay:
-    """The first rebalance of a group that was Empty, which waits for more members."""
+    """The delay of an Empty group's first rebalance, during which more members may join."""
 
     delay_ms: int
     remaining_ms: int
@@ -119,7 +119,7 @@ class ClassicGroup(GroupBase):
         members: Iterable[ClassicMember],
         now_ms: int,
     ) -> ClassicGroup:
-        """Return the result of converting a consumer group; its first record is decided with it.
+        """Return the result of converting a consumer group; the same decision appends its record.
 
         The caller must set the members' assignments before any other use.
         """
@@ -147,7 +147,7 @@ class ClassicGroup(GroupBase):
 
     @property
     def is_awaited(self) -> bool:
-        """Whether a member is about to join the empty group, so that upkeep leaves it alone."""
+        """Whether a member is about to join the empty group, so that it must not be deleted."""
         return bool(self.pending_members)
 
     @property
@@ -437,7 +437,7 @@ class ClassicGroup(GroupBase):
             raise RebalanceInProgressError("commit again once the assignment is known")
 
     def validate_fetch(self, member_id: str | None, member_epoch: int) -> None:
-        """Raise a ``GroupError`` unless this sender may fetch offsets; here every sender may."""
+        """Raise a ``GroupError`` unless this sender may fetch offsets. A classic group lets all."""
 
     def committed(self, decision: DecisionBuilder, member_id: str) -> None:
         """Count an accepted non-transactional commit of ``member_id`` as a heartbeat."""

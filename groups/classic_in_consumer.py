@@ -2,7 +2,7 @@
 
 Such a group has no leader. A JoinGroup takes the member through the same steps as a heartbeat of
 the consumer protocol, its generation is its member epoch, and SyncGroup returns the broker's
-assignment, in the bytes of the member's protocol.
+assignment, encoded as a ``ConsumerProtocolAssignment``.
 
 Source: Kafka's ``GroupMetadataManager`` (classicGroup{Join,Sync,Heartbeat,Leave}ToConsumerGroup).
 """
@@ -128,8 +128,8 @@ def _update_of(
     member_id, rebalance_ms = command.member_id, command.rebalance_timeout_ms
     is_known = member_id in group.members or (group.group_id, member_id) in shard.given_ids
     if member_id and subscription.owned and not is_known:
-        # It was removed while it rebalanced, and still reads partitions that others may have now.
-        # The id may have been given out and forgotten, so a member without partitions is new.
+        # The member was removed while it rebalanced, and still reads partitions that others may
+        # own now. Without partitions it may be a new member whose id was given out and forgotten.
         raise UnknownMemberIdError(f"{member_id!r} was removed; what it owns is lost")
     said = ConsumerHeartbeat(
         group_id=group.group_id,
@@ -139,7 +139,7 @@ def _update_of(
         client_host=command.client_host,
         instance_id=command.group_instance_id,
         rack_id=subscription.rack_id,
-        # v0 has no such field: it uses the session timeout for both.
+        # JoinGroup v0 has no rebalance timeout: the session timeout serves as both.
         rebalance_timeout_ms=command.session_timeout_ms if rebalance_ms < 0 else rebalance_ms,
         subscribed_topic_names=subscription.topics,
         subscribed_topic_regex="",
@@ -163,7 +163,7 @@ def _subscription(command: JoinGroup) -> Subscription:
 def _replace_last(
     shard: Shard, decision: DecisionBuilder, update: MemberUpdate, owner: str
 ) -> bool:
-    """Convert the group if ``owner`` was its last member of the consumer protocol."""
+    """Convert the group if ``owner`` is its last consumer-protocol member; return whether."""
     group = update.group
     if group.members[owner].classic is not None or not may_downgrade(
         shard, group, [owner], joining=1
@@ -172,7 +172,7 @@ def _replace_last(
     if not update.needs_target:
         reconcile_member(decision, update)
     why = None
-    # Only a rebalance gives free partitions, or ones to revoke, to members that wait for them.
+    # Only a rebalance gives waiting members the partitions that are free or must be revoked.
     if not _is_everybody_settled(update, owner):
         why = f"the group became classic; {update.member_id}: took the place of {owner}"
     require_small(shard, decision)
@@ -224,8 +224,8 @@ def heartbeat(
 ) -> None:
     """Renew a classic member's session, and tell it to rejoin when its assignment changes.
 
-    It must rejoin when the group has moved on, when it must revoke partitions, and when all
-    partitions that it waits for are free.
+    The member must rejoin when the group has a newer epoch, when it must revoke partitions, and
+    when all partitions that it waits for are free.
     """
     member_id = command.member_id
     classic = _classic_member(group, member_id, command.group_instance_id, command.generation_id)
@@ -247,8 +247,8 @@ def _may_move(
 ) -> bool:
     """Whether a JoinGroup now would move the member to a newer epoch.
 
-    Before the next target may be computed it would not, and a client that is told to rejoin while
-    it is behind would rejoin in a loop.
+    It would not before the next target may be computed: a client that was told to rejoin for a
+    newer group epoch would rejoin in a loop until then.
     """
     epoch, assignment = group.current(member_id).member_epoch, group.saved_assignment
     if assignment is None or epoch < assignment.epoch or epoch == group.epoch:

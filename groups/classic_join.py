@@ -47,9 +47,9 @@ from fencepost.logcore.machine import DecisionBuilder, InvariantViolation, Token
 def join_group(shard: Shard, decision: DecisionBuilder, token: Token, command: JoinGroup) -> None:
     """Decide on a JoinGroup. Raises a ``GroupError`` before any change.
 
-    A member that exceeds a limit while it may be reading gets UNKNOWN_MEMBER_ID: on every other
-    error a cooperative consumer continues to read, and its partitions pass to another member once
-    it has not rejoined in time. It keeps its place until its session ends.
+    A member that exceeds a limit while it may be reading gets UNKNOWN_MEMBER_ID: after any other
+    error a cooperative consumer would continue to read, even when another member gets its
+    partitions because it did not rejoin in time. It stays in the group until its session ends.
     """
     try:
         _join(shard, decision, token, command)
@@ -142,8 +142,8 @@ def _create_group(
 def _accepts(shard: Shard, group: ClassicGroup, member_id: str) -> bool:
     """Whether the group's size allows this member.
 
-    In the join phase only the members that rejoined count: a group that is too large after the
-    limit was lowered thus loses the last of them.
+    In the join phase only members that have rejoined count: if the limit was lowered, a group that
+    is too large thus loses the members that rejoin last.
     """
     member = group.members.get(member_id)
     match group.state:
@@ -159,8 +159,8 @@ def _accepts(shard: Shard, group: ClassicGroup, member_id: str) -> bool:
 def _turn_away(decision: DecisionBuilder, group: ClassicGroup, command: JoinGroup) -> GroupError:
     """Remove a member, or a pending id, and return the error.
 
-    A member that may be reading gets UNKNOWN_MEMBER_ID, and GROUP_MAX_SIZE_REACHED when it comes
-    back: on the latter alone a cooperative consumer continues to read.
+    A member that may be reading gets UNKNOWN_MEMBER_ID first, and GROUP_MAX_SIZE_REACHED when it
+    rejoins: after the latter error alone a cooperative consumer would continue to read.
     """
     member_id = command.member_id
     refusal: GroupError = GroupMaxSizeReachedError(f"group {command.group_id!r} is full")
@@ -413,6 +413,6 @@ def _client_reason(command: JoinGroup) -> str:
 
 
 def _rebalance_timeout_ms(command: JoinGroup) -> int:
-    # v0 has no such field: it uses the session timeout for both.
+    # JoinGroup v0 has no rebalance timeout: the session timeout serves as both.
     negative = command.rebalance_timeout_ms < 0
     return command.session_timeout_ms if negative else command.rebalance_timeout_ms

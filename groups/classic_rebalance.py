@@ -90,7 +90,7 @@ def refuse_syncs(decision: DecisionBuilder, group: ClassicGroup, error: DomainEr
         token, member.sync_token = member.sync_token, None
         if token is not None:
             decision.reply(token, error)
-            # Its session may have expired without effect while it waited.
+            # The member's session may have expired without effect while the request waited.
             arm_session(decision, group, member)
 
 

@@ -7,7 +7,7 @@ A command goes into :meth:`fencepost.groups.machine.GroupMachine.decide`; its re
 exist, authorises the request and resolves topic ids; the machine checks group ids, members,
 generations and limits.
 
-Source: the request and response schemas of Apache Kafka, without fields for the wire only.
+Source: the request and response schemas of Apache Kafka, without fields that only affect encoding.
 """
 
 from __future__ import annotations
@@ -263,7 +263,8 @@ class FetchedOffset(NamedTuple):
 class FetchOffsetsResult:
     """(topic, its partitions) in request order, or sorted by topic when all were requested.
 
-    Tuples, or for a great many offsets iterators over the state at the command, to be read once.
+    They are tuples. For very many offsets they are iterators, which can be read once and return the
+    state at the time of the command.
     """
 
     topics: Iterable[tuple[str, Iterable[FetchedOffset]]]

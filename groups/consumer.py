@@ -67,9 +67,9 @@ def heartbeat(
 ) -> None:
     """Decide on a ConsumerGroupHeartbeat. Raises a GroupError before any change.
 
-    A member that exceeds a limit while it may be reading is fenced: it gives up its partitions and
-    rejoins; only a member without partitions gets the limit's error. It keeps its place until
-    then, or until its session ends.
+    A joining member, which owns nothing, gets the error of a limit that it exceeds. Any other
+    member is fenced instead, so that it gives up its partitions and rejoins; it stays in the group
+    until then, or until its session ends.
     """
     try:
         _heartbeat(shard, decision, token, command)
@@ -101,8 +101,8 @@ def _heartbeat(
     group = _group(shard, decision, command, environment)
     update = _member(decision, command, environment, group)
     if isinstance(known, ClassicGroup) and any(map(known.awaits_sync_of, known.members)):
-        # A static member may replace another and change nothing; members that joined since the
-        # last generation have no partitions yet.
+        # The group needs a new target even if a static member only replaces another one: members
+        # that joined since the last generation have no partitions yet.
         update.reasons.append("the classic group was rebalancing")
     change_group(shard, decision, update)
     before = update.current

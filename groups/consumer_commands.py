@@ -92,7 +92,7 @@ class ConsumerSettings:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The state outside of a group that a decision on it uses: the current cluster."""
+    """The state outside of a group on which its decisions depend."""
 
     topics: TopicImage = field(default_factory=lambda: TopicImage({}))
     settings: ConsumerSettings = field(default_factory=ConsumerSettings)
@@ -123,7 +123,7 @@ class ConsumerHeartbeat:
     subscribed_topic_names: tuple[str, ...] | None = None
     subscribed_topic_regex: str | None = None
     reason_against_regex: str | None = None
-    """Why the expression is invalid (``regex.reason_against``); checking it takes long."""
+    """Why the expression is invalid; the caller checks it in steps (``regex.reason_against``)."""
     server_assignor: str | None = None
     owned: tuple[TopicPartitions, ...] | None = None
     new_member_id: str = ""

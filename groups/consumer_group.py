@@ -1,8 +1,10 @@
 """A consumer group's data (KIP-848): the content of its records, and the state derived from it.
 
-Each record sets its own piece and needs no other, so that their order in a compacted log does not
-matter. A member exists while its type 5 record does; the group exists while any piece does. Soft
-state is marked as such: a restart loses it.
+Each record sets its own part of the state and depends on no other record, so that their order in a
+compacted log does not matter. A member exists while its record of type 5 does; the group exists
+while any of its records does. A restart loses the soft state, such as timers and the versions of
+the topics that were checked.
+
 Source: Kafka's ``ConsumerGroup``, ``ConsumerGroupMember``, ``ModernGroup``.
 """
 
@@ -223,7 +225,7 @@ class ConsumerGroup(GroupBase):
     # --- replay ----------------------------------------------------------------------------------
 
     def replay(self, key: cr.ConsumerKey, value: object) -> None:
-        """Set the piece that ``key`` names, or remove it with None."""
+        """Set the part of the group that ``key`` names; None removes it."""
         self._subscribed = None
         match key.kind, value:
             case Kind.GROUP_METADATA, cr.GroupEpochValue() | None:
@@ -306,8 +308,9 @@ class ConsumerGroup(GroupBase):
         in_txn: bool,
         knows_member_epochs: bool,
     ) -> None:
-        """See :class:`ClassicGroup`. Below the member's epoch, each partition decides (KIP-1251).
+        """See :class:`ClassicGroup`.
 
+        An older epoch may commit partitions that were assigned at that epoch or before (KIP-1251).
         As in Kafka the member id alone identifies the sender, not the instance id.
         """
         if generation_id < 0 and not self.members:
@@ -363,7 +366,7 @@ class ConsumerGroup(GroupBase):
     def tombstones(self, names: Mapping[str, str] | None = None) -> Iterator[Record]:
         """See :class:`ClassicGroup`.
 
-        ``names`` maps a member id to the new one that its records have now.
+        ``names`` maps the id of a replaced member to the id under which its records are now.
         """
         group_id, renamed = self.group_id, names or {}
         for kind, member_ids in (
@@ -391,7 +394,7 @@ class ConsumerGroup(GroupBase):
 
     @property
     def is_gone(self) -> bool:
-        """Whether the log has nothing of the group: its last piece has a tombstone."""
+        """Whether the log has no record of the group, because the last one has a tombstone."""
         return not (
             self.saved_epoch
             or self.saved_assignment
@@ -520,7 +523,7 @@ def write_current(current: CurrentAssignment) -> cr.CurrentAssignmentValue:
 
 
 def read_current(value: cr.CurrentAssignmentValue) -> CurrentAssignment:
-    """Return a current assignment. Before Kafka 4.3 partitions have the member's epoch."""
+    """Return a current assignment. Partitions without an epoch (Kafka < 4.3) get the member's."""
     default = value.member_epoch if value.member_epoch >= 0 else value.previous_member_epoch
 
     def read(topics: Iterable[cr.AssignedPartitions]) -> dict[TopicIdPartition, int]:

@@ -1,7 +1,7 @@
 """The records of consumer-protocol groups (KIP-848): types 3 to 8 and 16.
 
-The values have one version, 0, and are flexible; keys are plain. A record's identity is its key,
-and each record can be decoded without any other, so that a compacted log loads in any form.
+The values have one version, 0, and are flexible; keys are plain. Each record can be decoded without
+any other, so that a log loads regardless of the records that compaction has removed.
 
 Kafka 4.1 dropped type 4: for a log that still has it only its presence is noted, so that it can be
 tombstoned.
@@ -45,7 +45,7 @@ PER_GROUP: Final = {
     ConsumerRecordType.PARTITION_METADATA,
     ConsumerRecordType.TARGET_ASSIGNMENT_METADATA,
 }
-"""Types with one record a group, whose key names only the group."""
+"""Types with one record per group, whose key contains only the group id."""
 
 
 # --- keys ----------------------------------------------------------------------------------------

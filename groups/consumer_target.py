@@ -49,7 +49,7 @@ from fencepost.logcore.values import dataclass
 class GroupDraft:
     """A group in its state after the replay of the records collected so far.
 
-    It copies no members: each join makes a draft, also in a large group.
+    It copies no members, because each join makes a draft, even in a large group.
     """
 
     group: ConsumerGroup

@@ -135,8 +135,8 @@ def _consumers(
     """Return each member in the form of the consumer protocol, and its partitions."""
     everybody = list(classic.members.values())
     protocol_name = classic.protocol_name or ""
-    # The join phase may have brought members without the last generation's protocol. All members
-    # may also have left during it; then it still waits for its timer.
+    # The join phase may have brought members without the last generation's protocol. If all
+    # members have left, the group still waits for its join timer.
     if everybody and classic.state is ClassicState.PREPARING_REBALANCE:
         protocol_name = select_protocol(everybody)
     members: dict[str, cr.ConsumerMemberValue] = {}

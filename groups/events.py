@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class EventKind(StrEnum):
-    """The recorded causes; the subject of each event is the group id."""
+    """The kinds of events; the subject of each event is the group id."""
 
     GROUP_CREATED = "group-created"
     GROUP_DELETED = "group-deleted"

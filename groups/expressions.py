@@ -118,7 +118,7 @@ def _go_on(
         draft.scan = None
         _begin(shard, decision, draft)  # expressions that were added meanwhile
     group = draft.group
-    # A group that this decision creates does not remember the sight that the timer would need.
+    # The group that this decision creates does not store ``sight``, which the timer would need.
     is_remembered = draft.sight is None or shard.groups.get(group.group_id) is group
     if draft.scan is not None and is_remembered:
         decision.arm(group.timer("regex"), PAUSE_MS)
@@ -153,8 +153,9 @@ def _take(
 def _refuse(decision: DecisionBuilder, draft: GroupDraft, scan: RegexScan) -> None:
     """Keep the topics of an unusable expression, and report it once.
 
-    A member that subscribes with one is refused; but a log of another broker may contain one, and
-    all members of that group would be locked out, including members that subscribe by name.
+    A member that subscribes with such an expression is refused. A log of another broker may contain
+    one, however, and an error here would lock out all members of the group, even those that
+    subscribe by name.
     """
     for regex, reason in scan.refused.items():
         if draft.refused_regexes.get(regex) != reason:

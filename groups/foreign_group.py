@@ -77,7 +77,7 @@ class ForeignKey:
 
 @dataclass(frozen=True, slots=True)
 class ForeignValue:
-    """The existence of a value; its content is not read."""
+    """A value whose content is not read."""
 
 
 class ForeignGroup(GroupBase):

@@ -73,7 +73,7 @@ def not_found(group: object, group_id: str, kind: str = "") -> GroupIdNotFoundEr
 class GroupBase:
     """A group; ``totals`` are its shard's.
 
-    Both kinds have the methods that offsets and administration call: see ``ClassicGroup``.
+    All kinds have the methods that offsets and administration call: see ``ClassicGroup``.
     """
 
     type_name: ClassVar[str]

@@ -18,10 +18,11 @@ class GroupLimits:
     """
 
     min_session_timeout_ms: int = 6_000
-    """``group.min.session.timeout.ms``: Kafka's. Shorter timeouts expire in a client's pause."""
+    """``group.min.session.timeout.ms``, as in Kafka. Shorter ones expire when a client pauses."""
 
     max_session_timeout_ms: int = 1_800_000
-    """``group.max.session.timeout.ms``: Kafka's. Longer ones leave partitions unread too long."""
+    """``group.max.session.timeout.ms``, as in Kafka. Until a session ends, the partitions of a dead
+    member stay unread."""
 
     new_member_join_timeout_ms: int = 300_000
     """Lifetime of a member whose first JoinGroup still waits; fixed in Kafka's code. Clients give
@@ -44,8 +45,8 @@ class GroupLimits:
     is forgotten first: a real client returns within milliseconds, so a flood evicts itself."""
 
     max_shard_pending_members: int = 10_000
-    """The same for all groups of a shard together. Ids that consumer groups gave out have a count
-    of their own, only for the shard."""
+    """The same for all groups of a shard together. Ids that consumer groups gave out are counted
+    separately, with this limit."""
 
     max_groups: int = 20_000
     """Groups per shard. A group costs about a kilobyte; the next expiry removes unused ones."""

@@ -271,10 +271,10 @@ class GroupMachine:
         group.install(value, successor)
 
     def _replay_consumer(self, key: ConsumerKey, value: Value | None) -> None:
-        """Replay a piece of a consumer group.
+        """Replay a record of a consumer group.
 
         Two types never exist under one name at a time, so the newest value determines the type; a
-        tombstone of the other type is ignored. The group is removed with its last piece.
+        tombstone of the other type is ignored. The group is removed with its last record.
         """
         shard, group_id = self._shard, key.group_id
         group = shard.groups.get(group_id)

@@ -199,8 +199,8 @@ def _subscription_has_changed(
 ) -> bool:
     """Whether a member's new subscription bumps the group epoch by itself.
 
-    An unresolved expression does not: its topics will bump the epoch, so that the target is not
-    computed twice.
+    An unresolved expression does not: the epoch is bumped when its topics are known, so that the
+    target is not computed twice.
     """
     if new.subscribed_topic_names != old.subscribed_topic_names:
         return True

@@ -52,8 +52,8 @@ _INT64_MAX: Final = 2**63 - 1
 _NO_OFFSETS: Final = GroupOffsets()
 
 LOOKED_UP_AT_ONCE: Final = 10_000
-"""Offsets that a fetch looks up in its own turn. Of more it only copies the tables, and they are
-looked up while the response is encoded."""
+"""The most offsets that a fetch looks up in its own turn. For more, the turn only copies the
+tables, and the offsets are looked up while the response is encoded."""
 
 _Asked = tuple[str, Iterable[int], bytes | None]
 """A topic, its partitions, and its id if that is known."""
@@ -65,7 +65,7 @@ _Asked = tuple[str, Iterable[int], bytes | None]
 def commit_offsets(
     shard: Shard, decision: DecisionBuilder, token: Token, command: CommitOffsets
 ) -> None:
-    """Decide on an OffsetCommit. A missing group is created when no member commits to it.
+    """Decide on an OffsetCommit. A commit without a generation creates a missing group.
 
     The empty group id is legal: very old clients store offsets under it.
     """

@@ -29,7 +29,7 @@ class MemberState(IntEnum):
     STABLE = 0
     """The member has the partitions of its epoch's target."""
     UNREVOKED_PARTITIONS = 1
-    """The member must report that it no longer owns some partitions; its epoch waits."""
+    """The member keeps its epoch until it reports that it no longer owns some partitions."""
     UNRELEASED_PARTITIONS = 2
     """The member has the target's epoch; others still hold partitions of its target."""
     UNKNOWN = 127
@@ -57,7 +57,7 @@ TRANSITIONS: Final[Mapping[tuple[MemberState, MemberState], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class CurrentAssignment:
-    """A member's partitions. Both mappings give the epoch in which each one was assigned."""
+    """A member's partitions. Both mappings give the epoch at which a partition was assigned."""
 
     member_epoch: int = 0
     previous_member_epoch: int = 0
@@ -90,7 +90,7 @@ def reconcile(
     owned: AbstractSet[TopicIdPartition] | None,
     is_subscribed: Callable[[bytes], bool] = lambda _topic_id: True,
 ) -> CurrentAssignment:
-    """Return the member one step nearer to its target; the same object if it is there.
+    """Return the member one step nearer to its target; the same object if nothing changes.
 
     ``owned`` are the partitions that the member reports, None if it reports none at all.
     ``is_subscribed`` takes a topic id: topics that the member no longer subscribes to count as not
@@ -155,7 +155,7 @@ def _next(
     moves = member.member_epoch != target.epoch
     return CurrentAssignment(
         member_epoch=target.epoch,
-        # The epoch that the client had before: if our response is lost, it uses this one again.
+        # If the response with the new epoch is lost, the client sends the previous one again.
         previous_member_epoch=member.member_epoch if moves else member.previous_member_epoch,
         state=MemberState.UNRELEASED_PARTITIONS if waits else MemberState.STABLE,
         assigned={**kept, **free},

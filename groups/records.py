@@ -44,8 +44,9 @@ _TOPIC_ID_TAG: Final = 0
 _ZERO_ID: Final = bytes(16)
 
 MAX_KEY_PREFIXES: Final = 256
-"""Limit of cached key prefixes (group and topic), encoded, and the same number decoded: a request
-repeats its prefix for every partition. At most 64 KiB each, the size of two Kafka strings."""
+"""The most cached key prefixes (group and topic), for encoding and for decoding each: a request
+repeats the prefix for every partition. A prefix has at most 64 KiB, the size of two Kafka
+strings."""
 
 _PARTITION: Final = struct.Struct(">i")
 _V4_HEAD: Final = struct.Struct(">hqiB")

@@ -38,7 +38,7 @@ class RegexScan:
         self.found: dict[str, tuple[str, ...]] = {}
         """The matching names, in order, of each finished expression."""
         self.refused: dict[str, str] = {}
-        """Why an expression is unusable."""
+        """Unusable expressions, with the reasons."""
         self._regex: Regex | None = None
         self._may_see = may_see
         self._work = self._run(sorted(patterns), list(names))

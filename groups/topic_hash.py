@@ -3,7 +3,8 @@
 The record of the group's epoch holds it. A coordinator that took over a group from another broker
 and computed another hash would see a change, and compute a new assignment.
 
-This is XXH3 with 64 bits, seed 0, in Python: about 10 µs for a topic, and for each 100 bytes more.
+This is XXH3 with 64 bits, seed 0, in Python: a topic takes about 10 µs, each 100 bytes more another
+10 µs.
 
 Source: ``Utils.computeTopicHash`` and ``computeGroupHash`` of Kafka's group coordinator;
 ``doc/xxhash_spec.md`` of xxHash.
@@ -17,7 +18,8 @@ from functools import lru_cache
 from typing import Final
 
 MAX_KEPT: Final = 20_000
-"""Cached hashes of topics, more than one image may have, so that an update hashes only changes."""
+"""The most cached hashes of topics; in a cluster with fewer topics, an update hashes only changed
+ones."""
 
 _MASK: Final = (1 << 64) - 1
 _PRIME32_1, _PRIME32_2, _PRIME32_3 = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D

@@ -57,7 +57,7 @@ class AssignorFault(Exception):  # noqa: N818 - it is the assignor's, not ours
 
 
 class Assignor(Protocol):
-    """Computes targets. Must be pure and deterministic; the registry's caller checks results."""
+    """Computes targets. It must be pure and deterministic; :func:`run` checks its results."""
 
     @property
     def name(self) -> str:

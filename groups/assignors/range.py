@@ -22,7 +22,7 @@ class RangeAssignor:
     name = "range"
 
     def assign(self, group: GroupSpec) -> GroupAssignment:
-        """Return the assignment. The first members of a topic get one more for a remainder."""
+        """Return the assignment. If the division leaves a remainder, the first members get more."""
         given: dict[str, set[TopicIdPartition]] = {member_id: set() for member_id in group.members}
         in_order = sorted(group.members.items(), key=member_order)
         for topic_id, partition_count in group.partition_counts.items():

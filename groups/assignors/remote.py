@@ -14,8 +14,8 @@ from fencepost.groups.assignors.model import AssignorFault, GroupAssignment, Gro
 from fencepost.logcore.values import dataclass
 
 ASK_AGAIN_MS: Final = 30_000
-"""After this time an assignor that failed, or never answered, is asked again at a heartbeat: often
-enough for an assignor that recovers, and little work for one that does not."""
+"""After this time an assignor that failed, or never answered, is asked again, by a timer or at a
+heartbeat: often enough for an assignor that recovers, and little work for one that does not."""
 
 
 @dataclass(frozen=True, slots=True)

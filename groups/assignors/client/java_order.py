@@ -57,7 +57,7 @@ def table_order(keys: Iterable[str]) -> list[str]:
 def computed_order(keys: Iterable[str]) -> list[str]:
     """Return the order of keys that were inserted by ``computeIfAbsent``.
 
-    It puts a key in front of the others in its slot, and lets the table grow one key later.
+    That method puts a key in front of the others in its slot, and grows the table one key later.
     """
     unique = list(dict.fromkeys(keys))
     return _by_slot(unique[::-1], _slots_for(len(unique) - 1))

@@ -68,7 +68,7 @@ class ClientAssignor(Protocol):
     ) -> bytes | None:
         """Return a member's user data for JoinGroup; None by default.
 
-        ``owned`` is its last assignment, of ``generation``; None before the first.
+        ``owned`` is the member's assignment of ``generation``; None before its first assignment.
         """
         return None
 

@@ -9,10 +9,10 @@ present owner must give up first: the owner rejoins without them, and the next r
 So no two members ever read the same partition.
 
 Source: Kafka's ``AbstractStickyAssignor``, ``StickyAssignor``, ``CooperativeStickyAssignor``;
-KIP-54, KIP-429, KIP-881. Three differences: the highest generation is the members', not the highest
-of all groups that one assignor object has ever seen; a deleted partition has no owner;
-and in a group of different subscriptions a partition does not return to a former owner that no
-longer subscribes to its topic.
+KIP-54, KIP-429, KIP-881. Three differences: the highest generation is that of the group's present
+members, not the highest that the assignor object has ever seen in any group; a deleted partition
+has no owner; and in a group of different subscriptions a partition does not return to a former
+owner that no longer subscribes to its topic.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The sticky assignment of members that all subscribe to the same topics.
 
-Each member gets the quotient, and as many members as the remainder get one more. Owned partitions
-stay up to that size; the rest is assigned in turn, first within racks if they matter.
+Each member gets the quotient of partitions and members; as many members as the remainder says get
+one more. Members keep owned partitions up to that size; the rest is assigned in turn, first within
+racks if they matter.
 
 Source: ``AbstractStickyAssignor.ConstrainedAssignmentBuilder``.
 """
@@ -15,7 +16,7 @@ from fencepost.groups.assignors.client.sticky_model import Owned, Parts
 
 
 class EvenBuilder:
-    """One computation. Afterwards ``moving`` has the partitions with a new owner → that owner.
+    """Computes one assignment. Afterwards ``moving`` maps each moved partition to its new owner.
 
     A member is *hungry* below the quotient, and *content* with exactly the quotient while some
     members may still get one more.

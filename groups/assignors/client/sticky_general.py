@@ -22,7 +22,7 @@ _Pair = tuple[str, str]
 
 
 class Movements:
-    """The moves of partitions, so that a topic's partitions do not cross between two members."""
+    """The moves so far, from which two members learn not to exchange partitions of one topic."""
 
     def __init__(self) -> None:
         self._by_topic: dict[str, dict[_Pair, TableSet[TopicPartition]]] = {}
@@ -40,7 +40,7 @@ class Movements:
             pairs.setdefault((source, to), TableSet(partition_hash)).add(partition)
 
     def better(self, partition: TopicPartition, source: str, to: str) -> TopicPartition:
-        """Return the partition to move instead: one of the topic that moved the opposite way."""
+        """Return the partition to move: one of its topic that moved the opposite way, if any."""
         if partition in self._by_partition:
             source = self._by_partition[partition][0]
         back = self._by_topic.get(partition[0], {}).get((to, source))
@@ -48,7 +48,7 @@ class Movements:
 
 
 class GeneralBuilder:
-    """One computation of an assignment."""
+    """Computes one assignment."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class GeneralBuilder:
         fixed = self._set_aside(shared)
         before = {name: list(mine) for name, mine in self._given.items()}
         if not self._must_revoke:
-            # If nothing was kept, Kafka's list of unassigned partitions has all; here too.
+            # If nothing was kept, all partitions are loose, as in Kafka.
             self._even_out([partition for partition in loose if partition[0] in shared])
         moved = self._even_out(movable)
         if moved and not was_empty and _unevenness(self._given) >= _unevenness(before):
@@ -131,7 +131,7 @@ class GeneralBuilder:
         return False
 
     def _set_aside(self, shared: set[str]) -> Result:
-        """Remove the members that can neither receive nor give partitions."""
+        """Remove members that can neither receive nor give partitions; return their assignments."""
         fixed: Result = {}
         for name, topics in self._topics_of.items():
             mine = self._given[name]
@@ -175,7 +175,7 @@ class GeneralBuilder:
         return False
 
     def _is_balanced(self) -> bool:
-        """Whether no member could take a partition from a member with two more."""
+        """Whether no member could take a partition from a member with at least two more."""
         if self._by_size[0][0] >= self._by_size[-1][0] - 1:
             return True
         fullest: dict[str, list[tuple[int, str]]] = {}

@@ -84,9 +84,7 @@ class ControllerQueue:
     def next(self, known: Address | None, now_ms: float) -> Send | Expired | float:
         """Return the next action, or the time at which to call again.
 
-        ``known`` is the controller according to the metadata. The queue switches to a new one at
-        once; Kafka's channel keeps the previous one until its connection breaks or a request times
-        out (30 s).
+        ``known`` is the controller according to the metadata.
         """
         expired = [one for one in self._queued if now_ms - one[1] >= self._retry_timeout_ms]
         if expired:
@@ -94,6 +92,8 @@ class ControllerQueue:
             return Expired(tuple(token for token, _ in expired))
         if self._in_flight is not None or not self._queued:
             return self._next_expiry()
+        # Kafka's channel keeps the previous controller until its connection breaks or a request
+        # times out (30 s).
         if known not in (None, self._to):
             self._to = None
         if self._to is None:

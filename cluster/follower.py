@@ -337,10 +337,11 @@ class PartitionFollower:
     def answered(self, sent: PartitionFetch, answer: PartitionAnswer, now_ms: int) -> FollowerStep:
         """Handle the leader's answer; ignore one that does not match the current fetch position.
 
-        The position includes the epoch: since the request of a late answer, the log may have been
-        truncated and filled to the same offset. An answer from a former leader epoch is ignored
-        (KAFKA-18723); if its error is FENCED_LEADER_EPOCH, the partition waits for the backoff.
+        An answer from a former leader epoch is ignored (KAFKA-18723); if its error is
+        FENCED_LEADER_EPOCH, the partition waits for the backoff.
         """
+        # Since the request, the log may have been truncated and filled to the same offset, so the
+        # epoch is compared as well.
         position = self.fetch_offset, self.last_fetched_epoch
         if self.state is not FetchState.FETCHING or position != (
             sent.fetch_offset,
@@ -416,14 +417,13 @@ class PartitionFollower:
     def append_failed(self, error: int, now_ms: int) -> FollowerStep:
         """Handle an answer whose records could not be appended.
 
-        OFFSET_OUT_OF_RANGE means that the records begin below the follower's log end offset. The
-        leader's log may start in the middle of a batch, at or above the end of the follower's log.
-        The leader has then deleted all records that the follower still has, so the follower's log
-        restarts at the leader's log start offset. (Kafka's follower fails.)
+        OFFSET_OUT_OF_RANGE means that the records begin below the follower's log end offset.
         """
         if self._answer is None:
             return NOTHING
         start = self._answer[1].log_start_offset
+        # The leader's log starts in the middle of a batch, at or above the follower's end: all
+        # records that the follower still has are deleted. (Kafka's follower fails.)
         if error == Errors.OFFSET_OUT_OF_RANGE and start >= self._log.log_end_offset:
             self._answer = None
             self._move(FetchTrigger.CUT)

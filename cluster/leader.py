@@ -126,14 +126,13 @@ class PartitionLeader:
         epoch while this broker leads: the controller's answer has already brought it, and a change
         proposed since then is still pending. ``high_watermark`` is used only if this broker did not
         lead before.
-
-        If the leader epoch skips a value, other brokers may have led in between, and followers may
-        have truncated and appended in their epochs. In this case the followers' states are dropped.
         """
         if registration.partition_epoch < self.partition_epoch or (
             self.is_leader and registration.partition_epoch == self.partition_epoch
         ):
             return NOTHING
+        # Other brokers may have led in between, and followers may have truncated and appended in
+        # their epochs, so the followers' states are dropped.
         if self.is_leader and registration.leader_epoch > self.leader_epoch + 1:
             self.is_leader = False
             self.replicas.clear()
@@ -309,12 +308,10 @@ class PartitionLeader:
         )
 
     def _maybe_expand(self, replica: ReplicaState) -> IsrChange | None:
-        """Propose adding a replica at or above the high watermark and the leader epoch's start.
-
-        Records between these two offsets may be committed although this leader does not know it yet
-        (KAFKA-7128).
-        """
+        """Propose adding a replica at or above the high watermark and the leader epoch's start."""
         end = replica.log_end_offset
+        # Records between the high watermark and the epoch's start may be committed although this
+        # leader does not know it yet (KAFKA-7128).
         if end < max(self.high_watermark, self.epoch_start_offset) or not self._eligible(replica):
             return None
         reason = f"broker {replica.broker_id} is at {end}, the high watermark {self.high_watermark}"
@@ -470,14 +467,15 @@ class PartitionLeader:
     def _advance(self, now_ms: int) -> bool:
         """Advance the high watermark to the lowest relevant offset; return whether it moved.
 
-        The offsets of the maximal ISR are relevant, and the offsets of caught-up replicas that may
-        join it: otherwise the high watermark could stay ahead of such replicas for ever. It does
-        not advance while the ISR is smaller than ``min.insync.replicas`` (KIP-966).
+        The offsets of the maximal ISR are relevant, and those of caught-up replicas that may join
+        it. The high watermark does not advance while the ISR is smaller than
+        ``min.insync.replicas`` (KIP-966).
         """
         candidate = self.log_end_offset
         if candidate <= self.high_watermark or not self.is_leader or self.is_under_min_isr:
             return False
         lag, end = self._view.replica_lag_time_max_ms, candidate
+        # Without the replicas that may join, it could stay ahead of them for ever.
         for replica in self.replicas.values():
             if replica.log_end_offset < candidate and (
                 replica.broker_id in self.maximal_isr
@@ -502,11 +500,8 @@ class PartitionLeader:
         return self.low_watermark > was
 
     def acks_verdict(self, required_offset: int, leader_epoch: int) -> AcksVerdict:
-        """Whether a write of ``leader_epoch`` that ends at ``required_offset`` may be answered.
-
-        If this broker has followed another leader since the write, it may have truncated the write,
-        so the answer is NOT_LEADER_OR_FOLLOWER.
-        """
+        """Whether a write of ``leader_epoch`` that ends at ``required_offset`` may be answered."""
+        # A broker that has followed another leader since the write may have truncated it.
         if not self.is_leader or leader_epoch < self.leads_since_epoch:
             return AcksVerdict.NOT_LEADER_OR_FOLLOWER
         if self.high_watermark < required_offset:

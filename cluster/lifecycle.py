@@ -203,18 +203,15 @@ class Lifecycle:
         return True
 
     def begin_controlled_shutdown(self, now_ms: float) -> list[Step]:
-        """Ask the controller for a controlled shutdown; a broker that is not RUNNING stops at once.
-
-        A broker that hears from no controller for the length of a session stops as well: it is
-        fenced by then, and has no leadership left to hand over. Kafka's broker waits for the whole
-        timeout.
-        """
+        """Ask the controller for a controlled shutdown; stop at once unless RUNNING."""
         if self.state in (BrokerState.PENDING_CONTROLLED_SHUTDOWN, BrokerState.SHUTTING_DOWN):
             return []
         if self.state is not BrokerState.RUNNING:
             return self._shut_down(Step.SHUT_DOWN)
         self._go(BrokerState.PENDING_CONTROLLED_SHUTDOWN)
         self._shut_down_until_ms = now_ms + self._intervals.controlled_shutdown_ms
+        # Without an answer for the length of a session, the broker is fenced, and has no leadership
+        # left to hand over. Kafka's broker waits for the whole timeout.
         self._heard_until_ms = now_ms + self._intervals.session_ms
         self._schedule(now_ms, 0)
         return []

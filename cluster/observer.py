@@ -245,12 +245,12 @@ class Observer:
     def _doubt(self, now_ms: float) -> None:
         """Note that a controller does not know the current epoch.
 
-        If controllers keep saying so for the fetch timeout, fall back to the last proven epoch. No
-        leader has answered in the doubted epoch, so no record of it was applied.
+        If controllers keep saying so for the fetch timeout, fall back to the last proven epoch.
         """
         if self._doubted_since_ms is None:
             self._doubted_since_ms = now_ms
         elif now_ms - self._doubted_since_ms >= self._fetch_timeout_ms:
+            # No leader has answered in the current epoch, so none of its records was applied.
             self._doubted_since_ms, self.epoch = None, self._proven_epoch
 
     def _heed(self, error: int, hint: LeaderHint, now_ms: float) -> bool:
@@ -415,15 +415,11 @@ class Observer:
             self.voters = dict(batch.voters)
 
     def _published(self, images: list[MetadataImage]) -> list[MetadataImage]:
-        """Return the images to publish, none before the broker has caught up with the metadata.
-
-        Only the newest image is published first, because there is no earlier one to compare it
-        with.
-        """
+        """Return the images to publish, none before the broker has caught up with the metadata."""
         if self._caught_up:
             return images
         is_there = self._catch_up_to >= 0 and self.image.offset >= self._catch_up_to - 1
         if not is_there or self.image.offset < 0:
             return []
         self._caught_up = True
-        return [self.image]
+        return [self.image]  # the first publication has no earlier image to compare with

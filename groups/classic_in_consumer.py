@@ -245,14 +245,11 @@ def heartbeat(
 def _may_move(
     shard: Shard, decision: DecisionBuilder, group: ConsumerGroup, member_id: str
 ) -> bool:
-    """Whether a JoinGroup now would move the member to a newer epoch.
-
-    It would not before the next target may be computed: a client that was told to rejoin for a
-    newer group epoch would rejoin in a loop until then.
-    """
+    """Whether a JoinGroup now would move the member to a newer epoch."""
     epoch, assignment = group.current(member_id).member_epoch, group.saved_assignment
     if assignment is None or epoch < assignment.epoch or epoch == group.epoch:
         return epoch < group.epoch
+    # Before the next target may be computed, a client that is told to rejoin would do so in a loop.
     return not is_early(assignment, shard.environment(group.group_id).settings, decision.now_ms)
 
 

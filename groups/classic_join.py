@@ -45,18 +45,15 @@ from fencepost.logcore.machine import DecisionBuilder, InvariantViolation, Token
 
 
 def join_group(shard: Shard, decision: DecisionBuilder, token: Token, command: JoinGroup) -> None:
-    """Decide on a JoinGroup. Raises a ``GroupError`` before any change.
-
-    A member that exceeds a limit while it may be reading gets UNKNOWN_MEMBER_ID: after any other
-    error a cooperative consumer would continue to read, even when another member gets its
-    partitions because it did not rejoin in time. It stays in the group until its session ends.
-    """
+    """Decide on a JoinGroup. Raises a ``GroupError`` before any change."""
     try:
         _join(shard, decision, token, command)
     except GroupLimitExceededError as error:
         group = shard.groups.get(command.group_id)
         if group is None or command.member_id not in group.members:
             raise
+        # After any other error a cooperative consumer would continue to read, even when another
+        # member gets its partitions because it did not rejoin in time.
         raise UnknownMemberIdError(f"{command.member_id!r} must start over: {error}") from error
 
 
@@ -157,17 +154,15 @@ def _accepts(shard: Shard, group: ClassicGroup, member_id: str) -> bool:
 
 
 def _turn_away(decision: DecisionBuilder, group: ClassicGroup, command: JoinGroup) -> GroupError:
-    """Remove a member, or a pending id, and return the error.
-
-    A member that may be reading gets UNKNOWN_MEMBER_ID first, and GROUP_MAX_SIZE_REACHED when it
-    rejoins: after the latter error alone a cooperative consumer would continue to read.
-    """
+    """Remove a member, or a pending id, and return the error."""
     member_id = command.member_id
     refusal: GroupError = GroupMaxSizeReachedError(f"group {command.group_id!r} is full")
     if member_id in group.pending_members:
         group.forget_pending(member_id)
     elif member_id in group.members:
         group.remove(member_id)
+        # After GROUP_MAX_SIZE_REACHED a cooperative consumer would continue to read. It gets that
+        # error when it rejoins.
         refusal = UnknownMemberIdError(f"{member_id!r} was removed: {refusal}")
     else:
         return refusal

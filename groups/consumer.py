@@ -67,9 +67,7 @@ def heartbeat(
 ) -> None:
     """Decide on a ConsumerGroupHeartbeat. Raises a GroupError before any change.
 
-    A joining member, which owns nothing, gets the error of a limit that it exceeds. Any other
-    member is fenced instead, so that it gives up its partitions and rejoins; it stays in the group
-    until then, or until its session ends.
+    A joining member that exceeds a limit gets its error; any other member is fenced instead.
     """
     try:
         _heartbeat(shard, decision, token, command)
@@ -78,6 +76,8 @@ def heartbeat(
         has_joined = group is not None and command.member_id in group.members
         if command.member_epoch <= JOIN_EPOCH or not has_joined:
             raise
+        # The member gives up its partitions and rejoins. Until then, or until its session ends, it
+        # stays in the group.
         raise FencedMemberEpochError(f"drop all partitions and rejoin: {error}") from error
 
 

@@ -197,14 +197,12 @@ def _subscribe(shard: Shard, decision: DecisionBuilder, update: MemberUpdate) ->
 def _subscription_has_changed(
     draft: GroupDraft, old: cr.ConsumerMemberValue, new: cr.ConsumerMemberValue
 ) -> bool:
-    """Whether a member's new subscription bumps the group epoch by itself.
-
-    An unresolved expression does not: the epoch is bumped when its topics are known, so that the
-    target is not computed twice.
-    """
+    """Whether a member's new subscription bumps the group epoch by itself."""
     if new.subscribed_topic_names != old.subscribed_topic_names:
         return True
     regex = new.subscribed_topic_regex
+    # The topics of an unresolved expression bump the epoch once they are known. Bumping it here as
+    # well would compute the target twice.
     return regex != old.subscribed_topic_regex and (not regex or regex in draft.regexes)
 
 

@@ -149,14 +149,11 @@ def _take_over(
     command: InitProducerId,
     txn: TransactionMetadata,
 ) -> None:
-    """Abort and fence the open transaction, and let the request wait for the markers.
-
-    A continuing producer must have the current epoch. Kafka checks the epoch only after the abort,
-    so a fenced producer ends its successor's transaction before it gets PRODUCER_FENCED. Here the
-    check comes first.
-    """
+    """Abort and fence the open transaction, and let the request wait for the markers."""
     transactional_id = command.transactional_id
     given = _given(command)
+    # Kafka checks the epoch of a continuing producer only after the abort, so a fenced producer
+    # ends its successor's transaction before it gets PRODUCER_FENCED.
     if given is not None and given != txn.client_identity:
         refuse_fenced(
             decision, token, transactional_id, given, txn.client_identity, "InitProducerId"
@@ -180,8 +177,7 @@ def _keep(
     """Keep the open transaction, and give the sender an identity that can end it.
 
     Each such claim bumps the client's epoch, so that only the last of several restarted producers
-    can decide the outcome. The transaction keeps its timeout, which a claim must not shorten;
-    ``enable_2pc`` removes the timeout.
+    can decide the outcome.
     """
     transactional_id = command.transactional_id
     before = txn.client_identity
@@ -189,6 +185,7 @@ def _keep(
         client = Identity(shard.ids.take(), 0)
     else:
         client = Identity(before.producer_id, epochs.bump(before.epoch))
+    # A claim must not shorten the timeout of an open transaction.
     timeout_ms = TWO_PHASE_COMMIT_TIMEOUT_MS if command.enable_2pc else txn.timeout_ms
     kept = state.kept(txn, client, timeout_ms=timeout_ms, now_ms=decision.now_ms)
     decision.append(shard.record(transactional_id, kept))

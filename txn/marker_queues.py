@@ -325,9 +325,7 @@ class MarkerQueues:
     def leaders_changed(self) -> list[int]:
         """Route all markers again; return the brokers whose answers are no longer awaited.
 
-        A request is abandoned if its broker no longer leads any of its partitions: the broker may
-        be dead, and the transactions would otherwise wait until the request times out. This
-        broker's own requests end soon anyway. The caller must call :meth:`route` afterwards.
+        The caller must call :meth:`route` afterwards.
         """
         abandoned: list[int] = []
         for broker_id, one in self._destinations.items():
@@ -335,7 +333,9 @@ class MarkerQueues:
                 self._route_later(job, partitions)
             one.queue.clear()
             if broker_id == self._own_id:
-                continue
+                continue  # its requests end soon anyway
+            # A broker that leads none of a request's partitions any more may be dead; without
+            # this, the transactions would wait until the request times out.
             for number, sent in tuple(one.sent.items()):
                 if not self._leads_any(broker_id, sent):
                     abandoned.append(broker_id)

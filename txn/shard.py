@@ -85,13 +85,10 @@ class TxnShardState:
     def prepare(
         self, decision: DecisionBuilder, transactional_id: str, txn: TransactionMetadata
     ) -> None:
-        """Record the outcome of a transaction, disarm its timeout and request its markers.
-
-        The number of the request is the lowest offset its record can get. It never repeats for an
-        id, because each outcome is a separate record.
-        """
+        """Record the outcome of a transaction, disarm its timeout and request its markers."""
         decision.append(self.record(transactional_id, txn))
         decision.disarm((TIMEOUT_TIMER, transactional_id))
+        # The lowest offset that the record can get: no other outcome of the id has this number.
         self.request_markers(decision, transactional_id, txn, self.last_offset + 1)
 
     def request_markers(

@@ -379,12 +379,10 @@ _STEPS: Final[Mapping[Step, Callable[[View, Heartbeats, Heartbeat], Outcome[bool
 def appeared(
     view: View, heartbeats: Heartbeats, seen: RegisterBrokerRecord, where: str
 ) -> Outcome[bool]:
-    """Handle a broker that was discovered in ZooKeeper; the answer says whether to call again.
-
-    A broker with a new epoch lost its session in between, even if no controller noticed it, so it
-    is fenced first (KAFKA-7235).
-    """
+    """Handle a broker that was discovered in ZooKeeper; the answer says whether to call again."""
     known = view.image.brokers.get(seen.broker_id)
+    # A broker with a new epoch lost its session in between, even if no controller noticed it, so
+    # it is fenced first (KAFKA-7235).
     if known is not None and known.epoch != seen.broker_epoch and not known.fenced:
         return replace(fence(view, known, f"it is {where} in a later epoch"), answer=True)
     if known is None or known.epoch != seen.broker_epoch:

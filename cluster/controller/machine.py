@@ -375,16 +375,13 @@ class Controller:
     # --- periodic tasks ---
 
     def next_task_ms(self) -> int | None:
-        """Return the time at which :meth:`run_task` has work; None if only a request brings some.
-
-        A single broker has no leaders to balance. It may be the last one of several, though, so
-        unclean elections may be due.
-        """
+        """Return the time at which :meth:`run_task` has work; None if no time is known."""
         times = [self.heartbeats.next_expiry_ms()]
         if self.heartbeats.has_elections:
             times.append(0)
         if len(self.image.brokers) > 1 and self.settings.leader_rebalance:
             times.append(self._balance_ms)
+        # A single broker may be the last one of several, so unclean elections may be due.
         if self.image.brokers:
             times.append(self._unclean_ms)
         if self.has_listeners and self.settings.max_idle_interval_ms:

@@ -49,11 +49,7 @@ class Checked(NamedTuple):
 
 
 def check_quotas(view: View, asked: Iterable[Alteration]) -> Steps[list[Checked]]:
-    """Check the changes, and return each entity once.
-
-    An entity that is named twice keeps its quotas. Kafka makes the first of the changes, although
-    its answer is an error.
-    """
+    """Check the changes, and return each entity once; one that is named twice gets an error."""
     checked: dict[object, Checked] = {}
     for one in asked:
         reason = yield from _reason_against(one)
@@ -61,6 +57,7 @@ def check_quotas(view: View, asked: Iterable[Alteration]) -> Steps[list[Checked]
         is_short = len(one.named) <= len(ENTITY_TYPES)
         key = _entity_of(one.named) if is_short else len(checked)
         if key in checked:
+            # Kafka makes the first of the changes, although its answer is an error.
             reason = "Ignoring duplicate entity"
         checked[key] = Checked(one, None if reason is None else _error(reason))
         yield

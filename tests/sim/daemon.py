@@ -44,6 +44,13 @@ class Daemon:
         """The broker's, while it serves."""
         return self.broker.services if self.broker is not None and self.is_serving else None
 
+    @property
+    def opened(self) -> Services | None:
+        """The broker's, from the opening of its logs to the end of its shutdown."""
+        if self.broker is None or (self.is_stopping and not self.is_serving):
+            return None
+        return self.broker._services
+
     def start(self) -> None:
         """A process begins, unless there is one."""
         if self.node.is_up:

@@ -49,6 +49,7 @@ OF_CLUSTERS: Final = (
 
 LOSING: Final = ("lose_disk", "reboot")
 """Faults of clusters by which acknowledged records may go."""
+LOSING_STORIES: Final = ("late_incarnation", "late_registration")
 
 
 class DaemonFaults:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from fencepost.cluster import leader
+from fencepost.cluster import alter_partition, follower, leader
+from fencepost.coordinator.coordinators import groups
+from fencepost.coordinator.daemon import member
 from fencepost.coordinator.data import appends, fetches
 from fencepost.coordinator.handlers import txn_offset_commit, write_txn_markers
 from fencepost.coordinator.replication import membership
 from fencepost.coordinator.runtime import flusher, shard, shards
-from fencepost.logcore import marks, replica
+from fencepost.groups import offsets
+from fencepost.logcore import marks, producers, replica
 from tests.sim.bug import Bug
 from tests.sim.bugs import BUGS
 from tests.sim.network import Weather
@@ -123,6 +126,50 @@ _TXN_CLASSIC: Final = {
     "faults": ("kill_coordinator", "isolate", "pause"),
 }
 _CONSUMER: Final = {**_CLASSIC, "members": ((True, False),) * 3}
+_STAGED: Final = {
+    **_CLUSTER,
+    "partitions": 1,
+    "min_isr": 2,
+    "producers": 2,
+    "acks": -1,
+    "members": (),
+    "transactions": 0,
+    "weather": Weather(latency_ms=(2, 6)),
+    "lag_ms": 1_000,
+    "session_ms": 1_500,
+    "fault_pause_ms": 200,
+    "chaos_ms": 6_000,
+}
+"""The ground of stories (``stories``)."""
+_JOINS: Final = {**_STAGED, "lag_ms": 500, "elr": False}
+_LATE: Final = {**_JOINS, "faults": ("late_change", "flap"), "weather": Weather(latency_ms=(1, 3))}
+_LATE_FETCH: Final = {
+    **_STAGED,
+    "min_isr": 3,
+    "is_forced": False,
+    "lag_ms": 2_000,
+    "elr": False,
+    "session_ms": 900,
+    "faults": ("late_incarnation",),
+}
+_TURNED: Final = {
+    **_STAGED,
+    "acks": 1,
+    "producers": 3,
+    "idempotent": 0.0,
+    "lag_ms": 4_000,
+    "session_ms": 1_500,
+    "faults": ("lead_in_turns",),
+}
+_STARVED: Final = {
+    **_STAGED,
+    "transactions": 3,
+    "gives_up": 0.6,
+    "readers": 3,
+    "lag_ms": 1_500,
+    "faults": ("starve",),
+}
+_STARVED_GROUP: Final = {**_STARVED, "transactions": 0, "members": ((False, False),) * 3}
 _SNAPSHOTS: Final = {**_ISR, "snapshot_records": 5, "faults": ("kill", "flap", "alter_config")}
 
 OF_DAEMONS: Final[Mapping[str, Directions]] = {
@@ -137,34 +184,41 @@ OF_DAEMONS: Final[Mapping[str, Directions]] = {
     "a removed replica no longer counts before the controller has said so": _LAGS,
     "an added replica does not count before the controller has said so": _LAGS,
     "the pending ISR is taken as committed": _LAGS,
-    "the start of the epoch is not looked at when a replica joins": _LAGS,
+    "the start of the epoch is not looked at when a replica joins": {
+        **_JOINS,
+        "faults": ("join_behind_epoch",),
+    },
     "a replica joins wherever it stands": _LAGS,
-    "an old broker epoch is trusted": _REBOOTS,
+    "an old broker epoch is trusted": _LATE_FETCH,
     "acks=all is answered before the high watermark": _FLIPS,
     "who waits over a loss of leadership is answered": _FLIPS,
     "a fetch that diverges counts as an offset": _FLIPS,
-    "a change that may have been made is taken back": _LAGS,
+    "a change that may have been made is taken back": {
+        **_JOINS,
+        "faults": ("take_back_expansion",),
+    },
     "a pending change outlives metadata": _LAGS,
     "a new leader takes its followers to be where it is": _TURNS,
-    "a leader that missed others in between believes what its followers told before": _FLIPS,
+    "a leader that missed others in between believes what its followers told before": {
+        **_TURNED,
+        "faults": ("miss_epoch",),
+    },
     "the high watermark is the end of the most advanced follower": _CLUSTER,
     "a follower whose offset is not known does not hold the high watermark": _CLUSTER,
-    "a change that could not be sent is forgotten": _BREAKS,
     "a follower begins by cutting its log to the high watermark": _CLUSTER,
     "the high watermark of a diverging answer is taken": _FLIPS,
     "an empty answer loses the last fetched epoch for good": _FLIPS,
-    "the leader's high watermark is taken whole": _FLIPS,
-    "an unknown epoch cuts to where the leader's ends (KIP-279)": _FLIPS,
+    "an unknown epoch cuts to where the leader's ends (KIP-279)": _TURNED,
     "an end of the epoch below the offset is no divergence": _FLIPS,
-    "an older epoch is no divergence": _FLIPS,
+    "an older epoch is no divergence": _TURNED,
     "the leader does not compare epochs": _FLIPS,
     "a cut leaves the epochs that began behind it": _FLIPS,
     "a failed request is under way for ever": _CLUSTER,
     "the session names a partition again only when its offset moved": _FLIPS,
-    "the controller takes an old partition epoch": _LAGS,
+    "the controller takes an old partition epoch": _LATE,
     "the controller takes a change of a former leader": _FORMER,
     "a fenced replica joins the ISR": _LAGS,
-    "the controller takes a replica of another incarnation": _REBOOTS,
+    "the controller takes a replica of another incarnation": _LATE_FETCH,
     "a reassignment ends when one of its target is in sync": _MOVES,
     "a reassignment ends at once": _MOVES,
     "an election does not raise the leader epoch": _CLUSTER,
@@ -172,18 +226,23 @@ OF_DAEMONS: Final[Mapping[str, Directions]] = {
     "an unclean shutdown keeps its place among the eligible": _LOSES,
     "the eligible stay eligible when the ISR is large enough": _ISR,
     "anybody who lives is elected": _CLUSTER,
-    "who has a new incarnation has the epoch of the old one": _REBOOTS,
+    "who has a new incarnation has the epoch of the old one": _LATE_FETCH,
     "a fenced broker stays in the ISR": _CLUSTER,
     "a block of producer ids is given twice": _TRANSACTIONS,
     "a replica that is taken away stays on its broker": _MOVES,
     "the five last batches of a producer are not looked at": _ALONE,
-    "who was refused below min ISR may be overtaken": {**_ISR, "min_isr": 2},
-    "markers do not wait for the high watermark": _FROZEN,
-    "a marker of a former transaction ends the next one": _TRANSACTIONS,
+    "markers do not wait for the high watermark": _STARVED,
+    "a marker of a former transaction ends the next one": {
+        **_STARVED,
+        "faults": ("late_markers",),
+    },
     "a marker that was refused counts as written": _ENDS,
-    "a transaction is stable before its marker is replicated": _FROZEN,
-    "a coordinator loads what is below the high watermark alone": _FROZEN,
-    "a coordinator answers before the high watermark": _FROZEN,
+    "a transaction is stable before its marker is replicated": _STARVED,
+    "a coordinator loads what is below the high watermark alone": {
+        **_STARVED_GROUP,
+        "faults": ("kill_ahead",),
+    },
+    "a coordinator answers before the high watermark": _STARVED_GROUP,
     "a coordinator forgets the last batch when it loads": _TRANSACTIONS,
     "the generation goes back when a group is loaded": _CLASSIC,
     "the sessions of members do not begin when a group is loaded": _CONSUMER,
@@ -201,6 +260,92 @@ OF_DAEMONS: Final[Mapping[str, Directions]] = {
 """The directions for each bug that daemons are searched for."""
 
 _PRODUCT: Final = (
+    (
+        Bug(
+            "a change that could not be sent is forgotten",
+            (
+                (member.Member._begin, "self.channel(None)", "self.channel(1)"),
+                (
+                    alter_partition.AlterPartitions.answered,
+                    "self.retry_at_ms = now_ms + RETRY_MS",
+                    "self._unsent.clear()",
+                ),
+            ),
+        ),
+        {**_JOINS, "fault_pause_ms": 2_000, "faults": ("lose_expansion",)},
+    ),
+    (
+        Bug(
+            "who was refused below min ISR may be overtaken",
+            ((producers.ProducerStateManager.refused, "not in self._producers", "is None"),),
+        ),
+        {**_JOINS, "min_isr": 3, "faults": ("overtake",)},
+    ),
+    (
+        Bug(
+            "the leader's high watermark is taken whole",
+            (
+                (
+                    follower.PartitionFollower._take,
+                    "min(answer.high_watermark, end)",
+                    "answer.high_watermark",
+                ),
+                (
+                    replica.ReplicaLog.move_high_watermark,
+                    "min(offset, self._log.log_end_offset)",
+                    "offset",
+                ),
+            ),
+        ),
+        {**_LAGS, "fetch_bytes": 100},
+    ),
+    (
+        Bug(
+            "a process that was killed says that it stopped in order",
+            (
+                (
+                    member.Member.serve,
+                    "services.logs.broker_epoch = self.membership.broker_epoch",
+                    (
+                        "services.logs.broker_epoch = self.membership.broker_epoch\n"
+                        "    from fencepost.logcore.checkpoints import write_clean_shutdown\n"
+                        "    logs = services.logs\n"
+                        "    write_clean_shutdown(logs._fs, logs._directory, logs.broker_epoch)"
+                    ),
+                ),
+            ),
+        ),
+        _LOSES,
+    ),
+    (
+        Bug(
+            "a coordinator that has resigned goes on",
+            (
+                (
+                    shards.ShardSet.resigned,
+                    "self._drop(index)",
+                    "pass",
+                ),
+                (shard.ShardRuntime._append, "if not self._leads:", "if False:"),
+                (shard.ShardRuntime._still_stands, "not self._leads or", "False and"),
+            ),
+        ),
+        {**_STARVED_GROUP, "faults": ("move_coordinator",)},
+    ),
+    (
+        Bug(
+            "offsets of a topic that is gone are those of the next one of its name",
+            (
+                (offsets._is_of_topic, "return topic_id is None or", "return True or"),
+                (
+                    groups.GroupCoordinator.on_topics_deleted,
+                    "await self._shards.send_to_all(TopicsDeleted(tuple(topics)))",
+                    "pass",
+                ),
+            ),
+        ),
+        {**_STAGED, "faults": ("forget_offsets",)},
+    ),
     (
         Bug(
             "acknowledged before it is on disk",
@@ -292,7 +437,7 @@ _PRODUCT: Final = (
             "a process leads before the controller knows of it",
             ((membership.Membership.join, "await self._caught_up", "await asyncio.sleep(0.2)"),),
         ),
-        {**_LOSES, "elr": False, "min_isr": 1, "faults": ("power_loss", "lose_disk", "reboot")},
+        {**_STAGED, "is_forced": False, "faults": ("late_registration",)},
     ),
     (
         Bug(
@@ -302,7 +447,7 @@ _PRODUCT: Final = (
                 (write_txn_markers.run, "appends.settle()", "pass"),
             ),
         ),
-        _TRANSACTIONS,
+        {**_STARVED, "faults": ("starve_leader",)},
     ),
     (
         Bug(
@@ -347,32 +492,6 @@ _PRODUCT: Final = (
     ),
 )
 """Bugs whose lines the models have copies of, in the daemon's own."""
-
-NOT_FOUND: Final = frozenset(
-    {
-        "the start of the epoch is not looked at when a replica joins",
-        "an old broker epoch is trusted",
-        "a change that may have been made is taken back",
-        "a leader that missed others in between believes what its followers told before",
-        "a change that could not be sent is forgotten",
-        "the leader's high watermark is taken whole",
-        "an unknown epoch cuts to where the leader's ends (KIP-279)",
-        "an older epoch is no divergence",
-        "the controller takes an old partition epoch",
-        "the controller takes a replica of another incarnation",
-        "who has a new incarnation has the epoch of the old one",
-        "who was refused below min ISR may be overtaken",
-        "a snapshot lacks the settings of topics",
-        "markers do not wait for the high watermark",
-        "a marker of a former transaction ends the next one",
-        "a transaction is stable before its marker is replicated",
-        "a coordinator loads what is below the high watermark alone",
-        "a coordinator answers before the high watermark",
-        "a process leads before the controller knows of it",
-        "a marker is answered before the high watermark",
-    }
-)
-"""Bugs that 20 histories of daemons did not show; the models find most of them."""
 
 DIRECTED: Final[Mapping[str, tuple[Bug, Directions]]] = {
     **{bug.name: (bug, OF_DAEMONS[bug.name]) for bug in BUGS if bug.name in OF_DAEMONS},

@@ -510,8 +510,15 @@ GIVES_UP: Final = 0.1
 class TxnProducer(FrameClient):
     """Writes transactions to several partitions, one after the other."""
 
-    def __init__(self, *arguments: Any, places: Sequence[Partition], promises: Promises) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        places: Sequence[Partition],
+        promises: Promises,
+        gives_up: float = GIVES_UP,
+    ) -> None:
         super().__init__(*arguments)
+        self._gives_up = gives_up
         self.places, self.promises = tuple(places), promises
         self._number = 0
         self._sequences: dict[Partition, int] = {}
@@ -579,7 +586,7 @@ class TxnProducer(FrameClient):
                 if code not in RETRIED:
                     return False
                 self.forget()
-            if self.draw.random() < GIVES_UP:
+            if self.draw.random() < self._gives_up:
                 return False
             await self.wait(BACKOFF_MS)
 
@@ -601,6 +608,6 @@ class TxnProducer(FrameClient):
                 if answer.error_code not in RETRIED:
                     return False
                 self.forget()
-            if self.draw.random() < GIVES_UP:
+            if self.draw.random() < self._gives_up:
                 return False
             await self.wait(BACKOFF_MS)

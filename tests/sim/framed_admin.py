@@ -7,17 +7,24 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from fencepost.coordinator.wire.client.requests import Partition, rows_of
+from fencepost.coordinator.wire.client.requests import NAMED, Partition, of_group, rows_of
 from fencepost.coordinator.wire.messages import RequestFactory
 from tests.sim.framed import BACKOFF_MS, LOST, REQUEST_MS, FrameClient, Promises
+from tests.sim.invariants import BrokenInvariantError
 
 PREFERRED: Final = 0
 UNCLEAN: Final = 1
 """Types of elections."""
+LEFT_BEHIND: Final = "left-behind"
+"""A group without members, which has offsets of topics that are deleted."""
+FETCHES: Final = 20
+"""How often the admin looks whether such an offset is gone."""
 
 
 class Admin(FrameClient):
     """Sends the requests of operators."""
+
+    _committed = 0
 
     async def live(self) -> None:
         """Do nothing: each request is a task of its own."""
@@ -53,6 +60,62 @@ class Admin(FrameClient):
             self.node.say(f"deletes {name}: {answer.responses[0].error_code.name}")
         await self.wait(pause_ms)
         await self.create(name, partitions, factor)
+
+    async def commit_and_recreate(self, name: str, factor: int) -> None:
+        """Commit an offset for a topic, delete the topic, and look for the offset under the next.
+
+        A group without members, so that nothing but the deletion of the topic deletes the offset.
+        """
+        self._committed += 1
+        offset = self._committed
+
+        def commit(make: RequestFactory) -> Any:
+            row = make.OffsetCommitRequestPartition(
+                partition_index=0, committed_offset=offset, committed_metadata=""
+            )
+            return make.message(
+                group_id=LEFT_BEHIND,
+                generation_id_or_member_epoch=-1,
+                member_id="",
+                topics=[make.OffsetCommitRequestTopic(name=name, partitions=[row])],
+            )
+
+        def delete(make: RequestFactory) -> Any:
+            return make.message(
+                topics=[make.DeleteTopicState(name=name)], topic_names=[name], timeout_ms=REQUEST_MS
+            )
+
+        def fetch(make: RequestFactory) -> Any:
+            named = make.OffsetFetchRequestTopics(name=name, partition_indexes=[0])
+            group = make.OffsetFetchRequestGroup(group_id=LEFT_BEHIND, topics=[named])
+            return make.message(groups=(group,), require_stable=True)
+
+        answer = await self.ask(
+            "OffsetCommit", at_most=NAMED["OffsetCommit"], to_group=LEFT_BEHIND, entity=commit
+        )
+        if answer is LOST or answer.topics[0].partitions[0].error_code:
+            self.forget()
+            return
+        answer = await self.ask("DeleteTopics", entity=delete)
+        if answer is LOST or answer.responses[0].error_code:
+            return
+        await self.create(name, 1, factor)
+        told = None
+        for _ in range(FETCHES):
+            answer = await self.ask(
+                "OffsetFetch", at_most=NAMED["OffsetFetch"], to_group=LEFT_BEHIND, entity=fetch
+            )
+            if answer is LOST or of_group(answer).error_code:
+                self.forget()
+            else:
+                row = of_group(answer).topics[0].partitions[0]
+                if not row.error_code:
+                    told = row.committed_offset
+                    if told != offset:
+                        return
+            await self.wait(BACKOFF_MS)
+        if told == offset:
+            raise BrokenInvariantError(f"{offset} was committed for the {name} that is deleted")
 
     async def grow(self, name: str, promises: Promises) -> None:
         """Give a topic one more partition."""

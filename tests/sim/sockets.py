@@ -25,6 +25,9 @@ RETRANSMIT_MS: Final = 40
 FIRST_PORT: Final = 40_000
 """Of clients, and of listeners that take any."""
 
+HEADER_BYTES: Final = 8
+"""Of a request: its size, the API key and the version."""
+
 SPLIT: Final = 0.05
 """Share of writes that arrive in two pieces."""
 
@@ -41,6 +44,13 @@ class Wires:
         """Machines by their addresses."""
         self.dark: set[str] = set()
         """Names of nodes without power: they refuse nothing, they are silent."""
+        self.held: set[tuple[str, ...]] = set()
+        """Connections on which nothing arrives in either direction.
+
+        Each by client and server, or by client, server, and the API key of its last request.
+        """
+        self.late: dict[tuple[str, str, int], list[int]] = {}
+        """Delays of the next requests by client, server and API key, in milliseconds."""
         self._listening: dict[Address, ListeningSocket] = {}
         self._ends: dict[str, dict[End, None]] = {}
         self._port = FIRST_PORT
@@ -97,7 +107,8 @@ class Wires:
             return
         here = loop.node.name
         cut = self.network.cut
-        if (here, target.name) in cut or (target.name, here) in cut or target.name in self.dark:
+        is_cut = (here, target.name) in cut or (target.name, here) in cut
+        if is_cut or (here, target.name) in self.held or target.name in self.dark:
             self.scheduler.after(RETRANSMIT_MS, self._reach, loop, to, made)
             return
         listening = self._listening.get(to)
@@ -107,6 +118,7 @@ class Wires:
         mine = self.host_of(loop.node), self.port()
         end, other = End(loop, mine, to), End(listening.loop, to, mine)
         end.other, other.other = other, end
+        end.way = other.way = here, target.name
         self.add(end)
         self.add(other)
         listening.arrived(other)
@@ -127,6 +139,12 @@ class Wires:
         for one in ends:
             one.break_off()
         return len(ends)
+
+    def break_way(self, client: Node, server: str) -> None:
+        """Break all connections from a client to a server."""
+        for one in [*self._ends.get(client.name, ())]:
+            if one.way == (client.name, server):
+                one.break_off()
 
     def killed(self, node: Node, *, power_loss: bool) -> None:
         """Close the sockets of a killed process, as the kernel does; a power loss says nothing."""
@@ -235,6 +253,10 @@ class End(asyncio.Transport):
             {"peername": peer_address, "sockname": address, "socket": ClientSocket(self)}
         )
         self.other: End
+        self.way = "", ""
+        """The names of the client, which opened the stream, and of the server."""
+        self.api_key = -1
+        """The API key of the client's last request."""
         self._protocol: asyncio.BaseProtocol | None = None
         self._unsent: deque[bytes] = deque()
         self._unsent_bytes = 0
@@ -329,7 +351,23 @@ class End(asyncio.Transport):
         held = bytes(data)
         self._unsent.append(held)
         self._unsent_bytes += len(held)
+        if self.way[0] == self.node.name and len(held) > HEADER_BYTES:
+            self._note_request(held)
         self._send()
+
+    def _note_request(self, data: bytes) -> None:
+        """Note the request that begins here, and give the stream up if it has to be late.
+
+        The kernel goes on sending what a process has written, and a connection that the process
+        opens meanwhile may be faster.
+        """
+        self.api_key = self.other.api_key = int.from_bytes(data[4:6], "big")
+        late = self.wires.late.get((*self.way, self.api_key))
+        if late:
+            late_ms = late.pop(0)
+            self.node.say(f"gives up request {self.api_key} to {self.other.node.name}")
+            self.other._last_due = self.wires.scheduler.now + late_ms
+            self.wires.scheduler.after(self.wires.network.latency(), self._reset)
 
     def _send(self) -> None:
         if self._is_lost:
@@ -374,7 +412,9 @@ class End(asyncio.Transport):
 
     def _arrive(self) -> None:
         network = self.wires.network
-        if (self.other.node.name, self.node.name) in network.cut:
+        held = self.wires.held
+        is_held = held and (self.way in held or (*self.way, str(self.api_key)) in held)
+        if is_held or (self.other.node.name, self.node.name) in network.cut:
             self.wires.scheduler.after(RETRANSMIT_MS, self._arrive)
             return
         data = self._arriving.popleft()

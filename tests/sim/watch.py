@@ -5,13 +5,13 @@ Source: the properties of ``KafkaReplication.tla`` and KIP-966 (StrongIsr, Leade
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from fencepost.cluster.controller.partition_change import RECOVERING
-from fencepost.cluster.image import MetadataImage, PartitionRegistration
+from fencepost.cluster.image import TOPIC_RESOURCE, MetadataImage, PartitionRegistration
 from fencepost.coordinator.data.replica import Replica
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS, TRANSACTION_STATE
 from fencepost.logcore.batch import BatchHeader, LogRecord, decode_records, iter_headers
@@ -43,9 +43,19 @@ class Committed:
     """The records of a topic that brokers compact."""
     end: int = 0
     last: Batch | None = None
+    open: dict[int, int] = field(default_factory=dict)
+    """First offsets of transactions without a marker below ``end``, by producer id."""
     is_void: bool = False
     """Whether settings and faults promise nothing: after an unclean election, or when all replicas
     that have the records may have lost some."""
+
+    def extend(self, header: BatchHeader, batch: Batch) -> None:
+        """Note the next committed batch."""
+        self.end, self.last = header.next_offset, batch
+        if header.is_control:
+            self.open.pop(header.producer_id, None)
+        elif header.is_transactional:
+            self.open.setdefault(header.producer_id, header.base_offset)
 
 
 class Watch:
@@ -66,13 +76,14 @@ class Watch:
         self._known: dict[Key, PartitionRegistration] = {}
         """Partitions as the controller had them last."""
         self._topics: object = None
+        self._configs: Mapping[tuple[int, str], object] = {}
         self._states: dict[tuple[str, int, Key], tuple[int, ...]] = {}
         """Marks and epochs of the replica of a process when it was looked at last."""
         self._has_changed = False
         """Whether any replica or partition has since the last look at the members of ISRs."""
         self._image: MetadataImage | None = None
-        self._suspects: dict[int, int] = {}
-        """Brokers whose disks have lost records, and their epochs then, until they register."""
+        self._suspects: dict[int, UUID] = {}
+        """Brokers whose disks have lost records, and their incarnations, until they register."""
         self.void: set[tuple[str, int]] = set()
         """Topic and index of partitions of which nothing is promised any longer."""
         self._loses = False
@@ -99,7 +110,7 @@ class Watch:
             return
         broker = image.brokers.get(daemon.node_id)
         if broker is not None:
-            self._suspects[daemon.node_id] = broker.epoch
+            self._suspects[daemon.node_id] = broker.incarnation_id
         for topic in image.topics.values():
             for index, one in enumerate(topic.partitions):
                 self._judge((topic.topic_id, index), one)
@@ -117,10 +128,17 @@ class Watch:
     # --- the controller ---
 
     def _look_at_image(self, image: MetadataImage) -> None:
-        for node_id, epoch in [*self._suspects.items()]:
+        for node_id, incarnation_id in [*self._suspects.items()]:
             broker = image.brokers.get(node_id)
-            if broker is not None and broker.epoch > epoch:
+            if broker is not None and broker.incarnation_id != incarnation_id:
                 del self._suspects[node_id]
+        if image.configs is not self._configs:
+            gone = self._configs.keys() - image.configs.keys()
+            self._configs = image.configs
+            if lost := [
+                name for kind, name in gone if kind == TOPIC_RESOURCE and name in image.topics
+            ]:
+                raise BrokenInvariantError(f"the settings of {sorted(lost)} are gone")
         if image.topics is self._topics:
             return
         self._topics, self._has_changed = image.topics, True
@@ -285,16 +303,25 @@ class Watch:
                     )
                 at = header.next_offset
                 if at > truth.end:
-                    truth.end, truth.last = at, batch
+                    truth.extend(header, batch)
             if at == before:
                 break
         self._seen[place] = at
         if truth.compacted is not None:
             truth.compacted.check_missing(where)
+        self._look_at_open(truth, where, partition)
         if leads and partition.log_end_offset < truth.end:
             raise BrokenInvariantError(
                 f"{where}: it leads with {partition.log_end_offset} of {truth.end} committed"
             )
+
+    def _look_at_open(self, truth: Committed, where: str, partition: Partition) -> None:
+        """Raise BrokenInvariantError if a transaction is stable before its marker is committed."""
+        if not truth.open or partition.high_watermark != truth.end:
+            return
+        first, stable = min(truth.open.values()), partition.last_stable_offset
+        if stable > max(first, partition.log_start_offset):
+            raise BrokenInvariantError(f"{where}: {stable} is stable, and {first} in a transaction")
 
     def _look_at_marker(self, where: str, header: BatchHeader, marker: LogRecord) -> None:
         """Raise BrokenInvariantError if a transaction was committed here and aborted elsewhere.
@@ -332,7 +359,11 @@ class Watch:
         wrong += [
             f"{one.node.name} has an older image"
             for one in brokers
-            if one.services is not None and one.services.metadata.image.topics != image.topics
+            if one.services is not None
+            and (
+                one.services.metadata.image.topics != image.topics
+                or one.services.metadata.image.configs != image.configs
+            )
         ]
         return wrong
 
@@ -345,8 +376,9 @@ def _image(controller: Daemon | None) -> MetadataImage | None:
 
 def _replicas(daemon: Daemon) -> Iterator[tuple[Replica, Partition]]:
     """Open replicas of a broker that has others beside it."""
-    if daemon.services is None:
+    services = daemon.opened
+    if services is None:
         return
-    for replica in daemon.services.replicas:
+    for replica in services.replicas:
         if replica.partition is not None:
             yield replica, replica.partition

@@ -1,0 +1,455 @@
+"""Faults that are staged: each waits for the state in which one bug shows, and then strikes.
+
+A story reads the daemons' own objects to find its moment. What it does is done by the network, by
+an operator or by a kill, so that the same history may come about by chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from kio.schema.errors import ErrorCode
+
+from fencepost.cluster.image import PartitionRegistration
+from fencepost.coordinator.data.replica import Replica
+from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS, TRANSACTION_STATE
+from tests.sim.daemon import Daemon
+from tests.sim.daemon_faults import COORDINATORS, SHORT_LIVED, DaemonFaults
+from tests.sim.framed import BACKOFF_MS, LOST, batch
+from tests.sim.framed_admin import PREFERRED
+from tests.sim.invariants import BrokenInvariantError
+
+PATIENCE_MS: Final = 2_500
+"""How long a story waits for its moment."""
+LATE_MS: Final = 2_000
+ATTEMPTS: Final = 20
+FETCH, MARKERS, ALTER_PARTITION, REGISTER = 1, 27, 56, 62
+"""API keys."""
+
+Place = tuple[str, int]
+
+
+class Stories(DaemonFaults):
+    """Tells one story at a time."""
+
+    _is_telling = False
+
+    def _tell(self, story: Coroutine[Any, Any, None]) -> None:
+        if self._is_telling:
+            story.close()
+            return
+        self._is_telling = True
+
+        async def tell() -> None:
+            self.scheduler.say("--", f"a story begins: {story.__name__}")
+            try:
+                await story
+            finally:
+                self._is_telling = False
+            self.scheduler.say("--", f"it ends: {story.__name__}")
+
+        self._do(tell())
+
+    # --- what a story looks at ---
+
+    async def _wait(self, milliseconds: int) -> None:
+        await self.history.admin.wait(milliseconds)
+
+    async def _until(self, holds: Callable[[], object], patience_ms: int = PATIENCE_MS) -> bool:
+        until_ms = self.scheduler.now + patience_ms
+        while not self.is_over and self.scheduler.now < until_ms:
+            if holds():
+                return True
+            await self._wait(1)
+        return False
+
+    def _node(self, broker_id: int) -> Daemon:
+        return self.history.brokers[broker_id - 1]
+
+    def _replica(self, broker_id: int, place: Place) -> Replica | None:
+        services = self._node(broker_id).services
+        found = None if services is None else services.replicas.replica(*place)
+        return None if found is None or found.partition is None else found
+
+    def _registration(self, place: Place) -> PartitionRegistration | None:
+        controller = self.history.controller
+        if controller is None or controller.services is None:
+            return None
+        topic = controller.services.metadata.image.topics.get(place[0])
+        return None if topic is None else topic.partitions[place[1]]
+
+    def _leader(self, place: Place) -> Replica | None:
+        """Return the replica of the leader that the controller has elected, if it leads by now."""
+        now = self._registration(place)
+        if now is None or now.leader < 0:
+            return None
+        found = self._replica(now.leader, place)
+        if found is None or not found.machine.is_leader:
+            return None
+        return found if found.machine.leader_epoch == now.leader_epoch else None
+
+    def _end(self, broker_id: int, place: Place) -> int:
+        found = self._replica(broker_id, place)
+        return -1 if found is None or found.partition is None else found.partition.log_end_offset
+
+    def _mark(self, broker_id: int, place: Place) -> int:
+        found = self._replica(broker_id, place)
+        return -1 if found is None or found.partition is None else found.partition.high_watermark
+
+    def _coordinated(self) -> Place:
+        topic = TRANSACTION_STATE if self.options.transactions else CONSUMER_OFFSETS
+        return topic, self.draw.randrange(COORDINATORS)
+
+    @contextmanager
+    def _held(self, ways: Iterable[tuple[str, ...]]) -> Iterator[None]:
+        """Let nothing arrive on the connections of these clients to these servers."""
+        asked = set(ways) - self.wires.held
+        self.scheduler.say("--", f"held: {sorted(asked)}")
+        self.wires.held |= asked
+        try:
+            yield
+        finally:
+            self.wires.held -= asked
+
+    def _fetches_of(self, place: Place) -> set[tuple[str, ...]]:
+        """Return the connections by which followers fetch from a leader."""
+        now = self._registration(place)
+        if now is None or now.leader < 0:
+            return set()
+        fetches = str(FETCH)
+        return {(f"b{one}", f"b{now.leader}", fetches) for one in now.replicas if one != now.leader}
+
+    def _kill_one(self, broker_id: int) -> None:
+        self._node(broker_id).kill()
+        self._back(self._node(broker_id))
+
+    async def _elect(self, place: Place, first: int) -> bool:
+        """Have a broker elected by making it the preferred leader."""
+        now, admin = self._registration(place), self.history.admin
+        if now is None:
+            return False
+        others = [one for one in now.replicas if one != first]
+        await admin.reassign(place, [first, *others])
+        await admin.elect_leaders(PREFERRED)
+        now = self._registration(place)
+        return now is not None and now.leader == first
+
+    # --- requests that arrive late ---
+
+    def late_change(self) -> None:
+        """The next AlterPartition of a broker arrives after the broker has sent it again."""
+        self._late(self._broker(), "ct", ALTER_PARTITION)
+
+    def late_markers(self) -> None:
+        """The next WriteTxnMarkers of each coordinator arrives when it has been sent again."""
+        for one in self.history.brokers:
+            for other in self.history.brokers:
+                self._late(one, other.node.name, MARKERS)
+
+    def _late(self, client: Daemon, server: str, api_key: int, count: int = 1) -> None:
+        delays = [self.draw.randint(LATE_MS // 8, LATE_MS) for _ in range(count)]
+        self.wires.late[client.node.name, server, api_key] = delays
+
+    def late_incarnation(self) -> None:
+        """A follower loses its disk, and a fetch of its former process arrives behind that."""
+        self._tell(self._late_incarnation())
+
+    async def _late_incarnation(self) -> None:
+        place = self._place()
+        leader = self._leader(place)
+        if leader is None:
+            return
+        server = self._node(leader.machine._view.broker_id)
+        others = [one for one in self.history.brokers if one is not server and one.node.is_up]
+        if not others:
+            return
+        one = self.draw.choice(others)
+        # It arrives when the next process has registered, which cannot catch up meanwhile.
+        after_ms = self.options.session_ms + self.draw.randint(LATE_MS // 8, LATE_MS // 2)
+        late = [after_ms] + [2 * LATE_MS] * 50
+        self.wires.late[one.node.name, server.node.name, FETCH] = late
+        if await self._until(lambda: len(late) < 51) and one.node.is_up:
+            self._lost_records(one)
+            one.kill(loses_disk=True)
+            self.scheduler.after(1, one.start)
+            await self._wait(after_ms + 100)
+        late.clear()
+
+    def late_registration(self) -> None:
+        """A leader loses its disk, and hears of the metadata before the controller hears of it."""
+        self._tell(self._late_registration())
+
+    async def _late_registration(self) -> None:
+        place = self._place()
+        now = self._registration(place)
+        if now is None or now.leader < 0 or len(now.isr) < 2:
+            return
+        one = self._node(now.leader)
+        if one.node.is_up:
+            self._late(one, "ct", REGISTER, 3)
+            self._lost_records(one)
+            one.kill(loses_disk=True)
+            self.scheduler.after(1, one.start)
+            await self._wait(LATE_MS)
+
+    # --- coordinators and leaders that end with records that others lack ---
+
+    def starve(self) -> None:
+        """Followers of a coordinator get nothing for a while; then it is killed, or not."""
+        self._tell(self._starve(self._coordinated()))
+
+    def starve_leader(self) -> None:
+        """The same for the leader of a partition of the topic."""
+        self._tell(self._starve(self._place()))
+
+    async def _starve(self, place: Place) -> None:
+        leader = self._leader(place)
+        if leader is None:
+            return
+        with self._held(self._fetches_of(place)):
+            await self._wait(self.draw.randint(100, self.options.lag_ms * 2 // 3))
+            if self.draw.random() < 0.7:
+                self._kill_one(leader.machine._view.broker_id)
+
+    def kill_ahead(self) -> None:
+        """A coordinator is killed when no other replica knows its high watermark yet."""
+        self._tell(self._kill_ahead(self._coordinated()))
+
+    async def _kill_ahead(self, place: Place) -> None:
+        def is_ahead() -> bool:
+            leader, now = self._leader(place), self._registration(place)
+            if leader is None or now is None or leader.partition is None:
+                return False
+            others = [one for one in now.isr if one != now.leader]
+            mark = leader.partition.high_watermark
+            return bool(others) and all(
+                self._mark(one, place) < mark <= self._end(one, place) for one in others
+            )
+
+        if await self._until(is_ahead) and (now := self._registration(place)):
+            await self._wait(self.draw.choice((0, 1, 2, 5)))
+            self._kill_one(now.leader)
+
+    # --- leaders and ISRs ---
+
+    def join_behind_epoch(self) -> None:
+        """A leader begins below its end, and a replica outside of the ISR lacks the last batch."""
+        self._tell(self._join_behind_epoch())
+
+    async def _join_behind_epoch(self) -> None:
+        place = self._place()
+        now = self._registration(place)
+        if now is None or len(now.isr) < 3:
+            return
+        slow = self.draw.choice([one for one in now.isr if one != now.leader])
+        with self._held({(f"b{slow}", f"b{now.leader}")}):
+            # Whatever is acknowledged once it has left the ISR, the replica lacks.
+            if not await self._until(lambda: slow not in self._isr(place), 3 * PATIENCE_MS):
+                return
+            other = next(one for one in now.replicas if one not in (slow, now.leader))
+
+            def is_ahead() -> bool:
+                mark = self._mark(now.leader, place)
+                return self._mark(other, place) <= self._end(slow, place) < mark
+
+            if not await self._until(is_ahead):
+                return
+            self._kill_one(now.leader)
+        # The next leader proposes the replica, which does not get the answer to its fetch.
+        if await self._until(lambda: self._joins(place, slow), 2 * PATIENCE_MS):
+            with self._held(self._fetches_of(place)):
+                await self._wait(self.options.lag_ms)
+
+    def _isr(self, place: Place) -> tuple[int, ...]:
+        now = self._registration(place)
+        return () if now is None else now.isr
+
+    def lose_expansion(self) -> None:
+        """The request that takes a replica into the ISR is lost with its connection."""
+        self._tell(self._lose_expansion())
+
+    async def _lose_expansion(self) -> None:
+        place = self._place()
+        now = self._registration(place)
+        if now is None or len(now.isr) < 2:
+            return
+        slow = self.draw.choice([one for one in now.isr if one != now.leader])
+        with self._held({(f"b{slow}", f"b{now.leader}")}):
+            if not await self._until(lambda: slow not in self._isr(place), 3 * PATIENCE_MS):
+                return
+            # The replica leaves other partitions as well, about now.
+            await self._wait(self.options.lag_ms // 2)
+            leader = self._node(now.leader).node
+            self.wires.held.add((leader.name, "ct", str(ALTER_PARTITION)))
+        try:
+            if await self._until(lambda: self._joins(place, slow)):
+                await self._wait(2)
+                self.wires.break_way(leader, "ct")
+                await self._wait(1)
+        finally:
+            self.wires.held.discard((leader.name, "ct", str(ALTER_PARTITION)))
+
+    def overtake(self) -> None:
+        """A new producer's first batch is refused below min ISR, and the second one comes after."""
+        self._tell(self._overtake())
+
+    async def _overtake(self) -> None:
+        place, admin = self._place(), self.history.admin
+        now = self._registration(place)
+        if now is None or len(now.isr) < len(now.replicas):
+            return
+        given = await admin.ask("InitProducerId", transactional_id=None)
+        if given is LOST or given.error_code:
+            return
+
+        async def send(sequence: int) -> ErrorCode | None:
+            values = (f"{given.producer_id}.{sequence}",)
+            stamp = {"producer_id": given.producer_id, "producer_epoch": given.producer_epoch}
+            data = batch(values, **stamp, base_sequence=sequence)
+            answer = await admin.produce({place: data})
+            if answer is LOST:
+                return LOST
+            code, offset = answer[place]
+            self.scheduler.say("--", f"{values[0]}: {code.name}")
+            if not code:
+                self.history.promises.append(place, offset, values, by_all=True)
+            else:
+                admin.forget()
+            return code
+
+        def is_under_min_isr() -> bool:
+            leader = self._leader(place)
+            return leader is not None and leader.machine.is_under_min_isr
+
+        slow = self.draw.choice([one for one in now.isr if one != now.leader])
+        with self._held({(f"b{slow}", f"b{now.leader}")}):
+            if not await self._until(is_under_min_isr, 3 * PATIENCE_MS):
+                return
+            if await send(0) != ErrorCode.not_enough_replicas:
+                return
+        # The second batch was under way before the first one was refused.
+        if await self._until(lambda: not is_under_min_isr(), 2 * PATIENCE_MS):
+            await send(1)
+        for sequence in (0, 1):
+            code = None
+            for _ in range(ATTEMPTS):
+                code = await send(sequence)
+                if code == ErrorCode.none or self.is_over:
+                    break
+                await self._wait(BACKOFF_MS)
+            if code == ErrorCode.out_of_order_sequence_number and not self.is_over:
+                raise BrokenInvariantError(f"batch {sequence} of a new producer is out of order")
+
+    def _joins(self, place: Place, broker_id: int) -> bool:
+        leader = self._leader(place)
+        pending = None if leader is None else leader.machine.pending
+        return pending is not None and broker_id in pending.joins
+
+    def take_back_expansion(self) -> None:
+        """The answer to such a request is lost, and the leader hears no metadata for a while."""
+        self._tell(self._take_back_expansion())
+
+    async def _take_back_expansion(self) -> None:
+        place = self._place()
+        now = self._registration(place)
+        if now is None or len(now.isr) < 3:
+            return
+        slow = self.draw.choice([one for one in now.isr if one != now.leader])
+        with self._held({(f"b{slow}", f"b{now.leader}")}):
+            if not await self._until(lambda: slow not in self._isr(place), 3 * PATIENCE_MS):
+                return
+        if not await self._until(lambda: self._joins(place, slow)):
+            return
+        leader, slow_node = self._node(now.leader).node, self._node(slow).node
+        with self._held({(leader.name, "ct", str(FETCH))}):
+            self.network.cut.add(("ct", leader.name))
+            try:
+                if await self._until(lambda: slow in self._isr(place), 200):
+                    # The controller has taken it, and the leader does not know.
+                    self.wires.break_way(leader, "ct")
+            finally:
+                self.network.cut.discard(("ct", leader.name))
+            if slow_node.is_up:
+                slow_node.paused_until_ms = self.scheduler.now + self.options.lag_ms
+            await self._wait(self.options.lag_ms)
+
+    def miss_epoch(self) -> None:
+        """A leader hears at once that another one was elected, and that it leads again."""
+        self._tell(self._miss_epoch())
+
+    async def _miss_epoch(self) -> None:
+        place = self._place()
+        now = self._registration(place)
+        if now is None or len(now.isr) < 3 or now.leader < 0:
+            return
+        first = now.leader
+        second, third = (one for one in now.isr if one != first)
+        with self._held({(f"b{second}", f"b{first}")}):
+            # The third has batches of the first that the second lacks.
+            if not await self._until(
+                lambda: (
+                    self._end(third, place) > self._end(second, place)
+                    and self._knows(first, place, third) > self._end(second, place)
+                ),
+                self.options.lag_ms // 2,
+            ):
+                return
+            with self._held({(f"b{first}", "ct", str(FETCH))}):
+                if not await self._elect(place, second):
+                    return
+                cut = await self._until(
+                    lambda: self._end(third, place) <= self._end(second, place),
+                    self.options.lag_ms // 3,
+                )
+                node = self._node(third).node
+                if not cut or not node.is_up:
+                    return
+                node.paused_until_ms = self.scheduler.now + self.options.lag_ms // 2
+                await self._elect(place, first)
+
+    def _knows(self, leader: int, place: Place, follower: int) -> int:
+        found = self._replica(leader, place)
+        state = None if found is None else found.machine.replicas.get(follower)
+        return -1 if state is None else state.log_end_offset
+
+    def lead_in_turns(self) -> None:
+        """Brokers that do not reach each other lead in turns, and each appends."""
+        self._tell(self._lead_in_turns())
+
+    async def _lead_in_turns(self) -> None:
+        place = self._place()
+        now = self._registration(place)
+        if now is None or len(now.isr) < 3:
+            return
+        names = [one.node.name for one in self.history.brokers]
+        one, other = self.draw.sample(list(now.isr), 2)
+        with self._held((client, server) for client in names for server in names):
+            for leader in (one, other, one):
+                if not await self._elect(place, leader):
+                    return
+                before = self._end(leader, place)
+                appends = await self._until(
+                    lambda leader=leader, before=before: self._end(leader, place) > before,
+                    self.options.lag_ms // 4,
+                )
+                if not appends:
+                    return
+
+    # --- operators ---
+
+    def move_coordinator(self) -> None:
+        """Another broker becomes the coordinator, while the former one lives."""
+        self._tell(self._move_coordinator())
+
+    async def _move_coordinator(self) -> None:
+        place = self._coordinated()
+        now = self._registration(place)
+        if now is not None and len(now.isr) > 1:
+            first = self.draw.choice([one for one in now.isr if one != now.leader])
+            await self._elect(place, first)
+
+    def forget_offsets(self) -> None:
+        """An offset is committed for a topic, which is deleted and made again."""
+        self._tell(self.history.admin.commit_and_recreate(SHORT_LIVED, self.options.factor))

@@ -92,8 +92,8 @@ crash: $(VENV)/.dev  ## kills and power loss at every step, also of three broker
 	$(RUN) pytest --numprocesses 2 --dist loadfile $(or $(ARGS),tests/crash)
 	HISTORIES=$(or $(N),20000) $(RUN) pytest --quiet -rP --numprocesses 2 --dist load --rebalances $(or $(N),20000) tests/unit/groups/test_fleet.py tests/unit/logcore/test_histories.py
 
-sim: $(VENV)/.dev  ## a cluster on a simulated network, with disks and clocks that fail, from seeds (SEED=1 N=1000 WORLD=both)
-	$(RUN) tests.sim.run --world $(or $(WORLD),both) --processes 2 --seed $(or $(SEED),1) --count $(or $(N),1000)
+sim: $(VENV)/.dev  ## a cluster on a simulated network, with disks and clocks that fail, from seeds (SEED=1 N=200 WORLD=both)
+	$(RUN) tests.sim.run --world $(or $(WORLD),both) --processes 2 --seed $(or $(SEED),1) --count $(or $(N),200)
 
 lives: $(VENV)/.dev  ## a long life of clients that ask anything (SEED=7 N=1000000)
 	$(RUN) pytest -s tests/lives/test_lives.py --seed $(or $(SEED),1) --requests $(or $(N),1000000)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from tests.sim.swarm import Options
@@ -20,15 +20,3 @@ class Bug:
     lines: tuple[Line, ...]
     needs: Callable[[Options], bool] = lambda _options: True
     """Histories in which it can show at all; the others are not played in a search for it."""
-    is_rare: bool = False
-    """Whether it takes so many seeds that it is searched for by hand alone."""
-
-
-def where(needs: Callable[[Options], bool], bugs: Iterable[Bug]) -> Iterator[Bug]:
-    """The same bugs, which need the same of a history."""
-    return (replace(one, needs=needs) for one in bugs)
-
-
-def struck_by(*faults: str) -> Callable[[Options], bool]:
-    """A need: one of these faults."""
-    return lambda options: not set(faults).isdisjoint(options.faults)

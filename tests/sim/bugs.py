@@ -1,4 +1,4 @@
-"""Bugs on purpose: each is a changed line or more of the real machines or their shell here."""
+"""Bugs on purpose: each is a changed line or more of the machines of a cluster."""
 
 from __future__ import annotations
 
@@ -13,16 +13,13 @@ from fencepost.cluster import (
     leader,
     observer,
 )
-from fencepost.cluster.alter_partition import AlterPartitions
 from fencepost.cluster.controller import brokers, partition_change, producer_ids
 from fencepost.cluster.controller import isr as controller_isr
 from fencepost.cluster.controller import reassignment_steps as reassignments
 from fencepost.cluster.image_loader import ImageLoader
 from fencepost.logcore.epochs import LeaderEpochs
 from fencepost.logcore.producers import ProducerStateManager
-from tests.sim import broker as shell
-from tests.sim import disk
-from tests.sim.bug import Bug, struck_by, where
+from tests.sim.bug import Bug
 from tests.sim.bugs_coordinators import COORDINATORS
 
 _Leader = leader.PartitionLeader
@@ -131,25 +128,6 @@ BUGS: Final = (
             (_Leader._eligible, "replica.broker_epoch in (ANY_BROKER_EPOCH, known.epoch)", "True"),
             (_Leader._epoch_of, "return replica.broker_epoch", "return ANY_BROKER_EPOCH"),
         ),
-        needs=struck_by("reboot"),
-    ),
-    Bug(
-        "acks=all is answered before the high watermark",
-        ((_Leader.acks_verdict, "return AcksVerdict.WAITING", "return AcksVerdict.DONE"),),
-    ),
-    Bug(
-        "who waits over a loss of leadership is answered",
-        (
-            (
-                _Leader.acks_verdict,
-                "not self.is_leader or leader_epoch < self.leads_since_epoch",
-                "False",
-            ),
-        ),
-    ),
-    Bug(
-        "a fetch that diverges counts as an offset",
-        ((_Leader.fetched, "if is_diverging:", "if False:"),),
     ),
     Bug(
         "a change that may have been made is taken back",
@@ -161,7 +139,6 @@ BUGS: Final = (
             ),
             (_Leader._advance, "replica.is_caught_up(end, now_ms, lag) and", "False and"),
         ),
-        is_rare=True,
     ),
     Bug(
         "a pending change outlives metadata",
@@ -180,7 +157,6 @@ BUGS: Final = (
     Bug(
         "a leader that missed others in between believes what its followers told before",
         ((_Leader.become_leader, "registration.leader_epoch > self.leader_epoch + 1", "False"),),
-        needs=struck_by("unheard", "deaf"),
     ),
     Bug(
         "the high watermark is the end of the most advanced follower",
@@ -199,16 +175,6 @@ BUGS: Final = (
                 _Leader._advance,
                 "replica.log_end_offset < candidate",
                 "0 <= replica.log_end_offset < candidate",
-            ),
-        ),
-    ),
-    Bug(
-        "a change that could not be sent is forgotten",
-        (
-            (
-                AlterPartitions.answered,
-                "self.retry_at_ms = now_ms + RETRY_MS",
-                "self._unsent.clear()",
             ),
         ),
     ),
@@ -258,10 +224,6 @@ BUGS: Final = (
                 "self.fetch_offset = self._log.log_end_offset",
             ),
         ),
-    ),
-    Bug(
-        "the leader's high watermark is taken whole",
-        ((_Follower._take, "min(answer.high_watermark, end)", "answer.high_watermark"),),
     ),
     Bug(
         "an unknown epoch cuts to where the leader's ends (KIP-279)",
@@ -319,8 +281,6 @@ BUGS: Final = (
     Bug(
         "the controller takes an old partition epoch",
         ((controller_isr._validated, "item.partition_epoch < known.partition_epoch", "False"),),
-        needs=lambda options: options.weather.repeated > 0,
-        is_rare=True,
     ),
     Bug(
         "the controller takes a change of a former leader",
@@ -345,12 +305,10 @@ BUGS: Final = (
             (_Leader.fetched, "known.epoch > broker_epoch", "False"),
             (_Leader._eligible, "replica.broker_epoch in (ANY_BROKER_EPOCH, known.epoch)", "True"),
         ),
-        needs=struck_by("reboot"),
     ),
     Bug(
         "a reassignment ends when one of its target is in sync",
         ((reassignments.completed, "not set(staying) <= set(in_sync)", "False"),),
-        needs=struck_by("reassign"),
     ),
     Bug(
         "a reassignment ends at once",
@@ -361,7 +319,6 @@ BUGS: Final = (
                 "in_sync = in_sync or staying\n    if False:",
             ),
         ),
-        needs=struck_by("reassign"),
     ),
     Bug(
         "an election does not raise the leader epoch",
@@ -386,7 +343,6 @@ BUGS: Final = (
     Bug(
         "an unclean shutdown keeps its place among the eligible",
         ((brokers.register, "existing.epoch == request.previous_broker_epoch", "True"),),
-        needs=struck_by("power_loss", "lose_disk", "reboot"),
     ),
     Bug(
         "the eligible stay eligible when the ISR is large enough",
@@ -411,7 +367,6 @@ BUGS: Final = (
                 "broker_epoch=existing.epoch if existing else next_offset,",
             ),
         ),
-        needs=struck_by("reboot"),
     ),
     Bug(
         "a fenced broker stays in the ISR",
@@ -430,7 +385,6 @@ BUGS: Final = (
     Bug(
         "a replica that is taken away stays on its broker",
         ((image.local_changes, "deletes.append(replace(one, registration=was))", "pass"),),
-        needs=struck_by("reassign"),
     ),
     # --- the log, the process ---
     Bug(
@@ -444,35 +398,6 @@ BUGS: Final = (
             (ProducerStateManager._check_sequence, "sequence != expected", "False"),
         ),
     ),
-    Bug(
-        "a cut leaves the producers' states as they were",
-        ((disk.ModelLog._rebuild_producers, "self.producers.clear(self.first)", "return"),),
-    ),
-    Bug(
-        "the high watermark at a start is the end of the log",
-        ((disk.ModelLog.reopen, "min(high_watermark, self.end)", "self.end"),),
-        needs=struck_by("kill", "power_loss", "reboot", "lose_disk"),
-    ),
-    Bug(
-        "a process leads before the controller knows of it",
-        ((shell.Broker._observed, "self._is_known and", ""),),
-        needs=struck_by("power_loss", "lose_disk", "reboot"),
-    ),
-    Bug(
-        "a process that was killed says that it stopped in order",
-        (
-            (
-                disk.Disk.end,
-                "self.was_lost =",
-                "self.clean_epoch = self.last_epoch\n    self.was_lost =",
-            ),
-        ),
-        needs=struck_by("power_loss", "lose_disk", "reboot"),
-    ),
-    Bug(
-        "who was refused below min ISR may be overtaken",
-        ((ProducerStateManager.refused, "not in self._producers", "is None"),),
-    ),
-    *where(lambda options: options.snapshot_records > 0, _SNAPSHOTS),
+    *_SNAPSHOTS,
     *COORDINATORS,
 )

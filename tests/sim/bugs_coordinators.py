@@ -11,8 +11,7 @@ from fencepost.groups.machine import GroupMachine
 from fencepost.groups.offset_store import OffsetStore
 from fencepost.logcore.producers import ProducerStateManager
 from fencepost.txn import marker_queues
-from tests.sim import coordinator, groups, leading, shards
-from tests.sim.bug import Bug, where
+from tests.sim.bug import Bug
 
 _Shard = shard.ShardRuntime
 _EACH = (
@@ -32,10 +31,6 @@ _TRANSACTIONS: Final = (
         ),
     ),
     Bug(
-        "a marker is answered before the high watermark",
-        ((coordinator.Coordinator._mark, "broker.log(key).end,", "0,"),),
-    ),
-    Bug(
         "a marker of a former transaction ends the next one",
         ((ProducerStateManager.check_marker, "if epoch > entry.epoch:", "if True:"),),
     ),
@@ -50,26 +45,8 @@ _TRANSACTIONS: Final = (
         ),
     ),
     Bug(
-        "a transaction that ended while the coordinator was asked goes on",
-        (
-            (
-                coordinator.Coordinator.verify,
-                "log.producers.guard(producer_id) is not guard or (",
-                "(",
-            ),
-        ),
-        is_rare=True,
-    ),
-    Bug(
         "a transaction is stable before its marker is replicated",
         ((ProducerStateManager._update_first_unstable, "if self._unreplicated:", "if False:"),),
-    ),
-    Bug(
-        "a first batch of a transaction is not verified",
-        (
-            (leading.Leading.produce, "and not is_verified", "and False"),
-            (leading.Leading.produce, "verified=is_verified,", "verified=True,"),
-        ),
     ),
 )
 
@@ -90,21 +67,6 @@ _RUNTIME: Final = (
                 _EACH,
                 f"{_EACH} or header.base_offset + header.record_count >= end",
             ),
-        ),
-    ),
-    Bug(
-        "what waits over an election is answered",
-        (
-            (_Shard._still_stands, "not self._leads or", "False and"),
-            (shards.Shards.resigned, "self._drop()", "pass"),
-        ),
-    ),
-    Bug(
-        "a coordinator that has resigned goes on",
-        (
-            (shards.Shards.resigned, "self._drop()", "pass"),
-            (_Shard._append, "if not self._leads:", "if False:"),
-            (_Shard._still_stands, "not self._leads or", "False and"),
         ),
     ),
 )
@@ -185,31 +147,7 @@ _GROUPS: Final = (
             ),
         ),
     ),
-    Bug(
-        "offsets of a transaction are not verified",
-        (
-            (
-                groups.Groups.ask,
-                "if producers.has_open_transaction(producer_id, producer_epoch):",
-                "if True:",
-            ),
-        ),
-    ),
 )
 
-_GONE: Final = (
-    Bug(
-        "offsets of a topic that is gone are those of the next one of its name",
-        (
-            (offsets._is_of_topic, "return topic_id is None or", "return True or"),
-            (groups.Groups.topics_deleted, "if self.shard is not None:", "if False:"),
-        ),
-    ),
-)
 
-COORDINATORS: Final = (
-    *where(lambda options: options.has_transactions, _TRANSACTIONS),
-    *where(lambda options: options.has_transactions or bool(options.members), _RUNTIME),
-    *where(lambda options: bool(options.members), _GROUPS),
-    *where(lambda options: bool(options.members) and "recreate" in options.faults, _GONE),
-)
+COORDINATORS: Final = (*_TRANSACTIONS, *_RUNTIME, *_GROUPS)

@@ -505,7 +505,7 @@ def judge_logs(
     committed: dict[tuple[str, int], dict[int, str]],
     void: set[tuple[str, int]],
 ) -> None:
-    """Compare promises with logs, those of void partitions excepted."""
+    """Compare promises with logs, except in void partitions."""
     for place, log in logs.items():
         if place in void:
             continue
@@ -524,7 +524,7 @@ def judge_logs(
                     )
         for name, sent in promises.in_order.items():
             of_producer = [log[at] for at in sorted(log) if log[at].startswith(f"{name}:")]
-            # What was sent again in another epoch may be there twice.
+            # Batches that were sent again in another epoch may be there twice.
             again = Counter(of_producer) - Counter(dict.fromkeys(of_producer, 1))
             there = [*dict.fromkeys(of_producer)]
             is_in_order = not there or there == sent[len(sent) - len(there) :]

@@ -8,7 +8,6 @@ was not forced, or a part of it from the end.
 
 from __future__ import annotations
 
-import random
 from bisect import bisect_right
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -282,22 +281,12 @@ class Disk:
     logs: dict[Key, ModelLog] = field(default_factory=dict)
     checkpoint: dict[Key, int] = field(default_factory=dict)
     """High watermarks, as of the last time that they were written."""
-    clean_epoch: int = -1
-    """The broker epoch of a process that stopped with everything forced; -1 after any other end."""
-    last_epoch: int = -1
-    """The broker epoch of the process, for those who lie."""
-    was_lost: bool = False
-    """Whether a power loss has taken something from any log."""
 
     def write_checkpoint(self) -> None:
         """Write the high watermarks of now."""
         self.checkpoint = {key: log.high_watermark for key, log in self.logs.items()}
 
-    def end(self, draw: random.Random | None) -> None:
-        """The process is gone: by a kill, or with ``draw`` by a power loss."""
-        lost = 0
+    def end(self) -> None:
+        """End the process: all that was written stays."""
         for key, log in self.logs.items():
-            end = log.end if draw is None else draw.randint(min(log.forced, log.end), log.end)
-            lost += log.end - end
-            log.reopen(end, self.checkpoint.get(key, log.start))
-        self.was_lost = lost > 0
+            log.reopen(log.end, self.checkpoint.get(key, log.start))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from fencepost.cluster.image import TopicImage
-from tests.sim.controller import CONTROLLER
 from tests.sim.network import Weather
 
 if TYPE_CHECKING:
@@ -47,7 +46,6 @@ class Faults:
         self.scheduler.say("--", "all faults are over")
         self.network.cut.clear()
         self.network.weather = Weather(latency_ms=self.cluster.options.weather.latency_ms)
-        self.cluster.controller.start()
         for broker_id in self.cluster.ids:
             self.cluster.start_broker(broker_id)
 
@@ -69,35 +67,14 @@ class Faults:
     def _is_up(self, broker_id: int) -> bool:
         return self.network.nodes[f"b{broker_id}"].is_up
 
-    def _crash(self, broker_id: int, *, power_loss: bool = False, loses_disk: bool = False) -> None:
+    def _crash(self, broker_id: int) -> None:
         if self._is_up(broker_id):
-            self.cluster.crash_broker(broker_id, power_loss=power_loss, loses_disk=loses_disk)
+            self.cluster.crash_broker(broker_id)
             self.come_back(broker_id)
 
     def kill(self) -> None:
         """``kill -9``: what was written stays."""
         self._crash(self._some_broker())
-
-    def power_loss(self) -> None:
-        """What was not forced is gone, or a part of it."""
-        self._crash(self._some_broker(), power_loss=True)
-
-    def lose_disk(self) -> None:
-        """A broker comes back with an empty disk."""
-        self._crash(self._some_broker(), loses_disk=True)
-
-    def reboot(self) -> None:
-        """The same at once, and for a while it reaches the controller alone."""
-        broker_id = self._some_broker()
-        if self._is_up(broker_id):
-            self.cluster.processes[broker_id].following.last_words(times=12)
-            self.cluster.crash_broker(broker_id, loses_disk=True)
-            self.scheduler.after(20, self.cluster.start_broker, broker_id)
-            self._cut({(f"b{broker_id}", one) for one in self.cluster.world.brokers})
-
-    def half_cut(self) -> None:
-        """Nothing comes from the controller to a broker; what the broker sends arrives."""
-        self._cut({(CONTROLLER, f"b{self._some_broker()}")})
 
     def clean_stop(self) -> None:
         """SIGTERM: a controlled shutdown."""
@@ -105,41 +82,10 @@ class Faults:
         if self._is_up(broker_id):
             self.cluster.processes[broker_id].stop()
 
-    def pause(self) -> None:
-        """SIGSTOP, and SIGCONT after a while; the controller, too, may stand still."""
-        names = [f"b{one}" for one in self.cluster.ids] * 3 + [*self.cluster.deciders]
-        node = self.network.nodes[self.draw.choice(names)]
-        pause_ms = self.draw.choice((100, 700, 1_500, 2_500))
-        if node.is_up and node.paused_until_ms <= self.scheduler.now:
-            node.paused_until_ms = self.scheduler.now + pause_ms
-            node.say(f"is paused for {pause_ms} ms")
-
-    def deaf(self) -> None:
-        """A broker is slow to act upon metadata; all else goes on."""
-        broker_id = self._some_broker()
-        if self._is_up(broker_id):
-            self.cluster.processes[broker_id].listen_after(self.draw.choice((100, 600, 2_500)))
-
     def new_producer(self) -> None:
         """A producer is killed, and starts anew: what became of its last batches is not known."""
         if self.cluster.producers:
             self.draw.choice(self.cluster.producers).restart()
-
-    def clock_jump(self) -> None:
-        """A clock goes forward."""
-        node = self.network.nodes[
-            self.draw.choice([f"b{self._some_broker()}", *self.cluster.deciders])
-        ]
-        by_ms = self.draw.choice((50, 400, 2_000))
-        node.clock_ms += by_ms
-        node.say(f"has a clock that jumps by {by_ms} ms")
-
-    def controller_restart(self) -> None:
-        """The controller is killed, and comes back with its log."""
-        if self.cluster.controller.node.is_up:
-            self.cluster.controller.crash()
-            wait_ms = self.draw.choice((5, 200, 1_200))
-            self.scheduler.after(wait_ms, self.cluster.controller.start)
 
     # --- the network ---
 
@@ -207,34 +153,6 @@ class Faults:
         wait_ms = self.draw.choice((2, 15, 60, 150))
         self.scheduler.after(wait_ms, self._flip, name, index, times - 1)
 
-    def unheard(self) -> None:
-        """Another broker leads for a moment, and the leader of before and after hears nothing.
-
-        One of its followers hears of it late, so that it has fetched more than the other one has.
-        """
-        topic = self._some_topic()
-        if topic is None:
-            return
-        index = self.draw.randrange(len(topic.partitions))
-        one = topic.partitions[index]
-        if len(one.isr) < 3 or one.adding_replicas or one.removing_replicas:
-            return
-        other, late = self.draw.sample([it for it in one.isr if it != one.leader], 2)
-        for broker_id, for_ms in ((one.leader, 700), (late, 60)):
-            if self._is_up(broker_id):
-                self.cluster.processes[broker_id].listen_after(for_ms)
-        for wait_ms, first in ((1, other), (self.draw.choice((120, 300)), one.leader)):
-            others = tuple(it for it in one.replicas if it != first)
-            self.scheduler.after(wait_ms, self._prefer, topic.name, index, (first, *others))
-
-    def _prefer(self, name: str, index: int, replicas: tuple[int, ...]) -> None:
-        topic = self.cluster.invariants.image.topics.get(name)
-        if self.is_over or topic is None or index >= len(topic.partitions):
-            return
-        if set(topic.partitions[index].replicas) == set(replicas):
-            self.cluster.controller.reassign(name, index, replicas)
-            self.cluster.controller.elect_preferred()
-
     def delete_records(self) -> None:
         """A leader drops its oldest records."""
         image = self.cluster.invariants.image
@@ -290,9 +208,8 @@ class Faults:
         )
 
     def create_topic(self, partitions: int, factor: int, name: str = TOPIC) -> None:
-        """Make a topic; again in a while, where that can not be now."""
-        if not self.cluster.controller.create_topic(name, partitions, factor):
-            self.scheduler.after(300, self.create_topic, partitions, factor, name)
+        """Have the controller create a topic."""
+        raise NotImplementedError
 
     def add_partitions(self) -> None:
         """One more."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from fencepost.cluster.errors import Errors
 from fencepost.cluster.fetcher import FetchAnswer, FetchRequest, LeaderFetcher, PartitionResult
@@ -20,6 +20,10 @@ from tests.sim.leading import FollowerFetch, Listed, ListOffset
 
 if TYPE_CHECKING:
     from tests.sim.process import Process
+
+
+LAST_WORDS: Final = 3
+"""Copies of each request that arrive when the process that sent it is gone."""
 
 
 class Following:
@@ -96,7 +100,7 @@ class Following:
             purpose="fetch",
         )
 
-    def last_words(self, times: int = 3) -> None:
+    def last_words(self) -> None:
         """Send what will arrive when this process is gone: a first request to each leader."""
         broker = self.broker
         for leader, fetcher in self._fetchers.items():
@@ -114,7 +118,7 @@ class Following:
             )
             request = FetchRequest(0, 0, parts, (), is_full=True)
             fetch = FollowerFetch(broker.broker_id, broker.broker_epoch, request)
-            for _ in range(times):
+            for _ in range(LAST_WORDS):
                 broker.cluster.network.send_late(broker.node, f"b{leader}", fetch)
 
     def _wake(self, leader: int) -> None:

@@ -47,8 +47,6 @@ class Site:
     broker_id: int
     disk: Disk
     process: Leading | None = None
-    is_suspect: bool = False
-    """A power loss took records from it, and it has not registered again since."""
 
 
 @dataclass(slots=True)
@@ -62,7 +60,7 @@ class Truth:
     shown: dict[int, int] = field(default_factory=dict)
     """How far each replica's records were compared, by broker."""
     is_void: bool = False
-    """Settings and faults promise nothing: by an unclean election, or by too many power losses."""
+    """Settings promise nothing: by an unclean election."""
     was_void: bool = False
     dropped: int = 0
     """What is below was deleted by somebody."""
@@ -82,12 +80,8 @@ class Invariants:
         self.image = MetadataImage()
         """The controller's."""
         self.checked = 0
-        self.fences_at_once = True
-        """Whether a broker leaves all ISRs in the moment in which it is no longer alive."""
         self._touched: dict[tuple[int, Key], None] = {}
         self._changed: dict[Key, None] = {}
-        self._loses = False
-        """Whether any disk has lost something."""
 
     def truth(self, key: Key) -> Truth:
         """What is known of a partition."""
@@ -152,32 +146,12 @@ class Invariants:
                     raise BrokenInvariantError(
                         f"{truth.name}: a reassignment ends before all are in sync: {now}"
                     )
-        for replica in now.isr:
-            broker = self.image.brokers.get(replica)
-            is_last = now.leader < 0
-            if self.fences_at_once and (broker is None or (broker.fenced and not is_last)):
-                raise BrokenInvariantError(f"{truth.name}: a fenced {replica} is in the ISR: {now}")
-        self._judge(key, now)
         if now.leader_recovery_state == RECOVERING and now.leader != was_leader:
             # Beside an eligible replica it is any other one.
             was_last = was is not None and not was.elr and (now.leader,) == was.last_known_elr
             if not was_last:
                 self.voids(key)
         self._changed[key] = None
-
-    def lost_records(self, broker_id: int) -> None:
-        """A disk has lost something."""
-        self._loses = True
-        for topic in self.image.topics.values():
-            for index, now in enumerate(topic.partitions):
-                if broker_id in now.replicas:
-                    self._judge((topic.topic_id, index), now)
-
-    def _judge(self, key: Key, now: PartitionRegistration) -> None:
-        """Whether any promise is left: not if all who must have the records may have lost some."""
-        members = {*now.isr, *now.elr}
-        if all(self.sites[one].is_suspect for one in members) and (members or self._loses):
-            self.voids(key)
 
     def voids(self, key: Key) -> None:
         """Nothing is promised of this partition's records of up to now."""
@@ -294,7 +268,7 @@ class Invariants:
         for replica in (*registration.isr, *registration.elr):
             site = self.sites[replica]
             log = site.disk.logs.get(key)
-            if site.is_suspect or not count:
+            if not count:
                 continue
             if log is None or log.end < count:
                 end = 0 if log is None else log.end
@@ -404,15 +378,6 @@ class Invariants:
                     value
                 ]:
                     raise BrokenInvariantError(f"{truth.name}: {value} at {offset} is lost")
-
-
-def differences(one: MetadataImage, other: MetadataImage) -> str:
-    """What two images do not have in common, in their names; nothing if they are equal."""
-    return ", ".join(
-        name
-        for name in ("features", "brokers", "topics", "configs", "next_producer_id")
-        if getattr(one, name) != getattr(other, name)
-    )
 
 
 def _first_difference(committed: list[Entry], log: ModelLog) -> int:

@@ -1,8 +1,8 @@
 """Whether the simulation finds bugs on purpose.
 
-``python -m tests.sim.planted`` plays seeds with each of them and prints how many it took; with
-``--world zookeeper`` those of clusters on ZooKeeper, and also steps of scripts; with ``--world
-daemons`` those of daemons, in histories that have what each bug needs.
+``python -m tests.sim.planted`` plays histories of daemons with each of them, which have what the
+bug needs, and prints how many it took; with ``--world zookeeper`` those of clusters on ZooKeeper,
+and also steps of scripts.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from functools import partial
 from types import FunctionType, MethodType
 from typing import Any, Final
 
-from tests.sim import cluster, daemons, swarm, zk_cluster, zk_steps, zk_swarm
+from tests.sim import daemons, zk_cluster, zk_steps, zk_swarm
 from tests.sim.bug import Bug
-from tests.sim.bugs import BUGS
 from tests.sim.bugs_zookeeper import ZOOKEEPER
 from tests.sim.directed import DIRECTED
-from tests.sim.run import DAEMONS, KRAFT
+from tests.sim.run import DAEMONS
 from tests.sim.run import ZOOKEEPER as ON_ZOOKEEPER
 
 
@@ -61,9 +60,8 @@ def planted(bug: Bug) -> Iterator[None]:
 
 
 WORLDS: Final = {
-    KRAFT: (BUGS, cluster.play, swarm.draw_options),
-    ON_ZOOKEEPER: (ZOOKEEPER, zk_cluster.play, zk_swarm.draw_options),
     DAEMONS: (tuple(bug for bug, _ in DIRECTED.values()), daemons.play, daemons.draw_options),
+    ON_ZOOKEEPER: (ZOOKEEPER, zk_cluster.play, zk_swarm.draw_options),
 }
 """Bugs, and what is played to find them."""
 
@@ -74,7 +72,7 @@ def play_directed(name: str, seed: int) -> object:
 
 
 def seeds_until_found(
-    bug: Bug, first: int, most: int, world: str = KRAFT
+    bug: Bug, first: int, most: int, world: str = DAEMONS
 ) -> tuple[int, str] | None:
     """How many seeds from ``first`` on it takes, and what is said then; None: more than that."""
     _, play, draw_options = WORLDS[world]
@@ -113,7 +111,7 @@ def main() -> None:
     parser.add_argument("--searches", type=int, default=5, help="how often each is searched for")
     parser.add_argument("--most", type=int, default=400, help="seeds of a search")
     parser.add_argument("--only", default="", help="bugs whose name has this")
-    parser.add_argument("--world", choices=WORLDS, default=KRAFT)
+    parser.add_argument("--world", choices=WORLDS, default=DAEMONS)
     parser.add_argument("--every", type=int, default=1, help="steps of which one is played")
     parser.add_argument("--tell", action="store_true", help="what was said")
     given = parser.parse_args()

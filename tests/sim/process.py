@@ -1,4 +1,4 @@
-"""One process of a broker, whoever its controller is: its images, what it leads and follows."""
+"""One process of a broker: its images, what it leads and follows."""
 
 from __future__ import annotations
 
@@ -104,14 +104,13 @@ class Process:
         """Find the cluster, and become a part of it."""
         raise NotImplementedError
 
-    def _stopped(self, clean_epoch: int) -> None:
+    def _stopped(self) -> None:
         """Everything is forced, and the process is gone."""
         for log in self.disk.logs.values():
             log.force()
         self.disk.write_checkpoint()
-        self.disk.clean_epoch = clean_epoch
-        self.disk.end(None)
-        self.node.say(f"has stopped, its epoch was {self.disk.clean_epoch}")
+        self.disk.end()
+        self.node.say("has stopped, its epoch was -1")
         self.node.end()
         self.site.process = None
         self.cluster.ended(self.broker_id)

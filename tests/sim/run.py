@@ -1,7 +1,7 @@
 """``python -m tests.sim.run --seed 1 --count 500``: histories of seeds, one after the other.
 
-``--world zookeeper`` plays those of clusters that elect their controller on ZooKeeper, ``both``
-plays them as well; ``--world daemons`` plays those in which every node is the whole daemon.
+``--world daemons`` plays those in which every node is the whole daemon, ``--world zookeeper`` those
+of clusters that elect their controller on ZooKeeper, and ``both`` plays both.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Final
 
-from tests.sim import cluster, daemons, zk_cluster
+from tests.sim import daemons, zk_cluster
 
-KRAFT, ZOOKEEPER, BOTH, DAEMONS = "kraft", "zookeeper", "both", "daemons"
+ZOOKEEPER, BOTH, DAEMONS = "zookeeper", "both", "daemons"
 PLAYS: Final[Mapping[str, Callable[..., object]]] = {
-    KRAFT: cluster.play,
-    ZOOKEEPER: zk_cluster.play,
     DAEMONS: daemons.play,
+    ZOOKEEPER: zk_cluster.play,
 }
 
 CHUNK = 50
@@ -54,12 +53,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="the first one")
     parser.add_argument("--count", type=int, default=1, help="how many")
-    parser.add_argument("--world", choices=(KRAFT, ZOOKEEPER, BOTH, DAEMONS), default=KRAFT)
+    parser.add_argument("--world", choices=(DAEMONS, ZOOKEEPER, BOTH), default=DAEMONS)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--verbose", action="store_true", help="tell the whole story of one")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at a failure")
     given = parser.parse_args()
-    worlds = (KRAFT, ZOOKEEPER) if given.world == BOTH else (given.world,)
+    worlds = (DAEMONS, ZOOKEEPER) if given.world == BOTH else (given.world,)
     if given.verbose or given.count == 1:
         for world in worlds:
             if given.verbose:

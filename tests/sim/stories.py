@@ -1,7 +1,7 @@
 """Faults that are staged: each waits for the state in which one bug shows, and then strikes.
 
-A story reads the daemons' own objects to find its moment. What it does is done by the network, by
-an operator or by a kill, so that the same history may come about by chance.
+A story reads the daemons' own objects to find its moment. It then only does what a network, an
+operator or a kill may do, so that the same history may come about by chance.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ class Stories(DaemonFaults):
             return
         slow = self.draw.choice([one for one in now.isr if one != now.leader])
         with self._held({(f"b{slow}", f"b{now.leader}")}):
-            # Whatever is acknowledged once it has left the ISR, the replica lacks.
+            # The replica lacks all records that are acknowledged after it has left the ISR.
             if not await self._until(lambda: slow not in self._isr(place), 3 * PATIENCE_MS):
                 return
             other = next(one for one in now.replicas if one not in (slow, now.leader))

@@ -38,8 +38,8 @@ from fencepost.coordinator.zookeeper.loading import Loaded
 from fencepost.coordinator.zookeeper.node import ZooKeeperNode
 from fencepost.coordinator.zookeeper.telling import Controller as Teller
 from fencepost.txn.ids import ProducerIdBlock
-from tests.sim.controller import altered
 from tests.sim.invariants import BrokenInvariantError
+from tests.sim.isr_answers import altered
 from tests.sim.loop import Loop
 from tests.sim.messages import AllocateIds
 from tests.sim.network import Answer
@@ -163,7 +163,7 @@ class ZooKeeperBroker(Process):
 
     async def _end(self) -> None:
         await self.zookeeper.stop()
-        self._stopped(-1)
+        self._stopped()
 
     def stop(self) -> None:
         """Be let go, and end."""

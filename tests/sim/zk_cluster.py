@@ -30,7 +30,6 @@ class ZooKeeperCluster(Cluster):
         super().__init__(options, told)
         self.deciders = (ENSEMBLE,)
         self.ensemble = Ensemble(self.network, members=options.servers, lag_ms=options.lag_ms)
-        self.invariants.fences_at_once = False
         self.truth = Truth(self.ensemble, self.invariants)
         self.truth.deciding = self._deciding
         self._processes: list[ZooKeeperBroker] = []

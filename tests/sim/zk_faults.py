@@ -33,9 +33,6 @@ class ZooKeeperOperators(Operators):
     def __init__(self, cluster: ZooKeeperCluster) -> None:
         self.cluster = cluster
 
-    def start(self) -> None:
-        """Nobody has to."""
-
     def _asked(self) -> ZooKeeperBroker | None:
         scheduler = self.cluster.scheduler
         found = [

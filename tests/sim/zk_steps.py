@@ -50,8 +50,6 @@ OPTIONS: Final = ZooKeeperOptions(
     replication_factor=2,
     partitions=2,
     broker=BrokerOptions(min_isr=1, lag_ms=1_000, session_ms=600),
-    elr=False,
-    unclean=False,
     weather=Weather(latency_ms=(1, 3)),
     faults=(),
     fault_pause_ms=100,

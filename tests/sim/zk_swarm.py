@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, fields
 from typing import Final
 
-from tests.sim.swarm import LOSING, Options
+from tests.sim.swarm import Options
 from tests.sim.swarm import draw_options as draw_others
 
 SHARED: Final = (
@@ -28,6 +28,9 @@ SHARED: Final = (
     "alter_config",
 )
 """Of those that every cluster has."""
+
+LOSING: Final = frozenset({"recreate", "delete_records", "mark_for_deletion"})
+"""Faults by which records may go for good."""
 
 OWN: Final = (
     "expire",
@@ -102,7 +105,7 @@ def draw_options(seed: int) -> ZooKeeperOptions:
         faults = tuple(draw.sample(SHARED + OWN, draw.choice((1, 2, 4, 8))))
     if given.has_transactions:
         # What is promised of them needs that no partition loses its truth.
-        faults = tuple(one for one in faults if one not in LOSING and one != "mark_for_deletion")
+        faults = tuple(one for one in faults if one not in LOSING)
     kept = {one.name: getattr(given, one.name) for one in fields(Options)}
     # Of a chance of its own: histories without them are what they were before there were tools.
     draw_tools = random.Random(f"tools {seed}")
@@ -110,5 +113,5 @@ def draw_options(seed: int) -> ZooKeeperOptions:
     if draw_tools.random() < WITH_TOOLS:
         tools = tuple(draw_tools.sample(TOOLS, draw_tools.choice((1, 2, 4))))
         faults += tools
-    kept |= {"tools": tools, "faults": faults, "elr": False, "unclean": False}
+    kept |= {"tools": tools, "faults": faults}
     return ZooKeeperOptions(**kept, servers=draw.choice((1, 1, 3)), lag_ms=draw.choice((0, 5, 40)))

@@ -1,7 +1,7 @@
 """A channel for a broker's own requests to the active controller.
 
-Such requests belong to Kafka's protocol. They use one connection, to the node that is the active
-controller at the time (:class:`RemoteControllerChannel`).
+The channel keeps one connection, to the current active controller, and retries a request until a
+controller answers it or its time limit passes.
 
 Source: ``NodeToControllerChannelManager``, ``NodeToControllerRequestThread``.
 """
@@ -88,10 +88,9 @@ class _Watch:
 class RemoteControllerChannel:
     """One connection to the active controller, on the running loop.
 
-    ``find`` returns the controller's address, as far as known. ``client_id`` and ``security``
-    belong to the connection. ``retry_timeout_ms`` limits the attempts at a request; None is no
-    limit. ``takes`` tells whether the present controller accepts an API, even if its ApiVersions
-    response lists it.
+    ``find`` returns the active controller's address, or None if it is unknown. A request is
+    retried for ``retry_timeout_ms``; None sets no limit. If ``takes`` returns False for an API,
+    its requests fail with UnsupportedVersion, even if the controller's ApiVersions lists it.
     """
 
     def __init__(
@@ -182,15 +181,13 @@ class RemoteControllerChannel:
                 future.set_result(answer)
 
     async def _ask(self, to: Address, request: Request, timeout_ms: float) -> Entity:
-        """Return the response; raise TimeoutError if another controller is found meanwhile.
-
-        Otherwise a controller that stopped without closing its connection would delay all requests
-        for as long as a response may take.
-        """
+        """Return the response; raise TimeoutError once ``find`` returns another controller."""
         api_key = request.api_key if isinstance(request, Newest) else request.__api_key__
         if not self._takes(api_key):
             raise UnsupportedVersion(api_key, 0)
         loop = asyncio.get_running_loop()
+        # A controller that died without closing its connection would otherwise delay all requests
+        # by the full request timeout.
         async with asyncio.timeout(None) as limit:
             watch = _Watch(loop, lambda: self._find() not in (None, to), limit)
             try:

@@ -1,4 +1,4 @@
-"""A connection to a controller, with requests in the newest version that both sides know."""
+"""A connection to a controller, which sends requests in the newest version both sides support."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from fencepost.logcore.values import dataclass
 CONNECT_TIMEOUT_MS: Final = 2_000
 
 NONSENSE: Final = (OverflowError, TypeError, ValueError)
-"""Errors caused by a response that was decoded, but has an impossible host or port, or a null list:
-a later response may be correct."""
+"""Exceptions from a response that decodes, but holds an impossible host or port, or a null list.
+The caller may retry: a later response may be valid."""
 
 Address = tuple[str, int]
 """Host and port."""
@@ -30,7 +30,7 @@ Address = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """A request in the newest version that both sides know."""
+    """A request to be built in the newest version that both sides support."""
 
     api_key: int
     build: Callable[[RequestFactory], Entity]
@@ -45,7 +45,7 @@ Request = Entity
 
 
 class ControllerConnection:
-    """A connection to one controller at a time; another one replaces it."""
+    """A connection to one controller at a time: a request to another address replaces it."""
 
     def __init__(self, client_id: str, security: Security) -> None:
         self._client_id, self._security = client_id, security
@@ -57,8 +57,8 @@ class ControllerConnection:
     async def ask(self, to: Address, request: Request, *, timeout_ms: float) -> Entity:
         """Send a request, and return the response.
 
-        Raises WireError including UnsupportedVersion, OSError, TimeoutError, and closes the
-        connection then.
+        Raises WireError (including UnsupportedVersion), OSError or TimeoutError. After any
+        exception the connection is closed.
         """
         try:
             async with asyncio.timeout(timeout_ms / 1000):

@@ -1,8 +1,8 @@
-"""Reports to the controller of the log directory that holds each replica (KIP-858).
+"""AssignReplicasToDirs requests, which report each replica's log directory (KIP-858).
 
-Fencepost has one directory. A replica is in it, unless its storage has failed: then it is assigned
-to a lost directory, and the controller elects another leader for that partition alone. After a
-start that could open the log, the replica is assigned to the directory again.
+Fencepost has one log directory. If the storage of one replica fails, the broker assigns that
+replica to the LOST directory, and the controller elects another leader for that partition alone.
+Once a restarted broker can open the log, it assigns the replica to its directory again.
 
 Source: ``AssignmentsManager``.
 """
@@ -28,10 +28,10 @@ from fencepost.coordinator.wire.messages import RequestFactory
 from fencepost.coordinator.wire.schema import Entity
 
 MAX_ASSIGNMENTS: Final = 2_250
-"""Partitions of one request (kafka: ``MAX_ASSIGNMENTS_PER_REQUEST``)."""
+"""The most partitions in one request (kafka: ``MAX_ASSIGNMENTS_PER_REQUEST``)."""
 
 RETRY_MS: Final = 500
-"""The pause after a request that failed or was incomplete."""
+"""The pause after a request that completed no assignment."""
 
 _NOTHING_TO_DO: Final = frozenset(
     {
@@ -41,7 +41,8 @@ _NOTHING_TO_DO: Final = frozenset(
         ErrorCode.not_leader_or_follower,
     }
 )
-"""Errors that complete an assignment: it is made, or this broker no longer has the replica."""
+"""Error codes after which an assignment is not sent again: it succeeded, or this broker no longer
+has the replica."""
 
 Key = tuple[UUID, int]
 
@@ -68,7 +69,7 @@ class Directories:
         return len(self._wanted)
 
     def placed(self, one: LocalPartition, *, is_offline: bool) -> None:
-        """Tell the controller whether a replica is readable, if it does not know that yet."""
+        """Queue a replica's directory (LOST if offline), unless the metadata already has it."""
         key = one.topic_id, one.index
         directory = LOST if is_offline else self._directory_id
         if directory in {one.registration.directory_of(self._replicas.node_id), UNASSIGNED}:

@@ -1,4 +1,4 @@
-"""Requests of a replica to its leader, and their responses, as messages of Kafka's protocol.
+"""Encoding and decoding of a follower's Fetch and ListOffsets.
 
 Source: ``RemoteLeaderEndPoint``, ``MetadataVersion.fetchRequestVersion``.
 """
@@ -24,7 +24,7 @@ Question = tuple[PartitionFollower, OffsetQuestion]
 
 _FETCH: Final = ((27, 18), (21, 17), (19, 16), (10, 15), (9, 14), (0, 13))
 _LIST_OFFSETS: Final = ((29, 11), (25, 10), (21, 9), (9, 8), (0, 7))
-"""Levels of ``metadata.version``, and the request version that applies from each on."""
+"""Pairs of a ``metadata.version`` level and the request version from that level on."""
 
 
 def fetch_version(level: int) -> int:
@@ -39,7 +39,7 @@ def list_offsets_version(level: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """``replica.fetch.*``: bytes, and milliseconds to wait."""
+    """The size limits and the wait time of a follower's Fetch (``replica.fetch.*``)."""
 
     max_wait_ms: int
     min_bytes: int
@@ -50,7 +50,7 @@ class Sizes:
 def fetch_entity(
     request: FetchRequest, level: int, sizes: Sizes, *, broker_id: int, broker_epoch: int
 ) -> Entity:
-    """Return a Fetch like that of a Java broker."""
+    """Return the Fetch request that a Kafka follower sends."""
     make = request_factory(ApiKey.FETCH, fetch_version(level))
     wanted: dict[UUID, list[Entity]] = {}
     for one in request.partitions:
@@ -89,7 +89,7 @@ def fetch_entity(
 
 
 def fetch_answer(entity: Entity) -> FetchAnswer:
-    """Return the contents of a Fetch response. Records are the response's own, not copied."""
+    """Return the contents of a Fetch response, without copying the records."""
     found: dict[Key, PartitionAnswer] = {}
     for topic in entity.responses:
         for row in topic.partitions:
@@ -111,7 +111,7 @@ def fetch_answer(entity: Entity) -> FetchAnswer:
 def list_offsets_entity(
     asked: Iterable[Question], level: int, *, broker_id: int, timeout_ms: int
 ) -> Entity:
-    """Return a ListOffsets for the start or end offsets of the leader's logs."""
+    """Return a ListOffsets request for start or end offsets of the leader's logs."""
     make = request_factory(ApiKey.LIST_OFFSETS, list_offsets_version(level))
     rows = (
         (
@@ -133,7 +133,7 @@ def list_offsets_entity(
 
 
 def listed_offsets(entity: Entity, asked: Sequence[Question]) -> Mapping[Key, tuple[int, int]]:
-    """Return (offset, error) for each question with an answer."""
+    """Return (offset, error code) for each partition of ``asked`` in the response."""
     rows = {place: (row.offset, int(row.error_code)) for place, row in rows_of(entity)}
     return {
         follower.key: rows[follower.topic, follower.index]

@@ -1,9 +1,9 @@
 """Replica fetchers: connections to leaders, and appends of fetched records to the followers' logs.
 
 For each leader there are ``num.replica.fetchers`` connections with one request in flight on each.
-The machines (``cluster/fetcher.py``, ``cluster/follower.py``) decide what to request and what a
-response means; this module does it. A partition that is removed, or followed again, gets another
-machine: work begun for the former machine ends without an effect.
+The state machines (``cluster/fetcher.py``, ``cluster/follower.py``) decide what to request and how
+to act on a response; this module sends requests, appends records and truncates logs. A partition
+that is followed again gets a new state machine; work begun for the previous one has no effect.
 
 Source: ``ReplicaFetcherManager``, ``AbstractFetcherThread``, ``ReplicaFetcherThread``.
 """
@@ -71,7 +71,7 @@ Key = tuple[UUID, int]
 """A partition: topic id and index."""
 
 BATCHES_AT_ONCE: Final = 512
-"""Batches appended before the loop runs other tasks: three milliseconds of small ones."""
+"""The most batches appended before the loop runs other tasks; small ones take 3 ms in total."""
 
 FETCHERS_KEY: Final = "num.replica.fetchers"
 
@@ -80,9 +80,9 @@ class Logs(Protocol):
     """The part of the log manager that truncation needs."""
 
     def plan_cut(self, partition: Partition, offset: int) -> set[str]:
-        """Lower checkpointed offsets of a log before it is truncated or restarted at ``offset``.
+        """Lower a log's checkpointed offsets to ``offset``, before a truncation or restart there.
 
-        Return the names of the checkpoints that must be saved before that.
+        Return the names of the checkpoints to save before the truncation.
         """
 
     async def save_all(self, names: Collection[str]) -> bool:
@@ -100,7 +100,7 @@ class Followed:
 
 
 class Fetchers:
-    """``services.fetchers``. Belongs to the event loop."""
+    """The replica fetchers of a broker (``services.fetchers``). Belongs to the event loop."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class Fetchers:
     ) -> None:
         """``log_of`` opens a replica, or raises StorageError. ``on_disk`` is ``Flusher.after``.
 
-        ``remember`` records causes in the history; it must not fail.
+        ``remember`` writes an event of a state machine to the history; it must not raise.
         """
         self.config, self.peers, self.logs, self.clock = config, peers, logs, clock
         self.node_id = node_id
@@ -131,7 +131,7 @@ class Fetchers:
         self._ending: set[asyncio.Task[None]] = set()
         self._count = config.int(FETCHERS_KEY)
         self._again: dict[Key, LocalPartition] = {}
-        """Partitions that could not be followed because of an unexpected error."""
+        """Partitions to follow again after a pause, as an unexpected error stopped them."""
         self._retry: asyncio.TimerHandle | None = None
         self._closed = False
         config.listen(self._reconfigure)
@@ -139,10 +139,10 @@ class Fetchers:
     # --- followed partitions ---------------------------------------------------------------------
 
     def follow(self, partitions: Sequence[LocalPartition]) -> None:
-        """Fetch partitions from their leaders, in the leader epoch that each has.
+        """Fetch partitions from their leaders.
 
-        A partition that is being fetched continues, unless its leader epoch is another. One whose
-        log cannot be opened is left out until the next call that names it.
+        A partition that is already being fetched keeps its fetcher, unless its leader epoch has
+        increased. If a partition's log cannot be opened, it is skipped until a later call names it.
         """
         for one in partitions:
             key = one.topic_id, one.index
@@ -160,7 +160,7 @@ class Fetchers:
                 self._try_again(one, error)
 
     def _try_again(self, one: LocalPartition, error: Exception) -> None:
-        """Follow a partition again from its log's end after a pause: nothing else would do that."""
+        """Follow a partition again, from its log's end, after a pause."""
         tell("follow", error, partition=_name(one))
         key = one.topic_id, one.index
         self._let_go(key)
@@ -206,7 +206,7 @@ class Fetchers:
         fetcher.add(one)
 
     def stop(self, partitions: Iterable[Key]) -> None:
-        """Stop fetching partitions; requests in flight have no effect for them."""
+        """Stop fetching partitions; responses in flight are ignored for them."""
         for key in partitions:
             self._let_go(key)
 
@@ -231,13 +231,13 @@ class Fetchers:
             fetcher.task.cancel()
 
     def ended(self, fetcher: _Fetcher) -> None:
-        """Replace a fetcher whose task ended without being asked to."""
+        """Follow a fetcher's partitions again, if its task ended unexpectedly."""
         if not fetcher.is_over:
             for one in fetcher.followed:
                 self._try_again(one.local, RuntimeError(f"{fetcher.task.get_name()} has ended"))
 
     def _reconfigure(self) -> None:
-        """Redistribute the partitions if the number of fetchers has changed."""
+        """Apply the new backoff; redistribute the partitions if the number of fetchers changed."""
         backoff_ms = self.config.int("replica.fetch.backoff.ms")
         for one in self._followed.values():
             one.machine.backoff_ms = backoff_ms
@@ -246,7 +246,7 @@ class Fetchers:
             return
         self._count = count
         every = [one.local for one in self._followed.values()]
-        # Their work in progress, above all a truncation, ends together with their fetcher.
+        # Stopping a fetcher also cancels work in progress, above all truncations.
         self.stop((one.topic_id, one.index) for one in every)
         self.follow(every)
 
@@ -275,7 +275,7 @@ class Fetchers:
     # --- steps of the machines -------------------------------------------------------------------
 
     def _do(self, one: Followed, step: FollowerStep) -> None:
-        """Do the immediate part of a step, and give the rest to the partition's fetcher."""
+        """Apply the synchronous part of a step, and queue the rest with the partition's fetcher."""
         for event in step.events:
             self._tell(one.local, event)
         partition = one.partition
@@ -302,7 +302,7 @@ class Fetchers:
             self._remember(local, event)
 
     def do(self, one: Followed, step: FollowerStep) -> None:
-        """Do a machine's step."""
+        """Apply a step; an exception affects only this partition."""
         with self.alone(one):
             self._do(one, step)
 
@@ -310,7 +310,8 @@ class Fetchers:
     def alone(self, one: Followed) -> Iterator[None]:
         """Confine an exception to one partition.
 
-        After a LogError the replica has failed; after any other exception it is followed again.
+        After a LogError the replica is marked as failed; after any other exception the partition
+        is followed again.
         """
         try:
             yield
@@ -413,7 +414,7 @@ class _Fetcher:
         try:
             await self._fetch(request)
         except BaseException:
-            # After any error the next request asks for all of it again.
+            # The next request starts a new fetch session, and names all partitions again.
             self.machine.failed(self._now())
             raise
         return 0
@@ -516,7 +517,10 @@ class _Fetcher:
             owner.do(one, machine.append_failed(_code_of(error), self._now()))
 
     async def _on_disk(self, partitions: Sequence[Partition]) -> None:
-        """Wait for a flush that flush.messages requires: the next fetch confirms the records."""
+        """Wait for a flush if flush.messages requires it.
+
+        The offsets of the next Fetch acknowledge the records to the leader.
+        """
         done = asyncio.get_running_loop().create_future()
 
         def settle() -> None:
@@ -529,7 +533,7 @@ class _Fetcher:
     # --- truncation ------------------------------------------------------------------------------
 
     async def _cut(self) -> bool:
-        """Truncate logs for their machines; return False if the checkpoints cannot be written."""
+        """Do the queued truncations; return False if the checkpoints cannot be written."""
         owner, names = self._owner, set[str]()
         for one, cut in list(self._cuts.items()):
             is_planned = False

@@ -1,4 +1,4 @@
-"""The log of a followed partition, as the follower's machine sees it."""
+"""Adapter from a partition to the log interface of the follower's state machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from fencepost.logcore.partition import Partition
 
 
 class FollowedLog:
-    """A partition as the follower's machine sees it."""
+    """Implements the follower's ``FollowerLog`` with a partition."""
 
     __slots__ = ("partition",)
 

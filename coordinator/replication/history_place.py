@@ -1,8 +1,8 @@
 """The partition of the history topic that a broker of a cluster leads and writes to.
 
-The topic has a partition for each broker, which is the partition's preferred leader; the first
-entry makes the broker ask the controller for it. A broker that leads none, as after a restart,
-holds its entries until it does. The replication factor is that of the offsets topic.
+Each broker is the preferred leader of one partition, and asks the controller to create that
+partition when it has a first entry. While the broker leads no partition of the topic, for example
+after a restart, it buffers its entries. The topic has the offsets topic's replication factor.
 """
 
 from __future__ import annotations
@@ -55,10 +55,13 @@ class HistoryPlace:
         self._node_id = node_id
         self._asked: asyncio.Future[Entity] | None = None
         self._not_before_s = 0.0
-        """The end of that pause, on the loop's clock."""
+        """The time, on the loop's clock, before which the controller is not asked again."""
 
     def partition(self) -> Partition | None:
-        """Return the log to append to; None if there is none yet, after asking for it."""
+        """Return the partition to append to, or None while this broker leads none.
+
+        If the broker is not the preferred leader of any partition, ask the controller for one.
+        """
         topic, me = self._metadata.topic(HISTORY_TOPIC), self._node_id
         known = () if topic is None else topic.partitions
         led = [index for index, one in enumerate(known) if one.leader == me]

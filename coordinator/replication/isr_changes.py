@@ -1,7 +1,7 @@
 """AlterPartition requests, which carry ISR changes from local leaders to the controller.
 
-There is one request at a time, with all changes so far, which is retried until it is answered
-(``cluster/alter_partition.py``).
+One request is in flight at a time. It carries all changes submitted so far, and is retried until
+the controller answers it (``cluster/alter_partition.py``).
 
 Source: ``DefaultAlterPartitionManager``.
 """
@@ -49,7 +49,7 @@ class IsrChanges:
     def submit(self, change: IsrChange) -> None:
         """Add a change to the next request."""
         if not self._queue.submit(change):
-            # An earlier change is unanswered, and its leader has moved on meanwhile.
+            # An earlier change of this partition is still unanswered.
             refuse = partial(self._tell, change, int(Errors.OPERATION_NOT_ATTEMPTED))
             self._loop.call_soon(refuse)
         elif not self._is_armed:

@@ -30,7 +30,10 @@ class MarkerSender:
         self._peers = peers
 
     async def send(self, send: Send) -> Codes | None:
-        """Return a broker's response to its markers; None if there is none."""
+        """Send markers to a broker, and return its error codes; None if it does not answer.
+
+        The codes are by producer id, then by partition.
+        """
         peer = self._peers.channel(send.broker_id, Purpose.TXN_MARKER_SENDER)
         try:
             answer = await peer.newest(

@@ -1,8 +1,8 @@
 """A broker's membership in a KRaft cluster: its registration and the metadata it observes.
 
 Both run on an event loop in a thread of their own. A controller fences a broker that is silent for
-``broker.session.timeout.ms``, so a long turn of the broker's own loop, above all log recovery at a
-start, must not delay heartbeats.
+``broker.session.timeout.ms``, so a long callback on the broker's own loop, above all log recovery
+at startup, must not delay heartbeats.
 
 Source: ``BrokerServer.startup`` and ``shutdown``, ``SharedServer``.
 """
@@ -87,7 +87,7 @@ class Membership:
 
     @property
     def broker_epoch(self) -> int:
-        """-1 while the broker is not registered."""
+        """The epoch of the broker's registration; -1 while it is not registered."""
         return self.lifecycle.broker_epoch
 
     @property
@@ -106,7 +106,7 @@ class Membership:
     # --- lifecycle ---
 
     async def join(self) -> MetadataImage:
-        """Register, catch up, and return the metadata of that time. Raises MembershipError."""
+        """Register, catch up, and return the metadata image. Raises MembershipError."""
         self._thread = threading.Thread(target=self._run, name="cluster", daemon=True)
         self._thread.start()
         await self._caught_up
@@ -136,7 +136,7 @@ class Membership:
             await asyncio.shield(self._released)
 
     async def stop(self) -> None:
-        """Leave without notice; the controller fences the broker after its session timeout."""
+        """Stop heartbeats without notice; the controller fences the broker when they time out."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -180,7 +180,7 @@ class Membership:
         for future in (*waited, self._released):
             if not future.done():
                 future.set_exception(without_traceback(why))
-                future.exception()  # no caller may wait for it
+                future.exception()  # retrieved here, as perhaps no caller awaits it
         if not waited:
             self._on_lost(why)
 

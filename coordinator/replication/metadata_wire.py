@@ -1,4 +1,4 @@
-"""Requests and responses of the metadata log's observer, as messages of Kafka's protocol.
+"""Encoding and decoding of the metadata observer's Fetch and FetchSnapshot.
 
 Source: ``KafkaRaftClient.buildFetchRequest``, ``RaftUtil``, ``VotersRecord``.
 """
@@ -76,7 +76,7 @@ def fetch_body(
 def snapshot_body(
     asked: FetchSnapshot, make: RequestFactory, *, node_id: int, cluster_id: str
 ) -> Entity:
-    """Return a FetchSnapshot for the next piece."""
+    """Return a FetchSnapshot request for the next chunk of a snapshot."""
     partition = make.PartitionSnapshot(
         partition=0,
         current_leader_epoch=asked.current_leader_epoch,
@@ -140,7 +140,7 @@ def _hint(leader: Entity, answer: Entity) -> LeaderHint:
 
 
 def batches_reader(listener: str) -> Callable[[bytes], Iterator[MetadataBatch]]:
-    """Return a reader of fetched bytes, which takes voters' addresses from this listener."""
+    """Return a decoder of metadata batches, which reads the voters' addresses on ``listener``."""
 
     def read(data: bytes) -> Iterator[MetadataBatch]:
         view, pos = memoryview(data), 0

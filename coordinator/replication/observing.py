@@ -1,4 +1,4 @@
-"""The observer of the metadata log at work: one fetch after another from the active controller.
+"""Fetches of the metadata log, as an observer: one request at a time to the active controller.
 
 Source: ``KafkaRaftClient.pollUnattached``, ``pollFollowerAsObserver``.
 """
@@ -56,11 +56,11 @@ _ABOUT_LEADERS: Final = frozenset(
 
 
 DIVERGED_TIMES: Final = 3
-"""Consecutive reports that committed metadata is lost, before the broker believes a controller."""
+"""Consecutive responses that contradict committed metadata, after which the broker stops."""
 
 MISUNDERSTOOD_TIMES: Final = 20
-"""Consecutive invalid responses before a start is given up. After the start there is no limit: the
-broker's present metadata remains useful."""
+"""Consecutive invalid responses after which a starting broker gives up. Once the broker has caught
+up there is no limit, as its current metadata remains useful."""
 
 UNLIMITED: Final = float("inf")
 
@@ -145,11 +145,11 @@ class Observing:
             self._nonsense(asked.to, error, now_ms, limit)
         else:
             return images
-        await self._connection.close()  # the known versions of the connection may be the cause
+        await self._connection.close()  # the API versions cached with it may be the cause
         return []
 
     def _nonsense(self, address: Address, error: Exception, now_ms: float, limit: float) -> None:
-        """Discard an invalid response; raise its error if it persists, or else ask again."""
+        """Discard an invalid response, and retry; raise its error after ``limit`` in a row."""
         self._in_vain += 1
         self._tell(address, str(error) or type(error).__name__)
         if self._in_vain >= limit:
@@ -178,7 +178,7 @@ class Observing:
         return images
 
     def _tell(self, address: Address, cause: str) -> None:
-        """Log a cause once, and at most one cause a second, as retries are more frequent."""
+        """Log a failure's cause, unless it repeats the last one or follows it within a second."""
         now_s = asyncio.get_running_loop().time()
         if cause != self._trouble and now_s >= self._silent_until_s:
             self._trouble, self._silent_until_s = cause, now_s + 1

@@ -1,8 +1,8 @@
 """Connections to other brokers: one for each broker and purpose, made when it is first needed.
 
-The metadata image has the address of a broker's inter-broker listener. A :class:`Peer` repeats no
-request: only the caller knows whether a retry is safe, and the broker may have moved meanwhile.
-After a failure, the next connection attempt waits for a backoff.
+The metadata image has the address of a broker's inter-broker listener. A :class:`Peer` never
+retries a request: only the caller knows whether a retry is safe, and the broker's address may have
+changed. After a failure, the next connection attempt waits for a backoff.
 
 Source: ``BrokerBlockingSender``, ``NetworkUtils.buildNetworkClient``,
 ``TransactionMarkerChannelManager``.
@@ -41,7 +41,7 @@ Address = tuple[str, int]
 
 FIRST_BACKOFF_MS: Final = 50
 MAX_BACKOFF_MS: Final = 1_000
-"""Backoff before another attempt to connect to a broker: it doubles from the first to the last."""
+"""The backoff before reconnecting doubles with each failure, from the first value to the second."""
 
 _OF_CLIENTS: Final = frozenset(
     {
@@ -60,11 +60,15 @@ _OF_CLIENTS: Final = frozenset(
         "ssl.truststore.type",
     }
 )
-"""Settings of a listener that also apply to connections to that listener of other brokers."""
+"""A listener's settings that this broker also uses as a client of other brokers' listener."""
 
 
 class Purpose(Enum):
-    """The purpose of a connection; the value is its client id, with a place for the broker id."""
+    """The purpose of a connection.
+
+    The value is a format string for the client id, from this broker's id and the connection's
+    number.
+    """
 
     FETCHER = "broker-{0}-fetcher-{1}"
     TXN_MARKER_SENDER = "broker-{0}-txn-marker-sender"
@@ -72,7 +76,7 @@ class Purpose(Enum):
 
     @property
     def negotiates(self) -> bool:
-        """Whether versions are negotiated; those of replication follow from metadata.version."""
+        """Whether API versions are negotiated; a fetcher's follow from ``metadata.version``."""
         return self is not Purpose.FETCHER
 
     @property
@@ -86,8 +90,8 @@ def security_of(
 ) -> Security:
     """Return the security settings for connections to other brokers on ``listener``.
 
-    The keys are those of this broker's own listener of that name, as in Kafka. Raises ConfigError
-    for unusable settings or files.
+    As in Kafka, they are the settings of this broker's own listener of that name. Raises
+    ConfigError for unusable settings or files.
     """
     if protocol is SecurityProtocol.PLAINTEXT:
         return PLAINTEXT
@@ -113,7 +117,7 @@ def security_of(
 def usable_security() -> Iterator[None]:
     """Turn a SecurityError into BrokerUnreachable, so that the caller retries.
 
-    The cause may be a file that is half written.
+    The error may be temporary, such as a half-written keystore.
     """
     try:
         yield
@@ -168,7 +172,10 @@ class Peer:
         at_most: int | None = None,
         timeout_ms: float | None = None,
     ) -> Entity:
-        """Do the same in the newest version that both sides know; may raise UnsupportedVersion."""
+        """Send a request like :meth:`request`, in the newest version that both sides support.
+
+        Also raises UnsupportedVersion.
+        """
         return await self._guarded(
             timeout_ms,
             lambda router, left_ms: router.newest(api_key, at_most, build, left_ms),

@@ -1,8 +1,9 @@
 """A broker's registration and heartbeats, as its lifecycle decides.
 
 Source: ``BrokerLifecycleManager``. If the cluster has a feature at a level that the broker does not
-support, the controller answers a registration only with UNSUPPORTED_VERSION, and Kafka's brokers
-retry until their time is up. This broker asks which features those are, reports them, and gives up.
+support, the controller rejects its registration with UNSUPPORTED_VERSION without naming the
+feature, and Kafka's brokers retry until their registration times out. This broker reads the
+finalized features with ApiVersions, names the unsupported ones in its error, and stops.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _ABOUT_FEATURES: Final = Newest(ApiKey.API_VERSIONS, api_versions_body)
 
 
 def registration_body(asked: Registration, make: RequestFactory) -> Entity:
-    """Return a BrokerRegistration."""
+    """Return a BrokerRegistration request."""
     return make.message(
         broker_id=asked.broker_id,
         cluster_id=asked.cluster_id,
@@ -67,7 +68,7 @@ def registration_body(asked: Registration, make: RequestFactory) -> Entity:
 
 
 def heartbeat_body(asked: Heartbeat, make: RequestFactory) -> Entity:
-    """Return a BrokerHeartbeat."""
+    """Return a BrokerHeartbeat request."""
     return make.message(
         broker_id=asked.broker_id,
         broker_epoch=asked.broker_epoch,

@@ -68,7 +68,10 @@ _log = structlog.get_logger(__name__)
 
 
 class Verifier:
-    """Asks other brokers, with one request in flight to each. Belongs to the event loop."""
+    """Sends AddPartitionsToTxn to other brokers, one request in flight to each.
+
+    Belongs to the event loop.
+    """
 
     def __init__(self, storage: Storage, peers: Peers, coordinator_of: CoordinatorOf) -> None:
         self._peers, self._node_id = peers, storage.node_id
@@ -79,7 +82,7 @@ class Verifier:
         storage.metadata.subscribe(Subscriber.VERIFICATION, self._published)
 
     def ask(self, command: AddPartitions) -> asyncio.Future[Refused]:
-        """Verify or extend a transaction. The future returns the rejected partitions."""
+        """Verify a transaction's partitions, or add them; the future returns the rejected ones."""
         future: asyncio.Future[Refused] = asyncio.get_running_loop().create_future()
         token = next(self._tokens)
         self._waiting[token] = future
@@ -96,7 +99,7 @@ class Verifier:
         self._waiting.clear()
 
     def _published(self, old: MetadataImage, image: MetadataImage) -> None:
-        """Withdraw questions from brokers that have gone, are fenced or have restarted."""
+        """Fail pending verifications by brokers that are gone, fenced or restarted."""
         for broker_id, known in old.brokers.items():
             now = image.brokers.get(broker_id)
             if now is not known and (now is None or now.fenced or now.epoch != known.epoch):
@@ -131,7 +134,7 @@ class Verifier:
     def _give(self, answers: Iterable[Verified]) -> None:
         for answer in answers:
             future = self._waiting.pop(answer.token, None)
-            if future is not None and not future.done():  # done if the connection has gone
+            if future is not None and not future.done():  # cancelled if the client disconnected
                 future.set_result({one: _error(code) for one, code in answer.errors.items()})
 
 

@@ -1,9 +1,9 @@
 """Users, quotas and ACLs of a cluster on ZooKeeper, which any broker reads, watches and changes.
 
-ZooKeeper alone decides on them. The broker that receives a change reads the znodes concerned and
-writes them on condition that their versions are unchanged, or else starts over. In the same
-transaction it creates notifications for the other brokers. Then it reads the znodes back, as every
-other broker does.
+No controller takes part. The broker that receives a change reads the znodes concerned and writes
+them conditionally on their versions; after a conflict it starts over. The same transaction creates
+notifications for the other brokers. The broker then applies its own change by reading the znodes
+back, like every other broker.
 
 Source: ``AclAuthorizer.updateResourceAcls``, ``ZkAdminManager``, ``AdminZkClient``,
 ``ZkConfigManager.startup``.
@@ -66,7 +66,7 @@ RETRY_MS: Final = 100
 """The pause before a retry (kafka: ``retryBackoffMs``); a random half of it is added."""
 
 GIVE_UP_MS: Final = 30_000
-"""The limit for a change, with its wait for earlier ones: clients wait no longer than that."""
+"""The time limit of a change, including its wait for earlier ones; clients wait no longer."""
 
 MAX_PATHS: Final = 100
 """Znodes that one transaction may change."""
@@ -78,7 +78,7 @@ MAX_TRANSACTION_BYTES: Final = 500_000
 """The size limit of a transaction that changes several znodes."""
 
 MAX_RECORDS: Final = 500
-"""Records applied to one image: more would hold the loop for too long."""
+"""The most records applied in one step: more would block the event loop for too long."""
 
 LONG_BYTES: Final = 32_768
 """Longer znodes are parsed in a thread."""
@@ -110,13 +110,14 @@ class _Pending:
         """Set the error for the caller, unless it has stopped waiting."""
         if not self.done.done():
             self.done.set_exception(without_traceback(error))
-            self.done.exception()  # no caller may wait for it
+            self.done.exception()  # retrieved here, as perhaps no caller awaits it
 
 
 class Access:
-    """Belongs to the loop. ``take`` receives the records that bring the image up to date.
+    """Reads, watches and writes the znodes of users, quotas and ACLs. Belongs to the loop.
 
-    ACLs are read only if ``has_rules``: the broker has an authorizer.
+    ``take`` applies records to the broker's image. ``has_rules`` is whether the broker has an
+    authorizer: without one, ACLs are not read.
     """
 
     def __init__(
@@ -186,7 +187,8 @@ class Access:
     async def reread(self, paths: Iterable[str]) -> None:
         """Apply the current contents of these znodes. Raises ZooKeeperError.
 
-        After a cancellation, the next call applies the rest.
+        A cancelled call may have applied only a part; the next call for these znodes applies the
+        rest.
         """
         async with self._reading:
             for some in batched([*dict.fromkeys(paths)]):
@@ -196,7 +198,8 @@ class Access:
                 for path, node in zip(some, nodes, strict=True):
                     for one in await self._differences(path, node):
                         (loosening if one.loosens else differences).append(one)
-                # No image in between may permit what neither the old nor the new ACLs permit.
+                # Changes that permit more come last: no intermediate image may permit an operation
+                # that neither the old nor the new ACLs permit.
                 differences += loosening
                 for start in range(0, len(differences), MAX_RECORDS):
                     self._take_differences(differences[start : start + MAX_RECORDS])
@@ -372,7 +375,10 @@ class _Transaction:
         return size > LONG_BYTES or len(self._changes[path]) > MAX_RECORDS
 
     def change(self, path: str) -> None:
-        """Write one znode, if it changes. Raises NotOurFormatError, PolicyViolationError."""
+        """Add the writes that change one znode, if its data changes.
+
+        Raises NotOurFormatError, PolicyViolationError.
+        """
         node = self._nodes[path]
         before = None if node is None else node.data
         data = formats.changed(path, before, self._changes[path])
@@ -399,7 +405,7 @@ class _Transaction:
         self.size += len(data or b"") + 2 * len(path)
 
     def all(self) -> list[Write]:
-        """Return all writes, and delete the parents of a user's last client quota."""
+        """Return all writes, including deletions of znodes that the last quota leaves empty."""
         for folder, count in self._deleted.items():
             node = self._nodes.get(folder)
             if node is None or node.child_count != count:
@@ -423,7 +429,7 @@ def _is(record: AccessRecord, permission: Permission) -> bool:
 
 
 def change_of(image: MetadataImage, record: MetadataRecord) -> Change:
-    """Return the change of a znode for a record.
+    """Return the change to a znode that corresponds to a metadata record.
 
     Raises MetadataUnavailableError for a change that only the controller makes.
     """

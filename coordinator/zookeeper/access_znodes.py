@@ -1,8 +1,8 @@
 """Users, quotas and ACLs in the znodes of Apache Kafka 3.9.
 
-Pure: znodes are turned into metadata records, and records into znodes. Reading never raises:
-entries that cannot be parsed are logged and skipped, except that an unreadable ACL which may be a
-denial denies everything that it could have denied.
+This module converts znodes into metadata records and back, without I/O. Parsing a znode never
+raises: an entry that cannot be parsed is logged and skipped. An ACL that may be a DENY is not
+skipped: it denies everything that it could have denied.
 
 Source: ``ConfigEntityZNode``, ``ZkAclStore``, ``ZkAclChangeStore``, ``AclEntry``; ``Sanitizer``;
 ``ScramCredentialUtils``; ``ZkAdminManager.alterClientQuotas``.
@@ -75,7 +75,8 @@ RULE_CHANGES: Final = {
 """The folder of ACL notifications, by the folder of the ACLs."""
 
 MAX_ITERATIONS: Final = 1_000_000
-"""Kafka's tools, which write credentials themselves, put no bound on the iterations."""
+"""The most iterations that are accepted. Kafka's tools write credentials to ZooKeeper directly, and
+do not limit them."""
 
 MAX_PATH: Final = 8_192
 """The longest path, in characters."""
@@ -88,7 +89,7 @@ _NOT_IN_PATHS: Final = (
     (0xD800, 0xF8FF),
     (0xFFF0, 0xFFFF),
 )
-"""Characters that ZooKeeper accepts in no path."""
+"""Ranges of code points that ZooKeeper rejects in paths."""
 
 
 class Change(NamedTuple):
@@ -149,7 +150,7 @@ def desanitized(text: str) -> str | None:
 
 
 def parents_of(path: str) -> Iterator[str]:
-    """Yield the znodes above a path that may be missing, the topmost first."""
+    """Yield the ancestors of a path that may not exist yet, topmost first."""
     if path.startswith(f"{USERS}/") and _BETWEEN in path:
         user, _, _ = path.partition(_BETWEEN)
         yield user
@@ -176,7 +177,7 @@ def records_of(path: str, data: bytes | None) -> list[AccessRecord]:
 
 
 def key_of(record: AccessRecord) -> Hashable:
-    """Return the key that two records about the same thing share."""
+    """Return the key of a record in its znode: a later record with this key replaces it."""
     match record:
         case UserScramCredentialRecord():
             return record.name, record.mechanism
@@ -260,13 +261,13 @@ def _of_entity(path: str, data: bytes) -> list[AccessRecord]:
                     found.append(credential_of(user, key, text))
                 continue
             found.append(ClientQuotaRecord(entity, key, _quota_of(names, key, text), remove=False))
-        except ValueError as error:  # its text is no secret of a user
+        except ValueError as error:  # the text of the error contains no secret
             _log.error("setting in ZooKeeper passed over", path=path, key=key, cause=str(error))
     return found
 
 
 def credential_text(record: UserScramCredentialRecord) -> str:
-    """Return a SCRAM credential as the value of its mechanism."""
+    """Return a SCRAM credential as the value that the znode has under the mechanism's name."""
     parts = {
         "salt": _base64(record.salt),
         "stored_key": _base64(record.stored_key),
@@ -321,12 +322,15 @@ def _quota_of(names: Mapping[str, str | None], key: str, text: str) -> float:
 
 
 def camel(one: IntEnum) -> str:
-    """Return an ACL's enum constant as ZooKeeper has it: ``TransactionalId``."""
+    """Return an enum constant of an ACL as ZooKeeper spells it, e.g. ``TransactionalId``."""
     return one.name.title().replace("_", "")
 
 
 def _word(kind: type[N], text: object, least: N) -> N:
-    """Return the enum constant for such a word. Raises ValueError."""
+    """Parse an enum constant that is at least ``least``, in any spelling of Kafka's.
+
+    Raises ValueError.
+    """
     plain = str(text).replace("_", "").upper()
     for one in kind:
         if one >= least and one.name.replace("_", "") == plain:
@@ -379,7 +383,11 @@ def _entries(path: str, data: bytes) -> list[Any]:
 
 
 def _rule_of(path: str, resource: _Resource, entry: Any) -> AccessControlEntryRecord | None:
-    """Return an entry's ACL; an unreadable entry permits nothing, and denies all it may deny."""
+    """Return an entry's ACL.
+
+    For an unreadable ALLOW return None; any other unreadable entry becomes a DENY of everything
+    that it may have denied.
+    """
     told = entry if isinstance(entry, dict) else {}
     principal, host = told.get("principal"), told.get("host")
     wrong = None
@@ -419,7 +427,7 @@ def _rule(
 
 
 def entry_of(rule: AccessControlEntryRecord) -> dict[str, str]:
-    """Return an ACL as an entry of the list."""
+    """Return an ACL as an entry of the znode's ``acls``."""
     return {
         "principal": rule.principal,
         "permissionType": camel(Permission(rule.permission_type)),
@@ -429,7 +437,10 @@ def entry_of(rule: AccessControlEntryRecord) -> dict[str, str]:
 
 
 def _changed_rules(path: str, data: bytes | None, changes: Iterable[Change]) -> bytes | None:
-    """Remove an unreadable entry together with the ACL derived from it; keep the others as is."""
+    """Return a znode's data after changes of its ACLs; entries that do not change stay as they are.
+
+    An unreadable entry is removed together with the ACL that was derived from it.
+    """
     resource = _resource_of(path)
     if resource is None:
         raise NotOurFormatError(f"{path} is no place of rules")

@@ -1,8 +1,9 @@
-"""Requests that tools make of the controller by znodes under ``/admin``: reassignments, elections.
+"""Reassignments and preferred-leader elections that tools request with znodes under ``/admin``.
 
-A partition leaves ``/admin/reassign_partitions`` once it has its target replicas or cannot get
-them; the node is deleted with its last partition. The next controller continues with the remaining
-ones. An unreadable node is deleted, because it would block the next request.
+The controller removes a partition from ``/admin/reassign_partitions`` when its reassignment is
+complete or has failed, and deletes the znode with its last partition. After a failover, the new
+controller continues with the remaining partitions. It deletes an unreadable znode, which would
+block later requests.
 
 Source: ``KafkaController.processZkPartitionReassignment``, ``maybeRemoveFromZkReassignment``,
 ``processReplicaLeaderElection``.
@@ -36,16 +37,16 @@ from fencepost.logcore.machine import DomainError
 _log = structlog.get_logger(__name__)
 
 AT_ONCE: Final = 200
-"""Partitions of one decision: the loop runs other tasks in between."""
+"""The most partitions in one decision; the loop runs other tasks between two decisions."""
 
 Partition = tuple[str, int]
 Targets = Mapping[Partition, tuple[int, ...]]
 
 
 class AdminNodes:
-    """``on_change`` holds the callbacks for a change of each node.
+    """Handles both znodes.
 
-    The first is for reassignments, the second for elections.
+    ``on_change`` has the watch callbacks of the reassignment znode and of the election znode.
     """
 
     def __init__(
@@ -61,12 +62,12 @@ class AdminNodes:
         self._watches = watches
         self._reassigned, self._elected = on_change
         self._begun: dict[str, dict[int, tuple[int, ...]]] = {}
-        """Reassignments of the node in progress: target replicas by topic and index."""
+        """Reassignments in progress that the znode requests: target replicas by topic and index."""
 
     # --- reassignments ---
 
     def is_concerned(self, topics: Collection[TopicImage], image: MetadataImage) -> bool:
-        """Return whether one of these changed topics has a reassignment no longer in progress."""
+        """Return whether a reassignment from the znode has ended in one of these topics."""
         return any(
             not _is_under_way(image, (topic.name, index), target)
             for topic in topics

@@ -1,8 +1,9 @@
 """Requests from the controller to a broker, turned into metadata records.
 
-Pure. From the image on, the rest of the broker is the same as with any other controller. Both
-LeaderAndIsr and UpdateMetadata carry a partition's state; the later state wins, in whichever order
-they arrive. A broker leads or follows with a replica of its own only after a request says so.
+This module has no I/O. The rest of the broker sees only the resulting image, and works as it does
+with a KRaft controller. Both LeaderAndIsr and UpdateMetadata carry a partition's state; the later
+state wins, regardless of their order. A broker's own replica becomes a leader or a follower only
+after a request says so.
 
 Source: ``ReplicaManager.becomeLeaderOrFollower``/``stopReplicas``/``maybeUpdateMetadataCache``,
 ``ZkMetadataCache.updateMetadata``.
@@ -73,7 +74,7 @@ def before_it_is_told(image: MetadataImage, broker_id: int) -> MetadataImage:
 
 
 class Arrivals:
-    """The controller requests that broker ``node_id`` received: requests in, records out."""
+    """Turns the controller's requests to broker ``node_id`` into metadata records."""
 
     def __init__(self, node_id: int) -> None:
         self.node_id = node_id
@@ -83,7 +84,7 @@ class Arrivals:
         self._connected_s = 0.0
         """When the latest connection from that controller was accepted, by the loop's clock."""
         self._gone: dict[UUID, None] = {}
-        """The last deleted topics: a request about one of them arrives late."""
+        """The last deleted topics: a request that names one of them is late, and not applied."""
 
     def forget(self, topic_id: UUID) -> RemoveTopicRecord:
         """Return the removal of a topic, and remember its id, which is never reused."""
@@ -95,10 +96,9 @@ class Arrivals:
     def refuses(self, body: Entity, broker_epoch: int, connected_s: float) -> int:
         """Return the error for a request from a stale controller or for an earlier broker epoch.
 
-        A controller has one connection at a time. A request on an earlier connection, which the
-        controller has given up, is out of date: the controller has sent its contents again, and
-        does not wait for the response. The connection's age is needed, as no epoch of the live
-        brokers would show which of two lists is older.
+        A controller has one connection to a broker at a time. A request that arrives on an earlier
+        connection is stale: the controller has given up that connection and resent the request.
+        Only the connection's age shows that: a list of live brokers has no epoch to compare.
         """
         if body.controller_epoch < self.controller_epoch:
             return STALE_CONTROLLER_EPOCH
@@ -163,7 +163,7 @@ class Arrivals:
         self, image: MetadataImage, body: Entity, broker_epoch: int
     ) -> list[MetadataRecord]:
         """Return records for the brokers in an UpdateMetadata."""
-        # The request may overtake ZooKeeper's answer to the registration that it names.
+        # The request may arrive before ZooKeeper's response to this broker's registration.
         own_epoch = max(broker_epoch, body.broker_epoch)
         return [*self._brokers(image, body.live_brokers, own_epoch)]
 
@@ -251,7 +251,10 @@ def _led(one: Any) -> PartitionRegistration:
 
 
 def _updated(one: Any, old: PartitionRegistration | None) -> PartitionRegistration:
-    """Keep the fields that UpdateMetadata lacks: they came with the LeaderAndIsr of that change."""
+    """Return a partition's new state, with the fields that UpdateMetadata lacks from the old one.
+
+    If the replicas have changed, LeaderAndIsr brings those fields.
+    """
     replicas = tuple(one.replicas)
     same = old is not None and set(old.replicas) == set(replicas)
     return PartitionRegistration(
@@ -271,7 +274,10 @@ def _topic_records(
     known: TopicImage | None,
     states: Mapping[int, PartitionRegistration],
 ) -> Iterator[MetadataRecord]:
-    """Yield records for partition states; unreported partitions below them get no replicas."""
+    """Yield records for partition states.
+
+    A partition with a lower index that no request has reported yet gets a record without replicas.
+    """
     if not states:
         return
     if known is None:

@@ -1,8 +1,8 @@
 """The changes that a broker of a cluster on ZooKeeper makes by itself, as Apache Kafka 3.9 does.
 
 Clients send changes of settings, users, quotas and ACLs to any broker. A controller of Apache Kafka
-3.9 takes no requests from other brokers for their clients, so each broker decides by the
-controller's rules and writes the znodes. Settings are read before they are changed and written
+3.9 accepts no forwarded client requests, so each broker validates a change by the controller's
+rules and writes the znodes itself. It reads settings before it changes them, and writes them
 unconditionally: the last writer wins, as in Kafka. Users, quotas and ACLs are merged into the
 current contents of their znode (``access.py``).
 
@@ -97,10 +97,11 @@ class BrokerStore(ZooKeeperMetadata):
         )
 
     def append(self, records: Sequence[MetadataRecord]) -> None:
-        """Apply a change, which :meth:`durable` writes.
+        """Apply a change to the image; :meth:`durable` writes it.
 
         Raises MetadataUnavailableError for a change that only the controller makes,
-        NotInZooKeeperError, and the errors of :meth:`Passwords.encoded`; nothing has changed then.
+        NotInZooKeeperError, and the errors of :meth:`Passwords.encoded`. After an error the image
+        is unchanged.
         """
         taken = [self._encoded(one) for one in records]
         settings: dict[tuple[int, str], None] = {}
@@ -126,7 +127,7 @@ class BrokerStore(ZooKeeperMetadata):
         ):
             return record
         now = self.settings(record.resource_name).get(record.name)
-        if record.value == now:  # a broker's change repeats all its settings; this one is encoded
+        if record.value == now:  # a change repeats the unchanged settings, which are encoded
             return record
         value = self._passwords.encoded(record.resource_name, record.name, record.value)
         return replace(record, value=value)
@@ -138,8 +139,8 @@ class BrokerStore(ZooKeeperMetadata):
     def durable(self) -> asyncio.Future[None] | None:
         """Write the changes since the last call; the future is done once ZooKeeper has them.
 
-        So each item of a request can have a result of its own. The future raises
-        MetadataUnavailableError, or the errors of :meth:`Access.change`.
+        The caller may call it for each item of a request, so that each has its own result. The
+        future raises MetadataUnavailableError, or the errors of :meth:`Access.change`.
         """
         settings, self._settings = self._settings, {}
         changes, self._changes = self._changes, {}
@@ -164,7 +165,7 @@ class BrokerStore(ZooKeeperMetadata):
 
 
 async def encode_anew(session: Session, node_id: int, passwords: Passwords) -> None:
-    """Re-encode the passwords of a broker that its old secret encoded with the new one.
+    """Re-encode a broker's passwords that are encoded with its old secret, with the new secret.
 
     Raises ZooKeeperError.
     """

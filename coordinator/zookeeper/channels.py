@@ -90,7 +90,7 @@ class _Channel:
 
 
 class Channels:
-    """The channels of a controller. ``listener`` names the brokers' listener it connects to."""
+    """The channels of a controller, which connect to the brokers' ``listener``."""
 
     def __init__(
         self,

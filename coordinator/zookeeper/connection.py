@@ -46,7 +46,7 @@ _OF_CLIENTS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How to connect. Two are equal if all values are; ``repr`` shows no secret."""
+    """Connection settings. Equality does not compare ``tls``; ``repr`` shows no secret."""
 
     connect: str
     """Comma-separated HOST:PORT, and optionally a path."""

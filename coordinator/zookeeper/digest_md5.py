@@ -1,7 +1,7 @@
 """The client's side of SASL's DIGEST-MD5, by which brokers log in to ZooKeeper's servers.
 
-It supports authentication only (``qop=auth``). The protocol prescribes the digests; it is TLS that
-prevents eavesdropping and guessing of passwords.
+It supports authentication only (``qop=auth``). The protocol prescribes MD5; only TLS protects the
+exchange against eavesdropping, and the password against being guessed from it.
 
 Source: RFC 2831; ``SaslClientCallbackHandler``, ``SecurityUtils`` of ZooKeeper.
 """

@@ -1,8 +1,8 @@
 """The active controller of a cluster on ZooKeeper, from its election to its resignation.
 
-It reads all metadata and sends all of it to every broker; from then on its watches drive it. A
-watch says only that something may have changed, so the controller compares the znodes with its
-image. The controller machine decides, the store writes the decisions, and the channels send them.
+The controller sends all metadata to every broker; from then on it acts when a watch fires. A watch
+says only that a znode may have changed, so the controller compares the znode with its image. The
+controller's state machine makes decisions, the store writes them, and the channels send them.
 
 Source: ``KafkaController.onControllerFailover``, ``onControllerResignation``, ``processXxx``;
 ``TopicDeletionManager``.
@@ -80,10 +80,10 @@ _log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 NEVER_MS: Final = 10 * 365 * 86_400_000
-"""Brokers have no session with this controller: their sessions are with ZooKeeper."""
+"""A session timeout that never expires: brokers have their sessions with ZooKeeper."""
 
 GO_ON_AT_ONCE: Final = 200
-"""Reassignments that one decision continues."""
+"""The most reassignments that one decision continues."""
 
 MAX_GONE: Final = 1_000
 """Deleted topics to report to brokers that register later."""
@@ -94,7 +94,10 @@ _LOG_DIRS, _REPLICAS = "log directories", "replicas"
 
 
 class Elected:
-    """Belongs to the loop. A failed write calls ``on_lost`` once: this controller must resign."""
+    """The active controller. Belongs to the loop.
+
+    ``on_lost`` is called if a write fails: this controller must resign.
+    """
 
     def __init__(
         self,
@@ -114,13 +117,13 @@ class Elected:
         self._config, self._teller, self._loaded = config, teller, loaded
         self._channels = channels(self._answered)
         self._image = MetadataImage()
-        """The metadata that ZooKeeper holds and that brokers are being sent."""
+        """The metadata as of the last change that was passed to the brokers' channels."""
         self._remember = remember
         self._deleting: dict[str, set[int]] = {}
         """Topics under deletion, and the brokers that may still have replicas of them."""
         self._parts, self._gone = dict[str, TopicImage](), dict[str, TopicImage]()
-        """The last images of topics under deletion, and of deleted topics: a broker that was away
-        still needs the deletion."""
+        """The last images of topics under deletion, and of deleted topics: a broker that was down
+        must still be told of the deletion."""
         self.store = Store(
             config,
             session,
@@ -165,7 +168,7 @@ class Elected:
         """Services for the handlers of controller requests."""
         return ControllerServices(self.active, self.store, is_elected=True)
 
-    # --- office ---
+    # --- election and resignation ---
 
     def start(self) -> None:
         """Send all metadata to every broker, and start deciding."""
@@ -244,7 +247,7 @@ class Elected:
             await self._wake.wait()
 
     def learn(self, records: Sequence[MetadataRecord]) -> None:
-        """Do :meth:`Store.learn`, and decide what follows from these records."""
+        """Apply records that another program has written, and make the decisions they require."""
         self.store.learn(records)
         self.active.learned(records)
 
@@ -256,7 +259,7 @@ class Elected:
         return partial(self._mark, what)
 
     async def _go_on_reassigning(self, partitions: Sequence[Partition] | None = None) -> None:
-        """Continue reassignments in progress: these partitions', or all."""
+        """Continue reassignments in progress, of these partitions or of all."""
         found = self.active.look().list_partition_reassignments(partitions)
         for some in batched([(name, index) for name, index, _ in found], GO_ON_AT_ONCE):
             self._decide(methodcaller("go_on_reassigning", some))
@@ -297,7 +300,7 @@ class Elected:
             is_more = self._decide(decision)
 
     async def _place_new(self) -> None:
-        """Elect the first leaders of partitions that could not have one so far."""
+        """Elect a first leader for each partition that never had one."""
         for topic in [*self.store.image.topics.values()]:
             if any(one.partition_epoch == NEVER_LED for one in topic.partitions):
                 self._decide(methodcaller("place_new", topic.topic_id))
@@ -373,7 +376,7 @@ class Elected:
         self._assigned(topic.name)  # the write above may have fired the watch
 
     async def _make_partitions(self, name: str, indexes: Iterable[int]) -> None:
-        """Create the parents of partition states, where they are missing."""
+        """Create the missing parent znodes of partition states."""
         paths = [znodes.partitions_path(name)]
         paths += [znodes.partition_path(name, index) for index in indexes]
         for path in paths:
@@ -441,7 +444,7 @@ class Elected:
             self._decide(methodcaller("delete_topic", topic.topic_id, allows_internal=True))
 
     def _written(self, before: MetadataImage, after: MetadataImage) -> None:
-        """Queue a change that ZooKeeper holds, for the brokers."""
+        """Queue a change that is now in ZooKeeper, to be sent to the brokers."""
         self._untold.put_nowait((before, after))
 
     async def _tell_all(self) -> None:

@@ -1,8 +1,8 @@
 """kazoo's client, extended by TLS with Kafka's settings and by a SASL login.
 
 kazoo leaves SASL to a library that is no longer maintained (pure-sasl, of 2019), and gives up for
-good if a connection breaks during a login. Here such a connection counts as one that could not be
-made, and the client tries the next one.
+good if a connection breaks during a login. Here, a login that breaks off counts as a failed attempt
+to connect, and the client tries the next server.
 
 Source: ``ZooKeeperSaslClient``, ``ClientCnxnSocketNetty``.
 """
@@ -49,7 +49,7 @@ def acl_of(reach: Reach, path: str) -> list[Any] | None:
 
 
 def problem_of(client: Any) -> str:
-    """Return what last kept a client from connecting; empty if unknown."""
+    """Return the last error that kept a client from connecting; empty if there is none."""
     return str(client.handler.problem)
 
 

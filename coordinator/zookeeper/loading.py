@@ -1,4 +1,4 @@
-"""ZooKeeper's metadata of a cluster as metadata records, from which a broker builds its image.
+"""Reads the znodes of a cluster as metadata records, from which a broker builds its image.
 
 Source: ``KafkaController.initializeControllerContext``, ``ZkConfigManager``.
 """
@@ -242,7 +242,7 @@ async def read_configs(session: Session) -> dict[tuple[int, str], dict[str, str]
 
 
 async def read_config(session: Session, kind: int, name: str) -> dict[str, str] | None:
-    """Return a resource's settings; None without a znode, and empty if it cannot be read."""
+    """Return a resource's settings: None if it has no znode, empty if they cannot be parsed."""
     path = znodes.config_path(kind, name)
     node = None if path is None else await session.get(path)
     if path is None or node is None:

@@ -1,8 +1,9 @@
 """Log directories that brokers have lost, and the replicas in them.
 
 A broker creates a notification when it loses a log directory, without naming the replicas. The
-controller therefore sends it all of its replicas again, and the response names the offline ones.
-They lead nothing and leave their ISRs, until a response says otherwise or the broker restarts.
+controller therefore sends it a LeaderAndIsr with all of its replicas, and the response names the
+offline ones. An offline replica is removed from its ISR and cannot lead, until a response reports
+it as online or the broker registers again.
 
 Source: ``KafkaController.processLogDirEventNotification``, ``processLeaderAndIsrResponseReceived``.
 """
@@ -29,7 +30,7 @@ from fencepost.coordinator.zookeeper.watches import Changed
 _log = structlog.get_logger(__name__)
 
 AT_ONCE: Final = 200
-"""Partitions of one decision: the loop runs other tasks in between."""
+"""The most partitions in one decision; the loop runs other tasks between two decisions."""
 
 
 async def read_log_dir_events(session: Session, names: Sequence[str]) -> set[int]:
@@ -47,7 +48,10 @@ async def read_log_dir_events(session: Session, names: Sequence[str]) -> set[int
 
 
 class LogDirs:
-    """``on_change`` is called when :meth:`look_at_replicas` has something to decide."""
+    """The offline replicas of all brokers.
+
+    ``on_change`` is called when :meth:`look_at_replicas` has changes to decide on.
+    """
 
     def __init__(self, decide: Decide, on_change: Changed) -> None:
         self._decide, self._on_change = decide, on_change

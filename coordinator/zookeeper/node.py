@@ -2,8 +2,8 @@
 
 A watch or a session event only marks a kind of work as due. A single task handles the marked work,
 one kind at a time, and reads the current znodes, so watches may fire late, twice or out of order.
-When the session expires, the registration, the controller's office and the broker epoch end with
-it; the broker registers again in the next session.
+When the session expires, the broker loses its registration, its broker epoch and its role as
+controller; it registers again in the next session.
 
 Source: ``KafkaServer.startup``, ``KafkaController.elect``, ``KafkaZkClient.registerBroker``,
 ``CheckedEphemeral``, ``ZkNodeChangeNotificationListener``.
@@ -146,7 +146,7 @@ class ZooKeeperNode:
         """Whether this broker has asked for a controlled shutdown: it must not join an ISR, nor
         become the leader of a partition."""
         self._maybe_gone: dict[UUID, None] = {}
-        """Topics from before the registration: no controller may have reported their deletion."""
+        """Topics known before the registration; the report of a deletion may have been missed."""
         self._dirty: dict[str, None] = {}
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -154,7 +154,7 @@ class ZooKeeperNode:
 
     @property
     def broker_epoch(self) -> int:
-        """-1 while the broker is not registered."""
+        """The epoch of the broker's registration; -1 while it is not registered."""
         return self._registration.epoch
 
     # --- start ---
@@ -254,7 +254,7 @@ class ZooKeeperNode:
                 except MembershipError as error:
                     self._lost(error)
                     return
-                except Exception as error:  # noqa: BLE001 - the broker must not become deaf
+                except Exception as error:  # noqa: BLE001 - the task must go on
                     if isinstance(error, ZooKeeperError):
                         _log.warning("ZooKeeper did not answer", about=what, cause=str(error))
                     else:
@@ -283,12 +283,13 @@ class ZooKeeperNode:
     async def _look_for_topics(self) -> None:
         """Remove topics that were deleted while this broker was not registered.
 
-        A controller reports a deletion only to the brokers that are alive at that time, but it
-        waits for each broker with a replica. Only topics without a replica here are affected, so
-        the removal deletes no data. The topics in question existed before the registration and are
-        read after it, so that even a lagging ZooKeeper server has them.
+        A controller reports a deletion only to the brokers that are live at that time, but
+        completes it only after every broker with a replica has answered. So this broker can have
+        missed only deletions of topics without a replica here, and the removal deletes no data.
         """
         async with self._arriving:
+            # Read after the registration, these include every topic known before it that still
+            # exists, even on a ZooKeeper server that lags.
             there = set(await self._session.children(znodes.TOPICS))
             gone = [
                 topic
@@ -313,7 +314,8 @@ class ZooKeeperNode:
         self._former = znodes.controller_of(node.data), node.owner
         mine = node.owner == self._session.session_id
         if mine and self.elected is None:
-            # This broker has resigned: the next controller, even this one, has a later epoch.
+            # This broker has resigned, and deletes its znode so that an election follows. If it is
+            # elected again, it has a new epoch.
             await self._session.has_done([Delete(znodes.CONTROLLER, node.version)])
             return
         if not mine:
@@ -425,10 +427,10 @@ class ZooKeeperNode:
         await self.access.look_at_rules(partial(self._mark, _RULES))
 
     async def catch_up(self) -> None:
-        """Read every change of users, quotas and ACLs that any client has been told of.
+        """Apply every change of users, quotas and ACLs that was acknowledged before this call.
 
-        If ZooKeeper does not answer within the session timeout, return with the changes read so
-        far: a change by this broker waits until ZooKeeper answers.
+        If ZooKeeper does not answer within the session timeout, return with the changes applied so
+        far. The change that the caller makes next waits for ZooKeeper in any case.
         """
         try:
             async with asyncio.timeout(self._timeout_ms / 1000):
@@ -439,7 +441,7 @@ class ZooKeeperNode:
             _log.warning("others' changes may not be known yet", cause=str(error))
 
     async def own_decisions(self, resources: Collection[tuple[int, str]]) -> ControllerServices:
-        """Decide on one request for settings here, starting from their current values.
+        """Return services that decide on one request for settings, from their current values.
 
         Raises MetadataUnavailableError.
         """
@@ -448,10 +450,10 @@ class ZooKeeperNode:
         return self._decided_on(store, None)
 
     def own_access_decisions(self, acls: AclIndex | None) -> ControllerServices:
-        """Decide on one request for users, quotas or ACLs here.
+        """Return services that decide on one request for users, quotas or ACLs.
 
-        The caller must read ``acls`` from the authorizer without yielding to the loop in between,
-        so that they are the ACLs of the image from which the decision starts.
+        ``acls`` are the authorizer's ACLs. The caller must not yield to the loop between reading
+        them and this call, so that they are the ACLs of this broker's current image.
         """
         return self._decided_on(self._own_store(), acls)
 
@@ -589,7 +591,7 @@ class ZooKeeperNode:
     async def stop_replica(
         self, body: Entity, connected_s: float
     ) -> tuple[int, list[tuple[str, int, int]]]:
-        """Apply a StopReplica; return its error, and its partitions' by topic and index."""
+        """Apply a StopReplica; return its error, and (topic, index, error) of its partitions."""
         async with self._arriving:
             if error := self._arrivals.refuses(body, self.broker_epoch, connected_s):
                 return error, []

@@ -17,7 +17,7 @@ KEPT_MS: Final = 900_000
 """Notifications are removed after 15 minutes (kafka: ``changeExpirationMs``)."""
 
 LOOKED_AT: Final = 10
-"""Notifications whose age is checked at once."""
+"""The most notifications whose age one call checks."""
 
 
 class Note(NamedTuple):

@@ -1,7 +1,8 @@
 """Passwords among a broker's settings in ZooKeeper, encoded as Kafka 3.9 does.
 
-Each is encrypted with a key derived from ``password.encoder.secret`` and a salt of its own; all
-parameters of the decryption but the secret are stored beside it. A broker decodes only its own.
+Each is encrypted with a key derived from ``password.encoder.secret`` and a salt of its own. The
+stored text contains all parameters of the decryption except the secret. A broker decodes only its
+own passwords.
 
 Source: ``EncryptingPasswordEncoder``, ``CbcParamsEncoder``, ``Csv``,
 ``DynamicBrokerConfig.toPersistentProps``, ``fromPersistentProps``, ``maybeReEncodePasswords``.
@@ -36,7 +37,7 @@ _KEY_BITS: Final = frozenset({128, 192, 256})
 _SALT_BYTES, _BLOCK_BYTES = 256, 16
 
 MAX_ITERATIONS: Final = 1_000_000
-"""More would block the broker for over a second."""
+"""The most iterations that are accepted: more would block the broker for over a second."""
 
 
 class PasswordError(ValueError):

@@ -39,7 +39,7 @@ class Registration:
         self.end_points: tuple[BrokerEndpoint, ...] = ()
         """The endpoints of the broker."""
         self.epoch = -1
-        """-1 while the broker is not registered."""
+        """The broker epoch; -1 while the broker is not registered."""
         self._made_by = 0
         """The session that created the registration."""
 

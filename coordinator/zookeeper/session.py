@@ -83,7 +83,7 @@ class Set:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Write a znode whatever its version, or create it (``KafkaZkClient.setOrCreate``)."""
+    """Write a znode regardless of its version, or create it (``KafkaZkClient.setOrCreate``)."""
 
     path: str
     data: bytes
@@ -218,11 +218,11 @@ class Session:
             raise ZooKeeperError(f"ZooKeeper: {type(error).__name__} {why}") from error
 
     def _watch(self, changed: Callable[[], object] | None) -> Callable[[Any], None] | None:
-        """Return a watch for kazoo, which fires once, and when the connection is lost."""
+        """Return a watch for kazoo; it fires once, and also if the connection is lost."""
         return None if changed is None else lambda _event: self._tell(changed)
 
     async def get(self, path: str, changed: Callable[[], object] | None = None) -> Node | None:
-        """Return a znode; None if it does not exist, in which case the watch waits for it."""
+        """Return a znode; None if it does not exist, and the watch then fires on its creation."""
         try:
             data, stat = await self._answer(
                 partial(self._client.get_async, path, watch=self._watch(changed))
@@ -239,7 +239,7 @@ class Session:
         )
 
     async def children(self, path: str, changed: Callable[[], object] | None = None) -> list[str]:
-        """Return the children's names; none if the znode is missing, which sets no watch."""
+        """Return the children's names; if the znode is missing, return none and set no watch."""
         try:
             ask = partial(self._client.get_children_async, path, watch=self._watch(changed))
             return sorted(await self._answer(ask))
@@ -270,7 +270,7 @@ class Session:
                 new ^= {at}
 
     async def has_done(self, writes: Sequence[Write]) -> bool:
-        """Return whether the writes were applied; that another client came first is no error."""
+        """Apply all writes; return False if another client's write came first."""
         try:
             await self.do(writes)
         except RefusedError as refused:

@@ -1,8 +1,9 @@
 """The metadata of the active controller, whose decisions are written to ZooKeeper in order.
 
-Like a record of a metadata log, a change takes effect at once for the next decision; brokers are
-sent it once ZooKeeper has it. If ZooKeeper rejects a change or cannot be reached, all later changes
-are void as well: the broker resigns as controller, and the next controller reads the znodes.
+Like an appended metadata record, a change takes effect at once for later decisions; the controller
+sends it to brokers once ZooKeeper has it. If ZooKeeper rejects a change or cannot be reached, all
+later changes are void as well: the broker resigns as controller, and the next controller reads the
+znodes.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ class Change:
 
 
 class Store(Metadata):
-    """``on_written`` is called with the images before and after each change, once it is written.
+    """The controller's metadata, and the queue of changes to write.
 
+    ``on_written`` is called with the images before and after each change, once it is written.
     ``on_refused`` is called once, if a change cannot be written.
     """
 
@@ -88,14 +90,14 @@ class Store(Metadata):
         return nullcontext()
 
     def install(self, image: MetadataImage) -> None:
-        """Replace the image; this broker gets its settings like every other broker."""
+        """Replace the image, but publish nothing: this broker applies changes as others do."""
         self.image = image
 
     def append(self, records: Sequence[MetadataRecord]) -> None:
         """Apply a change.
 
-        Raises NotControllerError, NotInZooKeeperError, TopicAlreadyExistsError, and changes nothing
-        then.
+        Raises NotControllerError, NotInZooKeeperError or TopicAlreadyExistsError, and then changes
+        nothing.
         """
         if self._is_over:
             raise _resigned()
@@ -129,11 +131,11 @@ class Store(Metadata):
         self.marked.discard(topic)
 
     def durable(self) -> asyncio.Future[None] | None:
-        """Return a future that is done once ZooKeeper has all changes so far.
+        """Return a future that is done once ZooKeeper has all changes so far; None if it has them.
 
-        It raises NotControllerError. Once the store is closed it has failed, whether or not the
-        caller's changes were written: a request may continue after the store was closed, and void
-        changes are not remembered. None if no change is pending.
+        The future raises NotControllerError if a change cannot be written. After :meth:`close`,
+        every returned future has failed, even if the caller's changes were written: the store no
+        longer knows which changes were void.
         """
         if self._is_over:
             failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -145,7 +147,7 @@ class Store(Metadata):
     # --- writing ---
 
     async def do(self, writes: Sequence[Write]) -> None:
-        """Write znodes that hold no decision.
+        """Apply writes that are not part of a decision.
 
         Raises RefusedError, also if another broker has become the active controller.
         """
@@ -188,7 +190,7 @@ class Store(Metadata):
         for change in self._changes:
             if not change.done.done():
                 change.done.set_exception(without_traceback(error))
-                change.done.exception()  # no caller may wait for it
+                change.done.exception()  # retrieved here, as perhaps no caller awaits it
         self._changes.clear()
 
 

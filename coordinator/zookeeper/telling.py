@@ -1,7 +1,8 @@
 """The requests by which the controller reports a change: LeaderAndIsr, UpdateMetadata, StopReplica.
 
-Pure: two images in, requests out, in the order in which each broker must receive them. A broker
-that registers first receives the other brokers, then all of its replicas.
+This module compares two images, without I/O, and returns the requests in the order in which each
+broker must receive them. A newly registered broker first receives the list of live brokers, then
+all of its replicas.
 
 Source: ``AbstractControllerBrokerRequestBatch``, ``ReplicaStateMachine.doHandleStateChanges``,
 ``KafkaController.onBrokerStartup``.
@@ -35,7 +36,7 @@ EPOCH_DURING_DELETE: Final = -2
 """The values in requests that mark a topic as under deletion (kafka: ``LeaderAndIsr``)."""
 
 MAX_TOLD: Final = 500
-"""Partitions of one UpdateMetadata: controller and brokers run other tasks between two requests.
+"""The most partitions in one UpdateMetadata; both sides run other tasks between two requests.
 
 A LeaderAndIsr is never split: after the first one, Apache Kafka's brokers checkpoint the high
 watermarks of only the partitions it named (kafka: ``ReplicaManager.becomeLeaderOrFollower``).
@@ -82,7 +83,8 @@ def told(
 ) -> Iterator[tuple[int, Entity]]:
     """Yield requests, each with the id of its broker.
 
-    ``deleted`` are topics whose deletion was sent before: a broker that registers may know them.
+    ``deleted`` are topics whose deletion was sent before: a newly registered broker may still have
+    them.
     """
     was, now = alive(before), alive(after)
     came = {key for key, one in now.items() if key not in was or was[key].epoch != one.epoch}
@@ -123,7 +125,10 @@ def _of_each(
     everything: Iterable[_Part],
     came: set[int],
 ) -> dict[int, _ForOne]:
-    """Return, by broker, the changed partitions, and all of its replicas if it has registered."""
+    """Return the partitions of each broker's requests.
+
+    These are the changed partitions, and for a broker in ``came`` all of its replicas.
+    """
     each: dict[int, _ForOne] = defaultdict(_ForOne)
     for topic, index, old in changed:
         _tell(each, image, topic, index, old)
@@ -139,7 +144,7 @@ def _others_listen(
 ) -> bool:
     """Return whether a broker has gone or changed its listeners.
 
-    Brokers in ``came`` do not count: all others have already been sent them.
+    Brokers in ``came`` do not count: the other brokers have already been sent their listeners.
     """
     return any(
         key not in now or now[key].listeners != one.listeners
@@ -311,7 +316,7 @@ def _updates(
     broker: BrokerRegistration,
     partitions: Sequence[_Part],
 ) -> Iterator[tuple[int, Entity]]:
-    """Yield at least one UpdateMetadata, as it carries the live brokers."""
+    """Yield UpdateMetadata requests; even without partitions, one that carries the live brokers."""
     live = alive(image)
     for some in batched(partitions, MAX_TOLD) if partitions else ((),):
         states: dict[tuple[str, UUID], list[Entity]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""The controller's watches: at most one for each znode, however often that is read.
+"""The controller's watches: at most one on each znode, however often the znode is read.
 
 A ZooKeeper watch fires once. Each read asks for the next watch, unless one is still set.
 """
@@ -11,7 +11,7 @@ Changed = Callable[[], object]
 
 
 class Watches:
-    """The watches that are set. They end with the session, or with the controller's office."""
+    """The watches that are set. They end with the session, or when the controller resigns."""
 
     def __init__(self) -> None:
         self._armed: set[str] = set()

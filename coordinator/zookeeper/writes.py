@@ -1,8 +1,8 @@
-"""Decisions of the controller machine as writes of the znodes that Apache Kafka 3.9 writes.
+"""Turns decisions of the controller's state machine into writes of Apache Kafka 3.9's znodes.
 
-Pure: records and the images before and after them in, writes out. The version of a partition's
-state is its partition epoch, and each write names the version that it replaces, so that a
-concurrent write is detected.
+This module has no I/O: the writes follow from records and the images before and after them. The
+version of a partition's state znode is the partition epoch, and each write names the version that
+it replaces, so that a concurrent write is detected.
 
 Source: ``KafkaZkClient``, ``TopicDeletionManager``, ``AdminZkClient``, ``ZkProducerIdManager``.
 """
@@ -210,7 +210,7 @@ def assignment_of(topic: TopicImage) -> znodes.TopicNode:
 
 
 def fenced(writes: Sequence[Write], epoch_version: int) -> Iterator[list[Write]]:
-    """Yield transactions that only the active controller can make (KAFKA-6082)."""
+    """Yield transactions that fail unless this controller is still active (KAFKA-6082)."""
     for start in range(0, len(writes), MAX_WRITES):
         yield [
             Check(znodes.CONTROLLER_EPOCH, epoch_version),

@@ -21,17 +21,17 @@ from fencepost.coordinator.security.rules import RuleTable
 from fencepost.coordinator.wire.steps import Steps, finish
 
 MAX_AT_ONCE: Final = 500
-"""Changed ACLs that are applied in the same turn of the loop as an image; a controller of Fencepost
-changes no more at a time. The 10,000 of a snapshot, or of one CreateAcls at a controller of Apache
-Kafka, would hold the loop for some 200 ms."""
+"""The most changed ACLs that are applied in one turn of the event loop; a controller of Fencepost
+never changes more at a time. A snapshot, or one CreateAcls at a controller of Apache Kafka, may
+hold 10,000, which would block the loop for some 200 ms."""
 
 
 class AclPublisher:
-    """Follows every image. Raises MetadataError for an unintelligible ACL in the first one.
+    """Applies the ACLs of every image. Raises MetadataError for an invalid ACL in the first one.
 
-    The ACLs are replaced as a whole, so that at each moment those of one image apply: denials need
-    not come first, and no resource lacks some of its ACLs for a moment, which
-    ``allow.everyone.if.no.acl.found`` would open to all clients.
+    The whole table of ACLs is replaced at once, so that a decision never mixes two images: DENY
+    ACLs need not be applied first, and a resource is never without its ACLs, when
+    ``allow.everyone.if.no.acl.found`` would open it to all clients.
     """
 
     def __init__(self, metadata: Metadata, authorizer: Authorizer) -> None:

@@ -1,7 +1,8 @@
 """The audit log: denied accesses, and at level DEBUG also allowed ones.
 
-Denied clients determine the number of lines, so each principal has a rate limit; the number of
-suppressed lines is logged with the next one. All text chosen by a client is truncated and quoted.
+A client that repeats denied requests could flood the log, so each principal has a rate limit; the
+number of suppressed lines is logged before the next line. All text chosen by a client is truncated
+and quoted.
 
 Source: ``StandardAuthorizerData.logAuditMessage``.
 """

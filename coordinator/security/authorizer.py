@@ -19,11 +19,11 @@ ON_ZOOKEEPER = "kafka.security.authorizer.AclAuthorizer"
 """The authorizer's class names in Apache Kafka, for ACLs in the metadata log and in ZooKeeper."""
 
 MAX_KEPT_ANSWERS = 10_000
-"""Cached results of :meth:`Authorizer.allows_some`, one for each principal and address."""
+"""The most cached results of :meth:`Authorizer.allows_some`; a full cache is emptied."""
 
 
 class Authorizer:
-    """The present ACLs, and the super users, who need none.
+    """The current ACLs, and the super users, which need none.
 
     A change of :attr:`rules` takes effect at once, also for open connections.
     """
@@ -102,7 +102,7 @@ class Authorizer:
         return allowed
 
     def operations(self, session: Session, resource_type: ResourceType, name: str) -> int:
-        """Return all operations a client may do on a resource: bits at the operations' numbers."""
+        """Return the operations that a client may do on a resource, as a bit mask; -1 is all."""
         if session.principal in self._super_users:
             return -1
         rules = self._rules
@@ -115,7 +115,8 @@ class Authorizer:
         self, session: Session, operation: Operation, resource_type: ResourceType
     ) -> bool:
         """Return whether a client may do an operation on any resource of this type."""
-        # The name is Kafka's: it finds super users, and operations that no ACL is needed for.
+        # Kafka's authorizer looks up this name, to recognize super users and operations that need
+        # no ACL.
         if self.operations(session, resource_type, "hardcode") >> operation & 1:
             return True
         key = session.principal, session.host, operation, resource_type

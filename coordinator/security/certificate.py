@@ -1,7 +1,8 @@
 """The fields of an X.509 certificate that a broker needs, read from its DER.
 
-OpenSSL verifies the certificate, before or afterwards. Python returns a certificate's attributes
-under OpenSSL's names and without their types; a distinguished name in Java's form needs both.
+OpenSSL verifies the certificate, before or afterwards. Python's ``ssl`` returns OpenSSL's names of
+attributes, and not the ASN.1 types of their values; a distinguished name in Java's form needs
+object identifiers and types.
 
 Source: RFC 5280, RFC 2253, ``X500Principal.getName``.
 """
@@ -121,7 +122,10 @@ def _alternative_names(extensions: bytes) -> frozenset[bytes]:
 
 
 def distinguished_name(subject: bytes) -> str:
-    """Return the content of a Name as text by RFC 2253. Raises ValueError."""
+    """Return a distinguished name, given in DER without its header, as RFC 2253 text.
+
+    Raises ValueError.
+    """
     parts = ["+".join(map(_attribute, _members(one))) for _, one in _items(subject)]
     return ",".join(reversed(parts))
 

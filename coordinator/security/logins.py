@@ -86,7 +86,7 @@ class Logins:
         self.failed: Counter[tuple[str, str]] = Counter()
         """Failed logins, by listener and mechanism, which is empty if none was agreed on."""
         self.refused = 0
-        """Connections beyond the limit of an address [fencepost.unauthenticated…]."""
+        """Connections rejected by the limit for their address [fencepost.unauthenticated…]."""
         self.expired = 0
         """Connections closed for using an expired login."""
         self._lines = FewLines("more logins failed")
@@ -127,7 +127,7 @@ class Logins:
     # --- connections before the login ---
 
     def enter(self, host: str) -> bool:
-        """Return whether another connection of an address may try to log in, and count it then."""
+        """Count another connection of an address before its login; return False if at the limit."""
         if self._trying[host] >= self._max_per_ip:
             self.refused += 1
             return False

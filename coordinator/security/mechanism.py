@@ -1,4 +1,4 @@
-"""The protocols of SASL mechanisms, as a connection uses them.
+"""The interfaces of SASL mechanisms that a connection uses.
 
 Source: ``SaslServer``, ``SaslServerFactory`` as Kafka uses them.
 """
@@ -48,13 +48,14 @@ class Exchange(Protocol):
     def step(self, token: bytes) -> Work[bytes]:
         """Return the response to the client's next token. Raises AuthenticationFailed.
 
-        The step may yield a future for work that would hold the loop, and may keep ``token``. The
-        caller makes no further steps after a failure, or once there is an identity.
+        The step may yield a future for work that would block the event loop, and may keep
+        ``token``. The caller makes no further step after a failure, or after :attr:`identity` is
+        set.
         """
 
 
 class Mechanism(Protocol):
-    """One SASL mechanism, as a listener has it enabled."""
+    """A SASL mechanism that a listener has enabled."""
 
     name: str
 

@@ -1,7 +1,7 @@
 """The address ranges among the hosts of ACLs, in CIDR notation (KIP-1276).
 
-An ACL for ``10.1.0.0/16`` applies to every client whose address is in the range. Bits behind the
-prefix have no effect. A text with a slash that is not a range applies to no client.
+An ACL for ``10.1.0.0/16`` applies to every client whose address is in the range. Bits after the
+prefix have no effect. A host with a slash that is not a range applies to no client.
 
 Source: ``StandardAuthorizerData``, ``CidrUtils``.
 """
@@ -16,7 +16,7 @@ _FAMILIES: Final = ((socket.AF_INET, 32), (socket.AF_INET6, 128))
 
 
 class _Range(NamedTuple):
-    """A range: the bits of an address of its family, those of the prefix, and their value."""
+    """A range: the lengths of an address and of the prefix in bits, and the prefix's value."""
 
     bits: int
     length: int
@@ -24,7 +24,7 @@ class _Range(NamedTuple):
 
 
 def _address(text: str) -> tuple[int, int] | None:
-    """Return the bits of an address and its value; None for any other text."""
+    """Return an address's length in bits and its value; None for any other text."""
     for family, bits in _FAMILIES:
         try:
             return bits, int.from_bytes(socket.inet_pton(family, text))
@@ -55,7 +55,7 @@ class Networks:
 
     def __init__(self, texts: Mapping[_Range, frozenset[str]]) -> None:
         self._texts = texts
-        """Hosts of ACLs by their range: several texts may name the same one."""
+        """Hosts of ACLs by their range: several hosts may denote the same range."""
         self._lengths = sorted({(one.bits, one.length) for one in texts})
 
     def __bool__(self) -> bool:

@@ -1,7 +1,7 @@
 """A thread that hashes passwords, so that the loop never waits for that.
 
-A hash takes milliseconds, and any client that can connect can request one. Therefore one thread
-does them all, and its queue is short.
+A hash takes milliseconds, and any client that can connect can request one. Therefore a single
+thread computes all hashes, and its queue is limited.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fencepost.coordinator.security.users import Credential
 from fencepost.coordinator.wire.scram import salted_password
 
 MAX_WAITING: Final = 256
-"""Passwords in the queue: half a second to three seconds of work, depending on their iterations."""
+"""The longest queue: half a second to three seconds of work, depending on the iterations."""
 
 MAX_WAITING_PER_HOST: Final = 128
 """Passwords from one address in the queue, which leaves places for other addresses."""

@@ -1,7 +1,8 @@
 """PLAIN: a client sends its name and password, which only TLS protects.
 
 The password is checked against the user's SCRAM credential, or against the passwords in the
-configuration as in Kafka. The work is the same for every name.
+configuration as in Kafka. The work is the same for every name, known or not, so that its duration
+does not reveal whether a user exists.
 
 Source: ``PlainSaslServer``, ``PlainServerCallbackHandler``; RFC 4616.
 """

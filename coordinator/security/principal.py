@@ -51,7 +51,7 @@ class Session:
     expires_at_ms: int | None = None
     """When the login expires, by the broker's clock; None for never (KIP-368)."""
     connected_s: float = 0.0
-    """When the client connected, by the loop's clock, which tells the later of two connections."""
+    """When the client connected, by the loop's clock; it orders the connections of a client."""
 
 
 def plain_host(host: str) -> str:

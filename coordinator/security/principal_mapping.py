@@ -99,7 +99,10 @@ def _template(
 
 
 def _group(rule: str, text: str, at: int, pattern: re.Pattern[str]) -> tuple[str | int, int]:
-    """Return the group after a dollar, or text if no group has that number, and the end."""
+    """Return the group that a dollar refers to, and the end of the reference.
+
+    If no group has that number, return literal text in place of the group.
+    """
     named = re.compile(r"\{([A-Za-z][A-Za-z0-9]*)\}").match(text, at)
     if named is not None and named[1] in pattern.groupindex:
         return pattern.groupindex[named[1]], named.end()

@@ -31,8 +31,8 @@ from fencepost.logcore.clock import Clock
 from fencepost.logcore.values import dataclass
 
 MAX_BUDGETS: Final = 10_000
-"""Budgets of each kind of quota, about 2 KiB each. Beyond this number, clients that are new to the
-broker share one budget with all others under the same quota: their names may be made up."""
+"""The most budgets of one kind of quota, about 2 KiB each. Beyond this number, all clients that are
+new to the broker share one budget for each quota: a client could invent names without end."""
 
 MAX_KEPT_CHARACTERS: Final = 128
 """Characters of a name that a budget keeps. A longer name (the protocol allows 32 KiB) is replaced
@@ -184,8 +184,8 @@ class ClientQuotas:
     ) -> int:
         """Count ``amount`` against a client's quota; return its throttle time in milliseconds.
 
-        Time on the loop is not paid back in full: the client waits for at most one sample. With
-        ``is_debt``, when threads have worked for the request, it waits until its rate is within the
+        For event loop time, the throttle time is at most one sample of the window. ``is_debt`` says
+        that threads have worked for the request: then the client waits until its rate is within the
         quota, but for at most MAX_DEBT_MS.
         """
         budget = self.budget(key, user, client_id)
@@ -204,7 +204,7 @@ class ClientQuotas:
         return budget is None or budget.rate.per_second(self._clock.monotonic_ms()) == 0
 
     def note(self, key: str, user: str, client_id: str, amount: float) -> None:
-        """Count an amount without throttling; a negative one is given back."""
+        """Count an amount without throttling; a negative amount undoes an earlier one."""
         budget = self.budget(key, user, client_id)
         if budget is not None:
             budget.rate.record(amount, self._clock.monotonic_ms())
@@ -223,7 +223,7 @@ class ClientQuotas:
         return int(min(ALL_BYTES, holding.limit * self.window.least_ms / 1000))
 
     def mutations(self, user: str, client_id: str, *, is_strict: bool) -> Mutations | None:
-        """Return the request's mutations of topics; None if no quota applies."""
+        """Return the counter of a request's partition mutations; None if no quota applies."""
         budget = self.budget(MUTATION, user, client_id)
         return None if budget is None else Mutations(budget, self._clock, is_strict=is_strict)
 
@@ -249,7 +249,8 @@ class ClientQuotas:
             if oldest.is_quiet(now_ms):
                 del budgets[oldest.shared_by]
             else:
-                # No client can have the name of a default entity, and other entities are few.
+                # The quota's entity is the key of the shared budget: no client's name equals that
+                # of a default entity, and other entities are few.
                 shared_by = holding.entity
                 if shared_by in budgets:
                     return budgets[shared_by]

@@ -39,12 +39,12 @@ class Rate:
 
     def __init__(self, window: Window) -> None:
         self.window = window
-        # One more than the window has, as the oldest may have begun before the window.
+        # At most one sample more than the window has: the oldest may have begun before the window.
         self._samples: list[_Sample] = []
         self._current = 0
 
     def record(self, value: float, now_ms: int) -> None:
-        """Add ``value``; a negative one is given back."""
+        """Add ``value``; a negative value undoes an earlier one."""
         samples = self._samples
         if not samples:
             samples.append(_Sample(now_ms))

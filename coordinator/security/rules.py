@@ -1,4 +1,4 @@
-"""All ACLs of an authorizer, indexed so that a lookup costs little however many there are.
+"""All ACLs of an authorizer, indexed so that a lookup is cheap even with very many ACLs.
 
 A table never changes: :meth:`RuleTable.changed` builds another one, in steps, that shares unchanged
 parts. ACLs are indexed twice: by their resource, and by their principal and host.
@@ -165,7 +165,7 @@ class RuleTable:
     def decide(
         self, principal: str, host: str, operation: Operation, kind: ResourceType, name: str
     ) -> Decision:
-        """Return the decision on an operation, with its ACL, for a log line: this is slower."""
+        """Return the decision on an operation and the ACL behind it; slower than :meth:`rights`."""
         grants = [g for held in self._held(principal, host, kind) for g in held.on(name)]
         for permission in (Permission.DENY, Permission.ALLOW):
             for grant in grants:
@@ -337,7 +337,7 @@ class _Draft:
             yield
 
     def _rules(self, rule: Acl) -> dict[Acl, UUID]:
-        """Return a copy, to be modified, of the ACLs for the resource of ``rule``."""
+        """Return the table's own, modifiable copy of the ACLs for the resource of ``rule``."""
         table, kind, pattern = self._table, rule.resource_type, _pattern(rule)
         if kind not in self._kinds:
             self._kinds.add(kind)
@@ -349,7 +349,7 @@ class _Draft:
         return by_pattern[pattern]
 
     def _changed_rules(self, rule: Acl) -> dict[Acl, bool]:
-        """Return the changes of the grant of ``rule``; its holder becomes a copy to modify."""
+        """Return the pending changes to the grant of ``rule``; copy its holder at first."""
         by_holder, holder = self._table._by_holder, _holder(rule)
         if holder not in self._holders:
             self._holders.add(holder)

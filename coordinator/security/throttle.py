@@ -1,4 +1,4 @@
-"""One request and its client's quotas: usage, and the throttle time.
+"""Counts one request against its client's quotas, and determines the throttle time.
 
 The response is sent at once and holds the throttle time; the broker then stops reading from the
 connection for that time.
@@ -36,7 +36,7 @@ class LoopTime:
         return self._seconds + (0.0 if since is None else monotonic_s() - since)
 
     def timed(self, work: Generator[Any, Any, T]) -> Work[T]:
-        """Yield the same waits; count the time of each step but not of the waits."""
+        """Run ``work`` and yield its futures; count the time of its steps, but not of its waits."""
         received: Any = None
         failure: BaseException | None = None
         while True:
@@ -108,7 +108,8 @@ class Throttle:
     def inside(self, user: str, client_id: str | None) -> Throttle:
         """Return the throttle of the request in an Envelope, from a client of another broker.
 
-        That broker delays the client. Mutations of topics are counted; time on the loop is not.
+        That broker throttles the client. Mutations of topics are counted here; time on the loop is
+        not.
         """
         return Throttle(self._quotas, self._loop_time, user, client_id, counts_time=False)
 
@@ -117,21 +118,21 @@ class Throttle:
         return self._loop_time.awaited(work)
 
     def took_in_thread(self, seconds: float) -> None:
-        """Count processor time of a thread that worked for the request, answered or not."""
+        """Count processor time of a thread that worked for the request, even if unanswered."""
         if self._counts_time and seconds:
             self._has_debt = True
             self._quotas.note(REQUEST, self._user, self._client_id, 100 * seconds)
 
     @property
     def most_bytes(self) -> int:
-        """Bytes of records that a Fetch returns at most."""
+        """The most bytes of records that a Fetch may return."""
         return self._quotas.most_bytes(self._user, self._client_id)
 
     def may_fetch(self, size: int) -> bool:
-        """Return whether a Fetch response may carry ``size`` bytes of records, or else none.
+        """Return whether a Fetch response may carry ``size`` bytes of records; if not, it has none.
 
-        After a whole window without a fetch, a client gets a batch larger than the window's quota:
-        in Apache Kafka its consumer would wait forever.
+        A client that has fetched nothing for a whole window gets even a batch larger than the
+        window's quota: otherwise, as in Apache Kafka, its consumer would wait forever.
         """
         was_quiet = self._quotas.took_nothing(FETCH, self._user, self._client_id)
         time_ms = self._time_ms()
@@ -154,7 +155,7 @@ class Throttle:
             self._mutations.take(count)
 
     def asks_again(self) -> None:
-        """Drop the throttle time for topics not created: the client may go on with others."""
+        """Do not throttle the client for topics that were not created."""
         self._mutations = None
 
     # --- for the connection ---

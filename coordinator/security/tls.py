@@ -60,7 +60,7 @@ Stamp = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
-    """The TLS keys of one listener. Two are equal if all values are; ``repr`` shows no secret."""
+    """The TLS settings of one listener; ``repr`` shows no secret."""
 
     listener: str
     keystore: str
@@ -186,7 +186,7 @@ def _refuse(key: str, value: object, reason: str) -> NoReturn:
 
 
 def stamps_of(settings: TlsSettings) -> tuple[Stamp | None, ...]:
-    """Return the present stamps of the files; None for a file without access."""
+    """Return the current stamps of the files; None for an inaccessible file."""
     return tuple(map(_stamp, settings.files))
 
 
@@ -255,7 +255,7 @@ def _authorities(settings: TlsSettings) -> list[str]:
 def _read(key: str, store: str, path: str) -> str:
     where = Path(path)
     if where.is_fifo() or where.is_char_device():
-        # Opening it may block forever, and a client may name it.
+        # Opening a FIFO or a device may block forever, and a client may have named it.
         raise ConfigError(key, path, "it is no file")
     try:
         with where.open("rb") as file:
@@ -393,7 +393,7 @@ class ListenerTls:
         """Whether files or settings have changed, but cannot be used."""
 
     def take(self, loaded: Loaded) -> None:
-        """Use this for new connections."""
+        """Use ``loaded`` for new connections."""
         self.loaded = loaded
         self.context = loaded.context
         self._mapping = PrincipalMapping(loaded.settings.rules)

@@ -50,7 +50,7 @@ class Claims:
     needs_issued_at: bool = False
 
     def identity(self, claims: Mapping[str, Any], now_ms: int) -> Identity:
-        """Return the identity that the token is about. Raises TokenRefusedError."""
+        """Return the identity in a token's claims. Raises TokenRefusedError."""
         name = claims.get(self.subject)
         if not isinstance(name, str) or not name.strip() or not _is_text(name):
             raise TokenRefusedError(f"no user in the claim {self.subject}")

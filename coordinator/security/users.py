@@ -112,13 +112,13 @@ class Users:
     def stand_in(self, user: str, mechanism: ScramMechanism | None = None) -> Credential:
         """Return a credential that no password matches, for a user without one.
 
-        It is as costly as one of the existing credentials. Without ``mechanism`` it is for any of
-        their mechanisms.
+        Checking a password against it costs as much as against one of the existing credentials.
+        Without ``mechanism``, it is for the mechanism of one of them.
         """
         costs = self._costs() if mechanism is None else self._costs_of(mechanism.number)
         # All inputs below have a fixed size, however long the name is.
         seed = hmac.digest(self._secret, user.encode(), "sha512")
-        # A name keeps its best-fitting cost while other costs come and go.
+        # Rendezvous hashing: a change of other costs rarely changes a name's choice.
         number, iterations = max(costs, key=lambda cost: _mac(seed, "cost", *cost))
         one = MECHANISM_BY_NUMBER[number]
         stored, server = (

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def decide(storage: Storage, decision: Callable[[Controller], Outcome[T]]) -> T:
-    """Have the controller decide, append its records, and return the answer.
+    """Let the controller's state machine decide, append its records, and return its answer.
 
     Raises the decision's errors, and LogError.
     """
@@ -25,6 +25,6 @@ def decide(storage: Storage, decision: Callable[[Controller], Outcome[T]]) -> T:
 
 
 def controller_of(storage: Storage) -> Controller:
-    """Return a controller with the broker's present metadata."""
+    """Return the controller's state machine with the broker's current metadata."""
     settings = controller_settings(storage.config, node_id=storage.node_id)
     return Controller(settings, storage.metadata.image, storage.clock.monotonic_ms())

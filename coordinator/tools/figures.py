@@ -1,7 +1,7 @@
 """Bounds for the numbers in a log that is imported.
 
-A topic may hold whatever a client wrote: Apache Kafka accepts a batch with producer id 2⁶³ − 1, and
-a broker that continues above it has no id left.
+Apache Kafka appends batches without such bounds. After a batch with producer id 2⁶³ − 1, for
+example, a broker that allocates higher ids would have none left.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from fencepost.logcore.machine import Record
 from fencepost.logcore.segment import LOG_SUFFIX
 
 ID_GAP = 1_000_000
-"""Producer ids to skip: some were allocated, and nothing was written with them."""
+"""The number of producer ids to skip: some of them may be allocated, but not in a log yet."""
 
 _NONE = -1
-"""A batch without producer id, epoch or sequence."""
+"""The value for a missing producer id, epoch or sequence."""
 
 
 def check_files(fs: FileSystem, directory: Path) -> None:
@@ -80,7 +80,7 @@ class ProducerIdPlan(NamedTuple):
     """Where producer ids continue."""
 
     before: int
-    """The present next producer id."""
+    """The next producer id before the change."""
     highest_in_logs: int
     beyond_bound: int
     """Number of batches with ids above the bound of an import."""

@@ -1,7 +1,8 @@
 """The next block of producer ids, from a stopped Apache Kafka's metadata log.
 
-Kafka's controller allocates ids in blocks, and records each in a ``ProducerIdsRecord``. Log and
-snapshots hold record batches; a value consists of frame version, type, version, and the fields.
+Kafka's controller allocates ids in blocks, and writes a ``ProducerIdsRecord`` for each. Log and
+snapshots hold record batches; a record's value consists of frame version, record type, version, and
+the fields.
 
 Source: ``MetadataRecordSerde``, ``ProducerIdsRecord.json``, ``ProducerIdControlManager``.
 """

@@ -6,12 +6,11 @@ import socket
 
 
 def hold_port(host: str = "127.0.0.1") -> socket.socket:
-    """Reserve a free port: a bound socket that never listens; ``getsockname()[1]`` is the port.
+    """Return a socket bound to a free port, which never listens; ``getsockname()[1]`` is the port.
 
-    Until the socket is closed, the system does not hand out the port to a process that asks for any
-    free one. A server that binds the port by its number with SO_REUSEADDR, as servers do, can
-    listen on it, again and again. Clients are refused while no server listens. Raises OSError if no
-    port is free.
+    Until the socket is closed, the kernel does not assign the port to a process that binds port 0.
+    A server that binds this port with SO_REUSEADDR can listen on it, any number of times. While no
+    server listens, connections are refused. Raises OSError if no port is free.
     """
     held = socket.socket()
     try:

@@ -1,12 +1,12 @@
 """Promotes a standalone broker to a broker of a new cluster with controllers of Apache Kafka.
 
-The broker's metadata consists of Apache Kafka's records already, so only the form that controllers
-start from is missing: for each a directory with its identity and a snapshot. The broker's own
-directory gets a note, but otherwise stays unchanged and usable until the broker has joined the
-controllers.
+The broker's metadata already consists of Apache Kafka's records, so a promotion only writes a
+directory for each controller to start from, with ``meta.properties`` and a snapshot. The broker's
+own directory gets a note of the promotion, but otherwise stays unchanged and usable until the
+broker has joined the controllers.
 
-A step that is interrupted is repeated by the next call. A controller's directory gets its identity
-last: without it Apache Kafka does not start, and so cannot begin an empty cluster there.
+After an interruption, the next call repeats the promotion. ``meta.properties`` is written last:
+without it Apache Kafka does not start, and so cannot begin an empty cluster in that directory.
 
 Source: ``Formatter``, ``KafkaMetadataLog``; KIP-630 (snapshots), KIP-853 (voters).
 """
@@ -78,7 +78,7 @@ _ONE_REPLICA: Final = (
     "transaction.state.log.replication.factor",
     "transaction.state.log.min.isr",
 )
-"""Settings for which Apache Kafka's default of 3 would require more brokers than the one."""
+"""Settings whose defaults in Apache Kafka would require more than this one broker."""
 
 
 class PromotionError(Exception):
@@ -120,7 +120,7 @@ class Wanted:
     controller_settings: Mapping[str, str]
     """Additional settings for the controllers alone."""
     static: bool = False
-    """Whether the voters are listed in each node's settings, and therefore fixed."""
+    """Whether the voters are fixed, by ``controller.quorum.voters`` in each node's settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +259,7 @@ def _broker_settings(
     config: BrokerConfig,
     listeners: Mapping[str, ListenerConfig],
 ) -> dict[str, str]:
-    """Return the settings of the promoted broker: its present ones, and those of the cluster."""
+    """Return the settings of the promoted broker: its current ones, and those of the cluster."""
     names = [name.upper() for name in config.items(CONTROLLER_LISTENERS)] or ["CONTROLLER"]
     advertised = {**listeners, **advertised_listeners(config)}
     told = {key: text for key, text in wanted.settings.items() if key not in _OWN}
@@ -307,9 +307,9 @@ def _quorum(wanted: Wanted) -> dict[str, str]:
 def _controller_settings(
     wanted: Wanted, controller: Controller, broker: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return a controller's settings, with the broker's that concern topics and authorization.
+    """Return a controller's settings, with the broker's settings that are not for one node only.
 
-    Apache Kafka ignores settings that mean nothing to a controller.
+    Apache Kafka ignores settings that do not apply to a controller.
     """
     name = broker[CONTROLLER_LISTENERS]
     own = f"listener.name.{name.lower()}."
@@ -342,7 +342,7 @@ def _warnings(
     listeners: Mapping[str, ListenerConfig],
     broker: Mapping[str, str],
 ) -> Iterator[str]:
-    """Yield warnings about what would otherwise go unnoticed until it fails."""
+    """Yield warnings about problems that would otherwise appear only as later failures."""
     if fs.read_file(f"{wanted.data_dir}/{CLEAN_SHUTDOWN}") is None:
         yield "the broker was not stopped cleanly: it will check its logs when it starts"
     advertised = {**listeners, **advertised_listeners(config)}

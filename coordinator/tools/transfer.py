@@ -4,8 +4,8 @@ The files have the same format on both sides; topic records and ids, leader epoc
 checkpoints differ. An import copies directories, checks every batch, and creates the topic; an
 export copies them over the empty directories of a topic that Kafka has created.
 
-A step that is interrupted leaves the data directory as it was: copies get a name that the next
-start ignores, and the topic's record is written last.
+An interrupted import leaves the data directory as it was: copies get a name that the next start
+ignores, and the topic's record is written last.
 
 Source: ``LogManager.loadLog``, ``UnifiedLog.parseTopicPartitionName`` for names of directories.
 """
@@ -119,12 +119,12 @@ def import_directories(
 ) -> list[Moved]:
     """Copy partition directories ``…/TOPIC-INDEX`` into opened ``storage`` as new topics.
 
-    If ``topics`` are named, other topics are skipped. All partitions of a topic must be given
-    together, numbered from 0 and without omitting a directory of it, unless ``partitions`` gives
-    the number of partitions of each topic: those without a directory are then empty. Topic ids are
-    kept if they are unused. ``configs`` become the settings of every topic that is not a
-    coordinator's. Producer ids and leader epochs continue above those found. Raises TransferError,
-    LogError, OSError; topics that were completed before the error stay.
+    If ``topics`` are named, other topics are skipped. All partition directories of a topic must be
+    given together, numbered from 0 without gaps. If ``partitions`` is the number of partitions of
+    each topic, directories may be missing, and their partitions are empty. Topic ids are kept if
+    they are unused. ``configs`` become the settings of every topic that is not a coordinator's.
+    Producer ids and leader epochs continue above those found. Raises TransferError, LogError,
+    OSError; topics that were completed before the error stay.
     """
     for name in storage.fs.list_directory(storage.directory) or ():
         if name.endswith(IMPORT_SUFFIX):
@@ -162,7 +162,7 @@ def _wanted(directories: Sequence[Path], topics: Sequence[str]) -> list[Path]:
 
 
 def _left_out(sources: Sequence[_Source], topic: str) -> list[str]:
-    """Return the directories of ``topic`` next to those of ``sources`` that were not given."""
+    """Return the directories of ``topic`` that are not in ``sources``, but beside them on disk."""
     given = {source.path for source in sources}
     beside = (one for path in given for one in path.parent.iterdir() if one not in given)
     return sorted(
@@ -196,7 +196,7 @@ def _sources(
         except CheckpointError as error:
             raise TransferError(f"{path}: {error}") from error
         key = topic, index
-        # A flushed or compacted part was whole: the cleaner made the gaps in it.
+        # Below the recovery point and the cleaner's checkpoint, gaps are due to compaction.
         compacted_below = max(flushed.get(key, 0), cleaned.get(key, 0))
         source = _Source(path, index, topic_id, starts.get(key, 0), compacted_below)
         try:
@@ -268,7 +268,7 @@ def _import_topic(
         raise
     highest_id = max(one.moved.highest_producer_id for one in staged)
     decide(storage, lambda one: one.reserve_producer_ids(highest_id + 1))
-    # One epoch serves all partitions, and the broker raises it at its starts: begin above all.
+    # All partitions get one leader epoch, above all epochs found.
     epoch = 1 + max(one.moved.leader_epoch for one in staged)
     registration = local_partition(storage.node_id, UNASSIGNED, epoch)
     topic = TopicImage(name, topic_id, (registration,) * partitions)
@@ -396,7 +396,8 @@ def export_topic(
         doomed.append((staging, str(target / f"{name}-{index}")))
     _forget_checkpoints(fs, str(target), moved)
     for staging, place in doomed:
-        # Kafka deletes directories with such a name at its start, this one or the staging one.
+        # Kafka deletes directories with such a name at its start: the replaced directory, or the
+        # staged one if this is interrupted.
         fs.rename(place, str(target / _doomed_name(name, int(place.rpartition("-")[2]))))
         fs.rename(staging, place)
     fs.sync_directory(str(target))
@@ -404,7 +405,7 @@ def export_topic(
 
 
 def replaced_by(storage: Storage, name: str, target: Path) -> list[tuple[Path, int]]:
-    """Return what an export would replace in ``target``: directories, and bytes of their logs.
+    """Return the directories in ``target`` that an export would replace, and their logs' bytes.
 
     Raises TransferError if the export would.
     """

@@ -1,8 +1,9 @@
 """Makes a cluster's broker standalone again, with the controllers' metadata as its metadata log.
 
-This is the reverse of ``promotion.py``, with stopped controllers. All replicas must be in sync on
-this broker before. One file decides: until the snapshot of the controllers' metadata has its final
-name and the note beside it refers to it, the directory is that of a cluster's broker.
+This is the reverse of ``promotion.py``, with stopped controllers. Beforehand, this broker must have
+an in-sync replica of every partition. Its directory remains that of a cluster's broker until the
+snapshot of the controllers' metadata has its final name, and the note beside it refers to the
+snapshot.
 """
 
 from __future__ import annotations

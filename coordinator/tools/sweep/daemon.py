@@ -1,7 +1,8 @@
 """A broker in a process of its own that kills itself at a crash point.
 
-Processes are forked from one with all modules imported, because a sweep starts hundreds of them.
-Protocol messages are imported at their first use: the first broker reports at its end which ones.
+Brokers are forked from a fork server that has imported all modules, because a sweep starts hundreds
+of them. The modules of protocol messages are imported at first use; the first broker reports the
+modules that it has used, and the fork server then imports them too.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Counting:
         return Counter(point, die, every_answer=self.every_answer)
 
     def die(self, pipe: Connection, event: Event) -> None:
-        """Die at the chosen point, before or after ``event``, after reporting that on ``pipe``."""
+        """Report on ``pipe`` that ``event`` reaches the crash point, and kill the process."""
         pipe.send(("killed", event.what))
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -94,11 +95,12 @@ def preload(messages: Sequence[str]) -> None:
 class Daemon:
     """The broker of one run, across its restarts. ``bootstrap`` is stable until :meth:`close`.
 
-    A ``fresh`` one is not forked, and knows at its end which ``messages`` it needed.
+    A ``fresh`` broker is spawned instead of forked; after :meth:`stop`, ``messages`` has the
+    modules of protocol messages that it imported.
     """
 
     def __init__(self, settings: Settings, *, fresh: bool = False) -> None:
-        # Another process could take the port while the broker is dead.
+        # If the port were not held, another process could take it while the broker is dead.
         self._port = hold_port()
         self.bootstrap = f"127.0.0.1:{self._port.getsockname()[1]}"
         self.messages: list[str] = []
@@ -131,9 +133,9 @@ class Daemon:
         return None
 
     def killed_at(self, timeout_s: float) -> str | None:
-        """Return what the broker was doing when it was killed; None if it lives after the time.
+        """Return what the broker was doing when it was killed; None if it lives after the timeout.
 
-        Raises DaemonError if it died in another way.
+        Raises DaemonError if the broker died for another reason.
         """
         if self._pipe is None or not self._pipe.poll(timeout_s):
             return None
@@ -144,7 +146,7 @@ class Daemon:
         return str(said[1])
 
     def arm(self, point: Point | None) -> None:
-        """Restart the count, to another point. Raises DaemonError if the broker is gone."""
+        """Restart the count, with another crash point. Raises DaemonError if the broker is gone."""
         if self._pipe is None:
             raise DaemonError("the broker does not run")
         with contextlib.suppress(OSError):
@@ -154,7 +156,7 @@ class Daemon:
             raise DaemonError("the broker died by itself")
 
     def disarm(self) -> tuple[str | None, list[Event]]:
-        """End the counting; return what the broker was killed at, if it was, and the events.
+        """Stop counting; return the event that the broker was killed at, or None, and all events.
 
         Raises DaemonError if the broker died for another reason.
         """

@@ -128,7 +128,7 @@ def _batches(session: Session, place: Partition) -> Iterator[tuple[BatchHeader, 
 
 
 def _attempts(session: Session, place: Partition) -> Iterator[Attempt]:
-    """Yield each transaction's records and outcome in a partition; all other records as one."""
+    """Yield an Attempt for each transaction in a partition, and one for all other records."""
     plain = Attempt(place, (-1, -1), committed=True)
     open_by_id: dict[int, Attempt] = {}
     for header, records in _batches(session, place):
@@ -215,15 +215,15 @@ def torn_units(attempts: Iterable[Attempt], labels: Labels) -> list[str]:
 
 
 def _content(attempt: Attempt, record: LogRecord) -> tuple[str, bytes | None, bytes | None]:
-    """Return what a repetition of the same work writes again, perhaps to another partition."""
+    """Return the topic, key and value, which a retry repeats; its partition may differ."""
     return attempt.place[0], record.key, record.value
 
 
 def _came_twice(attempts: list[Attempt]) -> bool:
     """Return whether the committed records are from more than one transaction.
 
-    In one partition, transactions are separate; across partitions, producer or epoch tells them
-    apart.
+    In one partition, each Attempt is another transaction; across partitions, transactions differ by
+    producer id or epoch.
     """
     distinct = {id(attempt): attempt for attempt in attempts if attempt.producer[0] >= 0}
     per_place = Counter(attempt.place for attempt in distinct.values())

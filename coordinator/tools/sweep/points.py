@@ -1,4 +1,4 @@
-"""Crash points: between any two durable steps of the broker, and before any response after one.
+"""Crash points: before and after each durable operation of a broker, and before responses.
 
 The broker's file system and event loop are wrapped; the broker itself is unchanged. A SIGKILL
 leaves writes in the page cache, so the possible states after it are exactly those before and after
@@ -62,12 +62,12 @@ ANSWER = "answer"
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One place for a kill: the ``number``-th operation or response, from 1 on, and its side."""
+    """A place for a kill, relative to the ``number``-th operation or response, counted from 1."""
 
     where: Where
     number: int
     kind: str = ""
-    """The kind of the event at that number when events were counted."""
+    """The kind that the event of this number had in the counting run."""
 
     def __str__(self) -> str:
         return f"{self.where} {self.number}"
@@ -103,9 +103,9 @@ def spread(points: Sequence[Point], count: int) -> list[Point]:
 class Counter:
     """Counts events from :meth:`arm` on, and calls ``die`` at the chosen point.
 
-    ``die`` gets the event, and does not return in a daemon. The disk is the same before each of
-    several responses in a row, but the clients' knowledge differs: ``every_answer`` counts all
-    responses, including those to reads and heartbeats.
+    ``die`` gets the event, and does not return in a daemon. Only the first response after a durable
+    operation is counted, unless ``every_answer``: later responses find the same state on disk, but
+    each of them changes what clients know.
     """
 
     def __init__(
@@ -137,7 +137,10 @@ class Counter:
         self._armed = False
 
     def before(self, event: Event) -> bool:
-        """Count an operation before it happens; True asks for half of it, then :meth:`torn`."""
+        """Count an operation before it happens.
+
+        If this returns True, the caller does half of the operation and then calls :meth:`torn`.
+        """
         if not self._armed:
             return False
         self._operations += 1
@@ -176,7 +179,7 @@ class Counter:
 
 
 class CountedMap:
-    """A memory-mapped file, in which a store is as durable against a SIGKILL as a write."""
+    """A memory-mapped file that counts stores: like a write, a store survives a SIGKILL."""
 
     def __init__(self, mapped: FileMap, path: str, counter: Counter) -> None:
         self._mapped = mapped
@@ -208,7 +211,7 @@ class CountedMap:
 
 
 def _counted(action: str, method: Callable[..., None], *, place: int = 0) -> Any:
-    """Wrap a file system's ``method`` as a durable step; argument ``place`` is its file or path."""
+    """Wrap a ``method`` as a durable operation; the argument at ``place`` is its handle or path."""
 
     @wraps(method)
     def step(self: CountedFileSystem, *args: Any) -> None:
@@ -223,7 +226,7 @@ def _counted(action: str, method: Callable[..., None], *, place: int = 0) -> Any
 
 
 class CountedFileSystem(OsFileSystem):
-    """The operating system's file system, with every durable step counted."""
+    """The operating system's file system, with every durable operation counted."""
 
     def __init__(self, root: str, counter: Counter) -> None:
         self._root = root.rstrip("/") + "/"

@@ -169,7 +169,7 @@ class AclFilter:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether one of its values is unknown."""
+        """Whether the filter has a value of UNKNOWN."""
         numbers = self.resource_type, self.pattern_type, self.operation, self.permission
         return 0 in numbers
 

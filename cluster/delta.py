@@ -208,7 +208,7 @@ class MetadataDelta:
         return self.partitions_at(topic_id.bytes)
 
     def partitions_at(self, topic_id: bytes) -> dict[int, PartitionRegistration]:
-        """Return the same for the bytes of a topic id."""
+        """Return what :meth:`partitions_of` does, for the bytes of a topic id."""
         partitions = self._partitions.get(topic_id)
         if partitions is None:
             known = UUID(bytes=topic_id)

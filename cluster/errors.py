@@ -52,7 +52,7 @@ class ReplicationError(DomainError):
 
 
 class NotLeaderOrFollowerError(ReplicationError):
-    """This broker does not lead the partition, or the sender has a newer broker epoch.
+    """This broker does not lead the partition, or the request has an outdated broker epoch.
 
     (NOT_LEADER_OR_FOLLOWER)
     """

@@ -246,7 +246,7 @@ def changed_acls(old: MetadataImage, new: MetadataImage) -> Collection[UUID]:
         return ()
     if new.step is not None and new.step.acls is before:
         return new.step.acl_ids
-    # Two images share the records that did not change, and the hash of a UUID is slow.
+    # Two images share unchanged records. Hashing UUIDs is slow, so compare identities first.
     shared = {*map(id, before.values())} & {*map(id, after.values())}
     return dict.fromkeys(
         record.id

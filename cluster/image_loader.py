@@ -45,8 +45,8 @@ _MAX_SHARED: Final = 10_000
 class ImageLoader:
     """Builds images from committed records.
 
-    Raises CorruptRecordError for a record that cannot be decoded or applied. After it, the records
-    replayed since the last :meth:`publish` are unusable: call :meth:`forget`, or stop.
+    Raises CorruptRecordError for a record that cannot be decoded or applied. After this error, the
+    records replayed since the last :meth:`publish` are unusable: call :meth:`forget`, or stop.
     """
 
     def __init__(self, image: MetadataImage | None = None) -> None:

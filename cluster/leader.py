@@ -122,10 +122,10 @@ class PartitionLeader:
     ) -> LeaderStep:
         """Lead the partition by ``registration``, or update a partition that this broker leads.
 
-        A registration with an older partition epoch is ignored. So is one with the same partition
-        epoch while this broker leads: the controller's answer has already brought it, and a change
-        proposed since then is still pending. ``high_watermark`` is used only if this broker did not
-        lead before.
+        A registration with an older partition epoch is ignored. While this broker leads, one with
+        the same partition epoch is ignored as well: the controller's answer to AlterPartition has
+        already brought it, and a change that was proposed since then may be pending.
+        ``high_watermark`` is used only if this broker did not lead before.
         """
         if registration.partition_epoch < self.partition_epoch or (
             self.is_leader and registration.partition_epoch == self.partition_epoch
@@ -475,7 +475,7 @@ class PartitionLeader:
         if candidate <= self.high_watermark or not self.is_leader or self.is_under_min_isr:
             return False
         lag, end = self._view.replica_lag_time_max_ms, candidate
-        # Without the replicas that may join, it could stay ahead of them for ever.
+        # Without the replicas that may join, the high watermark could stay ahead of them for ever.
         for replica in self.replicas.values():
             if replica.log_end_offset < candidate and (
                 replica.broker_id in self.maximal_isr

@@ -193,7 +193,7 @@ class Lifecycle:
         """Check the registration in the metadata; return whether the broker registers again.
 
         The controller of an upgraded cluster does not know the brokers' directories, and elects no
-        replica in an unknown one (kafka: ``BrokerRegistrationTracker``).
+        replica whose directory is unknown (kafka: ``BrokerRegistrationTracker``).
         """
         rose = metadata_version > self._metadata_version
         self._metadata_version = metadata_version

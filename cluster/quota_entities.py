@@ -95,9 +95,10 @@ def entity_of(pair: Pair) -> Entity:
 
 
 def candidates(user: str, client_id: str) -> Iterator[tuple[Pair, Pair]]:
-    """Yield the entities whose quota may apply to a client, each with the pair that shares it.
+    """Yield the entities whose quota may apply to a client, each with the clients that share it.
 
-    The first entity that has a quota counts. All clients of a user share the user's quota, and all
+    The second pair stands for these clients; :data:`ABSENT` in it means any user or client id. The
+    first entity that has a quota counts. All clients of a user share the user's quota, and all
     users with a client id share the client id's; any other quota is for this user with this client
     id alone, even if it is a default. A client without an id has no quota by client id, as in
     Kafka.

@@ -437,7 +437,7 @@ class ClassicGroup(GroupBase):
             raise RebalanceInProgressError("commit again once the assignment is known")
 
     def validate_fetch(self, member_id: str | None, member_epoch: int) -> None:
-        """Raise a ``GroupError`` unless this sender may fetch offsets. A classic group lets all."""
+        """Accept every sender: any client may fetch the offsets of a classic group."""
 
     def committed(self, decision: DecisionBuilder, member_id: str) -> None:
         """Count an accepted non-transactional commit of ``member_id`` as a heartbeat."""

@@ -315,7 +315,7 @@ def _persist_successor(
     old: ClassicMember,
     successor: ClassicMember,
 ) -> None:
-    """Replace ``old`` without a rebalance: the new id goes to the log, the assignment stays.
+    """Replace ``old`` without a rebalance: append a record with the new id and the old assignment.
 
     A leader must not assign now. From v9 the response says so (KIP-814); for an older client it
     names the *old* id as the leader, so that the client acts as a follower.

@@ -33,8 +33,8 @@ NO_LEADER_EPOCH = -1
 class Sight(NamedTuple):
     """The topics that the sender of a command may see.
 
-    An expression matches only topics visible to the member whose command triggers the matching. It
-    is matched again when ``version`` changes: then the visible topics may differ.
+    An expression matches only topics visible to the member whose command triggers the matching. A
+    change of ``version`` means that other topics may be visible, so expressions are matched again.
     """
 
     version: int

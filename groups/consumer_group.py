@@ -87,7 +87,7 @@ class ConsumerGroup(GroupBase):
         self.checked_version: int | None = None
         """The version of the topics for which the metadata hash was checked."""
         self.regexes_version: tuple[int, int] | None = None
-        """The versions of the topics, and of the right to see them, for which the regular
+        """The versions of the topics, and of their visibility (``Sight``), for which the regular
         expressions were resolved."""
         self.sight: Sight | None = None
         """The topics that the expressions may match: those visible to the last sender."""
@@ -394,7 +394,7 @@ class ConsumerGroup(GroupBase):
 
     @property
     def is_gone(self) -> bool:
-        """Whether the log has no record of the group, because the last one has a tombstone."""
+        """Whether tombstones have removed every record of the group."""
         return not (
             self.saved_epoch
             or self.saved_assignment

@@ -1,6 +1,6 @@
-"""The errors of group requests. Their wire numbers are in ``coordinator/error_codes.py``.
+"""The errors of group requests. None of them contains a protocol error code.
 
-The name in parentheses is Kafka's error.
+The name in parentheses is Kafka's error; ``coordinator/error_codes.py`` maps the classes to codes.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ def _take(
     ):
         return False
     draft.regexes[regex] = value
-    # The topics' hash decides whether that adds a subscribed topic.
+    # Have ``bump_epoch`` compute the hash of the subscribed topics again.
     draft.checked_version = None
     shown = regex[:SHOWN_CHARS]
     decision.event(

@@ -109,7 +109,7 @@ class ForeignGroup(GroupBase):
 
     @property
     def is_gone(self) -> bool:
-        """Whether the log has nothing of the group."""
+        """Whether tombstones have removed every record of the group."""
         return not self.keys
 
     def discard(self) -> None:

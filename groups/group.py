@@ -18,7 +18,7 @@ MEMBER_BYTES: Final = 1_024
 NAME_BYTES: Final = 64
 """Memory of one string without its characters."""
 PARTITION_BYTES: Final = 512
-"""Memory of a partition of a consumer group's member, in its target as well."""
+"""Memory of a partition in the assignment and the target of a consumer group's member."""
 
 
 @dataclass(slots=True)

@@ -77,7 +77,7 @@ from fencepost.logcore.machine import (
 )
 
 Handler = Callable[[Shard, DecisionBuilder, Token, Any], None]
-"""Decides on a command. It may raise a :class:`DomainError` before it has changed anything."""
+"""Decides on a command. A handler may raise a :class:`DomainError` before it changes anything."""
 
 HANDLERS: Mapping[type, Handler] = MappingProxyType(
     {

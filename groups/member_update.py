@@ -1,9 +1,9 @@
 """The update of a consumer group's member, in either protocol, as a sequence of steps.
 
-The steps: its place, its subscription, the group epoch, the target, its reconciliation. A heartbeat
-of the consumer protocol runs them, and in a group with members of both protocols a JoinGroup does.
-All steps work on a :class:`MemberUpdate`, which holds the state after the replay of the records
-collected so far.
+The steps: the member's place, its subscription, the group epoch, the target, its reconciliation. A
+heartbeat of the consumer protocol runs them, as does a JoinGroup in a group with members of both
+protocols. All steps work on a :class:`MemberUpdate`, which holds the state after the replay of the
+records collected so far.
 
 Source: Kafka's ``GroupMetadataManager.consumerGroupHeartbeat`` and
 ``classicGroupJoinToConsumerGroup``.

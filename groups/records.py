@@ -348,9 +348,9 @@ def _names_of(prefix: bytes) -> tuple[str, str] | None:
 def _decode_common(record: Record) -> tuple[OffsetCommitKey, OffsetCommitValue] | None:
     """Decode the most common kind of record, an offset of a current version; None for others.
 
-    It is a committed offset as this broker and Apache Kafka 4 write it: a known topic id, metadata
-    of up to 126 bytes. The readers for all versions give the same result at six times the cost, and
-    most of the cost of a large commit, and of loading a shard, is this decoding.
+    Such a record is a committed offset as this broker and Apache Kafka 4 write it, with a known
+    topic id and with metadata of up to 126 bytes. The readers for all versions give the same result
+    at six times the cost, and this decoding is most of the cost of a large commit and of a load.
     """
     key, value = record.key, record.value
     if value is None or len(value) < _V4_HEAD.size + _V4_TAIL.size or len(key) < 6:

@@ -1,7 +1,7 @@
 """The rules for producer ids and epochs, as functions without state.
 
 An *identity* is a producer id with an epoch. Clients use epochs 0 to :data:`LAST_CLIENT_EPOCH`;
-:data:`FENCE_EPOCH` is reserved for the coordinator, so that it can always fence once more.
+:data:`FENCE_EPOCH` is reserved, so that the coordinator can always fence once more.
 
 Sources: ``TransactionMetadata`` and ``TransactionCoordinator``; KIP-360 (continue after an error),
 KIP-890 part 2 (an epoch for each transaction, called TV2 here).
@@ -107,7 +107,7 @@ def relate_tv2(request: Identity, stored: Identity, previous_id: int) -> Relatio
 
 
 def may_continue(request: Identity, stored: Identity, previous_id: int) -> bool:
-    """Whether a continuing InitProducerId (KIP-360) has a producer id that its owner may have.
+    """Whether the producer id of a continuing InitProducerId (KIP-360) may be the owner's.
 
     The owner may have the stored producer id, any id if none was stored yet, or the id from before
     a rotation if the answer with the new one was lost.

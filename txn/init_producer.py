@@ -78,7 +78,7 @@ def grant(
 ) -> InitProducerIdResult:
     """Record the claim of ``command`` on an id at rest and return its result.
 
-    Raises ProducerFencedError, ProducerIdsUnavailableError; ``decision`` is unchanged then.
+    Raises ProducerFencedError, ProducerIdsUnavailableError, and leaves ``decision`` unchanged then.
     """
     transactional_id = command.transactional_id
     stored, given = txn.identity, _given(command)
@@ -135,7 +135,7 @@ def grant_parked(
 def turn_away_parked(
     shard: TxnShardState, decision: DecisionBuilder, transactional_id: str
 ) -> None:
-    """Answer a waiting request with CONCURRENT_TRANSACTIONS: its markers take too long."""
+    """Answer CONCURRENT_TRANSACTIONS to a request that waited too long for the markers."""
     parked = shard.parked.pop(transactional_id, None)
     if parked is not None:
         error = ConcurrentTransactionsError("the open transaction is still being aborted")

@@ -46,7 +46,7 @@ from fencepost.txn.shard import (
 from fencepost.txn.state import TransactionMetadata, TransactionState
 
 Handler = Callable[[TxnShardState, DecisionBuilder, Token, Any], None]
-"""Decides on a command. It may raise a :class:`DomainError` before it has changed anything."""
+"""Decides on a command. A handler may raise a :class:`DomainError` before it changes anything."""
 
 HANDLERS: Mapping[type, Handler] = MappingProxyType(
     {

@@ -148,7 +148,7 @@ class _Destination:
 
 
 class MarkerQueues:
-    """The markers that one broker's transaction coordinator must have written.
+    """The markers that one broker's transaction coordinator sends to the partitions' leaders.
 
     ``own_id`` is the id of that broker, whose own markers do not wait for earlier answers.
     """
@@ -334,8 +334,8 @@ class MarkerQueues:
             one.queue.clear()
             if broker_id == self._own_id:
                 continue  # its requests end soon anyway
-            # A broker that leads none of a request's partitions any more may be dead; without
-            # this, the transactions would wait until the request times out.
+            # A broker that no longer leads any of a request's partitions may be dead; without this,
+            # the transactions would wait until the request times out.
             for number, sent in tuple(one.sent.items()):
                 if not self._leads_any(broker_id, sent):
                     abandoned.append(broker_id)

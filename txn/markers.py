@@ -25,8 +25,8 @@ class MarkerTable:
     """The transactions whose markers are being written, by transactional id.
 
     Kafka calls an id in this table *pending*: the outcome is decided, and requests for the id must
-    wait. An id has at most one completion. ``transaction_number`` keeps reports on an earlier
-    transaction apart, which has the same identity under TV1.
+    wait. An id has at most one completion. ``transaction_number`` distinguishes reports on it from
+    reports on an earlier transaction, which has the same identity under TV1.
     """
 
     def __init__(self) -> None:

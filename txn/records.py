@@ -100,8 +100,8 @@ class _Section(NamedTuple):
 
 _last_section = _Section(frozenset(), False, b"")
 """The set that was encoded last. Replay may decode the same set next, and the record that ends the
-transaction contains it again. Without this cache, 10,000 partitions would take as long each time,
-and no other request is served meanwhile."""
+transaction contains it again. Without this cache, each repetition with 10,000 partitions would take
+as long as the first, and no other request is served meanwhile."""
 
 
 def _encode_partitions(partitions: frozenset[TopicPartition], *, flexible: bool) -> bytes:

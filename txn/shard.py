@@ -178,7 +178,7 @@ def tell_identity(
     detail["former_producer_epoch"] = before.epoch
     # Every transaction of a TV2 client ends with a new epoch.
     is_routine = kind is EventKind.EPOCH_BUMPED and cause == "EndTxn"
-    # A new id has no previous identity. It is not logged, or 10,000 new ids would log as many
+    # The first identity of an id replaces none. It is not logged: 10,000 new ids would log as many
     # lines.
     is_first = before.epoch < 0
     decision.remember(

@@ -93,7 +93,7 @@ class TransactionMetadata:
 
     A transaction that InitProducerId *kept* (KIP-939) has two identities: ``producer_id`` and
     ``producer_epoch`` remain those of its batches and markers, while the client uses
-    ``next_producer_id`` and ``next_producer_epoch``. The latter is -1 for every other transaction.
+    ``next_producer_id`` and ``next_producer_epoch``, which is -1 for every other transaction.
     """
 
     producer_id: int

@@ -1,11 +1,10 @@
 """ACLs: which of them are valid, and the records that create and delete them.
 
 The controller checks a request for thousands of ACLs in steps, and splits it into several
-decisions, between which it handles no other request for ACLs. Brokers apply each one separately,
-and
-must not allow, even for a moment, an operation that neither the old nor the new ACLs allow: denials
-are created first and deleted last. A decision skips ACLs that exist already or no longer exist: on
-ZooKeeper, another broker may have changed them meanwhile.
+decisions, between which it handles no other request for ACLs. Brokers apply each decision by
+itself, and must not allow, even for a moment, an operation that neither the old nor the new ACLs
+allow: denials are created first and deleted last. A decision skips ACLs that exist already or no
+longer exist: on ZooKeeper, another broker may have changed them meanwhile.
 
 Source: ``AclControlManager``.
 """

@@ -82,9 +82,9 @@ def _has_preferred_leader(partition: PartitionRegistration) -> bool:
 def balance_leaders(view: View) -> Outcome[bool]:
     """Elect the preferred leader of partitions that another broker leads.
 
-    With ``leader_imbalance_percentage``, a broker is skipped unless others lead more than that
-    share of the partitions whose preferred leader it is. The answer says whether more elections
-    remain. Source: ``KafkaController.checkAndTriggerAutoLeaderRebalance``.
+    With ``leader_imbalance_percentage``, a broker is skipped unless other brokers lead more than
+    this percentage of the partitions whose preferred leader it is. The answer says whether more
+    elections remain. Source: ``KafkaController.checkAndTriggerAutoLeaderRebalance``.
     """
     balanced = _balanced_brokers(view)
     return _swept(

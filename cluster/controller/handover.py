@@ -81,8 +81,8 @@ def taken_back(
     """Return the image with this broker as the only one, and the reasons against the conversion.
 
     ``features`` are the ranges that a standalone broker supports. The broker must be in the ISR of
-    every partition. Replicas elsewhere, other brokers and the controllers are removed, as are
-    features that a standalone broker lacks, which share groups and streams groups use.
+    every partition. Replicas elsewhere, other brokers and the controllers are removed, as are the
+    features of share groups and streams groups, which a standalone broker lacks.
     """
     reasons: list[str] = []
     levels = {name: level for name, level in image.features.items() if name in features}

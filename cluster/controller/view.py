@@ -157,7 +157,7 @@ class View:
     def change(
         self, topic: TopicImage, index: int, *, removed: int = NO_LEADER, added: int = NO_LEADER
     ) -> PartitionChange:
-        """Return a change that still changes nothing, with the topic's settings and live brokers.
+        """Return a change without target values, with the topic's settings and the live brokers.
 
         ``removed`` cannot lead even if the image allows it; ``added`` can.
         """

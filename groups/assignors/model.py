@@ -70,7 +70,8 @@ class Assignor(Protocol):
 class AssignorRegistry:
     """The assignors of a coordinator by name; the first one is the default.
 
-    Raises ``ValueError`` for none at all, a name given twice, or more than :data:`MAX_ASSIGNORS`.
+    Raises ``ValueError`` for no assignors, for two with the same name, and for more than
+    :data:`MAX_ASSIGNORS`.
     """
 
     def __init__(self, assignors: Iterable[Assignor]) -> None:

@@ -4,9 +4,9 @@ A member keeps its owned partitions unless a member of a newer generation claims
 with equal subscriptions have a direct solution (``sticky_even``); other groups are balanced step by
 step (``sticky_general``).
 
-*cooperative-sticky* computes the same and then removes from the result all partitions that their
-present owner must give up first: the owner rejoins without them, and the next round assigns them.
-So no two members ever read the same partition.
+*cooperative-sticky* computes the same assignment, and then removes all partitions that their
+present owner must give up first: the owner rejoins without them, and the next rebalance assigns
+them. So no two members ever read the same partition.
 
 Source: Kafka's ``AbstractStickyAssignor``, ``StickyAssignor``, ``CooperativeStickyAssignor``;
 KIP-54, KIP-429, KIP-881. Three differences: the highest generation is that of the group's present

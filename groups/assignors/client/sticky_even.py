@@ -1,8 +1,8 @@
 """The sticky assignment of members that all subscribe to the same topics.
 
-Each member gets the quotient of partitions and members; as many members as the remainder says get
-one more. Members keep owned partitions up to that size; the rest is assigned in turn, first within
-racks if they matter.
+Each member gets the quotient of partitions and members, and some members get one more until the
+remainder is used up. Members keep owned partitions up to that size; the rest is assigned in turn,
+first within racks if they matter.
 
 Source: ``AbstractStickyAssignor.ConstrainedAssignmentBuilder``.
 """

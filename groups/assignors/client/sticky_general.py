@@ -22,7 +22,7 @@ _Pair = tuple[str, str]
 
 
 class Movements:
-    """The moves so far, from which two members learn not to exchange partitions of one topic."""
+    """Records moves, so that two members do not exchange partitions of the same topic."""
 
     def __init__(self) -> None:
         self._by_topic: dict[str, dict[_Pair, TableSet[TopicPartition]]] = {}

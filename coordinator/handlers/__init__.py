@@ -288,15 +288,15 @@ def handles(
 class Registry:
     """The served APIs, their versions and their handlers.
 
-    By default: every API of ``fencepost.coordinator.wire.api`` that has a module in this package.
-    ``modules`` narrows or replaces that list (module names by key); tests pass ``{}`` and call
+    By default it serves every API of ``fencepost.coordinator.wire.api`` with a module in this
+    package. ``modules`` replaces that list (module names by key); tests pass ``{}`` and call
     :meth:`add`. ``unstable_versions`` serves the versions that Kafka calls unstable for all APIs,
     ``unstable_apis`` for the given ones.
 
-    With ``forwards`` the broker forwards the controller's APIs to the active controller and takes
-    the controller's versions from it; the registry then serves the APIs between brokers of a
-    cluster as well. ``wrapped`` wraps the handlers of some APIs. ``own`` lists controller APIs that
-    this broker answers itself.
+    With ``forwards``, which returns the versions that the active controller supports, the broker
+    forwards the controller's APIs to it; the registry then also serves the APIs between brokers of
+    a cluster. ``wrapped`` wraps the handlers of some APIs. ``own`` lists controller APIs that this
+    broker answers itself.
     """
 
     def __init__(

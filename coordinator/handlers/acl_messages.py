@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 def in_turn(ctx: Context, change: Work[T]) -> Work[T]:
-    """Change ACLs once the previous ACL requests are done: its validation depends on them.
+    """Run ``change`` after the previous ACL requests, on which its validation depends.
 
     A broker that writes to ZooKeeper does not wait: its requests keep the image with which they
     began, and other brokers write to ZooKeeper at the same time.

@@ -1,8 +1,8 @@
 """AddPartitionsToTxn (24): add partitions to a transaction before it writes to them.
 
-Clients use versions 0 to 3, with one transaction: if one partition is unknown or internal, all
-others answer OPERATION_NOT_ATTEMPTED. Version 2 introduces PRODUCER_FENCED. Brokers use versions 4
-and 5, with many transactions, which they may only verify (VerifyOnly).
+Clients use versions 0 to 3, with one transaction: if one partition is unknown or internal, none is
+added, and the others get OPERATION_NOT_ATTEMPTED. Version 2 introduces PRODUCER_FENCED. Brokers use
+versions 4 and 5, with many transactions; with VerifyOnly, no partition is added.
 
 Difference from Kafka: without an authorizer any client may send versions 4 and 5, so they add no
 internal topic except the offsets topic, which group coordinators add.

@@ -26,8 +26,9 @@ from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 
 PARTITIONS_PER_TURN: Final = 100
-"""Partitions that the controller decides on in one turn of the event loop. Each takes it up to 0.1
-ms, with its record. As in Kafka, the partitions of a request are not moved all or none."""
+"""The number of partitions that the controller decides on in one turn of the event loop. A decision
+and its record take up to 0.1 ms. As in Kafka, a request is not atomic: some of its partitions may
+be reassigned and others refused."""
 
 
 def refused(ctx: Context, code: int, message: str | None) -> Steps[Entity]:

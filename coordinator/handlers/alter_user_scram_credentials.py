@@ -1,7 +1,7 @@
 """AlterUserScramCredentials (51): set or remove the SCRAM credentials of users.
 
-The client sends the salted password, and the stored keys are not enough for a login. Open
-connections remain authenticated until they authenticate again.
+The client sends the salted password. The controller stores keys derived from it, which do not
+suffice to log in. Open connections remain authenticated until they reauthenticate.
 
 Source: ``ScramControlManager.alterCredentials``; KIP-554.
 """

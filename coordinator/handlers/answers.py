@@ -79,9 +79,10 @@ def forced(ctx: Context, changes: Work[T]) -> Work[T]:
 def each_topic(
     ctx: Context, change: Callable[[Context, str, Any | None], Entity]
 ) -> Work[tuple[Entity, ...]]:
-    """Apply ``change`` to each topic of a request; it gets None for a name that occurs twice.
+    """Call ``change(ctx, name, topic)`` for each topic name in the request; return the results.
 
-    The results are returned once the changes are on disk. Raises StorageError.
+    ``topic`` is None for a name that occurs twice. Returns once the changes are on disk. Raises
+    StorageError.
     """
 
     def changes() -> Steps[tuple[Entity, ...]]:

@@ -20,16 +20,16 @@ T = TypeVar("T")
 Item = TypeVar("Item")
 
 ITEMS_PER_TURN = 500
-"""The partitions or ACLs in one decision of a request that can be split into several."""
+"""The most partitions or ACLs in one decision, if a request can be split into several decisions."""
 
 CHARACTERS_PER_TURN = 1 << 20
-"""The characters of names in the records of one such decision. A name may have 32 KiB, and each
-quota of an entity repeats the entity's names: 500 entities could take 60 MB and a fifth of a
+"""The most characters of names in the records of one such decision. A name may have 32 KiB, and
+each quota of an entity repeats the entity's names: 500 entities could take 60 MB and a fifth of a
 second."""
 
 MAX_ITEMS = 10_000
-"""The partitions of one request that the controller decides on at once; Kafka bounds the records of
-an operation by the same number (``QuorumController.MAX_RECORDS_PER_USER_OP``)."""
+"""The most partitions of a request that the controller decides on at once. Kafka's limit for the
+records of an operation is the same (``QuorumController.MAX_RECORDS_PER_USER_OP``)."""
 
 
 def decider(ctx: Context) -> Decide:
@@ -79,8 +79,8 @@ def decided_by_item(
 ) -> Work[list[DomainError | None]]:
     """Have the controller decide on a request's items in pieces; return the error of each item.
 
-    ``characters_of`` gives the size of the names in an item's records. On ZooKeeper each item is a
-    piece: ZooKeeper may refuse the records of one item and accept the next item's.
+    ``characters_of`` returns the size of the names in an item's records. In a ZooKeeper cluster
+    each piece is one item, since ZooKeeper may refuse the records of one item and accept the next.
     """
     store = None if ctx.on_znodes is None else ctx.on_znodes.active.store
 

@@ -63,7 +63,7 @@ def _row(
     refused=refused,
 )
 async def run(ctx: Context) -> Entity:
-    """Delete each topic; refuse one that is named twice, also once by name and once by id."""
+    """Delete each topic; refuse a topic named twice, even if once by name and once by id."""
     asked: Counter[Asked] = Counter()
     named: Counter[Resolved] = Counter()
     pace = Pace()
@@ -80,7 +80,7 @@ async def run(ctx: Context) -> Entity:
     if deleted:
         written = ctx.controller.store.durable()
         if written is not None:
-            await written  # ZooKeeper has the change then, and the brokers have been notified
+            await written  # with ZooKeeper: until it has the change, and the brokers are notified
         await ctx.broker.topics_forgotten()
     return ctx.respond.DeleteTopicsResponse(responses=tuple(results))
 
@@ -137,7 +137,7 @@ def _resolved(ctx: Context, one: Asked) -> Resolved:
 
 
 def _delete(ctx: Context, one: Asked, *, times: int, named: Counter[Resolved]) -> TopicImage:
-    """Delete one topic's records from the metadata; return the topic. Raises DomainError."""
+    """Delete one topic from the metadata, and return it. Raises DomainError."""
     if not ctx.broker.config.bool("delete.topic.enable"):
         raise TopicDeletionDisabledError("delete.topic.enable is off")
     name, topic_id = one

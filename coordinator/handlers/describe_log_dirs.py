@@ -73,7 +73,7 @@ def _topics(ctx: Context) -> Steps[tuple[Entity, ...]]:
 
 
 def _asked_for(ctx: Context) -> Steps[Mapping[str, Collection[int]]]:
-    """Return the existing ones of the requested partitions by topic, each once."""
+    """Return, by topic, the indexes of the requested partitions that exist."""
     topics = ctx.broker.metadata.topics
     if ctx.body.topics is None:
         return {topic.name: range(len(topic.partitions)) for topic in topics.values()}

@@ -1,4 +1,4 @@
-"""DescribeTopicPartitions (75): topics in pages, which bounds the size of a response (KIP-966).
+"""DescribeTopicPartitions (75): describe topics in pages of bounded size (KIP-966).
 
 Source: ``DescribeTopicPartitionsRequestHandler``.
 """
@@ -22,7 +22,7 @@ from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 
 MAX_PARTITIONS = 2_000
-"""The partitions of one page: Kafka's ``max.request.partition.size.limit``."""
+"""The most partitions in one page: Kafka's ``max.request.partition.size.limit``."""
 
 
 NAMES_PER_STEP = 5_000

@@ -53,7 +53,10 @@ def refused(ctx: Context, code: int, message: str | None) -> Steps[Entity]:
 
 @handles(ApiKey.ELECT_LEADERS, versions=(0, 2), permission="ALTER Cluster", refused=refused)
 def run(ctx: Context) -> Work[Entity]:
-    """Respond with each named partition; for a request for all, leave out ELECTION_NOT_NEEDED."""
+    """Respond with the result of each partition.
+
+    The response to a request for all partitions leaves out those that needed no election.
+    """
     make, body = ctx.respond, ctx.body
     kind = getattr(body, "election_type", PREFERRED)
     ctx.require_on_cluster(Operation.ALTER)

@@ -35,7 +35,7 @@ class PartitionState(NamedTuple):
     """LISTENER_NOT_FOUND if the leader lacks the client's listener; old versions know only
     LEADER_NOT_AVAILABLE."""
     leader: int
-    """-1 if clients of this listener have no leader."""
+    """-1 if the clients of this listener cannot reach a leader."""
     leader_epoch: int
     replicas: tuple[int, ...]
     isr: tuple[int, ...]

@@ -51,7 +51,7 @@ _LENGTH_BYTES: Final = 4
 
 @dataclass(slots=True)
 class _Client:
-    """A client of another broker, as that broker has described it."""
+    """The client of a forwarded request, as the forwarding broker describes it."""
 
     session: Session
     client_software: tuple[str, str] | None = None

@@ -88,7 +88,10 @@ def run(ctx: Context) -> Work[Entity]:
 
 
 def _rights(ctx: Context, *, follows: bool) -> Callable[[str | None], bool]:
-    """Return a check that the client may read a topic, or (for None) learn of an unknown id."""
+    """Return a check whether the client may read a topic; None stands for an unknown topic id.
+
+    Any consumer may learn that an id is unknown; a follower needs CLUSTER_ACTION for every topic.
+    """
     if follows:
         may_follow = ctx.may_on_cluster(Operation.CLUSTER_ACTION)
         return lambda _: may_follow

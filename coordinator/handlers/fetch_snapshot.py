@@ -22,7 +22,7 @@ from fencepost.logcore.machine import DomainError
 
 @handles(ApiKey.FETCH_SNAPSHOT, versions=(0, 1), permission="CLUSTER_ACTION Cluster")
 def run(ctx: Context) -> Entity:
-    """Respond with the snapshot's bytes from the requested position, ending at any byte."""
+    """Respond with the snapshot's bytes from the requested position, not aligned to batches."""
     ctx.require_on_cluster(Operation.CLUSTER_ACTION)
     make, body, node_id = ctx.respond, ctx.body, ctx.broker.node_id
     if body.cluster_id is not None and body.cluster_id != ctx.broker.cluster_id:

@@ -71,7 +71,7 @@ def run(ctx: Context) -> Steps[Entity]:
 
 
 def _denied(ctx: Context, key_type: int, key: str) -> Verdict | None:
-    """Return the error for a client that may not know the coordinator of ``key``, or None."""
+    """Return the error for an unknown key type or a missing permission, or None."""
     if key_type in _AUTHORIZED:
         resource, code = _AUTHORIZED[key_type]
         return None if ctx.may(Operation.DESCRIBE, resource, key) else (code, None, None)

@@ -2,8 +2,8 @@
 
 The broker sends a client's request unchanged in an Envelope, with the client's principal and
 address, and passes the controller's response on. If none arrives, the client gets the API's error
-response. Configs of this broker are checked before: only this broker has its loggers and knows
-whether it can run with a value.
+response. Settings of this broker are checked before they are forwarded: only this broker has its
+loggers and knows which values it can run with.
 
 Source: ``ForwardingManagerImpl``, ``RequestHandlerHelper.sendForwardedResponse``,
 ``ConfigAdminManager.preprocess``.

@@ -3,7 +3,8 @@
 Version 2 adds isolation levels, 4 leader epochs, 7 the largest timestamp, 8 the earliest local
 offset, 9 the latest tiered offset, 11 the earliest offset not yet tiered.
 
-There is no tiered storage, so the results for it are Kafka's for a topic without it: no offset.
+Fencepost has no tiered storage: a lookup of a tiered offset finds none, as in Kafka for a topic
+without tiered storage.
 
 A follower gets the log end offset. A client gets the high watermark or the last stable offset, or
 an error from a new leader whose high watermark is not yet valid.

@@ -65,7 +65,7 @@ def _answer(ctx: Context, listed: ListTransactionsResult, pattern: str | None) -
 
 
 def _in_steps(regex: Regex, work: Generator[int, None, T]) -> Steps[T]:
-    """Yield after each step of the regex, whose cached states other listings may also extend."""
+    """Run ``work`` of ``regex``, yielding after each step, and limit the states that it caches."""
     while True:
         try:
             next(work)

@@ -2,8 +2,8 @@
 
 Version 0 requests all topics with an empty list, later versions with null; version 4 lets the
 client disable the creation of topics; versions 8 to 10 return authorized operations; version 10
-adds topic ids to the response, version 12 to requests (versions 10 and 11 refuse a request with
-one).
+adds topic ids to the response, version 12 to requests (versions 10 and 11 refuse a request that
+contains an id).
 
 For an automatically created topic the response is UNKNOWN_TOPIC_OR_PARTITION once, as from Kafka's
 brokers, where the controller creates the topic in the meantime; every client retries.
@@ -183,7 +183,7 @@ def _described(ctx: Context, topic: TopicImage, endpoints: Endpoints) -> Steps[E
         if ctx.version < FIRST_WITH_LISTENER_NOT_FOUND and error == ErrorCode.listener_not_found:
             error = ErrorCode.leader_not_available
         if not ctx.version:
-            # Clients of version 0 know no unavailable brokers.
+            # Version 0 leaves out unavailable brokers (kafka: ``errorUnavailableEndpoints``).
             replicas, isr = (
                 tuple(filter(endpoints.nodes.__contains__, some)) for some in (replicas, isr)
             )

@@ -121,7 +121,8 @@ def _is_seen(ctx: Context, name: str) -> bool:
 def _wanted(ctx: Context, name: str, topic: Any, seen: set[tuple[str, int]]) -> FetchTopic:
     """Return the query for a topic, without the partitions that were queried before (``seen``).
 
-    An offset may have 4 KiB of metadata, a thousand times the size of its index.
+    Without this, repeated indexes in a small request could multiply its response: an offset may
+    have 4 KiB of metadata, a thousand times the size of its index.
     """
     asked = dict.fromkeys((name, index) for index in topic.partition_indexes)
     new = tuple(index for _, index in asked if (name, index) not in seen)
@@ -157,7 +158,7 @@ def _ask_all(ctx: Context, asked: list[tuple[Any, list[ErrorCode], Asked]]) -> W
     seen: defaultdict[str, set[tuple[str, int]]] = defaultdict(set)
     for group in ctx.body.groups:
         if group.topics is None:
-            # Return all offsets of a group only once: a small request could ask for gigabytes.
+            # Return all offsets of a group only once: else a small request could get gigabytes.
             if group.group_id in whole:
                 continue
             whole.add(group.group_id)

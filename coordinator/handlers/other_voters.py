@@ -1,4 +1,4 @@
-"""Requests between voters. This quorum has a single voter, so their sender cannot be one.
+"""Requests between the voters of a quorum, refused because this node is the only voter.
 
 Source: ``KafkaRaftClient.handleVoteRequest`` and its neighbours; KIP-595, KIP-853.
 """

@@ -40,7 +40,10 @@ def refused_topics(
 
 
 def sight_of(ctx: Context) -> Sight | None:
-    """Return the client's current and future topic visibility; None without an authorizer."""
+    """Return a check of the topics that the client may describe; None without an authorizer.
+
+    The check follows later changes of the ACLs.
+    """
     authorizer, session = ctx.broker.authorizer, ctx.connection.session
     if authorizer is None:
         return None

@@ -46,7 +46,8 @@ _OF_NOBODY: Final = frozenset(
         ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
     }
 )
-"""APIs with which any broker writes changes itself; Kafka requires the controller for users."""
+"""APIs whose changes every broker writes to ZooKeeper itself. (In Kafka only the controller changes
+SCRAM credentials.)"""
 
 
 def zookeeper_registry(services: Services) -> Registry:
@@ -72,10 +73,10 @@ def zookeeper_registry(services: Services) -> Registry:
         return lambda ctx: decided(ctx) or forwarded(ctx)
 
     def anywhere(forwarded: Run) -> Run:
-        """Handle configuration changes; the broker writes them itself if the controller cannot.
+        """Handle configuration changes: as the controller, by forwarding, or by writing them here.
 
-        That is so if the controller takes no Envelope. Passwords are always written by the broker,
-        since only it can read them.
+        This broker writes them to ZooKeeper itself if the controller does not support Envelope, or
+        if they contain passwords, which only this broker can read.
         """
 
         def run(ctx: Context) -> Any:

@@ -1,8 +1,9 @@
 """SASL authentication of connections, before any other request is served.
 
 :class:`Authenticator` is the exchange without its connection: frames in, responses out. Before
-authentication only the header of a request is decoded, and the bodies of ApiVersions, SaslHandshake
-and SaslAuthenticate. :class:`Gate` stands between a connection and its requests.
+authentication only request headers are decoded, and the bodies of ApiVersions, SaslHandshake and
+SaslAuthenticate. :class:`Gate` runs it on a connection, and serves no other request until the
+client is authenticated.
 
 A connection is closed in the same cases as by Kafka, with the same responses to the client.
 
@@ -246,7 +247,7 @@ def _api(error: UnsupportedVersion) -> str:
 
 
 def _illegal_state(error: UnsupportedVersion) -> Answer:
-    """Return ILLEGAL_SASL_STATE as another API's response, empty if it has no error field."""
+    """Return ILLEGAL_SASL_STATE as the requested API's response; empty if it has no error field."""
     low, high = ALL_VERSIONS.get(error.api_key, (1, 0))
     if error.api_key == ApiKey.SASL_AUTHENTICATE or not low <= error.version <= high:
         return []
@@ -276,7 +277,7 @@ class Gated(Protocol):
         """Return the response to ApiVersions."""
 
     def end(self) -> None:
-        """Stop serving; close once the client has received all written data."""
+        """Stop serving; close once all responses are written to the socket."""
 
     def cut_off(self, reason: str) -> None:
         """Close immediately, and log the reason."""
@@ -339,7 +340,7 @@ class Gate:
         self._connection.cut_off("a login took too long")
 
     def next_request(self) -> Request | Work[Request | None] | None:
-        """Return the next request, or steps as :class:`RequestStream` does, to answer it here."""
+        """Do the same as :meth:`RequestStream.next_request`; return steps that authenticate."""
         if self._login is None:
             return self._next_of_user()
         try:
@@ -422,7 +423,7 @@ class Gate:
 def open_gate(
     connection: Gated, stream: RequestStream, logins: Logins, loop: asyncio.AbstractEventLoop
 ) -> Gate | None:
-    """Require authentication before requests are served, if the client's listener has SASL."""
+    """Require authentication before requests are served; None for a listener without SASL."""
     rules = logins.of(connection.session.listener)
     if rules is None:
         return None

@@ -1,8 +1,8 @@
 """One client connection: a request stream on a socket, one request served at a time.
 
-While a request is served or a response not received, the connection handles no other request: at
-most one read of further data waits in the broker's memory and the rest in the kernel's. So a
-connection takes bounded memory and needs no queue, and responses cannot overtake one another.
+While a request is served, or its response not yet written to the socket, the connection handles no
+other request: at most one read of further data waits in the broker's memory, the rest in the
+kernel's. So a connection takes bounded memory and needs no queue, and responses stay in order.
 
 A frame is decoded, handled and answered in steps (:mod:`fencepost.coordinator.runtime.turns`): a
 large request yields to other connections.
@@ -63,8 +63,8 @@ FRAMES_PER_TURN = 32
 """The requests of one connection that are served before others get their turn."""
 
 SENT_TOGETHER = 16
-"""The small responses that are sent in one write, if the client has sent as many requests ahead: a
-write costs more than most of them. The first waits for the last, never longer than one slice."""
+"""The most small responses that are sent in one write, if the client has pipelined their requests:
+a write costs more than handling most of them. They wait at most one slice for each other."""
 
 SENT_TOGETHER_BYTES = 16_384
 """Responses with more bytes in total are sent without waiting."""
@@ -111,7 +111,7 @@ class Connection(asyncio.BufferedProtocol):
         self.next_request: Callable[[], Request | Work[Request | None] | None] = (
             self._stream.next_request
         )
-        """Returns the next request; set by a gate until the client has authenticated."""
+        """Returns the next request; replaced by a gate until the client has authenticated."""
         self._gate: Gate | None = None
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)
         self._socket = -1
@@ -120,7 +120,7 @@ class Connection(asyncio.BufferedProtocol):
         self._job: Job | None = None
         """The request in progress, if it has yielded to others or waits."""
         self._answer_comes: Wait | None = None
-        """The future that its handler waits for."""
+        """The future that the request's handler waits for."""
         self._reading = True
         self._writable = True
         self._granted_bytes = FIRST_BUFFER_BYTES
@@ -132,7 +132,7 @@ class Connection(asyncio.BufferedProtocol):
         self._gathers = False
         """Whether small responses may wait for the next one."""
         self._gathered = 0
-        """The number of responses that wait for it."""
+        """The number of small responses that wait for the next one."""
         self._again: asyncio.Handle | None = None
         self._sends_again: asyncio.Handle | None = None
         self._muted: asyncio.TimerHandle | None = None
@@ -171,7 +171,7 @@ class Connection(asyncio.BufferedProtocol):
         self.session = replace(self.session, principal=principal)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Handle the loss of the socket: work in steps ends, a coroutine continues unanswered."""
+        """Handle the loss of the socket: drop a handler in steps, let a coroutine finish."""
         if exc is not None:
             log.debug("connection lost", peer=self.peer, error=str(exc))
         self.closed = True
@@ -188,7 +188,7 @@ class Connection(asyncio.BufferedProtocol):
         self._server.responses.hold(self, 0)
 
     def close(self, reason: str) -> None:
-        """Stop serving; close once the client has received all written data."""
+        """Stop serving; close once all responses are written to the socket."""
         if not self.closed:
             log.info("closing connection", peer=self.peer, reason=reason)
             self.end()
@@ -261,7 +261,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def _is_sending(self) -> bool:
-        """Whether the client has not received all that was written for it."""
+        """Whether data for the client is still in the broker's memory."""
         return bool(self._stream.unsent) or self._transport.get_write_buffer_size() > 0
 
     def _is_slow_reader(self, now: float) -> bool:
@@ -309,7 +309,7 @@ class Connection(asyncio.BufferedProtocol):
             self._serve()
 
     def eof_received(self) -> bool:
-        """Close the connection at the client's EOF, as Kafka does, answered or not."""
+        """Close the connection at the client's EOF, as Kafka does, even during a request."""
         return False
 
     def pause_writing(self) -> None:
@@ -405,7 +405,7 @@ class Connection(asyncio.BufferedProtocol):
         self._again = self._loop.call_soon(self._serve)
 
     def _has_memory_for(self, wanted: int) -> bool:
-        """Return whether a large incomplete frame may arrive whole; otherwise it waits."""
+        """Take memory for a whole large frame; return False if the connection must wait for it."""
         if self._large_request != self.requests:
             self._large_request = self.requests
             self._large_since = self._loop.time()
@@ -549,7 +549,7 @@ class Connection(asyncio.BufferedProtocol):
     # --- bytes out ---
 
     def _send(self) -> None:
-        """Write a response, as much as the socket takes; the rest follows later."""
+        """Write as much of a response as the socket takes; the rest follows later."""
         self._sending_since = self.last_active = self._loop.time()
         self._sent_bytes = 0
         if self._gathers and self._gathered < SENT_TOGETHER - 1 and self._is_small:

@@ -29,8 +29,8 @@ MAX_ADDRESSES: Final = 10_000
 used within a window, further addresses share one rate."""
 
 MAX_HELD: Final = 1_000
-"""The sockets of throttled addresses that are kept open for a while; more are closed at once, so
-that they do not use up the file descriptors."""
+"""The most sockets of throttled addresses that are kept open for the throttle time; further ones
+are closed at once, so that they do not use up the file descriptors."""
 
 # The reasons for which a connection is refused, by the setting responsible.
 TOO_MANY, TOO_MANY_OF_IP = "max.connections", "max.connections.per.ip"
@@ -57,13 +57,14 @@ class Bounds:
     per_ip: int = UNLIMITED
     """The limit of simultaneous connections of one address."""
     of_ips: Mapping[str, int] = field(default_factory=dict)
-    """The limits of addresses with one of their own."""
+    """The limits that replace ``per_ip`` for some addresses."""
     protected: str | None = None
-    """The listener that gets its connections even if the broker has too many."""
+    """The listener that admits connections even if the broker has too many (kafka:
+    ``ConnectionQuotas.protectedListener``)."""
 
 
 class Seat:
-    """A connection in the counts, until it ends."""
+    """One counted connection: its place in the counts of :class:`Admission`."""
 
     __slots__ = ("_admission", "host", "listener")
 
@@ -140,7 +141,7 @@ class Admission:
     # --- admission ---
 
     def enter(self, listener: str, host: str) -> Seat | Refused:
-        """Count a connection that was not throttled and has room."""
+        """Count a connection, unless its address exceeds a limit; :meth:`has_room` is true."""
         held_ms = self._ip_throttle_ms(listener, host)
         if held_ms:
             return Refused(TOO_FAST_OF_IP, held_ms)
@@ -163,7 +164,10 @@ class Admission:
 
     @property
     def excess(self) -> int:
-        """The number of connections above the limit, after protected ones or a lower limit."""
+        """The number of connections above the broker's limit.
+
+        They arise when a protected listener admits connections, or when the limit is lowered.
+        """
         return max(0, self.count - self.bounds.broker.count)
 
     def gives_way(self, listener: str) -> bool:
@@ -179,7 +183,10 @@ class Admission:
         return min(rate.throttle_ms(quota, now_ms), self._window.sample_ms)
 
     def _ip_throttle_ms(self, listener: str, host: str) -> int:
-        """Count a connection of an address; undo that everywhere if its rate is exceeded."""
+        """Count a connection of an address; return its throttle time, 0 if it is admitted.
+
+        If the address exceeds its rate, the connection is removed from all rates.
+        """
         quota = self.ip_rates.get(host, self.ip_rates.get(None))
         if quota is None:
             return 0
@@ -289,7 +296,7 @@ class Doors:
 
     def _arrived(self, door: _Door, client: socket.socket, address: Any) -> None:
         if client.fileno() >= first_reserved_file():
-            # Immediately, and before the next accept: many may arrive in one turn of the event
+            # Close it before the next accept: many clients may arrive in one turn of the event
             # loop.
             client.close()
             self._refused(f"{address[0]}:{address[1]}", NO_FILES)

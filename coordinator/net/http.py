@@ -61,11 +61,11 @@ PIECE_BYTES = 65_536
 """A body is sent in parts of this size, each sent before the next is written."""
 
 LINGER_BYTES = 1_048_576
-"""The bytes of an incompletely read, refused request that are read and dropped: a client that is
-still sending when the server closes would lose the response."""
+"""The most bytes that are read and dropped after a request was refused before its end. Without this
+a client that is still sending when the server closes would lose the response."""
 
 LINGER_MS = 1_000
-"""The time limit for that."""
+"""The time limit for reading them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +82,12 @@ class HttpLimits:
     refusals_told_ms: int = 5_000
     """The minimum interval between log lines about refused connections, which give their number."""
     request_timeout_ms: int = 10_000
-    """From the first byte of a request, or the connection, to its last byte (408)."""
+    """The time in which a request must arrive, from its first byte, or from the start of the
+    connection for the first request (408)."""
     idle_timeout_ms: int = 90_000
-    """Between two requests: more than the usual interval of Prometheus, a minute."""
+    """The time between two requests: more than the usual interval of Prometheus, a minute."""
     take_timeout_ms: int = 10_000
-    """For a client to receive :data:`PIECE_BYTES` of a response."""
+    """The time in which a client must receive :data:`PIECE_BYTES` of a response."""
 
 
 async def serve_http(
@@ -256,9 +257,9 @@ class _Connection:
         writer.transport.set_write_buffer_limits(high=int(is_encrypted), low=0)
 
     async def serve(self) -> None:
-        """Answer requests until the last of the connection.
+        """Answer requests until the connection ends.
 
-        Raises OSError, TimeoutError or IncompleteReadError if the client ends it.
+        Raises OSError, TimeoutError or IncompleteReadError if the client ends the connection.
         """
         first = b""
         while True:

@@ -69,7 +69,7 @@ class Users:
         except (binascii.Error, ValueError):
             pair = b""
         shown = hashlib.sha256(pair).digest()
-        # All are compared, so that the time reveals neither whether a name exists nor which.
+        # All entries are compared, so that the time does not reveal whether a name exists.
         found = sum([hmac.compare_digest(shown, known) for known in self._known])
         if scheme.lower() != "basic" or not found:
             raise HttpError(

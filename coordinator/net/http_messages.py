@@ -176,9 +176,9 @@ def check_host(headers: Mapping[str, str], names: frozenset[str] | None) -> None
 
     A page can make its own name resolve to this machine (DNS rebinding), and then read the
     responses; only the Host header reveals that. So a server on a loopback address accepts only
-    loopback names and ``names``; with None, for a server on other addresses, every name is
-    accepted. A page may also send a request without reading the response, which its Origin header
-    reveals.
+    loopback names and ``names``. A server on other addresses accepts every name (``names`` is
+    None). A page can also send requests whose responses it cannot read; they are refused by their
+    Origin header.
     """
     host = headers.get("host")
     if host is None:

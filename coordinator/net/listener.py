@@ -30,15 +30,16 @@ again at once. Clients wait in the backlog."""
 
 
 OWN_FILES = 16
-"""The file descriptors reserved from connections even if the logs use all of theirs, or a quarter
-of the reserve if that is less: for short-lived files of the broker, such as one being trimmed or a
-module being imported."""
+"""The number of file descriptors that connections never get, even if the logs use all of their
+reserve (at most a quarter of it). They are for short-lived files of the broker, such as a file
+being trimmed or a module being imported."""
 
 
 def first_reserved_file() -> int:
-    """Return the first file number reserved for logs, minus the descriptors they already use.
+    """Return the lowest file descriptor that a connection must not have.
 
-    The system returns the lowest free number: a high one means that few are left.
+    The system assigns the lowest free descriptor. A descriptor from this one on means that only as
+    many are left as logs and short-lived files still need.
     """
     limit, reserve = handle_limit()
     return limit - max(reserve - held_handles(), min(OWN_FILES, reserve // 4))

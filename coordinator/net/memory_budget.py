@@ -46,7 +46,7 @@ class RequestBudget:
         return len(self._waiting)
 
     def take(self, holder: Holder, size: int) -> bool:
-        """Grant ``holder`` at least ``size`` bytes; if that fails, call its ``granted`` later."""
+        """Grant ``holder`` at least ``size`` bytes, or return False and call ``granted`` later."""
         if self._held.get(holder, 0) >= size:
             return True
         if not self._waiting and self._has_room():

@@ -38,21 +38,22 @@ does not take is copied into the transport's buffer, and moved to its front afte
 megabytes at a time that costs more than the sending itself."""
 
 _REPEATED: Final = frozenset({ApiKey.HEARTBEAT, ApiKey.CONSUMER_GROUP_HEARTBEAT})
-"""Requests that a client repeats unchanged; the lower byte of their keys."""
+"""APIs whose requests a client repeats unchanged; their keys fit into one byte."""
 
 _SHORT_BYTES: Final = 512
 """The limit of a cached request and of a cached response: each connection may have both."""
 
 _ID: Final = struct.Struct(">i")
 _ID_START, _ID_END = 4, 8
-"""The position of the correlation id in a request without and a response with its length prefix."""
+"""Start and end of the correlation id: the same in a request without its length prefix and in a
+response with it."""
 
 
 class RequestStream:
     """Requests in, responses out, in the same order.
 
-    Receive into ``frames.writable()`` and call ``frames.received``, then take :meth:`next_request`
-    and :meth:`answer` each, until there is none; write ``unsent`` part by part
+    Receive into ``frames.writable()`` and call ``frames.received``. Then call :meth:`next_request`
+    and :meth:`answer` in turn, until no request is left, and write ``unsent`` part by part
     (:meth:`next_piece`).
     """
 
@@ -92,9 +93,9 @@ class RequestStream:
     def next_request(self) -> Request | Steps[Request | None] | None:
         """Return the next request, or None if bytes are missing.
 
-        A large request is returned as steps, and so is one that is answered here, whose result is
-        None. Raises MalformedRequest and UnsupportedVersion, as do the steps; the stream must not
-        be used afterwards.
+        A large request is returned as steps. Steps that return None have answered the request
+        themselves: an ApiVersions of an unsupported version. Raises MalformedRequest and
+        UnsupportedVersion, as do the steps; the stream must not be used afterwards.
         """
         frame = self.frames.next_frame()
         if frame is None:

@@ -1,7 +1,7 @@
 """Sending of a response from its stream to the socket, directly from files if possible.
 
-The kernel sends from the file as long as the socket takes data. That keeps the order with data
-written to the transport only while the transport has nothing buffered, which is checked before each
+The kernel sends from the file as long as the socket takes data. Data in the transport's buffer must
+be sent before, so the kernel sends only while that buffer is empty, which is checked before each
 part.
 """
 
@@ -13,11 +13,12 @@ from typing import Final
 from fencepost.coordinator.net.request_stream import WRITE_BYTES, RequestStream
 
 SENT_PER_TURN_BYTES: Final = 4_194_304
-"""The bytes of a response sent to one client before others get their turn; fewer if its file must
-be read from disk and a slice of the event loop ends before."""
+"""The bytes of a response sent to one client before others get their turn; fewer if reading the
+file from disk uses up the slice of time."""
 
 ARMING_BYTES: Final = 4_096
-"""The bytes written through the transport when the socket is full, so that it reports free room."""
+"""The bytes written through the transport when the socket is full, so that the transport reports
+when the socket has room again."""
 
 
 def socket_of(transport: asyncio.BaseTransport) -> int:

@@ -196,7 +196,7 @@ class Server:
         for connection in list(self.connections):
             connection.close("the server stops")
         if self.connections:
-            # Closing waits until the client has received all data, which may never happen.
+            # Closing waits until the kernel has taken all data, which may never happen.
             wait = max(0.1, deadline - self.loop.time())
             try:
                 await asyncio.wait_for(self._emptied.wait(), wait)

@@ -33,7 +33,8 @@ HANDSHAKES_MS: Final = 2
 turn: two to four handshakes."""
 
 RECEIVED_BYTES: Final = 32_768
-"""The bytes read from a socket at once. As much is kept for a client whose request must wait."""
+"""The bytes read from a socket at once, and the most that are kept while a client's request waits.
+"""
 
 HANDSHAKE_BYTES: Final = 65_536
 """The limit of a client's handshake data. OpenSSL alone would hold 128 KiB of a ClientHello and 100
@@ -66,7 +67,8 @@ class Handshakes:
     def _next(self) -> None:
         until = monotonic_s() + HANDSHAKES_MS / 1000
         while self._queue:
-            # It stays in the queue meanwhile, so that no other call schedules ``_next``.
+            # The stream stays in the queue during the step, so that ``queue`` does not schedule
+            # ``_next`` a second time.
             self._queue[0].guarded(self._queue[0].shake_hands)
             self._queue.popleft()
             if self._queue and monotonic_s() >= until:

@@ -201,7 +201,8 @@ CONTROLLER_APIS: Mapping[int, Api] = {
         _api(ApiKey.ASSIGN_REPLICAS_TO_DIRS, (0, 0)),
     )
 }
-"""APIs that only brokers send to a controller. No broker serves them."""
+"""APIs between nodes that only a controller's listener serves. (A broker of a ZooKeeper cluster
+serves some of them; see :data:`ZOOKEEPER_APIS`.)"""
 
 MEMBER_APIS: Mapping[int, Api] = {api.key: api for api in (_api(ApiKey.SHARE_FETCH, (1, 2)),)}
 """APIs that a broker also serves in a cluster where other brokers coordinate share groups."""
@@ -237,7 +238,7 @@ ZOOKEEPER_APIS: Mapping[int, Api] = {
     )
 }
 """APIs between a ZooKeeper controller and brokers. A broker of a ZooKeeper cluster serves them, and
-those APIs of ``CONTROLLER_APIS`` that brokers send to its controller."""
+the APIs of ``CONTROLLER_APIS`` that brokers send to the controller of such a cluster."""
 
 KNOWN_APIS: Mapping[int, Api] = {
     **APIS,

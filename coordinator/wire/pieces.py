@@ -2,8 +2,8 @@
 
 Decoding a hundred thousand structures takes 30 ms, and freeing them half of that: too long to block
 the event loop. A long array is therefore cut out of its structure; the structure is decoded without
-it, and then its elements one by one, each in the same way. The walk before it has recorded which
-arrays are long (``fencepost.coordinator.wire.precheck``).
+the array, and then the array's elements one by one, in the same way. The walk that has checked the
+message before has recorded which arrays are long (``fencepost.coordinator.wire.precheck``).
 """
 
 from __future__ import annotations

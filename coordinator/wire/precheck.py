@@ -6,7 +6,8 @@ So no frame is decoded before :func:`check` has verified that
 
 * every count is backed by bytes: count x the smallest size of an element fits into the rest;
 * all elements of all arrays, and all unknown tags, together stay within a budget;
-* every length and every tag section ends inside the frame, and no string is longer than Kafka's.
+* every length and every tag section ends inside the frame, and no string is longer than Kafka
+  allows.
 
 Kafka skips unknown tagged fields, kio refuses them. The walk finds them, and records the bytes that
 must replace their sections.
@@ -60,7 +61,7 @@ class Walk:
         self.budget = budget
         self.cuts: list[Cut] = []
         self.long_bytes = long_bytes
-        """The size in bytes above which arrays are recorded, if the walker does that."""
+        """The size in bytes above which a walker in steps records an array."""
         self.long: dict[int, list[Array]] = {}
         """The long arrays of a structure, by the structure's position."""
         self.ends: dict[int, int] = {}
@@ -316,8 +317,8 @@ def walker(cls: type) -> Walker:
 def check(cls: type, frame: Frame, pos: int, budget: int) -> list[Cut]:
     """Check that the rest of ``frame`` from ``pos`` on may be decoded as ``cls``.
 
-    Returns the parts that must be replaced before by :func:`without`: unknown tagged fields. Bytes
-    after the message are ignored, as in Kafka. Raises MalformedRequest.
+    Returns the parts that :func:`without` must replace before decoding: tag sections with unknown
+    fields. Bytes after the message are ignored, as in Kafka. Raises MalformedRequest.
     """
     return checked(walker(cls), frame, pos, budget)
 

@@ -48,7 +48,10 @@ GS2_HEADER: Final = "n,,"
 
 
 class ScramError(ValueError):
-    """A message is not valid SCRAM, or the other side has refused. Contains none of its text."""
+    """A message is not valid SCRAM, or the broker has refused the login.
+
+    The error quotes nothing from the messages except the reason that the broker has sent.
+    """
 
 
 # --- messages ---

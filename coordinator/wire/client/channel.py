@@ -1,8 +1,8 @@
 """One client connection to one broker: frames out, frames in, in order.
 
-Two implementations of one asynchronous interface. :class:`AsyncChannel` runs on an event loop and
-allows several requests in flight; :class:`BlockingChannel` does its work inside the call, so that a
-coroutine which uses it never suspends and can be run without an event loop.
+:class:`Channel`, an asynchronous interface, has two implementations. :class:`AsyncChannel` runs on
+an event loop and allows several requests in flight. :class:`BlockingChannel` blocks inside the
+call, so that a coroutine which uses it never suspends and can be run without an event loop.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TLS_ALERT = b"\x15\x03"
 
 
 SHUTDOWN_S = 1.0
-"""The time that a broker has to acknowledge the end of a TLS connection."""
+"""The time in seconds that the client waits for the broker's close_notify at the end of TLS."""
 
 
 class ConnectionLostError(WireError):

@@ -168,7 +168,7 @@ class Router:
         self._correlation_id = 0
         self._nodes: dict[tuple[str, int], Node] = {}
         self._troubles: dict[tuple[str, int], str] = {}
-        """The reason why a connection failed, by address of the last attempt."""
+        """By address: the reason why the last attempt to connect failed."""
         self._metadata: ClusterMetadata | None = None
         self._metadata_at_ms = 0.0
         self._coordinators: dict[tuple[int, str], tuple[str, int]] = {}
@@ -458,7 +458,7 @@ class Router:
     async def _ask_for_topics(self, deadline: float, name: str | None = None) -> Entity:
         """Return the Metadata response for one topic, or for all."""
         api = APIS[ApiKey.METADATA]
-        # An open connection may be broken without notice: all are tried, and two new ones.
+        # An open connection may be broken without notice, so try each of them, and two new ones.
         attempts = 2 + sum(not node.channel.closed for node in self._nodes.values())
         while True:
             attempts -= 1

@@ -34,7 +34,7 @@ class _Renewed(ssl.SSLContext):
     def _newest(self) -> ssl.SSLContext:
         seen = _stamps(self._tls)
         if seen != self._seen:
-            # A half-written file is not used: the previous files remain valid until both match.
+            # After an error, for example of a half-written file, the previous context is used.
             try:
                 self._now = _made(self._tls, ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
             except SecurityError:

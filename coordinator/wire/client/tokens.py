@@ -41,7 +41,10 @@ class TokenError(ValueError):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TokenSource:
-    """The source of tokens: exactly one is set. A new token is fetched for each login."""
+    """The source of tokens: ``token``, ``path``, a command or ``claims``; exactly one is set.
+
+    A new token is fetched for each login.
+    """
 
     token: str = ""
     path: str = ""

@@ -352,7 +352,7 @@ class LockStep:
                 )
 
     def _wait(self, step: Step) -> None:
-        """Until both brokers have answered the step, or neither does."""
+        """Wait until both brokers have responded to the step, or both have parked it."""
         sides, client = (self.ours, self.theirs), step.client
         begun = time.monotonic()
         while True:

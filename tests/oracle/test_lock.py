@@ -1,4 +1,4 @@
-"""Of two brokers on one data directory, the first one keeps the other out.
+"""The first of two brokers on one data directory keeps the second one out.
 
 Apache Kafka locks ``.lock`` with Java's ``FileChannel.tryLock``, but late: it opens a metadata log
 in that directory before, and refuses the directory at once if it has a metadata log although the

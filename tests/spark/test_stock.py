@@ -54,7 +54,7 @@ def stock(stock_jars: list[Path]) -> None:
 
 @pytest.fixture(scope="module")
 def scene(bootstrap: str) -> tuple[str, str]:
-    """Create topics with timestamps, nulls, headers, an aborted transaction; return their stem."""
+    """Create two topics with every kind of record; return their stem and the first one's name."""
     stem = unique("stock")
     first, second = f"{stem}.a", f"{stem}.b"
     with Cluster(bootstrap) as cluster:

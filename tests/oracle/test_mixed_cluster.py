@@ -253,7 +253,7 @@ def test_who_stops_hands_over_first(kafka: Kafka, member: Member) -> None:
 def test_who_was_killed_is_not_trusted(
     kafka: Kafka, member: Member, quorum: Quorum, way: str
 ) -> None:
-    """A killed broker is fenced after its session, and when it registers again it loses its ELR."""
+    """A killed broker is fenced after its session; its next registration drops it from the ELR."""
     until_unfenced(member, KAFKAS)
     strict = {"min.insync.replicas": "2"}
     name = create(member.bootstrap, unique("t"), (KAFKAS, OURS), configs=strict)

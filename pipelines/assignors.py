@@ -2,9 +2,10 @@
 
 aiokafka revokes everything before it rejoins, so its members own nothing when they join; with
 *cooperative-sticky* they work beside Java's and librdkafka's members, which keep their partitions.
-As leader, an aiokafka member must know which ones these are. aiokafka reads only the first version
-of members' metadata and drops the rest, so importing this module makes it keep all bytes
-(``aiokafka.coordinator.protocol.ConsumerProtocol.METADATA``); other strategies are unaffected.
+As the group's leader, an aiokafka member must know which partitions the others keep. aiokafka reads
+only the first version of members' metadata and drops the rest, so importing this module makes
+aiokafka keep all bytes (``aiokafka.coordinator.protocol.ConsumerProtocol.METADATA``); other
+strategies are unaffected.
 
 aiokafka does not pass on the racks of replicas, instance ids and the generation, so they are not
 considered. Use one object per consumer: it remembers that consumer's last assignment.
@@ -55,8 +56,8 @@ ConsumerProtocol.METADATA = WholeMetadata
 class Strategy(AbstractPartitionAssignor):  # type: ignore[misc]  # it has no types
     """One of the four built-in assignors by its name, or a ``ClientAssignor`` of your own.
 
-    ``rack_id`` is ``client.rack``: leaders in other clients consider it. Raises ValueError for an
-    unknown name.
+    ``rack_id`` is ``client.rack``, which leaders that use other clients consider. Raises ValueError
+    for an unknown name.
     """
 
     def __init__(self, assignor: str | ClientAssignor, rack_id: str | None = None) -> None:

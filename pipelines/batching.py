@@ -1,4 +1,4 @@
-"""The size of a transaction: by records, by bytes, by time."""
+"""Limits the size of a transaction, in records, bytes and time."""
 
 from __future__ import annotations
 

@@ -179,14 +179,14 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         self._settled = False
         """Whether the positions and the handler's state match the committed offsets."""
         self._owning = asyncio.Event()
-        """Cleared between two assignments, when no member owns partitions."""
+        """Cleared from a revocation to the next assignment, when this member owns no partitions."""
         self._work: asyncio.Task[None] | None = None
         self._is_transacting = False
         """Whether a transaction is in progress that a stop should wait for."""
         self._ending = False
         """Whether the commit is in progress: cancelling it would gain nothing."""
         self._is_in_doubt = False
-        """Whether a cancelled request may have sent offsets in the producer's present epoch."""
+        """Whether a cancelled request may have sent offsets in the producer's current epoch."""
         self._progress_at = 0.0
         self._refreshed_at = 0.0
         self._check_at = 0.0
@@ -275,7 +275,7 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
             await asyncio.wait([work], timeout=patience_s)
         if not work.done() and not self._ending:
             work.cancel()
-        # A commit in progress is fenced by its generation, or was decided before.
+        # A commit in progress is fenced by its generation, or has already succeeded.
         await asyncio.wait([work], timeout=self._abort_s())
 
     def _abort_s(self) -> float:
@@ -437,7 +437,7 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         return found
 
     async def _gather(self) -> list[ConsumerRecord]:
-        """Collect the records of one transaction; none if there are none, or at a stop."""
+        """Return the records of one transaction; none if no record arrives, or after a stop."""
         batcher = self._batcher
         while self._settled and not self.is_stopping.is_set():
             now = time.monotonic() * 1000
@@ -501,7 +501,7 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
 
         Raises RecordRefusedError without a dead-letter topic, MissingTopicError if it is missing.
         """
-        self._is_transacting = False  # it may wait for topics
+        self._is_transacting = False  # the next call may wait for topics; a stop interrupts that
         refused = await self._cluster.unwritable({one.topic for one in outputs})
         for one in outputs if refused else ():
             if one.topic in refused:

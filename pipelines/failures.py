@@ -1,7 +1,8 @@
 """Classification of failures: retry the batch, open a new producer, or stop.
 
-The classes are those of KIP-1050: retriable and abortable errors cost a transaction, a fenced or
-unknown producer costs the producer, and an error that no retry can fix ends the pipeline.
+The classes are the ones of KIP-1050: after a retriable or abortable error the transaction is
+aborted, a fenced or unknown producer is replaced, and an error that no retry can fix ends the
+pipeline.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ _AGAIN_CODES = frozenset(
         "unstable_offset_commit",
     }
 )
-"""The group has rebalanced, or Kafka itself says that an abort is enough."""
+"""Error codes of a rebalance, and the ones for which Kafka requires only an abort."""
 
 _REOPEN_CODES = frozenset(
     {
@@ -213,8 +214,9 @@ def is_fence(error: BaseException) -> bool:
 class RetryPolicy:
     """Limits of a pipeline's retries.
 
-    It stops after ``give_up_ms`` without a committed transaction while there was work, or after
-    ``max_fences`` fences within ``fence_window_ms``. A start waits ``start_ms`` for a broker.
+    The pipeline stops after ``give_up_ms`` without a committed transaction while there was work, or
+    after more than ``max_fences`` fences within ``fence_window_ms``. A start waits ``start_ms`` for
+    a broker.
     Pauses grow to ``max_backoff_ms``, or to ``max_login_backoff_ms`` if a login is refused.
     """
 

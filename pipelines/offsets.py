@@ -1,9 +1,9 @@
 """A group's offsets for exactly-once: committed in transactions, fenced, and stable.
 
 aiokafka sends the offsets of a transaction without the group's metadata (TxnOffsetCommit v0) and
-reads committed offsets without waiting for open transactions. The wire client does both here: with
-generation and member id, a worker that the group has removed is refused (KIP-447), and with
-``require_stable`` its successor waits until its last transaction is decided.
+reads committed offsets without waiting for open transactions. Here the wire client does both. With
+generation and member id, the coordinator rejects a worker that the group has removed (KIP-447).
+With ``require_stable``, the worker's successor waits until the worker's last transaction has ended.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NO_OFFSET = -1
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """The member that commits. The coordinator compares it with the group's present state."""
+    """The member that commits. The coordinator compares it with the group's current state."""
 
     generation: int
     member_id: str

@@ -105,8 +105,9 @@ async def close_producer(producer: AIOKafkaProducer, left_s: Left = _whole) -> N
 async def close_consumer(consumer: AIOKafkaConsumer, left_s: Left = _whole) -> None:
     """Leave the group and stop, even while the broker is away.
 
-    aiokafka's ``stop`` ends with the CancelledError of its own fetch task if that was pausing after
-    a lost connection. In a separate task it cannot be mistaken for a cancellation of the caller.
+    aiokafka's ``stop`` ends with the CancelledError of its own fetch task if that task was pausing
+    after a lost connection. As ``stop`` runs in a separate task here, the error cannot be mistaken
+    for a cancellation of the caller.
     """
     stopping = asyncio.create_task(consumer.stop())
     await asyncio.wait([stopping], timeout=left_s(STOP_S))
@@ -128,14 +129,14 @@ async def send_all(
 ) -> None:
     """Send ``outputs`` in order, and wait until all are acknowledged.
 
-    With ``check_there`` their topics are checked while that takes long: aiokafka would keep sending
-    to a deleted topic until its timeouts.
+    If acknowledgements take long, ``check_there`` checks the topics: aiokafka would keep sending to
+    a deleted topic until its timeouts.
 
     Records are collected here in batches per partition, and the producer gets whole batches: a
     future and a walk through its accumulator for each record would take most of the client's time.
     Records without a key fill a batch of one partition before another is chosen (KIP-480).
 
-    Raises the first failure of any of them; ValueError for a partition that the topic lacks;
+    Raises the first failure of a batch; ValueError for a partition that the topic lacks;
     MessageSizeTooLargeError above ``max_request_size``.
     """
     sent: list[asyncio.Future[RecordMetadata]] = []
@@ -239,11 +240,11 @@ async def read_committed(
     security: Security = PLAINTEXT,
     left_s: Left = _whole,
 ) -> AsyncIterator[ConsumerRecord]:
-    """Yield every committed record of a partition, from its start to its present end.
+    """Yield every committed record of a partition, from its start to its current end.
 
-    The end is the high watermark, so transactions that are open, or whose markers are not written
-    yet, are waited for: their records count if they commit. Raises TimeoutError if one stays open
-    longer than ``timeout_ms``.
+    The end is the high watermark. If transactions before it are open, or their markers are not
+    written yet, wait for them, and yield their records if they commit. Raises TimeoutError if one
+    stays open longer than ``timeout_ms``.
     """
     options = {
         "bootstrap_servers": bootstrap,

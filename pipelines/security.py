@@ -48,7 +48,7 @@ def aiokafka_options(security: Security) -> dict[str, Any]:
 
 
 class _Tokens(AbstractTokenProvider):  # type: ignore[misc]
-    """Returns a new token for each connection; fetching one may take as long as a command."""
+    """Returns a new token for each connection; it is fetched in a thread, as that may take long."""
 
     def __init__(self, security: Security) -> None:
         self._source = token_source(dict(security.login))

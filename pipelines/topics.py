@@ -1,7 +1,7 @@
 """Checks whether topics exist or can exist, before aiokafka would look for them forever.
 
-aiokafka requests the Metadata of an illegal name, or of one that collides with an existing topic's,
-endlessly, and treats a missing topic as one without records.
+aiokafka endlessly requests Metadata for an illegal name, or for a name that collides with an
+existing topic's, and treats a missing topic as one without records.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Topics:
         return {name for name in missed if now - self._missing[name] >= self._wait_s}
 
     async def _judge(self, names: Collection[str], refused: dict[str, str]) -> dict[str, str]:
-        """Ask the broker, without creating any, why topics cannot be created.
+        """Ask the broker why topics cannot be created, with a CreateTopics that only validates.
 
         Topics that can never exist are added to ``refused``.
         """

@@ -1,4 +1,4 @@
-"""A bridge from MQTT to Kafka transactions, which acknowledges a message last.
+"""A bridge from MQTT to Kafka, which acknowledges a message after its transaction is committed.
 
 A QoS 2 message passes these points; ``T1`` and ``T2`` are transactions, and each survives a kill
 of the bridge or of the Kafka broker as a whole or not at all:
@@ -29,8 +29,8 @@ protocol alone does not cover T2 to PUBCOMP; the ledger's released ids do:
 * a connection was dead before its CONNECT was read. Mosquitto then loses "PUBREL to be sent again".
 
 No bridge can know the messages that Mosquitto forgets when it is killed: pipelines/README.md has
-the limits. The ledger's silence test (:meth:`Bridge._bind`) and
-:class:`~fencepost.pipelines.mqtt.session.Settled` report what can be noticed.
+the limits. :meth:`Bridge._bind` and :class:`~fencepost.pipelines.mqtt.session.Settled` detect the
+losses that can be noticed.
 """
 
 from __future__ import annotations
@@ -135,11 +135,11 @@ CLIENT_ID_CHARS = 200
 class Counters:
     """Counters since the start.
 
-    ``duplicates`` are recognised redeliveries; ``repeated`` are the ones among them that the MQTT
-    broker had already seen through. ``unwritable`` messages became dead letters because their Kafka
-    topic does not exist. ``sessions_lost`` and ``forgotten`` (packets in flight that the broker did
-    not know after a reconnection) mean that the MQTT broker has lost state: from then on it may
-    have lost messages that it had acknowledged to their publishers.
+    ``duplicates`` are recognised redeliveries; ``repeated`` are the ones among them whose packet id
+    the MQTT broker had already released (PUBREL). ``unwritable`` messages became dead letters
+    because their Kafka topic does not exist. ``sessions_lost`` and ``forgotten`` (packets in flight
+    that the broker did not know after a reconnection) mean that the MQTT broker has lost state:
+    from then on it may have lost messages that it had acknowledged to their publishers.
     """
 
     received: int = 0
@@ -164,7 +164,7 @@ class BridgeOptions:
     without a dead-letter topic they end the bridge, unacknowledged. At a stop, a transaction in
     progress has ``stop_ms`` to end. The topics' ``max.message.bytes`` must leave room for such a
     record (a broker's default does). ``security`` applies to connections to Kafka. ``renewed`` is
-    called before each connection, and returns the present settings for both sides.
+    called before each connection, and returns the current settings for both sides.
     """
 
     max_records: int = 5_000
@@ -208,7 +208,7 @@ class Bridge:
         self.is_connected = False
         """Whether the bridge has subscribed, and writes the messages that arrive."""
         self.session: Session | None = None
-        """The present connection to the MQTT broker."""
+        """The current connection to the MQTT broker."""
         self._bootstrap = bootstrap
         self._address = address
         self._mapped = mapped
@@ -307,7 +307,7 @@ class Bridge:
                 raise ApiError(topic.error_code, "CreateTopics", topic.error_message)
 
     async def _life(self) -> None:
-        """Work from fencing the predecessor to the first failure."""
+        """Fence the predecessor, connect, and work until the first failure."""
         options, left_s = self._options, self.is_stopping.left_s
         producer = await open_producer(
             self._bootstrap,
@@ -361,7 +361,10 @@ class Bridge:
             _log.warning("the MQTT broker drops the session without a connection", after_s=expiry_s)
 
     async def _announce(self, producer: AIOKafkaProducer) -> bool:
-        """Note the coming CONNECT; return whether a predecessor did, and wrote nothing after it."""
+        """Record in the ledger that a CONNECT follows; return whether it was recorded already.
+
+        A predecessor's record remains if the predecessor ended before it used the answer.
+        """
         ledger = self.ledger
         in_doubt = ledger.is_connecting
         if ledger.has_packets and not in_doubt:
@@ -372,9 +375,10 @@ class Bridge:
     async def _bind(self, session: Session, producer: AIOKafkaProducer, *, in_doubt: bool) -> None:
         """Forget the packet ids of a session that the broker has lost.
 
-        This happens before any subscription, so before any packet id of a new session. A session
-        that the broker began for a predecessor that then died has no subscription, so it stays
-        silent; an old session that stays silent has nothing in flight that needs a packet id.
+        This happens before any subscription, so a new session has no packet ids yet. If the broker
+        began the session for a predecessor that died before it subscribed, the session stays
+        silent. An old session that stays silent has no message in flight, so its packet ids are not
+        needed either.
         """
         ledger = self.ledger
         if not ledger.is_connecting:

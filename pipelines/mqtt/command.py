@@ -159,7 +159,8 @@ def main(
 ) -> None:
     """Write MQTT messages to Kafka topics, exactly once where MQTT allows it.
 
-    SIGTERM and Ctrl-C end it in order, with status 0; what no repetition can heal ends it with 1.
+    SIGTERM and Ctrl-C end it properly, with status 0; an error that no retry can fix ends it with
+    status 1.
     """
     host, _, port = mqtt.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) <= MAX_PORT:

@@ -7,20 +7,22 @@ transaction writes the slots that it changed. A slot of message ids also holds t
 received and not yet released.
 
 Packet ids belong to one session of the MQTT broker. Only the answer to the first CONNECT after the
-loss of a session reports that loss; so the ledger records beforehand that the bridge is connecting,
-and a bridge that finds this of its predecessor knows that the answer may have been missed.
+loss of a session reports that loss. So the bridge records in the ledger that it is connecting, and
+a bridge that finds such a record of its predecessor knows that the predecessor may have missed the
+answer.
 
 A PUBLISH whose packet id and digest the ledger knows is judged by the state of the id:
 
 * open, and the broker has named it in this connection, or may still do so: a redelivery (MQTT 5,
   4.3.3), whether DUP is set or not. A broker that was restarted from a file repeats, without the
   flag, messages that it had not yet sent when the file was written;
-* open, but the broker did not repeat it before it answered SUBSCRIBE, so has forgotten it: with DUP
-  a late redelivery, without DUP a new message under a reused id;
+* open, but the broker has answered SUBSCRIBE without repeating the packet, and so has forgotten it:
+  with DUP a late redelivery, without DUP a new message under a reused id;
 * released: with DUP a redelivery, as the broker may not have read our PUBCOMP, and Mosquitto
   publishes such a message again (:mod:`fencepost.pipelines.mqtt.bridge` tells when); without DUP a
-  new message. A broker that reuses ids at once could mean a new message in both cases. Its first
-  reuse within a connection reveals it, and from then on it is believed.
+  new message. A broker that reuses ids at once may mean a new message in both cases. Its first
+  reuse within a connection reveals such a broker; from then on the bridge takes both for new
+  messages.
 """
 
 from __future__ import annotations
@@ -102,7 +104,7 @@ class Ring(Generic[T]):
         self.slots = slots
         self._per_slot = per_slot
         self.sequence = 0
-        """Counts slots; the slot number is its remainder by the number of slots."""
+        """The number of slots begun before the current one, whose key is this modulo ``slots``."""
         self.entries: OrderedDict[int, list[T]] = OrderedDict({0: []})
         self._changed: int | None = None
 
@@ -150,7 +152,7 @@ class Ledger:
         self.open: dict[int, bytes] = {}
         """QoS 2 packet ids with digests: received and written, but PUBREL has not arrived."""
         self.is_connecting = False
-        """Whether a CONNECT may have been answered without consequences yet."""
+        """Whether a CONNECT may have been answered, and the answer has not been used yet."""
         self.reuses_ids = False
         """Whether the broker reuses packet ids at once."""
         self._seen: set[int] = set()

@@ -32,7 +32,7 @@ from fencepost.coordinator.wire.client.tls_errors import refusal
 from fencepost.pipelines.mqtt.routes import Mapped
 
 BARRIER = "fencepost/barrier"
-"""A filter that no client subscribes to: the answer to its UNSUBSCRIBE marks a stream position."""
+"""A filter that no client subscribes to: UNSUBACK for it marks a position in the packet stream."""
 
 EVENT_BYTES = 100
 """The assumed size of an event beside its topic, payload and properties."""
@@ -42,7 +42,7 @@ SESSION_EXPIRY_S = 0xFFFFFFFF
 
 
 DISCONNECT_S = 0.5
-"""The time that the broker has to read our DISCONNECT; without it, it keeps the session as well."""
+"""The time limit for sending DISCONNECT; the broker keeps the session without one, too."""
 
 EXPIRY = "message-expiry-s"
 ATTRIBUTES = {
@@ -82,7 +82,7 @@ class Publish:
 
     @property
     def lasting(self) -> tuple[tuple[str, bytes], ...]:
-        """The attributes that a redelivery repeats: the remaining time gets shorter."""
+        """The attributes that a redelivery repeats: all but the remaining time, which decreases."""
         return tuple(one for one in self.attributes if one[0] != EXPIRY)
 
 
@@ -153,7 +153,7 @@ class Session:
         self.is_new = True
         """Whether the broker had no session for this client id."""
         self.session_expiry_s: int | None = None
-        """MQTT 5: the time after which the broker drops a disconnected session, if it differs."""
+        """MQTT 5: the broker's session expiry interval, if it differs from the requested one."""
         self._is_settled = False
         self._tls_failure: ssl.SSLError | None = None
         self._client = self._make()
@@ -314,8 +314,8 @@ class Session:
     async def speaks(self) -> bool:
         """Return whether the broker sends anything in the session before a SUBSCRIBE.
 
-        It does so if messages are unacknowledged (MQTT 5, 4.4): they come right after CONNACK, and
-        so before the answer to a request. Raises aiomqtt.MqttError.
+        The broker does so if messages are unacknowledged (MQTT 5, 4.4): it repeats them right after
+        CONNACK, before it answers a request. Raises aiomqtt.MqttError.
         """
         waiting: asyncio.Future[Any] = asyncio.ensure_future(self._arrived.wait())
         asking: asyncio.Future[Any] = asyncio.ensure_future(self._client.unsubscribe(BARRIER))
@@ -355,8 +355,8 @@ class Session:
     async def gather(self, most: int, most_bytes: int, linger_ms: float) -> list[Event]:
         """Wait for an event, then a little for more; return at most ``most``, in order.
 
-        Their sizes add up to at most ``most_bytes``, unless the first one alone is larger. Raises
-        aiomqtt.MqttError if the connection is lost.
+        The events' sizes add up to at most ``most_bytes``, unless the first event alone is larger.
+        Raises aiomqtt.MqttError if the connection is lost.
         """
         lost: asyncio.Future[Any] = self._client._disconnected
         if not self._events:
@@ -409,8 +409,9 @@ class Session:
     async def _connect(self) -> None:
         """Connect in a thread that does not delay the end of the process.
 
-        aiomqtt uses a thread of the event loop's executor, and a process waits for these at its
-        end, even while one looks up an address or a host does not answer.
+        aiomqtt uses a thread of the event loop's executor. A process waits for such threads at its
+        end, even for one that is looking up an address or connecting to a host that does not
+        answer.
         """
         loop, connect = asyncio.get_running_loop(), self._client._client_connect
         connected: asyncio.Future[None] = loop.create_future()
@@ -441,7 +442,7 @@ class Session:
         await self._client.__aenter__()
 
     def _refusal(self, error: BaseException) -> str | None:
-        """Return why a retry with the same credentials would fail as well; None if it might not."""
+        """Return why a retry with the same credentials would fail; None if it might succeed."""
         if self._tls_failure is not None:
             return refusal(self._tls_failure, self._address.host)
         code = getattr(getattr(error, "rc", None), "value", None)

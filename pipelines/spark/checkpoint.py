@@ -3,8 +3,8 @@
 ``metadata`` holds the query's id, ``offsets/<N>`` the end offsets of batch N: a line ``v1``, a line
 of Spark's own metadata, then a line per source; in format ``v2`` with the source's name and a colon
 before it. Source: ``OffsetSeqLog``. A path without a scheme is on Hadoop's default file system,
-which Python cannot find out. A checkpoint that is found under the path on this machine only counts
-if its query and batch are the ones that run.
+which Python does not know. If this machine has a checkpoint under the path, it is used only if it
+belongs to the running query and batch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A query's lag, with the metrics of Spark's own Kafka connector.
 
-Python data sources cannot add metrics to a query's progress, but the progress has their input.
+Python data sources cannot add metrics to a query's progress, but the progress has the offsets from
+which the metrics follow.
 """
 
 from __future__ import annotations

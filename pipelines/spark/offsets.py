@@ -105,7 +105,7 @@ DATA_LOSS_HINT = "set failOnDataLoss to false to read on with what is left"
 def _split_large(whole: list[Range], min_partitions: int) -> list[Range]:
     """Split the larger ranges until there are about ``min_partitions``, as evenly as possible.
 
-    Source: ``KafkaOffsetRangeCalculator.getRanges``: small ranges stay whole, and do not count.
+    Source: ``KafkaOffsetRangeCalculator.getRanges``: small ranges stay whole.
     """
     total = sum(one.size for one in whole)
     parts = {one: max(1, round(one.size / total * min_partitions)) for one in whole}

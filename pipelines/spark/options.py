@@ -57,7 +57,7 @@ _SHARED = _names("""
 _KAFKA = "kafka."
 _OF_SECURITY = tuple(f"{_KAFKA}{prefix}" for prefix in PREFIXES)
 _PROTOCOL = "kafka.security.protocol"
-"""Without this option the others have no effect, as in Kafka's clients."""
+"""Without this option the other security options have no effect, as in Kafka's clients."""
 _OF_SOURCE = _names("""
     subscribe subscribepattern assign startingoffsets endingoffsets startingtimestamp
     endingtimestamp startingoffsetsbytimestamp endingoffsetsbytimestamp
@@ -366,7 +366,7 @@ def offsets_from_json(name: str, text: str) -> Offsets:
 
 
 def _bound(read: _Reader, which: str, default: str) -> Bound:
-    """Read a bound: as in the stock connector, a timestamp for all comes before all others."""
+    """Read a bound. As in the stock connector, a timestamp for all partitions takes precedence."""
     timestamp = read.maybe(f"{which}Timestamp", 0)
     if timestamp is not None:
         return Bound(timestamp, is_timestamp=True)

@@ -48,7 +48,7 @@ class Plan:
     is_streaming: bool
     prepared: Prepared | None = None
     planned: PlannedBatch | None = None
-    """The checkpoint's next batch, if this machine has the checkpoint under its name."""
+    """The checkpoint's next batch, if this machine can read the checkpoint."""
     begun: Begun | None = None
     """The shared transaction, if ``prepare`` has given each task its partitions."""
     batch_name: str | None = None

@@ -32,7 +32,7 @@ def prepare(
     This must be the last step before ``writeStream`` or ``write``: the sink refuses rows that were
     moved afterwards. A row keeps a ``partition`` that is already set; rows without a key are
     distributed by their value. ``writers`` tasks write, at most one per partition (default: one per
-    core). Of ``options``, which are the sink's, the connection settings are used.
+    core). ``options`` are the sink's options, of which only the connection settings are used.
 
     Under a local master the tasks write directly in any case, in turns: ``df`` is returned
     unchanged unless ``writers`` is given. Raises :class:`OptionError` for settings under which

@@ -93,7 +93,7 @@ def standing(planned: Progress, done: Progress | None, transactional_id: str) ->
             f" checkpoint's folder commits holds {batch - 1}. Then begin with a new checkpoint,"
             f" its startingOffsets the last line of the old one's offsets/{batch - 1}"
         )
-    # The function for foreachBatch stored its own id before queries were identified by theirs.
+    # Earlier versions of exactly_once_batch stored the transactional id instead of the query's id.
     if done.query_id not in {planned.query_id, transactional_id}:
         raise ProgressError(
             f"{transactional_id!r} belongs to query {done.query_id}, and this is query"

@@ -155,9 +155,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
         spool.sweep(subject)
 
     def _fence(self) -> None:
-        """Abort by the transactional id, if no task has left the ticket from the planning.
+        """Fence the transactional id, and so abort the transaction that planning has begun.
 
-        Otherwise readers would wait for the abandoned transaction until it times out.
+        This process does not know its ticket. Otherwise readers would wait for the transaction
+        until it times out.
         """
         options, planned = self._plan.options, self._plan.planned
         if options.transactional_id is None and planned is None:
@@ -168,7 +169,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 def _subject(options: SinkOptions) -> str | None:
-    """Return the name of a query's spooled files, the same in every process and folder."""
+    """Return the name of a query's spool folders, the same in every process."""
     folder = local_folder(options.checkpoint)
     return options.checkpoint if folder is None else str(folder)
 

@@ -221,7 +221,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._triggered_at: float | None = None
 
     def initialOffset(self) -> Json:  # noqa: N802 - Spark's name
-        """Return a constant for the start of a new query, which stays valid later."""
+        """Return the constant that stands for the start of a new query."""
         return INITIAL
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name

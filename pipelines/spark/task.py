@@ -1,8 +1,8 @@
 """A task of the sink, whose rows reach the transaction in one of three ways.
 
-* The task sends them to partitions that only it writes to, after ``prepare``; for clusters.
-* The tasks of one machine send in turns (:mod:`.turns`); where Spark runs locally.
-* The task leaves encoded rows to the driver; if tasks may be retried, or the rows are few.
+* After ``prepare``, for clusters, the task sends them to partitions that only it writes to.
+* Where Spark runs locally, the tasks of the machine send them in turns (:mod:`.turns`).
+* If tasks may be retried, or the rows are few, the task leaves encoded rows to the driver.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from fencepost.pipelines.spark.worker import settled
 BATCH_ID, QUERY_ID = "streaming.sql.batchId", "sql.streaming.queryId"
 """Local properties by which Spark tells its tasks their batch and query."""
 MASTER = "spark.master"
-"""Settings are local properties, too (``SQLExecution.withSQLConfPropagated``)."""
+"""A setting, which tasks have as a local property (``SQLExecution.withSQLConfPropagated``)."""
 
 SMALL_BYTES = 64 * 1024
-"""Up to this many encoded bytes are left to the driver: they cost the task one message, and not a
-connection with metadata, a transaction to join and a Produce of its own."""
+"""A task leaves up to this many encoded bytes to the driver. That costs one message, instead of a
+connection with Metadata, a transaction to join and a Produce of the task's own."""
 
 _FIRST_SIZES = 997
 """The first batch of a task's attempt has at most 1 + attempt mod this many records. A broker
-recognises a repeated batch only by its sequence numbers; if a second attempt ever passes the check,
-its first batch then breaks the sequence instead of being taken for the first attempt's. If batches
-hold fewer records than that, attempts may look alike: then the offsets tell, see ``Sender``."""
+recognises a repeated batch only by its sequence numbers. If the checks miss a second attempt, its
+first batch breaks the sequence, and is not taken for the first attempt's. If batches hold fewer
+records than that, attempts may look alike; then ``Sender`` notices the offsets."""
 
 
 @settled
@@ -150,7 +150,10 @@ class _Task:
         return self._sent(sender, begun.ticket)
 
     def _is_done(self, begun: Begun) -> bool:
-        """Return whether an earlier attempt committed the batch; count rows if only they tell."""
+        """Return whether an earlier attempt has committed the batch, as far as progress shows it.
+
+        If only the rows identify the batch, count them.
+        """
         stands = standing(self._wanted, begun.done, begun.ticket.transactional_id)
         if stands is Standing.LOOKS_DONE:
             for batch in self._batches:

@@ -153,8 +153,8 @@ class Sender:
 
     Two senders for one partition must share ``numbers``. With ``guarded``, a partition to which an
     earlier sender of the same ticket has written is refused: if the broker takes a batch for a
-    retry, it answers with the offset of the first one, which is below the log end offset from
-    before this sender began. This does not detect senders that run at the same time.
+    retry, it answers with the offset of the earlier sender's batch, which is below the log end
+    offset before this sender's first write. This does not detect senders that run at the same time.
     """
 
     def __init__(

@@ -73,7 +73,7 @@ def command(
 ) -> None:
     """Show a cluster, Fencepost or Apache Kafka, in a browser until Ctrl-C.
 
-    Its first line is `console URL`; the URL holds the token.
+    The first line of the output is `console URL`; the URL holds the token.
     """
     try:
         from fencepost.console.guard import is_loopback

@@ -1,7 +1,7 @@
 """The consumer group member behind ``fencepost consume --group``.
 
-It uses the classic protocol, which every Kafka broker supports, and in which members of either
-protocol can share a group. It is single-threaded: heartbeats are sent between two fetches.
+The member uses the classic protocol, which every Kafka broker supports; it can share a group with
+members that use the consumer protocol. It is single-threaded: heartbeats are sent between fetches.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ if TYPE_CHECKING:
 
 SESSION_TIMEOUT_MS = 45_000
 REBALANCE_TIMEOUT_MS = 60_000
-"""Java's defaults are 45 s and ``max.poll.interval.ms``; here a poll prints one response."""
+"""The Java client's defaults are 45 s and ``max.poll.interval.ms``, 5 minutes. One minute is enough
+here: between two polls the command only prints one response."""
 
 HEARTBEAT_S = 1.0
 
 ASSIGNORS = ("range", "roundrobin")
-"""The assignors it offers: those that most clients know and that need no state."""
+"""The assignors that the member offers, which most clients know, and which need no state."""
 
 LAST_JOIN_VERSION = 3
 """Version 4 and later need a second request, with the member id that the first returns."""

@@ -1,8 +1,8 @@
 """Resets of committed offsets: target offsets, undo files, and commits.
 
-Model: ``kafka-consumer-groups.sh --reset-offsets``. A file has lines ``topic,partition,offset`` as
-that tool's; here the offset −1 stands for *no commit*, and leader epoch and metadata of a commit
-follow as two more fields. That tool knows neither.
+Model: ``kafka-consumer-groups.sh --reset-offsets``, whose files have lines
+``topic,partition,offset``. Unlike that tool, this module uses the offset −1 for a partition without
+a commit, and two more fields for the leader epoch and the metadata of a commit.
 """
 
 from __future__ import annotations

@@ -75,8 +75,8 @@ def show(
 
     Without subjects it prints all entries of the scope.
 
-    A group or id without entries is no error, as on a broker that keeps no history; but it must
-    exist.
+    It is no error if an existing group or transactional id has no entries, as on a broker that
+    keeps no history.
     """
     from fencepost.coordinator.cli.queries.entries import entries_of
     from fencepost.coordinator.cli.queries.times import TimeError, milliseconds
@@ -100,7 +100,7 @@ def show(
         if entry.scope == scope
     )
     if begin_ms is not None:
-        # One batch holds the events of some milliseconds, and is found by its last timestamp.
+        # The search by time finds a whole batch, which may begin with earlier events.
         entries = (entry for entry in entries if entry.at_ms >= begin_ms)
     if end_ms is not None:
         entries = (entry for entry in entries if entry.at_ms < end_ms)

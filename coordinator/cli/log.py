@@ -237,7 +237,7 @@ def _told_by_the_next_start(
 ) -> list[dict[str, object]]:
     """Return the log lines about recovery of a broker started on an in-memory overlay.
 
-    None for a directory that was shut down cleanly, or is not Fencepost's.
+    Return an empty list for a directory that was shut down cleanly, or is not Fencepost's.
     """
     from structlog.testing import capture_logs
 

@@ -58,7 +58,7 @@ def chunks(file: BinaryIO, overhead: int = 0) -> Iterator[list[tuple[int, bytes]
     """Yield chunks of numbered lines without their line ends, each with the lines read so far.
 
     ``overhead`` is the size of each record in addition to its line. A line that is too long is
-    truncated to a length that still shows it.
+    truncated, but is still longer than the limit.
     """
     read, is_quiet = _source(file)
     chunk: list[tuple[int, bytes]] = []

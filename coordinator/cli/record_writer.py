@@ -37,15 +37,16 @@ _ABOUT_RECORDS = frozenset(
         ErrorCode.corrupt_message,
     }
 )
-"""Errors that only some records of a batch may have caused. No record is written then."""
+"""Errors that single records may have caused; the broker has then written none of the batch."""
 
 
 def placed(
     lines: Sequence[Line], partition: int | None, indexes: Sequence[int]
 ) -> dict[int, list[Line]]:
-    """Return lines by partition: ``partition``, or the line's own, by its key, or one at random.
+    """Return lines by partition: ``partition`` if given, or else the line's own partition.
 
-    This is Kafka's default partitioner; all lines without a key go to the same random partition.
+    Other lines are placed as by Kafka's default partitioner: by key, and all lines without a key in
+    the same random partition.
     """
     found: dict[int, list[Line]] = defaultdict(list)
     sticky = random.choice(indexes)  # noqa: S311 - it spreads load, and keeps no secret

@@ -156,7 +156,10 @@ def _users_to_add(in_environment: str, given: tuple[str, ...]) -> list[str]:
 
 
 def settings_in_environment(environment: Mapping[str, str]) -> list[str]:
-    """Return KEY=VALUE of each variable with :data:`SETTING`: Kafka's keys have no underscores."""
+    """Return KEY=VALUE for each variable that begins with :data:`SETTING`.
+
+    An underscore stands for a dot, as Kafka's keys have no underscores.
+    """
     return [
         f"{name.removeprefix(SETTING).lower().replace('_', '.')}={value}"
         for name, value in sorted(environment.items())

@@ -29,7 +29,7 @@ RULES_AT_ONCE = 1_000
 """Rules, or filters, in one request."""
 
 NO_ADDRESS = ""
-"""The address of no client: rules for single addresses do not match it."""
+"""Stands for the address of any client: rules for single addresses do not match it."""
 
 
 def find(session: Session, filters: Iterable[AclFilter]) -> list[Acl]:

@@ -61,7 +61,8 @@ def awaited_by(entries: Iterable[Entry]) -> Awaited | None:
 def unreconciled(group: Group) -> Awaited | None:
     """Return a consumer group's members that still own partitions they must revoke.
 
-    Without any, the members that lack partitions of their target; None if the group has converged.
+    If there are none, return the members that lack partitions of their target assignment; None if
+    the group has converged.
     """
     members = [one for one in group.members if one.target is not None]
     late = [one for one in members if set(one.assigned) - set(one.target or ())]

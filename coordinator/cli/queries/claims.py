@@ -56,5 +56,5 @@ def claims_of(session: Session, producer_ids: Iterable[int]) -> Mapping[int, Seq
 
 
 def holder(claims: Sequence[Claim], epoch: int) -> Claim | None:
-    """Return the claim in force at ``epoch``: the last one up to it, since ends bump it as well."""
+    """Return the claim in force at ``epoch``, which the end of a transaction may have bumped."""
     return next((claim for claim in reversed(claims) if claim.epoch <= epoch), None)

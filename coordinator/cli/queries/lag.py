@@ -73,7 +73,8 @@ class Lag:
 class Lags:
     """Lags of many consumers of the same partitions, all at one moment.
 
-    Fetch the committed offsets before: they only grow, so no lag is reported too small.
+    Fetch the committed offsets before creating this: as committed offsets grow, a lag may then be
+    reported too large, but not too small.
     """
 
     def __init__(self, session: Session, partitions: Iterable[Partition]) -> None:
@@ -151,9 +152,9 @@ class Lags:
     def _between(
         self, partition: Partition, position: int, end: int, *, committed: bool
     ) -> tuple[int, int, bool]:
-        """Count records to ``end`` without aborted ones, then with; and whether it is exact.
+        """Return the number of records to ``end`` without aborted ones, and with them.
 
-        Offsets that were not fetched count as records.
+        The third value is whether both are exact: offsets that were not fetched count as records.
         """
         shown = everything = 0
         is_small = end - position <= EXACT_OFFSETS

@@ -74,7 +74,7 @@ class Session:
 
     @property
     def controller(self) -> int:
-        """The broker that changes topics; any will do if it is -1."""
+        """The broker to which changes of topics are sent; -1 stands for any broker."""
         return self.client.metadata().controller_id
 
     @property

@@ -4,8 +4,8 @@
 small enough for one turn of the loop, otherwise in a thread. *Verify*: the transaction coordinator
 confirms that the partition is in the producer's transaction. *Append* follows in the same turn, so
 that the transaction cannot end in between (KIP-890). *Commit*: a request with acks other than 0
-waits for the disk if the topic requires it, and with acks=-1 for the other replicas, up to the
-client's timeout. Appended records stay in the log even if the response is an error.
+waits for a flush if ``flush.messages`` requires it, and with acks=-1 for the other replicas, up to
+the client's timeout. Appended records stay in the log even if the response is an error.
 
 If time allows, a request passes all stages in the turn in which it arrives. Otherwise it takes
 several turns, and later requests to any of its partitions wait for it, even those that arrive on
@@ -145,8 +145,8 @@ class Charged(Protocol):
 class Part:
     """One partition of a Produce request, and its result.
 
-    In the end ``appended`` or ``error`` is set; both if the records were appended but not committed
-    in time. ``topic`` is None if no topic has the requested id.
+    In the end ``appended`` or ``error`` is set; both if the records were appended but not
+    committed. ``topic`` is None if no topic has the requested id.
     """
 
     topic: str | None

@@ -90,8 +90,8 @@ class Fetch:
     listener: str = ""
     """The listener of the request, through which the client would reach other brokers."""
     may_read: Callable[[str | None], bool] | None = None
-    """Returns whether the sender may read or follow a topic; None if every sender may. It is called
-    with None for an unknown topic id."""
+    """Returns whether the sender may read or follow a topic, by name; called with None for an
+    unknown topic id. Not set if every sender may."""
     may_tell: Callable[[int], bool] | None = None
     """Called with the size of the response; if it returns False, the client is throttled, and gets
     a response without partitions."""

@@ -32,7 +32,7 @@ class ReplicaCounts:
 class LedAlone:
     """Counts the partitions that a broker leads as their only replica.
 
-    They may be 200,000, so they are counted again only when the topics have changed.
+    There may be 200,000 of them, so they are counted again only when the topics have changed.
     """
 
     def __init__(self, node_id: int) -> None:

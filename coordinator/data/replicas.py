@@ -356,7 +356,7 @@ class Replicas:
         partition.marks.notify()
 
     def _follow(self, one: LocalPartition) -> bool:
-        """Follow a partition; return whether its fetches must restart: its leader epoch grew."""
+        """Follow a partition; return whether fetching must restart, in a new leader epoch."""
         registration = one.registration
         replica = self._hosted(one)
         led = replica.machine.is_leader
@@ -409,7 +409,7 @@ class Replicas:
     # --- disks -----------------------------------------------------------------------------------
 
     def _failed(self, replica: Replica, error: LogError) -> None:
-        """Take a replica offline until it changes: its log cannot be opened or begin an epoch."""
+        """Take a replica offline whose log cannot be opened, or cannot begin a leader epoch."""
         one = replica.local
         _log.error("replica off line", partition=f"{one.topic}-{one.index}", cause=str(error))
         if replica.partition is None:

@@ -18,7 +18,8 @@ from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire import ApiKey, Entity
 
 MAX_LISTENERS = MAX_FEATURES = MAX_LOG_DIRS = 100
-"""The limit for one broker, whose registration record contains each of them."""
+"""The most listeners, features or log directories of one broker: its registration record contains
+all of them."""
 
 ZERO = UUID(int=0)
 

@@ -20,9 +20,9 @@ def check_certificates(ctx: Context, resource: Any) -> Work[None]:
     """Load the certificates that a change of this broker's settings would configure.
 
     Another broker's certificates are on that broker's host. The check waits for file reads, so it
-    is separate from the code that stores settings. It does nothing for a client without the
-    permission to change settings, which must not see the errors of file reads. Raises ConfigError
-    and InvalidRequestError.
+    is separate from the code that stores settings. It is skipped for a client that may not change
+    the settings, and must not see the errors of file reads. Raises ConfigError and
+    InvalidRequestError.
     """
     check, config, name = ctx.broker.check_certificates, ctx.broker.config, resource.resource_name
     if name not in {DEFAULT_SETTINGS, str(ctx.broker.node_id)}:

@@ -64,7 +64,7 @@ class UnservedRequests:
 
 
 def api_name(api_key: int) -> str:
-    """Return Kafka's name of any API, served or not; its key if it has none."""
+    """Return Kafka's name of an API, served or not; ``API key N`` if no API has the key."""
     known = KNOWN_APIS.get(api_key)
     if known is not None:
         return known.name

@@ -3,7 +3,7 @@
 Records are sent from their file, so a response usually takes little memory. That memory counts from
 the encoding of the response until the kernel has taken all of it. Once all connections together
 exceed the limit, requests whose responses may be large wait, first come, first served, and their
-connections are not read; the limit is exceeded by no more than the responses in preparation. A
+connections are not read; the limit is exceeded at most by the responses in preparation. A
 client that receives its response too slowly while others wait is disconnected
 (``Connection.check_idle``).
 

@@ -243,7 +243,7 @@ class Threads:
             return without_traceback(error)
 
     async def drive(self, steps: DiskSteps[T]) -> T:
-        """Run ``steps`` to their end: their waits in a thread, everything else on the loop."""
+        """Run ``steps`` to their end on the event loop, except their waits, which a thread runs."""
         try:
             wait = next(steps)
             while True:

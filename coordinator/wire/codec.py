@@ -335,7 +335,7 @@ def _rest(parts: list[Chunk | InFile]) -> Written:
         if rest < SMALL_FRAME_BYTES:
             return rest, [b"".join(cast("list[Chunk]", parts))]
     except TypeError:
-        pass  # A short value is in a file: the response contains many of them.
+        pass  # A short value is in a file, as in a response with many values, and cannot be joined.
     return rest, _joined(parts)
 
 

@@ -54,8 +54,8 @@ class FrameBuffer:
     def writable(self) -> memoryview:
         """Return the memory for the next bytes; never empty.
 
-        For a frame larger than one read, it has exactly the size of the frame's rest: the data that
-        follows the frame then starts at the front of the buffer and is never moved.
+        The memory for a frame larger than one read ends with the frame: the data that follows the
+        frame then starts at the front of the buffer and is never moved.
         """
         self._make_room()
         if self._wanted > FIRST_BUFFER_BYTES:

@@ -28,8 +28,8 @@ MAX_ERROR_TEXT_CHARACTERS = 1_000
 names it would exceed the maximum string size."""
 
 UNKNOWN_TAG_OBJECTS = 10
-"""The number of elements that an unknown tag counts as. Tags are fields that later releases add to
-a version: a few (KIP-482). Their section is walked over in one step, at a microsecond each."""
+"""The number of elements that an unknown tag counts as. Later releases add only a few tagged fields
+to a version (KIP-482). All tags of a section are walked over in one step, at a microsecond each."""
 
 MAX_RESPONSE_OBJECTS = 2_000_000
 """The elements of one response that our client reads: Metadata of a whole cluster may be large, and

@@ -1,8 +1,8 @@
 """Builders of messages of any version from one set of field names.
 
-A handler serves up to a dozen versions of its API. With :class:`MessageFactory` it names the fields
-of all of them: fields that the version lacks are dropped, missing ones get Kafka's defaults. A name
-that no version has raises, so that a misspelling is detected.
+A handler serves up to a dozen versions of its API. It passes the fields of all versions to a
+:class:`MessageFactory`, which drops those that the request's version lacks, and gives missing ones
+Kafka's defaults. A name that no version has raises, so that a misspelling is detected.
 """
 
 from __future__ import annotations

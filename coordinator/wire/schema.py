@@ -67,7 +67,7 @@ class FieldInfo:
     """The structure's class, else None."""
     is_array: bool
     nullable: bool
-    """Whether the value (of an array: its elements) may be null."""
+    """Whether the value may be null; for an array, whether its elements may be null."""
     tag: int | None
     default: object
     """The default value of the field in Kafka's generated code."""

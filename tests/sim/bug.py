@@ -1,4 +1,4 @@
-"""What a bug on purpose is."""
+"""A planted bug: code to replace, and the histories in which the bug can show."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from tests.sim.swarm import Options
 
 Line = tuple[Any, str, str]
-"""A function or property, a piece of its source that is there once, and what is to stand there."""
+"""A function or property, text that occurs once in its source, and the replacement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,4 +19,4 @@ class Bug:
     name: str
     lines: tuple[Line, ...]
     needs: Callable[[Options], bool] = lambda _options: True
-    """Histories in which it can show at all; the others are not played in a search for it."""
+    """Selects the histories in which the bug can show; a search plays no others."""

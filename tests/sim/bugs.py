@@ -1,4 +1,4 @@
-"""Bugs on purpose: each is a changed line or more of the machines of a cluster."""
+"""Planted bugs: each replaces lines of the product's state machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bugs on purpose in transactions, in groups, and in the runtime of their coordinators."""
+"""Planted bugs in transactions, in groups, and in the runtime of their coordinators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bugs on purpose in what a cluster on ZooKeeper has of its own."""
+"""Planted bugs in the code that only a cluster on ZooKeeper runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.sim.zk_swarm import ZooKeeperOptions
 
 
 def with_tools(*names: str) -> Callable[[Options], bool]:
-    """A need: tools do one of these."""
+    """Return a ``needs`` for histories with at least one of these tool actions."""
 
     def needs(options: Options) -> bool:
         return isinstance(options, ZooKeeperOptions) and not set(names).isdisjoint(options.tools)
@@ -247,7 +247,7 @@ ZOOKEEPER: Final = (
             ),
         ),
     ),
-    # --- what tools ask for ---
+    # --- requests of tools ---
     Bug(
         "reassignments of tools are looked for once",
         (
@@ -291,7 +291,7 @@ ZOOKEEPER: Final = (
         ((Elected._adopt, "node = replace(node, topic_id=new_topic_id())", "return"),),
         with_tools("admin_create"),
     ),
-    # --- users, quotas, rules ---
+    # --- users, quotas, ACLs ---
     Bug(
         "a change of users is written over whatever is there",
         (

@@ -1,4 +1,4 @@
-"""Producers that retry, and consumers that look at all they get."""
+"""Producers that retry, and consumers that check every record that they read."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ BACKOFF_MS: Final = 60
 SURE_REFUSALS: Final = frozenset(
     {Code.NOT_LEADER_OR_FOLLOWER, Code.UNKNOWN_TOPIC_OR_PARTITION, Code.FENCED_LEADER_EPOCH}
 )
-"""After these the leader is looked up again."""
+"""Errors after which a client looks up the leader again."""
 
 
 @dataclass(slots=True)
 class World:
-    """What clients share."""
+    """The network, the invariants and the brokers that all clients share."""
 
     network: Network
     invariants: Invariants
@@ -42,7 +42,7 @@ class World:
 
 
 class Client:
-    """Somebody who asks brokers, and knows a topic's leaders."""
+    """A client that sends requests to brokers and caches the leaders of a topic's partitions."""
 
     def __init__(self, world: World, name: str, topic: str) -> None:
         self.world = world
@@ -62,7 +62,7 @@ class Client:
         )
 
     def look_up(self) -> None:
-        """Ask anybody who leads; :meth:`found` hears it."""
+        """Ask a random broker for the leaders, unless such a request is in flight."""
         if self._is_looking:
             return
         self._is_looking = True
@@ -87,13 +87,13 @@ class Client:
                 self.replicas[index] = answer.replicas[index]
 
     def began_anew(self) -> None:
-        """The topic is another one of the same name."""
+        """Reset the state: the topic was deleted and created again."""
 
     def go_on(self) -> None:
-        """Do what is to be done next."""
+        """Send the next request."""
 
     def key(self, index: int) -> Key:
-        """A partition of the topic as it is known."""
+        """Return a partition's key, with the topic id that this client knows."""
         assert self.topic_id is not None
         return self.topic_id, index
 
@@ -105,13 +105,13 @@ class _Unacked:
     is_sent: bool = False
     is_acked: bool = False
     broker: str = ""
-    """Whom it was sent to."""
+    """The broker that it was sent to."""
 
 
 class Producer(Client):
-    """Sends records to one partition until it is told to stop; each value is sent as one batch.
+    """Sends batches of one to three records to one partition until it is stopped.
 
-    An idempotent one has up to five batches under way and sends what failed again, in order.
+    An idempotent producer has up to five batches in flight and resends failed ones in order.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Producer(Client):
         self.acknowledged = 0
         self.last_error: int | None = None
         self._may_be_overtaken = False
-        """Whether a broker that did not know the partition, and so did not note it, refused one."""
+        """Whether a broker that did not know the partition refused a batch, without noting it."""
         self._window: deque[_Unacked] = deque()
         self._made = 0
         self._sequence = 0
@@ -147,16 +147,16 @@ class Producer(Client):
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is under way."""
+        """Whether the producer is stopped and has no batch in flight."""
         return self.is_stopped and not self._window
 
     def began_anew(self) -> None:
-        # What was under way belonged to a topic that is gone.
+        # The batches in flight belonged to the deleted topic.
         self._window.clear()
         self._begin_with_another_id()
 
     def restart(self) -> None:
-        """Begin anew, without a memory."""
+        """Start again without any state, as after a crash."""
         self.node.say("starts anew")
         self.began_anew()
 
@@ -184,7 +184,7 @@ class Producer(Client):
             return
         broker = f"b{leader}"
         if any(one.is_sent and not one.is_acked and one.broker != broker for one in self._window):
-            return  # nothing overtakes what is on its way to the former leader
+            return  # no batch may overtake those in flight to the former leader
         for one in tuple(self._window):
             if not one.is_sent:
                 one.is_sent, one.broker = True, broker
@@ -227,10 +227,11 @@ class Producer(Client):
             self.node.after(BACKOFF_MS, self.go_on)
 
     def _refused(self, key: Key) -> None:
-        """The log lacks what came before the first that is under way: begin with another id.
+        """Take another producer id if the log may lack the batches before the first in flight.
 
-        That may be where records were lost, and where a later batch came to a broker just as it
-        began to lead a partition that it had not known for the earlier ones.
+        It may lack them after an election that lost records. It may also lack them if a broker that
+        did not know the partition yet refused the earlier batches and received a later one just as
+        it began to lead.
         """
         first = self._window[0]
         overtaken = self._may_be_overtaken and first.sequence == 0
@@ -259,7 +260,7 @@ class Producer(Client):
 
 
 class Consumer(Client):
-    """Reads one partition from its beginning on, and compares all of it with the truth."""
+    """Reads one partition from its beginning and compares every record with the committed ones."""
 
     def __init__(
         self,

@@ -23,19 +23,19 @@ from tests.sim.swarm import Options
 from tests.sim.txn_client import Transactional, TxnProducer
 
 START_MS: Final = 1_500
-"""Until then nothing goes wrong: brokers register, the topic is made."""
+"""The time before the first fault, in which brokers register and the topic is created."""
 LIVELY_MS: Final = 1_000
-"""Producers go on so long after all faults are over, and are to be answered."""
+"""How long producers go on after the last fault; all their batches must be acknowledged."""
 CONVERGENCE_MS: Final = 20_000
-"""So long after that everything must be as if nothing had happened."""
+"""The time after the last fault within which the cluster must have recovered."""
 COPYING_MS, MOST_MS = 2_000, 60_000
-"""Patience beyond that, since a replica got further, and in all."""
+"""How long a replica that appends records extends that time, and the limit after the last fault."""
 LOOK_MS: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of a seed."""
+    """The result of a seed."""
 
     seed: int
     digest: str
@@ -44,18 +44,18 @@ class Result:
     acknowledged: int
     committed: int
     converged_ms: int
-    """How long it took after the last fault."""
+    """How long the cluster took to recover after the last fault."""
 
 
 class Cluster:
-    """Everything that there is in one history."""
+    """The brokers, the controller and the clients of one history."""
 
     def __init__(self, options: Options, told: Callable[[str], None] | None = None) -> None:
         self.options = options
         self.scheduler = Scheduler(options.seed, told)
         self.network = Network(self.scheduler, options.weather)
         self.deciders: tuple[str, ...] = ()
-        """Nodes, beside the brokers', that a controller needs."""
+        """Nodes that the controller needs, apart from the brokers'."""
         self.invariants = Invariants()
         self.given_ids: set[int] = set()
         self.processes: dict[int, Process] = {}
@@ -74,7 +74,7 @@ class Cluster:
         self.scheduler.after_step = self.invariants.check
 
     def _controller(self) -> Any:
-        """Return the operators, who ask the controller."""
+        """Return the operators of this cluster, which send requests to its controller."""
         raise NotImplementedError
 
     def _faults(self) -> Faults:
@@ -86,13 +86,13 @@ class Cluster:
         raise NotImplementedError
 
     def start_broker(self, broker_id: int) -> None:
-        """A process begins on the node, unless one runs there."""
+        """Start a process on a broker's node, unless one is running."""
         if not self.network.nodes[f"b{broker_id}"].is_up:
             self.processes[broker_id] = self._process(broker_id)
             self.processes[broker_id].start()
 
     def crash_broker(self, broker_id: int) -> None:
-        """The process is gone at once, but for what it has just sent."""
+        """Kill a broker's process; requests that it has already sent may still arrive."""
         node = self.network.nodes[f"b{broker_id}"]
         if not node.is_up:
             return
@@ -107,13 +107,13 @@ class Cluster:
             self.invariants.shown_again(broker_id, key)
 
     def ended(self, broker_id: int) -> None:
-        """A process has stopped in order, or by itself."""
+        """Schedule the restart of a broker whose process has stopped by itself."""
         self.faults.come_back(broker_id)
 
     # --- a history ---
 
     def run(self) -> Result:
-        """Live it, with all checks."""
+        """Play the history with all checks. Raises BrokenInvariantError."""
         scheduler, options = self.scheduler, self.options
         scheduler.say("--", str(options))
         for broker_id in self.ids:
@@ -151,12 +151,12 @@ class Cluster:
 
     @property
     def first_topics(self) -> list[str]:
-        """Topics that are made in the beginning, beside the one of the clients."""
+        """Topics that are created at the start, in addition to the clients' topic."""
         return self.coordinator_topics
 
     @property
     def coordinator_topics(self) -> list[str]:
-        """Topics of coordinators that there are."""
+        """The internal topics of the coordinators in this history."""
         topics = [TXN_TOPIC] if self.options.has_transactions else []
         return [*topics, GROUPS_TOPIC] if self.options.members else topics
 
@@ -209,7 +209,7 @@ class Cluster:
             self.scheduler.run(self.scheduler.now + LOOK_MS)
             before, copied = copied, self._copied()
             if copied > before:
-                # With two batches a request, over a slow network, a long log takes its time.
+                # A long log takes a while to copy with two batches a request over a slow network.
                 most_ms = min(self.scheduler.now + COPYING_MS, healed_ms + MOST_MS)
                 patient_until_ms = max(patient_until_ms, most_ms)
             wrong = [
@@ -238,12 +238,12 @@ class Cluster:
         )
 
     def _copied(self) -> int:
-        """Records of all replicas."""
+        """Return the sum of the log end offsets of all replicas."""
         sites = self.invariants.sites.values()
         return sum(log.end for site in sites for log in site.disk.logs.values())
 
     def _leaders_logs(self) -> dict[tuple[str, int], ModelLog]:
-        """The logs that transactions write to, as their leaders have them."""
+        """Return the leaders' logs of the partitions that transactions write to."""
         known = self.invariants.image.topics
         topics = [
             known[name]
@@ -255,12 +255,12 @@ class Cluster:
             for topic in topics
             for index, one in enumerate(topic.partitions)
             if one.leader >= 0
-            # A leader that has not heard of its partition yet has no log.
+            # A leader that does not know of its partition yet has no log.
             and (log := self.invariants.sites[one.leader].disk.logs.get((topic.topic_id, index)))
         }
 
     def _open_transactions(self) -> list[str]:
-        """Those that have not ended everywhere."""
+        """Return a message for each partition with open transactions."""
         if not self.options.has_transactions:
             return []
         return [
@@ -270,11 +270,11 @@ class Cluster:
         ]
 
     def _stale_images(self) -> list[str]:
-        """Return what brokers do not know as the controller does."""
+        """Return a message for each difference between brokers' and the controller's metadata."""
         raise NotImplementedError
 
     def _unsettled_members(self) -> list[str]:
-        """What keeps the group from being stable, with a reader for each partition."""
+        """Return why the group is not stable, or does not read each partition exactly once."""
         if not self.members:
             return []
         topics = self.invariants.image.topics
@@ -300,8 +300,8 @@ class Cluster:
                 if one.epoch != group.generation_id
             ]
         owned = sorted(partition for one in self.members for partition in one.owned)
-        # What an election that may lose records left of the group's: members may be of an epoch
-        # that the coordinator gave away twice, and neither of them can know.
+        # After an election that lost records of the group, the coordinator may give two members
+        # the same epoch, which neither of them can notice.
         was_void = self.invariants.truth((topics[GROUPS_TOPIC].topic_id, SHARD)).was_void
         if owned != list(range(len(topics[TOPIC].partitions))) and not was_void:
             wrong.append(f"the members read {owned}")

@@ -11,8 +11,8 @@ from tests.sim.invariants import BrokenInvariantError
 class CompactedRecords:
     """The records that any replica has shown below its high watermark.
 
-    A replica may lack a record if its key has a later one. Transactions may have been aborted,
-    and their records and markers go as well, so that nothing is expected of these.
+    A replica may lack a record if its key has a later one. Transactional records and markers are
+    not tracked, because compaction also removes aborted records and old markers.
     """
 
     def __init__(self) -> None:
@@ -20,10 +20,10 @@ class CompactedRecords:
         self._newest: dict[bytes | None, int] = {}
         """The last offset of each key."""
         self._missing: dict[int, None] = {}
-        """Offsets that the replica lacks at which one looks now."""
+        """Offsets that the replica being checked lacks."""
 
     def take(self, where: str, header: BatchHeader, records: Iterable[LogRecord]) -> None:
-        """Note a batch of a replica; raise BrokenInvariantError if records differ from others'."""
+        """Add a replica's batch; raise BrokenInvariantError if other replicas' records differ."""
         if header.is_control or header.is_transactional:
             return
         there = {one.offset: one for one in records}

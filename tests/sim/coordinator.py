@@ -1,6 +1,6 @@
-"""The transaction coordinator of a process, on a replicated partition, and the markers it sends.
+"""A process's transaction coordinator on a replicated partition, and its end markers.
 
-Machines, their runtime, queues of markers and producer states are the real ones.
+The state machine, the shard runtime, the marker queues and the producer state are the product's.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 TXN_TOPIC: Final = "__transaction_state"
 RETRY_MS: Final = 100
 VERSION: Final = 2
-"""``transaction.version``: under 1 late requests are taken for those of the next transaction."""
+"""``transaction.version``; below 2, a late request is taken for one of the next transaction."""
 
 
 class Ask(NamedTuple):
@@ -49,7 +49,7 @@ class Ask(NamedTuple):
 
 
 class Coordinator(Shards):
-    """What one process coordinates, and what it writes for other coordinators."""
+    """The transaction coordinator of a process, which also appends other coordinators' markers."""
 
     topic = TXN_TOPIC
 
@@ -57,15 +57,15 @@ class Coordinator(Shards):
         super().__init__(broker)
         self.queues = MarkerQueues(self._leader_of, lambda _shard: self.epoch)
 
-    # --- what its shard asks ---
+    # --- callbacks of the shard ---
 
     def build(self, partition: Any, coordinator_epoch: int) -> TxnMachine:
-        """An empty machine."""
+        """Return an empty state machine."""
         del partition
         return TxnMachine(TxnLimits(), self.broker.ids, coordinator_epoch, lambda: VERSION)
 
     def admit(self, partition: LedPartition, command: object) -> DomainError | None:
-        """Nothing is written while too few replicas are in sync."""
+        """Return an error for a write while the partition is under its min ISR."""
         if isinstance(command, DescribeTransaction | ListTransactions):
             return None
         led = self.broker.leading.leader(partition.key)
@@ -76,7 +76,7 @@ class Coordinator(Shards):
     def run_effect(
         self, shard: Any, effect: object, now_ms: int, first_attempt_done: Callable[[], None]
     ) -> None:
-        """Queue markers."""
+        """Queue the end markers of an effect, or reserve producer ids."""
         del now_ms
         if not isinstance(effect, WriteMarkers):
             self.broker.reserve_ids()
@@ -91,11 +91,11 @@ class Coordinator(Shards):
         first_attempt_done()
 
     def unserved(self) -> None:
-        """Markers are the next coordinator's business."""
+        """Drop the queued markers, which the next coordinator sends."""
         self.queues.unload(SHARD)
 
     def ask(self, request: Ask, reply: Answer) -> None:
-        """A request of a client, or of a partition's leader."""
+        """Serve a request of a client or of a partition's leader."""
         self.broker.reserve_ids()
         self.submit(request.command, reply)
 
@@ -109,7 +109,7 @@ class Coordinator(Shards):
         return leader if leader >= 0 else Nowhere.NO_LEADER
 
     def send_markers(self) -> None:
-        """Send what is due."""
+        """Send the queued markers to the partitions' leaders."""
         self._report(self.queues.route())
         for send in list(self.queues.sends()):
             self.broker.cluster.network.call(
@@ -136,7 +136,7 @@ class Coordinator(Shards):
         self.send_markers()
 
     def leaders_changed(self) -> None:
-        """An image has come."""
+        """Route the queued markers by a new image."""
         self.queues.leaders_changed()
         self.send_markers()
 
@@ -148,7 +148,7 @@ class Coordinator(Shards):
     # --- markers of any coordinator ---
 
     def mark(self, send: Send, reply: Answer) -> None:
-        """Append end markers; the answer waits until they are committed."""
+        """Append end markers, and answer once they are committed."""
         codes: dict[int, dict[TopicPartition, str]] = {}
         left = 1
 

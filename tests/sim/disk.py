@@ -1,9 +1,8 @@
-"""A replica's log without files, and the disk of a node that holds it over a crash.
+"""A replica's log in memory, and the disk that keeps it when its process is killed.
 
-The log has what replication looks at: batches with their leader epochs, the cache of epochs and the
-producers' state of the real log (both are ``fencepost.logcore``'s), a high watermark, a log start,
-and how much of it was forced. A ``kill -9`` takes nothing that was written; a power loss takes what
-was not forced, or a part of it from the end.
+The log has everything that replication uses: batches with leader epochs, the leader epoch cache and
+the producer state (both from ``fencepost.logcore``), a high watermark, a log start offset, and the
+offset up to which it was flushed. A ``kill -9`` loses nothing that was written.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _MAGIC, _TRANSACTIONAL, _CONTROL = 2, 0x10, 0x20
 
 
 class Batch(NamedTuple):
-    """Records that were appended together; each value is there once in a whole history."""
+    """Records that were appended together; each value occurs once in a history."""
 
     header: BatchHeader
     values: tuple[Hashable, ...]
@@ -37,21 +36,21 @@ class Batch(NamedTuple):
 
     @property
     def base_offset(self) -> int:
-        """Where it begins."""
+        """The offset of its first record."""
         return self.header.base_offset
 
     @property
     def next_offset(self) -> int:
-        """The offset behind it."""
+        """The offset after its last record."""
         return self.header.base_offset + len(self.values)
 
     @property
     def leader_epoch(self) -> int:
-        """The epoch under which it was appended."""
+        """The leader epoch in which it was appended."""
         return self.header.leader_epoch
 
     def at(self, offset: int, leader_epoch: int) -> Batch:
-        """The same, appended there."""
+        """Return the batch as appended at ``offset`` in ``leader_epoch``."""
         header = self.header._replace(base_offset=offset, leader_epoch=leader_epoch)
         return Batch(header, self.values, self.marker)
 
@@ -63,7 +62,7 @@ def data(
     *,
     is_transactional: bool = False,
 ) -> Batch:
-    """A batch of records that is not appended yet."""
+    """Return a batch that has not been appended yet."""
     header = BatchHeader(
         base_offset=-1,
         size=61 + 10 * len(values),
@@ -83,7 +82,7 @@ def data(
 
 
 def end_of_transaction(marker: EndMarker) -> Batch:
-    """The batch of an end marker that is not appended yet."""
+    """Return an end marker's batch that has not been appended yet."""
     stamp = marker.stamp
     value = ("marker", stamp.producer_id, stamp.producer_epoch, marker.commit)
     plain = data((value,), stamp, is_transactional=True)
@@ -101,10 +100,10 @@ class ModelLog:
         self.first = 0
         """The offset of the first batch."""
         self.start = 0
-        """The first offset that can be read."""
+        """The log start offset."""
         self.high_watermark = 0
         self.forced = 0
-        """The offset below which a power loss takes nothing."""
+        """The offset up to which the log was flushed."""
         self.epochs = LeaderEpochs(_NO_FILES, "")
         self.producers = ProducerStateManager(_NO_FILES, "")
         self._bases: list[int] = []
@@ -112,26 +111,26 @@ class ModelLog:
 
     @property
     def end(self) -> int:
-        """The offset of what comes next."""
+        """The log end offset."""
         return self.first + len(self.records)
 
     @property
     def log_start_offset(self) -> int:
-        """The first offset that can be read, as a follower's machine calls it."""
+        """The log start offset, by the name that the follower's state machine uses."""
         return self.start
 
     @property
     def log_end_offset(self) -> int:
-        """The end, as a follower's machine calls it."""
+        """The log end offset, by the name that the follower's state machine uses."""
         return self.first + len(self.records)
 
     @property
     def latest_epoch(self) -> int:
-        """The newest leader epoch that is known."""
+        """The newest leader epoch in the cache."""
         return self.epochs.latest
 
     def end_of_epoch(self, epoch: int) -> tuple[int, int]:
-        """The largest known epoch up to this one, and where it ends."""
+        """Return the largest cached epoch up to ``epoch``, and its end offset."""
         return self.epochs.end_offset_for(epoch, self.end)
 
     @property
@@ -140,28 +139,28 @@ class ModelLog:
         return self.producers.last_stable_offset(self.high_watermark)
 
     def part(self, low: int, high: int) -> list[tuple[int, Hashable]]:
-        """Epochs and values of the records in [low, high)."""
+        """Return the epochs and values of the records in [low, high)."""
         return self.records[max(low - self.first, 0) : max(high - self.first, 0)]
 
     # --- appending ---
 
     def lead(self, leader_epoch: int) -> None:
-        """Note that an epoch begins at the end."""
+        """Begin a leader epoch at the log end."""
         self.epochs.assign(leader_epoch, self.end)
 
     def append(self, batch: Batch, leader_epoch: int) -> Batch:
-        """Append as the leader of an epoch."""
+        """Append a batch as the leader; return it with its offset and leader epoch."""
         placed = batch.at(self.end, leader_epoch)
         self._take(placed)
         return placed
 
     def append_as_follower(self, batches: list[Batch], up_to_epoch: int) -> None:
-        """Append what the leader has sent, as it is, but for what is of a later epoch."""
+        """Append the leader's batches unchanged, up to the first one of a later epoch."""
         for batch in batches:
             if batch.leader_epoch > up_to_epoch:
                 return
             if not self.batches and batch.base_offset != self.end:
-                # A log start inside of a batch, or a gap that deleted records have left.
+                # The log start is inside a batch, or deleted records have left a gap.
                 start = max(self.start, batch.base_offset)
                 self.restart_at(batch.base_offset)
                 self.start = self.high_watermark = start
@@ -197,16 +196,16 @@ class ModelLog:
     # --- reading ---
 
     def read(self, offset: int, limit: int, most: int = 8) -> list[Batch]:
-        """Whole batches from the one that holds ``offset`` on, below ``limit``."""
+        """Return up to ``most`` whole batches below ``limit``, from the one with ``offset`` on."""
         at = max(bisect_right(self._bases, offset) - 1, 0)
         if at < len(self.batches) and self.batches[at].next_offset <= offset:
             at += 1
         return [one for one in self.batches[at : at + most] if one.next_offset <= limit]
 
-    # --- cutting ---
+    # --- truncation ---
 
     def truncate_to(self, offset: int) -> None:
-        """Remove the batch that holds ``offset`` and all behind it."""
+        """Remove the batch that contains ``offset`` and all later ones."""
         if offset < self.first:
             self.restart_at(offset)
             return
@@ -225,7 +224,7 @@ class ModelLog:
         self.start = min(self.start, self.end)
 
     def restart_at(self, offset: int) -> None:
-        """Drop everything and begin there."""
+        """Drop all batches, and let the log begin at ``offset``."""
         self.batches, self.records, self._bases = [], [], []
         self.first = self.start = self.high_watermark = offset
         self.forced = 0
@@ -233,7 +232,7 @@ class ModelLog:
         self.producers.clear(offset)
 
     def move_start(self, offset: int) -> None:
-        """Drop the batches that end below an offset, which can be read no longer."""
+        """Set the log start offset, and drop the batches that end below it."""
         self.start = offset
         keep = bisect_right(self._bases, offset) - 1
         if keep > 0:
@@ -249,19 +248,19 @@ class ModelLog:
         self.producers.high_watermark_moved(self.high_watermark)
 
     def move_high_watermark(self, offset: int) -> None:
-        """Show readers the log up to there."""
+        """Set the high watermark, here and in the producer state."""
         self.high_watermark = offset
         self.producers.high_watermark_moved(offset)
 
     # --- the disk ---
 
     def force(self) -> None:
-        """Have everything survive a power loss."""
+        """Flush the log and its leader epochs."""
         self.forced = self.end
         self._forced_epochs = self.epochs.entries
 
     def reopen(self, end: int, high_watermark: int) -> None:
-        """What a start finds after a process that is gone: the log up to ``end``."""
+        """Recover the log up to ``end``, as a broker does when it starts after a crash."""
         self.truncate_to(end)
         self.epochs.clear()
         for epoch, start in self._forced_epochs:
@@ -276,17 +275,17 @@ class ModelLog:
 
 @dataclass
 class Disk:
-    """What a node finds again at its next start."""
+    """The state that a node finds when its next process starts."""
 
     logs: dict[Key, ModelLog] = field(default_factory=dict)
     checkpoint: dict[Key, int] = field(default_factory=dict)
-    """High watermarks, as of the last time that they were written."""
+    """The high watermarks of the last checkpoint."""
 
     def write_checkpoint(self) -> None:
-        """Write the high watermarks of now."""
+        """Write the current high watermarks."""
         self.checkpoint = {key: log.high_watermark for key, log in self.logs.items()}
 
     def end(self) -> None:
-        """End the process: all that was written stays."""
+        """End the process, which loses nothing that it has written."""
         for key, log in self.logs.items():
             log.reopen(log.end, self.checkpoint.get(key, log.start))

@@ -1,4 +1,4 @@
-"""What goes wrong in a history, and what operators do meanwhile."""
+"""The faults of a history, and the actions of operators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_PARTITIONS: Final = 4
 
 
 class Faults:
-    """Does one thing after another, of those that are on."""
+    """Runs the enabled faults at random times, one after another."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -25,7 +25,7 @@ class Faults:
         self.is_over = False
 
     def begin(self) -> None:
-        """From now on things go wrong."""
+        """Schedule the first fault, if any is enabled."""
         if self.cluster.options.faults:
             self._next()
 
@@ -41,7 +41,7 @@ class Faults:
         self._next()
 
     def heal(self) -> None:
-        """Everything that was broken is mended, and all processes run."""
+        """Stop the faults, repair the network and start all processes."""
         self.is_over = True
         self.scheduler.say("--", "all faults are over")
         self.network.cut.clear()
@@ -52,7 +52,7 @@ class Faults:
     # --- processes ---
 
     def _some_topic(self) -> TopicImage | None:
-        """One that is there."""
+        """Return a random topic, None if it does not exist now."""
         names = [TOPIC, *self.cluster.coordinator_topics]
         return self.cluster.invariants.image.topics.get(self.draw.choice(names))
 
@@ -60,7 +60,7 @@ class Faults:
         return self.draw.choice(self.cluster.ids)
 
     def come_back(self, broker_id: int) -> None:
-        """Start a broker again, in a while."""
+        """Start a broker again after a random time."""
         wait_ms = self.draw.choice((20, 300, 1_500, 3_000))
         self.scheduler.after(1 if self.is_over else wait_ms, self.cluster.start_broker, broker_id)
 
@@ -73,17 +73,17 @@ class Faults:
             self.come_back(broker_id)
 
     def kill(self) -> None:
-        """``kill -9``: what was written stays."""
+        """Kill a broker with ``kill -9``; everything that it wrote survives."""
         self._crash(self._some_broker())
 
     def clean_stop(self) -> None:
-        """SIGTERM: a controlled shutdown."""
+        """Send SIGTERM to a broker, which begins a controlled shutdown."""
         broker_id = self._some_broker()
         if self._is_up(broker_id):
             self.cluster.processes[broker_id].stop()
 
     def new_producer(self) -> None:
-        """A producer is killed, and starts anew: what became of its last batches is not known."""
+        """Kill a producer and start it again, without the outcome of its last batches."""
         if self.cluster.producers:
             self.draw.choice(self.cluster.producers).restart()
 
@@ -93,7 +93,7 @@ class Faults:
         return [*self.cluster.world.brokers, *self.cluster.deciders]
 
     def cut(self) -> None:
-        """Nothing comes through from one node to another, or in both directions."""
+        """Cut the network between two nodes, in one direction or in both."""
         one, other = self.draw.sample(self._names(), 2)
         ways = {(one, other)}
         if self.draw.random() < 0.5:
@@ -101,7 +101,7 @@ class Faults:
         self._cut(ways)
 
     def isolate(self) -> None:
-        """A broker reaches no other broker or not the controller; clients still reach it."""
+        """Cut a broker off from all other nodes or from the controller; clients still reach it."""
         name = f"b{self._some_broker()}"
         others = [one for one in self._names() if one != name]
         if self.draw.random() < 0.5:
@@ -119,7 +119,7 @@ class Faults:
         self.network.cut -= ways
 
     def flap(self) -> None:
-        """A follower is slow again and again, about as long as the lag time."""
+        """Pause a broker three times, each for about ``replica.lag.time.max.ms``."""
         node = self.network.nodes[f"b{self._some_broker()}"]
         lag_ms = self.cluster.options.broker.lag_ms
 
@@ -134,7 +134,7 @@ class Faults:
     # --- operators ---
 
     def flip(self) -> None:
-        """The leader of a partition changes again and again, faster than followers notice."""
+        """Move a partition's leadership several times, faster than its followers notice."""
         topic = self._some_topic()
         if topic is not None:
             index = self.draw.randrange(len(topic.partitions))
@@ -154,7 +154,7 @@ class Faults:
         self.scheduler.after(wait_ms, self._flip, name, index, times - 1)
 
     def delete_records(self) -> None:
-        """A leader drops its oldest records."""
+        """Have a leader delete its oldest records."""
         image = self.cluster.invariants.image
         topic = image.topics.get(TOPIC)
         if topic is None:
@@ -165,7 +165,7 @@ class Faults:
             self.cluster.processes[leader].leading.delete_records((topic.topic_id, index))
 
     def reassign(self) -> None:
-        """Other replicas for a partition."""
+        """Reassign a partition to random replicas."""
         topic = self._some_topic()
         if topic is None:
             return
@@ -176,7 +176,7 @@ class Faults:
         self.cluster.controller.reassign(topic.name, index, tuple(self.draw.sample(ids, count)))
 
     def cancel(self) -> None:
-        """Call a reassignment off, of those that are under way."""
+        """Cancel an ongoing reassignment."""
         topic = self._some_topic()
         if topic is None:
             return
@@ -193,11 +193,11 @@ class Faults:
         self.cluster.controller.elect_preferred()
 
     def alter_config(self) -> None:
-        """Another setting of a topic."""
+        """Change ``retention.ms`` of the topic."""
         self.cluster.controller.alter_config(TOPIC, str(self.draw.randint(1, 1_000_000)))
 
     def recreate(self) -> None:
-        """Delete the topic, and make it anew under its name."""
+        """Delete the topic, and create another one of the same name."""
         if self.draw.random() < 0.6:
             return
         options = self.cluster.options
@@ -212,7 +212,7 @@ class Faults:
         raise NotImplementedError
 
     def add_partitions(self) -> None:
-        """One more."""
+        """Add a partition to the topic."""
         topic = self.cluster.invariants.image.topics.get(TOPIC)
         if topic is not None and len(topic.partitions) < MAX_PARTITIONS:
             self.cluster.controller.add_partition(TOPIC, len(topic.partitions) + 1)

@@ -1,4 +1,4 @@
-"""What a broker does with the partitions that it follows: one fetch loop per leader."""
+"""A broker's work as a follower, with one fetch loop per leader."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Following:
     # --- images ---
 
     def follow(self, one: LocalPartition, *, fetches: bool = True) -> None:
-        """Follow by a registration; ``fetches`` False: know it, and leave the log as it is."""
+        """Become a follower by a registration; without ``fetches``, leave the log unchanged."""
         broker, key = self.broker, (one.topic_id, one.index)
         log = broker.log(key)
         machine = self.followers.get(key)
@@ -63,7 +63,7 @@ class Following:
             self.fetch(machine.leader)
 
     def stop(self, key: Key, *, is_gone: bool = False) -> None:
-        """Follow no longer: this broker leads, or has no replica."""
+        """Stop following: this broker leads the partition, or no longer has a replica of it."""
         machine = self.followers.get(key)
         if machine is None:
             return
@@ -76,7 +76,7 @@ class Following:
     # --- the loop ---
 
     def fetch(self, leader: int) -> None:
-        """Send the next request to a leader, unless one is under way or nothing is to be had."""
+        """Send the next fetch to a leader, unless one is in flight or no partition is due."""
         broker, fetcher = self.broker, self._fetchers[leader]
         now_ms = broker.node.now_ms
         request = fetcher.next_request(now_ms)
@@ -101,7 +101,7 @@ class Following:
         )
 
     def last_words(self) -> None:
-        """Send what will arrive when this process is gone: a first request to each leader."""
+        """Send each leader a full fetch that may arrive after this process has ended."""
         broker = self.broker
         for leader, fetcher in self._fetchers.items():
             parts = tuple(
@@ -145,7 +145,7 @@ class Following:
     def _carry_out(
         self, machine: PartitionFollower, step: FollowerStep, answer: PartitionAnswer | None
     ) -> None:
-        """Do what a follower's machine says, and what follows from it."""
+        """Carry out a step of a follower's state machine, and the steps that result from it."""
         broker, key = self.broker, machine.key
         log = broker.log(key)
         for event in step.events:

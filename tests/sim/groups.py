@@ -1,4 +1,4 @@
-"""The group coordinator of a process, and what a group was promised."""
+"""The group coordinator of a process, and a ledger of what it has acknowledged."""
 
 from __future__ import annotations
 
@@ -42,33 +42,33 @@ LIMITS: Final = GroupLimits(min_session_timeout_ms=100)
 Key = tuple[UUID | None, int]
 """A partition of the topic that the group reads, by the id that the topic had."""
 Known = dict[Key, dict[int, int]]
-"""By partition and epoch of the coordinator, the largest offset that was acknowledged."""
+"""The largest acknowledged offset by partition and coordinator epoch."""
 
 
 RETRY_MS: Final = 1_000
-"""Wait before a shard is told again of topics that are gone."""
+"""The pause before a shard is told again of deleted topics."""
 
 
 class RefusedError(DomainError):
-    """It does not come to the group; the message is the error's name."""
+    """A refusal of a request that does not reach the group; the message is Kafka's error name."""
 
 
 class AskGroup(NamedTuple):
-    """A command for the group coordinator; with an id if it belongs to a transaction."""
+    """A command for the group coordinator; ``transactional_id`` is set for one in a transaction."""
 
     command: Any
     transactional_id: str | None = None
 
 
 class GroupAnswer(NamedTuple):
-    """A result or a DomainError, and in which epoch it was given; -1 for none."""
+    """A result or a DomainError, and the coordinator epoch that gave it; -1 without a shard."""
 
     epoch: int
     response: Any
 
 
 class Groups(Shards):
-    """The groups of one process."""
+    """The group coordinator of one process."""
 
     topic = GROUPS_TOPIC
 
@@ -78,7 +78,7 @@ class Groups(Shards):
         self._topics_of: object = None
 
     def build(self, partition: Any, coordinator_epoch: int) -> GroupMachine:
-        """An empty machine."""
+        """Return an empty state machine."""
         del partition, coordinator_epoch
         return GroupMachine(
             LIMITS, initial_rebalance_delay_ms=50, environment=lambda _group: self._environment()
@@ -95,23 +95,23 @@ class Groups(Shards):
         return Environment(self._topics, SETTINGS)
 
     def while_loading(self, command: object) -> object | None:
-        """A member that heartbeats stays."""
+        """Accept a heartbeat, so that its member stays in the group."""
         return HeartbeatResult() if isinstance(command, Heartbeat) else None
 
     def activated(self, shard: Any) -> None:
-        """What was promised under former coordinators is there."""
+        """Check that the loaded state has everything that former coordinators acknowledged."""
         machine = shard.machine
         assert isinstance(machine, GroupMachine)
         self.broker.cluster.ledger.loaded(shard.coordinator_epoch, machine)
 
     def complete_transaction(self, end: EndMarker) -> None:
-        """Append a marker, and let what it decides come about."""
+        """Append an end marker, which commits or drops offsets. Raises NotCoordinatorError."""
         if self.shard is None:
             raise NotCoordinatorError("the group is not coordinated here")
         self.shard.complete_transaction(end)
 
     def topics_deleted(self, topics: Iterable[tuple[str, bytes]]) -> None:
-        """Forget the offsets of topics that are gone (``ShardSet.send_to_all``)."""
+        """Delete the offsets of deleted topics (``ShardSet.send_to_all``)."""
         self.open_now()
         if self.shard is not None:
             self._send(self.shard, TopicsDeleted(tuple(topics)))
@@ -125,7 +125,7 @@ class Groups(Shards):
             shard.submit(command).then(answered)
 
     def _knows(self, offsets: Iterable[OffsetToCommit]) -> bool:
-        """Whether the topics of offsets are there, by their ids (``sort_out``)."""
+        """Return whether the partitions of offsets exist, by topic id (``sort_out``)."""
         image = self.broker.image
         return all(
             (topic := image.topics_by_id.get(UUID(bytes=one.topic_id))) is not None
@@ -134,7 +134,7 @@ class Groups(Shards):
         )
 
     def ask(self, request: AskGroup, reply: Answer) -> None:
-        """A request of a member."""
+        """Serve a member's request."""
         shard = self.shard
         epoch = -1 if shard is None else shard.leader_epoch
         if isinstance(request.command, CommitOffsets | TxnCommitOffsets) and not self._knows(
@@ -165,41 +165,41 @@ class Groups(Shards):
 
 @dataclass(slots=True)
 class GroupLedger:
-    """What the members of a group were told, by the coordinator's epoch."""
+    """The answers that a group's members got, by coordinator epoch."""
 
     invariants: Invariants
     topic: str
     commits: int = 0
     generations: dict[int, int] = field(default_factory=dict)
-    """The largest generation that somebody was assigned something in."""
+    """The largest generation in which a member got an assignment, by coordinator epoch."""
     owners: dict[tuple[int, int], str] = field(default_factory=dict)
-    """By generation and partition, of the classic protocol."""
+    """The owner by generation and partition, in the classic protocol."""
     topics: dict[str, UUID | None] = field(default_factory=dict)
-    """Of which topic each commit was, by its metadata."""
+    """The topic id of each commit, by the commit's metadata."""
     aborted: set[str] = field(default_factory=set)
-    """Commits of transactions that were aborted, by their metadata."""
+    """The metadata of commits whose transactions were aborted."""
     open: dict[str, tuple[int, dict[Key, int]]] = field(default_factory=dict)
-    """Commits in transactions that may still come to be: epoch and offsets, by their metadata."""
+    """Coordinator epoch and offsets of commits in open transactions, by the commits' metadata."""
     _passed_over: set[str] = field(default_factory=set)
-    """Of those, the ones that somebody was not told to wait for."""
+    """The metadata of those commits for which a stable fetch returned a smaller offset."""
     _offsets: Known = field(default_factory=dict)
 
     @property
     def is_void(self) -> bool:
-        """Whether the log that groups live on has lost what it had promised."""
+        """Whether the groups' partition may have lost acknowledged records."""
         topic = self.invariants.image.topics.get(GROUPS_TOPIC)
         return topic is None or self.invariants.truth((topic.topic_id, SHARD)).was_void
 
     def _holds(self, partition: Key) -> bool:
-        """Whether what was acknowledged of a partition still counts."""
+        """Return whether a partition's acknowledged offsets must still exist."""
         return not self.is_void and partition[0] in self.invariants.image.topics_by_id
 
     def acknowledged(self, partitions: Iterable[Key]) -> Known:
-        """What was acknowledged by now of these partitions."""
+        """Return the offsets of these partitions that were acknowledged so far."""
         return {one: dict(self._offsets.get(one, {})) for one in partitions}
 
     def committed(self, epoch: int, offsets: Mapping[Key, int], known: Known) -> None:
-        """A member was told that its offsets are there; ``known`` is of when it asked."""
+        """Add acknowledged offsets; ``known`` were acknowledged before the member's request."""
         self.commits += 1
         for partition, offset in offsets.items():
             floor = _largest(known.get(partition, {}), epoch)
@@ -212,7 +212,7 @@ class GroupLedger:
             mine[epoch] = max(mine.get(epoch, -1), offset)
 
     def ends(self, tag: str, *, commits: bool) -> None:
-        """A transaction with offsets has ended."""
+        """End a transaction with offsets."""
         _, offsets = self.open.pop(tag, (-1, {}))
         if not commits:
             self.aborted.add(tag)
@@ -228,9 +228,9 @@ class GroupLedger:
         known: Known,
         were_open: Iterable[str],
     ) -> None:
-        """A member was told stable offsets and their metadata.
+        """Check the stable offsets and the metadata that a member has fetched.
 
-        ``known`` and ``were_open`` are of when it asked.
+        ``known`` and ``were_open`` are from before the member's request.
         """
         for tag in were_open:
             since, pending = self.open.get(tag, (1 << 30, {}))
@@ -255,7 +255,7 @@ class GroupLedger:
                 )
 
     def joined(self, epoch: int, generation: int, known: Mapping[int, int]) -> None:
-        """A member was told a generation; ``known`` are those of when it asked."""
+        """Check a member's new generation; ``known`` is from before the member's request."""
         floor = _largest(known, epoch)
         if not self.is_void and generation < floor:
             raise BrokenInvariantError(
@@ -263,7 +263,7 @@ class GroupLedger:
             )
 
     def assigned(self, epoch: int, generation: int, member: str, owned: Iterable[int]) -> None:
-        """A member has its part of a generation."""
+        """Add a member's assignment in a generation."""
         self.generations[epoch] = max(self.generations.get(epoch, -1), generation)
         for partition in owned:
             other = self.owners.setdefault((generation, partition), member)
@@ -273,7 +273,7 @@ class GroupLedger:
                 )
 
     def loaded(self, epoch: int, machine: GroupMachine) -> None:
-        """A coordinator has read its log: all that others have acknowledged is there."""
+        """Check that a coordinator has loaded everything that former ones acknowledged."""
         if self.is_void:
             return
         stored = machine.offsets.of_group(GROUP)
@@ -304,5 +304,5 @@ class GroupLedger:
 
 
 def _largest(known: Mapping[int, int], epoch: int) -> int:
-    """What a coordinator of that epoch has to know at least; -1 for nothing."""
+    """Return the largest value that was acknowledged up to a coordinator epoch, -1 if none was."""
     return max((one for at, one in known.items() if at <= epoch), default=-1)

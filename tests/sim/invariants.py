@@ -1,18 +1,18 @@
-"""What must hold after every step, and what a history has promised so far.
+"""The invariants that are checked after every step, and the acknowledgements of a history.
 
-For each partition there is one truth: the records below the highest high watermark that a leader
-ever had. Every rule compares with it, and looks only at what a step has touched.
+The truth of a partition is its records below the highest high watermark that any leader has had.
+Every invariant compares with it the replicas that a step has changed and the answers to clients.
 
-The rules are those of the TLA+ models of Kafka's replication (``KafkaReplication``, ``Kip320``,
-``AsyncIsr``) and of the issue:
+The invariants come from the TLA+ models of Kafka's replication (``KafkaReplication``, ``Kip320``,
+``AsyncIsr``), but for the last one, which concerns clients:
 
-* **one leader per epoch**, and epochs never go back, for nobody;
+* **one leader per epoch**, and epochs never decrease;
 * **LeaderInIsr**: the leader that the controller names is in its ISR;
-* **ValidHighWatermark**: a leader's high watermark is at most the end of each member of its ISR;
-* **StrongIsr**, equal records below the high watermarks: what a replica shows is the truth;
-* **leader completeness** (WeakIsr): who is elected has the whole truth;
-* what a producer was told with acks=all is part of the truth, and an idempotent producer's records
-  are in it once and in their order.
+* **ValidHighWatermark**: a leader's high watermark is at most the log end of each ISR member;
+* **StrongIsr**: the records of every replica below its high watermark are the truth;
+* **leader completeness** (WeakIsr): an elected leader has the whole truth;
+* records acknowledged with acks=all are part of the truth, and an idempotent producer's records
+  are in it once and in order.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ Entry = tuple[int, Hashable]
 
 
 class BrokenInvariantError(AssertionError):
-    """A rule of the cluster does not hold."""
+    """An invariant of the cluster is broken."""
 
 
 class Leading(Protocol):
-    """A process, as far as the rules look at it."""
+    """The part of a broker process that the invariants use."""
 
     def leads(self, key: Key) -> int | None:
-        """The leader epoch under which it leads a partition, None if it does not."""
+        """Return the leader epoch in which it leads a partition, None if it does not."""
 
 
 @dataclass(slots=True)
 class Site:
-    """A broker's node: its disk stays, its process comes and goes."""
+    """A broker's node: one disk, and the current process."""
 
     broker_id: int
     disk: Disk
@@ -51,40 +51,40 @@ class Site:
 
 @dataclass(slots=True)
 class Truth:
-    """What is known of one partition."""
+    """The truth of one partition, and what clients were told of it."""
 
     name: str
     committed: list[Entry] = field(default_factory=list)
     leaders: dict[int, int] = field(default_factory=dict)
-    """Who led, by leader epoch."""
+    """The leader by leader epoch."""
     shown: dict[int, int] = field(default_factory=dict)
-    """How far each replica's records were compared, by broker."""
+    """The offset up to which each replica's records were compared, by broker."""
     is_void: bool = False
-    """Settings promise nothing: by an unclean election."""
+    """Whether committed records may be lost, after an unclean election."""
     was_void: bool = False
     dropped: int = 0
-    """What is below was deleted by somebody."""
+    """The highest log start offset of any replica so far."""
     acked: int = 0
     sequences: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
-    """The next sequence by producer id and epoch, and the offset behind its last record."""
+    """The next sequence and the offset after the last record, by producer id and epoch."""
     told: dict[int, Hashable] = field(default_factory=dict)
-    """What producers were told with acks=all, by offset."""
+    """The values that were acknowledged with acks=all, by offset."""
 
 
 class Invariants:
-    """Watches the disks and processes of a cluster."""
+    """Checks the disks and processes of a cluster."""
 
     def __init__(self) -> None:
         self.sites: dict[int, Site] = {}
         self.truths: dict[Key, Truth] = {}
         self.image = MetadataImage()
-        """The controller's."""
+        """The controller's image."""
         self.checked = 0
         self._touched: dict[tuple[int, Key], None] = {}
         self._changed: dict[Key, None] = {}
 
     def truth(self, key: Key) -> Truth:
-        """What is known of a partition."""
+        """Return the truth of a partition, created on first use."""
         found = self.truths.get(key)
         if found is None:
             topic = self.image.topics_by_id.get(key[0])
@@ -93,11 +93,11 @@ class Invariants:
         return found
 
     def touched(self, broker_id: int, key: Key) -> None:
-        """A replica's log or marks have changed."""
+        """Have a replica checked after this step, as its log or offsets have changed."""
         self._touched[broker_id, key] = None
 
     def check(self) -> None:
-        """Whether all holds of what was touched since the last time."""
+        """Check the replicas and partitions that have changed. Raises BrokenInvariantError."""
         if self._touched:
             touched, self._touched = self._touched, {}
             for broker_id, key in touched:
@@ -112,7 +112,7 @@ class Invariants:
     # --- the controller ---
 
     def decided(self, image: MetadataImage) -> None:
-        """The controller has an image that is committed."""
+        """Take the controller's next committed image, and check its changes."""
         old, self.image = self.image, image
         if old.topics is image.topics:
             return
@@ -147,26 +147,26 @@ class Invariants:
                         f"{truth.name}: a reassignment ends before all are in sync: {now}"
                     )
         if now.leader_recovery_state == RECOVERING and now.leader != was_leader:
-            # Beside an eligible replica it is any other one.
+            # The last known leader has every record, if no replica was eligible any longer.
             was_last = was is not None and not was.elr and (now.leader,) == was.last_known_elr
             if not was_last:
                 self.voids(key)
         self._changed[key] = None
 
     def voids(self, key: Key) -> None:
-        """Nothing is promised of this partition's records of up to now."""
+        """Void a partition: its records so far may be lost."""
         truth = self.truth(key)
         truth.is_void = truth.was_void = True
 
     # --- replicas ---
 
     def shown_again(self, broker_id: int, key: Key) -> None:
-        """A process is gone: the next one shows what it finds."""
+        """Compare a replica from its beginning again, after its process has ended."""
         if key in self.truths:
             self.truths[key].shown[broker_id] = 0
 
     def took_office(self, broker_id: int, key: Key, leader_epoch: int) -> None:
-        """A broker begins to lead in an epoch."""
+        """Check leader completeness as a broker begins to lead in an epoch."""
         truth = self.truth(key)
         other = truth.leaders.setdefault(leader_epoch, broker_id)
         if other != broker_id:
@@ -189,7 +189,7 @@ class Invariants:
         self._begin_anew(truth, log)
 
     def _begin_anew(self, truth: Truth, log: ModelLog) -> None:
-        """What is left after an election that may lose records."""
+        """Reduce the truth to the new leader's log, after an election that may lose records."""
         keep = _first_difference(truth.committed, log)
         del truth.committed[keep:]
         truth.is_void = False
@@ -198,7 +198,7 @@ class Invariants:
         truth.sequences = {}
 
     def shows_more(self, broker_id: int, key: Key) -> None:
-        """A leader has moved its high watermark; looked at at once, it may resign in this step."""
+        """Check a leader's new high watermark at once, as it may resign within the same step."""
         self._check_replica(broker_id, key)
         self._changed[key] = None
 
@@ -245,8 +245,8 @@ class Invariants:
                 continue  # a coordinator's records have no sequence
             identity = header.producer_id, header.producer_epoch
             expected, end = truth.sequences.get(identity, (header.base_sequence, 0))
-            # A log that has nothing of a producer any more does not know it here; the daemon's own
-            # keeps what it knew in a snapshot.
+            # Without records of a producer, a log does not know the producer here; the daemon's
+            # log keeps the producer state in a snapshot.
             if header.base_sequence != expected and end > truth.dropped:
                 raise BrokenInvariantError(
                     f"{truth.name}: producer {identity} has sequence {header.base_sequence} at"
@@ -258,13 +258,13 @@ class Invariants:
     # --- partitions ---
 
     def _check_partition(self, key: Key) -> None:
-        """Who is in the ISR, or eligible, has the truth, and no leader shows more than they."""
+        """Check that each member of the ISR and the ELR has all committed records."""
         registration, truth = self.image.partition(*key), self.truths.get(key)
         if registration is None or truth is None or truth.is_void:
             return
         count = len(truth.committed)
         if truth.was_void and registration.leader != truth.leaders.get(registration.leader_epoch):
-            return  # the truth is the new leader's, once it leads
+            return  # the truth becomes the new leader's log, once it leads
         for replica in (*registration.isr, *registration.elr):
             site = self.sites[replica]
             log = site.disk.logs.get(key)
@@ -282,10 +282,10 @@ class Invariants:
                     f" {replica} has {log.records[count - 1 - log.first]}: {registration}"
                 )
 
-    # --- what clients were told ---
+    # --- answers to clients ---
 
     def acknowledged(self, key: Key, offset: int, values: tuple[Hashable, ...]) -> None:
-        """A producer was told with acks=all that its records stand there."""
+        """Check values that were acknowledged with acks=all at ``offset``."""
         truth = self.truth(key)
         truth.acked += len(values)
         if truth.is_void:
@@ -293,14 +293,14 @@ class Invariants:
         found = [value for _, value in truth.committed[offset : offset + len(values)]]
         if found != list(values):
             if truth.was_void:
-                return  # by a leader that was not yet told of the other one
+                return  # by a leader that did not know of the next one yet
             raise BrokenInvariantError(
                 f"{truth.name}: acknowledged {values} at {offset}, committed is {found}"
             )
         truth.told.update((offset + at, value) for at, value in enumerate(values))
 
     def consumed(self, key: Key, offset: int, values: list[Hashable]) -> None:
-        """A consumer got these, in a row from there."""
+        """Check consecutive values that a consumer got from ``offset`` on."""
         truth = self.truth(key)
         if truth.is_void:
             return
@@ -311,7 +311,7 @@ class Invariants:
             )
 
     def has_ended(self, key: Key, batch: Batch) -> None:
-        """A read_committed consumer got a batch: the end of its transaction is committed."""
+        """Check that the transaction of a batch ended, as a read_committed consumer got it."""
         truth, producer_id = self.truth(key), batch.header.producer_id
         ends = (value for _, value in truth.committed[batch.next_offset :])
         if not truth.was_void and not any(
@@ -325,7 +325,7 @@ class Invariants:
     # --- the end ---
 
     def converged(self) -> list[str]:
-        """What is not yet as it must be once all faults are over; nothing if all is."""
+        """Return a message for each partition that has not recovered from the faults."""
         wrong: list[str] = []
         for topic in self.image.topics.values():
             for index, now in enumerate(topic.partitions):
@@ -367,7 +367,7 @@ class Invariants:
         return wrong
 
     def finish(self) -> None:
-        """Everything that was acknowledged is there."""
+        """Check that the leaders' logs have everything that was acknowledged."""
         for key, truth in self.truths.items():
             registration = self.image.partition(*key)
             if registration is None or registration.leader < 0:

@@ -48,7 +48,10 @@ def _altered(answer: PartitionRegistration | DomainError) -> int | AlteredPartit
 def altered(
     decide: Callable[[Callable[[Controller], Outcome[Any]]], Any], request: AlterPartitionRequest
 ) -> dict[tuple[UUID, int], int | AlteredPartition]:
-    """Have a controller decide on changes of ISRs; its answers. Raises StaleBrokerEpochError."""
+    """Have a controller decide on an AlterPartition; return each partition's result or error.
+
+    Raises StaleBrokerEpochError.
+    """
     items = [
         isr.AlterIsr(
             one.topic_id,

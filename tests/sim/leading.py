@@ -1,7 +1,7 @@
-"""What a broker does with the partitions that it leads: requests in, the leader's machine, replies.
+"""A broker's work as a leader: requests, the leaders' state machines, and replies.
 
-The order is the one of ``ReplicaManager``: check, read or append, tell the machine, carry out what
-it says, and only then answer whoever waits.
+The order is the one of ``ReplicaManager``: check, read or append, update the state machine, carry
+out its step, and only then answer the waiting requests.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ VERDICTS: Mapping[AcksVerdict, Code] = {
 
 
 class FollowerFetch(NamedTuple):
-    """A follower's Fetch: who asks, and the machine's request."""
+    """A follower's Fetch, with the follower's id and broker epoch."""
 
     broker_id: int
     broker_epoch: int
@@ -62,7 +62,7 @@ class ListOffset(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """The leader's end."""
+    """The answer to a ListOffsets: the leader's log start or end, or an error."""
 
     error: int
     offset: int = -1
@@ -70,7 +70,7 @@ class Listed(NamedTuple):
 
 @dataclass(slots=True)
 class _Waiter:
-    """Somebody who waits until a write is committed."""
+    """A request that waits until a write is committed."""
 
     required: int
     leader_epoch: int
@@ -97,7 +97,7 @@ class _Session:
     epoch: int = 1
     parts: dict[Key, PartitionFetch] = field(default_factory=dict)
     told: dict[Key, tuple[int, int]] = field(default_factory=dict)
-    """The high watermark and log start that the follower has heard."""
+    """The high watermark and log start offset that the follower was last told, by partition."""
 
 
 class Leading:
@@ -113,14 +113,14 @@ class Leading:
         self._next_session = 1
 
     def leader(self, key: Key) -> PartitionLeader | None:
-        """The machine of a partition that is led."""
+        """Return the state machine of a partition, None if this broker does not lead it."""
         found = self.leaders.get(key)
         return found if found is not None and found.is_leader else None
 
     # --- images ---
 
     def lead(self, one: LocalPartition) -> None:
-        """Lead by a registration."""
+        """Become the leader by a registration."""
         broker, key = self.broker, (one.topic_id, one.index)
         log = broker.log(key)
         machine = self.leaders.get(key)
@@ -139,7 +139,7 @@ class Leading:
         self._settle(key)
 
     def resign(self, one: LocalPartition, *, is_gone: bool = False) -> None:
-        """Lead no more."""
+        """Stop leading a partition."""
         key = one.topic_id, one.index
         machine = self.leaders.get(key)
         if machine is not None and machine.resign(None if is_gone else one.registration):
@@ -149,14 +149,14 @@ class Leading:
             self.leaders.pop(key, None)
 
     def reconsider(self) -> None:
-        """Registrations of brokers have changed."""
+        """Reconsider all ISRs after a change of broker registrations."""
         now_ms = self.broker.node.now_ms
         for key, machine in self.leaders.items():
             if machine.is_leader:
                 self.carry_out(key, machine.reconsider(now_ms))
 
     def check_isr(self) -> None:
-        """The periodic look for replicas that lag."""
+        """Look for lagging replicas; called periodically."""
         now_ms = self.broker.node.now_ms
         for key, machine in self.leaders.items():
             self.carry_out(key, machine.check_isr(now_ms))
@@ -165,7 +165,7 @@ class Leading:
     # --- steps ---
 
     def carry_out(self, key: Key, step: LeaderStep) -> None:
-        """Do what the machine of a partition says."""
+        """Carry out a step of a partition's state machine."""
         broker = self.broker
         log, machine = broker.log(key), self.leaders[key]
         if step.epoch_entry is not None:
@@ -190,7 +190,7 @@ class Leading:
             self._settle(key)
 
     def send_changes(self) -> None:
-        """Ask the controller for what is queued, if nothing is under way."""
+        """Send the queued ISR changes to the controller, unless a request is in flight."""
         broker = self.broker
         request = self.alter.next_request(broker.node.now_ms)
         if request is None:
@@ -226,7 +226,7 @@ class Leading:
         self._send_in_time()
 
     def _send_in_time(self) -> None:
-        """Ask anew when it is time to, by the clock of this node: that may have been set back."""
+        """Retry when it is time by this node's clock, which may have been set back."""
         wait_ms = (self.alter.retry_at_ms or 0) - self.broker.node.now_ms
         if wait_ms > 0:
             self.broker.node.after(wait_ms, self._send_in_time)
@@ -236,7 +236,7 @@ class Leading:
     # --- writes ---
 
     def produce(self, request: Produce, reply: Answer, *, is_verified: bool = False) -> None:
-        """A producer's batch; the first one of a transaction is verified before."""
+        """Append a producer's batch; the first one of a transaction is verified before."""
         machine, header = self.leader(request.key), request.batch.header
         if machine is None:
             if request.key not in self.broker.disk.logs:
@@ -295,7 +295,7 @@ class Leading:
         )
 
     def append(self, key: Key, request: Produce) -> tuple[int, int]:
-        """Append to a log that is led; its first and last offset."""
+        """Append a batch as the leader; return its first and last offset."""
         machine, log = self.leaders[key], self.broker.log(key)
         placed = log.append(request.batch, machine.leader_epoch)
         self.broker.touched(key)
@@ -304,7 +304,7 @@ class Leading:
         return placed.base_offset, placed.next_offset - 1
 
     def delete_records(self, key: Key) -> None:
-        """Drop the older half of what is committed, and its batches."""
+        """Delete the older half of the committed records."""
         machine = self.leader(key)
         if machine is None:
             return
@@ -322,7 +322,7 @@ class Leading:
         timeout_ms: int,
         reply: Callable[[Code], None],
     ) -> None:
-        """Answer once what is below ``required`` is committed, or can not be any more."""
+        """Reply once the records below ``required`` are committed, or can no longer be."""
         waiter = _Waiter(required, leader_epoch, reply)
         self._waiters.setdefault(key, []).append(waiter)
         self.broker.node.after(timeout_ms, self._give_up, waiter)
@@ -358,7 +358,7 @@ class Leading:
     # --- reads ---
 
     def follower_fetches(self, fetch: FollowerFetch, reply: Answer) -> None:
-        """A follower's request: answered at once, or when there is something to say."""
+        """Answer a follower's fetch, at once if it has news, otherwise later."""
         session = self._session(fetch.request)
         if isinstance(session, int):
             reply(FetchAnswer(error=session))
@@ -396,7 +396,7 @@ class Leading:
         for one in request.partitions:
             known = parts.get(one.key)
             if known is not None and known.current_leader_epoch != one.current_leader_epoch:
-                # It may have dropped what it was told for another epoch.
+                # The follower may have dropped the offsets of another epoch.
                 session.told.pop(one.key, None)
             parts[one.key] = one
         session.parts = parts
@@ -416,12 +416,12 @@ class Leading:
         _answer(parked.session, answers, parked.reply, is_full=False)
 
     def _wake(self, key: Key) -> None:
-        """Fetches that wait on a partition may go."""
+        """Answer the fetches that wait on a partition."""
         for parked in self._parked.pop(key, ()):
             self._unpark(parked)
 
     def _refusal(self, key: Key, leader_epoch: int) -> int:
-        """Why somebody who knows that leader epoch is not served; 0 if it is."""
+        """Return the error for a request with a leader epoch, 0 if it can be served."""
         if self.broker.image.partition(*key) is None:
             known = key[0] in self.broker.image.topics_by_id
             return Errors.UNKNOWN_TOPIC_OR_PARTITION if known else Errors.UNKNOWN_TOPIC_ID
@@ -464,7 +464,7 @@ class Leading:
         return answer
 
     def list_offset(self, request: ListOffset, reply: Answer) -> None:
-        """A follower's question for the ends of a log."""
+        """Answer a follower's ListOffsets."""
         refusal = self._refusal(request.key, request.leader_epoch)
         if refusal:
             reply(Listed(refusal))
@@ -473,7 +473,7 @@ class Leading:
         reply(Listed(0, log.end if request.end is LogEnd.LATEST else log.start))
 
     def consume(self, request: Consume, reply: Answer) -> None:
-        """A consumer's fetch, at the leader or, if it says so, at a follower."""
+        """Answer a consumer's fetch, as the leader or, if the request allows it, as a follower."""
         key = request.key
         refusal = self._refusal(key, request.leader_epoch)
         if refusal == Errors.NOT_LEADER_OR_FOLLOWER and request.from_follower:
@@ -492,8 +492,7 @@ class Leading:
 def read_for_follower(
     log: ModelLog, part: PartitionFetch, high_watermark: int, most: int
 ) -> PartitionAnswer:
-    """What the leader's log has for a follower that stands there (kafka:
-    ``Partition.readRecords``)."""
+    """Read the leader's log for a follower's fetch (kafka: ``Partition.readRecords``)."""
     offset = part.fetch_offset
     try:
         epoch = part.last_fetched_epoch
@@ -522,14 +521,14 @@ def _is_news(answer: PartitionAnswer) -> bool:
 def _answer(
     session: _Session, answers: dict[Key, PartitionAnswer], reply: Answer, *, is_full: bool
 ) -> None:
-    """Tell a follower what is new since its last answer; all of it in a full one."""
+    """Answer a follower with the partitions that have news, or, in a full answer, with all."""
     told = session.told
     for key, one in list(answers.items()):
         marks = one.high_watermark, one.log_start_offset
         if not is_full and not _is_news(one) and told.get(key) == marks:
             del answers[key]
         if one.error or one.diverging is not None:
-            told.pop(key, None)  # the follower does not look at them
+            told.pop(key, None)  # the follower ignores the offsets of this answer
         else:
             told[key] = marks
     reply(FetchAnswer(session_id=session.session_id, partitions=answers))

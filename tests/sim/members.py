@@ -1,8 +1,8 @@
-"""Members of a consumer group, of either protocol, that commit as they please.
+"""Members of a consumer group, of either protocol, that commit at random.
 
-What they commit are counters, not what they have read: what matters is that nobody is told less
-than somebody was told to be there. A member whose commit was not answered begins anew as another
-one, for the request may still arrive (a real client has the same doubt, and lives with it).
+They commit counters, not positions in a log: the check is that no member fetches a smaller offset
+than was acknowledged before. A member without an answer to its commit joins again as a new member,
+because the request may still arrive (a real client is as uncertain, and accepts it).
 """
 
 from __future__ import annotations
@@ -56,22 +56,22 @@ from tests.sim.txn_client import TIMEOUT_MS, Identity, Step, Transactional
 
 HEARTBEAT_MS: Final = 150
 COMMITS: Final = 0.8
-"""How often a member commits between two heartbeats."""
+"""The probability that a member commits between two heartbeats."""
 DAWDLES: Final = 0.05
-"""How often it takes so long over what it does that it may be thrown out, or its transaction be."""
+"""The probability that it is so slow that its session or its transaction may time out."""
 GOES: Final = 0.02
-"""How often it leaves between two heartbeats, or is gone without a word, and comes back."""
+"""The probability that it leaves or crashes between two heartbeats, and then joins again."""
 OUT: Final = (
     UnknownMemberIdError,
     FencedMemberEpochError,
     IllegalGenerationError,
     GroupIdNotFoundError,
 )
-"""After these a member joins as a new one; the group itself goes where its log is lost."""
+"""Errors after which a member joins as a new one; a lost log takes the group with it."""
 
 
 class Member(Transactional):
-    """What both protocols share: offsets."""
+    """The part that both protocols share: fetching and committing offsets."""
 
     def __init__(
         self,
@@ -91,9 +91,9 @@ class Member(Transactional):
         """The generation, or the member epoch."""
         self.owned: frozenset[int] = frozenset()
         self.positions: dict[int, int] = {}
-        """Of the partitions that it owns, where it knows them."""
+        """The positions in its owned partitions, where it knows them."""
         self.is_working = False
-        """Whether it has all that it was assigned."""
+        """Whether it has a position in each partition of its assignment."""
         self.is_in_transaction = False
         self._times = 0
         self._identity: Identity | None = None
@@ -103,7 +103,7 @@ class Member(Transactional):
         self._advance(None)
 
     def began_anew(self) -> None:
-        # What was owned is what others of its name were.
+        # The positions belong to the deleted topic of the same name.
         self.positions.clear()
 
     @property
@@ -112,12 +112,12 @@ class Member(Transactional):
         return self.is_working and not self.is_in_transaction
 
     def _ask(self, command: object) -> Step:
-        """The epoch of the coordinator, and what it says; (-1, None) for no answer."""
+        """Return the coordinator epoch and the response, or (-1, None) without an answer."""
         answer = yield ("group", command)
         return (-1, None) if answer is None else (answer.epoch, answer.response)
 
     def _another_life(self) -> None:
-        """Be somebody else from now on."""
+        """Drop the member id, to join as a new member."""
         self.member_id, self.epoch = "", -1
         self._lose()
 
@@ -134,7 +134,7 @@ class Member(Transactional):
     # --- offsets ---
 
     def _fetch(self, partitions: Iterable[int], **who: Any) -> Step:
-        """Learn where to begin; whether that could be had."""
+        """Fetch the positions in partitions; return whether that succeeded."""
         asked = tuple(sorted(partitions))
         if not asked:
             return True
@@ -157,7 +157,7 @@ class Member(Transactional):
         return True
 
     def _process(self) -> Step:
-        """Go on in some partitions, and commit that; whether it may go on as the same member."""
+        """Advance in some partitions and commit; return whether it can go on as the same member."""
         taken = [one for one in self.positions if self.draw.random() < 0.5]
         if not taken or self.is_stopped or self.draw.random() >= COMMITS:
             return True
@@ -179,7 +179,7 @@ class Member(Transactional):
         return answer is not None
 
     def _advanced(self, taken: list[int], tag: str) -> tuple[OffsetToCommit, ...]:
-        taken = [one for one in taken if one in self.positions]  # the topic may be another one
+        taken = [one for one in taken if one in self.positions]  # the topic may have been recreated
         for one in taken:
             self.positions[one] += self.draw.randint(1, 4)
         topic_id = self.topic_id
@@ -214,8 +214,8 @@ class Member(Transactional):
         if not (ledger.commits and ledger.is_acknowledged):
             self.positions.clear()
         self.is_in_transaction = False
-        # The offsets of a transaction that was given up may still be on their way; its end has
-        # made them strangers (KIP-890).
+        # The offsets of an abandoned transaction may still arrive; its end has bumped the producer
+        # epoch, so that they are refused (KIP-890).
         return True
 
     def _commit_offsets(self, identity: Identity, number: int) -> Step:
@@ -242,7 +242,7 @@ def _told(offsets: Iterable[OffsetToCommit]) -> dict[Key, int]:
 
 
 class ClassicMember(Member):
-    """Joins, syncs, heartbeats."""
+    """A member of the classic protocol: JoinGroup, SyncGroup, Heartbeat."""
 
     def _live(self) -> Step:
         yield from self._find_topic()
@@ -309,7 +309,7 @@ class ClassicMember(Member):
         }
 
     def _work(self) -> Step:
-        """Until there is a reason to join again."""
+        """Heartbeat, fetch and commit until the member must join again."""
         while True:
             yield from self._fetch(self.owned - self.positions.keys())
             self.is_working = self.positions.keys() == self.owned
@@ -332,17 +332,17 @@ class ClassicMember(Member):
             if self.draw.random() < 0.2:
                 self.look_up()
             if self._leads_of not in (None, len(self.replicas)):
-                return  # a leader looks for new partitions
+                return  # a leader rejoins for new partitions
 
 
 class ConsumerMember(Member):
-    """Heartbeats (KIP-848)."""
+    """A member of the consumer protocol (KIP-848)."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self._said: frozenset[int] | None = None
-        """What it last said that it owns: it does not repeat itself."""
+        """The owned partitions that it last reported; it reports them only after a change."""
         self._is_unsure = True
-        """Whether it says everything, so that it is told everything."""
+        """Whether the next heartbeat has all fields, so that the answer has the assignment."""
         super().__init__(*arguments, **options)
 
     def _live(self) -> Step:
@@ -369,7 +369,7 @@ class ConsumerMember(Member):
                 self._another_life()
 
     def _beat(self) -> Step:
-        """Heartbeat, give up and take what is told; whether it is a member."""
+        """Heartbeat and apply the assignment; return whether the coordinator accepted it."""
         owned, is_unsure = self.owned, self._is_unsure
         says = is_unsure or self._said != owned
         command = ConsumerHeartbeat(
@@ -395,7 +395,7 @@ class ConsumerMember(Member):
             here = None if self.topic_id is None else self.topic_id.bytes
             if any(topic_id != here for topic_id, _ in answer.assignment):
                 self.look_up()
-                self._is_unsure = True  # to be told again, of a topic that it knows
+                self._is_unsure = True  # to get the assignment again, of a topic that it knows
             self.owned = frozenset(
                 one for at, indexes in answer.assignment if at == here for one in indexes
             )

@@ -1,4 +1,4 @@
-"""What clients and brokers of a simulated cluster say to each other, beside the machines' own."""
+"""Requests and answers of simulated clients and brokers, in addition to the state machines'."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.sim.disk import Batch, Key
 
 
 class Code(IntEnum):
-    """Kafka's numbers of the errors that clients get."""
+    """Kafka's codes of the errors that clients get."""
 
     NONE = 0
     OFFSET_OUT_OF_RANGE = 1
@@ -34,13 +34,13 @@ class Code(IntEnum):
 
 
 class Where(NamedTuple):
-    """Ask a broker who leads the partitions of a topic."""
+    """Ask a broker for the leaders of a topic's partitions."""
 
     topic: str
 
 
 class Leaders(NamedTuple):
-    """Leader and leader epoch of each partition; ``topic_id`` None: no such topic."""
+    """The leader and leader epoch of each partition; ``topic_id`` is None for an unknown topic."""
 
     topic_id: UUID | None
     leaders: tuple[tuple[int, int], ...] = ()
@@ -58,14 +58,14 @@ class Produce(NamedTuple):
 
 
 class Produced(NamedTuple):
-    """Where it went, or why it did not."""
+    """The base offset of the batch, or an error."""
 
     error: int
     base_offset: int = -1
 
 
 class Consume(NamedTuple):
-    """Read what is committed, at the leader of that epoch or at a follower."""
+    """Read committed records, from the leader of ``leader_epoch`` or from a follower."""
 
     key: Key
     offset: int
@@ -75,7 +75,7 @@ class Consume(NamedTuple):
 
 
 class Consumed(NamedTuple):
-    """Batches in a row; ``limit`` is the offset up to which more may be read at once."""
+    """Consecutive batches; ``limit`` is the offset up to which records can be read now."""
 
     error: int
     batches: tuple[Batch, ...] = ()
@@ -88,13 +88,13 @@ class InitProducerIdless(NamedTuple):
 
 
 class NewProducerId(NamedTuple):
-    """Its answer; -1: try again."""
+    """The answer with a producer id, -1 if the client must retry."""
 
     producer_id: int
 
 
 class AllocateIds(NamedTuple):
-    """A broker wants a block of producer ids."""
+    """A broker's request for a block of producer ids."""
 
     broker_id: int
     broker_epoch: int

@@ -1,9 +1,8 @@
-"""Machines that stop, and a network that delays, loses and repeats.
+"""Nodes that stop, and a network that delays, loses and repeats messages.
 
-A node is a place with a disk and a clock; a process runs on it, in one *incarnation* after another.
-A connection keeps the order of its requests. When it breaks, what was under way on it may arrive
-all the same, later than what the next connection brings: so a late request of a process that is
-long gone is nothing special here.
+A node has a disk and a clock; each process that runs on it is another *incarnation*. A connection
+keeps the order of its requests. After it breaks, its requests in flight may still arrive, even
+after requests of the next connection or after the end of the process that sent them.
 """
 
 from __future__ import annotations
@@ -16,20 +15,20 @@ from typing import Any, Final
 from tests.sim.scheduler import Scheduler
 
 MAX_LATE_MS: Final = 2_500
-"""What lies in buffers arrives within that time."""
+"""The longest time that a late request spends in buffers."""
 
 NOTICED_MS: Final = 300
-"""A connection that breaks is noticed within that time."""
+"""The longest time until a node notices a broken connection."""
 
 CLOCK_MS: Final = 1_000_000
-"""What clocks are ahead of the simulated time, where nobody has set them."""
+"""How far a clock is ahead of the simulated time before any fault sets it."""
 
 Answer = Callable[[Any], None]
-"""Called once with the answer; with None when none will come."""
+"""Called once: with the answer, or with None if none will come."""
 
 
 class Node:
-    """A place for a process."""
+    """A machine on which one process at a time runs."""
 
     def __init__(self, scheduler: Scheduler, name: str) -> None:
         self.scheduler = scheduler
@@ -38,30 +37,30 @@ class Node:
         self.incarnation = 0
         self.paused_until_ms = 0
         self.clock_ms = CLOCK_MS
-        """What its clock is ahead of the simulated time."""
+        """How far its clock is ahead of the simulated time."""
         self._deferred: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
-        """What happened while it was paused, in its order."""
+        """The calls that were due while it was paused, in order."""
         self.receive: Callable[[str, Any, Answer], None] = lambda _sender, _request, _answer: None
-        """What the process does with a request."""
+        """The process's handler of requests."""
 
     @property
     def now_ms(self) -> int:
-        """Its own time."""
+        """The time by its clock."""
         return self.scheduler.now + self.clock_ms
 
     def begin(self) -> None:
-        """A process starts."""
+        """Start a process."""
         self.is_up = True
         self.incarnation += 1
 
     def end(self) -> None:
-        """The process is gone, with all that it had under way."""
+        """End the process, and drop its deferred calls."""
         self.is_up = False
         self.paused_until_ms = 0
         self._deferred.clear()
 
     def after(self, delay_ms: int, action: Callable[..., None], *arguments: Any) -> None:
-        """Have this process do something later, if it is still there."""
+        """Schedule a call of this process, which is dropped if the process has ended."""
         self.scheduler.after(delay_ms, self._run, self.incarnation, action, arguments)
 
     def _run(
@@ -69,12 +68,12 @@ class Node:
     ) -> None:
         if self.incarnation == incarnation and self.is_up:
             if not self.paused_until_ms:
-                action(*arguments)  # as most often
+                action(*arguments)  # the common case
             else:
                 self.do(action, *arguments)
 
     def do(self, action: Callable[..., None], *arguments: Any) -> None:
-        """Have the process do it now, or when its pause is over."""
+        """Run ``action`` now, or when the process's pause is over."""
         wait_ms = self.paused_until_ms - self.scheduler.now
         if wait_ms <= 0 and not self._deferred:
             self.paused_until_ms = 0
@@ -98,13 +97,13 @@ class Node:
                 self._deferred.popleft()
 
     def say(self, what: str) -> None:
-        """Note in the trace what it does."""
+        """Add a line about this node to the trace."""
         self.scheduler.say(self.name, what)
 
 
 @dataclass(slots=True)
 class Weather:
-    """How bad the network is."""
+    """The latency of the network, and how often it fails."""
 
     latency_ms: tuple[int, int] = (1, 5)
     lost: float = 0.0
@@ -121,14 +120,14 @@ class _Connection:
     generation: int = 0
     last_arrival: int = 0
     incarnation: int = -1
-    """That of the target's process at the other end."""
+    """The incarnation of the target's process at the other end."""
     is_broken: bool = False
-    """Something was lost on it: nothing more comes through, and its owner will notice."""
+    """Whether a message was lost on it: nothing else arrives, and the source will notice."""
     calls: list[_Call] = field(default_factory=list)
-    """Not yet settled."""
+    """Calls that are not settled yet."""
 
     def begin_anew(self) -> None:
-        """The next requests go over a new one."""
+        """Send the next requests over a new connection."""
         self.generation += 1
         self.last_arrival = 0
         self.is_broken = False
@@ -153,13 +152,13 @@ class Network:
     weather: Weather
     nodes: dict[str, Node] = field(default_factory=dict)
     cut: set[tuple[str, str]] = field(default_factory=set)
-    """Ways on which nothing arrives, from one name to another."""
+    """Pairs of source and target names between which nothing arrives."""
     numbers: int = 0
-    """Given to connections that are never taken up again."""
+    """The last number given to a connection that is used only until it breaks."""
     _connections: dict[tuple[str, str, str], _Connection] = field(default_factory=dict)
 
     def add(self, name: str) -> Node:
-        """A new node."""
+        """Add a node."""
         node = self.nodes[name] = Node(self.scheduler, name)
         return node
 
@@ -174,7 +173,7 @@ class Network:
         purpose: str = "",
         may_repeat: bool = False,
     ) -> None:
-        """Send a request; ``answer`` gets what came back, or None."""
+        """Send a request; ``answer`` is called with the response, or with None."""
         other = self.nodes[target]
         key = (source.name, target, purpose)
         connection = self._connections.get(key)
@@ -195,8 +194,8 @@ class Network:
             connection.is_broken = True
             return
         if leads_nowhere or self.scheduler.chance(self.weather.lost):
-            # Whose process is gone as well: who waits for an answer of it has not noticed, and so
-            # does not reach the next one before all that is under way has failed.
+            # A request to a process that has ended is lost as well: a source with calls in flight
+            # has not noticed that end, and reaches the next process only once they have failed.
             self._lose(call)
             return
         arrival = max(connection.last_arrival, self.scheduler.now + self.latency())
@@ -210,7 +209,7 @@ class Network:
             self.scheduler.after(again, self._arrive, call, reached, request)
 
     def send_late(self, source: Node, target: str, request: Any) -> None:
-        """Send what arrives when the process that sent it may be long gone."""
+        """Send a request that may arrive long after the sending process has ended."""
         other = self.nodes[target]
         call = _Call(source, source.incarnation, other, lambda _answer: None, _Connection(), 0)
         call.connection.calls.append(call)
@@ -218,7 +217,7 @@ class Network:
         self.scheduler.after(wait_ms, self._arrive, call, other.incarnation, request)
 
     def _lose(self, call: _Call) -> None:
-        """The connection breaks, and its owner notices soon."""
+        """Break the connection of a lost message; the source notices soon."""
         call.connection.is_broken = True
         wait_ms = self.scheduler.draw.randint(1, NOTICED_MS)
         self.scheduler.after(wait_ms, self._break, call.connection, call.generation)
@@ -231,7 +230,7 @@ class Network:
                 self._settle(call, None)
 
     def latency(self) -> int:
-        """How long a message takes."""
+        """Draw the latency of a message."""
         weather, draw = self.weather, self.scheduler.draw.random
         if weather.slow and draw() < weather.slow:
             return 1 + int(draw() * weather.slow_ms)

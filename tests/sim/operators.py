@@ -1,4 +1,4 @@
-"""What operators ask of a controller, whatever elects it."""
+"""Operators' requests to a controller."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 
 
 class Decider(Protocol):
-    """Who can be asked."""
+    """A controller that takes operators' requests."""
 
     @property
     def node(self) -> Node:
-        """Where it lives."""
+        """The node that it runs on."""
 
     def decide(self, decision: Callable[[Controller], Outcome[Any]]) -> Any:
-        """Have it done; the answer."""
+        """Carry out a decision; return its answer."""
 
 
 class Operators:
-    """Ask, and say how it went; whatever is asked for answers whether it was done."""
+    """Sends requests to the controller; each method returns whether its request succeeded."""
 
     cluster: Cluster
     refusal: ClassVar[type[DomainError]]
-    """What a decision may be refused with; anything else is a bug."""
+    """The errors that a decision may raise; any other is a bug."""
 
     def _asked(self) -> Decider | None:
-        """Who is asked, if anybody can be."""
+        """Return the controller to ask, None if no controller is available."""
         raise NotImplementedError
 
     def _try(self, decision: Callable[[Controller], Outcome[Any]], what: str) -> bool:
@@ -53,7 +53,7 @@ class Operators:
         return not said
 
     def create_topic(self, name: str, partitions: int, factor: int) -> bool:
-        """Make a topic."""
+        """Create a topic."""
         draw = self.cluster.scheduler.draw
         topic_id = UUID(int=draw.getrandbits(128) | 1 << 100)
         wanted = topics.NewTopic(name, partitions, factor)
@@ -65,7 +65,7 @@ class Operators:
         )
 
     def add_partition(self, name: str, count: int) -> bool:
-        """Give a topic so many partitions."""
+        """Increase the partitions of a topic to ``count``."""
         draw = self.cluster.scheduler.draw
         return self._try(
             lambda one: one.create_partitions(name, count, assignments=None, draw=draw),
@@ -73,7 +73,7 @@ class Operators:
         )
 
     def reassign(self, name: str, index: int, replicas: tuple[int, ...] | None) -> bool:
-        """Begin a reassignment, or call it off."""
+        """Begin a reassignment, or cancel it if ``replicas`` is None."""
         item = reassignments.Reassign(name, index, replicas)
         return self._try(
             lambda one: one.alter_partition_reassignments([item]),
@@ -88,7 +88,7 @@ class Operators:
 
 
 def _refusals(answers: Any) -> list[DomainError]:
-    """What of a request for many was refused."""
+    """Return the errors among the answers to a request for several items."""
     if not isinstance(answers, list):
         return []
     parts = [one[-1] if isinstance(one, tuple) else one for one in answers]

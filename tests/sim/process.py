@@ -1,4 +1,4 @@
-"""One process of a broker: its images, what it leads and follows."""
+"""A broker process: its images, and the partitions that it leads and follows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BrokerOptions:
-    """Settings of all brokers of a cluster; times are short, for so are histories."""
+    """Settings of all brokers of a cluster; times are short because histories are."""
 
     min_isr: int = 1
     lag_ms: int = 1_000
@@ -43,7 +43,7 @@ class BrokerOptions:
     fetch_wait_ms: int = 200
     """``replica.fetch.wait.max.ms``."""
     fetch_batches: int = 8
-    """Of one answer (``replica.fetch.max.bytes``)."""
+    """The most batches of one answer (``replica.fetch.max.bytes``)."""
     fetch_timeout_ms: int = 1_200
     backoff_ms: int = 150
     """``replica.fetch.backoff.ms``."""
@@ -55,7 +55,7 @@ class BrokerOptions:
 
 
 class Process:
-    """A process; :meth:`stop` or a crash ends it, and another one takes over the disk."""
+    """A broker process; after a stop or a crash, the next process takes over its disk."""
 
     def __init__(self, cluster: Cluster, broker_id: int) -> None:
         self.cluster = cluster
@@ -86,10 +86,10 @@ class Process:
             Send: self.coordinator.mark,
         }
 
-    # --- its life ---
+    # --- lifecycle ---
 
     def start(self) -> None:
-        """Begin."""
+        """Start the process and its timers."""
         node, options = self.node, self.options
         node.begin()
         node.receive = self._receive
@@ -101,11 +101,11 @@ class Process:
         node.after(options.flush_ms, self._flush)
 
     def _join(self) -> None:
-        """Find the cluster, and become a part of it."""
+        """Join the cluster."""
         raise NotImplementedError
 
     def _stopped(self) -> None:
-        """Everything is forced, and the process is gone."""
+        """Flush the logs, write the checkpoint and end the process."""
         for log in self.disk.logs.values():
             log.force()
         self.disk.write_checkpoint()
@@ -133,7 +133,7 @@ class Process:
     # --- metadata ---
 
     def _publish(self, image: MetadataImage) -> None:
-        """Do what an image says."""
+        """Apply an image: lead, follow and delete partitions."""
         old, self.image = self.image, image
         self.view.brokers = image.brokers
         changes = local_changes(old, image, self.broker_id)
@@ -163,7 +163,7 @@ class Process:
             self.leading.reconsider()
 
     def _update(self, shards: Shards, changes: LocalChanges) -> None:
-        """Have a coordinator come and go with its partition (``publish_elections``)."""
+        """Move a coordinator with the leadership of its partition (``publish_elections``)."""
         for one in changes.deletes:
             if one.topic == shards.topic:
                 shards.resigned(None)
@@ -183,33 +183,33 @@ class Process:
         self.disk.checkpoint.pop(key, None)
 
     def _remove_strays(self) -> None:
-        """Logs that the first image does not explain."""
+        """Delete the logs of partitions that the first image does not assign to this broker."""
         for key in list(self.disk.logs):
             known = self.image.partition(*key)
             if known is None or self.broker_id not in known.replicas:
                 self.node.say(f"removes the stray {key[1]}")
                 del self.disk.logs[key]
 
-    # --- for its parts ---
+    # --- logs and epochs ---
 
     def log(self, key: Key) -> ModelLog:
-        """The log of a partition, made if it is not there."""
+        """Return the log of a partition, created if it does not exist."""
         found = self.disk.logs.get(key)
         if found is None:
             found = self.disk.logs[key] = ModelLog()
         return found
 
     def touched(self, key: Key) -> None:
-        """A log or its marks have changed."""
+        """Report a change of a log or its offsets to the invariants."""
         self.cluster.invariants.touched(self.broker_id, key)
 
     def leads(self, key: Key) -> int | None:
-        """The epoch under which it leads a partition."""
+        """Return the leader epoch in which it leads a partition, None if it does not."""
         machine = self.leading.leader(key)
         return None if machine is None else machine.leader_epoch
 
     def leader_epoch(self, key: Key) -> int | None:
-        """The leader epoch that this process knows of a partition that it has."""
+        """Return the leader epoch that it knows of a partition, None without a replica."""
         machine = self.leading.leader(key)
         if machine is not None:
             return machine.leader_epoch
@@ -218,7 +218,7 @@ class Process:
 
     @property
     def broker_epoch(self) -> int:
-        """That of its registration, -1 while there is none."""
+        """The broker epoch of its registration, -1 before the first one."""
         return self.view.broker_epoch
 
     def ask_controller(self, request: Any, answer: Answer, *, purpose: str, **options: Any) -> None:
@@ -250,7 +250,7 @@ class Process:
         reply(NewProducerId(producer_id))
 
     def reserve_ids(self) -> None:
-        """Ask for a block of producer ids where few are left."""
+        """Request a block of producer ids if few are left."""
         if self._asks_for_ids or not self.ids.is_low or self.view.broker_epoch < 0:
             return
         self._asks_for_ids = True

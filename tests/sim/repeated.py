@@ -1,4 +1,4 @@
-"""A seed that is played again, for tests that it is one history."""
+"""Replays of a seed, for tests that a seed always gives the same history."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 
 def stories(world: str, seed: int) -> set[bytes]:
-    """Play a seed twice, with other orders of sets of strings; returns the different stories."""
+    """Play a seed with two orders of sets of strings; return the distinct traces."""
     command = [sys.executable, "-m", "tests.sim.run", "--world", world, "--seed", str(seed)]
     return {
         subprocess.run(

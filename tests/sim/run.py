@@ -1,7 +1,7 @@
-"""``python -m tests.sim.run --seed 1 --count 500``: histories of seeds, one after the other.
+"""``python -m tests.sim.run --seed 1 --count 500`` plays the histories of 500 seeds.
 
-``--world daemons`` plays those in which every node is the whole daemon, ``--world zookeeper`` those
-of clusters that elect their controller on ZooKeeper, and ``both`` plays both.
+``--world daemons`` plays clusters in which every node is the whole daemon, ``--world zookeeper``
+clusters that elect their controller on ZooKeeper, and ``both`` plays both.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ PLAYS: Final[Mapping[str, Callable[..., object]]] = {
 CHUNK = 50
 """Seeds that a process takes at a time."""
 TELLS = 20
-"""Chunks between two lines that say how far it is."""
+"""Chunks between two lines of progress."""
 
 
 def play_all(part: tuple[str, Iterable[int]], *, keeps_going: bool) -> list[str]:
-    """Play seeds of a world; the stories of those that failed.
+    """Play seeds of a world; return a text for each failure.
 
-    Of the first one alone, unless it goes on.
+    Without ``keeps_going``, stop at the first failure and return its traceback.
     """
-    gc.set_threshold(200_000, 50, 50)  # most of what a history makes lives as long as it
+    gc.set_threshold(200_000, 50, 50)  # most objects of a history live as long as it does
     stories: list[str] = []
     world, seeds = part
     for seed in seeds:
@@ -49,7 +49,7 @@ def play_all(part: tuple[str, Iterable[int]], *, keeps_going: bool) -> list[str]
 
 
 def main() -> int:
-    """Play them; 1 if one failed."""
+    """Play the seeds of the command line; return 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="the first one")
     parser.add_argument("--count", type=int, default=1, help="how many")

@@ -1,7 +1,8 @@
-"""One queue of events at simulated times: no clock, no thread, no loop, and one source of chance.
+"""A queue of events at simulated times, without a clock, threads or an event loop.
 
-Two events at the same time happen in the order in which they were asked for, so a seed is a whole
-history. What happens is told to a :class:`Trace`, whose digest is the same for the same seed.
+Events at the same time run in the order in which they were scheduled, and all randomness comes from
+one generator, so a seed determines the whole history. The events are added to a :class:`Trace`,
+whose digest is the same for the same seed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ KEPT_LINES: Final = 60
 
 
 class Trace:
-    """What happened, as lines: the last ones, and a digest of all."""
+    """The events of a history as lines: the last ones, and a digest of all."""
 
     def __init__(self, told: Callable[[str], None] | None = None) -> None:
         self.last: deque[str] = deque(maxlen=KEPT_LINES)
@@ -28,7 +29,7 @@ class Trace:
         self._told = told
 
     def add(self, line: str) -> None:
-        """Note a line."""
+        """Add a line."""
         self.count += 1
         self.last.append(line)
         self._digest.update(line.encode())
@@ -37,12 +38,12 @@ class Trace:
 
     @property
     def digest(self) -> str:
-        """Of all lines so far."""
+        """The digest of all lines so far."""
         return self._digest.hexdigest()
 
 
 class Scheduler:
-    """Simulated time in milliseconds, and what is to happen in it."""
+    """The simulated time in milliseconds, and the queue of scheduled calls."""
 
     def __init__(self, seed: int, told: Callable[[str], None] | None = None) -> None:
         self.now = 0
@@ -54,16 +55,16 @@ class Scheduler:
         self._asked = 0
 
     def say(self, who: str, what: str) -> None:
-        """Note in the trace what happened now."""
+        """Add a line to the trace, with the current time."""
         self.trace.add(f"{self.now:>7} {who} {what}\n")
 
     def after(self, delay_ms: int, action: Callable[..., None], *arguments: Any) -> None:
-        """Have ``action`` happen ``delay_ms`` from now."""
+        """Schedule a call of ``action`` in ``delay_ms``."""
         self._asked += 1
         heappush(self._queue, (self.now + delay_ms, self._asked, action, arguments))
 
     def run(self, until_ms: int) -> None:
-        """Let everything happen up to a time."""
+        """Run all calls that are due up to a time."""
         queue, after_step = self._queue, self.after_step
         while queue and queue[0][0] <= until_ms:
             self.now, _, action, arguments = heappop(queue)
@@ -83,5 +84,5 @@ class Scheduler:
             raise
 
     def chance(self, probability: float) -> bool:
-        """True that often."""
+        """Return True with this probability."""
         return probability > 0 and self.draw.random() < probability

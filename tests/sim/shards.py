@@ -1,8 +1,8 @@
-"""The daemon's runtime of shards on a replicated partition of the simulation.
+"""The daemon's shard runtime on a replicated partition of the simulation.
 
-Real are :class:`ShardRuntime` with its turns, its held answers and its loading, and the state
-machine on it. The loop, the timers, the partition's log and the wait for its high watermark are
-models; so are the elections of the set of shards, for its topic has one partition here.
+:class:`ShardRuntime`, with its turns, held answers and loading, and its state machine are the
+product's code. The event loop, the timers, the partition's log, the wait for the high watermark and
+the election of shards are models; the topic has only one partition here.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ SHARD: Final = 0
 COMMIT_TIMEOUT_MS: Final = 1_500
 """``offsets.commit.timeout.ms``."""
 LOADED_AT_ONCE: Final = 8
-"""Batches that are read before others get their turn."""
+"""The batches that a loading shard reads before it yields."""
 
 
 class Promise:
-    """A future without a loop: who waits is called when it is kept."""
+    """A future without an event loop, for one callback."""
 
     def __init__(self) -> None:
         self._answer: object = None
@@ -58,11 +58,11 @@ class Promise:
         self._then: Callable[[object], None] | None = None
 
     def done(self) -> bool:
-        """Whether the answer is there."""
+        """Return whether the result is set."""
         return self._is_done
 
     def set_result(self, answer: object) -> None:
-        """Keep it."""
+        """Set the result, and call the callback."""
         self._answer, self._is_done = answer, True
         if self._then is not None:
             self._then(answer)
@@ -70,7 +70,7 @@ class Promise:
     set_exception = set_result
 
     def then(self, call: Callable[[object], None]) -> None:
-        """Call with the result, or with the error."""
+        """Call ``call`` with the result or the error, once it is set."""
         if self._is_done:
             call(self._answer)
         else:
@@ -86,7 +86,7 @@ class Timers:
         self._set: dict[Hashable, object] = {}
 
     def set(self, key: Hashable, deadline_ms: int | None, now_ms: int | None = None) -> None:
-        """Let a key fire at a time, or never; the wait is counted from ``now_ms``."""
+        """Set or cancel the timer of a key; the delay counts from ``now_ms``."""
         self._set.pop(key, None)
         if deadline_ms is not None:
             node = self._broker.node
@@ -100,12 +100,12 @@ class Timers:
             self._fire(key, max(deadline_ms, self._broker.node.now_ms))
 
     def clear(self) -> None:
-        """Cancel all."""
+        """Cancel all timers."""
         self._set.clear()
 
 
 class Commits:
-    """Who waits until what a partition holds is committed, or can not be any more."""
+    """Callbacks that wait until a partition's records are committed, or can no longer be."""
 
     is_idle = False
 
@@ -115,7 +115,7 @@ class Commits:
         self._is_armed = False
 
     def after(self, partitions: Sequence[LedPartition], callback: Callable[[], None]) -> bool:
-        """Call back later; False if nothing is held, and nobody waits who came before."""
+        """Queue a callback; return False if all records are committed and the queue is empty."""
         (partition,) = partitions
         end = partition.log_end_offset
         if partition.high_watermark >= end and not self._waits:
@@ -130,10 +130,10 @@ class Commits:
         return partition.high_watermark >= end or not partition.is_led
 
     def changed(self) -> None:
-        """The high watermark has moved, or the leadership has."""
+        """Schedule the due callbacks, after a change of high watermark or leadership."""
         if not self._is_armed and self._is_due():
             self._is_armed = True
-            # In a turn of their own: the news come inside an append.
+            # In a turn of their own, because the change comes inside an append.
             self._broker.node.after(0, self._call)
 
     def _call(self) -> None:
@@ -143,7 +143,7 @@ class Commits:
 
 
 class LedPartition:
-    """A partition as a shard sees it, which it was made for in one leader epoch."""
+    """A shard's partition, in the leader epoch of the shard's election."""
 
     offline = None
     is_replicated = True
@@ -153,17 +153,17 @@ class LedPartition:
         self.index = key[1]
         self._elected_in = leader_epoch
         self.marks = self.reader = self
-        """It is all of its parts at once."""
+        """This object is also its own marks and reader."""
 
     @property
     def leader_epoch(self) -> int:
-        """The newest that this process knows, whoever leads."""
+        """The newest leader epoch that this process knows, -1 for none."""
         epoch = self.broker.leader_epoch(self.key)
         return -1 if epoch is None else epoch
 
     @property
     def is_led(self) -> bool:
-        """Whether it is led in the epoch of the election."""
+        """Whether this process leads it in the epoch of the election."""
         return self.broker.leads(self.key) == self._elected_in
 
     @property
@@ -172,22 +172,22 @@ class LedPartition:
 
     @property
     def high_watermark(self) -> int:
-        """That of the log."""
+        """The high watermark of the log."""
         return self._log.high_watermark
 
     @property
     def log_start_offset(self) -> int:
-        """Where the log begins."""
+        """The log start offset."""
         return self._log.start
 
     @property
     def log_end_offset(self) -> int:
-        """Where it ends."""
+        """The log end offset."""
         return self._log.end
 
     @property
     def producers(self) -> ProducerStateManager:
-        """What it knows of its producers."""
+        """The producer state of the log."""
         return self._log.producers
 
     def append_records(
@@ -202,13 +202,16 @@ class LedPartition:
         return self._append(batch)
 
     def append_marker(self, marker: EndMarker, now_ms: int) -> Appended:
-        """Append the end of a transaction; raises what the producers' state says against it."""
+        """Append an end marker, if :meth:`check_marker` accepts it."""
         del now_ms
         self.check_marker(marker)
         return self._append(end_of_transaction(marker))
 
     def check_marker(self, marker: EndMarker) -> None:
-        """Raise what is to be said against a marker."""
+        """Check an end marker by the producer state.
+
+        Raises TransactionCoordinatorFencedError, InvalidProducerEpochError.
+        """
         stamp = marker.stamp
         self.producers.check_marker(
             stamp.producer_id,
@@ -222,7 +225,7 @@ class LedPartition:
         return Appended(base, last, 0, 0, False)
 
     def read_all(self) -> Iterator[tuple[BatchHeader, bytes]]:
-        """The batches of the log, in bytes as they would be on a disk."""
+        """Yield the header and the bytes of each batch, as a disk would hold them."""
         for batch in tuple(self._log.batches):
             written = _bytes_of(batch)
             yield parse_header(written), written
@@ -238,7 +241,7 @@ def _bytes_of(batch: Batch) -> bytes:
             coordinator_epoch=marker.coordinator_epoch,
             timestamp_ms=0,
         )
-        # A batch's place is not covered by its checksum.
+        # The checksum does not cover the base offset.
         return header.base_offset.to_bytes(8) + written[8:]
     records = [
         LogRecord(header.base_offset + at, 0, *cast("Record", value))
@@ -260,7 +263,7 @@ def _wait(wait_ms: int) -> Generator[int, None, None]:
 
 
 class _Pace:
-    """Gives others their turn, again and again, for some time."""
+    """Yields for ``wait_ms`` after every ``LOADED_AT_ONCE`` batches."""
 
     def __init__(self, wait_ms: int) -> None:
         self._wait_ms, self._count = wait_ms, 0
@@ -272,12 +275,12 @@ class _Pace:
 
 
 class _Shard(ShardRuntime):
-    """The runtime, under observation."""
+    """The shard runtime, which reports acknowledged records to the invariants."""
 
     def __init__(self, shards: Shards, partition: LedPartition, leader_epoch: int) -> None:
         self.shards = shards
         self._written: dict[int, tuple[int, tuple[Record, ...]]] = {}
-        """What was appended for an answer, by token."""
+        """The base offset and records of each unsent answer, by token."""
         super().__init__(cast("Any", partition), leader_epoch, shards.build, shards.services)
 
     def _carry_out(self, decision: Decision, now_ms: int, turn: Any) -> None:
@@ -299,13 +302,13 @@ class _Shard(ShardRuntime):
         self.shards.activated(self)
 
     def _fail(self, cause: Exception, token: int | None) -> None:
-        """Nothing here fails but by a bug."""
+        """Raise the cause: in the simulation, only a bug makes a shard fail."""
         del token
         raise cause
 
 
 class Shards:
-    """What one process coordinates on a topic of one partition."""
+    """A process's coordinator on an internal topic with one partition."""
 
     topic: str
 
@@ -329,54 +332,54 @@ class Shards:
             admit=cast("Any", self.admit),
         )
 
-    # --- what differs ---
+    # --- hooks of a coordinator ---
 
     def build(self, partition: Any, coordinator_epoch: int) -> Machine:
-        """An empty machine."""
+        """Return an empty state machine."""
         raise NotImplementedError
 
     def run_effect(
         self, shard: _Shard, effect: object, now_ms: int, first_attempt_done: Callable[[], None]
     ) -> None:
-        """Carry out what a machine asks of the world."""
+        """Carry out an effect of the state machine."""
         raise NotImplementedError
 
     def while_loading(self, command: object) -> object | None:
-        """What a loading shard may answer."""
+        """Return a loading shard's answer to a command, None to refuse it."""
         del command
         return None
 
     def admit(self, partition: LedPartition, command: object) -> DomainError | None:
-        """Why nothing may be written now."""
+        """Return the error for a command that must not write now, or None."""
         del partition, command
         return None
 
     def activated(self, shard: _Shard) -> None:
-        """A shard has read its log, and serves."""
+        """Take note of a shard that has loaded its log and serves."""
 
     def unserved(self) -> None:
-        """The shard serves no more, or not yet."""
+        """Take note that no shard serves, or not yet."""
 
-    # --- what a shard has of its loop ---
+    # --- the shard's clock and event loop ---
 
     def now_ms(self) -> int:
-        """The process's clock."""
+        """Return the time by the process's clock."""
         return self.broker.node.now_ms
 
     def monotonic_ms(self) -> int:
-        """A clock that nobody sets."""
+        """Return the monotonic time."""
         return self.broker.node.scheduler.now
 
     def create_future(self) -> Promise:
-        """What a request waits for."""
+        """Return a promise for a request's answer."""
         return Promise()
 
     def timers(self, fire: Callable[[Hashable, int], None]) -> Timers:
-        """Timers of its own."""
+        """Return the timers of a shard."""
         return Timers(self.broker, fire)
 
     def acknowledges(self, base: int, records: tuple[Record, ...]) -> None:
-        """A shard gives an answer for which it has written something."""
+        """Report records to the invariants as their answer is sent."""
         if self.key is not None:
             self.broker.cluster.invariants.acknowledged(self.key, base, records)
 
@@ -384,18 +387,18 @@ class Shards:
 
     @property
     def active(self) -> _Shard | None:
-        """The shard if it serves."""
+        """The shard, if it is active."""
         one = self.shard
         return one if one is not None and one.state is ShardState.ACTIVE else None
 
     @property
     def epoch(self) -> int | None:
-        """The coordinator epoch, None while nothing is served here."""
+        """The coordinator epoch, None without an active shard."""
         one = self.active
         return None if one is None else one.coordinator_epoch
 
     def elected(self, key: Key, epoch: int) -> None:
-        """Serve soon, unless it is old news."""
+        """Open a shard soon, unless this process knows a newer epoch."""
         if self._is_news(epoch):
             self._drop()
             self.key, self._unopened = key, epoch
@@ -404,7 +407,7 @@ class Shards:
             self.unserved()
 
     def resigned(self, epoch: int | None) -> None:
-        """Serve no more; ``epoch`` is that of the other leader, None where the replica is gone."""
+        """Close the shard; ``epoch`` is the new leader's, None if the replica was deleted."""
         if epoch is None or self._is_news(epoch):
             self._drop()
         if self.active is None:
@@ -422,7 +425,7 @@ class Shards:
             shard.end()
 
     def open_now(self) -> None:
-        """Make the shard of a partition that was won, if that is still to come."""
+        """Open the shard now, if an election has scheduled that."""
         if self._unopened is not None:
             self._open(self._unopened)
 
@@ -447,7 +450,7 @@ class Shards:
     # --- requests ---
 
     def submit(self, command: object, reply: Callable[[Any], None]) -> None:
-        """Ask the shard; the answer is a result or a DomainError."""
+        """Submit a command to the shard; the reply is a result or a DomainError."""
         if self.shard is None:
             reply(NotCoordinatorError(f"{self.topic} is not served here"))
         else:
@@ -455,7 +458,7 @@ class Shards:
 
 
 class _Quiet:
-    """A log that nobody reads: the story of a history tells its causes."""
+    """A logger that drops everything: the trace of a history tells the causes."""
 
     def is_enabled_for(self, _level: int) -> bool:
         return False
@@ -466,7 +469,7 @@ class _Quiet:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Have shards log nothing."""
+    """Silence the log of the shard runtime."""
     kept = runtime._log
     runtime._log = cast("Any", _Quiet())
     try:

@@ -1,9 +1,8 @@
-"""Byte streams between simulated processes, and a loop whose sockets they are.
+"""Byte streams between simulated processes, and an event loop that uses them as sockets.
 
-The daemon binds, accepts, connects, reads and writes as on a socket of the system. A stream keeps
-its order, may be cut into other pieces than were written, holds back a writer whose peer does not
-read, and ends in the ways of TCP: closed, reset, or silent because the other machine is without
-power.
+The daemon binds, accepts, connects, reads and writes as on sockets of the system. A stream keeps
+the order of its bytes, may split a write, holds back a writer whose peer does not read, and ends
+like a TCP connection: closed, reset, or silent because the other machine has no power.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from tests.sim.loop import Loop
 from tests.sim.network import NOTICED_MS, Network, Node
 
 WINDOW_BYTES: Final = 65_536
-"""So much is under way to a peer before a writer is held back."""
+"""The bytes in flight to a peer at which a writer is held back."""
 
 RETRANSMIT_MS: Final = 40
 """The pause between two attempts to deliver bytes, in milliseconds."""
 
 FIRST_PORT: Final = 40_000
-"""Of clients, and of listeners that take any."""
+"""Clients, and listeners on port 0, get the ports after this one."""
 
 HEADER_BYTES: Final = 8
 """Of a request: its size, the API key and the version."""
@@ -43,7 +42,7 @@ class Wires:
         self.hosts: dict[str, Node] = {}
         """Machines by their addresses."""
         self.dark: set[str] = set()
-        """Names of nodes without power: they refuse nothing, they are silent."""
+        """Names of nodes without power, which are silent instead of refusing connections."""
         self.held: set[tuple[str, ...]] = set()
         """Connections on which nothing arrives in either direction.
 
@@ -56,12 +55,12 @@ class Wires:
         self._port = FIRST_PORT
 
     def port(self) -> int:
-        """A port that nothing has used yet."""
+        """Return a port that has not been used yet."""
         self._port += 1
         return self._port
 
     def host_of(self, node: Node) -> str:
-        """The address of a machine, made if it has none."""
+        """Return the address of a machine, assigned on first use."""
         for host, one in self.hosts.items():
             if one is node:
                 return host
@@ -72,7 +71,7 @@ class Wires:
     # --- listeners ---
 
     def listen(self, loop: SocketLoop, host: str, port: int) -> ListeningSocket:
-        """Bind. Raises OSError where the address is in use."""
+        """Bind a listener. Raises OSError if the address is in use."""
         address = host, port or self.port()
         if address in self._listening:
             raise OSError(98, "address already in use")
@@ -87,15 +86,15 @@ class Wires:
     # --- connections ---
 
     def add(self, end: End) -> None:
-        """An end of a stream begins."""
+        """Register an end of a stream."""
         self._ends.setdefault(end.node.name, {})[end] = None
 
     def remove(self, end: End) -> None:
-        """It is over."""
+        """Unregister an end of a stream."""
         self._ends.get(end.node.name, {}).pop(end, None)
 
     def connect(self, loop: SocketLoop, to: Address, made: asyncio.Future[End]) -> None:
-        """Open a stream; ``made`` gets its end here."""
+        """Open a stream; ``made`` gets the caller's end."""
         self.scheduler.after(self.network.latency(), self._reach, loop, to, made)
 
     def _reach(self, loop: SocketLoop, to: Address, made: asyncio.Future[End]) -> None:
@@ -134,7 +133,7 @@ class Wires:
     # --- faults ---
 
     def break_some(self, node: Node) -> int:
-        """Break streams of a machine; how many."""
+        """Break about half of a machine's streams; return how many."""
         ends = [one for one in self._ends.get(node.name, ()) if self.scheduler.chance(0.5)]
         for one in ends:
             one.break_off()
@@ -147,7 +146,7 @@ class Wires:
                 one.break_off()
 
     def killed(self, node: Node, *, power_loss: bool) -> None:
-        """Close the sockets of a killed process, as the kernel does; a power loss says nothing."""
+        """Close a killed process's sockets, as the kernel does, or silently after a power loss."""
         for one in [one for one in self._listening.values() if one.loop.node is node]:
             self.unlisten(one)
         for end in self._ends.pop(node.name, {}):
@@ -156,7 +155,7 @@ class Wires:
             self.dark.add(node.name)
 
     def powered(self, node: Node) -> None:
-        """The machine is back."""
+        """Note that a machine has power again."""
         self.dark.discard(node.name)
 
 
@@ -172,12 +171,12 @@ class ListeningSocket:
         self._is_armed = False
 
     def arrived(self, end: End) -> None:
-        """A client connects."""
+        """Queue a client's connection."""
         self._pending.append(end)
         self.arm()
 
     def arm(self) -> None:
-        """Have the reader called until no client waits."""
+        """Schedule calls of the reader until no connection waits."""
         if self.reader is not None and self._pending and not self._is_armed:
             self._is_armed = True
             self.loop.call_soon(self._call)
@@ -198,10 +197,10 @@ class ListeningSocket:
         return self
 
     def listen(self, _backlog: int) -> None:
-        """It does so from the beginning."""
+        """Do nothing: the socket listens from the start."""
 
     def setblocking(self, _blocks: bool) -> None:
-        """It never does."""
+        """Do nothing: the socket never blocks."""
 
     def getsockname(self) -> Address:
         return self.address
@@ -223,11 +222,11 @@ class ClientSocket:
         self.end = end
 
     def fileno(self) -> int:
-        """No number: files are sent by way of memory."""
+        """Return -1: without a file descriptor, files are sent from memory."""
         return -1
 
     def setsockopt(self, *_arguments: Any) -> None:
-        """To linger or not is all that is asked for, and ``abort`` resets."""
+        """Do nothing: the daemon sets only SO_LINGER, and ``abort`` always resets."""
 
     def close(self) -> None:
         self.end.abort()
@@ -240,11 +239,11 @@ class _Bound:
         self.sockets = (one,)
 
     def close(self) -> None:
-        """Its sockets go on."""
+        """Do nothing: the sockets stay open."""
 
 
 class End(asyncio.Transport):
-    """One side of a stream, a transport of its loop."""
+    """One end of a stream, as a transport of its event loop."""
 
     def __init__(self, loop: SocketLoop, address: Address, peer_address: Address) -> None:
         self.loop, self.node, self.wires = loop, loop.node, loop.wires
@@ -261,7 +260,7 @@ class End(asyncio.Transport):
         self._unsent: deque[bytes] = deque()
         self._unsent_bytes = 0
         self._under_way = 0
-        """Bytes that the other side has not read."""
+        """Bytes that the peer has not read."""
         self._arriving: deque[bytes | None] = deque()
         self._last_due = 0
         self._unread: deque[bytes | None] = deque()
@@ -316,7 +315,7 @@ class End(asyncio.Transport):
             self._protocol.connection_lost(error)
 
     def vanish(self, *, is_silent: bool) -> None:
-        """Its process has been killed."""
+        """Drop this end, as its process was killed; tell the peer unless ``is_silent``."""
         was_lost, self._is_lost = self._is_lost, True
         if was_lost or is_silent:
             return
@@ -326,7 +325,7 @@ class End(asyncio.Transport):
             self.other.comes(None)
 
     def reset_soon(self) -> None:
-        """The other side has reset the stream."""
+        """Reset this end after the network's latency, as the peer has reset the stream."""
         self.wires.scheduler.after(self.wires.network.latency(), self._reset)
 
     def _reset(self) -> None:
@@ -335,7 +334,7 @@ class End(asyncio.Transport):
             self.loop.call_soon(self._lose, ConnectionResetError(104, "reset by peer"))
 
     def break_off(self) -> None:
-        """Nothing more comes through, and both sides notice that, each in its time."""
+        """Break the stream: nothing else arrives, and each end notices after a while."""
         if self._is_broken:
             return
         self._is_broken = self.other._is_broken = True
@@ -398,7 +397,7 @@ class End(asyncio.Transport):
     # --- in ---
 
     def comes(self, data: bytes | None) -> None:
-        """The other side has sent this, or that nothing more comes."""
+        """Let bytes of the peer arrive, or, with None, the end of the stream."""
         if self._is_broken:
             return
         network, scheduler = self.wires.network, self.wires.scheduler
@@ -482,18 +481,18 @@ class End(asyncio.Transport):
 
 
 class SocketLoop(Loop):
-    """A loop with sockets, and with threads whose work takes time."""
+    """An event loop with sockets, and with threads whose work takes simulated time."""
 
     def __init__(self, node: Node, wires: Wires, disk_ms: tuple[int, int] = (0, 0)) -> None:
         super().__init__(node)
         self.wires = wires
         self.disk_ms = disk_ms
-        """How long a step of a thread takes: before it is done, and until the loop hears of it."""
+        """Bounds of a thread's delays: one before its work, one before the loop gets the result."""
         self.others: list[SocketLoop] = []
-        """Of threads of the same process."""
+        """The loops of other threads of the same process."""
 
     def set_exception_handler(self, _handler: Any) -> None:
-        """An error that the daemon does not catch fails the history instead."""
+        """Do nothing: an error that the daemon does not catch fails the history."""
 
     # --- sockets ---
 
@@ -533,16 +532,16 @@ class SocketLoop(Loop):
         return future
 
     def begin(self, work: Work) -> None:
-        """In a thread of the loop's own, of which there are enough."""
+        """Run work in a thread of the loop's default executor, which always has a free one."""
         self.node.after(self.disk_delay(), work)
 
     def disk_delay(self) -> int:
-        """Draw the time of one half of a thread's step."""
+        """Draw one of the two delays of a thread's work."""
         return self.wires.scheduler.draw.randint(*self.disk_ms)
 
 
 class Work:
-    """A step that a thread takes, and its result."""
+    """Work for a thread, and its result."""
 
     def __init__(
         self,
@@ -556,7 +555,7 @@ class Work:
         self.on_end: Callable[[], None] = lambda: None
 
     def __call__(self) -> None:
-        """Take it, once."""
+        """Do the work, once."""
         if self.is_done or not self._loop.is_alive:
             return
         self.is_done = True

@@ -11,7 +11,7 @@ from tests.sim.process import BrokerOptions
 
 @dataclass(frozen=True, slots=True)
 class ProducerOptions:
-    """One producer."""
+    """The options of one producer."""
 
     index: int
     acks: int
@@ -22,7 +22,7 @@ class ProducerOptions:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """One history."""
+    """The options of one history."""
 
     seed: int
     brokers: int
@@ -36,13 +36,13 @@ class Options:
     chaos_ms: int
     producers: tuple[ProducerOptions, ...]
     transactions: int
-    """Producers of transactions."""
+    """The number of transactional producers."""
     consumers: tuple[bool, ...]
-    """One each; whether it reads from followers."""
+    """For each consumer, whether it reads from followers."""
     members: tuple[bool, ...] = ()
-    """Of a group; whether they commit in transactions."""
+    """For each member of the group, whether it commits in transactions."""
     consumer_protocol: bool = False
-    """Whether the group is of the consumer protocol (KIP-848), not of the classic one."""
+    """Whether the group uses the consumer protocol (KIP-848) instead of the classic one."""
 
     @property
     def has_transactions(self) -> bool:
@@ -61,9 +61,9 @@ class Options:
 
 
 def draw_options(seed: int) -> Options:
-    """Draw what clusters have in common, faults excepted.
+    """Draw the options that all clusters have, except for faults.
 
-    The results of some draws are unused. They keep the history of every seed as it was.
+    Some results are unused: these draws keep the history of every seed unchanged.
     """
     draw = random.Random(f"options {seed}")
     brokers = draw.choice((2, 3, 3, 3, 4, 5))
@@ -113,14 +113,14 @@ def draw_options(seed: int) -> Options:
 
 
 def draw_members(draw: random.Random) -> tuple[bool, ...]:
-    """A group, or none."""
+    """Draw the members of a group, none for no group."""
     share = draw.choice((0.0, 0.0, 0.5, 1.0))
     count = draw.choice((0, 0, 0, 1, 2, 3))
     return tuple(draw.random() < share for _ in range(count))
 
 
 def draw_weather(draw: random.Random) -> Weather:
-    """A network."""
+    """Draw the quality of the network."""
     is_bad = draw.random() < 0.5
     return Weather(
         latency_ms=draw.choice(((1, 3), (1, 10), (5, 40))),

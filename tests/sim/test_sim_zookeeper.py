@@ -17,7 +17,7 @@ SLOW_SEEDS = 100
 """In CI; ``make sim N=10000`` plays more."""
 
 EVERY, SLOWLY_EVERY = 15, 5
-"""Steps of which one is taken in CI; ``python -m tests.sim.zk_steps`` takes all."""
+"""The tests play one in so many steps; ``python -m tests.sim.zk_steps`` plays all."""
 
 
 def test_seeds() -> None:
@@ -52,8 +52,8 @@ DELETED_UNHEARD = (
     ("marking", zk_steps.Step(2, zk_steps.EXPIRE_ANOTHER)),
     *(("deletion", zk_steps.Step(number, zk_steps.EXPIRE_ANOTHER)) for number in range(5, 13)),
 )
-"""A broker that is not registered just then heard nothing of a deletion, and knew the topic for
-good: neither did the controller tell those that came, nor did they look by themselves."""
+"""A broker that was not registered during a deletion kept the topic for good: the controller did
+not tell returning brokers, and they did not look for deleted topics by themselves."""
 
 
 @pytest.mark.parametrize(("script", "step"), DELETED_UNHEARD)
@@ -63,18 +63,18 @@ def test_deletions_that_were_not_heard_of(script: str, step: zk_steps.Step) -> N
 
 @pytest.mark.parametrize("number", range(38, 43))
 def test_who_gives_up_while_it_reads_where_it_listens_is_not_named(number: int) -> None:
-    """It had been elected, and named itself until it looked again."""
+    """An elected broker that resigned named itself as the controller until its next read."""
     zk_steps.play("election", zk_steps.Step(number, zk_steps.RESIGN))
 
 
 def test_settings_of_a_topic_that_goes() -> None:
-    """A controller that was elected meanwhile kept them, and gave them to the next of its name."""
+    """A controller elected during the deletion kept them for the next topic of that name."""
     play(78)
 
 
 @pytest.mark.parametrize("number", range(6, 11))
 def test_a_topic_of_a_tool_whose_controller_gave_up_halfway(number: int) -> None:
-    """It had an id and nothing to hold states: every later controller resigned at its start."""
+    """The topic had an id but no znode for states, so that every later controller resigned."""
     zk_steps.play("adoption", zk_steps.Step(number, zk_steps.LOSE_ANSWER))
 
 
@@ -110,6 +110,6 @@ def test_bugs_on_purpose_are_found(bug: Bug) -> None:
 
 
 def test_a_seed_is_one_history() -> None:
-    """Also where sets and dictionaries of strings have another order."""
+    """The order of sets of strings does not change the history."""
     (story,) = stories(ON_ZOOKEEPER, 2)
     assert b"is elected in epoch" in story

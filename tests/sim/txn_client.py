@@ -1,4 +1,4 @@
-"""A producer of transactions, and what must have become of them in the end: exactly once."""
+"""Transactional producers, and the exactly-once check of their transactions."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from tests.sim.messages import Code, Produce, Produced
 from tests.sim.shards import SHARD
 
 TIMEOUT_MS: Final = 3_000
-"""Of a transaction."""
+"""``transaction.timeout.ms``."""
 GIVES_UP: Final = 0.15
-"""How often a producer that was not answered does not try a batch again, but begins anew."""
+"""The probability that a producer abandons an unanswered batch instead of retrying it."""
 
 LOOKS_AGAIN: Final = 0.1
-"""How often somebody asks who leads without a reason."""
+"""The probability that a client looks up the leader without a reason."""
 
 RETRIED: Final = (
     ConcurrentTransactionsError,
@@ -58,17 +58,17 @@ Step = Generator[tuple[Any, ...], Any, Any]
 
 @dataclass(slots=True)
 class Ledger:
-    """What the producer knows of one transaction."""
+    """A producer's knowledge of one transaction."""
 
     written: set[Hashable] = field(default_factory=set)
     tried: set[Hashable] = field(default_factory=set)
     commits: bool | None = None
-    """What it has asked for, None if it never came so far."""
+    """Whether it asked to commit or to abort, None if it asked for neither."""
     is_acknowledged: bool = False
 
 
 class Actor(Client):
-    """A client whose life is a generator: it yields requests and gets their answers.
+    """A client that runs as a generator, which yields requests and gets their answers.
 
     A request is ``("coordinator", command)``, ``("group", command, transactional id)``,
     ``("produce", partition, batch)`` or ``("wait", milliseconds)``.
@@ -85,14 +85,14 @@ class Actor(Client):
         self._life = self._live()
         self._request: tuple[Any, ...] = ()
         self._is_lost = True
-        """Whether the last request was for nothing: somebody else may lead."""
+        """Whether the last request failed, so that another broker may lead."""
 
     def _live(self) -> Step:
         raise NotImplementedError
 
     @property
     def waits_for(self) -> str:
-        """Its request under way."""
+        """The request in flight."""
         return str(self._request)
 
     def _advance(self, answer: Any) -> None:
@@ -133,17 +133,17 @@ class Actor(Client):
 
 
 class Transactional(Actor):
-    """Who has transactions over the partitions of a topic."""
+    """A client with transactions over the partitions of a topic."""
 
     def __init__(self, world: World, name: str, topic: str, partitions: int) -> None:
         super().__init__(world, name, topic)
         self.partitions = partitions
         self.ledgers: list[Ledger] = []
 
-    # --- what it does ---
+    # --- transactions ---
 
     def begin(self) -> Ledger:
-        """What is known of the next transaction."""
+        """Begin a transaction; return its ledger."""
         ledger = Ledger()
         self.ledgers.append(ledger)
         return ledger
@@ -155,7 +155,7 @@ class Transactional(Actor):
                 return answer.producer_id, answer.producer_epoch
 
     def _transact(self, ledger: Ledger, identity: Identity, sequences: dict[int, int]) -> Step:
-        """The identity for the next transaction; None: it has to be claimed anew."""
+        """Run a transaction; return the identity for the next one, None to initialize again."""
         stamp, number = ProducerStamp(*identity), len(self.ledgers)
         for _ in range(self.draw.randint(1, 4)):
             index = self.draw.randrange(self.partitions)
@@ -165,7 +165,7 @@ class Transactional(Actor):
             batch = data(values, stamp, sequence, is_transactional=True)
             answer = yield from self._insist(("produce", index, batch), GIVES_UP)
             if not isinstance(answer, Produced):
-                # The batch may still be on its way when the transaction has ended (KIP-890).
+                # The batch may still arrive after the transaction has ended (KIP-890).
                 yield from self._insist(("coordinator", self._end(identity, commits=False)))
                 return None
             if answer.error:
@@ -181,7 +181,7 @@ class Transactional(Actor):
         return (answer.producer_id, answer.producer_epoch) if ledger.is_acknowledged else None
 
     def _commit_offsets(self, identity: Identity, number: int) -> Step:
-        """Whether the transaction can go on; a member of a group commits offsets in it."""
+        """Commit a group member's offsets; return whether the transaction can go on."""
         del identity, number
         return True
         yield
@@ -190,7 +190,7 @@ class Transactional(Actor):
         return EndTxn(self.node.name, *identity, commits, VERSION)
 
     def _insist(self, request: tuple[Any, ...], gives_up: float = 0.0) -> Step:
-        """Ask until there is an answer that is not to be asked for again, or patience is over."""
+        """Repeat a request until its answer is final; return None to give up without an answer."""
         while True:
             answer = yield request
             if answer is None and self.draw.random() < gives_up:
@@ -202,7 +202,7 @@ class Transactional(Actor):
     # --- the end ---
 
     def check(self, logs: dict[TopicPartition, ModelLog]) -> None:
-        """All that was committed is there once, nothing of what was aborted, and no half of it."""
+        """Check that committed records are visible once, aborted ones never, and none in part."""
         visible: set[Hashable] = set()
         for name, log in logs.items():
             shown = committed_values(log)
@@ -223,7 +223,7 @@ class Transactional(Actor):
 
 
 class TxnProducer(Transactional):
-    """One transaction after another."""
+    """A producer that runs one transaction after another."""
 
     def __init__(self, world: World, name: str, topic: str, partitions: int) -> None:
         super().__init__(world, name, topic, partitions)
@@ -242,7 +242,7 @@ class TxnProducer(Transactional):
 
 
 def committed_values(log: ModelLog) -> list[Hashable]:
-    """What a read_committed consumer gets of the transactions in a log."""
+    """Return the transactional values of a log that a read_committed consumer gets."""
     open_values: dict[int, list[Hashable]] = {}
     shown: list[Hashable] = []
     for batch in log.batches:

@@ -1,10 +1,10 @@
-"""What is asked for of users, quotas and rules, and what may come of it.
+"""Requested changes of users, quotas and ACLs, and the check of their results.
 
-Any broker changes them, and other brokers and tools do at the same time. Each transaction is looked
-at: what a broker changes is what it was asked for and nothing else, and it leaves a note of it in
-the same transaction; a change that is acknowledged was there at some moment since it was asked for,
-and the broker itself knows it. What znodes hold is compared as the text that stands there, so that
-what a broker does not understand has to stay as well.
+Any broker may change them while other brokers and tools do the same. Each transaction is checked: a
+broker changes only the entries that it was asked to change, and creates a change notification in
+the same transaction. An acknowledged change must have been in place at some time since its request,
+and the broker's image must have it. Znodes are compared as text, so that a broker must also keep
+the entries that it does not understand.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ NOTED: Final = {
     "/kafka-acl-extended/": "/kafka-acl-extended-changes/",
     "/config/": "/config/changes/",
 }
-"""Where a note of a change has to be, by the beginning of what has changed."""
+"""The folder of change notifications, by the prefix of the changed path."""
 
 
 class Item(NamedTuple):
-    """One thing that a znode may hold."""
+    """One entry of a znode."""
 
     path: str
     key: str
-    """The name of a setting; of a rule all of it."""
+    """The name of a setting, or the whole text of an ACL."""
     value: str | None
-    """None: it is not to be there."""
+    """None if the entry must not exist."""
 
 
 def held(path: str, data: bytes | None) -> dict[str, str]:
-    """What a znode holds, as it stands there."""
+    """Return the entries of a znode; unreadable data is one entry with an empty key."""
     if not data:
         return {}
     try:
@@ -54,7 +54,7 @@ def held(path: str, data: bytes | None) -> dict[str, str]:
 
 
 def written(path: str, items: Mapping[str, str]) -> bytes:
-    """The same as bytes."""
+    """Return the data of a znode with these entries."""
     if path.startswith(RULES):
         return json.dumps({"version": 1, "acls": [json.loads(one) for one in items]}).encode()
     return json.dumps({"version": 1, "config": dict(items)}).encode()
@@ -68,32 +68,32 @@ class Asked:
     item: Item
     change: access_znodes.Change
     was_there: bool = False
-    """It was so at some moment since."""
+    """Whether the change was in place at some time since its request."""
     is_untouched: bool = False
-    """Nobody has changed it since then."""
+    """Whether the entry has not changed since then."""
     overtaken: Sequence[Asked] = ()
-    """What the same broker was asked for before, of the same item: it may write both at once."""
+    """Earlier requests to the same broker for this entry, as it may write both at once."""
 
     def is_so(self) -> None:
-        """It is as it was asked for."""
+        """Note that the change is in place."""
         self.was_there = self.is_untouched = True
         for one in self.overtaken:
             one.was_there, one.is_untouched = True, False
 
 
 class AccessTruth:
-    """Told of each transaction."""
+    """The users, quotas and ACLs in ZooKeeper, checked with each transaction."""
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
         self.items: dict[str, dict[str, str]] = {}
-        """What the znodes hold."""
+        """The entries of the znodes, by path."""
         self._asked: list[Asked] = []
 
     # --- changes ---
 
     def asks(self, who: str, path: str, key: str, value: str, *, is_removed: bool) -> Asked:
-        """A broker is asked for a change."""
+        """Add a request for a change to a broker; return it."""
         (record,) = access_znodes.records_of(path, written(path, {key: value}))
         item = Item(path, key, None if is_removed else value)
         asked = Asked(who, item, access_znodes.Change(record, is_removed))
@@ -108,7 +108,7 @@ class AccessTruth:
         return asked
 
     def acknowledged(self, asked: Asked, image: MetadataImage) -> None:
-        """It is done, says the broker."""
+        """Check a change that a broker has acknowledged."""
         self._asked.remove(asked)
         if not asked.was_there:
             raise BrokenInvariantError(f"{asked.who} has not done {asked.item}, and says so")
@@ -122,7 +122,7 @@ class AccessTruth:
     # --- transactions ---
 
     def committed(self, who: str, changes: Sequence[Change], *, is_broker: bool) -> None:
-        """A transaction was."""
+        """Check a committed transaction."""
         for one in changes:
             if not one.path.startswith((*ENTITIES, *RULES)):
                 continue
@@ -158,7 +158,7 @@ class AccessTruth:
     # --- the end ---
 
     def different(self, image: MetadataImage) -> list[str]:
-        """What a broker knows that is not so, or does not know."""
+        """Return a message for each difference between a broker's image and ZooKeeper."""
         truth: dict[Hashable, object] = {}
         for path, node in self._tree.nodes.items():
             if path.startswith((*ENTITIES, *RULES)):
@@ -178,7 +178,7 @@ class AccessTruth:
 
 
 def _place(record: access_znodes.AccessRecord) -> Hashable:
-    """Where an image has it."""
+    """Return the key of a record in an image."""
     match record:
         case UserScramCredentialRecord():
             return record.name, record.mechanism

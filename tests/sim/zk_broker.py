@@ -1,8 +1,8 @@
-"""A broker whose controller is elected on ZooKeeper: the daemon's own code, on a loop of its own.
+"""A broker of a cluster on ZooKeeper: the daemon's code, on a simulated event loop.
 
-Real are ``coordinator/zookeeper`` from kazoo's interface on, the handlers of what a controller
-tells, and the active controller with its machine. A model is what they speak with: kazoo's client
-(:mod:`tests.sim.zk_client`) and the connection to another broker (:class:`Connection`).
+``coordinator/zookeeper`` down to kazoo's interface, the handlers of the controller's requests, and
+the active controller with its state machine are the product's code. Kazoo's client
+(:mod:`tests.sim.zk_client`) and the connection to another broker (:class:`Connection`) are models.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 LISTENER: Final = "PLAINTEXT"
 PORT: Final = 9092
 UNKNOWN_MS: Final = 60
-"""Until the next question, where no controller is known."""
+"""How long a request waits before it fails while no controller is known."""
 SHUTDOWN_ATTEMPTS: Final = 3
 AUTHORIZER: Final = "kafka.security.authorizer.AclAuthorizer"
 
@@ -64,21 +64,21 @@ TOLD: Final = {
 
 
 class ControlledShutdown(NamedTuple):
-    """A broker wants to be let go."""
+    """A broker's request for a controlled shutdown."""
 
     broker_id: int
     broker_epoch: int
 
 
 class Told(NamedTuple):
-    """What a controller tells over one of its connections."""
+    """A controller's request, and the number of the connection that carries it."""
 
     request: Any
     connected_s: float
 
 
 class ZooKeeperBroker(Process):
-    """One process."""
+    """A broker process of a cluster on ZooKeeper."""
 
     def __init__(self, cluster: ZooKeeperCluster, broker_id: int) -> None:
         super().__init__(cluster, broker_id)
@@ -86,7 +86,7 @@ class ZooKeeperBroker(Process):
         self.loop: Loop
         self.zookeeper: ZooKeeperNode
         self._heard = 0
-        """The newest controller epoch that it took a request of."""
+        """The newest controller epoch of a request that it has accepted."""
         self._requests |= {
             AlterPartitionRequest: self._alter_partition,
             AllocateIds: self._allocate_ids,
@@ -108,7 +108,7 @@ class ZooKeeperBroker(Process):
             }
         )
 
-    # --- its life ---
+    # --- lifecycle ---
 
     def _join(self) -> None:
         self.loop = Loop(self.node)
@@ -126,18 +126,18 @@ class ZooKeeperBroker(Process):
         self.loop.after_turn = self._check_office
 
     def _check_office(self) -> None:
-        """Clients are told of this broker as the controller only while it is."""
+        """Check that this broker names itself as the controller only while it is active."""
         if self.zookeeper.controller_id == self.broker_id and self.zookeeper.elected is None:
             raise BrokenInvariantError(f"{self.node.name} has no office, and says that it has")
 
     # The daemon's clock is the node's.
 
     def now_ms(self) -> int:
-        """Wall-clock time."""
+        """Return the wall-clock time."""
         return self.node.now_ms
 
     def monotonic_ms(self) -> int:
-        """A time that never goes back."""
+        """Return the monotonic time."""
         return self.node.scheduler.now
 
     async def _live(self) -> None:
@@ -166,7 +166,7 @@ class ZooKeeperBroker(Process):
         self._stopped()
 
     def stop(self) -> None:
-        """Be let go, and end."""
+        """Begin a controlled shutdown, then end."""
         if not self.is_shutting_down:
             self.node.say("is to stop")
             self.is_shutting_down = True
@@ -174,7 +174,7 @@ class ZooKeeperBroker(Process):
                 background.spawn(self._leave(), "leave")
 
     async def _leave(self) -> None:
-        """As ``ZooKeeperMember.leave``."""
+        """Leave the cluster, as ``ZooKeeperMember.leave`` does."""
         if self.zookeeper.broker_epoch >= 0:
             self.zookeeper.in_controlled_shutdown = True
             for _ in range(SHUTDOWN_ATTEMPTS):
@@ -225,13 +225,13 @@ class ZooKeeperBroker(Process):
         )
 
     def give_up(self) -> None:
-        """As a controller does that could not write what it has decided."""
+        """Resign, as a controller does that could not write its decisions."""
         if self.node.is_up and self.zookeeper.elected is not None:
             with self.loop.running():
                 self.zookeeper._can_not_go_on()
 
     def decide(self, decision: Callable[[Controller], Outcome[Any]]) -> Any:
-        """Have the active controller here decide. Raises DomainError."""
+        """Run a decision of this broker's active controller. Raises DomainError."""
         chosen = self.zookeeper.elected
         if chosen is None:
             raise NotControllerError("another broker is")
@@ -287,7 +287,7 @@ class ZooKeeperBroker(Process):
             return
 
         def answered(found: Any) -> None:
-            # As the daemon's channel does, which asks whoever is the controller then.
+            # As the daemon's channel does, which then asks the current controller.
             if found == Errors.NOT_CONTROLLER:
                 self.node.after(UNKNOWN_MS, answer, None)
             else:
@@ -303,7 +303,7 @@ class ZooKeeperBroker(Process):
             **options,
         )
 
-    # --- what it is told ---
+    # --- requests of the controller ---
 
     def _receive(self, sender: str, request: Any, reply: Answer) -> None:
         if not isinstance(request, Told):
@@ -334,7 +334,7 @@ class ZooKeeperBroker(Process):
 
 
 class Connection:
-    """In the place of ``ControllerConnection``: a connection of a controller to one broker."""
+    """Replaces ``ControllerConnection``, a connection of a controller to one broker."""
 
     def __init__(self, client_id: str, _security: Any) -> None:
         self._loop = cast("Loop", asyncio.get_running_loop())
@@ -343,12 +343,12 @@ class Connection:
         self._connect()
 
     def _connect(self) -> None:
-        """Go on over another one: what is under way on this one may arrive all the same."""
+        """Begin another connection; requests in flight on the former one may still arrive."""
         self._network.numbers += 1
         self._number = self._network.numbers
 
     async def ask(self, to: tuple[str, int], request: Any, *, timeout_ms: float) -> Any:
-        """The answer; raises OSError where there is none."""
+        """Send a request; return the answer. Raises OSError without an answer."""
         future = self._loop.create_future()
 
         def answered(answer: Any) -> None:
@@ -370,11 +370,11 @@ class Connection:
         return found
 
     async def close(self) -> None:
-        """What is under way may arrive all the same."""
+        """Do nothing: requests in flight may still arrive."""
 
 
 class _Log:
-    """Of the daemon's code: nobody reads it, but for what nobody has expected."""
+    """Replaces a logger of the daemon's code; drops everything."""
 
     def __getattr__(self, _name: str) -> Callable[..., None]:
         return lambda *_arguments, **_where: None
@@ -390,7 +390,7 @@ class _Failures(_Log):
 
 @contextmanager
 def models(draw: Random) -> Iterator[None]:
-    """Have models in the place of what the daemon's code speaks with, of chance and of logs."""
+    """Replace connections, random ids and loggers in the daemon's modules by models."""
     ids = iter(range(1, 1 << 30))
 
     def next_id() -> UUID:

@@ -1,9 +1,9 @@
-"""A model of kazoo's client: what ``coordinator/zookeeper/session.py`` uses of it.
+"""A model of kazoo's client, as far as ``coordinator/zookeeper/session.py`` uses it.
 
-As kazoo it fails what is under way when its connection is lost, sets off all its watches then,
-keeps what it is asked for meanwhile for the next connection, and begins another session by itself
-when its own is over. Its threads are queues: what its connection hears, its watches and its answers
-reach the loop each in their order, and in any order among each other.
+Like kazoo, it fails its requests in flight and triggers all its watches when its connection is
+lost, keeps later requests for the next connection, and opens another session by itself when its own
+has expired. Its threads are queues: connection events, watches and answers each reach the event
+loop in order, but in any order relative to each other.
 
 Source: ``kazoo.client``, ``kazoo.protocol.connection``.
 """
@@ -22,17 +22,17 @@ from tests.sim.loop import Loop
 from tests.sim.zk_server import CLOSE, ENSEMBLE, Connection, Ensemble, Op, Request
 
 CONNECT_MS: Final = 120
-"""How long a connection may take to come about."""
+"""The pause before another connection attempt if the last one has no outcome."""
 RETRY_MS: Final = 25
-"""Until the next try."""
+"""The longest pause before a reconnection."""
 HOP_MS: Final = 1
-"""The most that an answer needs from one thread to another."""
+"""The longest delay from one thread to another."""
 
 _NOTHING: Final = object()
 
 
 class AsyncResult:
-    """The answer to come."""
+    """The pending answer to a request."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -41,14 +41,14 @@ class AsyncResult:
         self._callbacks: list[Callable[[AsyncResult], None]] = []
 
     def rawlink(self, callback: Callable[[AsyncResult], None]) -> None:
-        """Have it called, in the thread of answers."""
+        """Call ``callback`` in the thread of answers, once the answer is set."""
         if self.exception is not None or self.value is not _NOTHING:
             self._client.hop("answers", callback, self)
         else:
             self._callbacks.append(callback)
 
     def settle(self, found: Any) -> None:
-        """The answer, or the error, is there."""
+        """Set the answer or the error, unless one is set."""
         if self.exception is not None or self.value is not _NOTHING:
             return
         if isinstance(found, Exception):
@@ -60,14 +60,14 @@ class AsyncResult:
 
 
 class _Begun:
-    """What ``start_async`` gives: it is never waited for, as what is asked for waits by itself."""
+    """The event that ``start_async`` returns: always set, as requests wait for a connection."""
 
     def wait(self, _timeout_s: float) -> bool:
         return True
 
 
 class _Transaction:
-    """Writes that are done together."""
+    """A transaction of several writes."""
 
     def __init__(self, client: Client) -> None:
         self._client, self._ops = client, []
@@ -100,11 +100,11 @@ _Watch = Callable[[Any], None]
 
 
 class Client:
-    """In the place of ``KazooClient``, on the node of the running loop."""
+    """Replaces ``KazooClient``, on the node of the running event loop."""
 
     chroot = ""
     problem = ""
-    """Of its handler, as the daemon's own has one."""
+    """An attribute of the daemon's own handler, which this client also replaces."""
 
     @property
     def handler(self) -> Client:
@@ -128,10 +128,10 @@ class Client:
         self._is_stopped = self._is_live = self._is_expired = False
         self._connection: Connection | None = None
         self._attempt = 0
-        """Counts connections: what an earlier one brings is not heard."""
+        """The number of connections so far; messages of earlier ones are ignored."""
         self._up_ms = self._down_ms = 0
         self._is_mute = self._is_deaf = False
-        """Something was lost on the way there, or back: nothing more comes through."""
+        """Whether a message to the server, or from it, was lost: nothing else arrives there."""
         self._is_pinged = True
         self._queue: deque[tuple[Request, AsyncResult, _Watch | None]] = deque()
         self._pending: deque[tuple[Request, AsyncResult, _Watch | None, int]] = deque()
@@ -140,7 +140,7 @@ class Client:
         self._child_watchers: dict[str, list[_Watch]] = {}
         self._hops: dict[str, int] = {}
 
-    # --- what Session uses ---
+    # --- the interface that Session uses ---
 
     def add_listener(self, listener: Callable[[str], Any]) -> None:
         self._listeners.append(listener)
@@ -158,7 +158,7 @@ class Client:
         return _Begun()
 
     def stop(self) -> None:
-        """Say that the session is over, on the connection, if there is one."""
+        """End the session at the server, if connected, and fail all requests."""
         self._is_stopped = True
         if self._connection is not None:
             self._send(self._arrive, self._connection, -1, CLOSE)
@@ -166,7 +166,7 @@ class Client:
         self._fail(ConnectionClosedError())
 
     def close(self) -> None:
-        """Nothing is left."""
+        """Do nothing: :meth:`stop` leaves nothing to close."""
 
     def get_async(self, path: str, watch: _Watch | None = None) -> AsyncResult:
         return self._read("get", path, watch)
@@ -191,7 +191,7 @@ class Client:
         return self.submit(Request((op,), is_multi=False), watch)
 
     def submit(self, request: Request, watch: _Watch | None) -> AsyncResult:
-        """Send it, now or over the next connection."""
+        """Send a request, now or over the next connection."""
         result = AsyncResult(self)
         if self._is_stopped:
             result.settle(ConnectionClosedError())
@@ -205,7 +205,7 @@ class Client:
     # --- the threads ---
 
     def hop(self, thread: str, work: Callable[..., Any], *what: Any) -> None:
-        """Have another thread do it, after what it was given before."""
+        """Run ``work`` in another thread, after that thread's earlier work."""
         now = self._scheduler.now
         at = max(self._hops.get(thread, 0), now + self._scheduler.draw.randint(0, HOP_MS))
         self._hops[thread] = at
@@ -228,7 +228,7 @@ class Client:
         return self._scheduler.draw.randint(*self._ensemble.network.weather.latency_ms)
 
     def _send(self, arrives: Callable[..., None], *what: Any) -> None:
-        """Something on its way to the server, after all before it."""
+        """Send a message to the server, in order."""
         if self._is_cut(up=True):
             self._is_mute = True
         if self._is_mute:
@@ -237,7 +237,7 @@ class Client:
         self._scheduler.after(self._up_ms - self._scheduler.now, arrives, *what)
 
     def _connect(self, attempt: int) -> None:
-        """Try anew, if nothing has become of that attempt."""
+        """Begin another attempt to connect, if ``attempt`` has had no outcome."""
         if self._is_stopped or attempt != self._attempt or self._connection is not None:
             return
         self._is_expired = False
@@ -249,7 +249,7 @@ class Client:
         self.node.after(CONNECT_MS, self._connect, self._attempt)
 
     def _reach(self, attempt: int, number: int) -> None:
-        """At the server. A process that is gone does not know that it has connected."""
+        """Connect at the server, unless the process has ended or begun another attempt."""
         if attempt != self._attempt or not self._loop.is_alive:
             return
         found = self._ensemble.connect(
@@ -262,7 +262,7 @@ class Client:
             self._down(attempt, "expired", None)
 
     def _down(self, attempt: int, kind: str, what: Any) -> None:
-        """Something on its way from the server."""
+        """Send a message from the server to this client, in order."""
         if attempt != self._attempt or not self._loop.is_alive:
             return
         if self._is_cut(up=False):
@@ -299,7 +299,7 @@ class Client:
         self._ping(self._attempt)
 
     def _expired(self) -> None:
-        """Another session begins by itself; what was asked for meanwhile failed with this one."""
+        """Fail all requests with the expired session, and open another session."""
         self._is_live = False
         self._is_expired = True
         self._tell("LOST")
@@ -309,7 +309,7 @@ class Client:
         self.node.after(self._scheduler.draw.randint(0, RETRY_MS), self._connect, self._attempt)
 
     def drop(self) -> None:
-        """The connection breaks: both ends notice, if not at once."""
+        """Break the connection; the server notices it later than this client."""
         connection = self._connection
         if connection is not None:
             self._lost()

@@ -1,4 +1,4 @@
-"""A cluster whose brokers elect their controller on ZooKeeper, and the history that it lives."""
+"""A cluster whose brokers elect their controller on ZooKeeper, and the history of a seed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.sim.zk_truth import Truth
 
 
 class ZooKeeperCluster(Cluster):
-    """Everything that there is in one history."""
+    """The brokers, the ensemble and the clients of one history."""
 
     options: ZooKeeperOptions
 
@@ -33,11 +33,11 @@ class ZooKeeperCluster(Cluster):
         self.truth = Truth(self.ensemble, self.invariants)
         self.truth.deciding = self._deciding
         self._processes: list[ZooKeeperBroker] = []
-        """All that there ever were: nothing of them may end at a time of Python's choice."""
+        """All processes so far, so that the garbage collector does not end any at its own time."""
         self.before_told: Callable[[ZooKeeperBroker, Any], bool] = lambda _broker, _request: False
-        """Told of each request of a controller before it is served; True keeps it from that."""
+        """Called with each request of a controller before it is served; True drops the request."""
         self.after_told: Callable[[ZooKeeperBroker, Any], bool] = lambda _broker, _request: False
-        """Told once it is served; True keeps its answer from being sent."""
+        """Called with each request of a controller once it is served; True drops the answer."""
 
     def _controller(self) -> Any:
         return ZooKeeperOperators(self)
@@ -51,7 +51,7 @@ class ZooKeeperCluster(Cluster):
         return process
 
     def running(self) -> Iterator[ZooKeeperBroker]:
-        """Processes that are there."""
+        """Yield the running processes."""
         for one in self.processes.values():
             if one.node.is_up:
                 yield cast("ZooKeeperBroker", one)
@@ -63,7 +63,7 @@ class ZooKeeperCluster(Cluster):
         return changes[0].after if changes else None
 
     def end(self) -> None:
-        """No process is there any more."""
+        """End all processes and their event loops."""
         for one in self._processes:
             one.node.end()
             one.loop.end()
@@ -71,7 +71,7 @@ class ZooKeeperCluster(Cluster):
     # --- the end of a history ---
 
     def _stale_images(self) -> list[str]:
-        """What is not as ZooKeeper has it."""
+        """Return a message for each difference between the brokers and ZooKeeper."""
         wrong = self.truth.left_over()
         if self.truth.controller is None:
             return [*wrong, "there is no controller"]
@@ -135,7 +135,7 @@ class ZooKeeperCluster(Cluster):
 
 @contextmanager
 def told(cluster: ZooKeeperCluster, repeat: str) -> Iterator[None]:
-    """Put models into their places; a failure tells the story."""
+    """Install the models, add the last events to a failure, and end the cluster."""
     scheduler = cluster.scheduler
     try:
         with scheduler.explained(cluster.options, repeat), quiet(), models(scheduler.draw):
@@ -145,7 +145,7 @@ def told(cluster: ZooKeeperCluster, repeat: str) -> Iterator[None]:
 
 
 def play(seed: int, tell: Callable[[str], None] | None = None) -> Result:
-    """Live through the history of a seed. Raises whatever is wrong, with the story in its notes."""
+    """Play the history of a seed; a failure raises, with the last events in its notes."""
     cluster = ZooKeeperCluster(draw_options(seed), tell)
     with told(cluster, f"make sim WORLD=zookeeper SEED={seed} N=1"):
         return cluster.run()

@@ -1,4 +1,4 @@
-"""What goes wrong in a cluster on ZooKeeper, and what operators and tools do meanwhile."""
+"""The faults of a cluster on ZooKeeper, and the actions of operators and tools."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOOK_AGAIN_MS = 400
 
 
 class ZooKeeperOperators(Operators):
-    """Ask whoever takes himself for the active controller."""
+    """Sends operators' requests to a broker that takes itself for the controller."""
 
     cluster: ZooKeeperCluster
     refusal = DomainError
@@ -43,7 +43,7 @@ class ZooKeeperOperators(Operators):
         return scheduler.draw.choice(found) if found else None
 
     def alter_config(self, name: str, value: str) -> None:
-        """Give a topic another ``retention.ms``."""
+        """Set ``retention.ms`` of a topic."""
         record = ConfigRecord(TOPIC_RESOURCE, name, "retention.ms", value)
 
         def decision(one: Controller) -> Outcome[None]:
@@ -52,7 +52,7 @@ class ZooKeeperOperators(Operators):
         self._try(decision, f"sets retention.ms of {name} to {value}")
 
     def alter_broker(self, broker_id: int, value: str) -> bool:
-        """Give a broker another ``log.retention.ms``."""
+        """Set ``log.retention.ms`` of a broker."""
         record = ConfigRecord(BROKER_RESOURCE, str(broker_id), "log.retention.ms", value)
         told = f"sets log.retention.ms of b{broker_id} to {value}"
         return self._try(lambda _: Outcome(None, (record,)), told)
@@ -68,7 +68,7 @@ class ZooKeeperOperators(Operators):
 
 
 class ZooKeeperFaults(Faults):
-    """Does one thing after another, of those that are on."""
+    """Runs the enabled faults at random times, one after another."""
 
     cluster: ZooKeeperCluster
 
@@ -84,7 +84,7 @@ class ZooKeeperFaults(Faults):
                 )
 
     def create_topic(self, partitions: int, factor: int, name: str = TOPIC) -> None:
-        """Ask for it, and again: who was asked may have been no controller any more."""
+        """Create a topic, and retry: the broker asked may no longer be the controller."""
         self.cluster.controller.create_topic(name, partitions, factor)
         self.scheduler.after(LOOK_AGAIN_MS, self._look_for, partitions, factor, name)
 
@@ -93,7 +93,7 @@ class ZooKeeperFaults(Faults):
             self.create_topic(partitions, factor, name)
 
     def pause(self) -> None:
-        """SIGSTOP, and SIGCONT after a while."""
+        """Send SIGSTOP to a broker, and SIGCONT after a while."""
         self._pause(self._some_broker(), self.draw.choice((100, 700, 1_500, 2_500)))
 
     def _pause(self, broker_id: int, for_ms: int) -> None:
@@ -103,7 +103,7 @@ class ZooKeeperFaults(Faults):
             node.say(f"is paused for {for_ms} ms")
 
     def clock_jump(self) -> None:
-        """The clock of a broker is set."""
+        """Set a broker's clock forward or back."""
         node = self.network.nodes[f"b{self._some_broker()}"]
         node.clock_ms += self.draw.choice((-2_000, 50, 400, 2_000))
 
@@ -120,27 +120,27 @@ class ZooKeeperFaults(Faults):
                 self.cluster.ensemble.expire(session)
 
     def expire(self) -> None:
-        """A session is over; the broker finds out later."""
+        """Expire a broker's session; the broker finds out later."""
         self._expire(self._some_broker())
 
     def disconnect(self) -> None:
-        """A connection to ZooKeeper breaks: what was under way on it may have been done."""
+        """Break a broker's connection to ZooKeeper; its writes in flight may have been done."""
         broker_id = self._some_broker()
         if self._is_up(broker_id):
             self._client(broker_id).drop()
 
     def zookeeper_cut(self) -> None:
-        """ZooKeeper can not be reached, or not answer, for a while."""
+        """Cut a broker off from ZooKeeper for a while, in one direction or in both."""
         name = f"b{self._some_broker()}"
         ways = [{(name, ENSEMBLE), (ENSEMBLE, name)}, {(name, ENSEMBLE)}, {(ENSEMBLE, name)}]
         self._cut(self.draw.choice(ways))
 
     def zookeeper_away(self) -> None:
-        """Nobody is served by ZooKeeper for a while."""
+        """Stop ZooKeeper for a while."""
         self.cluster.ensemble.goes_away(self.draw.choice((100, 700, 2_000)))
 
     def bounce(self) -> None:
-        """A process is killed and back before anybody has noticed; its old session still lives."""
+        """Kill a broker, which is back at once; its old session may have expired or still live."""
         broker_id = self._some_broker()
         if self._is_up(broker_id):
             if self.draw.random() < 0.5:
@@ -148,31 +148,31 @@ class ZooKeeperFaults(Faults):
             self.cluster.crash_broker(broker_id)
             self.scheduler.after(self.draw.choice((1, 20)), self.cluster.start_broker, broker_id)
 
-    # --- the controller's ---
+    # --- faults of the controller ---
 
     def _controller_id(self) -> int:
         return self.cluster.truth.controller or self._some_broker()
 
     def kill_controller(self) -> None:
-        """``kill -9``."""
+        """Kill the controller with ``kill -9``."""
         self._crash(self._controller_id())
 
     def expire_controller(self) -> None:
-        """It is none any more, and does not know."""
+        """Expire the controller's session; the controller finds out later."""
         self._expire(self._controller_id())
 
     def disconnect_controller(self) -> None:
-        """It hears no answers to what it has just written."""
+        """Break the controller's connection, which loses the answers to its last writes."""
         broker_id = self._controller_id()
         if self._is_up(broker_id):
             self._client(broker_id).drop()
 
     def pause_controller(self) -> None:
-        """It stands still until another one was elected, or nearly so."""
+        """Pause the controller for half to three times its session timeout."""
         session_ms = self.cluster.options.broker.session_ms
         self._pause(self._controller_id(), session_ms * self.draw.choice((5, 9, 11, 15, 30)) // 10)
 
-    # --- what others write ---
+    # --- writes of other clients ---
 
     def _write(self, *ops: Op) -> bool:
         done = self.cluster.ensemble.write(TOOL, ops)
@@ -181,11 +181,11 @@ class ZooKeeperFaults(Faults):
         return done
 
     def remove_controller(self) -> None:
-        """An operator has another controller elected."""
+        """Delete ``/controller``, as an operator does to force another election."""
         self._write(Op("delete", znodes.CONTROLLER))
 
     def mark_for_deletion(self) -> None:
-        """A tool deletes the topic, and it is made anew."""
+        """Mark the topic for deletion, as a tool does, and create it again."""
         if self.draw.random() < 0.6:
             return
         if TOPIC in self.cluster.truth.image.topics:
@@ -197,7 +197,7 @@ class ZooKeeperFaults(Faults):
             )
 
     def isr_note(self) -> None:
-        """A leader of an older release takes a follower out of the ISR by itself."""
+        """Remove a follower from the ISR, as a leader of an older release does by itself."""
         topic = self.cluster.truth.image.topics.get(TOPIC)
         if topic is None:
             return

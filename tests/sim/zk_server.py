@@ -1,10 +1,10 @@
 """A model of ZooKeeper: an ensemble that agrees on transactions, and its clients' sessions.
 
-One member leads and commits; the others apply what it commits, in its order, but later. Each client
-speaks with one member, which answers in the order of the questions. A client sees what it has
-written itself, and hears of a watch before it sees what set it off; what two clients see at a time
-may differ by as much as their members do. A session lives as long as it is heard of, no matter by
-which connection.
+One member leads and commits; the others apply its transactions in order, but later. Each client is
+connected to one member, which answers requests in their order. A client sees its own writes, and
+gets the event of a watch before it sees the change itself; two clients may see different states,
+as their members do. A session lives as long as its client sends requests or pings, over any
+connection.
 
 Source: ZooKeeper's "Consistency Guarantees"; ``PrepRequestProcessor``, ``FinalRequestProcessor``,
 ``DataTree``, ``SessionTrackerImpl``.
@@ -32,11 +32,11 @@ from kazoo.protocol.states import ZnodeStat
 from tests.sim.network import CLOCK_MS, Network, Node
 
 ENSEMBLE: Final = "z"
-"""Its name in the network, as if all its members were at one place."""
+"""The ensemble's name in the network: one node for all members."""
 
 
 class Op(NamedTuple):
-    """One thing that a client asks for: the kind, a path, and what that kind needs."""
+    """One operation of a client: its kind, a path, and the arguments of the kind."""
 
     kind: str
     """get, exists, children; create, set, delete, check, ensure; sync."""
@@ -49,14 +49,14 @@ class Op(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What a client sends: one read, or the writes of a transaction."""
+    """A client's request: one read, or the writes of a transaction."""
 
     ops: tuple[Op, ...]
     is_multi: bool
 
     @property
     def is_read(self) -> bool:
-        """Whether a member answers it by itself."""
+        """Whether a member answers it without the leader."""
         return self.ops[0].kind in ("get", "exists", "children")
 
     def __str__(self) -> str:
@@ -74,12 +74,12 @@ class Znode:
     owner: int
     version: int = 0
     made: int = 0
-    """Children that were ever made: the next sequence number."""
+    """How many children were ever created: the next sequence number."""
     children: dict[str, None] = field(default_factory=dict)
 
     @property
     def stat(self) -> ZnodeStat:
-        """As clients get it."""
+        """The stat that clients get."""
         return ZnodeStat(
             self.czxid,
             self.mzxid,
@@ -96,7 +96,7 @@ class Znode:
 
 
 class Change(NamedTuple):
-    """One step of a transaction, as all members take it."""
+    """One change of a transaction, as all members apply it."""
 
     kind: str
     """create, set, delete."""
@@ -107,7 +107,7 @@ class Change(NamedTuple):
 
 
 class Transaction(NamedTuple):
-    """What was committed under one zxid."""
+    """The changes that were committed under one zxid."""
 
     zxid: int
     time: int
@@ -115,14 +115,14 @@ class Transaction(NamedTuple):
 
 
 class Tree:
-    """The state of a member."""
+    """The data tree of a member."""
 
     def __init__(self) -> None:
         self.zxid = 0
         self.nodes: dict[str, Znode] = {"/": Znode(b"", 0, 0, 0, 0)}
 
     def apply(self, done: Transaction) -> None:
-        """Take a step."""
+        """Apply a transaction."""
         for one in done.changes:
             match one.kind:
                 case "create":
@@ -142,18 +142,18 @@ class Tree:
 
 
 def parent_of(path: str) -> str:
-    """The path above."""
+    """Return the parent of a path."""
     return path.rpartition("/")[0] or "/"
 
 
 def name_of(path: str) -> str:
-    """The last part."""
+    """Return the last part of a path."""
     return path.rpartition("/")[2]
 
 
 @dataclass(slots=True)
 class SessionOf:
-    """What the ensemble knows of a session."""
+    """The ensemble's state of a session."""
 
     session_id: int
     timeout_ms: int
@@ -168,7 +168,7 @@ class _Asked:
     request: Request
     result: Any = None
     zxid: int = -1
-    """Up to where the member must have come before it may answer; -1: not committed yet."""
+    """The zxid that the member must have applied before it answers; -1 until the commit."""
 
 
 class Connection:
@@ -178,13 +178,13 @@ class Connection:
         self.member, self.session, self.client = member, session, client
         self.is_open = True
         self.tell: Callable[[str, Any], None] = lambda _kind, _what: None
-        """Sends something to the client, in order: an answer, an event, a pong, the end."""
+        """Sends an answer, an event, a pong or the end to the client, in order."""
         self.asked: deque[_Asked] = deque()
         self.data_watches: dict[str, None] = {}
         self.child_watches: dict[str, None] = {}
 
     def close(self) -> None:
-        """Nothing more goes this way; what has come so far is done all the same."""
+        """Close the connection; writes that have arrived may still be committed."""
         if self.is_open:
             self.is_open = False
             self.asked.clear()
@@ -195,7 +195,7 @@ class Connection:
             self.tell("end", None)
 
     def arrive(self, number: int, request: Request) -> None:
-        """A request of the client."""
+        """Take a request of the client."""
         if not self.is_open:
             return
         ensemble = self.member.ensemble
@@ -209,13 +209,13 @@ class Connection:
         self.pump()
 
     def ping(self) -> None:
-        """A sign of life."""
+        """Answer a ping, which keeps the session alive."""
         if self.is_open:
             self.session.heard_ms = self.member.ensemble.now
             self.tell("pong", None)
 
     def pump(self) -> None:
-        """Answer what can be answered, in order."""
+        """Answer the requests that can be answered, in order."""
         while self.is_open and self.asked:
             one = self.asked[0]
             if one.request.is_read:
@@ -243,7 +243,7 @@ class Connection:
         return node.stat if op.kind == "exists" else [*node.children]
 
     def changed(self, change: Change) -> None:
-        """The member's tree has changed: set off watches."""
+        """Trigger the watches of a change in the member's tree."""
         path, above = change.path, parent_of(change.path)
         if path in self.data_watches:
             del self.data_watches[path]
@@ -268,7 +268,7 @@ class Member:
         self._latest_ms = self._forwarded_ms = 0
 
     def forward(self, connection: Connection, one: _Asked) -> None:
-        """Have the leader decide on a write, which keeps the order of this member's."""
+        """Forward a write to the leader, in the order of this member's writes."""
         ensemble = self.ensemble
         if self.number == 0:
             ensemble.commit(connection, one)
@@ -278,7 +278,7 @@ class Member:
         ensemble.scheduler.after(wait_ms, ensemble.commit, connection, one)
 
     def learn(self, done: Transaction) -> None:
-        """A transaction was committed."""
+        """Apply a committed transaction, on a follower after some delay."""
         ensemble = self.ensemble
         if self.number == 0:
             self._apply(done)
@@ -295,7 +295,7 @@ class Member:
 
 
 class _Refused(Exception):  # noqa: N818 - never leaves this module
-    """A write of a transaction can not be done."""
+    """A write of a transaction cannot be carried out."""
 
     def __init__(self, at: int, why: KazooException) -> None:
         self.at, self.why = at, why
@@ -312,24 +312,24 @@ class Ensemble:
         self.zxid = 0
         self.away_until_ms = 0
         self.committed: Callable[[str, Transaction], None] = lambda _client, _done: None
-        """Told of each transaction, with the name of the node that wanted it."""
+        """Called with each transaction, and the name of the node that asked for it."""
         self.before_step: Callable[[Connection, Request], bool] = lambda _at, _request: False
-        """Told of each request before it is looked at; True keeps it from being done."""
+        """Called with each request before it is handled; True drops the request."""
         self.after_step: Callable[[Connection, Request], bool] = lambda _at, _request: False
-        """Told of each request once it is done; True keeps its answer from being sent."""
+        """Called with each request once it is done; True drops the answer."""
 
     @property
     def now(self) -> int:
-        """Milliseconds."""
+        """The simulated time in milliseconds."""
         return self.scheduler.now
 
     @property
     def tree(self) -> Tree:
-        """What holds: the leader's."""
+        """The leader's tree."""
         return self.members[0].tree
 
     def lag(self) -> int:
-        """How long something takes between two members."""
+        """Draw the delay of a message between two members."""
         return self.scheduler.draw.randint(0, self.lag_ms) if self.lag_ms else 0
 
     # --- sessions ---
@@ -337,9 +337,9 @@ class Ensemble:
     def connect(
         self, client: Node, session_id: int, timeout_ms: int, last_zxid: int, number: int
     ) -> Connection | bool:
-        """A client wants a session, or to go on with one.
+        """Open a session for a client, or continue one over a new connection.
 
-        False: not now, not here; True: the session is over.
+        Return False if this member cannot serve the client now, True if the session has expired.
         """
         member = self.members[number % len(self.members)]
         if self.now < self.away_until_ms or member.tree.zxid < last_zxid:
@@ -372,7 +372,7 @@ class Ensemble:
             self.expire(session)
 
     def expire(self, session: SessionOf) -> None:
-        """A session is over; whose it was finds out later."""
+        """Expire a session; its client finds out later."""
         if session.is_over:
             return
         session.is_over = True
@@ -384,7 +384,7 @@ class Ensemble:
             session.connection.close()
 
     def goes_away(self, for_ms: int) -> None:
-        """No member serves for a while; sessions begin their time anew then."""
+        """Stop all members for a while; afterwards the timeouts of sessions start again."""
         self.scheduler.say(ENSEMBLE, f"is away for {for_ms} ms")
         self.away_until_ms = max(self.away_until_ms, self.now + for_ms)
         for session in self.sessions.values():
@@ -395,7 +395,7 @@ class Ensemble:
     # --- transactions ---
 
     def commit(self, connection: Connection, one: _Asked) -> None:
-        """Decide on a write: all of it is done, or nothing."""
+        """Decide on a write, which is carried out completely or not at all."""
         session = connection.session
         if session.is_over or session.connection not in (None, connection):
             one.result = SessionExpiredError()
@@ -404,7 +404,7 @@ class Ensemble:
         if one.request == CLOSE:
             self.expire(session)
             return
-        if one.request.ops[0].kind == "sync":  # a member answers once it has what there is by now
+        if one.request.ops[0].kind == "sync":  # answered once all commits so far are applied
             one.result, one.zxid = one.request.ops[0].path, self.zxid
             connection.pump()
             return
@@ -424,7 +424,7 @@ class Ensemble:
         connection.pump()
 
     def write(self, who: str, ops: Sequence[Op]) -> bool:
-        """What somebody with another tool writes; whether it was done."""
+        """Write without a session, as a tool; return whether that succeeded."""
         try:
             changes, _ = self._prepare(ops, 0)
         except _Refused:
@@ -442,7 +442,7 @@ class Ensemble:
     def _prepare(
         self, ops: Sequence[Op], session_id: int
     ) -> tuple[tuple[Change, ...], list[tuple[str, str]]]:
-        """The changes of a transaction, and what each of its writes brings. Raises _Refused."""
+        """Return the changes of a transaction, and the result of each write. Raises _Refused."""
         view = _View(self.tree)
         results = []
         for at, op in enumerate(ops):
@@ -454,7 +454,7 @@ class Ensemble:
 
 
 def _results(request: Request, refused: _Refused) -> Any:
-    """What a client gets where a transaction was refused."""
+    """Return the results of a refused transaction, as a client gets them."""
     if not request.is_multi:
         return refused.why
     return [
@@ -473,7 +473,7 @@ class _View:
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
         self._versions: dict[str, int | None] = {}
-        """Of nodes that this transaction has changed; None: deleted."""
+        """Versions of the nodes that this transaction has changed, None for deleted ones."""
         self._made: dict[str, int] = {}
         self.changes: list[Change] = []
 
@@ -492,7 +492,7 @@ class _View:
         return version
 
     def take(self, op: Op, session_id: int) -> str:
-        """One write; the path that it concerns. Raises KazooException."""
+        """Add a write; return the path that it concerns. Raises KazooException."""
         match op.kind:
             case "create":
                 return self._create(op, session_id)
@@ -542,7 +542,7 @@ class _View:
 
 
 def _upwards(path: str) -> Iterator[str]:
-    """The paths from the root to one."""
+    """Yield the ancestors of a path from the top, and then the path itself."""
     at = 0
     while at >= 0:
         at = path.find("/", at + 1)
@@ -550,4 +550,4 @@ def _upwards(path: str) -> Iterator[str]:
 
 
 CLOSE: Final = Request((Op("close", "the session"),), is_multi=False)
-"""The client ends its session."""
+"""The request with which a client ends its session."""

@@ -1,9 +1,9 @@
-"""What a controller does, ended or disturbed at every single step of it.
+"""Scripts of a controller's work, with a fault at every single step.
 
-A script (an election, a reassignment, a deletion, …) is played once, and its steps are counted:
-each request that reaches ZooKeeper, and each that reaches a broker from a controller. Then it is
-played again for every step and every way to go wrong there, and in the end all must hold as in any
-other history, and the script must have come to its end.
+A script (an election, a reassignment, a deletion, …) is played once to count its steps: requests
+that reach ZooKeeper, and requests of a controller that reach a broker. Then it is played again with
+each fault at each step. In the end all invariants must hold, as in any other history, and the
+script must have finished.
 
 ``python -m tests.sim.zk_steps`` plays all of them.
 """
@@ -34,15 +34,15 @@ DURATION_MS: Final = 2_500
 AGAIN_MS: Final = 300
 POLL_MS: Final = 20
 BACK_MS: Final = (50, 1_500)
-"""Until a killed process is back: its old session still lives then, or is over."""
+"""How long a killed process is away: its old session is alive then, or has expired."""
 OTHER: Final = "others"
-"""The topic that is deleted."""
+"""The topic that scripts create, change or delete; no client uses it."""
 
 EXPIRE, KILL, EXPIRE_ANOTHER = "expire", "kill", "expire another"
 LOSE_REQUEST, LOSE_ANSWER = "lose the request", "lose the answer"
 ANOTHER_WRITES, RESIGN = "another writes", "resign"
 FAULTS: Final = (EXPIRE, KILL, EXPIRE_ANOTHER, LOSE_REQUEST, LOSE_ANSWER, ANOTHER_WRITES, RESIGN)
-"""What happens to the controller, or to whoever takes the step."""
+"""Faults of the controller, of another broker, or of the request at this step."""
 
 OPTIONS: Final = ZooKeeperOptions(
     seed=1,
@@ -61,24 +61,24 @@ OPTIONS: Final = ZooKeeperOptions(
 
 
 class Step(NamedTuple):
-    """Where something goes wrong: the how-manieth step, and what does."""
+    """The number of a step, and the fault at that step."""
 
     number: int
     fault: str
 
 
 class Script:
-    """What is done, and what has to have come of it."""
+    """An action on the cluster, and a check of its result."""
 
     def __init__(self, faults: ScriptedFaults) -> None:
         self.faults = faults
         self.cluster = faults.cluster
 
     def begin(self) -> None:
-        """Do it."""
+        """Begin the action."""
 
     def unfinished(self) -> list[str]:
-        """What is missing in the end."""
+        """Return a message for each result that is missing in the end."""
         return []
 
 
@@ -90,7 +90,7 @@ class Election(Script):
 
 
 class Creation(Script):
-    """A topic is made."""
+    """A topic is created."""
 
     def begin(self) -> None:
         self.faults.create_topic(2, 2, OTHER)
@@ -101,7 +101,7 @@ class Creation(Script):
 
 
 class Adoption(Script):
-    """A tool of a release that knew no topic ids makes a topic."""
+    """A tool of a release without topic ids creates a topic."""
 
     def begin(self) -> None:
         parts = {str(index): self.cluster.ids[index : index + 2] for index in (0, 1)}
@@ -137,7 +137,7 @@ class Marking(Deletion):
 
 
 class Absence(Deletion):
-    """A broker without a replica is away while a topic is deleted, and for the next election."""
+    """A broker without a replica is away while a topic is deleted and a controller is elected."""
 
     def begin(self) -> None:
         elected = int(self.cluster.truth.elected[1:])
@@ -160,7 +160,7 @@ class Absence(Deletion):
 
 
 class Loss(Script):
-    """The controller is gone for longer than its session lasts."""
+    """The controller is down for longer than its session timeout."""
 
     AWAY_MS: Final = 1_700
     gone: int = 0
@@ -184,7 +184,7 @@ class Loss(Script):
 
 
 class Reassignment(Script):
-    """A partition goes to the one broker that has no replica of it, and another one."""
+    """One replica of a partition moves to the broker that has none."""
 
     original: tuple[int, ...] = ()
     target: tuple[int, ...] = ()
@@ -204,7 +204,7 @@ class Reassignment(Script):
 
 
 class Shutdown(Script):
-    """The leader of a partition is stopped, and comes back."""
+    """The leader of a partition is shut down, and comes back."""
 
     def begin(self) -> None:
         leader = self.cluster.truth.image.topics[TOPIC].partitions[0].leader
@@ -212,14 +212,14 @@ class Shutdown(Script):
 
 
 class IsrNote(Script):
-    """A leader writes its ISR by itself, and leaves a note."""
+    """A leader writes its ISR by itself, and a notification of the change."""
 
     def begin(self) -> None:
         self.faults.isr_note()
 
 
 class Settings(Script):
-    """A broker and a topic get settings that somebody else has made nodes for, and told nobody."""
+    """A broker and a topic get settings whose znodes a tool has created without notifications."""
 
     VALUE: Final = "7000"
     elections: int = 0
@@ -252,7 +252,7 @@ class Settings(Script):
 
 
 class Permission(Script):
-    """Whoever is in sync is gone; a tool lets somebody lead who is not."""
+    """All in-sync replicas are down, and a tool enables unclean leader election."""
 
     index = leader = other = 0
     is_led = False
@@ -291,7 +291,7 @@ class Permission(Script):
         self.cluster.start_broker(self.leader)
 
     def unfinished(self) -> list[str]:
-        # With faults it may take so long that all are back before.
+        # With a fault, all replicas may be back before the unclean election.
         is_done = self.is_led or self.cluster.step is not None
         return [] if is_done else ["who was allowed to lead did not"]
 
@@ -313,11 +313,11 @@ SCRIPTS: Final[Mapping[str, type[Script]]] = {
 
 
 WITH_ANOTHER: Final = ("deletion", "marking", "absence", "permission")
-"""Those that need a topic which nobody writes to."""
+"""Scripts that need a topic to which no client writes."""
 
 
 class ScriptedFaults(ZooKeeperFaults):
-    """One script, and one thing that goes wrong at one step."""
+    """Plays one script, with one fault at one step."""
 
     cluster: ScriptedCluster
 
@@ -334,15 +334,15 @@ class ScriptedFaults(ZooKeeperFaults):
         self.script.begin()
 
     def mark(self, topic: str) -> None:
-        """What a tool does to delete a topic."""
+        """Mark a topic for deletion, as a tool does."""
         self._write(Op("create", f"/admin/delete_topics/{topic}"))
 
     def tell_nobody(self, entity: str, values: Mapping[str, str]) -> None:
-        """What a tool does for settings, before it leaves its note."""
+        """Create the znode of settings, without a notification."""
         self._write(Op("create", f"{znodes.CONFIGS}/{entity}", znodes.config_data(values)))
 
     def set_config(self, topic: str, values: Mapping[str, str]) -> None:
-        """What a tool does to give a topic these settings."""
+        """Change the settings of a topic, as a tool does."""
         note = json.dumps({"version": 2, "entity_path": f"topics/{topic}"}).encode()
         self._write(
             Op("set", f"/config/topics/{topic}", znodes.config_data(values)),
@@ -350,7 +350,7 @@ class ScriptedFaults(ZooKeeperFaults):
         )
 
     def write_topic(self, topic: str, node: Mapping[str, object]) -> None:
-        """What a tool does to make a topic."""
+        """Create a topic, as a tool does."""
         self._write(Op("create", f"/brokers/topics/{topic}", json.dumps(node).encode()))
 
     def heal(self) -> None:
@@ -382,7 +382,7 @@ class ScriptedFaults(ZooKeeperFaults):
         return wanted.fault == LOSE_REQUEST
 
     def another(self, elected: int) -> int:
-        """A broker that is not the controller, and has nothing of the topic that is deleted."""
+        """Return another broker than the controller, if possible without a replica of ``OTHER``."""
         others = [one for one in self.cluster.ids if one != elected]
         topic = self.cluster.truth.image.topics.get(OTHER)
         replicas = () if topic is None else topic.partitions[0].replicas
@@ -402,7 +402,7 @@ class ScriptedFaults(ZooKeeperFaults):
     def _before_told(self, broker: ZooKeeperBroker, request: Any) -> bool:
         if self._is_now(f"{broker.node.name}: {type(request).__name__}"):
             return True
-        # Whose session ends because it was cut off does not hear what it is told just then.
+        # A broker whose session expires, because it was cut off, also misses this request.
         step = self.cluster.step
         is_its = step is not None and step == (self.steps, EXPIRE_ANOTHER)
         return is_its and broker.broker_id == self.another(int(self.cluster.truth.elected[1:]))
@@ -413,7 +413,7 @@ class ScriptedFaults(ZooKeeperFaults):
 
 
 class ScriptedCluster(ZooKeeperCluster):
-    """One script."""
+    """A cluster that plays one script."""
 
     faults: ScriptedFaults
 
@@ -435,7 +435,7 @@ class ScriptedCluster(ZooKeeperCluster):
 
 
 def play(script: str, step: Step | None, tell: Callable[[str], None] | None = None) -> int:
-    """Play a script; how many steps it had while it was done. Raises whatever is wrong."""
+    """Play a script; return how many steps it had before the recovery. Raises on a failure."""
     cluster = ScriptedCluster(script, step, tell)
     given = "" if step is None else f" --step {step.number} --fault '{step.fault}'"
     with told(cluster, f"python -m tests.sim.zk_steps --script '{script}'{given}"):
@@ -444,7 +444,7 @@ def play(script: str, step: Step | None, tell: Callable[[str], None] | None = No
 
 
 def steps(script: str, every: int = 1) -> Iterator[Step]:
-    """Where it can go wrong, and how; of every so many steps one, each fault at others."""
+    """Yield one in ``every`` steps of a script for each fault, at other steps for each."""
     count = play(script, None)
     for at, fault in enumerate(FAULTS):
         for number in range(1 + at * every // len(FAULTS), count + 1, every):
@@ -452,7 +452,7 @@ def steps(script: str, every: int = 1) -> Iterator[Step]:
 
 
 def main() -> int:
-    """Play them; 1 if one failed."""
+    """Play the scripts; return 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--script", choices=SCRIPTS, help="this one alone")
     parser.add_argument("--step", type=int, help="tell the story of this step alone")

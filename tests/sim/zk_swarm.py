@@ -1,4 +1,4 @@
-"""What a seed decides beforehand of a cluster on ZooKeeper."""
+"""The options that a seed determines for a history on ZooKeeper."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ SHARED: Final = (
     "new_producer",
     "alter_config",
 )
-"""Of those that every cluster has."""
+"""Faults that do not concern ZooKeeper."""
 
 LOSING: Final = frozenset({"recreate", "delete_records", "mark_for_deletion"})
-"""Faults by which records may go for good."""
+"""Faults that may remove committed records for good."""
 
 OWN: Final = (
     "expire",
@@ -46,7 +46,7 @@ OWN: Final = (
     "mark_for_deletion",
     "bounce",
 )
-"""Those of :class:`tests.sim.zk_faults.ZooKeeperFaults`."""
+"""Faults of :class:`tests.sim.zk_faults.ZooKeeperFaults`."""
 
 TOOLS: Final = (
     "admin_reassign",
@@ -57,10 +57,10 @@ TOOLS: Final = (
     "tool_access",
     "broker_access",
 )
-"""Those of :class:`tests.sim.zk_tools.Tools`."""
+"""Actions of :class:`tests.sim.zk_tools.Tools`."""
 
 WITH_TOOLS: Final = 0.4
-"""Histories in which tools write."""
+"""The share of histories in which tools write."""
 
 TOGETHER: Final[tuple[tuple[str, ...], ...]] = (
     ("expire_controller", "reassign", "recreate"),
@@ -76,26 +76,26 @@ TOGETHER: Final[tuple[tuple[str, ...], ...]] = (
     ("clean_stop", "expire_controller", "flip"),
     ("disconnect", "expire", "alter_config", "add_partitions"),
 )
-"""Faults that lead to rare places only with each other."""
+"""Faults that reach rare states only in combination."""
 
 
 @dataclass(frozen=True, slots=True)
 class ZooKeeperOptions(Options):
-    """One history."""
+    """The options of one history on ZooKeeper."""
 
     servers: int = 1
     """Members of the ensemble."""
     lag_ms: int = 0
-    """How far one may be behind another."""
+    """How far a member may lag behind the leader."""
     tools: tuple[str, ...] = ()
-    """What tools and other brokers do, among the faults."""
+    """The actions of tools and other brokers, which are also among the faults."""
 
     def __str__(self) -> str:
         return f"{Options.__str__(self)}, on ZooKeeper ({self.servers} servers)"
 
 
 def draw_options(seed: int) -> ZooKeeperOptions:
-    """What a seed decides."""
+    """Return the options of a seed."""
     draw = random.Random(f"zookeeper {seed}")
     given = draw_others(seed)
     faults: tuple[str, ...]
@@ -104,10 +104,10 @@ def draw_options(seed: int) -> ZooKeeperOptions:
     else:
         faults = tuple(draw.sample(SHARED + OWN, draw.choice((1, 2, 4, 8))))
     if given.has_transactions:
-        # What is promised of them needs that no partition loses its truth.
+        # The checks of transactions assume that no partition loses committed records.
         faults = tuple(one for one in faults if one not in LOSING)
     kept = {one.name: getattr(given, one.name) for one in fields(Options)}
-    # Of a chance of its own: histories without them are what they were before there were tools.
+    # A generator of its own: the choice of tools does not change the other options of a seed.
     draw_tools = random.Random(f"tools {seed}")
     tools: tuple[str, ...] = ()
     if draw_tools.random() < WITH_TOOLS:

@@ -1,7 +1,7 @@
-"""What old tools and other brokers write into ZooKeeper, and what brokers are asked to change.
+"""Writes of old tools and other brokers to ZooKeeper, and requests for changes to brokers.
 
-Tools write the znode first and leave their note later, if there is one to leave; what they write is
-at times nothing that anybody can read, or about something that is not there.
+Tools write the znode first and its change notification later, if it needs one. Some of their data
+is unreadable, or concerns topics that do not exist.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from tests.sim.zk_faults import ZooKeeperFaults
 from tests.sim.zk_server import Op
 
 OLDER: Final = "older"
-"""A topic that tools make and delete."""
+"""A topic that tools create and delete."""
 
 NOWHERE: Final = "nowhere"
-"""A topic that there never is."""
+"""A topic that never exists."""
 
 UNREADABLE: Final = b'{"version": 1, "partitions": [{"topic'
 
@@ -63,23 +63,23 @@ SETTINGS: Final[Mapping[str, Sequence[tuple[str, Sequence[str]]]]] = {
     "/kafka-acl/Group/*": _RULES,
     "/kafka-acl-extended/prefixed/Topic/ord": _RULES,
 }
-"""Names, and the values that they may have, by znode."""
+"""Entry names and their possible values, by znode."""
 
 SOON: Final = 0.3
-"""How often somebody else changes the same while a broker does."""
+"""The probability that another client changes the same znode at about the same time."""
 
 _STRANGE: Final = {"of.a.later.release": "1"}
 _STRANGE_RULE: Final = {_rule("carol", "Allow", "Fly"): "", _rule("carol", "Deny", "Fly"): ""}
 
 
 class Tools(ZooKeeperFaults):
-    """Does one thing after another, of those that are on."""
+    """Runs the enabled faults and tool actions at random times, one after another."""
 
     def _later(self, *ops: Op) -> None:
         self.scheduler.after(self.draw.choice((0, 1, 30, 300, 1_000)), self._write, *ops)
 
     def _soon(self, action: Callable[..., None], *given: Any) -> None:
-        """While a broker is at it."""
+        """Schedule an action for a time at which a broker may be changing the same znode."""
         self.scheduler.after(self.draw.choice((2, 5, 10, 20, 40, 80)), action, *given)
 
     def _node(self, path: str) -> bytes | None:
@@ -87,7 +87,7 @@ class Tools(ZooKeeperFaults):
         return None if node is None else node.data
 
     def _put(self, path: str, data: bytes) -> bool:
-        """As ``KafkaZkClient.setOrCreate`` does it, with what is above."""
+        """Set or create a znode, with its parents, as ``KafkaZkClient.setOrCreate`` does."""
         if self._node(path) is not None:
             return self._write(Op("set", path, data))
         return self._write(Op("ensure", path.rpartition("/")[0]), Op("create", path, data))
@@ -101,7 +101,7 @@ class Tools(ZooKeeperFaults):
         return name, self.draw.randrange(count + (self.draw.random() < 0.1))
 
     def admin_reassign(self) -> None:
-        """``kafka-reassign-partitions --zookeeper``; there may be one under way, to be added to."""
+        """Run ``kafka-reassign-partitions --zookeeper``, or add to an ongoing reassignment."""
         ids = [*self.cluster.ids]
         path, targets = znodes.REASSIGN_PARTITIONS, dict[tuple[str, int], tuple[int, ...]]()
         there = self._node(path)
@@ -117,7 +117,7 @@ class Tools(ZooKeeperFaults):
             self._soon(self.admin_reassign)
 
     def admin_elect(self) -> None:
-        """``kafka-preferred-replica-election``: only one at a time."""
+        """Run ``kafka-preferred-replica-election``, unless an election is pending."""
         if self._node(znodes.PREFERRED_ELECTION) is None:
             rows = [
                 {"topic": name, "partition": index}
@@ -128,11 +128,11 @@ class Tools(ZooKeeperFaults):
             self._put(znodes.PREFERRED_ELECTION, UNREADABLE if is_broken else data)
 
     def admin_delete(self) -> None:
-        """``kafka-topics --delete --zookeeper``, and of a topic that is not there."""
+        """Run ``kafka-topics --delete --zookeeper``, also for a topic that does not exist."""
         self._write(Op("create", znodes.delete_path(self.draw.choice((OLDER, NOWHERE)))))
 
     def admin_create(self) -> None:
-        """``kafka-topics --create --zookeeper``, of a release that knew no topic ids."""
+        """Run ``kafka-topics --create --zookeeper`` of a release without topic ids."""
         ids, options = [*self.cluster.ids], self.cluster.options
         parts = {
             str(index): self.draw.sample(ids, options.replication_factor)
@@ -147,7 +147,7 @@ class Tools(ZooKeeperFaults):
     # --- settings ---
 
     def tool_settings(self) -> None:
-        """``kafka-configs --zookeeper``, of a topic, a broker or all brokers."""
+        """Run ``kafka-configs --zookeeper`` for a topic, a broker or all brokers."""
         brokers = (*map(str, self.cluster.ids), znodes.DEFAULT_ENTITY)
         folder, names = self.draw.choice((("topics", (TOPIC,)), ("brokers", brokers)))
         name = self.draw.choice(names)
@@ -169,10 +169,10 @@ class Tools(ZooKeeperFaults):
             data = json.dumps(note).encode()
             self._later(Op("create", znodes.CONFIG_CHANGE_PREFIX, data, sequence=True))
 
-    # --- users, quotas, rules ---
+    # --- users, quotas, ACLs ---
 
     def tool_access(self) -> None:
-        """``kafka-configs`` and ``kafka-acls --zookeeper``, or another broker."""
+        """Change users, quotas or ACLs, as ``--zookeeper`` tools or another broker do."""
         self._change_access(self.draw.choice([*SETTINGS]))
 
     def _change_access(self, path: str) -> None:
@@ -194,7 +194,7 @@ class Tools(ZooKeeperFaults):
             self._later(Op("create", where, note, sequence=True))
 
     def broker_access(self) -> None:
-        """A client asks a broker for a change, as any of them may be asked."""
+        """Ask a random broker to change users, quotas or ACLs."""
         broker = self.draw.choice([*self.cluster.running()] or [None])
         if broker is None or broker.broker_epoch < 0:
             return
@@ -212,7 +212,7 @@ class Tools(ZooKeeperFaults):
 
 
 async def _change(broker: ZooKeeperBroker, asked: Asked) -> None:
-    """As the handlers do, for which the broker has to know what others have changed."""
+    """Make a change as the handlers do, which first read the changes of other clients."""
     zookeeper, truth = broker.zookeeper, broker.cluster.truth.access
     await zookeeper.catch_up()
     try:

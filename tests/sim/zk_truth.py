@@ -1,13 +1,13 @@
-"""What ZooKeeper holds of a cluster, as the image that all others have to come to; and its rules.
+"""The metadata in ZooKeeper, as the image that all brokers must reach, and its invariants.
 
-* a state of a partition is written in the newest controller epoch, and whatever a controller writes
-  is written by the one that was elected last (KAFKA-6082);
-* a state of a partition gets the version that its controller takes for the partition epoch: nobody
-  has written in between;
-* a replica that comes to a partition is among those that are being added;
-* a controller epoch is given once, to whoever becomes the controller by the same transaction;
-* a topic keeps its id as long as it is there;
-* what an image says of partitions keeps the rules of :mod:`tests.sim.invariants`.
+* a partition's state is written in the newest controller epoch, and only the broker that was
+  elected last writes the controller's znodes (KAFKA-6082);
+* the znode of a partition's state has the version that its controller takes for the partition
+  epoch, so no other client has written it in between;
+* a replica that joins a partition is one of its adding replicas;
+* a controller epoch is given once, in the transaction that makes a broker the controller;
+* a topic keeps its id as long as it exists;
+* the partitions of the image keep the invariants of :mod:`tests.sim.invariants`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.sim.zk_access import AccessTruth
 from tests.sim.zk_server import ENSEMBLE, Change, Ensemble, Transaction
 
 TOOL: Final = "tool"
-"""Who writes by hand, and may break what only controllers have to keep."""
+"""The client name of tools and older releases, which the rules for controllers do not bind."""
 
 _OF_CONTROLLERS: Final = (
     f"{znodes.TOPICS}/",
@@ -39,24 +39,24 @@ _OF_CONTROLLERS: Final = (
     "/config/topics/",
     znodes.PRODUCER_IDS,
 )
-"""Beginnings of what only a controller writes."""
+"""Prefixes of the paths that only a controller writes."""
 
 
 class Truth:
-    """Told of each transaction."""
+    """The image in ZooKeeper, updated and checked with each transaction."""
 
     def __init__(self, ensemble: Ensemble, invariants: Invariants) -> None:
         self._ensemble, self._invariants = ensemble, invariants
         self.image = MetadataImage()
         self.access = AccessTruth(ensemble.tree)
-        """Users, quotas and rules."""
+        """Users, quotas and ACLs."""
         self.epoch = 0
         """The newest controller epoch."""
         self.elected = ""
-        """Who has it."""
+        """The broker that was elected in it."""
         self.elections = 0
         self.deciding: Callable[[str], MetadataImage | None] = lambda _who: None
-        """What ZooKeeper holds once it has what this controller is just writing."""
+        """Returns the image that a node's controller expects after its current write, or None."""
         ensemble.committed = self._committed
 
     def _committed(self, who: str, done: Transaction) -> None:
@@ -182,7 +182,7 @@ class Truth:
     # --- the end ---
 
     def left_over(self) -> list[str]:
-        """What should not be there once all is done."""
+        """Return a message for each znode that should have been deleted by the end."""
         nodes = self._ensemble.tree.nodes
         wrong = [
             f"{path}/{name} is left over"
@@ -202,6 +202,6 @@ class Truth:
 
     @property
     def controller(self) -> int | None:
-        """Whom the znode names."""
+        """The broker id in ``/controller``, None without that znode."""
         node = self._ensemble.tree.nodes.get(znodes.CONTROLLER)
         return None if node is None else znodes.controller_of(node.data)

@@ -275,7 +275,7 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
             await asyncio.wait([work], timeout=patience_s)
         if not work.done() and not self._ending:
             work.cancel()
-        # A commit in progress is fenced by its generation, or has already succeeded.
+        # A commit in progress is fenced by its generation, or already decided.
         await asyncio.wait([work], timeout=self._abort_s())
 
     def _abort_s(self) -> float:

@@ -232,7 +232,7 @@ class _Election(NamedTuple):
 
 
 def _election(session: Session, controller: int | None) -> _Election | None:
-    """Return the election of this controller; None if the history's last election is another."""
+    """Return this controller's election; None if the history's last one is another controller's."""
     from fencepost.coordinator.cli.queries import replicas
     from fencepost.coordinator.cli.queries.entries import last_election
 

@@ -56,7 +56,7 @@ _ABOUT_LEADERS: Final = frozenset(
 
 
 DIVERGED_TIMES: Final = 3
-"""Consecutive responses that contradict committed metadata, after which the broker stops."""
+"""Consecutive invalid responses after which a MetadataDivergedError stops the broker."""
 
 MISUNDERSTOOD_TIMES: Final = 20
 """Consecutive invalid responses after which a starting broker gives up. Once the broker has caught

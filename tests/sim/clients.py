@@ -90,7 +90,7 @@ class Client:
         """Reset the state: the topic was deleted and created again."""
 
     def go_on(self) -> None:
-        """Send the next request."""
+        """Send the next request, or look up the leader first."""
 
     def key(self, index: int) -> Key:
         """Return a partition's key, with the topic id that this client knows."""

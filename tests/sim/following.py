@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 LAST_WORDS: Final = 3
-"""Copies of each request that arrive when the process that sent it is gone."""
+"""How many copies of a last request may arrive after the process that sent it has ended."""
 
 
 class Following:

@@ -355,10 +355,10 @@ class Shards:
         return None
 
     def activated(self, shard: _Shard) -> None:
-        """Take note of a shard that has loaded its log and serves."""
+        """Handle the activation of a shard, which has loaded its log."""
 
     def unserved(self) -> None:
-        """Take note that no shard serves, or not yet."""
+        """Handle the absence of an active shard."""
 
     # --- the shard's clock and event loop ---
 

@@ -25,7 +25,7 @@ FIRST_PORT: Final = 40_000
 """Clients, and listeners on port 0, get the ports after this one."""
 
 HEADER_BYTES: Final = 8
-"""Of a request: its size, the API key and the version."""
+"""The first bytes of a request: its size, the API key and the API version."""
 
 SPLIT: Final = 0.05
 """Share of writes that arrive in two pieces."""
@@ -46,7 +46,7 @@ class Wires:
         self.held: set[tuple[str, ...]] = set()
         """Connections on which nothing arrives in either direction.
 
-        Each by client and server, or by client, server, and the API key of its last request.
+        Each is a client and a server, at times with the API key of the last request.
         """
         self.late: dict[tuple[str, str, int], list[int]] = {}
         """Delays of the next requests by client, server and API key, in milliseconds."""
@@ -355,10 +355,10 @@ class End(asyncio.Transport):
         self._send()
 
     def _note_request(self, data: bytes) -> None:
-        """Note the request that begins here, and give the stream up if it has to be late.
+        """Store the API key of the request that begins here; if it must be late, reset this end.
 
-        The kernel goes on sending what a process has written, and a connection that the process
-        opens meanwhile may be faster.
+        The kernel still delivers the bytes that the process has written, and the requests of the
+        next connection may arrive before them.
         """
         self.api_key = self.other.api_key = int.from_bytes(data[4:6], "big")
         late = self.wires.late.get((*self.way, self.api_key))

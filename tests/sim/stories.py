@@ -1,7 +1,7 @@
-"""Faults that are staged: each waits for the state in which one bug shows, and then strikes.
+"""Staged faults: each waits for the state in which a planted bug can show, and then strikes.
 
-A story reads the daemons' own objects to find its moment. It then only does what a network, an
-operator or a kill may do, so that the same history may come about by chance.
+A story reads the daemons' objects to recognize that state. It then acts only as a network, an
+operator or a kill does, so that the same history can also come about by chance.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.sim.framed_admin import PREFERRED
 from tests.sim.invariants import BrokenInvariantError
 
 PATIENCE_MS: Final = 2_500
-"""How long a story waits for its moment."""
+"""How long a story waits for the state that it needs."""
 LATE_MS: Final = 2_000
 ATTEMPTS: Final = 20
 FETCH, MARKERS, ALTER_PARTITION, REGISTER = 1, 27, 56, 62
@@ -52,7 +52,7 @@ class Stories(DaemonFaults):
 
         self._do(tell())
 
-    # --- what a story looks at ---
+    # --- the state that a story waits for ---
 
     async def _wait(self, milliseconds: int) -> None:
         await self.history.admin.wait(milliseconds)
@@ -81,7 +81,7 @@ class Stories(DaemonFaults):
         return None if topic is None else topic.partitions[place[1]]
 
     def _leader(self, place: Place) -> Replica | None:
-        """Return the replica of the leader that the controller has elected, if it leads by now."""
+        """Return the elected leader's replica, None if that broker does not lead yet."""
         now = self._registration(place)
         if now is None or now.leader < 0:
             return None
@@ -104,7 +104,7 @@ class Stories(DaemonFaults):
 
     @contextmanager
     def _held(self, ways: Iterable[tuple[str, ...]]) -> Iterator[None]:
-        """Let nothing arrive on the connections of these clients to these servers."""
+        """Hold everything on the connections from these clients to these servers."""
         asked = set(ways) - self.wires.held
         self.scheduler.say("--", f"held: {sorted(asked)}")
         self.wires.held |= asked
@@ -126,7 +126,7 @@ class Stories(DaemonFaults):
         self._back(self._node(broker_id))
 
     async def _elect(self, place: Place, first: int) -> bool:
-        """Have a broker elected by making it the preferred leader."""
+        """Elect a broker by making it the preferred leader; return whether it was elected."""
         now, admin = self._registration(place), self.history.admin
         if now is None:
             return False
@@ -139,11 +139,11 @@ class Stories(DaemonFaults):
     # --- requests that arrive late ---
 
     def late_change(self) -> None:
-        """The next AlterPartition of a broker arrives after the broker has sent it again."""
+        """Delay a broker's next AlterPartition, so that it can arrive after its retry."""
         self._late(self._broker(), "ct", ALTER_PARTITION)
 
     def late_markers(self) -> None:
-        """The next WriteTxnMarkers of each coordinator arrives when it has been sent again."""
+        """Delay each broker's next WriteTxnMarkers, so that it can arrive after its retry."""
         for one in self.history.brokers:
             for other in self.history.brokers:
                 self._late(one, other.node.name, MARKERS)
@@ -153,7 +153,7 @@ class Stories(DaemonFaults):
         self.wires.late[client.node.name, server, api_key] = delays
 
     def late_incarnation(self) -> None:
-        """A follower loses its disk, and a fetch of its former process arrives behind that."""
+        """Let a follower lose its disk, and a fetch of its former process arrive afterwards."""
         self._tell(self._late_incarnation())
 
     async def _late_incarnation(self) -> None:
@@ -166,7 +166,7 @@ class Stories(DaemonFaults):
         if not others:
             return
         one = self.draw.choice(others)
-        # It arrives when the next process has registered, which cannot catch up meanwhile.
+        # It arrives after the next process has registered; that process cannot catch up meanwhile.
         after_ms = self.options.session_ms + self.draw.randint(LATE_MS // 8, LATE_MS // 2)
         late = [after_ms] + [2 * LATE_MS] * 50
         self.wires.late[one.node.name, server.node.name, FETCH] = late
@@ -178,7 +178,7 @@ class Stories(DaemonFaults):
         late.clear()
 
     def late_registration(self) -> None:
-        """A leader loses its disk, and hears of the metadata before the controller hears of it."""
+        """Let a leader lose its disk, and delay the registration of its next process."""
         self._tell(self._late_registration())
 
     async def _late_registration(self) -> None:
@@ -194,14 +194,14 @@ class Stories(DaemonFaults):
             self.scheduler.after(1, one.start)
             await self._wait(LATE_MS)
 
-    # --- coordinators and leaders that end with records that others lack ---
+    # --- coordinators and leaders with records that their followers lack ---
 
     def starve(self) -> None:
-        """Followers of a coordinator get nothing for a while; then it is killed, or not."""
+        """Hold the fetches from a coordinator's partition for a while, and at times kill it."""
         self._tell(self._starve(self._coordinated()))
 
     def starve_leader(self) -> None:
-        """The same for the leader of a partition of the topic."""
+        """Do the same as :meth:`starve` with the leader of a partition of the topic."""
         self._tell(self._starve(self._place()))
 
     async def _starve(self, place: Place) -> None:
@@ -214,7 +214,7 @@ class Stories(DaemonFaults):
                 self._kill_one(leader.machine._view.broker_id)
 
     def kill_ahead(self) -> None:
-        """A coordinator is killed when no other replica knows its high watermark yet."""
+        """Kill a coordinator before any other replica knows its high watermark."""
         self._tell(self._kill_ahead(self._coordinated()))
 
     async def _kill_ahead(self, place: Place) -> None:
@@ -235,7 +235,7 @@ class Stories(DaemonFaults):
     # --- leaders and ISRs ---
 
     def join_behind_epoch(self) -> None:
-        """A leader begins below its end, and a replica outside of the ISR lacks the last batch."""
+        """Elect a leader below its log end while a replica outside the ISR lacks a batch."""
         self._tell(self._join_behind_epoch())
 
     async def _join_behind_epoch(self) -> None:
@@ -267,7 +267,7 @@ class Stories(DaemonFaults):
         return () if now is None else now.isr
 
     def lose_expansion(self) -> None:
-        """The request that takes a replica into the ISR is lost with its connection."""
+        """Lose the AlterPartition that adds a replica to the ISR, with its connection."""
         self._tell(self._lose_expansion())
 
     async def _lose_expansion(self) -> None:
@@ -292,7 +292,7 @@ class Stories(DaemonFaults):
             self.wires.held.discard((leader.name, "ct", str(ALTER_PARTITION)))
 
     def overtake(self) -> None:
-        """A new producer's first batch is refused below min ISR, and the second one comes after."""
+        """Send a new producer's second batch after its first one was refused below min ISR."""
         self._tell(self._overtake())
 
     async def _overtake(self) -> None:
@@ -329,7 +329,7 @@ class Stories(DaemonFaults):
                 return
             if await send(0) != ErrorCode.not_enough_replicas:
                 return
-        # The second batch was under way before the first one was refused.
+        # The second batch was in flight when the first one was refused.
         if await self._until(lambda: not is_under_min_isr(), 2 * PATIENCE_MS):
             await send(1)
         for sequence in (0, 1):
@@ -348,7 +348,7 @@ class Stories(DaemonFaults):
         return pending is not None and broker_id in pending.joins
 
     def take_back_expansion(self) -> None:
-        """The answer to such a request is lost, and the leader hears no metadata for a while."""
+        """Lose the answer to an ISR expansion, and hold the leader's fetches of metadata."""
         self._tell(self._take_back_expansion())
 
     async def _take_back_expansion(self) -> None:
@@ -367,7 +367,7 @@ class Stories(DaemonFaults):
             self.network.cut.add(("ct", leader.name))
             try:
                 if await self._until(lambda: slow in self._isr(place), 200):
-                    # The controller has taken it, and the leader does not know.
+                    # The controller has accepted it, and the leader does not know.
                     self.wires.break_way(leader, "ct")
             finally:
                 self.network.cut.discard(("ct", leader.name))
@@ -376,7 +376,7 @@ class Stories(DaemonFaults):
             await self._wait(self.options.lag_ms)
 
     def miss_epoch(self) -> None:
-        """A leader hears at once that another one was elected, and that it leads again."""
+        """Elect another leader and then the former one, which gets both changes at once."""
         self._tell(self._miss_epoch())
 
     async def _miss_epoch(self) -> None:
@@ -415,7 +415,7 @@ class Stories(DaemonFaults):
         return -1 if state is None else state.log_end_offset
 
     def lead_in_turns(self) -> None:
-        """Brokers that do not reach each other lead in turns, and each appends."""
+        """Elect two brokers that cannot reach each other in turns; each appends as the leader."""
         self._tell(self._lead_in_turns())
 
     async def _lead_in_turns(self) -> None:
@@ -440,7 +440,7 @@ class Stories(DaemonFaults):
     # --- operators ---
 
     def move_coordinator(self) -> None:
-        """Another broker becomes the coordinator, while the former one lives."""
+        """Move a coordinator to another broker while the former one stays alive."""
         self._tell(self._move_coordinator())
 
     async def _move_coordinator(self) -> None:
@@ -451,5 +451,5 @@ class Stories(DaemonFaults):
             await self._elect(place, first)
 
     def forget_offsets(self) -> None:
-        """An offset is committed for a topic, which is deleted and made again."""
+        """Commit an offset for a topic, delete the topic and create it again."""
         self._tell(self.history.admin.commit_and_recreate(SHORT_LIVED, self.options.factor))

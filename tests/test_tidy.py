@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import gc
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, lru_cache
 from pathlib import Path, PurePosixPath
 
 import pytest
 from kio.schema.index import api_key_map
+
+from tests.support.prose import MAX_PER_1000_WORDS, phrases, prose_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("cluster", "console", "coordinator", "groups", "logcore", "pipelines", "testing", "txn")
@@ -1006,3 +1009,26 @@ def test_every_part_reaches_the_build_of_the_image() -> None:
     assert {path.name for path in (ROOT / "fencepost").iterdir() if path.is_symlink()} == {*PARTS}
     context = (ROOT / ".dockerignore").read_text().splitlines()
     assert {f"!{part}" for part in PACKAGES} <= {*context}
+
+
+def _written(folder: str) -> list[Path]:
+    """Return the modules and pages of a folder; "" stands for the pages at the top."""
+    if not folder:
+        return sorted(ROOT.glob("*.md"))
+    return sorted(path for kind in ("*.py", "*.md") for path in (ROOT / folder).rglob(kind))
+
+
+@pytest.mark.parametrize("folder", ["", *EVERYTHING[2:], "pyspark_fencepost"])
+def test_prose_is_plain(folder: str) -> None:
+    words = 0
+    found: Counter[str] = Counter()
+    for path in _written(folder):
+        text = prose_of(path)
+        words += len(text.split())
+        found[str(path.relative_to(ROOT))] += len(phrases(text))
+    assert found.total() * 1000 <= MAX_PER_1000_WORDS * words, found.most_common(10)
+
+
+def test_phrase_that_hides_its_noun_is_found() -> None:
+    assert phrases("What a broker does. Tell who lags; nobody is to be asked anew.")
+    assert not phrases("Users who read this may ask. The broker answers. What if it fails?")

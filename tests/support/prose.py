@@ -1,0 +1,70 @@
+"""Phrases that a reader of technical English stops at, counted in docstrings, comments and pages.
+
+The count does not show that a text is good: it only keeps certain habits from coming back. They
+are clauses without a noun ("What …", "who …" without an antecedent, "that of"), pronouns in place
+of the actor ("somebody", "whoever"), and words that are not idiomatic ("anew", "can not").
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+MAX_PER_1000_WORDS: Final = 1.5
+
+_PEOPLE: Final = (
+    "people|persons?|users?|engineers?|developers?|operators?|readers?|testers?|maintainers?|"
+    "contributors?|administrators?|owners?|authors?|anyone|someone|everyone|those|ones?"
+)
+_AFTER_PEOPLE: Final = re.compile(rf"\b(?:{_PEOPLE}),?\s+(?:(?:and|or)\s+)?$", re.IGNORECASE)
+_WHO: Final = re.compile(r"(?:(?<=\s)|^)[Ww]hom?\s+\w+")
+_PHRASES: Final = re.compile(
+    r"\b[Ww]h(?:o|om|at|ich|ere)ever\b"
+    r"|\b(?:[Ss]ome|[Nn]o|[Aa]ny|[Ee]very)body\b"
+    r"|\banew\b|\bcan not\b|\b(?:no|any) more\b"
+    r"|\b(?:that|those) of\b"
+    r"|\b(?:is|are) to (?:be )?\w+\b"
+    r"|(?:^|[.;:,]\s+)What\s+(?!if\b)\w+[^?]*?[.,]"
+)
+_WIDTH: Final = 25
+"""Characters before "who" in which its antecedent is looked for."""
+
+
+def prose_of(path: Path) -> str:
+    """Return the docstrings and comments of a module, or the text of a page without its code."""
+    source = path.read_text()
+    if path.suffix != ".py":
+        return re.sub(r"```.*?```", "", source, flags=re.DOTALL)
+    return "\n".join((*_docstrings(source), *_comments(source)))
+
+
+def _docstrings(source: str) -> Iterator[str]:
+    """Yield every string that is a statement: also the ones below attributes."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(text))):
+                yield text
+
+
+def _comments(source: str) -> Iterator[str]:
+    if "#" not in source:
+        return
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT and "noqa" not in token.string:
+            yield token.string.lstrip("# ")
+
+
+def phrases(text: str) -> list[str]:
+    """Return the phrases in a text that count."""
+    found = [one.group() for one in _PHRASES.finditer(text)]
+    found += (
+        who.group()
+        for who in _WHO.finditer(text)
+        if not _AFTER_PEOPLE.search(text[max(0, who.start() - _WIDTH) : who.start()])
+    )
+    return found

@@ -31,7 +31,7 @@ CONFIG = {
 REQUESTS = 100
 REQUEST_BYTES = 400_000
 LONG_REQUEST_BYTES = 2_000_000
-"""The largest requests of the slow test: 100 of them to each API take minutes."""
+"""The largest requests: 100 of them to each API take minutes."""
 
 ZSTD = 4
 RECORD_BYTES = 100_000
@@ -134,12 +134,10 @@ def send_refused_batches(bootstrap: str, topic: str, data: bytes) -> None:
             assert errors_in(answer) != ["none"], topic
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("request_bytes", "inflated_bytes"),
-    [
-        (REQUEST_BYTES, INFLATED_BYTES),
-        pytest.param(LONG_REQUEST_BYTES, LONG_INFLATED_BYTES, marks=pytest.mark.slow),
-    ],
+    [(REQUEST_BYTES, INFLATED_BYTES), (LONG_REQUEST_BYTES, LONG_INFLATED_BYTES)],
 )
 def test_large_requests_leave_no_memory(
     tmp_path: Path, request_bytes: int, inflated_bytes: int

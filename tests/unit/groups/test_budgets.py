@@ -14,6 +14,8 @@ from fencepost.groups.limits import GroupLimits
 from fencepost.groups.machine import GroupMachine
 from fencepost.logcore.budget import Account
 
+pytestmark = pytest.mark.slow
+
 NAMES = 300
 LIMITS = GroupLimits(max_group_size=1 << 20, max_groups=1 << 20)
 ENOUGH = 4 << 20

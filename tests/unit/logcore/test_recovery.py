@@ -62,6 +62,7 @@ def states_after_each_batch(build: Callable[[Partition], None], root: Path) -> d
     return states
 
 
+@pytest.mark.slow
 def test_the_log_cut_at_every_byte(tmp_path: Path) -> None:
     states = states_after_each_batch(last_batches, tmp_path)
     raw = (tmp_path / "whole" / LOG).read_bytes()

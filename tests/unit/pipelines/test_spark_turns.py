@@ -78,6 +78,7 @@ def process(children: list[Child], program: str, *arguments: str) -> Child:
     return children[-1]
 
 
+@pytest.mark.slow
 def test_no_number_is_told_twice(folder: Spool, children: list[Child], tmp_path: Path) -> None:
     # Some request both partitions, in either order, which must not deadlock.
     gate = tmp_path / "gate"
@@ -92,6 +93,7 @@ def test_no_number_is_told_twice(folder: Spool, children: list[Child], tmp_path:
         assert numbers == {PART: 120, OTHER: 120}
 
 
+@pytest.mark.slow
 def test_a_task_killed_between_sealing_and_acknowledgement_ends_the_attempt(
     folder: Spool, children: list[Child]
 ) -> None:

@@ -37,7 +37,7 @@ from fencepost.txn.ids import ProducerIdBlock
 
 if TYPE_CHECKING:
     from fencepost.coordinator.controller.active import ActiveController
-    from fencepost.coordinator.controller.quorum_log import Observer
+    from fencepost.coordinator.controller.metadata_log_reader import Observer
     from fencepost.coordinator.replication.controller_channel import ControllerChannel
     from fencepost.coordinator.runtime.origin import Origin
     from fencepost.coordinator.security.password_checks import PasswordChecks
@@ -155,7 +155,7 @@ class Services:
 
     def _make_controller(self) -> ActiveController:
         from fencepost.coordinator.controller.active import ActiveController  # noqa: PLC0415
-        from fencepost.coordinator.controller.quorum_log import QuorumLog  # noqa: PLC0415
+        from fencepost.coordinator.controller.metadata_log_reader import MetadataLogReader  # noqa: PLC0415
         from fencepost.coordinator.controller.store import ReadOnlyStore  # noqa: PLC0415
         from fencepost.coordinator.metadata.controller_settings import controller_settings  # noqa: PLC0415
 
@@ -172,7 +172,7 @@ class Services:
             own_log,
             settings,
             self.clock,
-            QuorumLog(own_log, self.storage.fs, self.clock, self.flusher),
+            MetadataLogReader(own_log, self.storage.fs, self.clock, self.flusher),
             self.decided,
             own_broker=own_log.has_own_broker,
         )

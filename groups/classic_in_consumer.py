@@ -144,7 +144,7 @@ def _update_of(
         subscribed_topic_names=subscription.topics,
         subscribed_topic_regex="",
         owned=tuple(owned.items()),
-        sight=command.sight,
+        visibility=command.visibility,
     )
     known, current = group.members.get(said.member_id), group.current(said.member_id)
     draft = GroupDraft.of(group, topics)

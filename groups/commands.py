@@ -30,7 +30,7 @@ NO_LEADER_EPOCH = -1
 # --- membership ----------------------------------------------------------------------------------
 
 
-class Sight(NamedTuple):
+class TopicVisibility(NamedTuple):
     """The topics that the sender of a command may see.
 
     An expression matches only topics visible to the member whose command triggers the matching. A
@@ -68,7 +68,7 @@ class JoinGroup:
     supports_skip_assignment: bool
     new_member_id: str
     reason: str = ""
-    sight: Sight | None = None
+    visibility: TopicVisibility | None = None
     """The topics that the sender may see; None for all."""
 
 

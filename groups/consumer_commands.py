@@ -17,7 +17,7 @@ from typing import Final
 from fencepost.groups.assignors.model import AssignorRegistry
 from fencepost.groups.assignors.range import RangeAssignor
 from fencepost.groups.assignors.uniform import UniformAssignor
-from fencepost.groups.commands import Sight
+from fencepost.groups.commands import TopicVisibility
 from fencepost.groups.consumer_records import ConsumerMemberValue, TopicPartitions
 from fencepost.logcore.values import dataclass, made_often
 
@@ -129,7 +129,7 @@ class ConsumerHeartbeat:
     new_member_id: str = ""
     client_makes_member_id: bool = True
     """From v1: an empty ``member_id`` is refused."""
-    sight: Sight | None = None
+    visibility: TopicVisibility | None = None
     """The topics that the sender may see; None for all."""
 
 

@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import ClassVar, Final
 
 from fencepost.groups import consumer_records as cr
-from fencepost.groups.commands import ListedGroup, OffsetToCommit, Sight
+from fencepost.groups.commands import ListedGroup, OffsetToCommit, TopicVisibility
 from fencepost.groups.consumer_records import ConsumerRecordType as Kind
 from fencepost.groups.errors import (
     GroupError,
@@ -87,9 +87,9 @@ class ConsumerGroup(GroupBase):
         self.checked_version: int | None = None
         """The version of the topics for which the metadata hash was checked."""
         self.regexes_version: tuple[int, int] | None = None
-        """The versions of the topics, and of their visibility (``Sight``), for which the regular
-        expressions were resolved."""
-        self.sight: Sight | None = None
+        """The versions of the topics, and of their visibility (``TopicVisibility``), for which the
+        regular expressions were resolved."""
+        self.visibility: TopicVisibility | None = None
         """The topics that the expressions may match: those visible to the last sender."""
         self.regexes_checked_ms: int | None = None
         """When the regular expressions were last matched against all topics."""

@@ -26,7 +26,7 @@ from fencepost.groups.assignors.remote import (
     TargetComputed,
     kept,
 )
-from fencepost.groups.commands import Sight
+from fencepost.groups.commands import TopicVisibility
 from fencepost.groups.consumer_commands import ConsumerSettings, TopicImage
 from fencepost.groups.consumer_group import (
     INITIAL_EPOCH,
@@ -66,7 +66,7 @@ class GroupDraft:
     regexes_checked_ms: int | None
     refused_regexes: dict[str, str]
     scan: RegexScan | None
-    sight: Sight | None
+    visibility: TopicVisibility | None
 
     @classmethod
     def of(cls, group: ConsumerGroup, topics: TopicImage) -> GroupDraft:
@@ -85,7 +85,7 @@ class GroupDraft:
             group.regexes_checked_ms,
             dict(group.refused_regexes),
             group.scan,
-            group.sight,
+            group.visibility,
         )
 
     def remember(self) -> None:
@@ -96,7 +96,7 @@ class GroupDraft:
         group.regexes_checked_ms = self.regexes_checked_ms
         group.refused_regexes = self.refused_regexes
         group.scan = self.scan
-        group.sight = self.sight
+        group.visibility = self.visibility
 
     def put(self, member_id: str, value: cr.ConsumerMemberValue | None) -> None:
         """Set a member's record; None removes the member."""

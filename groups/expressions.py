@@ -70,15 +70,15 @@ def _begin(shard: Shard, decision: DecisionBuilder, draft: GroupDraft) -> None:
     if checked_ms is None:
         resolved_ms = (resolved.timestamp_ms for resolved in draft.regexes.values())
         checked_ms = max(resolved_ms, default=decision.now_ms)
-    sight = draft.sight
-    version = draft.topics.version, 0 if sight is None else sight.version
+    visibility = draft.visibility
+    version = draft.topics.version, 0 if visibility is None else visibility.version
     is_stale = draft.regexes_version != version
     # A wall clock may go back; then the last time lies in the future.
     is_early = 0 <= decision.now_ms - checked_ms < shard.limits.min_regex_refresh_interval_ms
     known = draft.regexes.keys() | draft.refused_regexes.keys()
     due = used if is_stale and not is_early else used - known
     if due:
-        may_see = None if sight is None else sight.may_see
+        may_see = None if visibility is None else visibility.may_see
         draft.scan = RegexScan(due, draft.topics.topics, draft.topics.version, may_see)
     if due and due == used:
         draft.regexes_version = version
@@ -118,8 +118,8 @@ def _go_on(
         draft.scan = None
         _begin(shard, decision, draft)  # expressions that were added meanwhile
     group = draft.group
-    # The group that this decision creates does not store ``sight``, which the timer would need.
-    is_remembered = draft.sight is None or shard.groups.get(group.group_id) is group
+    # The group that this decision creates does not store ``visibility``, which the timer needs.
+    is_remembered = draft.visibility is None or shard.groups.get(group.group_id) is group
     if draft.scan is not None and is_remembered:
         decision.arm(group.timer("regex"), PAUSE_MS)
 

@@ -78,7 +78,7 @@ def change_group(shard: Shard, decision: DecisionBuilder, update: MemberUpdate) 
         member = update.draft.member(update.member_id)
         cause["member"] = update.member_id
         cause |= {"client_id": member.client_id, "client_host": member.client_host}
-    update.draft.sight = update.command.sight
+    update.draft.visibility = update.command.visibility
     refresh_regexes(shard, decision, update.draft, update.reasons)
     bump_epoch(decision, update.draft, update.reasons, **cause)
 

@@ -41,7 +41,7 @@ from fencepost.logcore.log import CLEANED_SUFFIX, Log
 from fencepost.logcore.record_retention import (
     AbortedTransaction,
     Batch,
-    Figures,
+    CleanerStats,
     Filter,
     LastRecord,
     OffsetMap,
@@ -284,9 +284,9 @@ class CompactionRound:
         """The files that :meth:`clean_next` wrote last, until they are installed or discarded."""
 
     @property
-    def figures(self) -> Figures:
+    def figures(self) -> CleanerStats:
         """Counts of the bytes and records read and retained so far."""
-        return Figures() if self._filter is None else self._filter.figures
+        return CleanerStats() if self._filter is None else self._filter.figures
 
     @property
     def is_current(self) -> bool:

@@ -54,7 +54,7 @@ from fencepost.logcore.traffic import Traffic
 from fencepost.logcore.validation import Admitted
 
 if TYPE_CHECKING:
-    from fencepost.logcore.replica import Arrived, ReplicaLog
+    from fencepost.logcore.replica import FollowerAppend, ReplicaLog
 
 __all__ = ["Appended", "Partition"]
 
@@ -402,7 +402,7 @@ class Partition:
 
     def append_as_follower(
         self, records: Buffer, leader_epoch_limit: int, *, start: int = 0, most: int = MAX_INT64
-    ) -> Arrived:
+    ) -> FollowerAppend:
         """Append the records of a leader's response: see :meth:`ReplicaLog.append`."""
         return self.replica.append(records, leader_epoch_limit, start=start, most=most)
 

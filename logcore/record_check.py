@@ -54,7 +54,7 @@ class TooMuchForATurnError(Exception):
 
 
 @dataclass(slots=True)
-class Room:
+class CheckBudget:
     """The remaining budget of checks in this turn of the event loop."""
 
     records: int = TURN_RECORDS
@@ -68,7 +68,9 @@ class Room:
             raise TooMuchForATurnError
 
 
-def open_records(data: Buffer, header: BatchHeader, room: Room | None = None) -> RecordWindow:
+def open_records(
+    data: Buffer, header: BatchHeader, room: CheckBudget | None = None
+) -> RecordWindow:
     """Return a window over the records of the batch ``data``, within ``room`` if it is given.
 
     The window raises CorruptRecordError if they do not decompress within
@@ -87,14 +89,14 @@ def open_records(data: Buffer, header: BatchHeader, room: Room | None = None) ->
     return RecordWindow(pieces)
 
 
-def _within(room: Room, pieces: Iterator[bytes]) -> Iterator[bytes]:
+def _within(room: CheckBudget, pieces: Iterator[bytes]) -> Iterator[bytes]:
     for piece in pieces:
         room.take(0, len(piece))
         yield piece
 
 
 def check_records(
-    window: RecordWindow, header: BatchHeader, room: Room | None, *, want_keys: bool
+    window: RecordWindow, header: BatchHeader, room: CheckBudget | None, *, want_keys: bool
 ) -> Steps[list[int]]:
     """Walk over all records of a batch; return the first MAX_RECORD_ERRORS without a key.
 
@@ -113,7 +115,7 @@ def check_records(
 
 
 def _walk(  # noqa: C901 - inlined for speed
-    room: Room | None, keyless: list[int] | None, window: RecordWindow, count: int
+    room: CheckBudget | None, keyless: list[int] | None, window: RecordWindow, count: int
 ) -> range:
     """Step over ``count`` records, or as many as the window holds; return their offset deltas.
 
@@ -202,7 +204,7 @@ def _read_size(data: Buffer, pos: int) -> tuple[int, int]:
 
 
 def skip_headers(
-    data: Buffer, pos: int, stop: int, room: Room | None = None, most: int = _UINT32_MAX
+    data: Buffer, pos: int, stop: int, room: CheckBudget | None = None, most: int = _UINT32_MAX
 ) -> int:
     """Step over at most ``most`` headers of a record that ends at ``stop``.
 

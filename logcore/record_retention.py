@@ -185,7 +185,7 @@ def map_offsets(
 
 
 @dataclass
-class Figures:
+class CleanerStats:
     """Counts of the bytes, records and batches that a round read and retained."""
 
     bytes_read: int = 0
@@ -233,7 +233,7 @@ class Filter:
     now_ms: int
     delete_retention_ms: int
     max_output_bytes: int
-    figures: Figures = field(default_factory=Figures)
+    figures: CleanerStats = field(default_factory=CleanerStats)
 
     def run(self, batches: Iterable[Batch]) -> Iterator[Buffer]:
         """Yield every retained batch, unchanged if it loses nothing."""

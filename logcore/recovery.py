@@ -48,7 +48,7 @@ from fencepost.logcore.segment import (
     Segment,
     file_stem,
 )
-from fencepost.logcore.strays import Strays
+from fencepost.logcore.strays import TruncatedData
 from fencepost.logcore.values import dataclass
 
 
@@ -163,7 +163,7 @@ class _Loader:
         self._producers = producers
         self._epochs = epochs
         self._report = RecoveryReport()
-        self._strays: Strays | None = None
+        self._strays: TruncatedData | None = None
         self._flushed = MAX_INT64 if options.clean else options.recovery_point
         """Everything below this offset has been on disk: an unreadable batch there is damage."""
         self._highest_epoch: int | None = None
@@ -179,7 +179,7 @@ class _Loader:
             return self._fresh()
         names = finish_interrupted(self._fs, self._directory, names, self._options.remove_later)
         if self._options.keeps_removed:
-            self._strays = Strays(self._fs, self._log, names)
+            self._strays = TruncatedData(self._fs, self._log, names)
         first_bad = self._open_segments(names)
         if self._log.is_empty:
             return self._fresh()

@@ -51,7 +51,7 @@ from fencepost.logcore.traffic import Traffic
 NO_OFFSET: Final = -1
 
 
-class Arrived(NamedTuple):
+class FollowerAppend(NamedTuple):
     """The result of appending a leader's bytes."""
 
     first_offset: int
@@ -149,7 +149,7 @@ class ReplicaLog:
 
     def append(
         self, records: Buffer, leader_epoch_limit: int, *, start: int = 0, most: int = MAX_INT64
-    ) -> Arrived:
+    ) -> FollowerAppend:
         """Append the whole batches of ``records`` from ``start`` on, at most ``most`` of them.
 
         Later batches and an incomplete batch at the end are ignored. Batches from the first one
@@ -164,7 +164,7 @@ class ReplicaLog:
         warnings: list[str] = []
         batches, taken = self._checked(records, leader_epoch_limit, start, most, warnings)
         if not batches:
-            return Arrived(NO_OFFSET, NO_OFFSET, NO_LEADER_EPOCH, taken, tuple(warnings))
+            return FollowerAppend(NO_OFFSET, NO_OFFSET, NO_LEADER_EPOCH, taken, tuple(warnings))
         first = batches[0].header
         if first.base_offset < log.log_end_offset:
             self.restart_at(first.base_offset)
@@ -185,7 +185,7 @@ class ReplicaLog:
             # A recovery takes a hole between segments for a loss, but not below flushed data.
             self._has_skipped = False
             self._flushes.begin(now_ms)
-        return Arrived(
+        return FollowerAppend(
             first.base_offset, last.last_offset, last.leader_epoch, taken, tuple(warnings)
         )
 

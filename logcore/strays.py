@@ -37,7 +37,7 @@ def without_stray_suffix(name: str) -> str:
     return name if match is None else match["offset"] + LOG_SUFFIX
 
 
-class Strays:
+class TruncatedData:
     """The files in which one recovery keeps the data that it removes from ``log``."""
 
     def __init__(self, fs: FileSystem, log: Log, names: Iterable[str]) -> None:

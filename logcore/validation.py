@@ -35,7 +35,7 @@ from fencepost.logcore.errors import (
 )
 from fencepost.logcore.record_check import (
     MAX_RECORD_ERRORS,
-    Room,
+    CheckBudget,
     TooMuchForATurnError,
     check_records,
     open_records,
@@ -74,7 +74,7 @@ def admit(
     *,
     now_ms: int,
     min_zstd_ok: bool,
-    room: Room | None = None,
+    room: CheckBudget | None = None,
 ) -> Admitted:
     """Check a client's bytes in one step: see :func:`admitting`."""
     return finish(admitting(data, config, now_ms=now_ms, min_zstd_ok=min_zstd_ok, room=room))
@@ -86,7 +86,7 @@ def admitting(
     *,
     now_ms: int,
     min_zstd_ok: bool,
-    room: Room | None = None,
+    room: CheckBudget | None = None,
 ) -> Steps[Admitted]:
     """Check that a client's bytes are exactly one valid batch, in steps, without other state.
 

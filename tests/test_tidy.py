@@ -424,8 +424,8 @@ RECORDS_ELSEWHERE: Mapping[str, str] = {
     "coordinator/metadata/log.py": "frames a change of several batches as a metadata transaction",
     "coordinator/metadata/conversion.py": "says in records what a log of Fencepost 0.1 holds",
     "coordinator/zookeeper/access_znodes.py": _OF_ZNODES,
-    "coordinator/zookeeper/arrivals.py": "says in records what the controller's requests tell",
-    "coordinator/zookeeper/elected.py": _OF_ZNODES,
+    "coordinator/zookeeper/requests.py": "makes records of the controller's requests",
+    "coordinator/zookeeper/zk_controller.py": _OF_ZNODES,
     "coordinator/zookeeper/loading.py": _OF_ZNODES,
 }
 """The only modules outside the controller that make metadata records, with the reason.

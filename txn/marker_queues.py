@@ -66,7 +66,7 @@ OUTCOMES: Mapping[str, Outcome] = MappingProxyType(
 thread)."""
 
 
-class Nowhere(Enum):
+class NoDestination(Enum):
     """The reason why a marker cannot be sent to a broker."""
 
     NO_LEADER = auto()
@@ -75,7 +75,7 @@ class Nowhere(Enum):
     """The partition was deleted: the transaction ends without this marker."""
 
 
-LeaderOf = Callable[[TopicPartition], int | Nowhere]
+LeaderOf = Callable[[TopicPartition], int | NoDestination]
 """Returns the leader of a partition according to this broker's metadata."""
 
 EpochOf = Callable[[int], int | None]
@@ -378,15 +378,15 @@ class MarkerQueues:
 
     def _routed(self, job: _Job, partitions: Iterable[TopicPartition]) -> list[Result]:
         """Queue a few markers for the leaders of their partitions."""
-        by_leader: dict[int | Nowhere, list[TopicPartition]] = {}
+        by_leader: dict[int | NoDestination, list[TopicPartition]] = {}
         for partition in partitions:
             by_leader.setdefault(self._leader_of(partition), []).append(partition)
         for leader, led in by_leader.items():
-            if not isinstance(leader, Nowhere):
+            if not isinstance(leader, NoDestination):
                 found = self._destinations.setdefault(leader, _Destination())
                 found.queue.setdefault(job, []).extend(led)
-        self._wait(job, by_leader.get(Nowhere.NO_LEADER, ()))
-        return self._written(job, by_leader.get(Nowhere.NO_PARTITION, ()))
+        self._wait(job, by_leader.get(NoDestination.NO_LEADER, ()))
+        return self._written(job, by_leader.get(NoDestination.NO_PARTITION, ()))
 
     def _written(self, job: _Job, partitions: Sequence[TopicPartition]) -> list[Result]:
         if not partitions:

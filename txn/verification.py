@@ -33,7 +33,7 @@ MAX_TRANSACTIONS_PER_REQUEST: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Verified:
+class VerificationResult:
     """The result of a verification: Kafka's error name of each refused partition."""
 
     token: Token
@@ -41,7 +41,7 @@ class Verified:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class VerificationRequest:
     """A request to a coordinator; ``number`` identifies it in :meth:`Verifications.answered`."""
 
     broker_id: int
@@ -58,8 +58,8 @@ class _Question:
     token: Token
     command: AddPartitions
 
-    def refused(self, code: str) -> Verified:
-        return Verified(self.token, dict.fromkeys(self.command.partitions, code))
+    def refused(self, code: str) -> VerificationResult:
+        return VerificationResult(self.token, dict.fromkeys(self.command.partitions, code))
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class Verifications:
         self._destinations: dict[int, _Destination] = {}
         self._numbers = 0
 
-    def ask(self, token: Token, command: AddPartitions) -> list[Verified]:
+    def ask(self, token: Token, command: AddPartitions) -> list[VerificationResult]:
         """Queue a verification; return the verifications that this call refuses."""
         question, transactional_id = _Question(token, command), command.transactional_id
         broker_id = self._coordinator_of(transactional_id)
@@ -94,7 +94,7 @@ class Verifications:
         waiting[transactional_id] = question
         return [former.refused(INVALID_PRODUCER_EPOCH if known < epoch else NETWORK_EXCEPTION)]
 
-    def sends(self) -> Iterator[Ask]:
+    def sends(self) -> Iterator[VerificationRequest]:
         """Yield the requests to send now, at most one for each broker."""
         for broker_id, one in self._destinations.items():
             if one.sent is None and one.waiting:
@@ -103,18 +103,21 @@ class Verifications:
                 self._numbers += 1
                 one.number = self._numbers
                 commands = tuple(question.command for question in one.sent.values())
-                yield Ask(broker_id, one.number, commands)
+                yield VerificationRequest(broker_id, one.number, commands)
 
     def answered(
-        self, ask: Ask, error: str, results: Mapping[str, Mapping[TopicPartition, str]]
-    ) -> list[Verified]:
+        self,
+        ask: VerificationRequest,
+        error: str,
+        results: Mapping[str, Mapping[TopicPartition, str]],
+    ) -> list[VerificationResult]:
         """Handle the answer to a request: a top-level error, or the partitions' errors by id.
 
         A transaction that the answer omits is not verified (NETWORK_EXCEPTION).
         """
         if error == CLUSTER_AUTHORIZATION_FAILED:
             error = INVALID_TXN_STATE  # the client cannot act on this broker's lack of permission
-        found: list[Verified] = []
+        found: list[VerificationResult] = []
         for name, question in self._sent(ask).items():
             if error != NONE:
                 found.append(question.refused(error))
@@ -122,18 +125,18 @@ class Verifications:
             told = results.get(name, {})
             codes = {one: told.get(one, NETWORK_EXCEPTION) for one in question.command.partitions}
             refused = {one: code for one, code in codes.items() if code != NONE}
-            found.append(Verified(question.token, refused))
+            found.append(VerificationResult(question.token, refused))
         return found
 
-    def failed(self, ask: Ask) -> list[Verified]:
+    def failed(self, ask: VerificationRequest) -> list[VerificationResult]:
         """Refuse the verifications of an unanswered request: the producers will repeat theirs."""
         return [one.refused(NETWORK_EXCEPTION) for one in self._sent(ask).values()]
 
-    def not_supported(self, ask: Ask) -> list[Verified]:
+    def not_supported(self, ask: VerificationRequest) -> list[VerificationResult]:
         """Accept the verifications: the coordinator is too old to verify them."""
-        return [Verified(one.token) for one in self._sent(ask).values()]
+        return [VerificationResult(one.token) for one in self._sent(ask).values()]
 
-    def withdraw(self, broker_id: int) -> list[Verified]:
+    def withdraw(self, broker_id: int) -> list[VerificationResult]:
         """Refuse all verifications for a broker that is gone, including those in flight."""
         gone = self._destinations.pop(broker_id, None)
         if gone is None:
@@ -143,7 +146,7 @@ class Verifications:
             for one in [*(gone.sent or {}).values(), *gone.waiting.values()]
         ]
 
-    def _sent(self, ask: Ask) -> dict[str, _Question]:
+    def _sent(self, ask: VerificationRequest) -> dict[str, _Question]:
         one = self._destinations.get(ask.broker_id)
         if one is None or one.sent is None or one.number != ask.number:
             return {}

@@ -31,7 +31,7 @@ from fencepost.cluster.controller import (
 from fencepost.cluster.controller.heartbeats import Heartbeat, Heartbeats
 from fencepost.cluster.controller.outcome import Outcome
 from fencepost.cluster.controller.partition_change import Election
-from fencepost.cluster.controller.placement import Draw
+from fencepost.cluster.controller.placement import RandomSource
 from fencepost.cluster.controller.view import UNCLEAN_LEADER_ELECTION, ControllerSettings, View
 from fencepost.cluster.delta import replayed
 from fencepost.cluster.image import MetadataImage, PartitionRegistration
@@ -217,7 +217,7 @@ class Controller:
         topic: topics.NewTopic,
         *,
         topic_id: UUID,
-        draw: Draw,
+        draw: RandomSource,
         check_configs: configs.CheckConfigs,
         take: Take = unlimited,
         validate_only: bool = False,
@@ -234,7 +234,7 @@ class Controller:
         )
 
     def create_internal_topic(
-        self, topic: topics.NewTopic, *, topic_id: UUID, draw: Draw
+        self, topic: topics.NewTopic, *, topic_id: UUID, draw: RandomSource
     ) -> Outcome[topics.CreatedTopic | None]:
         """See :func:`topics.create_internal_topic`."""
         return topics.create_internal_topic(self.view, topic, topic_id=topic_id, draw=draw)
@@ -245,7 +245,7 @@ class Controller:
         count: int,
         *,
         assignments: Sequence[Sequence[int]] | None,
-        draw: Draw,
+        draw: RandomSource,
         take: Take = unlimited,
         validate_only: bool = False,
     ) -> Outcome[int]:

@@ -19,7 +19,7 @@ from fencepost.logcore.values import dataclass
 _NOBODY = -1
 
 
-class Draw(Protocol):
+class RandomSource(Protocol):
     """A source of random numbers, such as ``random.Random``."""
 
     def randrange(self, stop: int, /) -> int:
@@ -63,7 +63,7 @@ class _Rack:
 class _Racks:
     """All racks, used in turn."""
 
-    def __init__(self, brokers: Iterable[BrokerRegistration], draw: Draw) -> None:
+    def __init__(self, brokers: Iterable[BrokerRegistration], draw: RandomSource) -> None:
         self._draw = draw
         racks: dict[str | None, _Rack] = {}
         self.total = self.unfenced = 0
@@ -116,7 +116,7 @@ class _Racks:
 
 
 def place(
-    view: View, partitions: int, replication_factor: int, draw: Draw
+    view: View, partitions: int, replication_factor: int, draw: RandomSource
 ) -> Sequence[tuple[int, ...]]:
     """Return the replicas of each new partition; raises InvalidReplicationFactorError.
 

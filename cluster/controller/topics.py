@@ -25,7 +25,7 @@ from fencepost.cluster.controller.errors import (
     UnknownTopicOrPartitionError,
 )
 from fencepost.cluster.controller.outcome import Outcome
-from fencepost.cluster.controller.placement import Draw, place
+from fencepost.cluster.controller.placement import RandomSource, place
 from fencepost.cluster.controller.view import View
 from fencepost.cluster.image import TOPIC_RESOURCE
 from fencepost.cluster.records import (
@@ -91,7 +91,7 @@ def create_topic(
     topic: NewTopic,
     *,
     topic_id: UUID,
-    draw: Draw,
+    draw: RandomSource,
     check_configs: CheckConfigs,
     take: Take = unlimited,
     validate_only: bool = False,
@@ -120,7 +120,7 @@ def create_topic(
 
 
 def create_internal_topic(
-    view: View, topic: NewTopic, *, topic_id: UUID, draw: Draw
+    view: View, topic: NewTopic, *, topic_id: UUID, draw: RandomSource
 ) -> Outcome[CreatedTopic | None]:
     """Create an internal topic of the brokers; the answer is None if it exists.
 
@@ -237,7 +237,7 @@ def _check_somebody_leads(view: View, index: int, replicas: Iterable[int]) -> No
         )
 
 
-def _placed(view: View, topic: NewTopic, draw: Draw) -> Sequence[tuple[int, ...]]:
+def _placed(view: View, topic: NewTopic, draw: RandomSource) -> Sequence[tuple[int, ...]]:
     factor, count = topic.replication_factor, topic.partitions
     if factor < FROM_CONTROLLER or factor == 0:
         raise InvalidReplicationFactorError(
@@ -255,7 +255,9 @@ def _placed(view: View, topic: NewTopic, draw: Draw) -> Sequence[tuple[int, ...]
     return _placements(view, count, factor, draw)
 
 
-def _placements(view: View, count: int, factor: int, draw: Draw) -> Sequence[tuple[int, ...]]:
+def _placements(
+    view: View, count: int, factor: int, draw: RandomSource
+) -> Sequence[tuple[int, ...]]:
     """Place replicas, and prefix the error of an impossible placement with Kafka's text."""
     try:
         return place(view, count, factor, draw)
@@ -305,7 +307,7 @@ def create_partitions(
     count: int,
     *,
     assignments: Sequence[Sequence[int]] | None,
-    draw: Draw,
+    draw: RandomSource,
     take: Take = unlimited,
     validate_only: bool = False,
 ) -> Outcome[int]:

@@ -23,7 +23,7 @@ from fencepost.cluster.controller.machine import Controller
 from fencepost.cluster.controller.outcome import Outcome
 from fencepost.cluster.controller.view import ControllerSettings
 from fencepost.cluster.records import MetadataRecord
-from fencepost.coordinator.controller.quorum_log import Observer, QuorumLog
+from fencepost.coordinator.controller.metadata_log_reader import MetadataLogReader, Observer
 from fencepost.coordinator.controller.store import MetadataStore
 from fencepost.coordinator.runtime.background import call_later
 from fencepost.coordinator.runtime.origin import Origin
@@ -68,7 +68,7 @@ class ActiveController:
         store: MetadataStore,
         settings: ControllerSettings,
         clock: Clock,
-        log: QuorumLog | None,
+        log: MetadataLogReader | None,
         remember: Remember,
         *,
         own_broker: bool,
@@ -95,7 +95,7 @@ class ActiveController:
             machine.heartbeats.keep(node_id, machine.image.offset)
 
     @property
-    def log(self) -> QuorumLog:
+    def log(self) -> MetadataLogReader:
         """The metadata log that brokers read. Raises RuntimeError for a controller on ZooKeeper."""
         if self._log is None:
             raise RuntimeError("a controller on ZooKeeper has no log of metadata")

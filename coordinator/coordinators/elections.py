@@ -12,7 +12,7 @@ from fencepost.cluster.image import LocalPartition, MetadataImage, local_changes
 from fencepost.coordinator.runtime.background import survived
 
 
-class Elected(Protocol):
+class ElectableCoordinator(Protocol):
     """Serves the partitions of an internal topic that this broker leads."""
 
     def elected(self, index: int, leader_epoch: int) -> None:
@@ -23,7 +23,11 @@ class Elected(Protocol):
 
 
 def publish_elections(
-    coordinator: Elected, topic: str, broker_id: int, old: MetadataImage, image: MetadataImage
+    coordinator: ElectableCoordinator,
+    topic: str,
+    broker_id: int,
+    old: MetadataImage,
+    image: MetadataImage,
 ) -> None:
     """Notify ``coordinator`` of the partitions of its topic that a broker now leads or lost."""
     before, after = old.topics.get(topic), image.topics.get(topic)

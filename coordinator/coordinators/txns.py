@@ -68,7 +68,7 @@ from fencepost.txn.limits import TxnLimits
 
 if TYPE_CHECKING:
     from fencepost.txn.machine import TxnMachine
-    from fencepost.txn.marker_queues import Nowhere
+    from fencepost.txn.marker_queues import NoDestination
 
 
 RETRY_IDS_MS: Final = 50
@@ -167,16 +167,16 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
             return None
         return shard.coordinator_epoch if shard.state is ShardState.ACTIVE else None
 
-    def leader_of(self, partition: TopicPartition) -> int | Nowhere:
+    def leader_of(self, partition: TopicPartition) -> int | NoDestination:
         """Return the broker that must get a marker (kafka: ``getPartitionLeaderEndpoint``)."""
-        from fencepost.txn.marker_queues import Nowhere  # noqa: PLC0415 - see MarkerWriter.queues
+        from fencepost.txn.marker_queues import NoDestination  # noqa: PLC0415 - see MarkerWriter.queues
 
         registration = self._replicas.registration(*partition)
         if registration is None:
-            return Nowhere.NO_PARTITION
+            return NoDestination.NO_PARTITION
         leader = registration.leader
         is_known = leader == self._replicas.node_id or leader in self._metadata.image.brokers
-        return leader if is_known else Nowhere.NO_LEADER
+        return leader if is_known else NoDestination.NO_LEADER
 
     def join_others(
         self,

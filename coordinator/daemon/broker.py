@@ -37,7 +37,7 @@ from fencepost.coordinator.config.listeners import (
 )
 from fencepost.coordinator.config.logs import configure_quietly
 from fencepost.coordinator.config.roles import Roles, roles_of
-from fencepost.coordinator.daemon import first_contact
+from fencepost.coordinator.daemon import warm_up
 from fencepost.coordinator.daemon.data_directory import (
     has_identity,
     identify,
@@ -64,9 +64,9 @@ from fencepost.logcore.fs import FileSystem, OsFileSystem
 
 if TYPE_CHECKING:
     from fencepost.cluster.controller.scram import Upsertion
+    from fencepost.coordinator.daemon.cluster_broker import ClusterBroker
     from fencepost.coordinator.daemon.controller_part import ControllerPart
     from fencepost.coordinator.daemon.in_thread import BrokerThread
-    from fencepost.coordinator.daemon.member import Member
     from fencepost.coordinator.daemon.metrics_listener import MetricsListener
     from fencepost.coordinator.metrics.endpoint import Endpoint
 
@@ -140,7 +140,7 @@ class Broker:
             every += listeners.values()
         check_listeners(self.config, every)
         self._added_users = _added_users(add_scram)
-        self._member: Member | None = None
+        self._member: ClusterBroker | None = None
         """Membership in a cluster of several brokers; None for a standalone broker."""
         self.controller_part: ControllerPart | None = None
         """The controller role of this node, if it is the controller of other brokers."""
@@ -343,19 +343,21 @@ class Broker:
         if self._metrics is not None and self._server is not None:
             self._metrics.serves(services, self._server)
 
-    def _of_a_cluster(self, part: ControllerPart | None) -> Member:
+    def _of_a_cluster(self, part: ControllerPart | None) -> ClusterBroker:
         """Return the membership of this broker in its cluster, not joined yet."""
         # Imported here because most brokers are standalone.
-        from fencepost.coordinator.daemon.member import Member  # noqa: PLC0415
+        from fencepost.coordinator.daemon.cluster_broker import ClusterBroker  # noqa: PLC0415
 
         if not self.roles.elects:
-            return Member(self.config, self._controllers(part), self._listeners.all, self._lost)
+            return ClusterBroker(
+                self.config, self._controllers(part), self._listeners.all, self._lost
+            )
         try:
-            from fencepost.coordinator.daemon.zookeeper_member import ZooKeeperMember  # noqa: PLC0415
+            from fencepost.coordinator.daemon.zookeeper_broker import ZooKeeperBroker  # noqa: PLC0415
         except ModuleNotFoundError as error:
             needs = "zookeeper.connect needs kazoo: pip install 'fencepost[zookeeper]'"
             raise BrokerError(needs) from error
-        found = ZooKeeperMember(self.config, self.roles, self._listeners.all, self._lost)
+        found = ZooKeeperBroker(self.config, self.roles, self._listeners.all, self._lost)
         try:
             found.open(cluster_clock(self.clock))
         except ConfigError as error:
@@ -488,17 +490,17 @@ class Broker:
 
         await add_users(services, self._added_users)
 
-    async def prepare_first_contact(self) -> None:
+    async def warm_up(self) -> None:
         """Load the code for the first client's requests, one piece per turn of the event loop.
 
         Only for a process that runs nothing but this broker: the loading would delay other brokers,
         or a program that embeds the broker.
         """
         if self._server is not None and self.roles.is_broker:
-            await first_contact.prepare_first_contact(self._server.registry)
+            await warm_up.warm_up(self._server.registry)
 
     @property
-    def member(self) -> Member | None:
+    def member(self) -> ClusterBroker | None:
         """The cluster membership; None for a standalone broker and before :meth:`start`."""
         return self._member
 

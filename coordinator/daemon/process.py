@@ -158,7 +158,7 @@ async def _run(
     notifier.ready(_listening(broker))
     reloads = _Reloads(broker, settings, notifier)
     loop.add_signal_handler(signal.SIGHUP, reloads.begin)
-    preparing = spawn(broker.prepare_first_contact(), "first contact")
+    preparing = spawn(broker.warm_up(), "first contact")
     await stop.wait()
     _ignore(loop, signal.SIGHUP)
     reloads.close()

@@ -59,7 +59,7 @@ from fencepost.logcore.errors import (
 )
 from fencepost.logcore.machine import DomainError
 from fencepost.logcore.partition import Appended, Partition
-from fencepost.logcore.record_check import MAX_RECORD_ERRORS, Room, TooMuchForATurnError
+from fencepost.logcore.record_check import MAX_RECORD_ERRORS, CheckBudget, TooMuchForATurnError
 from fencepost.logcore.steps import Steps, finish
 from fencepost.logcore.tracebacks import without_traceback
 from fencepost.logcore.validation import Admitted, admitting
@@ -342,7 +342,7 @@ class Appends:
 
     def _check(self, append: Append, progress: _Progress) -> None:
         """Find partitions and check their batches while there is time."""
-        room = Room()
+        room = CheckBudget()
         now_ms = self._clock.now_ms()
         until = monotonic_s() + _HALF_A_SLICE_S
         for part in islice(append.parts, progress.checked, None):

@@ -32,7 +32,7 @@ from fencepost.coordinator.data.fetch_sessions import (
     PartitionFetch,
     TopicKey,
 )
-from fencepost.coordinator.data.replicas import Replicas
+from fencepost.coordinator.data.replica_manager import ReplicaManager
 from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.errors import (
     InvalidFetchSessionEpochError,
@@ -250,7 +250,7 @@ _LEVELS = {int(one): one for one in (Isolation.READ_UNCOMMITTED, Isolation.READ_
 
 
 def _check_replica(
-    replicas: Replicas, topic: str, index: int, replica_id: int, leader_epoch: int
+    replicas: ReplicaManager, topic: str, index: int, replica_id: int, leader_epoch: int
 ) -> None:
     """Refuse a follower that has no replica of a partition led here.
 

@@ -13,10 +13,10 @@ from fencepost.cluster.image import UNASSIGNED
 from fencepost.cluster.records import BrokerEndpoint
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.data.log_manager import LogManager
-from fencepost.coordinator.data.replicas import Replicas
+from fencepost.coordinator.data.replica_manager import ReplicaManager
+from fencepost.coordinator.metadata.kraft_metadata_cache import KRaftMetadataCache
 from fencepost.coordinator.metadata.log import MetadataLog
 from fencepost.coordinator.metadata.metadata import Metadata
-from fencepost.coordinator.metadata.observed import ObservedMetadata
 from fencepost.coordinator.metadata.publication import Subscriber
 from fencepost.coordinator.runtime.commits import Commits
 from fencepost.coordinator.runtime.flusher import Flusher
@@ -49,7 +49,7 @@ class Storage:
         node_id: int,
         directory_id: UUID = UNASSIGNED,
         end_points: Sequence[BrokerEndpoint] = (),
-        observed: ObservedMetadata | None = None,
+        observed: KRaftMetadataCache | None = None,
         is_broker: bool = True,
         flusher: Flusher | None = None,
         loads: bool = True,
@@ -82,7 +82,7 @@ class Storage:
             # The clean-shutdown mark needs the broker epoch if the node later joins a controller
             # (KIP-966).
             self.logs.broker_epoch = self.metadata_log.broker_epoch
-        self.replicas = Replicas(
+        self.replicas = ReplicaManager(
             self.logs,
             self.commits,
             config,

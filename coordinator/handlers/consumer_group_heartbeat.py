@@ -16,7 +16,7 @@ from kio.schema.errors import ErrorCode
 from fencepost.cluster.acl import Operation, ResourceType
 from fencepost.coordinator.handlers import Context, handles, request_ms
 from fencepost.coordinator.handlers.answers import answer
-from fencepost.coordinator.handlers.rights import refused_topics, sight_of
+from fencepost.coordinator.handlers.rights import refused_topics, visibility_of
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.messages import ResponseFactory
 from fencepost.coordinator.wire.steps import Steps
@@ -82,7 +82,7 @@ def _command(ctx: Context, reason_against_regex: str | None) -> ConsumerHeartbea
         else tuple((_id_bytes(topic.topic_id), tuple(topic.partitions)) for topic in owned),
         "" if body.member_id else str(uuid.uuid4()),
         ctx.version >= 1,
-        sight_of(ctx),
+        visibility_of(ctx),
     )
 
 

@@ -17,7 +17,7 @@ from kio.schema.errors import ErrorCode
 from fencepost.cluster.acl import Operation, ResourceType
 from fencepost.coordinator.handlers import Context, handles, request_ms
 from fencepost.coordinator.handlers.answers import answer
-from fencepost.coordinator.handlers.rights import sight_of
+from fencepost.coordinator.handlers.rights import visibility_of
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.groups.commands import JoinGroup, JoinGroupResult
 from fencepost.groups.errors import MemberIdRequiredError
@@ -75,7 +75,7 @@ def _command(ctx: Context) -> JoinGroup:
         supports_skip_assignment=version >= 9,
         new_member_id=new_member_id,
         reason=getattr(body, "reason", None) or "",
-        sight=sight_of(ctx),
+        visibility=visibility_of(ctx),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.acl import Operation
-from fencepost.coordinator.controller.quorum_log import QuorumLog, Read
+from fencepost.coordinator.controller.metadata_log_reader import MetadataLogReader, Read
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles, replica_id_of, request_ms
 from fencepost.coordinator.metadata.names import METADATA_TOPIC_ID
@@ -58,7 +58,7 @@ def _only_partition(body: Any) -> Any | None:
     return topic.partitions[0]
 
 
-def _read(ctx: Context, log: QuorumLog, part: Any, max_wait_ms: int) -> Work[Read]:
+def _read(ctx: Context, log: MetadataLogReader, part: Any, max_wait_ms: int) -> Work[Read]:
     replica_id = replica_id_of(ctx.body)
     high_watermark = getattr(part, "high_watermark", NOT_ASKED)
 
@@ -77,7 +77,7 @@ def _read(ctx: Context, log: QuorumLog, part: Any, max_wait_ms: int) -> Work[Rea
     return read()
 
 
-def _answer(ctx: Context, log: QuorumLog, read: Read, code: ErrorCode) -> Entity:
+def _answer(ctx: Context, log: MetadataLogReader, read: Read, code: ErrorCode) -> Entity:
     make, node_id = ctx.respond, ctx.broker.node_id
     further: dict[str, Entity] = {}
     if read.diverging is not None:

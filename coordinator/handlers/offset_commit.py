@@ -17,7 +17,7 @@ from kio.schema.errors import ErrorCode
 from fencepost.cluster.acl import Operation, ResourceType
 from fencepost.coordinator.handlers import Context, handles, request_ms
 from fencepost.coordinator.handlers.answers import answer, code_of
-from fencepost.coordinator.handlers.rights import NOBODY_ASKED, named_topics, refused_topics
+from fencepost.coordinator.handlers.rights import NO_TOPICS, named_topics, refused_topics
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.messages import ResponseFactory
 from fencepost.coordinator.wire.steps import Steps
@@ -39,7 +39,7 @@ FIRST_BY_ID: Final = 10
 @handles(ApiKey.OFFSET_COMMIT, versions=(2, 10), permission="READ Group, READ Topic")
 def run(ctx: Context) -> Entity | Awaitable[Entity] | Steps[Entity | Awaitable[Entity]]:
     """Commit the offsets of existing topics; refuse each of the others."""
-    return _commit(ctx, NOBODY_ASKED) if ctx.broker.authorizer is None else _checked(ctx)
+    return _commit(ctx, NO_TOPICS) if ctx.broker.authorizer is None else _checked(ctx)
 
 
 def _checked(ctx: Context) -> Steps[Entity | Awaitable[Entity]]:

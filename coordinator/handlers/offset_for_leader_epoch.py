@@ -14,7 +14,7 @@ from fencepost.cluster.acl import Operation
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.errors import TopicAuthorizationError
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.handlers.rights import NOBODY_ASKED, refused_topics
+from fencepost.coordinator.handlers.rights import NO_TOPICS, refused_topics
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
@@ -28,7 +28,7 @@ from fencepost.logcore.machine import DomainError
 def run(ctx: Context) -> Steps[Entity]:
     """Respond with the epoch and end offset of each partition."""
     make, asked = ctx.respond, ctx.body.topics
-    refused, topics = NOBODY_ASKED, []
+    refused, topics = NO_TOPICS, []
     if not ctx.may_on_cluster(Operation.CLUSTER_ACTION, audited=False):
         names = (topic.topic for topic in asked)
         refused = yield from refused_topics(ctx, Operation.DESCRIBE, names)

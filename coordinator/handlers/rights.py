@@ -11,9 +11,9 @@ from typing import Any
 from fencepost.cluster.acl import Operation, ResourceType
 from fencepost.coordinator.handlers import Context
 from fencepost.coordinator.wire.steps import Steps
-from fencepost.groups.commands import Sight
+from fencepost.groups.commands import TopicVisibility
 
-NOBODY_ASKED: Collection[str] = frozenset()
+NO_TOPICS: Collection[str] = frozenset()
 """The refused topics without an authorizer: none."""
 
 
@@ -26,7 +26,7 @@ def refused_topics(
     :meth:`Context.may`.
     """
     if ctx.broker.authorizer is None:
-        return NOBODY_ASKED
+        return NO_TOPICS
     named: dict[str, int] = {}
     for name in names:
         named[name] = named.get(name, 0) + 1
@@ -39,7 +39,7 @@ def refused_topics(
     return refused
 
 
-def sight_of(ctx: Context) -> Sight | None:
+def visibility_of(ctx: Context) -> TopicVisibility | None:
     """Return a check of the topics that the client may describe; None without an authorizer.
 
     The check follows later changes of the ACLs.
@@ -53,7 +53,7 @@ def sight_of(ctx: Context) -> Sight | None:
             session, Operation.DESCRIBE, ResourceType.TOPIC, name, audited=False
         )
 
-    return Sight(authorizer.version, may_see)
+    return TopicVisibility(authorizer.version, may_see)
 
 
 def named_topics(topics: Iterable[Any]) -> Iterable[str]:

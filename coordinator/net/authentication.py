@@ -2,7 +2,7 @@
 
 :class:`Authenticator` is the exchange without its connection: frames in, responses out. Before
 authentication only request headers are decoded, and the bodies of ApiVersions, SaslHandshake and
-SaslAuthenticate. :class:`Gate` runs it on a connection, and serves no other request until the
+SaslAuthenticate. :class:`SaslGate` runs it on a connection, and serves no other request until the
 client is authenticated.
 
 A connection is closed in the same cases as by Kafka, with the same responses to the client.
@@ -283,7 +283,7 @@ class Gated(Protocol):
         """Close immediately, and log the reason."""
 
 
-class Gate:
+class SaslGate:
     """Authenticates the client of a connection, and then passes its requests on."""
 
     def __init__(
@@ -422,12 +422,12 @@ class Gate:
 
 def open_gate(
     connection: Gated, stream: RequestStream, logins: Logins, loop: asyncio.AbstractEventLoop
-) -> Gate | None:
+) -> SaslGate | None:
     """Require authentication before requests are served; None for a listener without SASL."""
     rules = logins.of(connection.session.listener)
     if rules is None:
         return None
-    gate = Gate(connection, stream, logins, rules, loop)
+    gate = SaslGate(connection, stream, logins, rules, loop)
     if not gate.open():
         connection.cut_off("too many connections of its address have not logged in")
     return gate

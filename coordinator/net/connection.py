@@ -28,7 +28,7 @@ import structlog
 
 from fencepost.coordinator.config.listener_config import ListenerConfig
 from fencepost.coordinator.handlers import CloseConnection, Context, Registry
-from fencepost.coordinator.net.connection_limits import Seat
+from fencepost.coordinator.net.connection_limits import ConnectionSlot
 from fencepost.coordinator.net.memory_budget import RequestBudget
 from fencepost.coordinator.net.refusals import UnservedRequests, refusal
 from fencepost.coordinator.net.request_stream import RequestStream
@@ -53,7 +53,7 @@ from fencepost.logcore.clock import monotonic_s
 from fencepost.logcore.machine import DomainError
 
 if TYPE_CHECKING:
-    from fencepost.coordinator.net.authentication import Gate
+    from fencepost.coordinator.net.authentication import SaslGate
     from fencepost.coordinator.security.logins import Logins
     from fencepost.coordinator.services import Services
 
@@ -99,7 +99,7 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(self, server: Owner, listener: ListenerConfig) -> None:
         self.listener = listener
         """The listener that accepted the connection."""
-        self.seat: Seat | None = None
+        self.seat: ConnectionSlot | None = None
         """The connection's place in the admission counts."""
         self.session = Session("", listener.name)
         self._server = server
@@ -112,7 +112,7 @@ class Connection(asyncio.BufferedProtocol):
             self._stream.next_request
         )
         """Returns the next request; replaced by a gate until the client has authenticated."""
-        self._gate: Gate | None = None
+        self._gate: SaslGate | None = None
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)
         self._socket = -1
         """The socket for sending from files; -1 if the connection uses TLS."""

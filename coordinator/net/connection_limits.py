@@ -1,7 +1,7 @@
 """Limits of connections and of their rate: in total, per listener and per address.
 
-:class:`Admission` counts, without sockets or an event loop. :class:`Doors` makes connecting clients
-wait at their listener, or refuses them.
+:class:`Admission` counts, without sockets or an event loop. :class:`ConnectionAcceptor` makes
+connecting clients wait at their listener, or refuses them.
 
 Source: ``SocketServer.ConnectionQuotas``, ``SocketServer.Acceptor``; KIP-402, KIP-612.
 """
@@ -63,7 +63,7 @@ class Bounds:
     ``ConnectionQuotas.protectedListener``)."""
 
 
-class Seat:
+class ConnectionSlot:
     """One counted connection: its place in the counts of :class:`Admission`."""
 
     __slots__ = ("_admission", "host", "listener")
@@ -140,7 +140,7 @@ class Admission:
 
     # --- admission ---
 
-    def enter(self, listener: str, host: str) -> Seat | Refused:
+    def enter(self, listener: str, host: str) -> ConnectionSlot | Refused:
         """Count a connection, unless its address exceeds a limit; :meth:`has_room` is true."""
         held_ms = self._ip_throttle_ms(listener, host)
         if held_ms:
@@ -152,9 +152,9 @@ class Admission:
         self.count += 1
         self.by_listener[listener] += 1
         self.by_ip[host] += 1
-        return Seat(self, listener, host)
+        return ConnectionSlot(self, listener, host)
 
-    def left(self, seat: Seat) -> None:
+    def left(self, seat: ConnectionSlot) -> None:
         """Remove an ended connection from the counts."""
         self.count -= 1
         self.by_listener[seat.listener] -= 1
@@ -235,7 +235,7 @@ class _Door:
         self.timer: asyncio.TimerHandle | None = None
 
 
-class Doors:
+class ConnectionAcceptor:
     """The listeners of one server.
 
     ``enter`` gets every admitted client, ``refused`` is called for the others. At the connection
@@ -246,7 +246,7 @@ class Doors:
         self,
         loop: asyncio.AbstractEventLoop,
         admission: Admission,
-        enter: Callable[[ListenerConfig, socket.socket, Seat], None],
+        enter: Callable[[ListenerConfig, socket.socket, ConnectionSlot], None],
         refused: Callable[[str, str], None],
     ) -> None:
         self._loop, self._admission = loop, admission
@@ -328,7 +328,7 @@ class Doors:
     def _let_one_in(self, door: _Door, one: _Waiting) -> None:
         host = plain_host(str(one.address[0]))
         seat = self._admission.enter(door.config.name, host)
-        if isinstance(seat, Seat):
+        if isinstance(seat, ConnectionSlot):
             self._enter(door.config, one.client, seat)
             return
         self._refused(f"{host}:{one.address[1]}", seat.reason)

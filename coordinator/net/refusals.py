@@ -8,7 +8,7 @@ import structlog
 from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.handlers import Answer, Context
-from fencepost.coordinator.runtime.few_lines import FewLines
+from fencepost.coordinator.runtime.rate_limited_log import RateLimitedLog
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire.api import KNOWN_APIS
 from fencepost.coordinator.wire.errors import UnsupportedVersion, WireError
@@ -42,7 +42,7 @@ class UnservedRequests:
     """
 
     def __init__(self) -> None:
-        self._lines = FewLines("more requests of unknown APIs or versions")
+        self._lines = RateLimitedLog("more requests of unknown APIs or versions")
 
     def reason(self, error: WireError, peer: str) -> str:
         """Return the reason for closing the connection of ``peer``; log a warning."""

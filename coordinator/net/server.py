@@ -20,8 +20,8 @@ from fencepost.coordinator.net.connection_limits import (
     Admission,
     Bound,
     Bounds,
-    Doors,
-    Seat,
+    ConnectionAcceptor,
+    ConnectionSlot,
 )
 from fencepost.coordinator.net.listener import BACKLOG
 from fencepost.coordinator.net.memory_budget import RequestBudget
@@ -116,7 +116,7 @@ class Server:
             window,
         )
         """Enforces the connection limits."""
-        self.doors: Doors | None = None
+        self.doors: ConnectionAcceptor | None = None
         self._arriving: set[asyncio.Task[None]] = set()
         self.addresses: dict[str, tuple[str, int]] = {}
         """The address of each listener, also after its end, in the order of their starts."""
@@ -141,7 +141,7 @@ class Server:
             raise ValueError(f"nothing to encrypt {listener.name} with")
         if self.doors is None:
             self.loop = asyncio.get_running_loop()
-            self.doors = Doors(self.loop, self.admission, self._arrived, self._refused)
+            self.doors = ConnectionAcceptor(self.loop, self.admission, self._arrived, self._refused)
             self.turns = Turns(self.loop)
             self.responses = ResponseBudget(self.loop, self.limits.max_queued_response_bytes)
             self._arm_sweep()
@@ -206,7 +206,9 @@ class Server:
 
     # --- connections ---
 
-    def _arrived(self, listener: ListenerConfig, client: socket.socket, seat: Seat) -> None:
+    def _arrived(
+        self, listener: ListenerConfig, client: socket.socket, seat: ConnectionSlot
+    ) -> None:
         """Create a connection for an admitted socket."""
         task = spawn(self._connect(listener, client, seat), "accept a connection")
         self._arriving.add(task)
@@ -214,7 +216,9 @@ class Server:
         if self.admission.excess:
             self.give_way()
 
-    async def _connect(self, listener: ListenerConfig, client: socket.socket, seat: Seat) -> None:
+    async def _connect(
+        self, listener: ListenerConfig, client: socket.socket, seat: ConnectionSlot
+    ) -> None:
         connection = Connection(self, listener)
         connection.seat = seat
         protocol = self._encrypted(connection) if listener.is_tls else connection
@@ -252,7 +256,7 @@ class Server:
         if self._emptied is not None and not self.connections:
             self._emptied.set()
 
-    def _left(self, seat: Seat) -> None:
+    def _left(self, seat: ConnectionSlot) -> None:
         seat.leave()
         if self.doors is not None:
             self.doors.look_again()

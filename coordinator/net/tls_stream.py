@@ -22,7 +22,7 @@ import structlog
 
 from fencepost.coordinator.net.connection import Connection
 from fencepost.coordinator.runtime.background import call_later, tell
-from fencepost.coordinator.runtime.few_lines import FewLines
+from fencepost.coordinator.runtime.rate_limited_log import RateLimitedLog
 from fencepost.coordinator.security.tls import ListenerTls, reason_of
 from fencepost.logcore.clock import monotonic_s
 
@@ -55,7 +55,7 @@ class Handshakes:
         self.timeout_ms = timeout_ms
         self.buffer = memoryview(bytearray(RECEIVED_BYTES))
         """The shared receive buffer: each stream takes its data out at once."""
-        self.lines = FewLines("more handshakes failed")
+        self.lines = RateLimitedLog("more handshakes failed")
         self._queue: deque[TlsStream] = deque()
 
     def queue(self, stream: TlsStream) -> None:

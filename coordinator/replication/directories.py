@@ -19,7 +19,7 @@ import structlog
 from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.image import LOST, UNASSIGNED, LocalPartition
-from fencepost.coordinator.data.replicas import Replicas
+from fencepost.coordinator.data.replica_manager import ReplicaManager
 from fencepost.coordinator.replication.controller_channel import ControllerChannel
 from fencepost.coordinator.replication.controller_connection import Newest
 from fencepost.coordinator.runtime.background import call_later
@@ -53,7 +53,7 @@ class Directories:
     """Assigns the replicas of ``replicas`` to ``directory_id``. Belongs to the running loop."""
 
     def __init__(
-        self, replicas: Replicas, channel: ControllerChannel, *, directory_id: UUID
+        self, replicas: ReplicaManager, channel: ControllerChannel, *, directory_id: UUID
     ) -> None:
         self._replicas, self._channel = replicas, channel
         self._directory_id = directory_id

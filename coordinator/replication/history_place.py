@@ -17,7 +17,7 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.image import TopicImage
 from fencepost.coordinator.config.broker_config import BrokerConfig
-from fencepost.coordinator.data.replicas import Replicas
+from fencepost.coordinator.data.replica_manager import ReplicaManager
 from fencepost.coordinator.metadata.metadata import Metadata
 from fencepost.coordinator.metadata.names import HISTORY_TOPIC
 from fencepost.coordinator.replication.controller_channel import ControllerChannel
@@ -45,7 +45,7 @@ class HistoryPlace:
         self,
         config: BrokerConfig,
         metadata: Metadata,
-        replicas: Replicas,
+        replicas: ReplicaManager,
         channel: ControllerChannel,
         *,
         node_id: int,

@@ -19,7 +19,7 @@ from kio.schema.errors import ErrorCode
 from fencepost.cluster.alter_partition import AlterPartitionRequest, AlterPartitions
 from fencepost.cluster.errors import Errors
 from fencepost.cluster.isr import AlteredPartition, IsrChange
-from fencepost.coordinator.data.replicas import Replicas
+from fencepost.coordinator.data.replica_manager import ReplicaManager
 from fencepost.coordinator.replication.controller_channel import ControllerChannel
 from fencepost.coordinator.replication.controller_connection import Newest
 from fencepost.coordinator.runtime.background import call_later, survived
@@ -34,7 +34,7 @@ _log = structlog.get_logger(__name__)
 class IsrChanges:
     """Sends the ISR changes of ``replicas`` to the controller. Belongs to the running loop."""
 
-    def __init__(self, replicas: Replicas, channel: ControllerChannel, clock: Clock) -> None:
+    def __init__(self, replicas: ReplicaManager, channel: ControllerChannel, clock: Clock) -> None:
         self._replicas, self._channel, self._clock = replicas, channel, clock
         self._queue = AlterPartitions(replicas.view)
         self._loop = asyncio.get_running_loop()

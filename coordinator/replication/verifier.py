@@ -40,7 +40,12 @@ from fencepost.txn.errors import (
     TooManyPartitionsError,
     TransactionAbortableError,
 )
-from fencepost.txn.verification import Ask, CoordinatorOf, Verifications, Verified
+from fencepost.txn.verification import (
+    CoordinatorOf,
+    VerificationRequest,
+    VerificationResult,
+    Verifications,
+)
 
 FIRST_BATCHED_VERSION: Final = 4
 
@@ -112,7 +117,7 @@ class Verifier:
             self._asking.add(task)
             task.add_done_callback(self._asking.discard)
 
-    async def _exchange(self, ask: Ask) -> None:
+    async def _exchange(self, ask: VerificationRequest) -> None:
         peer = self._peers.channel(ask.broker_id, Purpose.ADD_PARTITIONS)
         try:
             answer = await peer.newest(
@@ -131,7 +136,7 @@ class Verifier:
             self._give(self.questions.answered(ask, _name(answer.error_code), _results(answer)))
         self._send()
 
-    def _give(self, answers: Iterable[Verified]) -> None:
+    def _give(self, answers: Iterable[VerificationResult]) -> None:
         for answer in answers:
             future = self._waiting.pop(answer.token, None)
             if future is not None and not future.done():  # cancelled if the client disconnected

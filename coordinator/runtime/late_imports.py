@@ -54,7 +54,7 @@ CONTROLLER_MODULES = (
     "cluster.controller.acls",
     "cluster.controller.machine",
     "coordinator.metadata.controller_settings",
-    "coordinator.controller.quorum_log",
+    "coordinator.controller.metadata_log_reader",
     "coordinator.controller.active",
 )
 """The modules of the active controller."""

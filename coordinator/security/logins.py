@@ -13,7 +13,7 @@ import structlog
 
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.config.key import HIDDEN, ConfigError
-from fencepost.coordinator.runtime.few_lines import FewLines
+from fencepost.coordinator.runtime.rate_limited_log import RateLimitedLog
 from fencepost.coordinator.security.mechanism import Mechanism
 from fencepost.coordinator.security.oauth_login import OAUTHBEARER, OauthLogin, oauth_login
 from fencepost.coordinator.security.password_checks import PasswordChecks
@@ -89,7 +89,7 @@ class Logins:
         """Connections rejected by the limit for their address [fencepost.unauthenticated…]."""
         self.expired = 0
         """Connections closed for using an expired login."""
-        self._lines = FewLines("more logins failed")
+        self._lines = RateLimitedLog("more logins failed")
 
     @classmethod
     def of_listeners(

@@ -38,13 +38,13 @@ from fencepost.coordinator.runtime.background import spawn, tell
 from fencepost.coordinator.zookeeper import access_znodes as formats
 from fencepost.coordinator.zookeeper import znodes
 from fencepost.coordinator.zookeeper.access_znodes import AccessRecord, Change
+from fencepost.coordinator.zookeeper.change_notifications import ChangeNotifications
 from fencepost.coordinator.zookeeper.errors import (
     NotOurFormatError,
     NotWrittenError,
     ZooKeeperError,
 )
 from fencepost.coordinator.zookeeper.loading import batched
-from fencepost.coordinator.zookeeper.notes import Notes
 from fencepost.coordinator.zookeeper.session import (
     Create,
     Delete,
@@ -130,7 +130,7 @@ class Access:
     ) -> None:
         self._session, self._clock, self._take = session, clock, take
         folders = formats.RULE_CHANGES.values() if has_rules else ()
-        self._notes = [Notes(session, clock, folder) for folder in folders]
+        self._notes = [ChangeNotifications(session, clock, folder) for folder in folders]
         self._known: dict[str, dict[Hashable, AccessRecord]] = {}
         """The records of each znode, as far as they could be parsed."""
         self._reading = asyncio.Lock()

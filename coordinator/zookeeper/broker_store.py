@@ -21,7 +21,7 @@ from fencepost.cluster.image import BROKER_RESOURCE, MetadataImage
 from fencepost.cluster.records import ConfigRecord, MetadataRecord
 from fencepost.coordinator.config.broker_config import BrokerConfig, is_password
 from fencepost.coordinator.errors import MetadataUnavailableError
-from fencepost.coordinator.metadata.observed import ObservedMetadata
+from fencepost.coordinator.metadata.kraft_metadata_cache import KRaftMetadataCache
 from fencepost.coordinator.runtime.background import spawn
 from fencepost.coordinator.zookeeper import access_znodes
 from fencepost.coordinator.zookeeper.access import Access, change_of, reason_against
@@ -33,7 +33,7 @@ from fencepost.coordinator.zookeeper.session import Session
 from fencepost.coordinator.zookeeper.writes import check_kept, put_settings, tell_settings
 
 
-class ZooKeeperMetadata(ObservedMetadata):
+class ZooKeeperMetadata(KRaftMetadataCache):
     """The metadata that a broker received; the passwords of brokers in it are encoded."""
 
     def __init__(self, config: BrokerConfig, passwords: Passwords, *, node_id: int) -> None:

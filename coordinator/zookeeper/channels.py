@@ -22,7 +22,7 @@ from fencepost.coordinator.runtime.background import spawn
 from fencepost.coordinator.wire.client.security import Security
 from fencepost.coordinator.wire.errors import WireError
 from fencepost.coordinator.wire.schema import Entity
-from fencepost.coordinator.zookeeper.telling import alive
+from fencepost.coordinator.zookeeper.request_batch import alive
 
 _log = structlog.get_logger(__name__)
 

@@ -34,8 +34,8 @@ from fencepost.coordinator.wire.schema import Entity
 from fencepost.coordinator.zookeeper import znodes
 from fencepost.coordinator.zookeeper.access import Access
 from fencepost.coordinator.zookeeper.access_znodes import entity_of
-from fencepost.coordinator.zookeeper.arrivals import Arrivals, before_it_is_told
 from fencepost.coordinator.zookeeper.broker_store import BrokerStore, encode_anew
+from fencepost.coordinator.zookeeper.change_notifications import ChangeNotifications
 from fencepost.coordinator.zookeeper.connection import Reach
 from fencepost.coordinator.zookeeper.errors import NotOurFormatError, ZooKeeperError
 from fencepost.coordinator.zookeeper.loading import (
@@ -46,9 +46,10 @@ from fencepost.coordinator.zookeeper.loading import (
     make_partitions,
     read_config,
 )
-from fencepost.coordinator.zookeeper.notes import Notes
 from fencepost.coordinator.zookeeper.passwords import Passwords
 from fencepost.coordinator.zookeeper.registration import Registration
+from fencepost.coordinator.zookeeper.request_batch import LEADER_DURING_DELETE, BrokerRequestBatch
+from fencepost.coordinator.zookeeper.requests import ControllerRequestApplier, before_it_is_told
 from fencepost.coordinator.zookeeper.session import (
     Create,
     Delete,
@@ -58,8 +59,6 @@ from fencepost.coordinator.zookeeper.session import (
     State,
     Write,
 )
-from fencepost.coordinator.zookeeper.telling import LEADER_DURING_DELETE
-from fencepost.coordinator.zookeeper.telling import Controller as Teller
 from fencepost.logcore.machine import Event
 from fencepost.logcore.tracebacks import without_traceback
 
@@ -67,8 +66,8 @@ if TYPE_CHECKING:
     from fencepost.cluster.controller.acls import AclIndex
     from fencepost.coordinator.controller.active import Remember
     from fencepost.coordinator.runtime.origin import Origin
-    from fencepost.coordinator.zookeeper.elected import Elected
     from fencepost.coordinator.zookeeper.loading import Loaded
+    from fencepost.coordinator.zookeeper.zk_controller import ZkController
     from fencepost.logcore.clock import Clock
 
 _log = structlog.get_logger(__name__)
@@ -87,7 +86,7 @@ _TOPICS: Final = "topics that may be gone"
 _RULES, _ALL = "rules", "all users, quotas and rules"
 _OF_A_SESSION: Final = (_REGISTRATION, _CONTROLLER, _SETTINGS, _RULES)
 
-TakeOffice = Callable[["Loaded", Teller, int, Callable[[], None]], "Elected"]
+OnFailover = Callable[["Loaded", BrokerRequestBatch, int, Callable[[], None]], "ZkController"]
 """Builds the controller from the loaded metadata, the requests' controller identity, the version
 of ``/controller_epoch`` that fences its writes, and a callback for a failed write."""
 
@@ -125,13 +124,13 @@ class ZooKeeperNode:
         """Users, quotas and ACLs."""
         self.passwords = Passwords(config, node_id=node_id)
         """Encodes and decodes the passwords among this broker's settings."""
-        self._notes = Notes(self._session, clock, znodes.CONFIG_CHANGES)
-        self._arrivals = Arrivals(node_id)
+        self._notes = ChangeNotifications(self._session, clock, znodes.CONFIG_CHANGES)
+        self._arrivals = ControllerRequestApplier(node_id)
         self._arriving = asyncio.Lock()
         self._image = MetadataImage()
         self._publish: Callable[[MetadataImage], None] | None = None
-        self._take_office: TakeOffice | None = None
-        self.elected: Elected | None = None
+        self._on_failover: OnFailover | None = None
+        self.elected: ZkController | None = None
         """This broker's controller, while the broker is the active controller."""
         self.controller: Address | None = None
         """The address of the active controller; None if this broker does not know it."""
@@ -192,12 +191,12 @@ class ZooKeeperNode:
         """Call ``publish`` with each newer image."""
         self._publish, self._image = publish, applied
 
-    async def enter(self, take_office: TakeOffice) -> None:
+    async def enter(self, on_controller_failover: OnFailover) -> None:
         """Register, take part in elections, and return after the first UpdateMetadata.
 
         The controller connects back, so the broker must be listening. Raises MembershipError.
         """
-        self._take_office = take_office
+        self._on_failover = on_controller_failover
         self._task = spawn(self._run(), "follow ZooKeeper")
         self._mark(*_OF_A_SESSION)
         await self._known
@@ -368,9 +367,9 @@ class ZooKeeperNode:
         await clear_notes(self._session, done[1].version)
         loaded = await load(self._session)
         await make_partitions(self._session, loaded.image, done[1].version)
-        teller = Teller(self._node_id, epoch, between_brokers(self._config)[0])
-        if self._take_office is not None and self._session.is_connected:
-            self.elected = self._take_office(loaded, teller, done[1].version, self._can_not_go_on)
+        teller = BrokerRequestBatch(self._node_id, epoch, between_brokers(self._config)[0])
+        if self._on_failover is not None and self._session.is_connected:
+            self.elected = self._on_failover(loaded, teller, done[1].version, self._can_not_go_on)
             self.elected.start()
         self._mark(_CONTROLLER)
 

@@ -17,7 +17,7 @@ from fencepost.pipelines.spark import transaction as txn
 from fencepost.pipelines.spark.checkpoint import PlannedBatch, read_checkpoint
 from fencepost.pipelines.spark.errors import OptionError
 from fencepost.pipelines.spark.options import sink_options
-from fencepost.pipelines.spark.plan import Exactly, Plan
+from fencepost.pipelines.spark.plan import CommitProtocol, Plan
 from fencepost.pipelines.spark.progress import Standing, standing
 from fencepost.pipelines.spark.rows import RowWriter, check_schema
 from fencepost.pipelines.spark.sink import aborting
@@ -47,7 +47,7 @@ def exactly_once_batch(**options: str) -> Callable[[DataFrame, int], None]:
         planned = read_checkpoint(checked.checkpoint)
         query_id = _query_id(df, planned)
         plan = Plan(checked, is_streaming=True, planned=planned)
-        exactly = Exactly(plan, name)
+        exactly = CommitProtocol(plan, name)
         begun = exactly.begin()
         wanted = plan.progress_of(batch_id, query_id)
         stands = standing(wanted, begun.done, name)

@@ -16,7 +16,7 @@ from fencepost.pipelines.spark.options import SinkOptions
 from fencepost.pipelines.spark.progress import Progress, Standing, check_same, standing
 from fencepost.pipelines.spark.rows import Prepared
 from fencepost.pipelines.spark.spool import Spool
-from fencepost.pipelines.spark.transaction import Sent, Ticket
+from fencepost.pipelines.spark.transaction import Sent, TransactionHandle
 from fencepost.pipelines.spark.turns import Begun
 
 
@@ -29,7 +29,7 @@ class Written(WriterCommitMessage):
     rows: int
     checksum: int = 0
     """The checksum of the rows, if the batch is not identified by its offsets."""
-    ticket: Ticket | None = None
+    ticket: TransactionHandle | None = None
     """The transaction that the task wrote in; None if it has sent nothing."""
     sent: tuple[tuple[Partition, Sent], ...] = ()
     is_done: bool = False
@@ -74,7 +74,7 @@ class Plan:
     def begin(self, query_id: str) -> Begun:
         """Begin the transaction of a micro-batch of that query, or of a batch write."""
         if self.is_streaming:
-            return Exactly(self, self.transactional_id(query_id)).begin()
+            return CommitProtocol(self, self.transactional_id(query_id)).begin()
         timeout_ms = self.options.transaction_timeout_ms
         return Begun(txn.begin(self.options.link, self.transactional_id(query_id), timeout_ms))
 
@@ -84,7 +84,7 @@ def group_of(transactional_id: str) -> str:
     return f"{transactional_id}-progress"
 
 
-class Exactly:
+class CommitProtocol:
     """The commit protocol of one query's batches, for the tasks and the driver."""
 
     def __init__(self, plan: Plan, transactional_id: str) -> None:
@@ -119,7 +119,7 @@ class Exactly:
             check_same(found, done)
         return stands is not Standing.NEXT
 
-    def commit(self, ticket: Ticket, progress: Progress) -> None:
+    def commit(self, ticket: TransactionHandle, progress: Progress) -> None:
         """Add offsets and progress to the transaction, and commit it."""
         link = self._plan.options.link
         topic = self._plan.options.progress_topic or ""

@@ -35,22 +35,22 @@ from fencepost.pipelines.spark.errors import (
 )
 from fencepost.pipelines.spark.offsets import Partition
 from fencepost.pipelines.spark.options import SinkOptions, sink_options
-from fencepost.pipelines.spark.plan import Exactly, Plan, Written
+from fencepost.pipelines.spark.plan import CommitProtocol, Plan, Written
 from fencepost.pipelines.spark.rows import Prepared, check_schema
 from fencepost.pipelines.spark.spool import Spool
 from fencepost.pipelines.spark.task import write_rows
-from fencepost.pipelines.spark.transaction import Sent, Ticket
+from fencepost.pipelines.spark.transaction import Sent, TransactionHandle
 from fencepost.pipelines.spark.turns import left_behind
 from fencepost.pipelines.spark.worker import settled
 
 
-def send_left(plan: Plan, ticket: Ticket, messages: Sequence[Written]) -> None:
+def send_left(plan: Plan, ticket: TransactionHandle, messages: Sequence[Written]) -> None:
     """Write the rows that tasks have left to the driver, in the order of the tasks.
 
     Raises :class:`SharedTransactionError` if the rows that tasks have sent do not add up.
     """
     options = plan.options
-    numbers = txn.Alone(added_up(message.sent for message in messages))
+    numbers = txn.LocalSequences(added_up(message.sent for message in messages))
     codec = Codec[options.codec.upper()]
     sender = txn.Sender(options.link, ticket, codec, options.level, numbers=numbers)
     for message in messages:
@@ -122,7 +122,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         if not query_id:
             raise SharedTransactionError("Spark does not tell the query's id")
         plan = self._plan
-        exactly = Exactly(plan, plan.transactional_id(query_id))
+        exactly = CommitProtocol(plan, plan.transactional_id(query_id))
         found = plan.progress_of(batchId, query_id).counted(
             sum(message.rows for message in written), sum(one.checksum for one in written)
         )
@@ -175,7 +175,7 @@ def _subject(options: SinkOptions) -> str | None:
 
 
 @contextlib.contextmanager
-def aborting(plan: Plan, ticket: Ticket) -> Iterator[None]:
+def aborting(plan: Plan, ticket: TransactionHandle) -> Iterator[None]:
     """Abort the transaction if the body fails, so that readers do not wait for the timeout.
 
     A transaction whose commit succeeded, with its answer lost, stays committed: brokers refuse

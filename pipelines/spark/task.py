@@ -29,7 +29,7 @@ from fencepost.pipelines.spark.progress import Standing, standing
 from fencepost.pipelines.spark.rows import RowWriter
 from fencepost.pipelines.spark.spool import Spool
 from fencepost.pipelines.spark.tally import Tally
-from fencepost.pipelines.spark.transaction import Ticket
+from fencepost.pipelines.spark.transaction import TransactionHandle
 from fencepost.pipelines.spark.turns import Begun, Turns, second_attempt
 from fencepost.pipelines.spark.worker import settled
 
@@ -167,11 +167,11 @@ class _Task:
             for piece in self._rows.pieces(batch):
                 yield txn.compressed(piece, self._codec, level)
 
-    def _sender(self, ticket: Ticket, **more: Any) -> txn.Sender:
+    def _sender(self, ticket: TransactionHandle, **more: Any) -> txn.Sender:
         options = self._plan.options
         return txn.Sender(options.link, ticket, self._codec, options.level, **more)
 
-    def _sent(self, sender: txn.Sender, ticket: Ticket) -> Written:
+    def _sent(self, sender: txn.Sender, ticket: TransactionHandle) -> Written:
         sender.flush()
         return self._written(ticket=ticket, sent=tuple(sender.sent.items()))
 

@@ -60,7 +60,7 @@ class TransactionOverError(BrokerError):
 
 
 @dataclass(frozen=True, slots=True)
-class Ticket:
+class TransactionHandle:
     """The identity by which a process takes part in a transaction. Small, and safe to pickle."""
 
     transactional_id: str
@@ -79,7 +79,7 @@ class Ticket:
         }
 
 
-def begin(link: Connection, transactional_id: str, timeout_ms: int) -> Ticket:
+def begin(link: Connection, transactional_id: str, timeout_ms: int) -> TransactionHandle:
     """Fence earlier producers of the id, wait until their transaction is over, and get an epoch.
 
     After that, the outcome of every earlier transaction of the id is final. Raises BrokerError if
@@ -107,7 +107,7 @@ def begin(link: Connection, transactional_id: str, timeout_ms: int) -> Ticket:
             " another id would not know which batches are committed"
         ) from error
     implicit = link.transaction_version() >= 2 and link.produce_version() >= 12
-    return Ticket(transactional_id, answer.producer_id, answer.producer_epoch, implicit)
+    return TransactionHandle(transactional_id, answer.producer_id, answer.producer_epoch, implicit)
 
 
 class Sent(NamedTuple):
@@ -134,7 +134,7 @@ class Numbers(Protocol):
         """Yield each partition's next number; the caller adds the acknowledged records."""
 
 
-class Alone:
+class LocalSequences:
     """Numbers of a sender that shares no partition with another, starting at ``first`` (or 0)."""
 
     def __init__(self, first: Mapping[Partition, int] | None = None) -> None:
@@ -160,7 +160,7 @@ class Sender:
     def __init__(
         self,
         link: Connection,
-        ticket: Ticket,
+        ticket: TransactionHandle,
         codec: Codec,
         level: int | None,
         *,
@@ -171,7 +171,7 @@ class Sender:
         self._ticket = ticket
         self._codec = codec
         self._level = level
-        self._numbers = Alone() if numbers is None else numbers
+        self._numbers = LocalSequences() if numbers is None else numbers
         self._joined: set[Partition] = set()
         self._guarded = guarded
         self._ends: Offsets = {}
@@ -312,7 +312,7 @@ class Sender:
 
 
 def commit_offsets(
-    link: Connection, ticket: Ticket, group: str, offsets: Offsets, metadata: str
+    link: Connection, ticket: TransactionHandle, group: str, offsets: Offsets, metadata: str
 ) -> None:
     """Add offsets of ``group``, which must have no members, to the transaction.
 
@@ -341,7 +341,7 @@ def commit_offsets(
             raise _refused("TxnOffsetCommit", ErrorCode(row.error_code))
 
 
-def end(link: Connection, ticket: Ticket, *, commit: bool) -> None:
+def end(link: Connection, ticket: TransactionHandle, *, commit: bool) -> None:
     """Commit or abort. After a lost answer the request is repeated: a commit is idempotent.
 
     Raises :class:`TransactionOverError` if only the progress can tell how the transaction ended.

@@ -27,7 +27,7 @@ from fencepost.pipelines.spark.errors import SharedTransactionError
 from fencepost.pipelines.spark.offsets import Partition
 from fencepost.pipelines.spark.progress import Progress
 from fencepost.pipelines.spark.spool import Spool, folders
-from fencepost.pipelines.spark.transaction import Ticket
+from fencepost.pipelines.spark.transaction import TransactionHandle
 
 _TRANSACTION = "transaction"
 _UNDER_WAY = b"under way"
@@ -41,12 +41,12 @@ _MAX_CAUSE = 2_000
 class Begun:
     """A transaction, and the progress that was committed when it began."""
 
-    ticket: Ticket
+    ticket: TransactionHandle
     done: Progress | None = None
 
 
 class Turns:
-    """One task's view of these files. ``turn`` is that of :class:`~.transaction.Alone`."""
+    """One task's view of these files. ``turn`` is that of :class:`~.transaction.LocalSequences`."""
 
     def __init__(self, spool: Spool) -> None:
         self._folder = Path(spool.folder)
@@ -124,9 +124,9 @@ def second_attempt() -> SharedTransactionError:
     )
 
 
-def left_behind(subject: str | None) -> list[Ticket]:
+def left_behind(subject: str | None) -> list[TransactionHandle]:
     """Return transactions that tasks of ``subject`` began, as far as their folders still exist."""
-    found: list[Ticket] = []
+    found: list[TransactionHandle] = []
     for folder in folders(subject):
         with contextlib.suppress(OSError, EOFError, pickle.UnpicklingError):
             begun: Begun = pickle.loads((folder / _TRANSACTION).read_bytes())  # noqa: S301 - ours

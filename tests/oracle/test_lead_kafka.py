@@ -20,7 +20,7 @@ from fencepost.cluster.records import BrokerEndpoint
 from fencepost.coordinator.config.listeners import parse_address
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.daemon.in_thread import BrokerThread
-from fencepost.coordinator.metadata.observed import MEMBER_FEATURES
+from fencepost.coordinator.metadata.kraft_metadata_cache import MEMBER_FEATURES
 from fencepost.coordinator.replication.membership import Membership
 from fencepost.coordinator.replication.quorum import Quorum
 from fencepost.coordinator.tools.ports import hold_port

@@ -18,7 +18,7 @@ from fencepost.cluster.image import MetadataImage
 from fencepost.cluster.records import BrokerEndpoint
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.zookeeper import znodes
-from fencepost.coordinator.zookeeper.elected import Elected
+from fencepost.coordinator.zookeeper.zk_controller import ZkController
 from fencepost.coordinator.zookeeper.znodes import BrokerNode
 from tests.support.cluster import Cluster, unique
 from tests.support.stalls import watched_loop
@@ -60,7 +60,7 @@ class Many:
         assert [one["error_code"] for one in answer["topics"]] == ["none"]
 
     @property
-    def elected(self) -> Elected | None:
+    def elected(self) -> ZkController | None:
         return self.broker.services.zookeeper.elected
 
     def written(self) -> MetadataImage | None:

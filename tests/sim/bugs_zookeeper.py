@@ -9,11 +9,11 @@ from fencepost.cluster.controller import brokers
 from fencepost.coordinator.zookeeper import writes, znodes
 from fencepost.coordinator.zookeeper.access import Access, _Transaction
 from fencepost.coordinator.zookeeper.admin_nodes import AdminNodes
-from fencepost.coordinator.zookeeper.arrivals import Arrivals
 from fencepost.coordinator.zookeeper.channels import _Channel
-from fencepost.coordinator.zookeeper.elected import Elected
 from fencepost.coordinator.zookeeper.node import ZooKeeperNode
+from fencepost.coordinator.zookeeper.requests import ControllerRequestApplier
 from fencepost.coordinator.zookeeper.store import Store
+from fencepost.coordinator.zookeeper.zk_controller import ZkController
 from tests.sim.bug import Bug
 from tests.sim.swarm import Options
 from tests.sim.zk_broker import ZooKeeperBroker
@@ -95,7 +95,7 @@ ZOOKEEPER: Final = (
         "brokers are looked at once",
         (
             (
-                Elected._look_at_brokers,
+                ZkController._look_at_brokers,
                 "read_brokers(self._session, lambda path: self._watches.once(path, changed))",
                 "read_brokers(self._session)",
             ),
@@ -120,7 +120,7 @@ ZOOKEEPER: Final = (
         "who was gone before the election stays in ISRs",
         (
             (
-                Elected._look_at_brokers,
+                ZkController._look_at_brokers,
                 "alive(self.store.image).keys() | self._in_sync()",
                 "alive(self.store.image).keys()",
             ),
@@ -128,7 +128,7 @@ ZOOKEEPER: Final = (
     ),
     Bug(
         "a new controller does not tell what there is",
-        ((Elected.start, "self._written(before, self.store.image)", "pass"),),
+        ((ZkController.start, "self._written(before, self.store.image)", "pass"),),
     ),
     Bug(
         "brokers are told what ZooKeeper has not taken yet",
@@ -153,11 +153,23 @@ ZOOKEEPER: Final = (
     ),
     Bug(
         "a broker hears a controller of an earlier epoch",
-        ((Arrivals.refuses, "body.controller_epoch < self.controller_epoch", "False"),),
+        (
+            (
+                ControllerRequestApplier.refuses,
+                "body.controller_epoch < self.controller_epoch",
+                "False",
+            ),
+        ),
     ),
     Bug(
         "a broker takes an older state of a partition",
-        ((Arrivals.update_metadata, "old is None or _age(now) > _age(old)", "True"),),
+        (
+            (
+                ControllerRequestApplier.update_metadata,
+                "old is None or _age(now) > _age(old)",
+                "True",
+            ),
+        ),
     ),
     Bug(
         "a broker refuses what is told while ZooKeeper does not answer",
@@ -165,7 +177,7 @@ ZOOKEEPER: Final = (
     ),
     Bug(
         "the timers of a controller that has resigned go on",
-        ((Elected.resign, "self.active.rest()", "pass"),),
+        ((ZkController.resign, "self.active.rest()", "pass"),),
     ),
     # --- partitions ---
     Bug(
@@ -180,7 +192,7 @@ ZOOKEEPER: Final = (
     ),
     Bug(
         "notes of ISRs are deleted, not followed",
-        ((Elected._look_at_isrs, "await self._reread(topic, index)", "pass"),),
+        ((ZkController._look_at_isrs, "await self._reread(topic, index)", "pass"),),
     ),
     Bug(
         "the node of a topic does not tell what is added",
@@ -199,13 +211,13 @@ ZOOKEEPER: Final = (
     # --- deletion ---
     Bug(
         "the next controller does not go on deleting",
-        ((Elected._being_deleted, "if node is not None:", "if False:"),),
+        ((ZkController._being_deleted, "if node is not None:", "if False:"),),
     ),
     Bug(
         "who comes back keeps what was deleted",
         (
             (
-                Elected._tell,
+                ZkController._tell,
                 "waiting & came if name not in before.topics else ()",
                 "()",
             ),
@@ -213,11 +225,11 @@ ZOOKEEPER: Final = (
     ),
     Bug(
         "who comes is not told of deletions under way",
-        ((Elected._tell, "(self._gone | self._parts).items()", "()"),),
+        ((ZkController._tell, "(self._gone | self._parts).items()", "()"),),
     ),
     Bug(
         "who comes is not told of deletions that have ended",
-        ((Elected._tell, "(self._gone | self._parts).items()", "self._parts.items()"),),
+        ((ZkController._tell, "(self._gone | self._parts).items()", "self._parts.items()"),),
     ),
     Bug(
         "nobody looks for topics that are gone",
@@ -225,13 +237,13 @@ ZOOKEEPER: Final = (
     ),
     Bug(
         "the settings of a deleted topic stay",
-        ((Elected._finish_deletions, 'settings or ""', '""'),),
+        ((ZkController._finish_deletions, 'settings or ""', '""'),),
     ),
     Bug(
         "marks of others are not looked at",
         (
             (
-                Elected._look_at_deletions,
+                ZkController._look_at_deletions,
                 "self._session.children(znodes.DELETE_TOPICS, self._marks(_DELETIONS))",
                 "self._session.children(znodes.DELETE_TOPICS)",
             ),
@@ -288,7 +300,7 @@ ZOOKEEPER: Final = (
     ),
     Bug(
         "a topic of a tool has no id",
-        ((Elected._adopt, "node = replace(node, topic_id=new_topic_id())", "return"),),
+        ((ZkController._adopt, "node = replace(node, topic_id=new_topic_id())", "return"),),
         with_tools("admin_create"),
     ),
     # --- users, quotas, ACLs ---

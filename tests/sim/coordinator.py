@@ -25,7 +25,7 @@ from fencepost.txn.commands import (
 from fencepost.txn.errors import CoordinatorUnloadedError
 from fencepost.txn.limits import TxnLimits
 from fencepost.txn.machine import TxnMachine
-from fencepost.txn.marker_queues import Codes, MarkerQueues, Nowhere, Result, Send, Written
+from fencepost.txn.marker_queues import Codes, MarkerQueues, NoDestination, Result, Send, Written
 from tests.sim.disk import Key, end_of_transaction
 from tests.sim.groups import GROUPS_TOPIC
 from tests.sim.invariants import BrokenInvariantError
@@ -101,12 +101,12 @@ class Coordinator(Shards):
 
     # --- markers of this coordinator ---
 
-    def _leader_of(self, partition: TopicPartition) -> int | Nowhere:
+    def _leader_of(self, partition: TopicPartition) -> int | NoDestination:
         topic = self.broker.image.topics.get(partition[0])
         if topic is None or partition[1] >= len(topic.partitions):
-            return Nowhere.NO_PARTITION
+            return NoDestination.NO_PARTITION
         leader = topic.partitions[partition[1]].leader
-        return leader if leader >= 0 else Nowhere.NO_LEADER
+        return leader if leader >= 0 else NoDestination.NO_LEADER
 
     def send_markers(self) -> None:
         """Send the queued markers to the partitions' leaders."""

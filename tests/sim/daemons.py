@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from fencepost.coordinator.controller import quorum_log
+from fencepost.coordinator.controller import metadata_log_reader
 from fencepost.coordinator.metadata import log as metadata_log
 from fencepost.coordinator.metadata.names import HISTORY_TOPIC
 from tests.sim.daemon import Daemon
@@ -224,7 +224,7 @@ class History:
             self.machines.changes += (
                 (metadata_log, "COMPACT_FACTOR", 0),
                 (metadata_log, "COMPACT_SLACK_RECORDS", options.snapshot_records),
-                (quorum_log, "CUT_MS", CUT_MS),
+                (metadata_log_reader, "CUT_MS", CUT_MS),
             )
         self.failures = self.machines.failures
         self.controller: Daemon | None = None

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from fencepost.cluster import alter_partition, follower, leader
 from fencepost.coordinator.coordinators import groups
-from fencepost.coordinator.daemon import member
+from fencepost.coordinator.daemon import cluster_broker
 from fencepost.coordinator.data import appends, fetches
 from fencepost.coordinator.handlers import txn_offset_commit, write_txn_markers
 from fencepost.coordinator.replication import membership
@@ -264,7 +264,7 @@ _PRODUCT: Final = (
         Bug(
             "a change that could not be sent is forgotten",
             (
-                (member.Member._begin, "self.channel(None)", "self.channel(1)"),
+                (cluster_broker.ClusterBroker._begin, "self.channel(None)", "self.channel(1)"),
                 (
                     alter_partition.AlterPartitions.answered,
                     "self.retry_at_ms = now_ms + RETRY_MS",
@@ -304,7 +304,7 @@ _PRODUCT: Final = (
             "a process that was killed says that it stopped in order",
             (
                 (
-                    member.Member.serve,
+                    cluster_broker.ClusterBroker.serve,
                     "services.logs.broker_epoch = self.membership.broker_epoch",
                     (
                         "services.logs.broker_epoch = self.membership.broker_epoch\n"

@@ -31,12 +31,12 @@ from fencepost.coordinator.replication.errors import MembershipError
 from fencepost.coordinator.runtime import background
 from fencepost.coordinator.wire.api import ApiKey
 from fencepost.coordinator.wire.messages import response_factory
-from fencepost.coordinator.zookeeper import access, channels, elected, node, session
+from fencepost.coordinator.zookeeper import access, channels, node, session, zk_controller
 from fencepost.coordinator.zookeeper.channels import Channels
-from fencepost.coordinator.zookeeper.elected import Elected
 from fencepost.coordinator.zookeeper.loading import Loaded
 from fencepost.coordinator.zookeeper.node import ZooKeeperNode
-from fencepost.coordinator.zookeeper.telling import Controller as Teller
+from fencepost.coordinator.zookeeper.request_batch import BrokerRequestBatch as Teller
+from fencepost.coordinator.zookeeper.zk_controller import ZkController
 from fencepost.txn.ids import ProducerIdBlock
 from tests.sim.invariants import BrokenInvariantError
 from tests.sim.isr_answers import altered
@@ -149,7 +149,7 @@ class ZooKeeperBroker(Process):
             )
             self._take(image)
             zookeeper.follow(self._take, image)
-            await zookeeper.enter(self._take_office)
+            await zookeeper.enter(self._on_controller_failover)
         except MembershipError as error:
             self._lost(error)
         except asyncio.CancelledError:
@@ -199,11 +199,11 @@ class ZooKeeperBroker(Process):
 
     # --- the controller ---
 
-    def _take_office(
+    def _on_controller_failover(
         self, loaded: Loaded, teller: Teller, epoch_version: int, on_lost: Callable[[], None]
-    ) -> Elected:
+    ) -> ZkController:
         self.node.say(f"takes office in epoch {teller.epoch}")
-        return Elected(
+        return ZkController(
             self.config,
             self.zookeeper.session,
             cast("Any", self),
@@ -405,7 +405,7 @@ def models(draw: Random) -> Iterator[None]:
         (session, "client_of", Client.of),
         (channels, "ControllerConnection", Connection),
         (node, "uuid4", next_id),
-        (elected, "new_topic_id", next_id),
+        (zk_controller, "new_topic_id", next_id),
         (access, "random", draw),
         (background, "_log", _Failures()),
         *((one, "_log", _Log()) for one in (*quiet, active)),

@@ -173,7 +173,7 @@ def test_a_zombie_of_a_finished_batch_is_fenced_by_the_next_ones_beginning(
     tid = unique("zombie")
     piece = Piece(topic, 0, 1, 5, 5, bytes([0x12, 0, 0, 0, 1, 6, *b"old", 0]))
 
-    def send(ticket: txn.Ticket) -> None:
+    def send(ticket: txn.TransactionHandle) -> None:
         sender = txn.Sender(link, ticket, Codec.NONE, None)
         sender.add(piece)
         sender.flush()

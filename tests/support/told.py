@@ -7,11 +7,11 @@ from uuid import UUID
 from fencepost.cluster.image import MetadataImage
 from fencepost.cluster.records import MetadataRecord
 from fencepost.coordinator.wire.schema import Entity
-from fencepost.coordinator.zookeeper.arrivals import Arrivals
+from fencepost.coordinator.zookeeper.requests import ControllerRequestApplier
 
 
 def led(
-    arrivals: Arrivals, image: MetadataImage, body: Entity
+    arrivals: ControllerRequestApplier, image: MetadataImage, body: Entity
 ) -> tuple[list[MetadataRecord], dict[UUID, dict[int, int]]]:
     """Return the records of a LeaderAndIsr, and the error of each partition by topic id."""
     records: list[MetadataRecord] = []
@@ -23,7 +23,7 @@ def led(
 
 
 def updated(
-    arrivals: Arrivals, image: MetadataImage, body: Entity, broker_epoch: int
+    arrivals: ControllerRequestApplier, image: MetadataImage, body: Entity, broker_epoch: int
 ) -> list[MetadataRecord]:
     """Return the records of an UpdateMetadata."""
     records = arrivals.live_brokers(image, body, broker_epoch)

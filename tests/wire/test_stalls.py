@@ -17,8 +17,8 @@ import pytest
 
 from fencepost import Broker
 from fencepost.coordinator.daemon.collector import Collector
-from fencepost.coordinator.daemon.first_contact import prepare_first_contact
 from fencepost.coordinator.daemon.in_thread import BrokerThread
+from fencepost.coordinator.daemon.warm_up import warm_up
 from fencepost.coordinator.handlers import Registry
 from fencepost.coordinator.wire.api import ApiKey
 from fencepost.coordinator.wire.codec import encode_request
@@ -547,7 +547,7 @@ FIRST = {
 
 @pytest.mark.parametrize("frame", FIRST.values(), ids=FIRST.keys())
 def test_the_first_coordinator(frame: bytes, tmp_path: Path) -> None:
-    asyncio.run(prepare_first_contact(Registry()))  # as the daemon does when it listens
+    asyncio.run(warm_up(Registry()))  # as the daemon does when it listens
     with Broker.in_thread(tmp_path, config=MANY_SHARDS) as broker:
         client = Client(broker)
         with watched_loop() as watch:

@@ -36,7 +36,7 @@ from fencepost.coordinator.daemon.in_thread import BrokerThread
 from fencepost.coordinator.metrics import own
 from fencepost.coordinator.net import tls_stream
 from fencepost.coordinator.net.connection import Connection
-from fencepost.coordinator.runtime.few_lines import LINES_PER_SECOND
+from fencepost.coordinator.runtime.rate_limited_log import LINES_PER_SECOND
 from fencepost.coordinator.security.tls import ListenerTls
 from fencepost.coordinator.tools.ports import hold_port
 from tests.support.certificates import (

@@ -30,7 +30,7 @@ from fencepost.cluster.leader import ReplicaState
 from fencepost.cluster.records import BrokerEndpoint
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.daemon.in_thread import BrokerThread
-from fencepost.coordinator.data.replicas import Replicas
+from fencepost.coordinator.data.replica_manager import ReplicaManager
 from fencepost.coordinator.metadata.names import HISTORY_TOPIC
 from fencepost.logcore.fs import FileSystem
 from fencepost.logcore.partition import Partition
@@ -150,7 +150,7 @@ class Led:
         self.run(lambda: self.replicas.apply(LocalChanges(), self._image))
 
     @property
-    def replicas(self) -> Replicas:
+    def replicas(self) -> ReplicaManager:
         return self.broker.services.replicas
 
     @property

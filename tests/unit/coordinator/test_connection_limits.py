@@ -30,8 +30,8 @@ from fencepost.coordinator.net.connection_limits import (
     Admission,
     Bound,
     Bounds,
+    ConnectionSlot,
     Refused,
-    Seat,
 )
 from fencepost.coordinator.net.server import Server
 from fencepost.coordinator.security.rates import Window
@@ -59,10 +59,10 @@ class Gate:
             Bounds(listeners=listeners, protected=REPLICATION, **bounds),
             window,
         )
-        self.seats: list[Seat] = []
+        self.seats: list[ConnectionSlot] = []
         self.waited_ms = 0
 
-    def comes(self, listener: str = EXTERNAL, host: str = "") -> Seat | Refused | None:
+    def comes(self, listener: str = EXTERNAL, host: str = "") -> ConnectionSlot | Refused | None:
         """Connect and wait as long as required; None if there is no room after that."""
         wait_ms = self.admission.arrived(listener)
         self.clock.advance(wait_ms)
@@ -70,7 +70,7 @@ class Gate:
         if not self.admission.has_room(listener):
             return None
         found = self.admission.enter(listener, host or HOSTS[listener])
-        if isinstance(found, Seat):
+        if isinstance(found, ConnectionSlot):
             self.seats.append(found)
         return found
 
@@ -78,7 +78,7 @@ class Gate:
         """Try ``count`` connections and return how many were admitted."""
         got_in = 0
         for _ in range(count):
-            got_in += isinstance(self.comes(listener, host), Seat)
+            got_in += isinstance(self.comes(listener, host), ConnectionSlot)
             self.clock.advance(every_ms)
         return got_in
 
@@ -104,7 +104,7 @@ def test_there_are_no_limits_by_default():
 def test_a_seat_is_left_once():
     gate = Gate()
     seat = gate.comes()
-    assert isinstance(seat, Seat)
+    assert isinstance(seat, ConnectionSlot)
     seat.leave()
     seat.leave()
     assert (gate.admission.count, gate.admission.by_ip) == (0, {})
@@ -132,14 +132,14 @@ def test_connections_of_the_broker():
     assert gate.admission.excess == 0
     assert gate.comes() is None
     gate.leaves()
-    assert isinstance(gate.comes(), Seat)
+    assert isinstance(gate.comes(), ConnectionSlot)
     # The protected listener still accepts, so the others have one connection too many.
-    assert isinstance(gate.comes(REPLICATION), Seat)
+    assert isinstance(gate.comes(REPLICATION), ConnectionSlot)
     assert gate.admission.excess == 1
     assert gate.admission.gives_way(EXTERNAL)
     assert not gate.admission.gives_way(REPLICATION)
     assert gate.comes(ADMIN) is None
-    assert isinstance(gate.comes(REPLICATION), Seat)
+    assert isinstance(gate.comes(REPLICATION), ConnectionSlot)
     for _ in range(2):
         gate.leaves()
         assert not gate.admission.has_room(ADMIN)
@@ -187,7 +187,7 @@ def test_a_rate_above_that_of_a_listener_is_kept_to():
     for listener in HOSTS:
         rates = []
         for _ in range(600):
-            assert isinstance(gate.comes(listener), Seat)
+            assert isinstance(gate.comes(listener), ConnectionSlot)
             rates.append(gate.admission.rate(listener))
             gate.clock.advance(1)
         # A rate's window is sometimes a tenth longer; Kafka's test has the same tolerance.
@@ -275,7 +275,7 @@ def test_a_count_and_a_rate():
     assert gate.waited_ms > 0
     assert gate.comes() is None
     gate.leaves()
-    assert isinstance(gate.comes(), Seat)
+    assert isinstance(gate.comes(), ConnectionSlot)
 
 
 def test_no_number_of_addresses_takes_more_than_so_much_memory(monkeypatch):

@@ -19,7 +19,7 @@ from fencepost.coordinator.config.listeners import client_listeners, tells_passw
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.daemon.errors import BrokerError
 from fencepost.coordinator.metadata.server_secret import SECRET_FILE
-from fencepost.coordinator.runtime.few_lines import LINES_PER_SECOND
+from fencepost.coordinator.runtime.rate_limited_log import LINES_PER_SECOND
 from fencepost.coordinator.security import password_checks
 from fencepost.coordinator.security.added_users import (
     AddedUserError,

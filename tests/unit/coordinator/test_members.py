@@ -15,9 +15,9 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.lifecycle import BrokerState
 from fencepost.coordinator.daemon.broker import Broker
+from fencepost.coordinator.daemon.cluster_broker import ClusterBroker
 from fencepost.coordinator.daemon.errors import BrokerError
 from fencepost.coordinator.daemon.in_thread import BrokerThread
-from fencepost.coordinator.daemon.member import Member
 from fencepost.coordinator.metadata.names import HISTORY_TOPIC
 from fencepost.coordinator.wire.client.client import AsyncWireClient
 from fencepost.coordinator.wire.schema import Entity
@@ -72,7 +72,7 @@ async def cluster(path: Path, *node_ids: int) -> AsyncIterator[tuple[Broker, lis
                 await one.stop()
 
 
-def of(broker: Broker) -> Member:
+def of(broker: Broker) -> ClusterBroker:
     assert broker._member is not None
     return broker._member
 
@@ -313,7 +313,7 @@ def test_without_controllers_a_broker_gives_up(tmp_path: Path) -> None:
 
 
 def test_a_start_that_waits_for_a_controller_can_be_broken_off(tmp_path: Path) -> None:
-    daemon = members.Member(tmp_path, "127.0.0.1:1")
+    daemon = members.ClusterBroker(tmp_path, "127.0.0.1:1")
     child = daemon.launch()
     child.wait_for_line("no controller has told the cluster's id yet", deadline_s=60)
     assert child.terminate() == 0

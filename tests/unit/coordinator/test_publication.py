@@ -19,7 +19,7 @@ from fencepost.cluster.records import (
 )
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.coordinators.elections import publish_elections
-from fencepost.coordinator.daemon.member import no_longer_followed
+from fencepost.coordinator.daemon.cluster_broker import no_longer_followed
 from fencepost.coordinator.metadata.metadata import Metadata
 from fencepost.coordinator.metadata.publication import Publication, Subscriber
 from tests.support.images import after

@@ -25,7 +25,7 @@ from fencepost.coordinator.net.connection import SENT_TOGETHER, SENT_TOGETHER_BY
 from fencepost.coordinator.net.listener import first_reserved_file
 from fencepost.coordinator.net.request_stream import WRITE_BYTES
 from fencepost.coordinator.net.server import Server
-from fencepost.coordinator.runtime.few_lines import LINES_PER_SECOND
+from fencepost.coordinator.runtime.rate_limited_log import LINES_PER_SECOND
 from fencepost.coordinator.wire.api import ApiKey
 from fencepost.coordinator.wire.codec import decode_response, encode_request
 from fencepost.coordinator.wire.limits import ConnectionLimits

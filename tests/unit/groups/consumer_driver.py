@@ -7,7 +7,7 @@ from typing import Any
 
 from group_driver import Driver, G
 
-from fencepost.groups.commands import Sight
+from fencepost.groups.commands import TopicVisibility
 from fencepost.groups.consumer_commands import (
     ConsumerHeartbeat,
     ConsumerHeartbeatResult,
@@ -34,7 +34,7 @@ class ConsumerDriver(Driver):
     def __init__(self, *args: Any, image: TopicImage = IMAGE, **settings: Any) -> None:
         self.image = image
         self.consumer: ConsumerSettings = settings.pop("consumer", SETTINGS)
-        self.sight: Sight | None = None
+        self.visibility: TopicVisibility | None = None
         """The visibility of topics to all clients; None if they may see every topic."""
         self.own: dict[str, ConsumerSettings] = {}
         """Settings of single groups in place of ``consumer``."""
@@ -53,7 +53,7 @@ class ConsumerDriver(Driver):
                     "member_epoch": epoch,
                     "client_id": "c",
                     "client_host": "/127.0.0.1",
-                    "sight": self.sight,
+                    "visibility": self.visibility,
                     "reason_against_regex": finish(reason_against(regex)) if regex else None,
                     **fields,
                 }

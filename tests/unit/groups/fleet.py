@@ -23,8 +23,8 @@ from fencepost.groups.commands import (
     FetchOffsets,
     FetchTopic,
     OffsetToCommit,
-    Sight,
     TopicsDeleted,
+    TopicVisibility,
 )
 from fencepost.groups.consumer_group import ConsumerGroup
 from fencepost.logcore.machine import DomainError
@@ -214,10 +214,10 @@ class Fleet:
     def change_rights(self) -> None:
         """Toggle whether clients may see a topic."""
         self.hidden ^= {self.rng.choice("tw")}
-        sight = self.driver.sight
+        visibility = self.driver.visibility
         hidden = frozenset(self.hidden)
-        self.driver.sight = Sight(
-            1 if sight is None else sight.version + 1, lambda name: name not in hidden
+        self.driver.visibility = TopicVisibility(
+            1 if visibility is None else visibility.version + 1, lambda name: name not in hidden
         )
 
     def crash(self) -> None:

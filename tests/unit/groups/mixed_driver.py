@@ -109,7 +109,7 @@ class ClassicClient:
             require_known_member_id=True,
             supports_skip_assignment=True,
             new_member_id=f"{self.name}-{self.driver._ids}",
-            sight=self.driver.sight,
+            visibility=self.driver.visibility,
         )
         self.join_token = self.driver.send(command)
         answer = self.driver.answers[self.join_token]

@@ -9,7 +9,7 @@ from consumer_driver import ConsumerDriver, T, TopicImage, V, changed, settle
 from group_driver import Entry, G
 
 from fencepost.groups import consumer_records as cr
-from fencepost.groups.commands import DeleteGroup, Sight
+from fencepost.groups.commands import DeleteGroup, TopicVisibility
 from fencepost.groups.consumer_records import ConsumerRecordType as Kind
 from fencepost.groups.limits import GroupLimits
 from fencepost.groups.regex import RegexScan
@@ -220,15 +220,19 @@ def test_an_expression_stands_for_what_the_sender_may_see_and_follows_the_rules(
     driver = ConsumerDriver(image=MANY)
     seen = {"topic-01", "topic-02"}
 
-    def sight(version: int) -> Sight:
-        return Sight(version, seen.__contains__)
+    def visibility(version: int) -> TopicVisibility:
+        return TopicVisibility(version, seen.__contains__)
 
     pattern = "topic-0.*"
-    driver.join("m", subscribed_topic_names=None, subscribed_topic_regex=pattern, sight=sight(1))
+    driver.join(
+        "m", subscribed_topic_names=None, subscribed_topic_regex=pattern, visibility=visibility(1)
+    )
 
     def beat(version: int) -> tuple[str, ...]:
         driver.advance(1_000)
-        driver.beat("m", driver.consumer_group().current("m").member_epoch, sight=sight(version))
+        driver.beat(
+            "m", driver.consumer_group().current("m").member_epoch, visibility=visibility(version)
+        )
         return driver.consumer_group().regexes[pattern].topics
 
     assert beat(1) == ("topic-01", "topic-02")
@@ -246,16 +250,18 @@ def test_an_expression_stands_for_what_the_sender_may_see_and_follows_the_rules(
 
 def test_what_a_timer_goes_on_with_is_still_what_the_sender_may_see():
     driver, pattern = ConsumerDriver(SLOW, image=MANY), "topic-[0-3].*"
-    sight = Sight(1, {"topic-39"}.__contains__)
-    driver.join("m", subscribed_topic_names=None, subscribed_topic_regex=pattern, sight=sight)
+    visibility = TopicVisibility(1, {"topic-39"}.__contains__)
+    driver.join(
+        "m", subscribed_topic_names=None, subscribed_topic_regex=pattern, visibility=visibility
+    )
     # The group was new, so the sender's visible topics are unknown until its next heartbeat.
     driver.advance(1_000)
     assert not driver.consumer_group().regexes
-    driver.beat("m", 1, sight=sight)
+    driver.beat("m", 1, visibility=visibility)
     assert driver.consumer_group().scan is not None
     driver.advance(1_000)
     assert driver.consumer_group().regexes[pattern].topics == ("topic-39",)
     driver.image = changed(driver.image, **{"topic-39": None, "topic-3x": (V, 1)})
-    driver.beat("m", driver.consumer_group().current("m").member_epoch, sight=sight)
+    driver.beat("m", driver.consumer_group().current("m").member_epoch, visibility=visibility)
     driver.advance(1_000)
     assert driver.consumer_group().regexes[pattern].topics == ()

@@ -30,7 +30,7 @@ from fencepost.logcore.record_check import (
     MAX_RECORD_HEADERS,
     TURN_BYTES,
     TURN_RECORDS,
-    Room,
+    CheckBudget,
     TooMuchForATurnError,
 )
 from fencepost.logcore.validation import MAX_BATCH_RECORDS, Admitted, admit
@@ -51,7 +51,9 @@ CODECS = pytest.mark.parametrize("codec", list(Codec))
 COMPRESSED = pytest.mark.parametrize("codec", list(Codec)[1:])
 
 
-def admitted(data: bytes, config: LogConfig = ANY_TIME, room: Room | None = None) -> Admitted:
+def admitted(
+    data: bytes, config: LogConfig = ANY_TIME, room: CheckBudget | None = None
+) -> Admitted:
     return admit(data, config, now_ms=NOW_MS, min_zstd_ok=True, room=room)
 
 
@@ -159,7 +161,7 @@ def test_what_does_not_inflate(codec: Codec, harm: str) -> None:
         "noise": stored[:3] + bytes(range(40, 90)) + stored[53:],
         "tail": stored + b"tail",
     }[harm]
-    for room in (None, Room()):
+    for room in (None, CheckBudget()):
         with pytest.raises((InvalidRecordError, TooMuchForATurnError)):
             admitted(with_payload(data, broken), room=room)
     with pytest.raises(InvalidRecordError):
@@ -290,11 +292,11 @@ def test_record_errors(codec: Codec) -> None:
 @CODECS
 def test_records_of_a_turn(codec: Codec) -> None:
     config = LogConfig()
-    admitted(many(TURN_RECORDS, codec), config, Room())
+    admitted(many(TURN_RECORDS, codec), config, CheckBudget())
     with pytest.raises(TooMuchForATurnError):
-        admitted(many(TURN_RECORDS + 1, codec), config, Room())
+        admitted(many(TURN_RECORDS + 1, codec), config, CheckBudget())
     half = many(TURN_RECORDS // 2, codec)
-    room = Room(bytes=1 << 30)
+    room = CheckBudget(bytes=1 << 30)
     for _ in range(2):
         admitted(half, config, room)
     with pytest.raises(TooMuchForATurnError):
@@ -312,9 +314,9 @@ def test_headers_of_a_record(codec: Codec) -> None:
 
 def test_headers_count_as_records_of_a_turn() -> None:
     headers = (("", b""),) * (TURN_RECORDS - 1)
-    admitted(many(1, headers=headers), room=Room())
+    admitted(many(1, headers=headers), room=CheckBudget())
     with pytest.raises(TooMuchForATurnError):
-        admitted(many(1, headers=(*headers, ("", b""))), room=Room())
+        admitted(many(1, headers=(*headers, ("", b""))), room=CheckBudget())
     admitted(many(1, headers=(*headers, ("", b""))))
 
 
@@ -324,19 +326,19 @@ def test_bytes_of_a_turn(codec: Codec) -> None:
     header = parse_header(data)
     cost = (header.size - HEADER_SIZE) * COMPRESSED_BYTE_COST
     inflated = len(many(1, value=bytes(1000))) - HEADER_SIZE
-    admitted(data, room=Room(bytes=cost + inflated))
+    admitted(data, room=CheckBudget(bytes=cost + inflated))
     for short in (1, inflated + 1):
         with pytest.raises(TooMuchForATurnError):
-            admitted(data, room=Room(bytes=cost + inflated - short))
+            admitted(data, room=CheckBudget(bytes=cost + inflated - short))
     assert cost + inflated < TURN_BYTES
 
 
 def test_another_codec_takes_more_than_a_turn() -> None:
     data = many(1)
-    assert admitted(data, LogConfig(compression_type="uncompressed"), Room()).data == data
+    assert admitted(data, LogConfig(compression_type="uncompressed"), CheckBudget()).data == data
     config = LogConfig(compression_type="zstd")
     with pytest.raises(TooMuchForATurnError):
-        admitted(data, config, Room())
+        admitted(data, config, CheckBudget())
     assert admitted(data, config).header.codec is Codec.ZSTD
 
 

@@ -20,14 +20,14 @@ from fencepost.pipelines.spark.sink import added_up
 from fencepost.pipelines.spark.spool import Spool
 from fencepost.pipelines.spark.supervise import is_fatal
 from fencepost.pipelines.spark.task import attempts_of, takes_turns
-from fencepost.pipelines.spark.transaction import Sent, Ticket
+from fencepost.pipelines.spark.transaction import Sent, TransactionHandle
 from fencepost.pipelines.spark.turns import Begun, Turns, left_behind
 from tests.support.processes import Child
 from tests.support.waits import until
 
 ROOT = Path(__file__).resolve().parents[3]
 PART, OTHER = ("t" * 249, 0), ("t" * 249, 1)
-BEGUN = Begun(Ticket("id", 7, 1, implicit=True), Progress(3, "query", "digest"))
+BEGUN = Begun(TransactionHandle("id", 7, 1, implicit=True), Progress(3, "query", "digest"))
 
 COUNT = """
 import os, sys

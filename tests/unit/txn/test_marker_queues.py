@@ -13,7 +13,7 @@ from fencepost.txn.marker_queues import (
     OUTCOMES,
     Cancelled,
     MarkerQueues,
-    Nowhere,
+    NoDestination,
     Outcome,
     Result,
     Send,
@@ -30,7 +30,7 @@ class Bench:
     """Queues with leaders and coordinator epochs that a test moves."""
 
     def __init__(self) -> None:
-        self.leaders: dict[TopicPartition, int | Nowhere] = {A: 1, B: 2, C: 2}
+        self.leaders: dict[TopicPartition, int | NoDestination] = {A: 1, B: 2, C: 2}
         self.epochs = {SHARD: EPOCH, SHARD + 1: EPOCH}
         self.queues = MarkerQueues(self.leaders.__getitem__, self.epochs.get, own_id=3)
         self.results: list[Result] = []
@@ -193,7 +193,7 @@ def test_a_lost_connection_has_all_of_it_sent_again(bench: Bench) -> None:
 
 
 def test_without_a_leader_a_marker_waits(bench: Bench) -> None:
-    bench.leaders[B] = Nowhere.NO_LEADER
+    bench.leaders[B] = NoDestination.NO_LEADER
     bench.add(ending("t", 1, 0, EPOCH, B))
     assert bench.sends() == {}
     assert bench.queues.unknown == 1
@@ -206,7 +206,7 @@ def test_without_a_leader_a_marker_waits(bench: Bench) -> None:
 
 
 def test_markers_of_an_unloaded_shard_wait_no_longer(bench: Bench) -> None:
-    bench.leaders[B] = Nowhere.NO_LEADER
+    bench.leaders[B] = NoDestination.NO_LEADER
     bench.add(ending())
     assert bench.queues.unknown == 1
     bench.queues.unload(SHARD)
@@ -214,12 +214,12 @@ def test_markers_of_an_unloaded_shard_wait_no_longer(bench: Bench) -> None:
 
 
 def test_a_deleted_partition_needs_no_marker(bench: Bench) -> None:
-    bench.leaders[B] = Nowhere.NO_PARTITION
+    bench.leaders[B] = NoDestination.NO_PARTITION
     bench.add(ending())
     assert bench.written() == {B}
     sends = bench.sends()
     bench.answer(sends[2], "UNKNOWN_TOPIC_OR_PARTITION")
-    bench.leaders[C] = Nowhere.NO_PARTITION
+    bench.leaders[C] = NoDestination.NO_PARTITION
     bench.retry()
     assert bench.written() == {B, C}
     bench.answer(sends[1])
@@ -231,7 +231,7 @@ def test_a_deleted_partition_needs_no_marker(bench: Bench) -> None:
 def test_nothing_is_reported_or_sent_under_another_coordinator_epoch(
     bench: Bench, epoch: int | None, how: str
 ) -> None:
-    bench.leaders[A] = Nowhere.NO_LEADER if how == "waiting" else 1
+    bench.leaders[A] = NoDestination.NO_LEADER if how == "waiting" else 1
     bench.add(ending("t", 1, 0, EPOCH, A))
     send = bench.sends().get(1) if how in {"answered", "failed"} else None
     if epoch is None:

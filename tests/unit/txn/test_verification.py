@@ -7,9 +7,9 @@ import pytest
 from fencepost.txn.commands import AddPartitions
 from fencepost.txn.verification import (
     MAX_TRANSACTIONS_PER_REQUEST,
-    Ask,
+    VerificationRequest,
+    VerificationResult,
     Verifications,
-    Verified,
 )
 
 A, B = ("a", 0), ("b", 0)
@@ -25,7 +25,7 @@ def add(name: str, epoch: int = 0) -> AddPartitions:
     return AddPartitions(name, 1000, epoch, (A, B), verify_only=True)
 
 
-def sends(verifications: Verifications) -> dict[int, Ask]:
+def sends(verifications: Verifications) -> dict[int, VerificationRequest]:
     return {one.broker_id: one for one in verifications.sends()}
 
 
@@ -42,7 +42,7 @@ def test_what_waits_for_a_coordinator_goes_out_with_one_request(
     assert sends(verifications) == {}
     none = {A: "NONE", B: "NONE"}
     answers = verifications.answered(asked[1], "NONE", {"t": none, "u": {**none, B: "X"}})
-    assert answers == [Verified(1, {}), Verified(2, {B: "X"})]
+    assert answers == [VerificationResult(1, {}), VerificationResult(2, {B: "X"})]
     assert sends(verifications)[1].transactions == (add("t", 1),)
     assert verifications.answered(asked[1], "NONE", {"t": none}) == [], "the answer comes twice"
 
@@ -59,14 +59,16 @@ def test_one_question_of_an_id_waits(
     verifications: Verifications, known: int, epoch: int, refused: int, code: str
 ) -> None:
     verifications.ask(1, add("t", known))
-    assert verifications.ask(2, add("t", epoch)) == [Verified(refused, {A: code, B: code})]
+    assert verifications.ask(2, add("t", epoch)) == [
+        VerificationResult(refused, {A: code, B: code})
+    ]
     (command,) = sends(verifications)[1].transactions
     assert command.producer_epoch == max(known, epoch)
 
 
 def test_without_a_coordinator(verifications: Verifications) -> None:
     code = "COORDINATOR_NOT_AVAILABLE"
-    assert verifications.ask(1, add("homeless")) == [Verified(1, {A: code, B: code})]
+    assert verifications.ask(1, add("homeless")) == [VerificationResult(1, {A: code, B: code})]
     assert sends(verifications) == {}
 
 
@@ -81,7 +83,7 @@ def test_an_error_of_the_whole_request(verifications: Verifications, error: str,
     verifications.ask(1, add("t"))
     verifications.ask(2, add("u"))
     answers = verifications.answered(sends(verifications)[1], error, {})
-    assert answers == [Verified(token, {A: told, B: told}) for token in (1, 2)]
+    assert answers == [VerificationResult(token, {A: told, B: told}) for token in (1, 2)]
 
 
 def test_what_an_answer_leaves_out_is_not_verified(verifications: Verifications) -> None:
@@ -89,7 +91,7 @@ def test_what_an_answer_leaves_out_is_not_verified(verifications: Verifications)
     verifications.ask(2, add("u"))
     lost = "NETWORK_EXCEPTION"
     answers = verifications.answered(sends(verifications)[1], "NONE", {"t": {A: "NONE"}})
-    assert answers == [Verified(1, {B: lost}), Verified(2, {A: lost, B: lost})]
+    assert answers == [VerificationResult(1, {B: lost}), VerificationResult(2, {A: lost, B: lost})]
 
 
 def test_a_lost_connection_is_the_producers_business(verifications: Verifications) -> None:
@@ -97,13 +99,13 @@ def test_a_lost_connection_is_the_producers_business(verifications: Verification
     asked = sends(verifications)[1]
     verifications.ask(2, add("u"))
     lost = dict.fromkeys((A, B), "NETWORK_EXCEPTION")
-    assert verifications.failed(asked) == [Verified(1, lost)]
+    assert verifications.failed(asked) == [VerificationResult(1, lost)]
     assert sends(verifications)[1].transactions == (add("u"),)
 
 
 def test_a_coordinator_that_is_too_old_is_not_asked(verifications: Verifications) -> None:
     verifications.ask(1, add("t"))
-    assert verifications.not_supported(sends(verifications)[1]) == [Verified(1, {})]
+    assert verifications.not_supported(sends(verifications)[1]) == [VerificationResult(1, {})]
 
 
 def test_a_broker_that_is_gone(verifications: Verifications) -> None:
@@ -111,7 +113,7 @@ def test_a_broker_that_is_gone(verifications: Verifications) -> None:
     asked = sends(verifications)[1]
     verifications.ask(2, add("u"))
     lost = dict.fromkeys((A, B), "NETWORK_EXCEPTION")
-    assert verifications.withdraw(1) == [Verified(1, lost), Verified(2, lost)]
+    assert verifications.withdraw(1) == [VerificationResult(1, lost), VerificationResult(2, lost)]
     assert verifications.answered(asked, "NONE", {"t": {A: "NONE", B: "NONE"}}) == []
     assert verifications.withdraw(1) == []
 

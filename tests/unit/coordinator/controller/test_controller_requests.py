@@ -401,7 +401,7 @@ def test_describe_quorum_knows_its_observers(enter: Enter) -> None:
 
 
 def test_there_is_nothing_to_prepare_for_clients(node: Node) -> None:
-    node.thread.call(node.broker.prepare_first_contact)
+    node.thread.call(node.broker.warm_up)
 
 
 # --- settings ---

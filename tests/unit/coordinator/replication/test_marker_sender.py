@@ -19,7 +19,7 @@ from fencepost.coordinator.wire.steps import finish
 from fencepost.logcore.errors import InvalidProducerEpochError
 from fencepost.txn.commands import EndTxn, TopicPartition
 from fencepost.txn.ids import ProducerIdBlock
-from fencepost.txn.marker_queues import Nowhere
+from fencepost.txn.marker_queues import NoDestination
 from tests.support.waits import until_async, until_true
 from tests.unit.coordinator.replication.other_broker import Scripted, image_of
 from tests.unit.coordinator.services import Services, allocate_producer_ids, reload
@@ -38,7 +38,7 @@ class Pair(Scripted):
     def __init__(self, services: Services) -> None:
         super().__init__(newest=2)
         self.services = services
-        self.leaders: dict[TopicPartition, int | Nowhere] = {("t", 1): THERE, ("t", 2): THERE}
+        self.leaders: dict[TopicPartition, int | NoDestination] = {("t", 1): THERE, ("t", 2): THERE}
 
     async def start(self) -> None:
         await self.other.start()

@@ -11,7 +11,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.image import LOST
-from fencepost.coordinator.metadata.observed import MEMBER_FEATURES
+from fencepost.coordinator.metadata.kraft_metadata_cache import MEMBER_FEATURES
 from fencepost.coordinator.replication.controller_channel import (
     RemoteControllerChannel,
 )

@@ -20,7 +20,7 @@ from fencepost.cluster.records import (
     RemoveAccessControlEntryRecord,
 )
 from fencepost.coordinator.config.broker_config import BrokerConfig
-from fencepost.coordinator.metadata.observed import ObservedMetadata
+from fencepost.coordinator.metadata.kraft_metadata_cache import KRaftMetadataCache
 from fencepost.coordinator.security.acls import MAX_AT_ONCE, AclPublisher
 from fencepost.coordinator.security.authorizer import Authorizer
 from fencepost.coordinator.security.principal import Principal, Session
@@ -44,7 +44,7 @@ class Cluster:
             "super.users": "User:root",
         }
         self.config = BrokerConfig(config)
-        self.metadata = ObservedMetadata(self.config, node_id=7)
+        self.metadata = KRaftMetadataCache(self.config, node_id=7)
 
     def change(self, *records: MetadataRecord) -> None:
         self.metadata.install(after(self.metadata.image, *records))

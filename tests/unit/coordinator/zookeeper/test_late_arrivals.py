@@ -16,10 +16,10 @@ from fencepost.cluster.records import (
 )
 from fencepost.coordinator.wire.api import ApiKey
 from fencepost.coordinator.wire.schema import Entity
-from fencepost.coordinator.zookeeper import arrivals, znodes
-from fencepost.coordinator.zookeeper.arrivals import Arrivals
+from fencepost.coordinator.zookeeper import requests, znodes
 from fencepost.coordinator.zookeeper.loading import broker_record
-from fencepost.coordinator.zookeeper.telling import Controller, told
+from fencepost.coordinator.zookeeper.request_batch import BrokerRequestBatch, told
+from fencepost.coordinator.zookeeper.requests import ControllerRequestApplier
 from tests.support.told import led, updated
 
 TOPIC_ID, EPOCH = UUID(int=7 << 64), 41
@@ -34,7 +34,7 @@ def _after(image: MetadataImage, records: Sequence[MetadataRecord]) -> MetadataI
 
 def _requests(before: MetadataImage, after: MetadataImage) -> dict[int, Entity]:
     """Return the requests to broker 1, by API key."""
-    teller = Controller(1, 1, "PLAINTEXT")
+    teller = BrokerRequestBatch(1, 1, "PLAINTEXT")
     return {one.__api_key__: one for broker, one in told(before, after, teller) if broker == 1}
 
 
@@ -63,7 +63,7 @@ BEFORE = _after(
 
 
 def test_a_deleted_topic_does_not_come_back() -> None:
-    broker = Arrivals(1)
+    broker = ControllerRequestApplier(1)
     made = _requests(MetadataImage(), BEFORE)
     gone = _requests(BEFORE, _after(BEFORE, [RemoveTopicRecord(TOPIC_ID)]))
     image = MetadataImage()
@@ -71,7 +71,7 @@ def test_a_deleted_topic_does_not_come_back() -> None:
         image = _after(image, updated(broker, image, one, EPOCH))
         assert ("t" in image.topics) == (one is made[ApiKey.UPDATE_METADATA])
     late = made[ApiKey.LEADER_AND_ISR]
-    assert led(broker, image, late) == ([], {TOPIC_ID: {0: arrivals.UNKNOWN_TOPIC_ID}})
+    assert led(broker, image, late) == ([], {TOPIC_ID: {0: requests.UNKNOWN_TOPIC_ID}})
     image = _after(image, updated(broker, image, made[ApiKey.UPDATE_METADATA], EPOCH))
     assert not image.topics
 
@@ -79,5 +79,5 @@ def test_a_deleted_topic_does_not_come_back() -> None:
 def test_its_own_epoch_is_told_before_it_knows_that_it_is_registered() -> None:
     """Otherwise its ISR changes had broker epoch -1 and were refused for ever."""
     told_early = _requests(MetadataImage(), BEFORE)[ApiKey.UPDATE_METADATA]
-    records = updated(Arrivals(1), MetadataImage(), told_early, -1)
+    records = updated(ControllerRequestApplier(1), MetadataImage(), told_early, -1)
     assert _after(MetadataImage(), records).brokers[1].epoch == EPOCH

@@ -11,7 +11,7 @@ from kio.schema.errors import ErrorCode
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.config.listener_config import ListenerConfig
 from fencepost.coordinator.config.roles import Roles
-from fencepost.coordinator.daemon.zookeeper_member import ZooKeeperMember
+from fencepost.coordinator.daemon.zookeeper_broker import ZooKeeperBroker
 from fencepost.coordinator.errors import RequestTimedOutError
 from fencepost.coordinator.replication.controller_channel import (
     ControllerChannel,
@@ -30,7 +30,7 @@ Said = ErrorCode | int | Exception
 """A controller's response: an error, the number of remaining partitions, or a timeout."""
 
 
-class Leaving(ZooKeeperMember):
+class Leaving(ZooKeeperBroker):
     """A broker of epoch 7 whose controller responds with these, one after the other."""
 
     def __init__(self, *said: Said) -> None:

@@ -19,7 +19,7 @@ from fencepost.cluster.controller.errors import (
     InvalidReplicationFactorError,
 )
 from fencepost.cluster.controller.isr import AlterIsr
-from fencepost.cluster.controller.machine import Controller as Machine
+from fencepost.cluster.controller.machine import BrokerRequestBatch as Machine
 from fencepost.cluster.controller.outcome import Outcome
 from fencepost.cluster.controller.partition_change import Election
 from fencepost.cluster.controller.reassignments import Reassign
@@ -38,11 +38,18 @@ from fencepost.cluster.records import (
 )
 from fencepost.coordinator.wire.api import ApiKey
 from fencepost.coordinator.zookeeper import znodes
-from fencepost.coordinator.zookeeper.arrivals import Arrivals, before_it_is_told
 from fencepost.coordinator.zookeeper.errors import NotInZooKeeperError
 from fencepost.coordinator.zookeeper.loading import broker_record
+from fencepost.coordinator.zookeeper.request_batch import (
+    BrokerRequestBatch,
+    replicas_of,
+    told,
+)
+from fencepost.coordinator.zookeeper.requests import (
+    ControllerRequestApplier,
+    before_it_is_told,
+)
 from fencepost.coordinator.zookeeper.session import Create, Delete, Put, Set, Write
-from fencepost.coordinator.zookeeper.telling import Controller, replicas_of, told
 from fencepost.coordinator.zookeeper.writes import Writer, check_kept, fenced
 from tests.support.told import led, updated
 
@@ -58,7 +65,7 @@ class Broker:
 
     def __init__(self, broker_id: int, epoch: int, image: MetadataImage) -> None:
         self.broker_id, self.epoch = broker_id, epoch
-        self.arrivals = Arrivals(broker_id)
+        self.arrivals = ControllerRequestApplier(broker_id)
         self.image = before_it_is_told(image, broker_id)
 
     def take(self, request: Any) -> None:
@@ -92,7 +99,7 @@ class Scene:
     def __init__(self) -> None:
         settings = ControllerSettings("cluster", tells_by_leader_epoch=True)
         self.machine = Machine(settings, MetadataImage(), 0)
-        self.teller = Controller(1, 1, "PLAINTEXT")
+        self.teller = BrokerRequestBatch(1, 1, "PLAINTEXT")
         self.nodes: dict[str, tuple[bytes, int]] = {}
         """The data and version of each znode."""
         self.brokers: dict[int, Broker] = {}

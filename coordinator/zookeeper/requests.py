@@ -34,7 +34,7 @@ from fencepost.cluster.records import (
     UnregisterBrokerRecord,
 )
 from fencepost.coordinator.wire.schema import Entity
-from fencepost.coordinator.zookeeper.telling import LEADER_DURING_DELETE
+from fencepost.coordinator.zookeeper.request_batch import LEADER_DURING_DELETE
 
 NONE, STALE_CONTROLLER_EPOCH, STALE_BROKER_EPOCH = 0, 11, 77
 FENCED_LEADER_EPOCH, UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID = 74, 100, 103
@@ -73,7 +73,7 @@ def before_it_is_told(image: MetadataImage, broker_id: int) -> MetadataImage:
     return delta.apply(image.offset + 1, image.epoch)
 
 
-class Arrivals:
+class ControllerRequestApplier:
     """Turns the controller's requests to broker ``node_id`` into metadata records."""
 
     def __init__(self, node_id: int) -> None:

@@ -26,8 +26,8 @@ from fencepost.coordinator.config.key import ConfigError
 from fencepost.coordinator.config.listener_config import ListenerConfig, SecurityProtocol
 from fencepost.coordinator.config.listeners import BETWEEN_BROKERS, between_brokers
 from fencepost.coordinator.config.roles import Roles
-from fencepost.coordinator.data.replicas import Replicas
-from fencepost.coordinator.metadata.observed import MEMBER_FEATURES, ObservedMetadata
+from fencepost.coordinator.data.replica_manager import ReplicaManager
+from fencepost.coordinator.metadata.kraft_metadata_cache import MEMBER_FEATURES, KRaftMetadataCache
 from fencepost.coordinator.metadata.publication import Subscriber
 from fencepost.coordinator.replication.controller_channel import (
     FORWARDING_TIMEOUT_MS,
@@ -96,7 +96,7 @@ class Place(Protocol):
         """Whether the broker has asked for a controlled shutdown."""
 
 
-class Member:
+class ClusterBroker:
     """The parts of a broker that only a member of a cluster has.
 
     Only the broker's event loop may use it. ``on_lost`` is called if the broker must stop because
@@ -151,9 +151,9 @@ class Member:
         """The member's view of its cluster. Raises RuntimeError before :meth:`join`."""
         return self.membership
 
-    def metadata(self, node_id: int) -> ObservedMetadata:
+    def metadata(self, node_id: int) -> KRaftMetadataCache:
         """Return an empty metadata cache, in which images can be installed."""
-        return ObservedMetadata(self._config, node_id=node_id)
+        return KRaftMetadataCache(self._config, node_id=node_id)
 
     # --- start ---
 
@@ -290,11 +290,11 @@ class Member:
         )
         await services.start()
 
-    def _leave(self, replicas: Replicas, old: MetadataImage, image: MetadataImage) -> None:
+    def _leave(self, replicas: ReplicaManager, old: MetadataImage, image: MetadataImage) -> None:
         if self.place.in_controlled_shutdown:
             replicas.stop_following(no_longer_followed(old, image, replicas.node_id))
 
-    def _place_replicas(self, replicas: Replicas, channel: ControllerChannel) -> None:
+    def _place_replicas(self, replicas: ReplicaManager, channel: ControllerChannel) -> None:
         """Report the log directories of replicas to the controller."""
         self._directories = Directories(replicas, channel, directory_id=self._directory_id)
 

@@ -66,7 +66,7 @@ MESSAGES = tuple(message for part in _PARTS for message in part.messages)
 """In the order and the versions of librdkafka 2.16, the client that retries after 50 ms."""
 
 
-async def prepare_first_contact(registry: Registry) -> None:
+async def warm_up(registry: Registry) -> None:
     """Load modules, handlers and :data:`MESSAGES`, in their order."""
     for part in _PARTS:
         for _ in load(part.modules):

@@ -19,8 +19,8 @@ from fencepost.cluster.image import MetadataImage
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.config.listeners import CONTROL_PLANE, control_plane
 from fencepost.coordinator.config.roles import Roles
-from fencepost.coordinator.daemon.member import Member
-from fencepost.coordinator.data.replicas import Replicas
+from fencepost.coordinator.daemon.cluster_broker import ClusterBroker
+from fencepost.coordinator.data.replica_manager import ReplicaManager
 from fencepost.coordinator.errors import RequestTimedOutError
 from fencepost.coordinator.replication.controller_channel import ControllerChannel
 from fencepost.coordinator.replication.controller_connection import Newest, error_name
@@ -32,10 +32,10 @@ from fencepost.coordinator.wire.api import ApiKey
 from fencepost.coordinator.wire.errors import WireError
 from fencepost.coordinator.zookeeper.broker_store import ZooKeeperMetadata
 from fencepost.coordinator.zookeeper.channels import Channels
-from fencepost.coordinator.zookeeper.elected import Elected
 from fencepost.coordinator.zookeeper.loading import Loaded
 from fencepost.coordinator.zookeeper.node import ZooKeeperNode
-from fencepost.coordinator.zookeeper.telling import Controller
+from fencepost.coordinator.zookeeper.request_batch import BrokerRequestBatch
+from fencepost.coordinator.zookeeper.zk_controller import ZkController
 from fencepost.logcore.checkpoints import MetaProperties
 from fencepost.logcore.clock import cluster_clock
 
@@ -51,8 +51,8 @@ SHUTDOWN_ATTEMPT_MS: Final = 5_000
 not delay the stop for long."""
 
 
-class ZooKeeperMember(Member):
-    """A :class:`Member` that is registered as long as its ZooKeeper session lasts."""
+class ZooKeeperBroker(ClusterBroker):
+    """A :class:`ClusterBroker` that is registered as long as its ZooKeeper session lasts."""
 
     def open(self, clock: Clock) -> None:
         """Create the ZooKeeper session without connecting it."""
@@ -87,7 +87,7 @@ class ZooKeeperMember(Member):
         return self._node
 
     def metadata(self, node_id: int) -> ZooKeeperMetadata:
-        """See :meth:`Member.metadata`."""
+        """See :meth:`ClusterBroker.metadata`."""
         return ZooKeeperMetadata(self._config, self._node.passwords, node_id=node_id)
 
     # --- start ---
@@ -120,19 +120,19 @@ class ZooKeeperMember(Member):
 
     async def served(self, services: Services) -> None:
         """Register, now that the controller can connect. Raises MembershipError."""
-        await self._node.enter(partial(self._take_office, services))
+        await self._node.enter(partial(self._on_controller_failover, services))
         services.logs.broker_epoch = self._node.broker_epoch
         self._ask_about_controllers(services)
 
-    def _take_office(
+    def _on_controller_failover(
         self,
         services: Services,
         loaded: Loaded,
-        controller: Controller,
+        controller: BrokerRequestBatch,
         epoch_version: int,
         on_lost: Callable[[], None],
-    ) -> Elected:
-        return Elected(
+    ) -> ZkController:
+        return ZkController(
             self._config,
             self._node.session,
             cluster_clock(services.clock),
@@ -151,7 +151,7 @@ class ZooKeeperMember(Member):
             on_lost=on_lost,
         )
 
-    def _place_replicas(self, replicas: Replicas, channel: ControllerChannel) -> None:
+    def _place_replicas(self, replicas: ReplicaManager, channel: ControllerChannel) -> None:
         """Do nothing: a controller on ZooKeeper does not track log directories."""
 
     # --- stop ---

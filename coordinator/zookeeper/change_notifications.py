@@ -28,7 +28,7 @@ class Note(NamedTuple):
     data: bytes
 
 
-class Notes:
+class ChangeNotifications:
     """The notifications in ``folder``, and which of them this broker has handled."""
 
     def __init__(self, session: Session, clock: Clock, folder: str) -> None:

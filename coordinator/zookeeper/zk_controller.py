@@ -50,6 +50,15 @@ from fencepost.coordinator.zookeeper.loading import (
     records_of,
 )
 from fencepost.coordinator.zookeeper.log_dirs import LogDirs, read_log_dir_events
+from fencepost.coordinator.zookeeper.request_batch import (
+    EPOCH_DURING_DELETE,
+    BrokerRequestBatch,
+    alive,
+    replicas_of,
+    stop_replica,
+    stopped_partition,
+    told,
+)
 from fencepost.coordinator.zookeeper.session import (
     Create,
     Delete,
@@ -59,15 +68,6 @@ from fencepost.coordinator.zookeeper.session import (
     Write,
 )
 from fencepost.coordinator.zookeeper.store import Store
-from fencepost.coordinator.zookeeper.telling import (
-    EPOCH_DURING_DELETE,
-    alive,
-    replicas_of,
-    stop_replica,
-    stopped_partition,
-    told,
-)
-from fencepost.coordinator.zookeeper.telling import Controller as Teller
 from fencepost.coordinator.zookeeper.watches import Changed, Watches
 from fencepost.coordinator.zookeeper.writes import assignment_of
 from fencepost.logcore.machine import Event
@@ -93,7 +93,7 @@ _ASSIGNMENTS, _REASSIGNMENTS, _ELECTIONS = "assignments", "reassignments", "elec
 _LOG_DIRS, _REPLICAS = "log directories", "replicas"
 
 
-class Elected:
+class ZkController:
     """The active controller. Belongs to the loop.
 
     ``on_lost`` is called if a write fails: this controller must resign.
@@ -108,7 +108,7 @@ class Elected:
         channels: Callable[[Callable[[int, Entity, Entity], None]], Channels],
         remember: Remember,
         *,
-        teller: Teller,
+        teller: BrokerRequestBatch,
         cluster_id: str,
         epoch_version: int,
         on_lost: Callable[[], None],

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fencepost.coordinator.daemon.first_contact import MESSAGES
+from fencepost.coordinator.daemon.warm_up import MESSAGES
 from tests.support.daemon import ROOT
 from tests.support.raw import encode
 
@@ -18,7 +18,7 @@ LARGEST_PIECE = 8
 
 PREPARED = """
 import asyncio, json, sys
-from fencepost.coordinator.daemon.first_contact import MESSAGES, prepare_first_contact
+from fencepost.coordinator.daemon.warm_up import MESSAGES, prepare_first_contact
 from fencepost.coordinator.handlers import Registry
 from fencepost.coordinator.wire.api import ApiKey
 from fencepost.coordinator.wire.messages import response_factory
@@ -116,7 +116,7 @@ def test_a_broker_that_stands_alone_imports_nothing_of_a_cluster(tmp_path: Path)
         check=True,
     )
     loaded = set(done.stdout.splitlines()[-1].split())
-    assert "coordinator.data.replicas" in loaded
+    assert "coordinator.data.replica_manager" in loaded
     machines = ("leader", "follower", "fetcher", "observer", "lifecycle", "controller.machine")
     assert not loaded & {f"cluster.{one}" for one in machines}
     assert "txn.marker_queues" not in loaded

@@ -24,7 +24,7 @@ topics; the requests of share groups and streams groups are not served.
 """
 
 
-class ObservedMetadata(Metadata):
+class KRaftMetadataCache(Metadata):
     """The metadata as replayed so far; only the controller changes them."""
 
     @property

@@ -10,7 +10,7 @@ LINES_PER_SECOND = 10
 _log = structlog.get_logger(__name__)
 
 
-class FewLines:
+class RateLimitedLog:
     """Decides whether the next line may be logged. ``more`` is the message about omitted lines."""
 
     def __init__(self, more: str) -> None:

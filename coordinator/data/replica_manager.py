@@ -65,7 +65,7 @@ Remember = Callable[[LocalPartition, Event], None]
 """Records a cause in the history; it must not fail."""
 
 
-class Replicas:
+class ReplicaManager:
     """``services.replicas``. Belongs to the event loop."""
 
     def __init__(

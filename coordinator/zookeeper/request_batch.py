@@ -47,7 +47,7 @@ _Part = tuple[TopicImage, int, int | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Controller:
+class BrokerRequestBatch:
     """The controller that sends a request."""
 
     broker_id: int
@@ -78,7 +78,7 @@ def alive(image: MetadataImage) -> dict[int, BrokerRegistration]:
 def told(
     before: MetadataImage,
     after: MetadataImage,
-    controller: Controller,
+    controller: BrokerRequestBatch,
     deleted: Sequence[TopicImage] = (),
 ) -> Iterator[tuple[int, Entity]]:
     """Yield requests, each with the id of its broker.
@@ -153,7 +153,9 @@ def _others_listen(
     )
 
 
-def replicas_of(image: MetadataImage, controller: Controller, broker_id: int) -> Entity | None:
+def replicas_of(
+    image: MetadataImage, controller: BrokerRequestBatch, broker_id: int
+) -> Entity | None:
     """Return a LeaderAndIsr with all replicas of a broker; None if it has none."""
     one = _ForOne()
     for topic, index, _ in _everything(image):
@@ -246,7 +248,7 @@ def stopped_partition(index: int, leader_epoch: int, *, deletes: bool) -> Entity
 
 def _leader_and_isr(
     image: MetadataImage,
-    controller: Controller,
+    controller: BrokerRequestBatch,
     broker: BrokerRegistration,
     led: Collection[tuple[TopicImage, int, bool]],
 ) -> Entity:
@@ -267,7 +269,9 @@ def _leader_and_isr(
     )
 
 
-def _led(controller: Controller, now: PartitionRegistration, index: int, is_new: bool) -> Entity:
+def _led(
+    controller: BrokerRequestBatch, now: PartitionRegistration, index: int, is_new: bool
+) -> Entity:
     return _LED.LeaderAndIsrPartitionState(
         partition_index=index,
         controller_epoch=controller.epoch,
@@ -284,7 +288,9 @@ def _led(controller: Controller, now: PartitionRegistration, index: int, is_new:
 
 
 def _leaders(
-    image: MetadataImage, controller: Controller, parts: Iterable[tuple[TopicImage, int, bool]]
+    image: MetadataImage,
+    controller: BrokerRequestBatch,
+    parts: Iterable[tuple[TopicImage, int, bool]],
 ) -> Iterator[Entity]:
     for leader in sorted({topic.partitions[index].leader for topic, index, _ in parts}):
         known = image.brokers.get(leader)
@@ -296,7 +302,9 @@ def _leaders(
 
 
 def stop_replica(
-    controller: Controller, broker: BrokerRegistration, topics: Mapping[str, Iterable[Entity]]
+    controller: BrokerRequestBatch,
+    broker: BrokerRegistration,
+    topics: Mapping[str, Iterable[Entity]],
 ) -> Entity:
     """Return a StopReplica."""
     return _STOP.message(
@@ -312,7 +320,7 @@ def stop_replica(
 
 def _updates(
     image: MetadataImage,
-    controller: Controller,
+    controller: BrokerRequestBatch,
     broker: BrokerRegistration,
     partitions: Sequence[_Part],
 ) -> Iterator[tuple[int, Entity]]:
@@ -354,7 +362,7 @@ def _updates(
 
 
 def _updated(
-    controller: Controller,
+    controller: BrokerRequestBatch,
     live: Mapping[int, BrokerRegistration],
     one: PartitionRegistration,
     index: int,

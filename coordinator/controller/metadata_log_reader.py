@@ -85,7 +85,7 @@ class Observer:
     """Wall-clock time of the last fetch that reached the log end, ms; -1 if there was none."""
 
 
-class QuorumLog:
+class MetadataLogReader:
     """The log of a :class:`MetadataLog`, for other nodes to read."""
 
     def __init__(

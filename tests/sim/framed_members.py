@@ -391,6 +391,8 @@ class ConsumerMember(FramedMember):
             self.another_life()
         await self.pause()
         if self.goes():
+            # The coordinator may assign its partitions before this member hears the answer.
+            self.lose()
             if self.member_id and self.instance is None and self.draw.random() < 0.5:
                 await self._in_group("ConsumerGroupHeartbeat", self._says(LEAVE_EPOCH, None))
             self.another_life()

@@ -147,10 +147,7 @@ class Invariants:
                         f"{truth.name}: a reassignment ends before all are in sync: {now}"
                     )
         if now.leader_recovery_state == RECOVERING and now.leader != was_leader:
-            # The last known leader has every record, if no replica was eligible any longer.
-            was_last = was is not None and not was.elr and (now.leader,) == was.last_known_elr
-            if not was_last:
-                self.voids(key)
+            self.voids(key)
         self._changed[key] = None
 
     def voids(self, key: Key) -> None:
@@ -258,14 +255,14 @@ class Invariants:
     # --- partitions ---
 
     def _check_partition(self, key: Key) -> None:
-        """Check that each member of the ISR and the ELR has all committed records."""
+        """Check that every member of the ISR has all committed records."""
         registration, truth = self.image.partition(*key), self.truths.get(key)
         if registration is None or truth is None or truth.is_void:
             return
         count = len(truth.committed)
         if truth.was_void and registration.leader != truth.leaders.get(registration.leader_epoch):
             return  # the truth becomes the new leader's log, once it leads
-        for replica in (*registration.isr, *registration.elr):
+        for replica in registration.isr:
             site = self.sites[replica]
             log = site.disk.logs.get(key)
             if not count:

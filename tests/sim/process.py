@@ -47,7 +47,6 @@ class BrokerOptions:
     fetch_timeout_ms: int = 1_200
     backoff_ms: int = 150
     """``replica.fetch.backoff.ms``."""
-    heartbeat_ms: int = 200
     session_ms: int = 900
     request_timeout_ms: int = 700
     checkpoint_ms: int = 600

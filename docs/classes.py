@@ -43,7 +43,7 @@ PUBLIC: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 """The module that programs import from, the file of the definitions, and the public names."""
 
 INSIDE = frozenset(
-    {"Broker.services", "Broker.storage", "Broker.open", "Broker.prepare_first_contact"}
+    {"Broker.services", "Broker.storage", "Broker.open", "Broker.warm_up"}
     | {"Broker.server", "Broker.repeated"}
     | {"ExactlyOnce.on_partitions_revoked", "ExactlyOnce.on_partitions_assigned"}
 )

@@ -223,7 +223,7 @@ class ActiveController:
             self.machine.heartbeats.extend(late_ms)
         self.machine.has_listeners = self._log is not None and self._log.has_observers()
         try:
-            # No request waits for this decision. QuorumLog starts the flush when it is notified of
+            # No request waits for this decision. MetadataLogReader starts the flush when it is notified of
             # the append.
             with self.store.unforced():
                 is_more = self.decide(lambda one: one.run_task(now_ms), trigger="timer controller")

@@ -35,7 +35,7 @@ from fencepost.coordinator.zookeeper import access, channels, node, session, zk_
 from fencepost.coordinator.zookeeper.channels import Channels
 from fencepost.coordinator.zookeeper.loading import Loaded
 from fencepost.coordinator.zookeeper.node import ZooKeeperNode
-from fencepost.coordinator.zookeeper.request_batch import BrokerRequestBatch as Teller
+from fencepost.coordinator.zookeeper.request_batch import BrokerRequestBatch
 from fencepost.coordinator.zookeeper.zk_controller import ZkController
 from fencepost.txn.ids import ProducerIdBlock
 from tests.sim.invariants import BrokenInvariantError
@@ -200,7 +200,7 @@ class ZooKeeperBroker(Process):
     # --- the controller ---
 
     def _on_controller_failover(
-        self, loaded: Loaded, teller: Teller, epoch_version: int, on_lost: Callable[[], None]
+        self, loaded: Loaded, teller: BrokerRequestBatch, epoch_version: int, on_lost: Callable[[], None]
     ) -> ZkController:
         self.node.say(f"takes office in epoch {teller.epoch}")
         return ZkController(

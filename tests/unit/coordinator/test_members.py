@@ -313,7 +313,7 @@ def test_without_controllers_a_broker_gives_up(tmp_path: Path) -> None:
 
 
 def test_a_start_that_waits_for_a_controller_can_be_broken_off(tmp_path: Path) -> None:
-    daemon = members.ClusterBroker(tmp_path, "127.0.0.1:1")
+    daemon = members.Member(tmp_path, "127.0.0.1:1")
     child = daemon.launch()
     child.wait_for_line("no controller has told the cluster's id yet", deadline_s=60)
     assert child.terminate() == 0

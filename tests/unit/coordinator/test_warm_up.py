@@ -18,14 +18,14 @@ LARGEST_PIECE = 8
 
 PREPARED = """
 import asyncio, json, sys
-from fencepost.coordinator.daemon.warm_up import MESSAGES, prepare_first_contact
+from fencepost.coordinator.daemon.warm_up import MESSAGES, warm_up
 from fencepost.coordinator.handlers import Registry
 from fencepost.coordinator.wire.api import ApiKey
 from fencepost.coordinator.wire.messages import response_factory
 from fencepost.coordinator.wire.codec import encode_response
 from fencepost.coordinator.wire.schema import message_class
 registry = Registry()
-asyncio.run(prepare_first_contact(registry))
+asyncio.run(warm_up(registry))
 before = set(sys.modules)
 for key, version in MESSAGES:
     registry.handler(key)
@@ -36,7 +36,7 @@ print(json.dumps([len(before), sorted(set(sys.modules) - before)]))
 """
 
 
-def test_nothing_of_a_first_contact_is_imported_when_it_comes() -> None:
+def test_warm_up_imports_what_a_first_connection_needs() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PREPARED], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -56,7 +56,7 @@ def make():
 from fencepost.coordinator.daemon.in_thread import BrokerThread
 thread = BrokerThread(make)
 thread.start()
-thread.call(made[0].prepare_first_contact)
+thread.call(made[0].warm_up)
 before = set(sys.modules)
 with socket.create_connection(thread.address) as sock, sock.makefile("rb") as answers:
     for frame in map(bytes.fromhex, sys.argv[2:]):

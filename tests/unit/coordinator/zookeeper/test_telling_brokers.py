@@ -19,7 +19,7 @@ from fencepost.cluster.controller.errors import (
     InvalidReplicationFactorError,
 )
 from fencepost.cluster.controller.isr import AlterIsr
-from fencepost.cluster.controller.machine import BrokerRequestBatch as Machine
+from fencepost.cluster.controller.machine import Controller as Machine
 from fencepost.cluster.controller.outcome import Outcome
 from fencepost.cluster.controller.partition_change import Election
 from fencepost.cluster.controller.reassignments import Reassign

@@ -223,8 +223,8 @@ class ActiveController:
             self.machine.heartbeats.extend(late_ms)
         self.machine.has_listeners = self._log is not None and self._log.has_observers()
         try:
-            # No request waits for this decision. MetadataLogReader starts the flush when it is notified of
-            # the append.
+            # No request waits for this decision. MetadataLogReader starts the flush when it is
+            # notified of the append.
             with self.store.unforced():
                 is_more = self.decide(lambda one: one.run_task(now_ms), trigger="timer controller")
         except LogError as error:

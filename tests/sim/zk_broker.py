@@ -200,7 +200,11 @@ class ZooKeeperBroker(Process):
     # --- the controller ---
 
     def _on_controller_failover(
-        self, loaded: Loaded, teller: BrokerRequestBatch, epoch_version: int, on_lost: Callable[[], None]
+        self,
+        loaded: Loaded,
+        teller: BrokerRequestBatch,
+        epoch_version: int,
+        on_lost: Callable[[], None],
     ) -> ZkController:
         self.node.say(f"takes office in epoch {teller.epoch}")
         return ZkController(

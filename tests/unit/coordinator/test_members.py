@@ -268,6 +268,8 @@ def test_brokers_outlive_their_controller(tmp_path: Path) -> None:
         try:
             async with member(tmp_path, decides.address) as broker:
                 await create(broker, "t", [101])
+                # The controller answers once the topic is durable; the broker learns of it later.
+                await until_true(lambda: leads(broker, "t")() == 101, "the topic on the broker")
                 await decides.stop()
                 async with AsyncWireClient(broker.bootstrap) as client:
                     assert (await client.metadata()).leader("t", 0) == 101

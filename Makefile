@@ -52,17 +52,17 @@ demo: $(VENV)/.story  ## the main job: flights over MQTT and a loader, through P
 # passed leaves nothing there.
 MEMORY := $(shell df -k --output=avail /dev/shm 2>/dev/null | awk 'NR == 2 && $$1 > 4194304 { print "/dev/shm" }')
 # A daemon or command that has to compile itself takes twice as long to start, and hundreds start.
-TEST_RUN := PYTHONDONTWRITEBYTECODE= $(if $(MEMORY),TMPDIR=$(MEMORY) )$(RUN) pytest -o tmp_path_retention_policy=failed --numprocesses 2 --dist loadfile tests/crash tests/lives tests/answers tests/wire tests/plugin tests/fuzz tests/unit tests/sim tests/docs tests/console/test_api.py tests/test_tidy.py tests/mqtt --ignore tests/crash/test_sweep.py --ignore tests/crash/test_java_copier.py --ignore tests/crash/test_cluster_faults.py --ignore tests/crash/test_cluster_sweep.py --ignore tests/crash/test_controller_sweep.py --ignore tests/crash/test_failed_appends.py
+# The longest files, of few tests each, begin first: else one worker ends long before the other.
+TEST_RUN := PYTHONDONTWRITEBYTECODE= $(if $(MEMORY),TMPDIR=$(MEMORY) )$(RUN) pytest -o tmp_path_retention_policy=failed --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/crash tests/mqtt tests/sim tests/wire tests/lives tests/answers tests/plugin tests/fuzz tests/docs tests/console/test_api.py tests/unit tests/test_tidy.py --ignore tests/crash/test_sweep.py --ignore tests/crash/test_java_copier.py --ignore tests/crash/test_cluster_faults.py --ignore tests/crash/test_cluster_sweep.py --ignore tests/crash/test_controller_sweep.py --ignore tests/crash/test_failed_appends.py
 
 test: export POWER_STATES ?= 600
 test: $(VENV)/.dev  ## unit, scenario, real-client and crash tests (five minutes on two cores)
 	$(TEST_RUN) -m "not slow" $(ARGS)
 
-# What `make crash` runs larger, and what needs stages of its own, is in neither. The longest files,
-# of few tests each, begin first.
+# What `make crash` runs larger, and what needs stages of its own, is in neither.
 slow: export POWER_STATES ?= 2100
 slow: $(VENV)/.dev  ## the rest of the same: kills at every step, a random life of all clients, whole searches
-	$(TEST_RUN) --no-loadscope-reorder -m slow --part=$(PART) $(ARGS)
+	$(TEST_RUN) -m slow --part=$(PART) $(ARGS)
 
 # The types of the Spark source and sink can only be checked beside Spark's own.
 lint: $(VENV)/.spark  ## ruff, mypy --strict, import directions

@@ -37,7 +37,7 @@ HOSTS: Final = (
     "*",
     "127.0.0.1",
     "127.0.0.2",
-    "127.0.0.1/32",
+    # No range, such as 127.0.0.1/32: Fencepost applies it, as Apache Kafka does since 4.4.
     "127.0.0.*",
     "localhost",
     "::1",

@@ -25,7 +25,6 @@ NO_STREAMS_GROUPS = "streams groups are not served, and so not advertised"
 NO_TOKENS = "delegation tokens are not served; Apache Kafka refuses them on such a listener as well"
 NO_TELEMETRY = "clients are not asked for their metrics, so no subscription is taken"
 UNKNOWN_KEY = "a broker setting that nothing reads is refused by name"
-OTHER_UNIT = "the synonym in another unit counts, but is not listed"
 ONE_LISTENER = "the broker's only listener serves what a controller's does"
 LEVELS = "features are told of as far as they are here: one metadata.version, static voters"
 SHORT_INDEX = (
@@ -39,7 +38,6 @@ OTHERWISE = (
     Otherwise(
         "configs", r".*--entity-type brokers( --entity-default)?: - min\.insync", ONE_REPLICA
     ),
-    Otherwise("configs", r".*--entity-name 1: [-+] log\.retention\.ms=100000000 ", OTHER_UNIT),
     Otherwise("configs", r".*--entity-default --add-config a\.b=1: ", UNKNOWN_KEY),
     Otherwise("configs", r".*: - a\.b=null ", UNKNOWN_KEY),
     Otherwise("metadata_quorum", r".*: [-+] CurrentVoters: .*(PLAINTEXT|CONTROLLER)", ONE_LISTENER),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import Producer
 
 from tests.oracle.test_joining import created, leaders, until_unfenced
 from tests.oracle.tool_scenes import CLUSTER, FEATURES
@@ -25,11 +25,16 @@ BOOTSTRAP = "controller.quorum.bootstrap.servers"
 LATEST = {"metadata.version": 33, "share.version": 2}
 """Levels of a new cluster of Apache Kafka 4.4."""
 
+DEFAULTS: dict[str, str] = {}
+"""No settings: both brokers must place coordinators on the same number of partitions."""
+
 
 @pytest.fixture(scope="module")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
     """Broker and only voter of a dynamic quorum."""
-    own = Kafka(tmp_path_factory.mktemp("kafka"), format_words=["--standalone"], libs=jars)
+    own = Kafka(
+        tmp_path_factory.mktemp("kafka"), DEFAULTS, format_words=["--standalone"], libs=jars
+    )
     own.tell({BOOTSTRAP: own.controller})
     yield from served(own)
 
@@ -87,17 +92,7 @@ def test_transactions_are_complete_whoever_leads(kafka: Kafka, member: Member) -
     created(kafka.bootstrap, name, [[OURS, KAFKA]])
     bootstrap = f"{kafka.bootstrap},{member.bootstrap}"
     producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": unique("id"), **QUIET})
-
-    def is_initialized() -> bool:
-        try:
-            producer.init_transactions(60)
-        except KafkaException as error:
-            if error.args[0].retriable():
-                return False
-            raise
-        return True
-
-    until(is_initialized, "a producer id")
+    producer.init_transactions(60)
     expected = []
     for number, replicas in enumerate(([OURS, KAFKA], [KAFKA, OURS], [OURS, KAFKA])):
         moved(kafka.bootstrap, name, replicas)
@@ -146,7 +141,7 @@ def test_broker_replays_unregistration_of_a_controller(
 
 
 def test_broker_does_not_keep_a_cluster_from_being_finalized(tmp_path: Path) -> None:
-    kafka = Kafka(tmp_path, format_words=["--release-version", "4.3"], libs=jars)
+    kafka = Kafka(tmp_path, DEFAULTS, format_words=["--release-version", "4.3"], libs=jars)
     member = Member(tmp_path / "member", kafka.controller)
     with required():
         kafka.start()

@@ -56,7 +56,7 @@ MEMORY := $(shell df -k --output=avail /dev/shm 2>/dev/null | awk 'NR == 2 && $$
 TEST_RUN := PYTHONDONTWRITEBYTECODE= $(if $(MEMORY),TMPDIR=$(MEMORY) )$(RUN) pytest -o tmp_path_retention_policy=failed --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/crash tests/mqtt tests/sim tests/wire tests/lives tests/answers tests/plugin tests/fuzz tests/docs tests/console/test_api.py tests/unit tests/test_tidy.py --ignore tests/crash/test_sweep.py --ignore tests/crash/test_java_copier.py --ignore tests/crash/test_cluster_faults.py --ignore tests/crash/test_cluster_sweep.py --ignore tests/crash/test_controller_sweep.py --ignore tests/crash/test_failed_appends.py
 
 test: export POWER_STATES ?= 600
-test: $(VENV)/.dev  ## unit, scenario, real-client and crash tests (five minutes on two cores)
+test: $(VENV)/.dev  ## unit, scenario, real-client and crash tests (six minutes on two cores)
 	$(TEST_RUN) -m "not slow" $(ARGS)
 
 # What `make crash` runs larger, and what needs stages of its own, is in neither.

@@ -201,9 +201,7 @@ class _Parser:
 
     def _literals(self, text: str) -> None:
         parts = self._groups[-1].parts
-        if len(text) == 1 and text.isascii() and "i" not in self._flags:
-            parts.append(1 << ord(text))
-        elif "i" in self._flags or not text.isascii():
+        if "i" in self._flags or not text.isascii():
             parts += [self._range(code, code) for code in map(ord, text)]
         else:
             parts += [1 << code for code in text.encode()]

@@ -76,7 +76,7 @@ log.cleaner.delete.retention.ms LONG 86400000 unit=ms low=0 dynamic
 log.cleaner.min.compaction.lag.ms LONG 0 unit=ms low=0 dynamic
     Younger records are not compacted.
 log.cleaner.max.compaction.lag.ms LONG 9223372036854775807 unit=ms low=1 dynamic
-    Older records are compacted whatever the dirty ratio.
+    Older records are compacted even if the dirty ratio is low.
 log.cleaner.min.cleanable.ratio DOUBLE 0.5 low=0 high=1 dynamic
     Share of dirty bytes from which on a partition is compacted.
 """
@@ -101,7 +101,7 @@ SASL_SSL:SASL_SSL,PLAINTEXT:PLAINTEXT,SSL:SSL,SASL_PLAINTEXT:SASL_PLAINTEXT
     The protocol of each listener, NAME:PROTOCOL, where it is not its name: PLAINTEXT, SSL,
     SASL_PLAINTEXT or SASL_SSL.
 fencepost.insecure BOOLEAN false
-    Let a listener that asks nobody who they are be open to other machines.
+    Allow a listener without authentication to be reachable from other machines.
 num.partitions INT 1 low=1
     Partitions of a topic that is created without a number.
 fencepost.max.topics INT 100000 unit=topics low=1
@@ -109,7 +109,7 @@ fencepost.max.topics INT 100000 unit=topics low=1
 fencepost.max.partitions INT 200000 unit=partitions low=1
     Their partitions, of all topics together. Fencepost's own.
 default.replication.factor INT 1 low=1
-    Replicas of a topic that is created without a number; no more than there are brokers.
+    Replicas of a topic that is created without a number; at most the number of brokers.
 unclean.leader.election.enable BOOLEAN false dynamic
     Let a replica lead that may lack records, where no other is left.
 auto.leader.rebalance.enable BOOLEAN true
@@ -119,8 +119,8 @@ leader.imbalance.check.interval.seconds LONG 300 unit=seconds low=1
 unclean.leader.election.interval.ms LONG 300000 unit=ms low=1
     How often a controller looks for partitions without a leader that may get an unclean one.
 metadata.max.idle.interval.ms INT 500 unit=ms low=0
-    A controller writes a record that says nothing when it has written none for so long, as long as
-    somebody reads; 0 writes none.
+    A controller that has written no record for so long writes a NoOpRecord if a broker reads the
+    metadata log; 0 writes none.
 auto.create.topics.enable BOOLEAN true
     Create a topic when it is first asked for.
 delete.topic.enable BOOLEAN true
@@ -152,7 +152,7 @@ min.insync.replicas INT 1 low=1 dynamic
 replica.lag.time.max.ms LONG 30000 unit=ms
     A replica that has not had all of its leader's log for this long is out of sync.
 replica.selector.class STRING - form=replica-selector
-    Who says from which replica a consumer should read (KIP-392); by default always the leader.
+    The class that chooses the replica from which a consumer reads (KIP-392); the leader by default.
 producer.id.expiration.ms INT 86400000 unit=ms low=1 dynamic
     A partition forgets a producer that wrote nothing for this long.
 max.producer.ids INT 100000 unit=producers low=1 dynamic
@@ -186,8 +186,8 @@ fencepost.metrics.certificate STRING -
 fencepost.metrics.key STRING -
     A PEM file with its private key, if that is not in the same file.
 fencepost.metrics.users.file STRING -
-    A file with NAME:PASSWORD lines: who may read /metrics, by HTTP's basic authentication. Probes
-    of /healthz and /readyz are not asked.
+    A file with NAME:PASSWORD lines for the users that may read /metrics, by HTTP's basic
+    authentication. /healthz and /readyz need no password.
 fencepost.metrics.insecure BOOLEAN false
     Let other machines read the metrics without a password, or send one that is not encrypted.
 fencepost.metrics.compat LIST "" of=kafka-exporter,kminion,jmx

@@ -10,8 +10,8 @@ from fencepost.coordinator.config.key import read_keys
 _BROKER = """
 process.roles LIST broker,controller of=broker,controller
     What this node is: a broker of a cluster whose controllers are elsewhere, a controller without
-    partitions of its own, or both: a broker that needs nobody else, and whom others may join if it
-    has a listener of controller.listener.names.
+    partitions of its own, or both: a broker that is its own controller, and that other brokers may
+    join if it has a listener of controller.listener.names.
 controller.quorum.bootstrap.servers LIST ""
     HOST:PORT of controllers, of which one is asked where the active one is.
 controller.quorum.voters LIST ""
@@ -52,24 +52,24 @@ zookeeper.session.timeout.ms INT 18000 unit=ms low=1
 zookeeper.connection.timeout.ms INT - unit=ms low=1
     How long a start waits for ZooKeeper; without it, as long as a session may be silent.
 control.plane.listener.name STRING -
-    The listener on which brokers reach the controller on ZooKeeper, and it reaches them; without
-    it, that of the brokers among themselves.
+    The listener for connections between brokers and the controller on ZooKeeper; without it, they
+    use the listener between brokers.
 zookeeper.max.in.flight.requests INT 10 low=1
     Requests to ZooKeeper that are under way at the same time.
 leader.imbalance.per.broker.percentage INT 10 unit=percent
     A controller on ZooKeeper lets the first replicas lead again when more than this share of those
     that a broker is the first replica of is led by others. Other controllers do so without a bound.
 zookeeper.set.acl BOOLEAN false
-    Only who logs in to ZooKeeper as this broker does may change what it writes there, and read
+    Only clients with this broker's ZooKeeper login may change the znodes that it writes, and read
     users, settings of brokers and tokens.
 fencepost.zookeeper.jaas.config PASSWORD -
     How this broker logs in to ZooKeeper: what stands in the section Client of the file that a Java
     broker is given, org.apache.zookeeper.server.auth.DigestLoginModule with username and password.
 password.encoder.secret PASSWORD -
-    What this broker's settings that are passwords are encrypted with in ZooKeeper; without it they
-    can not be changed while it runs.
+    The secret that encrypts this broker's passwords in ZooKeeper; without it they cannot be changed
+    while it runs.
 password.encoder.old.secret PASSWORD -
-    The secret before: a start encrypts anew what was encrypted with it.
+    The previous secret: a start encrypts again the passwords that were encrypted with it.
 password.encoder.keyfactory.algorithm STRING - of=PBKDF2WithHmacSHA1,PBKDF2WithHmacSHA512
     How a key is derived from the secret; PBKDF2WithHmacSHA512 if it is not set.
 password.encoder.cipher.algorithm STRING AES/CBC/PKCS5Padding of=AES/CBC/PKCS5Padding
@@ -89,7 +89,7 @@ zookeeper.ssl.keystore.password PASSWORD -
 zookeeper.ssl.keystore.type STRING PEM
     The only form that is read is PEM.
 zookeeper.ssl.truststore.location STRING -
-    A PEM file with the certificates that those of ZooKeeper's servers are signed with.
+    A PEM file with the CA certificates by which ZooKeeper's servers are verified.
 zookeeper.ssl.truststore.password PASSWORD -
     Not for PEM.
 zookeeper.ssl.truststore.type STRING PEM

@@ -45,7 +45,7 @@ ssl.cipher.suites LIST ""
     By their registered names or OpenSSL's; empty for what OpenSSL takes for good. Of TLS 1.3 there
     are all as soon as one is named, and none if only others are.
 ssl.principal.mapping.rules STRING DEFAULT
-    How the name in a client's certificate becomes that of a user.
+    Rules that map the name in a client's certificate to a user name.
 ssl.endpoint.identification.algorithm STRING https
     How this broker checks the name in another broker's certificate; empty for not at all.
 ssl.allow.dn.changes BOOLEAN false
@@ -73,9 +73,9 @@ sasl.oauthbearer.jwks.endpoint.retry.backoff.ms LONG 100 unit=ms low=1
 sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms LONG 10000 unit=ms low=1
     The longest pause.
 sasl.oauthbearer.expected.issuer STRING -
-    Who must have issued a token.
+    The required issuer of a token.
 sasl.oauthbearer.expected.audience LIST ""
-    For whom a token must have been issued; one of them is enough.
+    The audiences of which a token must name one.
 sasl.oauthbearer.clock.skew.seconds INT 30 unit=seconds low=0
     By how much others' clocks may differ.
 sasl.oauthbearer.scope.claim.name STRING scope
@@ -83,10 +83,10 @@ sasl.oauthbearer.scope.claim.name STRING scope
 sasl.oauthbearer.sub.claim.name STRING sub
     The claim with the user.
 max.connections INT 10000 low=1 dynamic
-    Open connections in all, or of a listener: who comes then waits until one is closed. Kafka sets
-    no bound.
+    Open connections in all, or of a listener: a further client waits until one is closed. Kafka
+    sets no bound.
 max.connection.creation.rate INT 2147483647 unit=connections/s low=1 dynamic
-    Connections in a second, in all or of a listener: who comes too soon waits.
+    Connections in a second, in all or of a listener: a client that connects too soon waits.
 """
 
 _BROKER = """
@@ -104,7 +104,7 @@ authorizer.class.name STRING ""
     org.apache.kafka.metadata.authorizer.StandardAuthorizer has rules decide what clients may do, on
     ZooKeeper kafka.security.authorizer.AclAuthorizer; without it they may do everything.
 super.users STRING ""
-    Principals who may do everything, TYPE:NAME with semicolons between.
+    Principals with every right, TYPE:NAME with semicolons between.
 allow.everyone.if.no.acl.found BOOLEAN false
     Whether what no rule is about is allowed to all.
 quota.window.num INT 11 low=1

@@ -87,7 +87,7 @@ kafka_controller_kafkacontroller_globalpartitioncount gauge
 kafka_controller_kafkacontroller_preferredreplicaimbalancecount gauge
     Partitions that another replica than the preferred one leads.
 kafka_controller_kafkacontroller_metadataerrorcount gauge
-    0: a broker that can not read its metadata does not start.
+    0: a broker that cannot read its metadata does not start.
 kafka_log_log_size gauge topic partition
     Bytes of a log.
 kafka_log_log_logstartoffset gauge topic partition

@@ -45,8 +45,8 @@ process_open_fds gauge
 process_max_fds gauge
     The most that there may be.
 fencepost_event_loop_lag_seconds histogram
-    How much later than planned a timer came that is set ten times a second: what a turn of the
-    event loop made everybody wait.
+    Delay of a timer that is set ten times a second: the time that a turn of the event loop keeps
+    all connections waiting.
 fencepost_connections gauge
     Open connections of clients.
 fencepost_connections_accepted_total counter
@@ -54,7 +54,7 @@ fencepost_connections_accepted_total counter
 fencepost_connections_refused_total counter limit
     Connections that were refused, or closed for others, by the limit that was the reason.
 fencepost_connections_waiting gauge
-    Clients whose listener accepts nobody else until it is their turn, or there is room.
+    Clients that wait for room or for their turn; their listener accepts no other client meanwhile.
 fencepost_connection_throttle_seconds_total counter listener limit
     How long connections were held up because they came too fast.
 fencepost_client_quota gauge quota user client_id
@@ -77,14 +77,14 @@ fencepost_logins_expired_total counter
 fencepost_authorizations_total counter result
     How often rules allowed a client something, or denied it; lists ask for each thing in them.
 fencepost_acls gauge
-    Rules of who may do what.
+    ACLs.
 fencepost_handshake_failures_total counter listener
     Clients with which a listener that encrypts could not come to terms.
 fencepost_certificate_not_after_seconds gauge listener
     Until when the certificate of a listener is good, in seconds since 1970.
 fencepost_certificate_stale gauge listener
-    1 while the files or settings of a listener's certificate are others by now and can't be used:
-    the log says why. What was there goes on.
+    1 while changed files or settings of a listener's certificate cannot be used: the log says why,
+    and the listener keeps the former certificate.
 fencepost_requests_total counter api version
     Requests that were answered.
 fencepost_request_seconds histogram api
@@ -102,8 +102,7 @@ fencepost_fetches_waiting gauge
 fencepost_fetch_sessions gauge
     Fetch sessions that are kept.
 fencepost_fsync_seconds histogram of
-    Flushes of a log to the disk: of what somebody waits for (appends), or of what a roll has
-    sealed.
+    Flushes of a log to the disk: of records whose producers wait (appends), or of sealed segments.
 fencepost_disk_free_bytes gauge
     Room that is left in the file system of the data directory.
 fencepost_disk_size_bytes gauge
@@ -175,8 +174,8 @@ fencepost_group_lag_unknown_partitions gauge group
     Partitions whose lag is not known, and has no sample: a member owns them, nothing is committed
     and there are records, or this broker has no replica in sync.
 fencepost_group_lag_unseen_offsets gauge
-    Offsets of all partitions that count as records though nobody has looked: lags may be smaller by
-    as much. Each scrape looks at more of them.
+    Offsets of all partitions that count as records without having been read: lags may be smaller by
+    as much. Each scrape reads more of them.
 fencepost_group_rebalances_total counter cause
     Rebalances that began, of both protocols.
 fencepost_group_events_total counter event cause

@@ -85,7 +85,7 @@ class PartitionRegistration:
         Every change raises the partition epoch; a change that names a leader, even the same one,
         raises the leader epoch.
         """
-        leads_anew = change.leader != NO_LEADER_CHANGE
+        elects = change.leader != NO_LEADER_CHANGE
         replicas = self.replicas if change.replicas is None else change.replicas
         directories = change.directories
         if directories is None:
@@ -97,8 +97,8 @@ class PartitionRegistration:
         return PartitionRegistration(
             replicas=replicas,
             isr=_or(change.isr, self.isr),
-            leader=change.leader if leads_anew else self.leader,
-            leader_epoch=self.leader_epoch + leads_anew,
+            leader=change.leader if elects else self.leader,
+            leader_epoch=self.leader_epoch + elects,
             partition_epoch=self.partition_epoch + 1,
             directories=directories,
             removing_replicas=_or(change.removing_replicas, self.removing_replicas),

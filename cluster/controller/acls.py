@@ -17,8 +17,8 @@ from uuid import UUID
 
 from fencepost.cluster.acl import CLUSTER_NAME, Acl, AclFilter, AclLimits, Permission, ResourceType
 from fencepost.cluster.controller.errors import InvalidRequestError, PolicyViolationError
-from fencepost.cluster.controller.outcome import Outcome
-from fencepost.cluster.controller.view import View
+from fencepost.cluster.controller.outcome import ControllerResult
+from fencepost.cluster.controller.view import ControllerView
 from fencepost.cluster.records import (
     AccessControlEntryRecord,
     MetadataRecord,
@@ -49,7 +49,7 @@ ReasonAgainst = Callable[[MetadataRecord], str | None]
 """Returns why the metadata store cannot keep a record; None if it can."""
 
 
-class Creation(NamedTuple):
+class AclCreation(NamedTuple):
     """The outcome for the ACLs of one request."""
 
     errors: list[DomainError | None]
@@ -59,8 +59,8 @@ class Creation(NamedTuple):
 
 
 def check_creation(
-    view: View, wanted: Iterable[Acl], existing: AclIndex, reason_against: ReasonAgainst
-) -> Steps[Creation]:
+    view: ControllerView, wanted: Iterable[Acl], existing: AclIndex, reason_against: ReasonAgainst
+) -> Steps[AclCreation]:
     """Return the ``wanted`` ACLs that must be created. Raises PolicyViolationError for too many."""
     limits = view.settings.acl_limits
     errors: list[DomainError | None] = []
@@ -76,12 +76,12 @@ def check_creation(
     _check_limit(len(created), limits.max_changes_per_request, "max_changes_per_request")
     _check_limit(size, limits.max_change_bytes, "max_change_bytes")
     _check_room(view, len(created))
-    return Creation(errors, sorted(created, key=_allows))
+    return AclCreation(errors, sorted(created, key=_allows))
 
 
 def create_acls(
-    view: View, acls: Iterable[Acl], existing: AclIndex, draw_id: Callable[[], UUID]
-) -> Outcome[None]:
+    view: ControllerView, acls: Iterable[Acl], existing: AclIndex, draw_id: Callable[[], UUID]
+) -> ControllerResult[None]:
     """Create the checked ``acls`` that do not exist. Raises PolicyViolationError for too many."""
     new = [acl for acl in acls if existing.id_of(acl) is None]
     _check_room(view, len(new))
@@ -91,7 +91,7 @@ def create_acls(
         while id_ in view.image.acls:
             id_ = draw_id()
         records.append(_record(id_, acl))
-    return Outcome(None, tuple(records))
+    return ControllerResult(None, tuple(records))
 
 
 def check_filter(wanted: AclFilter) -> None:
@@ -102,7 +102,7 @@ def check_filter(wanted: AclFilter) -> None:
         )
 
 
-class Deletion(NamedTuple):
+class AclDeletion(NamedTuple):
     """The outcome for the filters of one request."""
 
     answers: list[list[Acl] | DomainError]
@@ -111,7 +111,9 @@ class Deletion(NamedTuple):
     """The matched ACLs, each once, denials last."""
 
 
-def check_deletion(view: View, filters: Iterable[AclFilter], existing: AclIndex) -> Steps[Deletion]:
+def check_deletion(
+    view: ControllerView, filters: Iterable[AclFilter], existing: AclIndex
+) -> Steps[AclDeletion]:
     """Return the ACLs that must be deleted. Raises InvalidRequestError for too many.
 
     Deleted ACLs are limited as in Kafka. The ACLs in the response are limited as well, unlike in
@@ -142,13 +144,13 @@ def check_deletion(view: View, filters: Iterable[AclFilter], existing: AclIndex)
                 f"The filters match more than {MAX_MATCHES_TOLD} ACLs (MAX_MATCHES_TOLD), each"
                 " counted once per filter."
             )
-    return Deletion(answers, sorted(deleted, key=_allows, reverse=True))
+    return AclDeletion(answers, sorted(deleted, key=_allows, reverse=True))
 
 
-def delete_acls(acls: Iterable[Acl], existing: AclIndex) -> Outcome[None]:
+def delete_acls(acls: Iterable[Acl], existing: AclIndex) -> ControllerResult[None]:
     """Delete the ``acls`` that exist."""
     ids = (existing.id_of(acl) for acl in acls)
-    return Outcome(
+    return ControllerResult(
         None, tuple(RemoveAccessControlEntryRecord(id_) for id_ in ids if id_ is not None)
     )
 
@@ -157,7 +159,7 @@ def _allows(acl: Acl) -> bool:
     return acl.permission is Permission.ALLOW
 
 
-def _check_room(view: View, more: int) -> None:
+def _check_room(view: ControllerView, more: int) -> None:
     if more:
         _check_limit(len(view.image.acls) + more, view.settings.acl_limits.max_acls, "max_acls")
 

@@ -79,7 +79,7 @@ def registration(broker: LocalBroker, offset: int) -> RegisterBrokerRecord:
     )
 
 
-def leads_again(broker_id: int) -> PartitionChangeRecord:
+def new_leader_epoch(broker_id: int) -> PartitionChangeRecord:
     """Return a record with which every partition of a standalone broker begins a leader epoch.
 
     The topic id and the partition index in it are placeholders.

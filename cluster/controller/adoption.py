@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from uuid import UUID
 
-from fencepost.cluster.controller.outcome import Outcome
-from fencepost.cluster.controller.topics import check_room, topic_head
-from fencepost.cluster.controller.view import View
+from fencepost.cluster.controller.outcome import ControllerResult
+from fencepost.cluster.controller.topics import check_partition_limit, topic_head
+from fencepost.cluster.controller.view import ControllerView
 from fencepost.cluster.image import PartitionRegistration
 from fencepost.cluster.image_records import partition_record
 from fencepost.cluster.topic_records import TopicRecords
@@ -32,14 +32,14 @@ class AdoptedTopic:
     leader_epoch: int
 
 
-def adopt_topic(view: View, topic: AdoptedTopic) -> Outcome[None]:
+def adopt_topic(view: ControllerView, topic: AdoptedTopic) -> ControllerResult[None]:
     """Create a topic from directories of this node's broker. Raises PolicyViolationError."""
-    check_room(view, 1, topic.partitions)
+    check_partition_limit(view, 1, topic.partitions)
     node_id = view.settings.node_id
     state = local_partition(node_id, view.default_directory(node_id), topic.leader_epoch)
     form = partition_record(topic.topic_id, 0, state)
     head = topic_head(topic.name, topic.topic_id, topic.configs)
-    return Outcome(None, TopicRecords(head, topic.topic_id, 0, (form,) * topic.partitions))
+    return ControllerResult(None, TopicRecords(head, topic.topic_id, 0, (form,) * topic.partitions))
 
 
 def local_partition(node_id: int, directory_id: UUID, leader_epoch: int) -> PartitionRegistration:

@@ -21,14 +21,14 @@ from fencepost.cluster.controller.errors import (
 )
 from fencepost.cluster.controller.heartbeats import (
     BrokerControlState,
-    Heartbeat,
-    Heartbeats,
-    Step,
+    BrokerHeartbeatManager,
+    BrokerHeartbeatRequest,
+    RegistrationChange,
     state_of,
     step,
 )
-from fencepost.cluster.controller.outcome import Change, Outcome, told
-from fencepost.cluster.controller.view import View
+from fencepost.cluster.controller.outcome import ControllerResult, PartitionChange, events_of
+from fencepost.cluster.controller.view import ControllerView
 from fencepost.cluster.image import BrokerRegistration, TopicImage
 from fencepost.cluster.records import (
     BrokerEndpoint,
@@ -54,7 +54,7 @@ _RESERVED_DIRECTORIES: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Registration:
+class BrokerRegistrationRequest:
     """A broker's registration request (kafka: ``BrokerRegistrationRequest``)."""
 
     broker_id: int
@@ -70,7 +70,7 @@ class Registration:
 
 
 @dataclass(frozen=True, slots=True)
-class ControllerRegistration:
+class ControllerRegistrationRequest:
     """A controller's registration request (kafka: ``ControllerRegistrationRequest``)."""
 
     controller_id: int
@@ -81,7 +81,7 @@ class ControllerRegistration:
 
 
 @dataclass(frozen=True, slots=True)
-class HeartbeatReply:
+class BrokerHeartbeatReply:
     """The answer to a heartbeat."""
 
     is_caught_up: bool
@@ -95,8 +95,12 @@ class HeartbeatReply:
 
 
 def register(
-    view: View, heartbeats: Heartbeats, request: Registration, next_offset: int, now_ms: int
-) -> Outcome[int | None]:
+    view: ControllerView,
+    heartbeats: BrokerHeartbeatManager,
+    request: BrokerRegistrationRequest,
+    next_offset: int,
+    now_ms: int,
+) -> ControllerResult[int | None]:
     """Register a broker; the answer is its epoch, or None if the caller must call again.
 
     ``next_offset`` is the offset of the first record that will be written, and becomes the epoch of
@@ -138,12 +142,12 @@ def register(
             fenced=existing.fenced,
             in_controlled_shutdown=existing.in_controlled_shutdown,
         )
-        return Outcome(record.broker_epoch, (record,))
+        return ControllerResult(record.broker_epoch, (record,))
     is_clean = existing is not None and existing.epoch == request.previous_broker_epoch
     changes = _shut_down(view, broker_id, is_clean=is_clean)
     if len(changes) > MAX_CHANGES:
         ahead = _first_of(changes)
-        return Outcome(None, ahead.records, events=ahead.events)
+        return ControllerResult(None, ahead.records, events=ahead.events)
     event = Event(
         "broker-registered",
         f"broker {broker_id}",
@@ -154,10 +158,10 @@ def register(
         },
     )
     records: tuple[MetadataRecord, ...] = (*(one.record for one in changes), record)
-    return Outcome(record.broker_epoch, records, events=(event, *told(changes)))
+    return ControllerResult(record.broker_epoch, records, events=(event, *events_of(changes)))
 
 
-def _check_directories(view: View, request: Registration) -> None:
+def _check_directories(view: ControllerView, request: BrokerRegistrationRequest) -> None:
     directories = request.log_dirs
     if not directories:
         raise InvalidRegistrationError("No directories specified in request")
@@ -173,7 +177,7 @@ def _check_directories(view: View, request: Registration) -> None:
                 )
 
 
-def _check_features(view: View, request: Registration) -> None:
+def _check_features(view: ControllerView, request: BrokerRegistrationRequest) -> None:
     """Raise unless every finalized level is in the broker's range, by default 0-0."""
     ranges = {
         one.name: (one.min_supported_version, one.max_supported_version) for one in request.features
@@ -191,7 +195,7 @@ def _check_features(view: View, request: Registration) -> None:
             )
 
 
-def register_controller(request: ControllerRegistration) -> Outcome[None]:
+def register_controller(request: ControllerRegistrationRequest) -> ControllerResult[None]:
     """Record a controller's listeners and supported features."""
     record = RegisterControllerRecord(
         request.controller_id,
@@ -200,15 +204,18 @@ def register_controller(request: ControllerRegistration) -> Outcome[None]:
         request.end_points,
         request.features,
     )
-    return Outcome(None, (record,))
+    return ControllerResult(None, (record,))
 
 
 # --- heartbeats ---
 
 
 def heartbeat(
-    view: View, heartbeats: Heartbeats, request: Heartbeat, now_ms: int
-) -> Outcome[HeartbeatReply]:
+    view: ControllerView,
+    heartbeats: BrokerHeartbeatManager,
+    request: BrokerHeartbeatRequest,
+    now_ms: int,
+) -> ControllerResult[BrokerHeartbeatReply]:
     """Process a heartbeat; raises StaleBrokerEpochError."""
     broker = view.registered(request.broker_id, request.broker_epoch)
     leads = request.want_shut_down and any(
@@ -222,7 +229,7 @@ def heartbeat(
     else:
         now = state_of(broker)
         if now is following is BrokerControlState.CONTROLLED_SHUTDOWN:
-            outcome = _go_on_shutting_down(view, heartbeats, request)
+            outcome = _continue_shutdown(view, heartbeats, request)
         else:
             outcome = _STEPS[step(now, following)](view, heartbeats, request)
         if outcome.answer and following is not BrokerControlState.CONTROLLED_SHUTDOWN:
@@ -230,32 +237,38 @@ def heartbeat(
     cordoned = _directories_cordoned(broker, request.cordoned_log_dirs)
     heartbeats.touch(request.broker_id, request.current_metadata_offset, now_ms)
     is_fenced = following in (BrokerControlState.FENCED, BrokerControlState.SHUTDOWN_NOW)
-    reply = HeartbeatReply(
+    reply = BrokerHeartbeatReply(
         is_caught_up=heartbeats.is_caught_up(request),
         is_fenced=is_fenced,
         should_shut_down=following is BrokerControlState.SHUTDOWN_NOW,
         is_more=outcome.answer,
     )
-    return Outcome(reply, (*outcome.records, *cordoned), events=outcome.events)
+    return ControllerResult(reply, (*outcome.records, *cordoned), events=outcome.events)
 
 
-def _stay(_view: View, _heartbeats: Heartbeats, _request: Heartbeat) -> Outcome[bool]:
-    return Outcome(False)
+def _keep_state(
+    _view: ControllerView, _heartbeats: BrokerHeartbeatManager, _request: BrokerHeartbeatRequest
+) -> ControllerResult[bool]:
+    return ControllerResult(False)
 
 
-def _fence_at_wish(view: View, _: Heartbeats, request: Heartbeat) -> Outcome[bool]:
+def _fence_on_request(
+    view: ControllerView, _: BrokerHeartbeatManager, request: BrokerHeartbeatRequest
+) -> ControllerResult[bool]:
     wish = "it shuts down" if request.want_shut_down else "it wants to be fenced"
     return fence(view, view.image.brokers[request.broker_id], wish)
 
 
-def _unfence(view: View, heartbeats: Heartbeats, request: Heartbeat) -> Outcome[bool]:
+def _unfence(
+    view: ControllerView, heartbeats: BrokerHeartbeatManager, request: BrokerHeartbeatRequest
+) -> ControllerResult[bool]:
     cause = "it has caught up with the record of its registration"
     return unfence(view, heartbeats, view.image.brokers[request.broker_id], cause)
 
 
 def unfence(
-    view: View, heartbeats: Heartbeats, broker: BrokerRegistration, why: str
-) -> Outcome[bool]:
+    view: ControllerView, heartbeats: BrokerHeartbeatManager, broker: BrokerRegistration, why: str
+) -> ControllerResult[bool]:
     """Unfence a broker, and elect it leader of partitions that have none."""
     leaderless = [
         (topic, index)
@@ -271,14 +284,16 @@ def unfence(
         f"broker {broker.broker_id}",
         {"broker_epoch": broker.epoch, "cause": why},
     )
-    return _with(changes, before=(record,), events=(event,))
+    return _result_of(changes, before=(record,), events=(event,))
 
 
-def _begin_shutdown(view: View, _: Heartbeats, request: Heartbeat) -> Outcome[bool]:
+def _begin_shutdown(
+    view: ControllerView, _: BrokerHeartbeatManager, request: BrokerHeartbeatRequest
+) -> ControllerResult[bool]:
     return begin_shutdown(view, view.image.brokers[request.broker_id])
 
 
-def begin_shutdown(view: View, broker: BrokerRegistration) -> Outcome[bool]:
+def begin_shutdown(view: ControllerView, broker: BrokerRegistration) -> ControllerResult[bool]:
     """Move leadership away from a broker and remove it from every ISR.
 
     The answer says whether partitions remain. Every active broker must apply the last of these
@@ -299,17 +314,17 @@ def begin_shutdown(view: View, broker: BrokerRegistration) -> Outcome[bool]:
         f"broker {broker.broker_id}",
         {"broker_epoch": broker.epoch, "partitions": len(changes)},
     )
-    done = _with(changes, before=(record,), events=(event,))
+    done = _result_of(changes, before=(record,), events=(event,))
     return replace(done, answer=len(changes) == MAX_CHANGES)
 
 
-def _has_another(view: View, topic: TopicImage, index: int, broker_id: int) -> bool:
+def _has_another(view: ControllerView, topic: TopicImage, index: int, broker_id: int) -> bool:
     """Whether another active replica may lead. If not, the broker remains leader (ZooKeeper)."""
     isr = topic.partitions[index].isr
     return any(one != broker_id and view.is_active(one) for one in isr)
 
 
-def led_by(view: View, broker_id: int) -> list[tuple[str, int]]:
+def led_by(view: ControllerView, broker_id: int) -> list[tuple[str, int]]:
     """Return the partitions that a broker leads and that have other replicas.
 
     Source: ``ControllerContext.partitionLeadersOnBroker``.
@@ -321,18 +336,20 @@ def led_by(view: View, broker_id: int) -> list[tuple[str, int]]:
     ]
 
 
-def _go_on_shutting_down(view: View, heartbeats: Heartbeats, request: Heartbeat) -> Outcome[bool]:
+def _continue_shutdown(
+    view: ControllerView, heartbeats: BrokerHeartbeatManager, request: BrokerHeartbeatRequest
+) -> ControllerResult[bool]:
     """Continue a controlled shutdown with the partitions that the broker still has in an ISR."""
     some = next(_in_isr(view, request.broker_id), None)
-    return Outcome(False) if some is None else _begin_shutdown(view, heartbeats, request)
+    return ControllerResult(False) if some is None else _begin_shutdown(view, heartbeats, request)
 
 
 def _directories_offline(
-    view: View, broker: BrokerRegistration, offline: tuple[UUID, ...]
-) -> Outcome[bool]:
+    view: ControllerView, broker: BrokerRegistration, offline: tuple[UUID, ...]
+) -> ControllerResult[bool]:
     gone = set(offline) & set(broker.directories)
     if not gone:
-        return Outcome(False)
+        return ControllerResult(False)
     inside = (
         (topic, index)
         for topic, index in _in_isr(view, broker.broker_id)
@@ -351,7 +368,7 @@ def _directories_offline(
         f"broker {broker.broker_id}",
         {"offline": sorted(map(str, gone)), "online": sorted(map(str, online))},
     )
-    return _with(changes, after=(record,), events=(event,))
+    return _result_of(changes, after=(record,), events=(event,))
 
 
 def _directories_cordoned(
@@ -365,20 +382,27 @@ def _directories_cordoned(
     )
 
 
-_STEPS: Final[Mapping[Step, Callable[[View, Heartbeats, Heartbeat], Outcome[bool]]]] = {
-    Step.NOTHING: _stay,
-    Step.FENCE: _fence_at_wish,
-    Step.UNFENCE: _unfence,
-    Step.BEGIN_SHUTDOWN: _begin_shutdown,
+_STEPS: Final[
+    Mapping[
+        RegistrationChange,
+        Callable[
+            [ControllerView, BrokerHeartbeatManager, BrokerHeartbeatRequest], ControllerResult[bool]
+        ],
+    ]
+] = {
+    RegistrationChange.NOTHING: _keep_state,
+    RegistrationChange.FENCE: _fence_on_request,
+    RegistrationChange.UNFENCE: _unfence,
+    RegistrationChange.BEGIN_SHUTDOWN: _begin_shutdown,
 }
 
 
 # --- brokers discovered in ZooKeeper ---
 
 
-def appeared(
-    view: View, heartbeats: Heartbeats, seen: RegisterBrokerRecord, where: str
-) -> Outcome[bool]:
+def discovered(
+    view: ControllerView, heartbeats: BrokerHeartbeatManager, seen: RegisterBrokerRecord, where: str
+) -> ControllerResult[bool]:
     """Handle a broker that was discovered in ZooKeeper; the answer says whether to call again."""
     known = view.image.brokers.get(seen.broker_id)
     # A broker with a new epoch lost its session in between, even if no controller noticed it, so
@@ -386,29 +410,31 @@ def appeared(
     if known is not None and known.epoch != seen.broker_epoch and not known.fenced:
         return replace(fence(view, known, f"it is {where} in a later epoch"), answer=True)
     if known is None or known.epoch != seen.broker_epoch:
-        return Outcome(True, (replace(seen, fenced=True),))
+        return ControllerResult(True, (replace(seen, fenced=True),))
     if known.fenced:
         return unfence(view, heartbeats, known, f"it is {where}")
     if known.listeners != {one.name: one for one in seen.end_points}:
         shuts_down = known.in_controlled_shutdown
-        return Outcome(False, (replace(seen, fenced=False, in_controlled_shutdown=shuts_down),))
-    return Outcome(False)
+        return ControllerResult(
+            False, (replace(seen, fenced=False, in_controlled_shutdown=shuts_down),)
+        )
+    return ControllerResult(False)
 
 
-def never_seen(view: View, broker_id: int, cause: str) -> Outcome[bool]:
+def remove_unregistered(view: ControllerView, broker_id: int, cause: str) -> ControllerResult[bool]:
     """Remove an unregistered broker from every ISR; the answer says whether to call again."""
     changes = view.leader_and_isr_updates(
         _in_isr(view, broker_id), cause, removed=broker_id, at_most=MAX_CHANGES
     )
-    return replace(_with(changes, events=()), answer=len(changes) == MAX_CHANGES)
+    return replace(_result_of(changes, events=()), answer=len(changes) == MAX_CHANGES)
 
 
 # --- fencing and unregistration ---
 
 
 def fence(
-    view: View, broker: BrokerRegistration, cause: str, *, forgets: bool = False
-) -> Outcome[bool]:
+    view: ControllerView, broker: BrokerRegistration, cause: str, *, forgets: bool = False
+) -> ControllerResult[bool]:
     """Remove a broker from every ISR, elect other leaders for its partitions, and fence it.
 
     The answer says whether the caller must call again, because the broker is not fenced before all
@@ -431,10 +457,12 @@ def fence(
         f"broker {broker_id}",
         {"broker_epoch": broker.epoch, "cause": cause, "partitions": len(changes)},
     )
-    return _with(changes, after=(record,), events=(event,))
+    return _result_of(changes, after=(record,), events=(event,))
 
 
-def expire(view: View, heartbeats: Heartbeats, now_ms: int) -> Outcome[bool]:
+def expire(
+    view: ControllerView, heartbeats: BrokerHeartbeatManager, now_ms: int
+) -> ControllerResult[bool]:
     """Fence the broker whose session expired first.
 
     Sessions expire one at a time, so that each decision sees the result of the previous one. The
@@ -442,7 +470,7 @@ def expire(view: View, heartbeats: Heartbeats, now_ms: int) -> Outcome[bool]:
     """
     broker_id = heartbeats.expired(now_ms)
     if broker_id is None:
-        return Outcome(False)
+        return ControllerResult(False)
     broker = view.image.brokers[broker_id]
     if not broker.fenced:
         outcome = fence(view, broker, "its session has timed out")
@@ -450,10 +478,12 @@ def expire(view: View, heartbeats: Heartbeats, now_ms: int) -> Outcome[bool]:
             heartbeats.end_session(broker_id)
         return replace(outcome, answer=True)
     heartbeats.end_session(broker_id)
-    return Outcome(True)
+    return ControllerResult(True)
 
 
-def elect_leaderless(view: View, heartbeats: Heartbeats) -> Outcome[bool]:
+def elect_leaderless(
+    view: ControllerView, heartbeats: BrokerHeartbeatManager
+) -> ControllerResult[bool]:
     """Elect leaders for queued leaderless partitions; the answer says whether any were queued."""
     asked, cause = heartbeats.take_elections(MAX_CHANGES)
     leaderless = [
@@ -463,10 +493,10 @@ def elect_leaderless(view: View, heartbeats: Heartbeats) -> Outcome[bool]:
         and topic.partitions[index].leader < 0
     ]
     changes = view.leader_and_isr_updates(leaderless, cause)
-    return replace(_with(changes, events=()), answer=bool(asked))
+    return replace(_result_of(changes, events=()), answer=bool(asked))
 
 
-def unregister(view: View, broker_id: int) -> Outcome[bool]:
+def unregister(view: ControllerView, broker_id: int) -> ControllerResult[bool]:
     """Unregister a broker; the answer says whether the caller must call again.
 
     Raises BrokerIdNotRegisteredError. The broker's logs no longer count, so it leaves the eligible
@@ -486,10 +516,10 @@ def unregister(view: View, broker_id: int) -> Outcome[bool]:
         return _first_of(changes)
     record = UnregisterBrokerRecord(broker_id, broker.epoch)
     event = Event("broker-unregistered", f"broker {broker_id}", {"broker_epoch": broker.epoch})
-    return _with(changes, after=(record,), events=(event,))
+    return _result_of(changes, after=(record,), events=(event,))
 
 
-def _shut_down(view: View, broker_id: int, *, is_clean: bool) -> list[Change]:
+def _shut_down(view: ControllerView, broker_id: int, *, is_clean: bool) -> list[PartitionChange]:
     """Return the changes that the end of a broker's run needs (kafka: ``handleBrokerShutdown``)."""
     is_unclean = view.elr_enabled and not is_clean
     return view.leader_and_isr_updates(
@@ -503,7 +533,7 @@ def _shut_down(view: View, broker_id: int, *, is_clean: bool) -> list[Change]:
 
 
 def _in_isr(
-    view: View, broker_id: int, *, with_elr: bool = False
+    view: ControllerView, broker_id: int, *, with_elr: bool = False
 ) -> Iterator[tuple[TopicImage, int]]:
     """Yield the partitions whose ISR contains the broker.
 
@@ -519,17 +549,17 @@ def _in_isr(
             yield topic, index
 
 
-def _first_of(changes: Sequence[Change]) -> Outcome[bool]:
+def _first_of(changes: Sequence[PartitionChange]) -> ControllerResult[bool]:
     """Return the first :data:`MAX_CHANGES` changes; the answer tells the caller to call again."""
-    return replace(_with(changes[:MAX_CHANGES], events=()), answer=True)
+    return replace(_result_of(changes[:MAX_CHANGES], events=()), answer=True)
 
 
-def _with(
-    changes: Sequence[Change],
+def _result_of(
+    changes: Sequence[PartitionChange],
     *,
     before: tuple[MetadataRecord, ...] = (),
     after: tuple[MetadataRecord, ...] = (),
     events: tuple[Event, ...],
-) -> Outcome[bool]:
+) -> ControllerResult[bool]:
     records = (*before, *(one.record for one in changes), *after)
-    return Outcome(False, records, events=(*events, *told(changes)))
+    return ControllerResult(False, records, events=(*events, *events_of(changes)))

@@ -18,8 +18,8 @@ from fencepost.cluster.controller.errors import (
     PolicyViolationError,
     UnknownTopicOrPartitionError,
 )
-from fencepost.cluster.controller.outcome import Outcome
-from fencepost.cluster.controller.view import View
+from fencepost.cluster.controller.outcome import ControllerResult
+from fencepost.cluster.controller.view import ControllerView
 from fencepost.cluster.image import BROKER_RESOURCE, GROUP_RESOURCE, TOPIC_RESOURCE
 from fencepost.cluster.records import ClearElrRecord, ConfigRecord, MetadataRecord
 
@@ -50,14 +50,14 @@ class AlterConfig(NamedTuple):
 
 
 def incremental_alter_configs(
-    view: View,
+    view: ControllerView,
     resource: Resource,
     changes: Sequence[AlterConfig],
     *,
     check_configs: CheckConfigs,
     list_default: Callable[[int, str], str | None],
     validate_only: bool = False,
-) -> Outcome[None]:
+) -> ControllerResult[None]:
     """Change some settings of a resource, or with ``validate_only`` only check the change.
 
     ``list_default`` returns the default of a list by resource type and key, and None for a setting
@@ -86,13 +86,13 @@ def incremental_alter_configs(
 
 
 def legacy_alter_configs(
-    view: View,
+    view: ControllerView,
     resource: Resource,
     configs: Mapping[str, str | None],
     *,
     check_configs: CheckConfigs,
     validate_only: bool = False,
-) -> Outcome[None]:
+) -> ControllerResult[None]:
     """Replace all settings of a resource; settings that are not named are removed.
 
     With ``validate_only`` nothing changes. Raises what :func:`incremental_alter_configs` does.
@@ -103,13 +103,13 @@ def legacy_alter_configs(
 
 
 def _altered(
-    view: View,
+    view: ControllerView,
     resource: Resource,
     wanted: Mapping[str, str | None],
     check_configs: CheckConfigs,
     *,
     validate_only: bool,
-) -> Outcome[None]:
+) -> ControllerResult[None]:
     kind, name = resource
     current = view.image.configs.get(resource, {})
     after = {key: value for key, value in {**current, **wanted}.items() if value is not None}
@@ -117,9 +117,9 @@ def _altered(
     if kind == TOPIC_RESOURCE and name not in view.image.topics:
         raise UnknownTopicOrPartitionError(f"The topic '{name}' does not exist.")
     _check_min_isr(view, resource, after, wanted)
-    _check_group_room(view, resource, after)
+    _check_group_limit(view, resource, after)
     if validate_only:
-        return Outcome(None)
+        return ControllerResult(None)
     records: list[MetadataRecord] = [
         ConfigRecord(kind, name, key, value)
         for key, value in wanted.items()
@@ -130,10 +130,10 @@ def _altered(
     if is_min_isr_new and view.elr_enabled:
         # The eligible leader replicas depend on the previous value.
         records.append(ClearElrRecord(name if kind == TOPIC_RESOURCE else ""))
-    return Outcome(None, tuple(records))
+    return ControllerResult(None, tuple(records))
 
 
-def _check_group_room(view: View, resource: Resource, after: Mapping[str, str]) -> None:
+def _check_group_limit(view: ControllerView, resource: Resource, after: Mapping[str, str]) -> None:
     configs, limit = view.image.configs, view.settings.max_configured_groups
     if resource[0] != GROUP_RESOURCE or not after or configs.get(resource):
         return
@@ -142,7 +142,10 @@ def _check_group_room(view: View, resource: Resource, after: Mapping[str, str]) 
 
 
 def _check_min_isr(
-    view: View, resource: Resource, after: Mapping[str, str], wanted: Mapping[str, str | None]
+    view: ControllerView,
+    resource: Resource,
+    after: Mapping[str, str],
+    wanted: Mapping[str, str | None],
 ) -> None:
     """Raise InvalidConfigError unless all brokers keep one ``min.insync.replicas`` for the ELRs."""
     kind, name = resource

@@ -15,9 +15,9 @@ from fencepost.cluster.controller.errors import (
     PreferredLeaderNotAvailableError,
     UnknownTopicOrPartitionError,
 )
-from fencepost.cluster.controller.outcome import Change, Outcome, told
+from fencepost.cluster.controller.outcome import ControllerResult, PartitionChange, events_of
 from fencepost.cluster.controller.partition_change import Election
-from fencepost.cluster.controller.view import View
+from fencepost.cluster.controller.view import ControllerView
 from fencepost.cluster.image import PartitionRegistration
 from fencepost.logcore.machine import DomainError
 from fencepost.logcore.tracebacks import without_traceback
@@ -27,8 +27,8 @@ Partition = tuple[str, int]
 
 
 def elect_leaders(
-    view: View, election: Election, partitions: Sequence[Partition] | None
-) -> Outcome[list[tuple[Partition, DomainError | None]]]:
+    view: ControllerView, election: Election, partitions: Sequence[Partition] | None
+) -> ControllerResult[list[tuple[Partition, DomainError | None]]]:
     """Hold the election, PREFERRED or UNCLEAN, for each partition; None means all.
 
     If ``partitions`` is None, the answer omits partitions that need no election.
@@ -39,7 +39,7 @@ def elect_leaders(
         else partitions
     )
     answers: list[tuple[Partition, DomainError | None]] = []
-    changes: list[Change] = []
+    changes: list[PartitionChange] = []
     for topic, index in asked:
         try:
             changes += _elect(view, topic, index, election, "ElectLeaders")
@@ -50,10 +50,14 @@ def elect_leaders(
             answers.append(((topic, index), without_traceback(error)))
         else:
             answers.append(((topic, index), None))
-    return Outcome(answers, tuple(one.record for one in changes), events=tuple(told(changes)))
+    return ControllerResult(
+        answers, tuple(one.record for one in changes), events=tuple(events_of(changes))
+    )
 
 
-def _elect(view: View, name: str, index: int, election: Election, cause: str) -> list[Change]:
+def _elect(
+    view: ControllerView, name: str, index: int, election: Election, cause: str
+) -> list[PartitionChange]:
     topic = view.image.topics.get(name)
     if topic is None or not 0 <= index < len(topic.partitions):
         # The message omits the name: it may be long, and a request may name thousands of
@@ -79,7 +83,7 @@ def _has_preferred_leader(partition: PartitionRegistration) -> bool:
     return partition.leader == partition.replicas[0]
 
 
-def balance_leaders(view: View) -> Outcome[bool]:
+def balance_leaders(view: ControllerView) -> ControllerResult[bool]:
     """Elect the preferred leader of partitions that another broker leads.
 
     With ``leader_imbalance_percentage``, a broker is skipped unless other brokers lead more than
@@ -99,7 +103,7 @@ def balance_leaders(view: View) -> Outcome[bool]:
     )
 
 
-def _balanced_brokers(view: View) -> set[int]:
+def _balanced_brokers(view: ControllerView) -> set[int]:
     """Brokers that lead enough of the partitions whose preferred leader they are."""
     percentage = view.settings.leader_imbalance_percentage
     if percentage is None:
@@ -115,7 +119,7 @@ def _balanced_brokers(view: View) -> set[int]:
     }
 
 
-def elect_unclean_leaders(view: View) -> Outcome[bool]:
+def elect_unclean_leaders(view: ControllerView) -> ControllerResult[bool]:
     """Elect any replica of a leaderless partition whose topic allows an unclean election.
 
     The answer says whether more elections remain.
@@ -133,9 +137,9 @@ def elect_unclean_leaders(view: View) -> Outcome[bool]:
 
 
 def _swept(
-    view: View, partitions: Iterator[Partition], election: Election, cause: str
-) -> Outcome[bool]:
-    changes: list[Change] = []
+    view: ControllerView, partitions: Iterator[Partition], election: Election, cause: str
+) -> ControllerResult[bool]:
+    changes: list[PartitionChange] = []
     for topic, index in partitions:
         if len(changes) >= view.settings.max_elections:
             break
@@ -145,4 +149,4 @@ def _swept(
             continue
     records = tuple(one.record for one in changes)
     is_more = len(changes) >= view.settings.max_elections
-    return Outcome(is_more, records, events=tuple(told(changes)))
+    return ControllerResult(is_more, records, events=tuple(events_of(changes)))

@@ -15,8 +15,8 @@ from fencepost.cluster.controller.activation import (
     MIN_INSYNC_REPLICAS,
 )
 from fencepost.cluster.controller.errors import InvalidUpdateVersionError
-from fencepost.cluster.controller.outcome import Outcome
-from fencepost.cluster.controller.view import View
+from fencepost.cluster.controller.outcome import ControllerResult
+from fencepost.cluster.controller.view import ControllerView
 from fencepost.cluster.image import BROKER_RESOURCE
 from fencepost.cluster.records import ConfigRecord, FeatureLevelRecord, MetadataRecord
 from fencepost.logcore.machine import Event
@@ -42,8 +42,8 @@ class FeatureUpdate:
 
 
 def update_features(
-    view: View, updates: Sequence[FeatureUpdate], *, validate_only: bool = False
-) -> Outcome[Mapping[str, int]]:
+    view: ControllerView, updates: Sequence[FeatureUpdate], *, validate_only: bool = False
+) -> ControllerResult[Mapping[str, int]]:
     """Check all ``updates``, then make all or none; the last one of each name counts.
 
     A level that the feature already has is not a change; the answer contains only changed levels.
@@ -63,7 +63,7 @@ def update_features(
         if update.level != view.image.features.get(name, 0)
     }
     if validate_only:
-        return Outcome(changed)
+        return ControllerResult(changed)
     records: list[MetadataRecord] = []
     if changed.get(ELR_VERSION):
         records += _one_min_isr(view)
@@ -76,10 +76,10 @@ def update_features(
         )
         for name, level in changed.items()
     ]
-    return Outcome(changed, tuple(records), events=tuple(events))
+    return ControllerResult(changed, tuple(records), events=tuple(events))
 
 
-def _reasons_against(view: View, update: FeatureUpdate) -> Iterator[str]:
+def _reasons_against(view: ControllerView, update: FeatureUpdate) -> Iterator[str]:
     if update.upgrade_type is UpgradeType.UNKNOWN:
         yield "The controller does not support the given upgrade type."
     if update.level < 0:
@@ -112,7 +112,7 @@ def _unsupported(who: str, supported: tuple[int, int] | None, level: int) -> Ite
         yield f"{who} only supports versions {supported[0]}-{supported[1]}"
 
 
-def _one_min_isr(view: View) -> Iterator[ConfigRecord]:
+def _one_min_isr(view: ControllerView) -> Iterator[ConfigRecord]:
     """Yield records that give all brokers one ``min.insync.replicas``, as the ELR requires."""
     configs = view.image.configs
     if MIN_INSYNC_REPLICAS not in configs.get((BROKER_RESOURCE, ""), {}):

@@ -35,8 +35,8 @@ def handed_over(image: MetadataImage, broker_id: int) -> MetadataImage:
     own = image.brokers.get(broker_id)
     epoch = -1 if own is None else own.epoch
     delta.replay(BrokerRegistrationChangeRecord(broker_id, epoch, fenced=_FENCED))
-    nobody_leads = PartitionChangeRecord(UUID(int=0), 0, leader=NO_LEADER)
-    for _ in delta.change_all(nobody_leads, (broker_id,)):
+    without_leader = PartitionChangeRecord(UUID(int=0), 0, leader=NO_LEADER)
+    for _ in delta.change_all(without_leader, (broker_id,)):
         pass  # the iterator makes the changes
     return delta.apply(image.offset, image.epoch)
 
@@ -101,7 +101,7 @@ def taken_back(
         if missing:
             reasons.append(f"it is not in the ISR of {name}, partitions {', '.join(missing)}")
         for one in {*topic.partitions} - alone.keys():
-            alone[one] = _alone(one, broker_id, directory_id)
+            alone[one] = _only_replica(one, broker_id, directory_id)
         partitions = tuple(alone[one] for one in topic.partitions)
         topics[name] = TopicImage(name, topic.topic_id, partitions)
     own = {one: known for one, known in image.brokers.items() if one == broker_id}
@@ -123,7 +123,9 @@ def taken_back(
     return after, reasons
 
 
-def _alone(one: PartitionRegistration, broker_id: int, directory_id: UUID) -> PartitionRegistration:
+def _only_replica(
+    one: PartitionRegistration, broker_id: int, directory_id: UUID
+) -> PartitionRegistration:
     return PartitionRegistration(
         replicas=(broker_id,),
         isr=(broker_id,),

@@ -24,7 +24,7 @@ class BrokerControlState(Enum):
     SHUTDOWN_NOW = "SHUTDOWN_NOW"
 
 
-class Step(Enum):
+class RegistrationChange(Enum):
     """The change that must be written when a broker's state changes."""
 
     NOTHING = "nothing"
@@ -35,23 +35,23 @@ class Step(Enum):
 
 _S = BrokerControlState
 
-TRANSITIONS: Final[Mapping[tuple[BrokerControlState, BrokerControlState], Step]] = {
-    (_S.FENCED, _S.FENCED): Step.NOTHING,
-    (_S.FENCED, _S.UNFENCED): Step.UNFENCE,
-    (_S.FENCED, _S.SHUTDOWN_NOW): Step.NOTHING,
-    (_S.UNFENCED, _S.UNFENCED): Step.NOTHING,
-    (_S.UNFENCED, _S.FENCED): Step.FENCE,
-    (_S.UNFENCED, _S.CONTROLLED_SHUTDOWN): Step.BEGIN_SHUTDOWN,
-    (_S.UNFENCED, _S.SHUTDOWN_NOW): Step.FENCE,
-    (_S.CONTROLLED_SHUTDOWN, _S.CONTROLLED_SHUTDOWN): Step.NOTHING,
-    (_S.CONTROLLED_SHUTDOWN, _S.FENCED): Step.FENCE,
-    (_S.CONTROLLED_SHUTDOWN, _S.SHUTDOWN_NOW): Step.FENCE,
+TRANSITIONS: Final[Mapping[tuple[BrokerControlState, BrokerControlState], RegistrationChange]] = {
+    (_S.FENCED, _S.FENCED): RegistrationChange.NOTHING,
+    (_S.FENCED, _S.UNFENCED): RegistrationChange.UNFENCE,
+    (_S.FENCED, _S.SHUTDOWN_NOW): RegistrationChange.NOTHING,
+    (_S.UNFENCED, _S.UNFENCED): RegistrationChange.NOTHING,
+    (_S.UNFENCED, _S.FENCED): RegistrationChange.FENCE,
+    (_S.UNFENCED, _S.CONTROLLED_SHUTDOWN): RegistrationChange.BEGIN_SHUTDOWN,
+    (_S.UNFENCED, _S.SHUTDOWN_NOW): RegistrationChange.FENCE,
+    (_S.CONTROLLED_SHUTDOWN, _S.CONTROLLED_SHUTDOWN): RegistrationChange.NOTHING,
+    (_S.CONTROLLED_SHUTDOWN, _S.FENCED): RegistrationChange.FENCE,
+    (_S.CONTROLLED_SHUTDOWN, _S.SHUTDOWN_NOW): RegistrationChange.FENCE,
 }
 """Every allowed transition. A broker in SHUTDOWN_NOW that sends another heartbeat counts as
 FENCED."""
 
 
-def step(current: BrokerControlState, following: BrokerControlState) -> Step:
+def step(current: BrokerControlState, following: BrokerControlState) -> RegistrationChange:
     """Return the change to write for a transition.
 
     Raises InvariantViolation for a transition that is not in the table.
@@ -70,7 +70,7 @@ def state_of(broker: BrokerRegistration) -> BrokerControlState:
 
 
 @dataclass(frozen=True, slots=True)
-class Heartbeat:
+class BrokerHeartbeatRequest:
     """A broker's heartbeat (kafka: ``BrokerHeartbeatRequest``)."""
 
     broker_id: int
@@ -85,7 +85,7 @@ class Heartbeat:
 
 
 @dataclass(slots=True)
-class _Contact:
+class BrokerHeartbeatState:
     """The soft state of one registration."""
 
     epoch: int
@@ -98,7 +98,7 @@ class _Contact:
     record before this broker may stop."""
 
 
-class Heartbeats:
+class BrokerHeartbeatManager:
     """The brokers' sessions, the metadata offset of each, and the states they may enter next.
 
     Built from the image when the controller becomes active: every unfenced broker then has a whole
@@ -107,7 +107,7 @@ class Heartbeats:
 
     def __init__(self, image: MetadataImage, session_timeout_ms: int, now_ms: int) -> None:
         self._session_timeout_ms = session_timeout_ms
-        self._contacts: dict[int, _Contact] = {}
+        self._contacts: dict[int, BrokerHeartbeatState] = {}
         self._elections: list[tuple[UUID, int]] = []
         self._elections_cause = ""
         self.restart(image, now_ms)
@@ -125,7 +125,7 @@ class Heartbeats:
         """Note a RegisterBrokerRecord at ``offset``. A new broker epoch ends the session."""
         known = self._contacts.get(broker_id)
         if known is None or known.epoch != epoch:
-            self._contacts[broker_id] = _Contact(epoch, offset)
+            self._contacts[broker_id] = BrokerHeartbeatState(epoch, offset)
         else:
             known.registration_offset = offset
 
@@ -210,7 +210,7 @@ class Heartbeats:
             if one.last_contact_ms is not None:
                 one.last_contact_ms += lost_ms
 
-    def is_caught_up(self, heartbeat: Heartbeat) -> bool:
+    def is_caught_up(self, heartbeat: BrokerHeartbeatRequest) -> bool:
         """Whether the broker has applied the record of its own registration."""
         contact = self._contacts[heartbeat.broker_id]
         return heartbeat.current_metadata_offset >= contact.registration_offset
@@ -236,7 +236,7 @@ class Heartbeats:
         )
 
     def next_state(
-        self, image: MetadataImage, heartbeat: Heartbeat, *, leads: bool
+        self, image: MetadataImage, heartbeat: BrokerHeartbeatRequest, *, leads: bool
     ) -> BrokerControlState:
         """Return the state that a heartbeat's sender enters (kafka: ``calculateNextBrokerState``).
 

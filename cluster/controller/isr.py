@@ -20,9 +20,9 @@ from fencepost.cluster.controller.errors import (
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
 )
-from fencepost.cluster.controller.outcome import Change, Outcome, told
+from fencepost.cluster.controller.outcome import ControllerResult, PartitionChange, events_of
 from fencepost.cluster.controller.partition_change import RECOVERED, RECOVERING, Election
-from fencepost.cluster.controller.view import View
+from fencepost.cluster.controller.view import ControllerView
 from fencepost.cluster.image import (
     LOST,
     MIGRATING,
@@ -41,7 +41,7 @@ Place = tuple[UUID, int]
 
 
 @dataclass(frozen=True, slots=True)
-class AlterIsr:
+class ProposedIsr:
     """A leader's proposed ISR (kafka: ``AlterPartitionRequest.PartitionData``)."""
 
     topic_id: UUID
@@ -55,8 +55,8 @@ class AlterIsr:
 
 
 def alter_partition(
-    view: View, broker_id: int, broker_epoch: int, items: Sequence[AlterIsr]
-) -> Outcome[list[PartitionRegistration | DomainError]]:
+    view: ControllerView, broker_id: int, broker_epoch: int, items: Sequence[ProposedIsr]
+) -> ControllerResult[list[PartitionRegistration | DomainError]]:
     """Change the ISR of each partition; the answers are in the order of the items.
 
     Raises StaleBrokerEpochError. A NewLeaderElectedError among the answers means that the change
@@ -64,7 +64,7 @@ def alter_partition(
     """
     view.registered(broker_id, broker_epoch)
     answers: list[PartitionRegistration | DomainError] = []
-    changes: list[Change] = []
+    changes: list[PartitionChange] = []
     for item in items:
         try:
             topic = _validated(view, broker_id, item)
@@ -85,10 +85,12 @@ def alter_partition(
             if after.leader == broker_id
             else NewLeaderElectedError(f"broker {after.leader} leads since the reassignment ended")
         )
-    return Outcome(answers, tuple(one.record for one in changes), events=tuple(told(changes)))
+    return ControllerResult(
+        answers, tuple(one.record for one in changes), events=tuple(events_of(changes))
+    )
 
 
-def _validated(view: View, broker_id: int, item: AlterIsr) -> TopicImage:
+def _validated(view: ControllerView, broker_id: int, item: ProposedIsr) -> TopicImage:
     """Return the topic of a valid change; the order of the checks is Kafka's."""
     topic = view.image.topics_by_id.get(item.topic_id)
     if topic is None:
@@ -116,7 +118,7 @@ def _validated(view: View, broker_id: int, item: AlterIsr) -> TopicImage:
     return topic
 
 
-def _check_isr(known: PartitionRegistration, item: AlterIsr) -> None:
+def _check_isr(known: PartitionRegistration, item: ProposedIsr) -> None:
     isr = [replica for replica, _ in item.new_isr]
     if not isr or len(set(isr)) != len(isr) or not set(isr) <= set(known.replicas):
         raise InvalidRequestError(f"{isr} can not be the ISR of replicas {list(known.replicas)}")
@@ -131,7 +133,7 @@ def _check_isr(known: PartitionRegistration, item: AlterIsr) -> None:
             raise InvalidRequestError("a leader that has recovered does not recover again")
 
 
-def _ineligible(view: View, item: AlterIsr) -> list[tuple[int, str]]:
+def _ineligible(view: ControllerView, item: ProposedIsr) -> list[tuple[int, str]]:
     found = []
     for replica, epoch in item.new_isr:
         broker = view.image.brokers.get(replica)
@@ -149,13 +151,13 @@ def _ineligible(view: View, item: AlterIsr) -> list[tuple[int, str]]:
 
 
 def replicas_found(
-    view: View, broker_id: int, lost: Iterable[Place], found: Iterable[Place]
-) -> Outcome[None]:
+    view: ControllerView, broker_id: int, lost: Iterable[Place], found: Iterable[Place]
+) -> ControllerResult[None]:
     """Record the lost and the recovered replicas that a broker's LeaderAndIsr response reports.
 
     Source: ``KafkaController.processLeaderAndIsrResponseReceived``.
     """
-    changes: list[Change] = []
+    changes: list[PartitionChange] = []
     for places, directory in ((lost, LOST), (found, MIGRATING)):
         for topic_id, index in places:
             topic = view.image.topics_by_id.get(topic_id)
@@ -175,7 +177,9 @@ def replicas_found(
                 change.election = Election.UNCLEAN
             cause = f"broker {broker_id} {'can not read' if is_lost else 'has'} its replica"
             changes += view.changed(topic, change, cause)
-    return Outcome(None, tuple(one.record for one in changes), events=tuple(told(changes)))
+    return ControllerResult(
+        None, tuple(one.record for one in changes), events=tuple(events_of(changes))
+    )
 
 
 def _with(broker_id: int, others: Callable[[int], bool], one: int) -> bool:
@@ -183,7 +187,7 @@ def _with(broker_id: int, others: Callable[[int], bool], one: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class AssignDirectory:
+class DirectoryAssignment:
     """The log directory of a replica (kafka: ``AssignReplicasToDirsRequest``)."""
 
     directory: UUID
@@ -192,15 +196,15 @@ class AssignDirectory:
 
 
 def assign_replicas_to_dirs(
-    view: View, broker_id: int, broker_epoch: int, items: Sequence[AssignDirectory]
-) -> Outcome[list[DomainError | None]]:
+    view: ControllerView, broker_id: int, broker_epoch: int, items: Sequence[DirectoryAssignment]
+) -> ControllerResult[list[DomainError | None]]:
     """Record the directories of a broker's replicas; a replica in an offline one leaves the ISR.
 
     Raises StaleBrokerEpochError. The answers are in the order of the items.
     """
     broker = view.registered(broker_id, broker_epoch)
     answers: list[DomainError | None] = []
-    changes: list[Change] = []
+    changes: list[PartitionChange] = []
     for item in items:
         topic = view.image.topics_by_id.get(item.topic_id)
         partition = view.image.partition(item.topic_id, item.index)
@@ -224,4 +228,4 @@ def assign_replicas_to_dirs(
             changes += view.changed(topic, change, cause)
             answers.append(None)
     records: tuple[MetadataRecord, ...] = tuple(one.record for one in changes)
-    return Outcome(answers, records, events=tuple(told(changes)))
+    return ControllerResult(answers, records, events=tuple(events_of(changes)))

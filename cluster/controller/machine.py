@@ -28,11 +28,15 @@ from fencepost.cluster.controller import (
     scram,
     topics,
 )
-from fencepost.cluster.controller.heartbeats import Heartbeat, Heartbeats
-from fencepost.cluster.controller.outcome import Outcome
+from fencepost.cluster.controller.heartbeats import BrokerHeartbeatManager, BrokerHeartbeatRequest
+from fencepost.cluster.controller.outcome import ControllerResult
 from fencepost.cluster.controller.partition_change import Election
 from fencepost.cluster.controller.placement import RandomSource
-from fencepost.cluster.controller.view import UNCLEAN_LEADER_ELECTION, ControllerSettings, View
+from fencepost.cluster.controller.view import (
+    UNCLEAN_LEADER_ELECTION,
+    ControllerSettings,
+    ControllerView,
+)
 from fencepost.cluster.delta import replayed
 from fencepost.cluster.image import MetadataImage, PartitionRegistration
 from fencepost.cluster.records import (
@@ -55,7 +59,7 @@ class Controller:
     def __init__(self, settings: ControllerSettings, image: MetadataImage, now_ms: int) -> None:
         self.settings = settings
         self.image = image
-        self.heartbeats = Heartbeats(image, settings.session_timeout_ms, now_ms)
+        self.heartbeats = BrokerHeartbeatManager(image, settings.session_timeout_ms, now_ms)
         self.has_listeners = False
         """Whether observers fetch the metadata log; if so, idle periods get NoOpRecords."""
         self._balance_ms = now_ms + settings.leader_imbalance_check_interval_ms
@@ -63,9 +67,9 @@ class Controller:
         self._idle_ms = now_ms + settings.max_idle_interval_ms
 
     @property
-    def view(self) -> View:
+    def view(self) -> ControllerView:
         """The image and the settings for a decision."""
-        return View(self.image, self.settings)
+        return ControllerView(self.image, self.settings)
 
     def replay(
         self, records: Sequence[MetadataRecord], base_offset: int, epoch: int, now_ms: int
@@ -103,31 +107,35 @@ class Controller:
     # --- brokers ---
 
     def register_broker(
-        self, request: brokers.Registration, next_offset: int, now_ms: int
-    ) -> Outcome[int | None]:
+        self, request: brokers.BrokerRegistrationRequest, next_offset: int, now_ms: int
+    ) -> ControllerResult[int | None]:
         """See :func:`brokers.register`."""
         return brokers.register(self.view, self.heartbeats, request, next_offset, now_ms)
 
-    def register_controller(self, request: brokers.ControllerRegistration) -> Outcome[None]:
+    def register_controller(
+        self, request: brokers.ControllerRegistrationRequest
+    ) -> ControllerResult[None]:
         """See :func:`brokers.register_controller`."""
         return brokers.register_controller(request)
 
-    def heartbeat(self, request: Heartbeat, now_ms: int) -> Outcome[brokers.HeartbeatReply]:
+    def heartbeat(
+        self, request: BrokerHeartbeatRequest, now_ms: int
+    ) -> ControllerResult[brokers.BrokerHeartbeatReply]:
         """See :func:`brokers.heartbeat`."""
         return brokers.heartbeat(self.view, self.heartbeats, request, now_ms)
 
-    def broker_appeared(self, seen: RegisterBrokerRecord, where: str) -> Outcome[bool]:
-        """See :func:`brokers.appeared`."""
-        return brokers.appeared(self.view, self.heartbeats, seen, where)
+    def broker_discovered(self, seen: RegisterBrokerRecord, where: str) -> ControllerResult[bool]:
+        """See :func:`brokers.discovered`."""
+        return brokers.discovered(self.view, self.heartbeats, seen, where)
 
-    def broker_gone(self, broker_id: int, cause: str) -> Outcome[bool]:
+    def broker_gone(self, broker_id: int, cause: str) -> ControllerResult[bool]:
         """Unregister a broker that left ZooKeeper; the answer says whether to call again."""
         broker = self.image.brokers.get(broker_id)
         if broker is None:
-            return brokers.never_seen(self.view, broker_id, cause)
+            return brokers.remove_unregistered(self.view, broker_id, cause)
         return brokers.fence(self.view, broker, cause, forgets=True)
 
-    def begin_shutdown(self, broker_id: int, broker_epoch: int) -> Outcome[bool]:
+    def begin_shutdown(self, broker_id: int, broker_epoch: int) -> ControllerResult[bool]:
         """See :func:`brokers.begin_shutdown`; raises StaleBrokerEpochError."""
         return brokers.begin_shutdown(self.view, self.view.registered(broker_id, broker_epoch))
 
@@ -141,57 +149,57 @@ class Controller:
         leaderless = ((topic, at) for topic, at, one in self.view.partitions() if one.leader < 0)
         self.heartbeats.elect_soon(leaderless, "the controller has become active")
 
-    def unregister_broker(self, broker_id: int) -> Outcome[bool]:
+    def unregister_broker(self, broker_id: int) -> ControllerResult[bool]:
         """See :func:`brokers.unregister`."""
         return brokers.unregister(self.view, broker_id)
 
     def allocate_producer_ids(
         self, broker_id: int, broker_epoch: int
-    ) -> Outcome[producer_ids.ProducerIdsBlock]:
+    ) -> ControllerResult[producer_ids.ProducerIdsBlock]:
         """See :func:`producer_ids.allocate_producer_ids`."""
         return producer_ids.allocate_producer_ids(self.view, broker_id, broker_epoch)
 
-    def reserve_producer_ids(self, below: int) -> Outcome[None]:
+    def reserve_producer_ids(self, below: int) -> ControllerResult[None]:
         """See :func:`producer_ids.reserve_producer_ids`."""
         return producer_ids.reserve_producer_ids(self.view, below)
 
-    def reset_producer_ids(self, following: int) -> Outcome[None]:
+    def reset_producer_ids(self, following: int) -> ControllerResult[None]:
         """See :func:`producer_ids.reset_producer_ids`."""
         return producer_ids.reset_producer_ids(self.view, following)
 
     # --- partitions ---
 
     def alter_partition(
-        self, broker_id: int, broker_epoch: int, items: Sequence[isr.AlterIsr]
-    ) -> Outcome[list[PartitionRegistration | DomainError]]:
+        self, broker_id: int, broker_epoch: int, items: Sequence[isr.ProposedIsr]
+    ) -> ControllerResult[list[PartitionRegistration | DomainError]]:
         """See :func:`isr.alter_partition`."""
         return isr.alter_partition(self.view, broker_id, broker_epoch, items)
 
     def assign_replicas_to_dirs(
-        self, broker_id: int, broker_epoch: int, items: Sequence[isr.AssignDirectory]
-    ) -> Outcome[list[DomainError | None]]:
+        self, broker_id: int, broker_epoch: int, items: Sequence[isr.DirectoryAssignment]
+    ) -> ControllerResult[list[DomainError | None]]:
         """See :func:`isr.assign_replicas_to_dirs`."""
         return isr.assign_replicas_to_dirs(self.view, broker_id, broker_epoch, items)
 
     def replicas_found(
         self, broker_id: int, lost: Iterable[isr.Place], found: Iterable[isr.Place]
-    ) -> Outcome[None]:
+    ) -> ControllerResult[None]:
         """See :func:`isr.replicas_found`."""
         return isr.replicas_found(self.view, broker_id, lost, found)
 
     def elect_leaders(
         self, election: Election, partitions: Sequence[elections.Partition] | None
-    ) -> Outcome[list[tuple[elections.Partition, DomainError | None]]]:
+    ) -> ControllerResult[list[tuple[elections.Partition, DomainError | None]]]:
         """See :func:`elections.elect_leaders`."""
         return elections.elect_leaders(self.view, election, partitions)
 
     def alter_partition_reassignments(
         self,
-        items: Sequence[reassignments.Reassign],
+        items: Sequence[reassignments.ReassignablePartition],
         *,
         allow_replication_factor_change: bool = True,
         may_wait: bool = False,
-    ) -> Outcome[list[DomainError | None]]:
+    ) -> ControllerResult[list[DomainError | None]]:
         """See :func:`reassignments.alter_partition_reassignments`."""
         return reassignments.alter_partition_reassignments(
             self.view,
@@ -200,7 +208,7 @@ class Controller:
             may_wait=may_wait,
         )
 
-    def go_on_reassigning(self, partitions: Sequence[tuple[str, int]]) -> Outcome[None]:
+    def go_on_reassigning(self, partitions: Sequence[tuple[str, int]]) -> ControllerResult[None]:
         """See :func:`reassignments.go_on_reassigning`."""
         return reassignments.go_on_reassigning(self.view, partitions)
 
@@ -221,7 +229,7 @@ class Controller:
         check_configs: configs.CheckConfigs,
         take: Take = unlimited,
         validate_only: bool = False,
-    ) -> Outcome[topics.CreatedTopic]:
+    ) -> ControllerResult[topics.CreatedTopic]:
         """See :func:`topics.create_topic`."""
         return topics.create_topic(
             self.view,
@@ -235,7 +243,7 @@ class Controller:
 
     def create_internal_topic(
         self, topic: topics.NewTopic, *, topic_id: UUID, draw: RandomSource
-    ) -> Outcome[topics.CreatedTopic | None]:
+    ) -> ControllerResult[topics.CreatedTopic | None]:
         """See :func:`topics.create_internal_topic`."""
         return topics.create_internal_topic(self.view, topic, topic_id=topic_id, draw=draw)
 
@@ -248,7 +256,7 @@ class Controller:
         draw: RandomSource,
         take: Take = unlimited,
         validate_only: bool = False,
-    ) -> Outcome[int]:
+    ) -> ControllerResult[int]:
         """See :func:`topics.create_partitions`."""
         return topics.create_partitions(
             self.view,
@@ -260,17 +268,17 @@ class Controller:
             validate_only=validate_only,
         )
 
-    def adopt_topic(self, topic: adoption.AdoptedTopic) -> Outcome[None]:
+    def adopt_topic(self, topic: adoption.AdoptedTopic) -> ControllerResult[None]:
         """See :func:`adoption.adopt_topic`."""
         return adoption.adopt_topic(self.view, topic)
 
-    def place_new(self, topic_id: UUID) -> Outcome[None]:
+    def place_new(self, topic_id: UUID) -> ControllerResult[None]:
         """See :func:`topics.place_new`."""
         return topics.place_new(self.view, topic_id)
 
     def delete_topic(
         self, topic_id: UUID, take: Take = unlimited, *, allows_internal: bool = False
-    ) -> Outcome[None]:
+    ) -> ControllerResult[None]:
         """See :func:`topics.delete_topic`."""
         return topics.delete_topic(self.view, topic_id, take, allows_internal=allows_internal)
 
@@ -282,7 +290,7 @@ class Controller:
         check_configs: configs.CheckConfigs,
         list_default: Callable[[int, str], str | None],
         validate_only: bool = False,
-    ) -> Outcome[None]:
+    ) -> ControllerResult[None]:
         """See :func:`configs.incremental_alter_configs`."""
         return configs.incremental_alter_configs(
             self.view,
@@ -300,7 +308,7 @@ class Controller:
         *,
         check_configs: configs.CheckConfigs,
         validate_only: bool = False,
-    ) -> Outcome[None]:
+    ) -> ControllerResult[None]:
         """See :func:`configs.legacy_alter_configs`."""
         return configs.legacy_alter_configs(
             self.view, resource, values, check_configs=check_configs, validate_only=validate_only
@@ -308,7 +316,7 @@ class Controller:
 
     def update_features(
         self, updates: Sequence[features.FeatureUpdate], *, validate_only: bool = False
-    ) -> Outcome[Mapping[str, int]]:
+    ) -> ControllerResult[Mapping[str, int]]:
         """See :func:`features.update_features`."""
         return features.update_features(self.view, updates, validate_only=validate_only)
 
@@ -316,23 +324,23 @@ class Controller:
 
     def check_acl_creation(
         self, wanted: Iterable[Acl], existing: acls.AclIndex, reason_against: acls.ReasonAgainst
-    ) -> Steps[acls.Creation]:
+    ) -> Steps[acls.AclCreation]:
         """See :func:`acls.check_creation`."""
         return acls.check_creation(self.view, wanted, existing, reason_against)
 
     def create_acls(
         self, wanted: Iterable[Acl], existing: acls.AclIndex, draw_id: Callable[[], UUID]
-    ) -> Outcome[None]:
+    ) -> ControllerResult[None]:
         """See :func:`acls.create_acls`."""
         return acls.create_acls(self.view, wanted, existing, draw_id)
 
     def check_acl_deletion(
         self, filters: Iterable[AclFilter], existing: acls.AclIndex
-    ) -> Steps[acls.Deletion]:
+    ) -> Steps[acls.AclDeletion]:
         """See :func:`acls.check_deletion`."""
         return acls.check_deletion(self.view, filters, existing)
 
-    def delete_acls(self, wanted: Iterable[Acl], existing: acls.AclIndex) -> Outcome[None]:
+    def delete_acls(self, wanted: Iterable[Acl], existing: acls.AclIndex) -> ControllerResult[None]:
         """See :func:`acls.delete_acls`."""
         return acls.delete_acls(wanted, existing)
 
@@ -340,35 +348,37 @@ class Controller:
 
     def check_credentials(
         self,
-        asked: Iterable[scram.Alteration],
+        asked: Iterable[scram.ScramCredentialAlteration],
         least_iterations: scram.LeastIterations,
         reason_against: acls.ReasonAgainst,
-    ) -> Steps[tuple[dict[str, DomainError], list[scram.Alteration]]]:
+    ) -> Steps[tuple[dict[str, DomainError], list[scram.ScramCredentialAlteration]]]:
         """See :func:`scram.check_credentials`."""
         return scram.check_credentials(self.view, asked, least_iterations, reason_against)
 
     def alter_credentials(
-        self, alterations: Iterable[scram.Alteration], derive_keys: scram.DeriveKeys
-    ) -> Outcome[list[DomainError | None]]:
+        self, alterations: Iterable[scram.ScramCredentialAlteration], derive_keys: scram.DeriveKeys
+    ) -> ControllerResult[list[DomainError | None]]:
         """See :func:`scram.alter_credentials`."""
         return scram.alter_credentials(self.view, alterations, derive_keys)
 
     def add_credentials(
-        self, added: Iterable[scram.Upsertion], derive_keys: scram.DeriveKeys
-    ) -> Outcome[list[str]]:
+        self, added: Iterable[scram.ScramCredentialUpsertion], derive_keys: scram.DeriveKeys
+    ) -> ControllerResult[list[str]]:
         """See :func:`scram.add_credentials`."""
         return scram.add_credentials(self.view, added, derive_keys)
 
-    def check_quotas(self, asked: Iterable[quotas.Alteration]) -> Steps[list[quotas.Checked]]:
+    def check_quotas(
+        self, asked: Iterable[quotas.ClientQuotaAlteration]
+    ) -> Steps[list[quotas.CheckedAlteration]]:
         """See :func:`quotas.check_quotas`."""
         return quotas.check_quotas(self.view, asked)
 
     def alter_client_quotas(
         self,
-        alterations: Iterable[quotas.Alteration],
+        alterations: Iterable[quotas.ClientQuotaAlteration],
         quota_count: int,
         reason_against: acls.ReasonAgainst,
-    ) -> Outcome[list[DomainError | None]]:
+    ) -> ControllerResult[list[DomainError | None]]:
         """See :func:`quotas.alter_client_quotas`."""
         return quotas.alter_client_quotas(self.view, alterations, quota_count, reason_against)
 
@@ -388,7 +398,7 @@ class Controller:
             times.append(self._idle_ms)
         return min((one for one in times if one is not None), default=None)
 
-    def run_task(self, now_ms: int) -> Outcome[bool]:
+    def run_task(self, now_ms: int) -> ControllerResult[bool]:
         """Run the task that is due; the answer says whether to call again after the replay.
 
         Expired sessions come first, one at a time; then elections; then a NoOpRecord.
@@ -399,19 +409,19 @@ class Controller:
         if self.heartbeats.has_elections:
             return brokers.elect_leaderless(self.view, self.heartbeats)
         if now_ms >= self._balance_ms:
-            balanced = Outcome(False)
+            balanced = ControllerResult(False)
             if self.settings.leader_rebalance:
                 balanced = elections.balance_leaders(self.view)
             if not balanced.answer:
                 self._balance_ms = now_ms + self.settings.leader_imbalance_check_interval_ms
             if balanced.records:
-                return Outcome(True, balanced.records, events=balanced.events)
+                return ControllerResult(True, balanced.records, events=balanced.events)
         if now_ms >= self._unclean_ms:
             elected = elections.elect_unclean_leaders(self.view)
             if not elected.answer:
                 self._unclean_ms = now_ms + self.settings.unclean_check_interval_ms
             if elected.records:
-                return Outcome(True, elected.records, events=elected.events)
+                return ControllerResult(True, elected.records, events=elected.events)
         if self.has_listeners and self.settings.max_idle_interval_ms and now_ms >= self._idle_ms:
-            return Outcome(False, (NoOpRecord(),))
-        return Outcome(False)
+            return ControllerResult(False, (NoOpRecord(),))
+        return ControllerResult(False)

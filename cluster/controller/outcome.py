@@ -19,7 +19,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome(Generic[T_co]):
+class ControllerResult(Generic[T_co]):
     """Records to append, in order, and the answer once they are committed.
 
     Nothing has changed yet: only :meth:`Controller.replay` changes the image.
@@ -32,7 +32,7 @@ class Outcome(Generic[T_co]):
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class PartitionChange:
     """A change of a partition: the states before and after it, its record and its cause."""
 
     topic: str
@@ -43,7 +43,7 @@ class Change:
     cause: str
 
 
-def told(changes: Iterable[Change]) -> Iterator[Event]:
+def events_of(changes: Iterable[PartitionChange]) -> Iterator[Event]:
     """Yield the events about leaders, ISRs and reassignments that changes add to the history."""
     for one in changes:
         old, new, subject = one.before, one.after, f"{one.topic}-{one.index}"

@@ -32,7 +32,7 @@ class Election(Enum):
 
 
 @dataclass(slots=True)
-class PartitionChange:
+class PartitionChangeBuilder:
     """The wanted state of a partition; None leaves a value unchanged."""
 
     partition: PartitionRegistration
@@ -62,7 +62,7 @@ class PartitionChange:
     hears_of_isr: bool = False
     """Whether the change answers a leader's request. The answer contains only the ISR, so a change
     of the replicas must raise the leader epoch."""
-    tells_anew: bool = False
+    always_writes: bool = False
     """Whether the replicas are informed again even if nothing changes."""
 
     def build(self) -> PartitionChangeRecord | None:
@@ -108,10 +108,10 @@ class PartitionChange:
             eligible_leader_replicas=None if elr == state.elr else elr,
             last_known_elr=self._last_known_elr(isr, leader),
         )
-        if record == PartitionChangeRecord(self.topic_id, self.index) and not self.tells_anew:
+        if record == PartitionChangeRecord(self.topic_id, self.index) and not self.always_writes:
             return None
-        is_told = self.raises_leader_epoch or (self.hears_of_isr and self._moves(record))
-        if is_told and record.leader == NO_LEADER_CHANGE:
+        must_elect = self.raises_leader_epoch or (self.hears_of_isr and self._moves(record))
+        if must_elect and record.leader == NO_LEADER_CHANGE:
             return replace(record, leader=leader)
         return record
 

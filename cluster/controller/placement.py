@@ -12,7 +12,7 @@ from dataclasses import field
 from typing import Any, Protocol
 
 from fencepost.cluster.controller.errors import InvalidReplicationFactorError
-from fencepost.cluster.controller.view import View
+from fencepost.cluster.controller.view import ControllerView
 from fencepost.cluster.image import BrokerRegistration
 from fencepost.logcore.values import dataclass
 
@@ -60,7 +60,7 @@ class _Rack:
         return self.fenced.next(epoch) if found == _NOBODY else found
 
 
-class _Racks:
+class _RackList:
     """All racks, used in turn."""
 
     def __init__(self, brokers: Iterable[BrokerRegistration], draw: RandomSource) -> None:
@@ -116,13 +116,13 @@ class _Racks:
 
 
 def place(
-    view: View, partitions: int, replication_factor: int, draw: RandomSource
+    view: ControllerView, partitions: int, replication_factor: int, draw: RandomSource
 ) -> Sequence[tuple[int, ...]]:
     """Return the replicas of each new partition; raises InvalidReplicationFactorError.
 
     Brokers in controlled shutdown, and brokers whose directories are all cordoned, get no replica.
     """
-    racks = _Racks((one for one in view.image.brokers.values() if _is_usable(one)), draw)
+    racks = _RackList((one for one in view.image.brokers.values() if _is_usable(one)), draw)
     if replication_factor <= 0:
         raise InvalidReplicationFactorError(
             f"Invalid replication factor {replication_factor}: the replication factor must be "

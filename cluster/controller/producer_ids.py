@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from fencepost.cluster.controller.errors import ProducerIdsExhaustedError
-from fencepost.cluster.controller.outcome import Outcome
-from fencepost.cluster.controller.view import View
+from fencepost.cluster.controller.outcome import ControllerResult
+from fencepost.cluster.controller.view import ControllerView
 from fencepost.cluster.records import ProducerIdsRecord
 
 BLOCK_SIZE: Final = 1_000
@@ -25,27 +25,27 @@ class ProducerIdsBlock(NamedTuple):
 
 
 def allocate_producer_ids(
-    view: View, broker_id: int, broker_epoch: int
-) -> Outcome[ProducerIdsBlock]:
+    view: ControllerView, broker_id: int, broker_epoch: int
+) -> ControllerResult[ProducerIdsBlock]:
     """Allocate the next block; raises StaleBrokerEpochError, ProducerIdsExhaustedError."""
     view.registered(broker_id, broker_epoch)
     first = view.image.next_producer_id
     if first > _MAX_INT64 - BLOCK_SIZE:
         raise ProducerIdsExhaustedError("the last producer id has been given out")
     record = ProducerIdsRecord(broker_id, first + BLOCK_SIZE, broker_epoch)
-    return Outcome(ProducerIdsBlock(first), (record,))
+    return ControllerResult(ProducerIdsBlock(first), (record,))
 
 
-def reserve_producer_ids(view: View, below: int) -> Outcome[None]:
+def reserve_producer_ids(view: ControllerView, below: int) -> ControllerResult[None]:
     """Never allocate an id that is lower than ``below``: other brokers may use such ids."""
     if below <= view.image.next_producer_id:
-        return Outcome(None)
+        return ControllerResult(None)
     return reset_producer_ids(view, below)
 
 
-def reset_producer_ids(view: View, following: int) -> Outcome[None]:
+def reset_producer_ids(view: ControllerView, following: int) -> ControllerResult[None]:
     """Allocate ids from ``following`` on, even if that is lower than before."""
     broker_id = view.settings.node_id
     broker = view.image.brokers.get(broker_id)
     epoch = -1 if broker is None else broker.epoch
-    return Outcome(None, (ProducerIdsRecord(broker_id, following, epoch),))
+    return ControllerResult(None, (ProducerIdsRecord(broker_id, following, epoch),))

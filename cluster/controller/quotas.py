@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 
 from fencepost.cluster.controller.acls import ReasonAgainst
 from fencepost.cluster.controller.errors import InvalidRequestError, PolicyViolationError
-from fencepost.cluster.controller.outcome import Outcome
-from fencepost.cluster.controller.view import View
+from fencepost.cluster.controller.outcome import ControllerResult
+from fencepost.cluster.controller.view import ControllerView
 from fencepost.cluster.image import Entity
 from fencepost.cluster.quota_entities import (
     ENTITY_TYPES,
@@ -32,7 +32,7 @@ MAX_CHANGES: Final = 10_000
 """The most quotas that one request changes: Kafka's ``MAX_RECORDS_PER_USER_OP``."""
 
 
-class Alteration(NamedTuple):
+class ClientQuotaAlteration(NamedTuple):
     """Changes of the quotas of one entity."""
 
     named: Mapping[str, str | None]
@@ -41,16 +41,18 @@ class Alteration(NamedTuple):
     """Keys with their new values; None deletes a quota."""
 
 
-class Checked(NamedTuple):
+class CheckedAlteration(NamedTuple):
     """An entity's change, and its error."""
 
-    alteration: Alteration
+    alteration: ClientQuotaAlteration
     error: DomainError | None
 
 
-def check_quotas(view: View, asked: Iterable[Alteration]) -> Steps[list[Checked]]:
+def check_quotas(
+    view: ControllerView, asked: Iterable[ClientQuotaAlteration]
+) -> Steps[list[CheckedAlteration]]:
     """Check the changes, and return each entity once; one that is named twice gets an error."""
-    checked: dict[object, Checked] = {}
+    checked: dict[object, CheckedAlteration] = {}
     for one in asked:
         reason = yield from _reason_against(one)
         # A longer entity is refused in any case, because one of its types is unknown.
@@ -59,7 +61,7 @@ def check_quotas(view: View, asked: Iterable[Alteration]) -> Steps[list[Checked]
         if key in checked:
             # Kafka makes the first of the changes, although its answer is an error.
             reason = "Ignoring duplicate entity"
-        checked[key] = Checked(one, None if reason is None else _error(reason))
+        checked[key] = CheckedAlteration(one, None if reason is None else _error(reason))
         yield
     changes = 0
     for one, error in checked.values():
@@ -68,15 +70,15 @@ def check_quotas(view: View, asked: Iterable[Alteration]) -> Steps[list[Checked]
     if changes <= MAX_CHANGES:
         return [*checked.values()]
     error = PolicyViolationError("Unable to perform excessively large batch operation.")
-    return [Checked(one, error) for one, _ in checked.values()]
+    return [CheckedAlteration(one, error) for one, _ in checked.values()]
 
 
 def alter_client_quotas(
-    view: View,
-    alterations: Iterable[Alteration],
+    view: ControllerView,
+    alterations: Iterable[ClientQuotaAlteration],
     quota_count: int,
     reason_against_record: ReasonAgainst,
-) -> Outcome[list[DomainError | None]]:
+) -> ControllerResult[list[DomainError | None]]:
     """Make the checked changes up to MAX_QUOTAS; the image has ``quota_count`` quotas."""
     errors: list[DomainError | None] = []
     records: list[MetadataRecord] = []
@@ -98,7 +100,7 @@ def alter_client_quotas(
             records += changed
             quota_count += more
         errors.append(error)
-    return Outcome(errors, tuple(records))
+    return ControllerResult(errors, tuple(records))
 
 
 def _entity_of(named: Mapping[str, str | None]) -> Entity:
@@ -106,12 +108,12 @@ def _entity_of(named: Mapping[str, str | None]) -> Entity:
     return tuple(sorted(named.items(), key=lambda one: one[0]))
 
 
-def _changes(view: View, one: Alteration) -> dict[str, float | None]:
+def _changes(view: ControllerView, one: ClientQuotaAlteration) -> dict[str, float | None]:
     now = view.image.quotas.get(_entity_of(one.named), {})
     return {key: value for key, value in one.ops if now.get(key) != value}
 
 
-def _reason_against(one: Alteration) -> Steps[str | None]:
+def _reason_against(one: ClientQuotaAlteration) -> Steps[str | None]:
     keys: set[str] = set()
     reason = None
     for key, _ in one.ops:

@@ -18,7 +18,7 @@ def is_in_progress(partition: PartitionRegistration) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Reassignment:
+class PartitionReassignmentReplicas:
     """A partition's replicas during a reassignment: the target, then the replicas to remove."""
 
     replicas: Replicas
@@ -26,7 +26,7 @@ class Reassignment:
     removing: Replicas
 
 
-def towards(partition: PartitionRegistration, target: Replicas) -> Reassignment:
+def towards(partition: PartitionRegistration, target: Replicas) -> PartitionReassignmentReplicas:
     """Return the first step to another assignment, also while a reassignment is in progress.
 
     A replica that is still being added stays in ``adding``, so cancelling restores the assignment
@@ -35,7 +35,7 @@ def towards(partition: PartitionRegistration, target: Replicas) -> Reassignment:
     before = set(partition.replicas) - set(partition.adding_replicas)
     adding = tuple(sorted(set(target) - before))
     removing = tuple(sorted(set(partition.replicas) - set(target)))
-    return Reassignment((*target, *removing), adding, removing)
+    return PartitionReassignmentReplicas((*target, *removing), adding, removing)
 
 
 def completed(
@@ -56,7 +56,7 @@ def completed(
 
 
 @dataclass(frozen=True, slots=True)
-class Revert:
+class PartitionReassignmentRevert:
     """The state that a cancelled reassignment restores."""
 
     replicas: Replicas
@@ -64,7 +64,7 @@ class Revert:
     """Empty if none of the previous replicas is in sync."""
 
 
-def reverted(partition: PartitionRegistration) -> Revert:
+def reverted(partition: PartitionRegistration) -> PartitionReassignmentRevert:
     """Return the assignment without the replicas that are being added.
 
     Raises InvalidReplicaAssignmentError if no replica would remain.
@@ -75,4 +75,6 @@ def reverted(partition: PartitionRegistration) -> Revert:
         raise InvalidReplicaAssignmentError(
             "Invalid replica assignment: addingReplicas contains all replicas."
         )
-    return Revert(replicas, tuple(one for one in partition.isr if one not in adding))
+    return PartitionReassignmentRevert(
+        replicas, tuple(one for one in partition.isr if one not in adding)
+    )

@@ -13,11 +13,11 @@ from fencepost.cluster.controller.errors import (
     NoReassignmentInProgressError,
     UnknownTopicOrPartitionError,
 )
-from fencepost.cluster.controller.outcome import Change, Outcome, told
+from fencepost.cluster.controller.outcome import ControllerResult, PartitionChange, events_of
 from fencepost.cluster.controller.partition_change import Election
 from fencepost.cluster.controller.reassignment_steps import is_in_progress, reverted, towards
 from fencepost.cluster.controller.topics import check_assignment
-from fencepost.cluster.controller.view import View
+from fencepost.cluster.controller.view import ControllerView
 from fencepost.cluster.image import PartitionRegistration, TopicImage
 from fencepost.logcore.machine import DomainError
 from fencepost.logcore.tracebacks import without_traceback
@@ -25,7 +25,7 @@ from fencepost.logcore.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Reassign:
+class ReassignablePartition:
     """Move a partition to these brokers; None cancels the reassignment in progress."""
 
     topic: str
@@ -34,18 +34,18 @@ class Reassign:
 
 
 def alter_partition_reassignments(
-    view: View,
-    items: Sequence[Reassign],
+    view: ControllerView,
+    items: Sequence[ReassignablePartition],
     *,
     allow_replication_factor_change: bool = True,
     may_wait: bool = False,
-) -> Outcome[list[DomainError | None]]:
+) -> ControllerResult[list[DomainError | None]]:
     """Start, replace or cancel each reassignment; the answers are in the order of the items.
 
     With ``may_wait``, a target broker may register later (kafka: ``/admin/reassign_partitions``).
     """
     answers: list[DomainError | None] = []
-    changes: list[Change] = []
+    changes: list[PartitionChange] = []
     for item in items:
         try:
             changes += _altered(view, item, allow_replication_factor_change, may_wait)
@@ -54,10 +54,12 @@ def alter_partition_reassignments(
         else:
             answers.append(None)
     records = tuple(one.record for one in changes)
-    return Outcome(answers, records, events=tuple(told(changes)))
+    return ControllerResult(answers, records, events=tuple(events_of(changes)))
 
 
-def _altered(view: View, item: Reassign, allow_factor_change: bool, may_wait: bool) -> list[Change]:
+def _altered(
+    view: ControllerView, item: ReassignablePartition, allow_factor_change: bool, may_wait: bool
+) -> list[PartitionChange]:
     topic = view.image.topics.get(item.topic)
     if topic is None or not 0 <= item.index < len(topic.partitions):
         # The message omits the name: it may be long, and a request may name thousands of
@@ -85,8 +87,8 @@ def _check_factor(partition: PartitionRegistration, target: tuple[int, ...]) -> 
 
 
 def _cancelled(
-    view: View, topic: TopicImage, index: int, partition: PartitionRegistration
-) -> list[Change]:
+    view: ControllerView, topic: TopicImage, index: int, partition: PartitionRegistration
+) -> list[PartitionChange]:
     if not is_in_progress(partition):
         raise NoReassignmentInProgressError("No partition reassignment is in progress.")
     former = reverted(partition)
@@ -104,7 +106,9 @@ def _cancelled(
     return view.changed(topic, change, "the reassignment was cancelled")
 
 
-def go_on_reassigning(view: View, partitions: Sequence[tuple[str, int]]) -> Outcome[None]:
+def go_on_reassigning(
+    view: ControllerView, partitions: Sequence[tuple[str, int]]
+) -> ControllerResult[None]:
     """Continue reassignments that another controller began (ZooKeeper).
 
     A reassignment whose new replicas are all in sync is completed. The replicas of any other one
@@ -112,16 +116,18 @@ def go_on_reassigning(view: View, partitions: Sequence[tuple[str, int]]) -> Outc
 
     Source: ``KafkaController.maybeResumeReassignments``.
     """
-    changes: list[Change] = []
+    changes: list[PartitionChange] = []
     for name, index, one in list_partition_reassignments(view, partitions):
         change = view.change(view.image.topics[name], index)
-        change.tells_anew = one.leader >= 0
+        change.always_writes = one.leader >= 0
         changes += view.changed(view.image.topics[name], change, "the reassignment is resumed")
-    return Outcome(None, tuple(one.record for one in changes), events=tuple(told(changes)))
+    return ControllerResult(
+        None, tuple(one.record for one in changes), events=tuple(events_of(changes))
+    )
 
 
 def list_partition_reassignments(
-    view: View, partitions: Sequence[tuple[str, int]] | None
+    view: ControllerView, partitions: Sequence[tuple[str, int]] | None
 ) -> list[tuple[str, int, PartitionRegistration]]:
     """Return the reassignments in progress, of these partitions or of all."""
     if partitions is None:

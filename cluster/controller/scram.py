@@ -19,8 +19,8 @@ from fencepost.cluster.controller.errors import (
     UnacceptableCredentialError,
     UnsupportedSaslMechanismError,
 )
-from fencepost.cluster.controller.outcome import Outcome
-from fencepost.cluster.controller.view import View
+from fencepost.cluster.controller.outcome import ControllerResult
+from fencepost.cluster.controller.view import ControllerView
 from fencepost.cluster.records import (
     MetadataRecord,
     RemoveUserScramCredentialRecord,
@@ -46,7 +46,7 @@ or 64."""
 
 
 @dataclass(frozen=True, slots=True)
-class Deletion:
+class ScramCredentialDeletion:
     """Delete a user's credential of a mechanism."""
 
     name: str
@@ -55,7 +55,7 @@ class Deletion:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Upsertion:
+class ScramCredentialUpsertion:
     """Create a user's credential of a mechanism, or replace it."""
 
     name: str
@@ -65,7 +65,7 @@ class Upsertion:
     salted_password: bytes
 
 
-Alteration = Deletion | Upsertion
+ScramCredentialAlteration = ScramCredentialDeletion | ScramCredentialUpsertion
 
 LeastIterations = Mapping[int, int]
 """The fewest iterations by the number of each known mechanism."""
@@ -75,14 +75,14 @@ DeriveKeys = Callable[[int, bytes], tuple[bytes, bytes]]
 
 
 def check_credentials(
-    view: View,
-    asked: Iterable[Alteration],
+    view: ControllerView,
+    asked: Iterable[ScramCredentialAlteration],
     least_iterations: LeastIterations,
     reason_against: ReasonAgainst,
-) -> Steps[tuple[dict[str, DomainError], list[Alteration]]]:
+) -> Steps[tuple[dict[str, DomainError], list[ScramCredentialAlteration]]]:
     """Return the first error of each user, and the changes of all other users."""
     errors: dict[str, DomainError] = {}
-    accepted: dict[str, Alteration] = {}
+    accepted: dict[str, ScramCredentialAlteration] = {}
     for one in asked:
         if accepted.pop(one.name, None) is not None:
             errors[one.name] = DuplicateResourceError(
@@ -98,20 +98,22 @@ def check_credentials(
         yield
     new = 0
     for one in accepted.values():
-        new += isinstance(one, Upsertion) and not _exists(view, one)
+        new += isinstance(one, ScramCredentialUpsertion) and not _exists(view, one)
         yield
     if new > MAX_CREDENTIALS - len(view.image.scram):
-        refused = [one.name for one in accepted.values() if isinstance(one, Upsertion)]
+        refused = [
+            one.name for one in accepted.values() if isinstance(one, ScramCredentialUpsertion)
+        ]
         for name in refused:
-            errors[name] = _no_room()
+            errors[name] = _too_many()
             del accepted[name]
             yield
     return errors, [*accepted.values()]
 
 
 def alter_credentials(
-    view: View, alterations: Iterable[Alteration], derive_keys: DeriveKeys
-) -> Outcome[list[DomainError | None]]:
+    view: ControllerView, alterations: Iterable[ScramCredentialAlteration], derive_keys: DeriveKeys
+) -> ControllerResult[list[DomainError | None]]:
     """Make the checked changes; the answer has an error for each one that has become impossible."""
     errors: list[DomainError | None] = []
     records: list[MetadataRecord] = []
@@ -119,7 +121,7 @@ def alter_credentials(
     for one in alterations:
         error: DomainError | None = None
         exists = _exists(view, one)
-        if isinstance(one, Deletion):
+        if isinstance(one, ScramCredentialDeletion):
             if exists:
                 room += 1
                 records.append(RemoveUserScramCredentialRecord(one.name, one.mechanism))
@@ -129,32 +131,35 @@ def alter_credentials(
             room -= not exists
             records.append(_record(one, derive_keys))
         else:
-            error = _no_room()
+            error = _too_many()
         errors.append(error)
-    return Outcome(errors, tuple(records))
+    return ControllerResult(errors, tuple(records))
 
 
 def add_credentials(
-    view: View, added: Iterable[Upsertion], derive_keys: DeriveKeys
-) -> Outcome[list[str]]:
+    view: ControllerView, added: Iterable[ScramCredentialUpsertion], derive_keys: DeriveKeys
+) -> ControllerResult[list[str]]:
     """Create the credentials that do not exist; the answer has their users.
 
     An existing credential stays: its password may have been changed since.
     """
     new = {(one.name, one.mechanism): one for one in added if not _exists(view, one)}
     records = tuple(_record(one, derive_keys) for one in new.values())
-    return Outcome([one.name for one in new.values()], records)
+    return ControllerResult([one.name for one in new.values()], records)
 
 
 def _check(
-    view: View, one: Alteration, least_iterations: LeastIterations, reason_against: ReasonAgainst
+    view: ControllerView,
+    one: ScramCredentialAlteration,
+    least_iterations: LeastIterations,
+    reason_against: ReasonAgainst,
 ) -> None:
     if not one.name:
         raise UnacceptableCredentialError("Username must not be empty")
     least = least_iterations.get(one.mechanism)
     if least is None:
         raise UnsupportedSaslMechanismError("Unknown SCRAM mechanism")
-    if isinstance(one, Deletion):
+    if isinstance(one, ScramCredentialDeletion):
         if not _exists(view, one):
             raise _not_found()
         return
@@ -171,11 +176,11 @@ def _check(
         raise UnacceptableCredentialError(reason)
 
 
-def _exists(view: View, one: Alteration) -> bool:
+def _exists(view: ControllerView, one: ScramCredentialAlteration) -> bool:
     return (one.name, one.mechanism) in view.image.scram
 
 
-def _record(one: Upsertion, derive_keys: DeriveKeys) -> UserScramCredentialRecord:
+def _record(one: ScramCredentialUpsertion, derive_keys: DeriveKeys) -> UserScramCredentialRecord:
     stored_key, server_key = derive_keys(one.mechanism, one.salted_password)
     return UserScramCredentialRecord(
         one.name, one.mechanism, one.salt, stored_key, server_key, one.iterations
@@ -186,5 +191,5 @@ def _not_found() -> DomainError:
     return ResourceNotFoundError("Attempt to delete a user credential that does not exist")
 
 
-def _no_room() -> DomainError:
+def _too_many() -> DomainError:
     return PolicyViolationError(f"there may be {MAX_CREDENTIALS} credentials (MAX_CREDENTIALS)")

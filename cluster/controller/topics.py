@@ -24,9 +24,9 @@ from fencepost.cluster.controller.errors import (
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
 )
-from fencepost.cluster.controller.outcome import Outcome
+from fencepost.cluster.controller.outcome import ControllerResult
 from fencepost.cluster.controller.placement import RandomSource, place
-from fencepost.cluster.controller.view import View
+from fencepost.cluster.controller.view import ControllerView
 from fencepost.cluster.image import TOPIC_RESOURCE
 from fencepost.cluster.records import (
     ConfigRecord,
@@ -68,7 +68,7 @@ class CreatedTopic:
     replication_factor: int
 
 
-def _check_new_name(view: View, name: str) -> None:
+def _check_new_name(view: ControllerView, name: str) -> None:
     image = view.image
     check_name(name)
     if name in view.settings.reserved_topics:
@@ -87,7 +87,7 @@ def _check_new_name(view: View, name: str) -> None:
 
 
 def create_topic(
-    view: View,
+    view: ControllerView,
     topic: NewTopic,
     *,
     topic_id: UUID,
@@ -95,7 +95,7 @@ def create_topic(
     check_configs: CheckConfigs,
     take: Take = unlimited,
     validate_only: bool = False,
-) -> Outcome[CreatedTopic]:
+) -> ControllerResult[CreatedTopic]:
     """Create a topic, or with ``validate_only`` only check that it could be created.
 
     ``draw`` chooses the brokers. ``take`` charges the quota for the partitions, as in Kafka even
@@ -111,17 +111,17 @@ def create_topic(
     configs = {name: value for name, value in topic.configs.items() if value is not None}
     check_configs(TOPIC_RESOURCE, topic.name, configs, {})
     assignments = _assigned(view, topic) if topic.assignment else _placed(view, topic, draw)
-    check_room(view, 1, len(assignments))
+    check_partition_limit(view, 1, len(assignments))
     take(len(assignments))
     created = CreatedTopic(topic.name, topic_id, len(assignments), len(assignments[0]))
     if validate_only:
-        return Outcome(created)
-    return Outcome(created, _topic_records(view, topic, topic_id, assignments))
+        return ControllerResult(created)
+    return ControllerResult(created, _topic_records(view, topic, topic_id, assignments))
 
 
 def create_internal_topic(
-    view: View, topic: NewTopic, *, topic_id: UUID, draw: RandomSource
-) -> Outcome[CreatedTopic | None]:
+    view: ControllerView, topic: NewTopic, *, topic_id: UUID, draw: RandomSource
+) -> ControllerResult[CreatedTopic | None]:
     """Create an internal topic of the brokers; the answer is None if it exists.
 
     Its settings come from the brokers' configuration, not from a request, so they are not checked.
@@ -130,15 +130,15 @@ def create_internal_topic(
     Source: ``AutoTopicCreationManager.creatableTopic``.
     """
     if topic.name in view.image.topics:
-        return Outcome(None)
+        return ControllerResult(None)
     assignments = _placed(view, topic, draw)
-    check_room(view, 1, len(assignments))
+    check_partition_limit(view, 1, len(assignments))
     created = CreatedTopic(topic.name, topic_id, len(assignments), len(assignments[0]))
-    return Outcome(created, _topic_records(view, topic, topic_id, assignments))
+    return ControllerResult(created, _topic_records(view, topic, topic_id, assignments))
 
 
 def _topic_records(
-    view: View, topic: NewTopic, topic_id: UUID, assignments: Sequence[tuple[int, ...]]
+    view: ControllerView, topic: NewTopic, topic_id: UUID, assignments: Sequence[tuple[int, ...]]
 ) -> TopicRecords:
     head = topic_head(topic.name, topic_id, topic.configs)
     return TopicRecords(head, topic_id, 0, _forms(view, assignments))
@@ -152,7 +152,7 @@ def topic_head(
     return [TopicRecord(name, topic_id), *settings]
 
 
-def check_room(view: View, topics: int, partitions: int) -> None:
+def check_partition_limit(view: ControllerView, topics: int, partitions: int) -> None:
     """Raise PolicyViolationError if that many more topics and partitions exceed a limit."""
     image, settings = view.image, view.settings
     for key, amount, most in (
@@ -163,13 +163,13 @@ def check_room(view: View, topics: int, partitions: int) -> None:
             raise PolicyViolationError(f"{amount} would be more than {key}={most}")
 
 
-def check_request_size(view: View, partitions: int) -> None:
+def check_request_size(view: ControllerView, partitions: int) -> None:
     """Raise PolicyViolationError if one request may not create that many partitions."""
     if partitions > view.settings.max_partitions_per_request:
         raise PolicyViolationError("Excessively large number of partitions per request.")
 
 
-def _assigned(view: View, topic: NewTopic) -> list[tuple[int, ...]]:
+def _assigned(view: ControllerView, topic: NewTopic) -> list[tuple[int, ...]]:
     if topic.replication_factor != FROM_CONTROLLER:
         raise InvalidRequestError(
             "A manual partition assignment was specified, but replication factor was not set to -1."
@@ -189,7 +189,7 @@ def _assigned(view: View, topic: NewTopic) -> list[tuple[int, ...]]:
         found[index] = tuple(replicas)
         check_assignment(view, replicas, factor)
         factor = len(replicas)
-        _check_somebody_leads(view, index, replicas)
+        _check_has_leader(view, index, replicas)
     if sorted(found) != list(range(len(found))):
         raise InvalidReplicaAssignmentError(
             "partitions should be a consecutive 0-based integer sequence"
@@ -198,7 +198,11 @@ def _assigned(view: View, topic: NewTopic) -> list[tuple[int, ...]]:
 
 
 def check_assignment(
-    view: View, replicas: Sequence[int], factor: int | None = None, *, may_wait: bool = False
+    view: ControllerView,
+    replicas: Sequence[int],
+    factor: int | None = None,
+    *,
+    may_wait: bool = False,
 ) -> None:
     """Raise InvalidReplicaAssignmentError unless a partition can have exactly these replicas.
 
@@ -229,7 +233,7 @@ def check_assignment(
         )
 
 
-def _check_somebody_leads(view: View, index: int, replicas: Iterable[int]) -> None:
+def _check_has_leader(view: ControllerView, index: int, replicas: Iterable[int]) -> None:
     if not any(view.is_active(one) for one in replicas):
         raise InvalidReplicaAssignmentError(
             f"All brokers specified in the manual partition assignment for partition {index} are "
@@ -237,7 +241,7 @@ def _check_somebody_leads(view: View, index: int, replicas: Iterable[int]) -> No
         )
 
 
-def _placed(view: View, topic: NewTopic, draw: RandomSource) -> Sequence[tuple[int, ...]]:
+def _placed(view: ControllerView, topic: NewTopic, draw: RandomSource) -> Sequence[tuple[int, ...]]:
     factor, count = topic.replication_factor, topic.partitions
     if factor < FROM_CONTROLLER or factor == 0:
         raise InvalidReplicationFactorError(
@@ -256,7 +260,7 @@ def _placed(view: View, topic: NewTopic, draw: RandomSource) -> Sequence[tuple[i
 
 
 def _placements(
-    view: View, count: int, factor: int, draw: RandomSource
+    view: ControllerView, count: int, factor: int, draw: RandomSource
 ) -> Sequence[tuple[int, ...]]:
     """Place replicas, and prefix the error of an impossible placement with Kafka's text."""
     try:
@@ -268,7 +272,7 @@ def _placements(
 
 
 def partition_record(
-    view: View, topic_id: UUID, index: int, replicas: tuple[int, ...]
+    view: ControllerView, topic_id: UUID, index: int, replicas: tuple[int, ...]
 ) -> PartitionRecord:
     """Return a new partition's record: active replicas are in sync, the first of them leads."""
     isr = tuple(one for one in replicas if view.is_active(one))
@@ -286,7 +290,7 @@ def partition_record(
     )
 
 
-def _forms(view: View, assignments: Iterable[tuple[int, ...]]) -> list[PartitionRecord]:
+def _forms(view: ControllerView, assignments: Iterable[tuple[int, ...]]) -> list[PartitionRecord]:
     """Return each new partition's form (see :class:`TopicRecords`), shared by equal replicas."""
     forms: dict[tuple[int, ...], PartitionRecord] = {}
     found = []
@@ -302,7 +306,7 @@ def _forms(view: View, assignments: Iterable[tuple[int, ...]]) -> list[Partition
 
 
 def create_partitions(
-    view: View,
+    view: ControllerView,
     name: str,
     count: int,
     *,
@@ -310,7 +314,7 @@ def create_partitions(
     draw: RandomSource,
     take: Take = unlimited,
     validate_only: bool = False,
-) -> Outcome[int]:
+) -> ControllerResult[int]:
     """Give a topic ``count`` partitions in total; the answer is the number added.
 
     With ``validate_only`` none are added. Raises what ``take`` does, UnknownTopicOrPartitionError,
@@ -338,7 +342,7 @@ def create_partitions(
             "assignment(s) were specified."
         )
     check_request_size(view, added)
-    check_room(view, 0, added)
+    check_partition_limit(view, 0, added)
     take(added)
     factor = len(topic.partitions[0].replicas)
     wanted: Sequence[tuple[int, ...]]
@@ -348,17 +352,17 @@ def create_partitions(
         wanted = [tuple(replicas) for replicas in assignments]
         for index, replicas in enumerate(wanted, current):
             check_assignment(view, replicas, factor)
-            _check_somebody_leads(view, index, replicas)
+            _check_has_leader(view, index, replicas)
     if validate_only:
-        return Outcome(added)
-    return Outcome(added, TopicRecords((), topic.topic_id, current, _forms(view, wanted)))
+        return ControllerResult(added)
+    return ControllerResult(added, TopicRecords((), topic.topic_id, current, _forms(view, wanted)))
 
 
 NEVER_LED: Final = -1
 """The partition epoch of a partition that has replicas but never had a leader."""
 
 
-def place_new(view: View, topic_id: UUID) -> Outcome[None]:
+def place_new(view: ControllerView, topic_id: UUID) -> ControllerResult[None]:
     """Elect the first leaders of partitions that were assigned outside the controller.
 
     Partitions without an active replica are left without a leader.
@@ -367,18 +371,18 @@ def place_new(view: View, topic_id: UUID) -> Outcome[None]:
     """
     topic = view.image.topics_by_id.get(topic_id)
     if topic is None:
-        return Outcome(None)
+        return ControllerResult(None)
     records = tuple(
         partition_record(view, topic_id, index, one.replicas)
         for index, one in enumerate(topic.partitions)
         if one.partition_epoch == NEVER_LED and any(map(view.is_active, one.replicas))
     )
-    return Outcome(None, records)
+    return ControllerResult(None, records)
 
 
 def delete_topic(
-    view: View, topic_id: UUID, take: Take = unlimited, *, allows_internal: bool = False
-) -> Outcome[None]:
+    view: ControllerView, topic_id: UUID, take: Take = unlimited, *, allows_internal: bool = False
+) -> ControllerResult[None]:
     """Delete a topic.
 
     Raises what ``take`` does, UnknownTopicIdError, and InvalidTopicError for an internal topic
@@ -390,4 +394,4 @@ def delete_topic(
     if topic.name in view.settings.internal_topics and not allows_internal:
         raise InvalidTopicError(f"{topic.name} holds the coordinators' state")
     take(len(topic.partitions))
-    return Outcome(None, (RemoveTopicRecord(topic_id),))
+    return ControllerResult(None, (RemoveTopicRecord(topic_id),))

@@ -13,8 +13,8 @@ from uuid import UUID
 from fencepost.cluster.acl import AclLimits
 from fencepost.cluster.controller.activation import ELR_VERSION, MIN_INSYNC_REPLICAS
 from fencepost.cluster.controller.errors import StaleBrokerEpochError
-from fencepost.cluster.controller.outcome import Change
-from fencepost.cluster.controller.partition_change import Election, PartitionChange
+from fencepost.cluster.controller.outcome import PartitionChange
+from fencepost.cluster.controller.partition_change import Election, PartitionChangeBuilder
 from fencepost.cluster.image import (
     BROKER_RESOURCE,
     MIGRATING,
@@ -83,7 +83,7 @@ class ControllerSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class ControllerView:
     """An image, and the settings to interpret it with."""
 
     image: MetadataImage
@@ -156,13 +156,13 @@ class View:
 
     def change(
         self, topic: TopicImage, index: int, *, removed: int = NO_LEADER, added: int = NO_LEADER
-    ) -> PartitionChange:
+    ) -> PartitionChangeBuilder:
         """Return a change without target values, with the topic's settings and the live brokers.
 
         ``removed`` cannot lead even if the image allows it; ``added`` can.
         """
         partition = topic.partitions[index]
-        return PartitionChange(
+        return PartitionChangeBuilder(
             partition=partition,
             topic_id=topic.topic_id,
             index=index,
@@ -197,13 +197,17 @@ class View:
             and not any(map(self.is_active, partition.isr))
         )
 
-    def changed(self, topic: TopicImage, change: PartitionChange, cause: str) -> list[Change]:
+    def changed(
+        self, topic: TopicImage, change: PartitionChangeBuilder, cause: str
+    ) -> list[PartitionChange]:
         """Return the change of a partition in a list, which is empty if nothing changes."""
         record = change.build()
         if record is None:
             return []
         before = change.partition
-        return [Change(topic.name, change.index, before, before.merge(record), record, cause)]
+        return [
+            PartitionChange(topic.name, change.index, before, before.merge(record), record, cause)
+        ]
 
     def leader_and_isr_updates(
         self,
@@ -214,13 +218,13 @@ class View:
         added: int = NO_LEADER,
         is_unclean_shutdown: bool = False,
         at_most: int | None = None,
-    ) -> list[Change]:
+    ) -> list[PartitionChange]:
         """Return the changes that remove ``removed`` from ISRs, or that let ``added`` lead.
 
         With ``is_unclean_shutdown``, ``removed`` also leaves the eligible leader replicas. If the
         result has ``at_most`` changes, more may be necessary.
         """
-        changes: list[Change] = []
+        changes: list[PartitionChange] = []
         rules: dict[str, tuple[int, Election]] = {}
         elr_enabled = self.elr_enabled
         for topic, index in partitions:
@@ -230,7 +234,7 @@ class View:
                 election = Election.UNCLEAN if allows else Election.ONLINE
                 rule = rules[topic.name] = self.min_isr(topic.name), election
             partition = topic.partitions[index]
-            change = PartitionChange(
+            change = PartitionChangeBuilder(
                 partition,
                 topic.topic_id,
                 index,

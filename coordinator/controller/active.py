@@ -17,10 +17,10 @@ from typing import Final, Protocol, TypeVar
 
 import structlog
 
-from fencepost.cluster.controller.brokers import Registration
+from fencepost.cluster.controller.brokers import BrokerRegistrationRequest
 from fencepost.cluster.controller.errors import DuplicateBrokerRegistrationError
 from fencepost.cluster.controller.machine import Controller
-from fencepost.cluster.controller.outcome import Outcome
+from fencepost.cluster.controller.outcome import ControllerResult
 from fencepost.cluster.controller.view import ControllerSettings
 from fencepost.cluster.records import MetadataRecord
 from fencepost.coordinator.controller.metadata_log_reader import MetadataLogReader, Observer
@@ -52,7 +52,7 @@ Remember = Callable[[Event, Origin | None, str | None], None]
 class Decide(Protocol):
     """A function that carries out decisions, such as :meth:`ActiveController.decide`."""
 
-    def __call__(self, decision: Callable[[Controller], Outcome[T]], /) -> T:
+    def __call__(self, decision: Callable[[Controller], ControllerResult[T]], /) -> T:
         """Carry out the decision, and return its answer."""
 
 
@@ -114,7 +114,7 @@ class ActiveController:
 
     def decide(
         self,
-        decision: Callable[[Controller], Outcome[T]],
+        decision: Callable[[Controller], ControllerResult[T]],
         *,
         origin: Origin | None = None,
         trigger: str | None = None,
@@ -157,7 +157,9 @@ class ActiveController:
         """Return the monotonic time in milliseconds, by which sessions expire."""
         return self._clock.monotonic_ms()
 
-    def register_broker(self, request: Registration) -> Callable[[Controller], Outcome[int | None]]:
+    def register_broker(
+        self, request: BrokerRegistrationRequest
+    ) -> Callable[[Controller], ControllerResult[int | None]]:
         """Return the decision to register a broker. Raises DuplicateBrokerRegistrationError."""
         if self.has_own_broker and request.broker_id == self.settings.node_id:
             raise DuplicateBrokerRegistrationError("the controller's node is the broker of that id")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import structlog
 
-from fencepost.cluster.controller.scram import Upsertion
+from fencepost.cluster.controller.scram import ScramCredentialUpsertion
 from fencepost.coordinator.daemon.errors import BrokerError
 from fencepost.coordinator.security.added_users import AddedUserError, parse_added_user
 from fencepost.coordinator.security.users import derive_keys
@@ -16,7 +16,7 @@ from fencepost.logcore.machine import DomainError
 _log = structlog.get_logger(__name__)
 
 
-def parse_added_users(texts: Sequence[str]) -> list[Upsertion]:
+def parse_added_users(texts: Sequence[str]) -> list[ScramCredentialUpsertion]:
     """Parse the users of the arguments. Raises BrokerError."""
     try:
         return [parse_added_user(text) for text in texts]
@@ -24,7 +24,7 @@ def parse_added_users(texts: Sequence[str]) -> list[Upsertion]:
         raise BrokerError(f"a user to add (--add-scram): {error}") from None
 
 
-async def add_users(services: Services, added: Sequence[Upsertion]) -> None:
+async def add_users(services: Services, added: Sequence[ScramCredentialUpsertion]) -> None:
     """Add each credential, unless its user has one for the same mechanism. Raises BrokerError."""
     try:
         if services.zookeeper is None:

@@ -63,7 +63,7 @@ from fencepost.logcore.clock import Clock, SystemClock, cluster_clock
 from fencepost.logcore.fs import FileSystem, OsFileSystem
 
 if TYPE_CHECKING:
-    from fencepost.cluster.controller.scram import Upsertion
+    from fencepost.cluster.controller.scram import ScramCredentialUpsertion
     from fencepost.coordinator.daemon.cluster_broker import ClusterBroker
     from fencepost.coordinator.daemon.controller_part import ControllerPart
     from fencepost.coordinator.daemon.in_thread import BrokerThread
@@ -580,7 +580,7 @@ class Broker:
         await self.stop()
 
 
-def _added_users(texts: Sequence[str]) -> list[Upsertion]:
+def _added_users(texts: Sequence[str]) -> list[ScramCredentialUpsertion]:
     if not texts:
         return []
     from fencepost.coordinator.daemon.added_users import parse_added_users  # noqa: PLC0415 - most starts add none

@@ -16,7 +16,7 @@ from fencepost.cluster.acl import (
 )
 from fencepost.cluster.controller.acls import AclIndex
 from fencepost.cluster.controller.machine import Controller
-from fencepost.cluster.controller.outcome import Outcome
+from fencepost.cluster.controller.outcome import ControllerResult
 from fencepost.coordinator.handlers import Context
 from fencepost.coordinator.handlers.deciding import ITEMS_PER_TURN, batched, decided_each
 from fencepost.coordinator.runtime.turns import Work
@@ -52,11 +52,11 @@ def decided_in_pieces(
     ctx: Context,
     authorizer: Authorizer,
     acls: Sequence[Acl],
-    change: Callable[[Controller, Sequence[Acl], AclIndex], Outcome[None]],
+    change: Callable[[Controller, Sequence[Acl], AclIndex], ControllerResult[None]],
 ) -> Work[object]:
     """Have the controller change validated ACLs, one piece per turn of the event loop."""
 
-    def decision(piece: Sequence[Acl]) -> Callable[[Controller], Outcome[None]]:
+    def decision(piece: Sequence[Acl]) -> Callable[[Controller], ControllerResult[None]]:
         return lambda one: change(one, piece, existing_acls(ctx, authorizer))
 
     return decided_each(ctx, map(decision, batched(acls, ITEMS_PER_TURN)))

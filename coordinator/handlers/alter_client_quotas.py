@@ -14,8 +14,8 @@ from typing import Any
 from fencepost.cluster.acl import Operation
 from fencepost.cluster.controller.acls import ReasonAgainst
 from fencepost.cluster.controller.machine import Controller
-from fencepost.cluster.controller.outcome import Outcome
-from fencepost.cluster.controller.quotas import Alteration
+from fencepost.cluster.controller.outcome import ControllerResult
+from fencepost.cluster.controller.quotas import ClientQuotaAlteration
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import code_and_message, each_row
 from fencepost.coordinator.handlers.deciding import decided_by_item
@@ -54,7 +54,7 @@ def _row(
 def run(ctx: Context) -> Work[Entity]:
     """Change, or only validate, the quotas of each entity; respond with one result for each."""
     ctx.require_on_cluster(Operation.ALTER_CONFIGS)
-    asked: list[Alteration] = []
+    asked: list[ClientQuotaAlteration] = []
     for entry in ctx.body.entries:
         one = yield from _read(entry)
         asked.append(one)
@@ -76,7 +76,7 @@ def run(ctx: Context) -> Work[Entity]:
     return ctx.respond.AlterClientQuotasResponse(entries=tuple(entries))
 
 
-def _read(entry: Any) -> Steps[Alteration]:
+def _read(entry: Any) -> Steps[ClientQuotaAlteration]:
     """Return one entry of the request as an alteration of one entity's quotas."""
     named: dict[str, str | None] = {}
     for part in entry.entity:
@@ -86,10 +86,10 @@ def _read(entry: Any) -> Steps[Alteration]:
     for op in entry.ops:
         ops.append((op.key, None if op.remove else op.value))
         yield
-    return Alteration(named, ops)
+    return ClientQuotaAlteration(named, ops)
 
 
-def _characters(one: Alteration) -> int:
+def _characters(one: ClientQuotaAlteration) -> int:
     """Return the size of the entity's names in the records of its quotas, in characters."""
     return len(one.ops) * sum(len(name or "") for name in one.named.values())
 
@@ -97,7 +97,7 @@ def _characters(one: Alteration) -> int:
 def _alter(
     table: QuotaTable,
     reason_against: ReasonAgainst,
-    some: Sequence[Alteration],
+    some: Sequence[ClientQuotaAlteration],
     one: Controller,
-) -> Outcome[list[DomainError | None]]:
+) -> ControllerResult[list[DomainError | None]]:
     return one.alter_client_quotas(some, table.count, reason_against)

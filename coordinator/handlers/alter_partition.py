@@ -12,7 +12,7 @@ from typing import Any
 from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.acl import Operation
-from fencepost.cluster.controller.isr import AlterIsr
+from fencepost.cluster.controller.isr import ProposedIsr
 from fencepost.cluster.image import PartitionRegistration
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles
@@ -31,7 +31,7 @@ def run(ctx: Context) -> Work[Entity]:
     ctx.require_on_cluster(Operation.CLUSTER_ACTION)
     body, make = ctx.body, ctx.respond
     items = [
-        AlterIsr(
+        ProposedIsr(
             topic_id=topic.topic_id or ZERO,
             index=part.partition_index,
             leader_epoch=part.leader_epoch,

@@ -16,7 +16,7 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.acl import Operation
 from fencepost.cluster.controller.machine import Controller
-from fencepost.cluster.controller.reassignments import Reassign
+from fencepost.cluster.controller.reassignments import ReassignablePartition
 from fencepost.coordinator.errors import InvalidRequestError
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import code_and_message, each_row
@@ -67,7 +67,7 @@ def run(ctx: Context) -> Work[Entity]:
     if sum(len(topic.partitions) for topic in body.topics) > MAX_ITEMS:
         raise InvalidRequestError(f"one request moves {MAX_ITEMS} partitions")
     items = [
-        Reassign(
+        ReassignablePartition(
             topic.name,
             part.partition_index,
             None if part.replicas is None else tuple(part.replicas),

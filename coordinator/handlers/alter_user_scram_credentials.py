@@ -13,8 +13,12 @@ from typing import Any, Final
 
 from fencepost.cluster.acl import Operation
 from fencepost.cluster.controller.machine import Controller
-from fencepost.cluster.controller.outcome import Outcome
-from fencepost.cluster.controller.scram import Alteration, Deletion, Upsertion
+from fencepost.cluster.controller.outcome import ControllerResult
+from fencepost.cluster.controller.scram import (
+    ScramCredentialAlteration,
+    ScramCredentialDeletion,
+    ScramCredentialUpsertion,
+)
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import code_and_message, each_row
 from fencepost.coordinator.handlers.deciding import decided_by_item
@@ -55,9 +59,9 @@ def _response(ctx: Context, outcome: Callable[[str], tuple[int, str | None]]) ->
 def run(ctx: Context) -> Work[Entity]:
     """Apply the valid changes; respond with one result per user, its first error if any."""
     ctx.require_on_cluster(Operation.ALTER)
-    asked: list[Alteration] = []
+    asked: list[ScramCredentialAlteration] = []
     for one in ctx.body.deletions:
-        asked.append(Deletion(one.name, int(one.mechanism)))
+        asked.append(ScramCredentialDeletion(one.name, int(one.mechanism)))
         yield None
     for one in ctx.body.upsertions:
         asked.append(_upsertion(one))
@@ -73,9 +77,13 @@ def run(ctx: Context) -> Work[Entity]:
     return (yield from _response(ctx, lambda name: code_and_message(failed.get(name))))
 
 
-def _upsertion(one: Any) -> Upsertion:
-    return Upsertion(one.name, int(one.mechanism), one.iterations, one.salt, one.salted_password)
+def _upsertion(one: Any) -> ScramCredentialUpsertion:
+    return ScramCredentialUpsertion(
+        one.name, int(one.mechanism), one.iterations, one.salt, one.salted_password
+    )
 
 
-def _alter(some: Sequence[Alteration], one: Controller) -> Outcome[list[DomainError | None]]:
+def _alter(
+    some: Sequence[ScramCredentialAlteration], one: Controller
+) -> ControllerResult[list[DomainError | None]]:
     return one.alter_credentials(some, derive_keys)

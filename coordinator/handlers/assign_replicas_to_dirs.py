@@ -8,7 +8,7 @@ from __future__ import annotations
 from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.acl import Operation
-from fencepost.cluster.controller.isr import AssignDirectory
+from fencepost.cluster.controller.isr import DirectoryAssignment
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import code_of
 from fencepost.coordinator.handlers.broker_registration import ZERO
@@ -23,7 +23,7 @@ def run(ctx: Context) -> Work[Entity]:
     ctx.require_on_cluster(Operation.CLUSTER_ACTION)
     body, make = ctx.body, ctx.respond
     items = [
-        AssignDirectory(directory.id_ or ZERO, topic.topic_id or ZERO, part.partition_index)
+        DirectoryAssignment(directory.id_ or ZERO, topic.topic_id or ZERO, part.partition_index)
         for directory in body.directories
         for topic in directory.topics
         for part in topic.partitions

@@ -9,7 +9,7 @@ from __future__ import annotations
 from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.acl import Operation
-from fencepost.cluster.controller.heartbeats import Heartbeat
+from fencepost.cluster.controller.heartbeats import BrokerHeartbeatRequest
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.broker_registration import MAX_LOG_DIRS, ZERO
 from fencepost.coordinator.handlers.deciding import decided_to_the_end
@@ -26,7 +26,7 @@ def run(ctx: Context) -> Work[Entity]:
     cordoned = getattr(body, "cordoned_log_dirs", None)
     if max(len(offline), len(cordoned or ())) > MAX_LOG_DIRS:
         return ctx.respond.error(ErrorCode.invalid_request)
-    request = Heartbeat(
+    request = BrokerHeartbeatRequest(
         broker_id=body.broker_id,
         broker_epoch=body.broker_epoch,
         current_metadata_offset=body.current_metadata_offset,

@@ -10,7 +10,7 @@ from uuid import UUID
 from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.acl import Operation
-from fencepost.cluster.controller.brokers import Registration
+from fencepost.cluster.controller.brokers import BrokerRegistrationRequest
 from fencepost.cluster.records import BrokerEndpoint, BrokerFeature
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.deciding import decided_to_the_end
@@ -32,7 +32,7 @@ def run(ctx: Context) -> Work[Entity]:
     log_dirs = getattr(body, "log_dirs", ())
     if max(len(body.listeners), len(body.features), len(log_dirs)) > MAX_LISTENERS:
         return ctx.respond.error(ErrorCode.invalid_registration)
-    request = Registration(
+    request = BrokerRegistrationRequest(
         broker_id=body.broker_id,
         cluster_id=body.cluster_id,
         incarnation_id=body.incarnation_id or ZERO,

@@ -12,7 +12,7 @@ from uuid import UUID
 from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.acl import Operation
-from fencepost.cluster.controller.brokers import ControllerRegistration
+from fencepost.cluster.controller.brokers import ControllerRegistrationRequest
 from fencepost.cluster.records import ControllerEndpoint, ControllerFeature
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.broker_registration import MAX_LISTENERS
@@ -33,7 +33,7 @@ def run(ctx: Context) -> Work[Entity]:
         )
     if max(len(body.listeners), len(body.features)) > MAX_LISTENERS:
         return ctx.respond.error(ErrorCode.invalid_request, "too many listeners or features")
-    request = ControllerRegistration(
+    request = ControllerRegistrationRequest(
         body.controller_id,
         body.incarnation_id or UUID(int=0),
         body.zk_migration_ready,

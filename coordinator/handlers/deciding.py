@@ -7,7 +7,7 @@ from functools import partial
 from typing import TypeVar
 
 from fencepost.cluster.controller.machine import Controller
-from fencepost.cluster.controller.outcome import Outcome
+from fencepost.cluster.controller.outcome import ControllerResult
 from fencepost.coordinator.controller.active import Decide
 from fencepost.coordinator.handlers import Context
 from fencepost.coordinator.handlers.answers import forced, result_of
@@ -35,7 +35,7 @@ records of an operation is the same (``QuorumController.MAX_RECORDS_PER_USER_OP`
 def decider(ctx: Context) -> Decide:
     """Return the active controller's decision function; the caller flushes its decisions."""
 
-    def decide(decision: Callable[[Controller], Outcome[T]]) -> T:
+    def decide(decision: Callable[[Controller], ControllerResult[T]]) -> T:
         active = ctx.controller
         with active.store.unforced():
             return active.decide(
@@ -47,7 +47,7 @@ def decider(ctx: Context) -> Decide:
     return decide
 
 
-def decided(ctx: Context, decision: Callable[[Controller], Outcome[T]]) -> Work[T]:
+def decided(ctx: Context, decision: Callable[[Controller], ControllerResult[T]]) -> Work[T]:
     """Have the controller decide on the request; return its answer once the change is durable.
 
     Raises the decision's errors, and LogError.
@@ -57,7 +57,7 @@ def decided(ctx: Context, decision: Callable[[Controller], Outcome[T]]) -> Work[
 
 
 def decided_each(
-    ctx: Context, decisions: Iterable[Callable[[Controller], Outcome[T]]]
+    ctx: Context, decisions: Iterable[Callable[[Controller], ControllerResult[T]]]
 ) -> Work[list[T]]:
     """Have the controller make several decisions, yielding to other requests in between."""
 
@@ -74,7 +74,7 @@ def decided_each(
 def decided_by_item(
     ctx: Context,
     items: Sequence[Item],
-    decide: Callable[[Sequence[Item], Controller], Outcome[list[DomainError | None]]],
+    decide: Callable[[Sequence[Item], Controller], ControllerResult[list[DomainError | None]]],
     characters_of: Callable[[Item], int],
 ) -> Work[list[DomainError | None]]:
     """Have the controller decide on a request's items in pieces; return the error of each item.
@@ -103,18 +103,18 @@ def decided_by_item(
 
 def decided_to_the_end(
     ctx: Context,
-    decision: Callable[[Controller], Outcome[T]],
+    decision: Callable[[Controller], ControllerResult[T]],
     is_more: Callable[[T], bool],
 ) -> Work[T]:
     """Repeat a decision until ``is_more`` is false for its answer; return the last answer."""
     answers: list[T] = []
 
-    def decide(machine: Controller) -> Outcome[T]:
+    def decide(machine: Controller) -> ControllerResult[T]:
         outcome = decision(machine)
         answers.append(outcome.answer)
         return outcome
 
-    def decisions() -> Iterator[Callable[[Controller], Outcome[T]]]:
+    def decisions() -> Iterator[Callable[[Controller], ControllerResult[T]]]:
         yield decide
         while is_more(answers[-1]):
             yield decide

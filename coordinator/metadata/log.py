@@ -372,7 +372,9 @@ class MetadataLog(Metadata):
         )
         offset = partition.log_end_offset + self._is_cut_short + len(head)
         head.append(activation.registration(broker, offset))
-        again = self._loader.change_all(activation.leads_again(self._node_id), (self._node_id,))
+        again = self._loader.change_all(
+            activation.new_leader_epoch(self._node_id), (self._node_id,)
+        )
         self._append([encode(one) for one in head], head, again)
 
     # --- topics ----------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 import binascii
 
-from fencepost.cluster.controller.scram import MAX_ITERATIONS, Upsertion
+from fencepost.cluster.controller.scram import MAX_ITERATIONS, ScramCredentialUpsertion
 from fencepost.coordinator.security.users import new_salt
 from fencepost.coordinator.wire.scram import MIN_ITERATIONS, SCRAM_MECHANISMS, salted_password
 
@@ -23,7 +23,7 @@ class AddedUserError(ValueError):
     """The text does not describe a user. The message quotes no value of it."""
 
 
-def parse_added_user(text: str) -> Upsertion:
+def parse_added_user(text: str) -> ScramCredentialUpsertion:
     """Return the user in one argument. Raises AddedUserError."""
     name, found, rest = text.strip().partition("=")
     mechanism = SCRAM_MECHANISMS.get(name)
@@ -48,7 +48,7 @@ def parse_added_user(text: str) -> Upsertion:
         raise AddedUserError("it has saltedpassword without salt")
     else:
         salted = _decoded("saltedpassword", parts["saltedpassword"])
-    return Upsertion(parts["name"], mechanism.number, iterations, salt, salted)
+    return ScramCredentialUpsertion(parts["name"], mechanism.number, iterations, salt, salted)
 
 
 def _component(text: str) -> tuple[str, str]:

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from fencepost.cluster.controller.machine import Controller
-from fencepost.cluster.controller.outcome import Outcome
+from fencepost.cluster.controller.outcome import ControllerResult
 from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.metadata.controller_settings import controller_settings
 
 T = TypeVar("T")
 
 
-def decide(storage: Storage, decision: Callable[[Controller], Outcome[T]]) -> T:
+def decide(storage: Storage, decision: Callable[[Controller], ControllerResult[T]]) -> T:
     """Let the controller's state machine decide, append its records, and return its answer.
 
     Raises the decision's errors, and LogError.

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from fencepost.cluster.controller.adoption import AdoptedTopic, local_partition
-from fencepost.cluster.controller.topics import check_room
+from fencepost.cluster.controller.topics import check_partition_limit
 from fencepost.cluster.image import UNASSIGNED, TopicImage
 from fencepost.coordinator.config.broker_config import check_topic_configs, log_config
 from fencepost.coordinator.config.key import nearest
@@ -224,7 +224,7 @@ def _sources(
             raise TransferError(f"there is a topic {topic} already")
         if topic not in INTERNAL_TOPICS and storage.metadata.colliding(topic) is not None:
             raise TransferError(f"{topic} collides with {storage.metadata.colliding(topic)}")
-        check_room(controller_of(storage).view, 1, len(wanted))
+        check_partition_limit(controller_of(storage).view, 1, len(wanted))
     return found
 
 

@@ -20,10 +20,10 @@ import structlog
 
 from fencepost.cluster.controller.errors import ElectionNotNeededError
 from fencepost.cluster.controller.machine import Controller as Machine
-from fencepost.cluster.controller.outcome import Outcome
+from fencepost.cluster.controller.outcome import ControllerResult
 from fencepost.cluster.controller.partition_change import Election
 from fencepost.cluster.controller.reassignment_steps import is_in_progress
-from fencepost.cluster.controller.reassignments import Reassign
+from fencepost.cluster.controller.reassignments import ReassignablePartition
 from fencepost.cluster.image import MetadataImage, TopicImage
 from fencepost.coordinator.controller.active import Decide
 from fencepost.coordinator.zookeeper import znodes
@@ -93,7 +93,7 @@ class AdminNodes:
         }
         failed: set[Partition] = set()
         for some in batched([*new], AT_ONCE):
-            items = [Reassign(*one, new[one]) for one in some]
+            items = [ReassignablePartition(*one, new[one]) for one in some]
             decision = partial(_reassigned, items=items)
             for one, why in zip(some, self._decide(decision), strict=True):
                 if why is not None:
@@ -155,13 +155,15 @@ class AdminNodes:
             again()
 
 
-def _reassigned(machine: Machine, items: Sequence[Reassign]) -> Outcome[list[DomainError | None]]:
+def _reassigned(
+    machine: Machine, items: Sequence[ReassignablePartition]
+) -> ControllerResult[list[DomainError | None]]:
     return machine.alter_partition_reassignments(items, may_wait=True)
 
 
 def _elected(
     machine: Machine, partitions: Sequence[Partition]
-) -> Outcome[list[tuple[Partition, DomainError | None]]]:
+) -> ControllerResult[list[tuple[Partition, DomainError | None]]]:
     return machine.elect_leaders(Election.PREFERRED, partitions)
 
 

@@ -21,7 +21,7 @@ import structlog
 
 from fencepost.cluster.controller.errors import NotControllerError
 from fencepost.cluster.controller.machine import Controller as Machine
-from fencepost.cluster.controller.outcome import Outcome
+from fencepost.cluster.controller.outcome import ControllerResult
 from fencepost.cluster.controller.topics import NEVER_LED
 from fencepost.cluster.delta import replayed
 from fencepost.cluster.image import TOPIC_RESOURCE, MetadataImage, TopicImage, changed_topics
@@ -289,10 +289,10 @@ class ZkController:
             if member not in known and member >= 0
         }
 
-    def _decide(self, decision: Callable[[Machine], Outcome[T]]) -> T:
+    def _decide(self, decision: Callable[[Machine], ControllerResult[T]]) -> T:
         return self.active.decide(decision, trigger="watch of ZooKeeper")
 
-    async def _decide_all(self, decision: Callable[[Machine], Outcome[bool]]) -> None:
+    async def _decide_all(self, decision: Callable[[Machine], ControllerResult[bool]]) -> None:
         """Make a decision that comes in pieces, and yield to the loop between pieces."""
         is_more = self._decide(decision)
         while is_more:

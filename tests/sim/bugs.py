@@ -24,7 +24,7 @@ from tests.sim.bugs_coordinators import COORDINATORS
 
 _Leader = leader.PartitionLeader
 _Follower = follower.PartitionFollower
-_Change = partition_change.PartitionChange
+_Change = partition_change.PartitionChangeBuilder
 
 _SNAPSHOTS: Final = (
     Bug(

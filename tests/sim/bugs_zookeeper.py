@@ -105,12 +105,12 @@ ZOOKEEPER: Final = (
         "who is back in another session was never away",
         (
             (
-                brokers.appeared,
+                brokers.discovered,
                 "known is not None and known.epoch != seen.broker_epoch and not known.fenced",
                 "False",
             ),
             (
-                brokers.appeared,
+                brokers.discovered,
                 "known is None or known.epoch != seen.broker_epoch",
                 "known is None",
             ),

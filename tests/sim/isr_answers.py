@@ -19,7 +19,7 @@ from fencepost.cluster.controller.errors import (
     UnknownTopicOrPartitionError,
 )
 from fencepost.cluster.controller.machine import Controller
-from fencepost.cluster.controller.outcome import Outcome
+from fencepost.cluster.controller.outcome import ControllerResult
 from fencepost.cluster.errors import Errors
 from fencepost.cluster.image import PartitionRegistration
 from fencepost.cluster.isr import AlteredPartition
@@ -46,14 +46,15 @@ def _altered(answer: PartitionRegistration | DomainError) -> int | AlteredPartit
 
 
 def altered(
-    decide: Callable[[Callable[[Controller], Outcome[Any]]], Any], request: AlterPartitionRequest
+    decide: Callable[[Callable[[Controller], ControllerResult[Any]]], Any],
+    request: AlterPartitionRequest,
 ) -> dict[tuple[UUID, int], int | AlteredPartition]:
     """Have a controller decide on an AlterPartition; return each partition's result or error.
 
     Raises StaleBrokerEpochError.
     """
     items = [
-        isr.AlterIsr(
+        isr.ProposedIsr(
             one.topic_id,
             one.index,
             one.leader_epoch,

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from fencepost.cluster.controller import reassignments, topics
 from fencepost.cluster.controller.machine import Controller
-from fencepost.cluster.controller.outcome import Outcome
+from fencepost.cluster.controller.outcome import ControllerResult
 from fencepost.cluster.controller.partition_change import Election
 from fencepost.logcore.machine import DomainError
 
@@ -24,7 +24,7 @@ class Decider(Protocol):
     def node(self) -> Node:
         """The node that it runs on."""
 
-    def decide(self, decision: Callable[[Controller], Outcome[Any]]) -> Any:
+    def decide(self, decision: Callable[[Controller], ControllerResult[Any]]) -> Any:
         """Carry out a decision; return its answer."""
 
 
@@ -39,7 +39,7 @@ class Operators:
         """Return the controller to ask, None if no controller is available."""
         raise NotImplementedError
 
-    def _try(self, decision: Callable[[Controller], Outcome[Any]], what: str) -> bool:
+    def _try(self, decision: Callable[[Controller], ControllerResult[Any]], what: str) -> bool:
         asked = self._asked()
         if asked is None:
             return False
@@ -74,7 +74,7 @@ class Operators:
 
     def reassign(self, name: str, index: int, replicas: tuple[int, ...] | None) -> bool:
         """Begin a reassignment, or cancel it if ``replicas`` is None."""
-        item = reassignments.Reassign(name, index, replicas)
+        item = reassignments.ReassignablePartition(name, index, replicas)
         return self._try(
             lambda one: one.alter_partition_reassignments([item]),
             f"reassigns {name}-{index} to {replicas}",

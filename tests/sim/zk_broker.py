@@ -19,7 +19,7 @@ from uuid import UUID
 from fencepost.cluster.alter_partition import AlterPartitionRequest
 from fencepost.cluster.controller.errors import NotControllerError, StaleBrokerEpochError
 from fencepost.cluster.controller.machine import Controller
-from fencepost.cluster.controller.outcome import Outcome
+from fencepost.cluster.controller.outcome import ControllerResult
 from fencepost.cluster.errors import Errors
 from fencepost.cluster.image import MetadataImage
 from fencepost.cluster.records import BrokerEndpoint
@@ -234,7 +234,7 @@ class ZooKeeperBroker(Process):
             with self.loop.running():
                 self.zookeeper._can_not_go_on()
 
-    def decide(self, decision: Callable[[Controller], Outcome[Any]]) -> Any:
+    def decide(self, decision: Callable[[Controller], ControllerResult[Any]]) -> Any:
         """Run a decision of this broker's active controller. Raises DomainError."""
         chosen = self.zookeeper.elected
         if chosen is None:

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, cast
 
 from fencepost.cluster.controller.machine import Controller
-from fencepost.cluster.controller.outcome import Outcome
+from fencepost.cluster.controller.outcome import ControllerResult
 from fencepost.cluster.image import BROKER_RESOURCE, TOPIC_RESOURCE
 from fencepost.cluster.records import ConfigRecord
 from fencepost.coordinator.zookeeper import znodes
@@ -46,8 +46,8 @@ class ZooKeeperOperators(Operators):
         """Set ``retention.ms`` of a topic."""
         record = ConfigRecord(TOPIC_RESOURCE, name, "retention.ms", value)
 
-        def decision(one: Controller) -> Outcome[None]:
-            return Outcome(None, (record,) if name in one.image.topics else ())
+        def decision(one: Controller) -> ControllerResult[None]:
+            return ControllerResult(None, (record,) if name in one.image.topics else ())
 
         self._try(decision, f"sets retention.ms of {name} to {value}")
 
@@ -55,14 +55,14 @@ class ZooKeeperOperators(Operators):
         """Set ``log.retention.ms`` of a broker."""
         record = ConfigRecord(BROKER_RESOURCE, str(broker_id), "log.retention.ms", value)
         told = f"sets log.retention.ms of b{broker_id} to {value}"
-        return self._try(lambda _: Outcome(None, (record,)), told)
+        return self._try(lambda _: ControllerResult(None, (record,)), told)
 
     def delete_topic(self, name: str) -> bool:
         """Delete a topic."""
 
-        def decision(one: Controller) -> Outcome[None]:
+        def decision(one: Controller) -> ControllerResult[None]:
             topic = one.image.topics.get(name)
-            return Outcome(None) if topic is None else one.delete_topic(topic.topic_id)
+            return ControllerResult(None) if topic is None else one.delete_topic(topic.topic_id)
 
         return self._try(decision, f"deletes {name}")
 

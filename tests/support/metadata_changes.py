@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final, TypeVar
 
 from fencepost.cluster.controller.machine import Controller
-from fencepost.cluster.controller.outcome import Outcome
+from fencepost.cluster.controller.outcome import ControllerResult
 from fencepost.cluster.controller.topics import FROM_CONTROLLER, NewTopic
 from fencepost.cluster.image import BROKER_RESOURCE, GROUP_RESOURCE, TOPIC_RESOURCE, TopicImage
 from fencepost.coordinator.controller.topic_decisions import DRAW, create_internal_topic
@@ -24,7 +24,7 @@ UNGUARDED: Final[Mapping[str, frozenset[str]]] = {
 """Controller settings without the protection of internal topics."""
 
 
-def decide(metadata: Metadata, decision: Callable[[Controller], Outcome[T]]) -> T:
+def decide(metadata: Metadata, decision: Callable[[Controller], ControllerResult[T]]) -> T:
     """Let a controller with the image of ``metadata`` decide, append its records, and return."""
     assert isinstance(metadata, MetadataLog)
     settings = controller_settings(metadata._config, node_id=metadata._node_id)

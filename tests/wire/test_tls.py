@@ -27,7 +27,7 @@ from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
 from fencepost import Broker
-from fencepost.cluster.controller.outcome import Outcome
+from fencepost.cluster.controller.outcome import ControllerResult
 from fencepost.cluster.records import RegisterBrokerRecord
 from fencepost.coordinator.config import logs
 from fencepost.coordinator.config.key import ConfigError
@@ -1061,7 +1061,9 @@ def test_certificate_of_another_broker_is_not_looked_for_here(
         serving(tmp_path, authority.server().keystore) as served,
         Cluster(served.bootstrap, tls=trusting(authority)) as client,
     ):
-        served.look(lambda one: decide(one.services.metadata, lambda _: Outcome(None, (other,))))
+        served.look(
+            lambda one: decide(one.services.metadata, lambda _: ControllerResult(None, (other,)))
+        )
         assert altered(client, "2", (key, "/on/its/host.pem"))["error_code"] == "none"
         assert altered(client, "1", (key, "/on/its/host.pem"))["error_code"] == "invalid_config"
 

@@ -13,7 +13,7 @@ from uuid import UUID
 
 import pytest
 
-from fencepost.cluster.controller.activation import leads_again
+from fencepost.cluster.controller.activation import new_leader_epoch
 from fencepost.cluster.delta import MetadataDelta
 from fencepost.cluster.image import (
     MIGRATING,
@@ -261,7 +261,7 @@ def test_leading_anew_is_what_its_records_say() -> None:
         partition(UUID(int=991), 0, 2, leader=2),
     )
     loader, plain = ImageLoader(old), ImageLoader(old)
-    values = loader.change_all(leads_again(ME), (ME,))
+    values = loader.change_all(new_leader_epoch(ME), (ME,))
     loader.replay([encode(topic("new", UUID(int=992)))], old.offset + 60, 2)
     image = loader.publish()
     plain.replay([*values, encode(topic("new", UUID(int=992)))], old.offset + 60, 2)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from fencepost.cluster.controller.outcome import Outcome
+from fencepost.cluster.controller.outcome import ControllerResult
 from fencepost.cluster.records import ClientQuotaRecord, EntityData
 from fencepost.coordinator.config.broker_config import BrokerConfig, ConfigError
 from fencepost.coordinator.daemon.broker import Broker
@@ -519,7 +519,10 @@ async def test_quota_for_a_host_name_is_passed_over_alone(tmp_path: Path) -> Non
         return ClientQuotaRecord(entity, "connection_creation_rate", value, remove=remove)
 
     services = Services(tmp_path)
-    decide(services.metadata, lambda _: Outcome(None, (quota("localhost", 1), quota("1.2.3.4", 2))))
+    decide(
+        services.metadata,
+        lambda _: ControllerResult(None, (quota("localhost", 1), quota("1.2.3.4", 2))),
+    )
     server = Server(services)
     with capture_logs() as lines:
         keep_to(server, services.config, services.quotas, ())
@@ -533,6 +536,6 @@ async def test_quota_for_a_host_name_is_passed_over_alone(tmp_path: Path) -> Non
     )
     with capture_logs() as lines:
         for record in records:
-            decide(services.metadata, lambda _, record=record: Outcome(None, (record,)))
+            decide(services.metadata, lambda _, record=record: ControllerResult(None, (record,)))
     assert server.admission.ip_rates == {"1.2.3.4": 2, "1.2.3.5": 4}
     assert [one["address"] for one in lines] == ["localhost", "other"]

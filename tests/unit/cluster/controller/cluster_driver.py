@@ -14,13 +14,13 @@ from fencepost.cluster.controller.activation import (
     MIN_INSYNC_REPLICAS,
     bootstrap,
 )
-from fencepost.cluster.controller.brokers import HeartbeatReply, Registration
+from fencepost.cluster.controller.brokers import BrokerHeartbeatReply, BrokerRegistrationRequest
 from fencepost.cluster.controller.configs import AlterConfig, OpType
-from fencepost.cluster.controller.heartbeats import Heartbeat
-from fencepost.cluster.controller.isr import AlterIsr
+from fencepost.cluster.controller.heartbeats import BrokerHeartbeatRequest
+from fencepost.cluster.controller.isr import ProposedIsr
 from fencepost.cluster.controller.machine import Controller
-from fencepost.cluster.controller.outcome import Outcome
-from fencepost.cluster.controller.reassignments import Reassign
+from fencepost.cluster.controller.outcome import ControllerResult
+from fencepost.cluster.controller.reassignments import ReassignablePartition
 from fencepost.cluster.controller.topics import NewTopic
 from fencepost.cluster.controller.view import ControllerSettings
 from fencepost.cluster.image import (
@@ -98,7 +98,7 @@ class Cluster:
             self.log += records
             self.controller.replay(records, self.end, 1, self.now_ms)
 
-    def do(self, outcome: Outcome[T]) -> T:
+    def do(self, outcome: ControllerResult[T]) -> T:
         """Carry out a decision of the controller and return its response."""
         self.events += outcome.events
         self.append(outcome.records)
@@ -121,9 +121,9 @@ class Cluster:
 
     # --- brokers ---
 
-    def registration(self, broker_id: int, **changes: object) -> Registration:
+    def registration(self, broker_id: int, **changes: object) -> BrokerRegistrationRequest:
         self._incarnations += 1
-        made = Registration(
+        made = BrokerRegistrationRequest(
             broker_id=broker_id,
             cluster_id=CLUSTER_ID,
             incarnation_id=UUID(int=(1 << 100) + self._incarnations),
@@ -141,9 +141,11 @@ class Cluster:
     def epoch(self, broker_id: int) -> int:
         return self.image.brokers[broker_id].epoch
 
-    def beat(self, broker_id: int, offset: int | None = None, **changes: object) -> HeartbeatReply:
+    def beat(
+        self, broker_id: int, offset: int | None = None, **changes: object
+    ) -> BrokerHeartbeatReply:
         """Send a heartbeat of a broker that has applied every record, or those up to ``offset``."""
-        request = Heartbeat(
+        request = BrokerHeartbeatRequest(
             broker_id, self.epoch(broker_id), self.image.offset if offset is None else offset
         )
         request = replace(request, **changes)  # type: ignore[arg-type]
@@ -183,10 +185,10 @@ class Cluster:
     def partition(self, name: str, index: int = 0) -> PartitionRegistration:
         return self.image.topics[name].partitions[index]
 
-    def isr_request(self, name: str, isr: Iterable[int], index: int = 0) -> AlterIsr:
+    def isr_request(self, name: str, isr: Iterable[int], index: int = 0) -> ProposedIsr:
         """Return the change that the partition's leader would request now."""
         known = self.partition(name, index)
-        return AlterIsr(
+        return ProposedIsr(
             self.image.topics[name].topic_id,
             index,
             known.leader_epoch,
@@ -194,7 +196,9 @@ class Cluster:
             tuple((one, self.epoch(one)) for one in isr),
         )
 
-    def alter(self, leader: int, *requests: AlterIsr) -> list[PartitionRegistration | DomainError]:
+    def alter(
+        self, leader: int, *requests: ProposedIsr
+    ) -> list[PartitionRegistration | DomainError]:
         """Send AlterPartition as the leader and return a result for each partition."""
         return self.do(self.controller.alter_partition(leader, self.epoch(leader), requests))
 
@@ -210,7 +214,9 @@ class Cluster:
         """Request a reassignment of a partition; ``None`` cancels one."""
         wanted = None if replicas is None else tuple(replicas)
         return self.do(
-            self.controller.alter_partition_reassignments([Reassign(name, index, wanted)])
+            self.controller.alter_partition_reassignments(
+                [ReassignablePartition(name, index, wanted)]
+            )
         )[0]
 
     def set_config(self, topic: str, key: str, value: str | None) -> None:

@@ -13,7 +13,7 @@ from fencepost.cluster.controller.activation import (
     MIN_INSYNC_REPLICAS,
     LocalBroker,
     bootstrap,
-    leads_again,
+    new_leader_epoch,
     registration,
 )
 from fencepost.cluster.delta import MetadataDelta
@@ -71,4 +71,4 @@ def test_registration_is_unfenced_and_its_offset_is_the_broker_epoch() -> None:
 
 
 def test_leads_again_says_nothing_but_who_leads() -> None:
-    assert leads_again(3) == PartitionChangeRecord(UUID(int=0), 0, leader=3)
+    assert new_leader_epoch(3) == PartitionChangeRecord(UUID(int=0), 0, leader=3)

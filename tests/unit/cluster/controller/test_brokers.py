@@ -21,10 +21,10 @@ from fencepost.cluster.controller.errors import (
 from fencepost.cluster.controller.heartbeats import (
     TRANSITIONS,
     BrokerControlState,
-    Heartbeat,
+    BrokerHeartbeatRequest,
     step,
 )
-from fencepost.cluster.controller.isr import AssignDirectory
+from fencepost.cluster.controller.isr import DirectoryAssignment
 from fencepost.cluster.records import (
     BrokerFeature,
     BrokerRegistrationChangeRecord,
@@ -94,7 +94,11 @@ def test_another_incarnation_waits_for_the_end_of_the_session() -> None:
     cluster.now_ms += 1
     assert cluster.register(0) > first
     with pytest.raises(StaleBrokerEpochError):
-        cluster.do(cluster.controller.heartbeat(Heartbeat(0, first, cluster.end), cluster.now_ms))
+        cluster.do(
+            cluster.controller.heartbeat(
+                BrokerHeartbeatRequest(0, first, cluster.end), cluster.now_ms
+            )
+        )
 
 
 def test_another_incarnation_comes_at_once_before_the_first_heartbeat() -> None:
@@ -189,7 +193,9 @@ def test_a_stale_epoch_is_refused() -> None:
     cluster = Cluster([0])
     for broker_id, epoch in ((0, cluster.epoch(0) + 1), (7, 0)):
         with pytest.raises(StaleBrokerEpochError):
-            cluster.controller.heartbeat(Heartbeat(broker_id, epoch, 0), cluster.now_ms)
+            cluster.controller.heartbeat(
+                BrokerHeartbeatRequest(broker_id, epoch, 0), cluster.now_ms
+            )
 
 
 # --- sessions ---
@@ -339,7 +345,7 @@ def test_an_offline_directory_moves_what_lies_in_it() -> None:
         cluster.controller.assign_replicas_to_dirs(
             0,
             cluster.epoch(0),
-            [AssignDirectory(dirs[index], topic_id, index) for index in (0, 1)],
+            [DirectoryAssignment(dirs[index], topic_id, index) for index in (0, 1)],
         )
     )
     cluster.beat(0, offline_log_dirs=(dirs[0],))

@@ -10,7 +10,7 @@ import math
 import pytest
 
 from fencepost.cluster.controller import quotas
-from fencepost.cluster.controller.quotas import Alteration
+from fencepost.cluster.controller.quotas import ClientQuotaAlteration
 from fencepost.cluster.image import Entity
 from fencepost.cluster.records import ClientQuotaRecord, EntityData
 from fencepost.logcore.steps import finish
@@ -21,21 +21,23 @@ ALICE = {"user": "alice"}
 OF_ALICE = (("user", "alice"),)
 
 
-def change(named: dict[str, str | None], **wanted: float | None) -> Alteration:
-    return Alteration(named, [*wanted.items()])
+def change(named: dict[str, str | None], **wanted: float | None) -> ClientQuotaAlteration:
+    return ClientQuotaAlteration(named, [*wanted.items()])
 
 
 class Cluster(cluster_driver.Cluster):
-    def __init__(self, *alterations: Alteration) -> None:
+    def __init__(self, *alterations: ClientQuotaAlteration) -> None:
         super().__init__(())
         self.alter_quotas(*alterations)
 
-    def alter_quotas(self, *alterations: Alteration, refuse: str | None = None) -> list[str | None]:
+    def alter_quotas(
+        self, *alterations: ClientQuotaAlteration, refuse: str | None = None
+    ) -> list[str | None]:
         count = sum(map(len, self.image.quotas.values()))
         errors = self.do(self.controller.alter_client_quotas(alterations, count, lambda _: refuse))
         return [None if error is None else str(error) for error in errors]
 
-    def check(self, *asked: Alteration) -> list[str | None]:
+    def check(self, *asked: ClientQuotaAlteration) -> list[str | None]:
         checked = finish(self.controller.check_quotas(asked))
         return [None if error is None else str(error) for _, error in checked]
 
@@ -91,12 +93,14 @@ def test_deleted_quota_leaves_the_others_of_its_entity() -> None:
             "Proposed value for request_percentage is too large.",
         ),
         (
-            Alteration(ALICE, [(PRODUCE, 1.0), (PRODUCE, None)]),
+            ClientQuotaAlteration(ALICE, [(PRODUCE, 1.0), (PRODUCE, None)]),
             f"Duplicate quota key {PRODUCE}",
         ),
     ],
 )
-def test_check_tells_what_is_wrong_with_an_entity(one: Alteration, why: str | None) -> None:
+def test_check_tells_what_is_wrong_with_an_entity(
+    one: ClientQuotaAlteration, why: str | None
+) -> None:
     good = change({"user": "other"}, producer_byte_rate=1.0)
     assert Cluster().check(one, good) == [why, None]
 

@@ -18,7 +18,7 @@ from fencepost.cluster.controller.errors import (
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
 )
-from fencepost.cluster.controller.isr import AssignDirectory
+from fencepost.cluster.controller.isr import DirectoryAssignment
 from fencepost.cluster.image import PartitionRegistration
 from fencepost.logcore.errors import FencedLeaderEpochError
 from fencepost.logcore.machine import DomainError
@@ -178,10 +178,10 @@ def test_handle_assign_replicas_to_dirs() -> None:
             0,
             cluster.epoch(0),
             [
-                AssignDirectory(directory(0), topic_id, 0),
-                AssignDirectory(directory(0), topic_id, 1),
-                AssignDirectory(directory(0), topic_id, 2),
-                AssignDirectory(directory(0), UUID(int=5), 0),
+                DirectoryAssignment(directory(0), topic_id, 0),
+                DirectoryAssignment(directory(0), topic_id, 1),
+                DirectoryAssignment(directory(0), topic_id, 2),
+                DirectoryAssignment(directory(0), UUID(int=5), 0),
             ],
         )
     )
@@ -192,7 +192,7 @@ def test_handle_assign_replicas_to_dirs() -> None:
     # A replica in an offline directory leaves the ISR and cannot lead.
     cluster.do(
         cluster.controller.assign_replicas_to_dirs(
-            0, cluster.epoch(0), [AssignDirectory(directory(0, 9), topic_id, 0)]
+            0, cluster.epoch(0), [DirectoryAssignment(directory(0, 9), topic_id, 0)]
         )
     )
     state = cluster.partition("a")

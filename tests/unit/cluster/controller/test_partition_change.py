@@ -11,7 +11,7 @@ from fencepost.cluster.controller.partition_change import (
     RECOVERED,
     RECOVERING,
     Election,
-    PartitionChange,
+    PartitionChangeBuilder,
 )
 from fencepost.cluster.image import PartitionRegistration
 from fencepost.cluster.records import PartitionChangeRecord
@@ -62,7 +62,7 @@ def change(
 ) -> PartitionRegistration | None:
     """Return the partition after the change, or None if no record is written."""
     living = set(state.replicas) if alive is None else set(alive)
-    record = PartitionChange(
+    record = PartitionChangeBuilder(
         partition=state,
         topic_id=TOPIC_ID,
         index=0,
@@ -282,5 +282,7 @@ def test_who_loses_its_replica_is_not_eligible_any_more() -> None:
 
 
 def test_the_record_names_only_what_changes() -> None:
-    builder = PartitionChange(FOO, TOPIC_ID, 4, lambda _: True, 1, lambda _: HOME, isr=(1, 2))
+    builder = PartitionChangeBuilder(
+        FOO, TOPIC_ID, 4, lambda _: True, 1, lambda _: HOME, isr=(1, 2)
+    )
     assert builder.build() == PartitionChangeRecord(TOPIC_ID, 4, isr=(1, 2))

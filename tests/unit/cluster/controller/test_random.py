@@ -8,9 +8,9 @@ from contextlib import suppress
 
 import pytest
 
-from fencepost.cluster.controller.brokers import HeartbeatReply
+from fencepost.cluster.controller.brokers import BrokerHeartbeatReply
 from fencepost.cluster.controller.partition_change import Election
-from fencepost.cluster.controller.reassignments import Reassign
+from fencepost.cluster.controller.reassignments import ReassignablePartition
 from fencepost.cluster.image import MetadataImage
 from fencepost.cluster.records import MetadataRecord
 from fencepost.logcore.machine import DomainError
@@ -108,7 +108,7 @@ class Life:
         name = self.draw.choice(sorted(self.cluster.image.topics))
         return name, self.draw.randrange(len(self.cluster.image.topics[name].partitions))
 
-    def beat(self) -> HeartbeatReply | None:
+    def beat(self) -> BrokerHeartbeatReply | None:
         broker_id = self.broker()
         return self.cluster.beat(broker_id) if broker_id in self.cluster.image.brokers else None
 
@@ -151,7 +151,9 @@ class Life:
         target = self.draw.sample(known, self.draw.randrange(1, len(known) + 1))
         wanted = None if self.draw.random() < 0.3 else tuple(target)
         self.cluster.do(
-            self.cluster.controller.alter_partition_reassignments([Reassign(name, index, wanted)])
+            self.cluster.controller.alter_partition_reassignments(
+                [ReassignablePartition(name, index, wanted)]
+            )
         )
 
     def elect(self) -> None:

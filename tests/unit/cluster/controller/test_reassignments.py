@@ -11,7 +11,7 @@ from fencepost.cluster.controller.errors import (
     UnknownTopicOrPartitionError,
 )
 from fencepost.cluster.controller.reassignment_steps import completed
-from fencepost.cluster.controller.reassignments import Reassign
+from fencepost.cluster.controller.reassignments import ReassignablePartition
 from tests.unit.cluster.controller.cluster_driver import Cluster
 
 
@@ -150,7 +150,7 @@ def test_the_replication_factor_may_have_to_stay() -> None:
     def asked(*replicas: int) -> object:
         return cluster.do(
             cluster.controller.alter_partition_reassignments(
-                [Reassign("a", 0, replicas)], allow_replication_factor_change=False
+                [ReassignablePartition("a", 0, replicas)], allow_replication_factor_change=False
             )
         )[0]
 

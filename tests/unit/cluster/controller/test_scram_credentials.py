@@ -14,9 +14,9 @@ from fencepost.cluster.controller.scram import (
     MAX_ITERATIONS,
     MAX_SALT_BYTES,
     MAX_SALTED_PASSWORD_BYTES,
-    Alteration,
-    Deletion,
-    Upsertion,
+    ScramCredentialAlteration,
+    ScramCredentialDeletion,
+    ScramCredentialUpsertion,
 )
 from fencepost.cluster.records import RemoveUserScramCredentialRecord, UserScramCredentialRecord
 from fencepost.logcore.steps import finish
@@ -37,8 +37,8 @@ def put(
     iterations: int = 4_096,
     salt: bytes = b"salt",
     salted: bytes = b"salted",
-) -> Upsertion:
-    return Upsertion(name, mechanism, iterations, salt, salted)
+) -> ScramCredentialUpsertion:
+    return ScramCredentialUpsertion(name, mechanism, iterations, salt, salted)
 
 
 class Cluster(cluster_driver.Cluster):
@@ -46,12 +46,12 @@ class Cluster(cluster_driver.Cluster):
         super().__init__(())
         self.alter_users(*map(put, users))
 
-    def alter_users(self, *alterations: Alteration) -> list[str | None]:
+    def alter_users(self, *alterations: ScramCredentialAlteration) -> list[str | None]:
         errors = self.do(self.controller.alter_credentials(alterations, keys))
         return [None if error is None else str(error) for error in errors]
 
     def check(
-        self, *asked: Alteration, refuse: str | None = None
+        self, *asked: ScramCredentialAlteration, refuse: str | None = None
     ) -> tuple[dict[str, str], list[str]]:
         errors, accepted = finish(self.controller.check_credentials(asked, LEAST, lambda _: refuse))
         return {name: str(error) for name, error in errors.items()}, [one.name for one in accepted]
@@ -76,9 +76,11 @@ def test_upsertion_keeps_the_keys_and_not_the_salted_password() -> None:
 def test_deletion_is_of_one_mechanism() -> None:
     cluster = Cluster("alice")
     cluster.alter_users(put("alice", SHA_512))
-    outcome = cluster.controller.alter_credentials([Deletion("alice", SHA_256)], keys)
+    outcome = cluster.controller.alter_credentials(
+        [ScramCredentialDeletion("alice", SHA_256)], keys
+    )
     assert outcome.records == (RemoveUserScramCredentialRecord("alice", SHA_256),)
-    cluster.alter_users(Deletion("alice", SHA_256))
+    cluster.alter_users(ScramCredentialDeletion("alice", SHA_256))
     assert cluster.users == {("alice", SHA_512)}
 
 
@@ -86,9 +88,9 @@ def test_deletion_is_of_one_mechanism() -> None:
     ("one", "why"),
     [
         (put(""), "Username must not be empty"),
-        (Deletion("", SHA_256), "Username must not be empty"),
+        (ScramCredentialDeletion("", SHA_256), "Username must not be empty"),
         (put("a", 0), "Unknown SCRAM mechanism"),
-        (Deletion("a", 3), "Unknown SCRAM mechanism"),
+        (ScramCredentialDeletion("a", 3), "Unknown SCRAM mechanism"),
         (put("a", iterations=4_095), "Too few iterations"),
         (put("a", iterations=MAX_ITERATIONS), None),
         (put("a", iterations=MAX_ITERATIONS + 1), "Too many iterations"),
@@ -96,12 +98,14 @@ def test_deletion_is_of_one_mechanism() -> None:
         (put("a", salt=bytes(MAX_SALT_BYTES + 1)), "Too long a salt"),
         (put("a", salted=bytes(MAX_SALTED_PASSWORD_BYTES)), None),
         (put("a", salted=bytes(MAX_SALTED_PASSWORD_BYTES + 1)), "Too long a salted password"),
-        (Deletion("a", SHA_256), NOT_THERE),
-        (Deletion("alice", SHA_512), NOT_THERE),
-        (Deletion("alice", SHA_256), None),
+        (ScramCredentialDeletion("a", SHA_256), NOT_THERE),
+        (ScramCredentialDeletion("alice", SHA_512), NOT_THERE),
+        (ScramCredentialDeletion("alice", SHA_256), None),
     ],
 )
-def test_check_tells_the_first_thing_that_is_wrong(one: Alteration, why: str | None) -> None:
+def test_check_tells_the_first_thing_that_is_wrong(
+    one: ScramCredentialAlteration, why: str | None
+) -> None:
     expected = ({}, [one.name]) if why is None else ({one.name: why}, [])
     assert Cluster("alice").check(one) == expected
 
@@ -112,14 +116,18 @@ def test_check_asks_the_store_if_it_can_keep_the_name() -> None:
         {"b": "no name for a znode"},
         [],
     )
-    assert cluster.check(Deletion("alice", SHA_256), refuse="no name for a znode") == (
+    assert cluster.check(
+        ScramCredentialDeletion("alice", SHA_256), refuse="no name for a znode"
+    ) == (
         {},
         ["alice"],
     )
 
 
-@pytest.mark.parametrize("again", [put("a", SHA_512), put("a", 0), Deletion("a", SHA_256)])
-def test_user_that_is_named_twice_keeps_its_credentials(again: Alteration) -> None:
+@pytest.mark.parametrize(
+    "again", [put("a", SHA_512), put("a", 0), ScramCredentialDeletion("a", SHA_256)]
+)
+def test_user_that_is_named_twice_keeps_its_credentials(again: ScramCredentialAlteration) -> None:
     cluster = Cluster("a", "b")
     assert cluster.check(put("a"), put("b"), again) == ({"a": TWICE}, ["b"])
     assert cluster.check(put("a"), again, put("a")) == ({"a": TWICE}, [])
@@ -137,7 +145,7 @@ def bounded(monkeypatch: pytest.MonkeyPatch, users: Iterable[str], limit: int) -
 def test_upsertions_that_do_not_fit_are_refused_together(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = bounded(monkeypatch, "ab", 3)
     why = "there may be 3 credentials (MAX_CREDENTIALS)"
-    asked = put("a"), put("c"), put("d"), Deletion("b", SHA_256)
+    asked = put("a"), put("c"), put("d"), ScramCredentialDeletion("b", SHA_256)
     assert cluster.check(*asked) == (dict.fromkeys("acd", why), ["b"])
     assert cluster.check(put("a"), put("b"), put("c")) == ({}, ["a", "b", "c"])
 
@@ -146,10 +154,14 @@ def test_decision_sees_what_other_requests_did_after_the_check(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cluster = bounded(monkeypatch, "ab", 3)
-    assert cluster.check(Deletion("a", SHA_256), put("b"), put("c"))[0] == {}
-    cluster.alter_users(Deletion("a", SHA_256), put("d"), put("e"))
+    assert cluster.check(ScramCredentialDeletion("a", SHA_256), put("b"), put("c"))[0] == {}
+    cluster.alter_users(ScramCredentialDeletion("a", SHA_256), put("d"), put("e"))
     why = "there may be 3 credentials (MAX_CREDENTIALS)"
-    assert cluster.alter_users(Deletion("a", SHA_256), put("b"), put("c")) == [NOT_THERE, None, why]
+    assert cluster.alter_users(ScramCredentialDeletion("a", SHA_256), put("b"), put("c")) == [
+        NOT_THERE,
+        None,
+        why,
+    ]
     assert cluster.users == {(name, SHA_256) for name in "bde"}
 
 

@@ -18,11 +18,11 @@ from fencepost.cluster.controller.errors import (
     InvalidReplicaAssignmentError,
     InvalidReplicationFactorError,
 )
-from fencepost.cluster.controller.isr import AlterIsr
+from fencepost.cluster.controller.isr import ProposedIsr
 from fencepost.cluster.controller.machine import Controller as Machine
-from fencepost.cluster.controller.outcome import Outcome
+from fencepost.cluster.controller.outcome import ControllerResult
 from fencepost.cluster.controller.partition_change import Election
-from fencepost.cluster.controller.reassignments import Reassign
+from fencepost.cluster.controller.reassignments import ReassignablePartition
 from fencepost.cluster.controller.topics import NewTopic
 from fencepost.cluster.controller.view import ControllerSettings
 from fencepost.cluster.delta import MetadataDelta
@@ -108,7 +108,7 @@ class Scene:
         for broker_id in (1, 2, 3):
             self.come(broker_id)
 
-    def decide(self, decision: Callable[[Machine], Outcome[Any]]) -> Any:
+    def decide(self, decision: Callable[[Machine], ControllerResult[Any]]) -> Any:
         outcome = decision(self.machine)
         before = self.machine.image
         if outcome.records:
@@ -141,7 +141,7 @@ class Scene:
         node = znodes.BrokerNode(broker_id, (BrokerEndpoint("PLAINTEXT", "h", broker_id, 0),), None)
         seen = broker_record(node, self.clock)
         self.brokers[broker_id] = Broker(broker_id, self.clock, self.machine.image)
-        while self.decide(lambda one: one.broker_appeared(seen, "there")):
+        while self.decide(lambda one: one.broker_discovered(seen, "there")):
             pass
 
     def go(self, broker_id: int) -> None:
@@ -201,7 +201,7 @@ def scene() -> Scene:
 
 def _alter(scene: Scene, topic_id: UUID, *isr: int, name: str = "t") -> Any:
     now = scene.state(name)
-    item = AlterIsr(
+    item = ProposedIsr(
         topic_id, 0, now.leader_epoch, now.partition_epoch, tuple((one, -1) for one in isr)
     )
     epoch = scene.brokers[now.leader].epoch
@@ -282,7 +282,9 @@ def test_a_controller_that_never_saw_a_broker_takes_it_out_of_the_isrs(scene: Sc
 
 def test_a_reassignment_adds_waits_and_removes(scene: Scene):
     topic_id = scene.create("t", (1, 2))
-    scene.decide(lambda one: one.alter_partition_reassignments([Reassign("t", 0, (3, 2))]))
+    scene.decide(
+        lambda one: one.alter_partition_reassignments([ReassignablePartition("t", 0, (3, 2))])
+    )
     scene.check()
     now = scene.state("t")
     assert (now.adding_replicas, now.removing_replicas, now.leader_epoch) == ((3,), (1,), 1)
@@ -338,11 +340,11 @@ def test_a_broker_that_is_gone_is_no_place_for_a_replica(scene: Scene):
 def test_a_reassignment_may_wait_for_a_broker_where_a_tool_has_written_it(scene: Scene):
     scene.create("t", (1, 2))
     scene.go(3)
-    wanted = [Reassign("t", 0, (2, 3))]
+    wanted = [ReassignablePartition("t", 0, (2, 3))]
     (refused,) = scene.decide(lambda one: one.alter_partition_reassignments(wanted))
     assert isinstance(refused, InvalidReplicaAssignmentError)
     for nonsense in ((), (1, 1), (-1,)):
-        items = [Reassign("t", 0, nonsense)]
+        items = [ReassignablePartition("t", 0, nonsense)]
         (refused,) = scene.decide(
             lambda one, items=items: one.alter_partition_reassignments(items, may_wait=True)
         )
@@ -355,7 +357,7 @@ def test_a_reassignment_may_wait_for_a_broker_where_a_tool_has_written_it(scene:
 def test_a_reassignment_of_another_controller_goes_on(scene: Scene):
     """The other controller died with the target in sync, or before brokers learned the target."""
     topic_id = scene.create("t", (1, 2), (2, 1))
-    items = [Reassign("t", index, (3, 2)) for index in (0, 1)]
+    items = [ReassignablePartition("t", index, (3, 2)) for index in (0, 1)]
     scene.decide(lambda one: one.alter_partition_reassignments(items))
     in_sync = PartitionChangeRecord(topic_id, 0, isr=(1, 2, 3))
     path = znodes.state_path("t", 0)
@@ -389,11 +391,11 @@ def test_a_replica_whose_directory_is_lost_leads_nothing_until_it_is_found(scene
 def test_everybody_hears_where_a_broker_listens_now(scene: Scene):
     node = znodes.BrokerNode(2, (BrokerEndpoint("PLAINTEXT", "moved", 9, 0),), None)
     seen = broker_record(node, scene.brokers[2].epoch)
-    assert not scene.decide(lambda one: one.broker_appeared(seen, "there"))
+    assert not scene.decide(lambda one: one.broker_discovered(seen, "there"))
     for broker in scene.brokers.values():
         assert broker.image.brokers[2].listeners["PLAINTEXT"].host == "moved"
     scene.requests = []
-    scene.decide(lambda one: one.broker_appeared(seen, "there"))
+    scene.decide(lambda one: one.broker_discovered(seen, "there"))
     assert scene.requests == []
 
 
@@ -506,9 +508,13 @@ def test_another_topic_of_the_same_name_is_not_taken_for_this_one(scene: Scene):
 
 def test_a_late_stop_deletes_nothing(scene: Scene):
     scene.create("t", (1, 2, 3))
-    scene.decide(lambda one: one.alter_partition_reassignments([Reassign("t", 0, (1, 2))]))
+    scene.decide(
+        lambda one: one.alter_partition_reassignments([ReassignablePartition("t", 0, (1, 2))])
+    )
     late, broker = _last(scene, 5), scene.brokers[3]
-    scene.decide(lambda one: one.alter_partition_reassignments([Reassign("t", 0, (1, 2, 3))]))
+    scene.decide(
+        lambda one: one.alter_partition_reassignments([ReassignablePartition("t", 0, (1, 2, 3))])
+    )
     scene.check()
     records, errors = broker.arrivals.stop_replica(broker.image, late)
     assert (records, errors) == ([], [("t", 0, FENCED_LEADER_EPOCH)])

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import structlog
 
@@ -23,7 +23,7 @@ from fencepost.coordinator.coordinators.assignors.frames import (
     result_of,
     unpack,
 )
-from fencepost.coordinator.runtime.background import spawn, survived
+from fencepost.coordinator.runtime.background import call_later, spawn, survived
 from fencepost.groups.assignors.remote import ComputeTarget, TargetComputed
 
 ANSWER_TIMEOUT_MS = 5_000
@@ -36,8 +36,8 @@ MAX_ANSWER_BYTES = 64 << 20
 """The bytes of one response: a million partitions take about 25 MiB."""
 
 MAX_WAITING_GROUPS = 10_000
-"""The number of groups that may wait for one assignor; above it, the group that has waited longest
-is dropped, and must request its assignment again."""
+"""The number of groups that may wait for one assignor; above it, the oldest request fails, and its
+group repeats it after ``ASK_AGAIN_MS``."""
 
 Result = tuple[dict[str, frozenset[tuple[bytes, int]]] | None, str]
 """Member id → partitions, or None and the problem."""
@@ -76,25 +76,30 @@ class _AssignorProcess:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._waiting: deque[tuple[ComputeTarget, Report]] = deque()
+        self._waiting: dict[str, tuple[ComputeTarget, Report]] = {}
+        """The newest request of each waiting group, by group id, oldest first."""
         self._child: asyncio.subprocess.Process | None = None
         self._work: asyncio.Task[None] | None = None
 
     def ask(self, effect: ComputeTarget, report: Report) -> None:
         """Queue a request."""
         # A newer request of a group replaces its older one.
-        for position, (earlier, _) in enumerate(self._waiting):
-            if earlier.group_id == effect.group_id:
-                del self._waiting[position]
-                break
+        self._waiting.pop(effect.group_id, None)
         if len(self._waiting) >= MAX_WAITING_GROUPS:
-            self._waiting.popleft()
-        self._waiting.append((effect, report))
+            self._drop_oldest()
+        self._waiting[effect.group_id] = (effect, report)
         if self._work is None or self._work.done():
             self._work = spawn(self._serve(), f"assignor {self._name}")
 
+    def _drop_oldest(self) -> None:
+        effect, report = self._waiting.pop(next(iter(self._waiting)))
+        problem = f"more than {MAX_WAITING_GROUPS} groups wait for it"
+        # Not from here: the shard that makes this request is within a decision.
+        loop = asyncio.get_running_loop()
+        call_later(loop, 0, "assignor", partial(self._fail, effect, report, problem))
+
     async def close(self) -> None:
-        """End the process without further reports."""
+        """End the process; the waiting requests are not reported."""
         self._waiting.clear()
         if self._work is not None:
             self._work.cancel()
@@ -103,7 +108,7 @@ class _AssignorProcess:
 
     async def _serve(self) -> None:
         while self._waiting:
-            effect, report = self._waiting.popleft()
+            effect, report = self._waiting.pop(next(iter(self._waiting)))
             result, problem = None, ""
             try:
                 result, problem = await self._asked(effect)
@@ -111,14 +116,15 @@ class _AssignorProcess:
                 problem = f"it did not answer within {ANSWER_TIMEOUT_MS} ms"
             except Exception as error:  # noqa: BLE001 - user code may cause any error
                 problem = f"its process ended or answered nonsense: {error!r}"
-            if result is None:
-                _log.warning(
-                    "assignor failed", assignor=self._name, group=effect.group_id, cause=problem
-                )
             with survived("assignor", assignor=self._name, group=effect.group_id):
-                report(
-                    TargetComputed(effect.group_id, effect.assignor, effect.group, result, problem)
-                )
+                if result is None:
+                    self._fail(effect, report, problem)
+                else:
+                    report(TargetComputed(effect.group_id, effect.assignor, effect.group, result))
+
+    def _fail(self, effect: ComputeTarget, report: Report, problem: str) -> None:
+        _log.warning("assignor failed", assignor=self._name, group=effect.group_id, cause=problem)
+        report(TargetComputed(effect.group_id, effect.assignor, effect.group, None, problem))
 
     async def _asked(self, effect: ComputeTarget) -> Result:
         timeout_ms = ANSWER_TIMEOUT_MS if self._child is not None else START_TIMEOUT_MS

@@ -81,6 +81,21 @@ async def test_only_the_newest_question_of_a_group_counts():
         await processes.close()
 
 
+@pytest.mark.usefixtures("installed")
+async def test_full_queue_fails_its_oldest_request(monkeypatch):
+    monkeypatch.setattr(assignor_process, "MAX_WAITING_GROUPS", 2)
+    processes = AssignorProcesses(["reversed"])
+    try:
+        reports = [computed(processes, "reversed", f"g{number}") for number in range(3)]
+        oldest, *others = await asyncio.gather(*reports)
+        assert oldest.group_id == "g0"
+        assert oldest.result is None
+        assert oldest.problem == "more than 2 groups wait for it"
+        assert all(one.result is not None for one in others)
+    finally:
+        await processes.close()
+
+
 def test_an_unknown_name_is_refused():
     with pytest.raises(ConfigError, match="nobody"):
         AssignorProcesses(["nobody"])

@@ -19,6 +19,7 @@ from fencepost.coordinator.cli.queries.group_view import CONSUMER, look_at
 from fencepost.coordinator.cli.queries.replicas import active_controller, brokers, quorum
 from fencepost.coordinator.cli.queries.session import Session
 from fencepost.coordinator.history.entries import GROUP, Entry
+from fencepost.coordinator.wire.client.router import ApiError
 
 RECENT_MS = 15 * 60_000
 """The age up to which an event may need attention."""
@@ -136,23 +137,36 @@ def _rebalancing(session: Session, listed: list[Any], history: History) -> Itera
     waiting = [row for row in listed if getattr(row, "group_state", "") in states]
     named = waiting[:MANY_GROUPS]
     for row in named:
-        name = str(row.group_id)
-        group = look_at(session, name)
-        members = group.members
-        if group.kind == CONSUMER:
-            found = unreconciled(group)
-        else:
-            found = awaited_by(history.entries(GROUP, name))
         yield {
             "kind": "rebalancing",
             "level": "warn",
-            "group": name,
+            "group": str(row.group_id),
             "state": row.group_state,
-            "awaited": None if found is None else str(found),
-            "members": [f"{one.client_id}@{one.host}" for one in members[:SHOWN]],
-            "count": len(members),
+            **_awaited(session, str(row.group_id), history),
             "more": len(waiting) - len(named) if row is named[-1] else 0,
         }
+
+
+def _awaited(session: Session, name: str, history: History) -> dict[str, Any]:
+    """Return a rebalancing group's members, and those that it waits for.
+
+    ``error`` is why the group cannot be described: DESCRIBE on the cluster, which lists a group,
+    does not include DESCRIBE on the group.
+    """
+    try:
+        group = look_at(session, name)
+    except ApiError as error:
+        return {"awaited": None, "members": [], "count": 0, "error": str(error)}
+    if group.kind == CONSUMER:
+        found = unreconciled(group)
+    else:
+        found = awaited_by(history.entries(GROUP, name))
+    return {
+        "awaited": None if found is None else str(found),
+        "members": [f"{one.client_id}@{one.host}" for one in group.members[:SHOWN]],
+        "count": len(group.members),
+        "error": None,
+    }
 
 
 def _fences(recent: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

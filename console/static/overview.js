@@ -33,7 +33,7 @@ function attention(app, row) {
       [
         link("group", { id: row.group, tab: "why" }, row.group, { class: "mono clip" }),
         ` is ${row.state}`,
-        row.awaited ? [" and waits for ", h("b", { class: "mono" }, row.awaited)] : [`; no broker tells which of its ${plural(row.count, "member")} it waits for`, row.members.length ? `: ${row.members.join(", ")}` : ""],
+        row.error ? `; its members are not known: ${row.error}` : row.awaited ? [" and waits for ", h("b", { class: "mono" }, row.awaited)] : [`; no broker tells which of its ${plural(row.count, "member")} it waits for`, row.members.length ? `: ${row.members.join(", ")}` : ""],
         row.more > 0 ? `. In a rebalance as well: ${plural(row.more, "more group")}.` : ".",
       ],
     ],

@@ -693,6 +693,42 @@ async def test_a_group_that_rebalances_needs_attention_and_names_the_member(
         assert "rebalances (PreparingRebalance); it waits for polls-no-more@" in told["message"]
 
 
+async def test_overview_names_rebalancing_group_that_it_may_not_describe(tmp_path, headers):
+    config = {
+        **SETTINGS,
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "allow.everyone.if.no.acl.found": "true",
+    }
+    group = unique("secret")
+    acl = {
+        "resource_type": 3,
+        "resource_name": group,
+        "resource_pattern_type": 3,
+        "principal": "User:owner",
+        "host": "*",
+        "operation": 2,
+        "permission_type": 3,
+    }
+    with (
+        Broker.in_thread(tmp_path / "guarded", config=config) as broker,
+        Cluster(broker.bootstrap) as cluster,
+        stuck_rebalance(broker.bootstrap, group, cluster.create_topic("t", 4)),
+    ):
+        settings = Settings(bootstrap=broker.bootstrap, token=TOKEN)
+        app = Console(settings).application()
+        async with TestClient(TestServer(app), headers=headers) as client:
+
+            async def look() -> Any:
+                return (await get(client, "overview"))["attention"]
+
+            await until_async(look, "the group among what needs attention")
+            (created,) = cluster.call("create_acls", 3, creations=[acl])["results"]
+            assert created["error_code"] == "none", created
+            (row,) = await look()
+    assert (row["kind"], row["group"], row["count"]) == ("rebalancing", group, 0)
+    assert "GROUP_AUTHORIZATION_FAILED" in row["error"]
+
+
 async def test_a_partition_without_a_commit_has_an_unknown_lag(console, bootstrap, topic):
     write(bootstrap, topic, ["a", "b"])
     group = unique("reads")

@@ -30,7 +30,7 @@ class QueueFullError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendRequest:
     """Send the request of ``token`` to the controller at ``to``, and wait until ``until_ms``."""
 
     token: int
@@ -39,7 +39,7 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Expired:
+class RequestsExpired:
     """The requests with these tokens have timed out in the queue."""
 
     tokens: tuple[int, ...]
@@ -81,7 +81,7 @@ class ControllerQueue:
             raise QueueFullError(f"{MAX_QUEUED} requests wait for the controller")
         self._queued.append((token, now_ms))
 
-    def next(self, known: Address | None, now_ms: float) -> Send | Expired | float:
+    def next(self, known: Address | None, now_ms: float) -> SendRequest | RequestsExpired | float:
         """Return the next action, or the time at which to call again.
 
         ``known`` is the controller according to the metadata.
@@ -89,7 +89,7 @@ class ControllerQueue:
         expired = [one for one in self._queued if now_ms - one[1] >= self._retry_timeout_ms]
         if expired:
             self._queued = deque(one for one in self._queued if one not in expired)
-            return Expired(tuple(token for token, _ in expired))
+            return RequestsExpired(tuple(token for token, _ in expired))
         if self._in_flight is not None or not self._queued:
             return self._next_expiry()
         # Kafka's channel keeps the previous controller until its connection breaks or a request
@@ -101,7 +101,7 @@ class ControllerQueue:
                 return min(max(self._not_before_ms, now_ms + BACKOFF_MS), self._next_expiry())
             self._to = known
         self._in_flight = self._queued.popleft()
-        return Send(self._in_flight[0], self._to, now_ms + self._request_timeout_ms)
+        return SendRequest(self._in_flight[0], self._to, now_ms + self._request_timeout_ms)
 
     def _next_expiry(self) -> float:
         return min((came for _, came in self._queued), default=math.inf) + self._retry_timeout_ms

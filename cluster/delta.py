@@ -14,9 +14,9 @@ from uuid import UUID
 from fencepost.cluster.image import (
     TOPIC_RESOURCE,
     BrokerRegistration,
+    ImageChanges,
     MetadataImage,
     PartitionRegistration,
-    Step,
     TopicImage,
     unified_name,
 )
@@ -135,7 +135,7 @@ class MetadataDelta:
         old, step = self.image, None
         if not self._snapshot:
             topic_ids = [*self.deleted_topics, *(one.topic_id for one in self.topics.values())]
-            step = Step(
+            step = ImageChanges(
                 old.topics,
                 topic_ids,
                 self._resized,

@@ -18,9 +18,9 @@ from fencepost.cluster.errors import Errors
 from fencepost.cluster.follower import (
     FetchState,
     FollowerStep,
-    PartitionAnswer,
     PartitionFetch,
     PartitionFollower,
+    PartitionResponse,
 )
 from fencepost.logcore.values import dataclass
 
@@ -60,15 +60,15 @@ class FetchRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class FetchAnswer:
+class FetchResponse:
     """The session and the partitions of a Fetch response."""
 
     error: int = Errors.NONE
     session_id: int = NO_SESSION
-    partitions: Mapping[Key, PartitionAnswer] = field(default_factory=dict)
+    partitions: Mapping[Key, PartitionResponse] = field(default_factory=dict)
 
 
-class FetchSession:
+class FetchSessionHandler:
     """The follower's side of a fetch session (kafka: ``FetchSessionHandler``)."""
 
     def __init__(self) -> None:
@@ -94,27 +94,27 @@ class FetchSession:
         self.partitions = dict(wanted)
         return FetchRequest(self.session_id, self.epoch, send, forgotten, self.is_full)
 
-    def handle(self, answer: FetchAnswer) -> bool:
+    def handle(self, answer: FetchResponse) -> bool:
         """Update the session from an answer; return whether the answer's partitions may be used."""
         if answer.error != Errors.NONE:
             if answer.error == Errors.FETCH_SESSION_ID_NOT_FOUND:
-                self._forget()
+                self._reset_session()
             else:
                 self.close()
             return False
         told = answer.partitions
-        strange = any(key not in self.partitions for key in told)
+        unexpected = any(key not in self.partitions for key in told)
         if self.is_full:
-            if strange or len(told) != len(self.partitions):
-                self._forget()
+            if unexpected or len(told) != len(self.partitions):
+                self._reset_session()
                 return False
             self.session_id = answer.session_id
             self.epoch = INITIAL_EPOCH if answer.session_id == NO_SESSION else 1
-        elif strange:
+        elif unexpected:
             self.close()
             return False
         elif answer.session_id == NO_SESSION:
-            self._forget()
+            self._reset_session()
         else:
             self.epoch = 1 if self.epoch == MAX_EPOCH else self.epoch + 1
         return True
@@ -123,7 +123,7 @@ class FetchSession:
         """Make the next request end the session, if there is one, and ask for a new one."""
         self.epoch = INITIAL_EPOCH
 
-    def _forget(self) -> None:
+    def _reset_session(self) -> None:
         self.session_id, self.epoch = NO_SESSION, INITIAL_EPOCH
 
 
@@ -133,7 +133,7 @@ class PartitionResult:
 
     follower: PartitionFollower
     sent: PartitionFetch
-    answer: PartitionAnswer
+    answer: PartitionResponse
     step: FollowerStep
 
 
@@ -142,7 +142,7 @@ class LeaderFetcher:
 
     def __init__(self, leader: int, fetcher: int = 0) -> None:
         self.leader, self.fetcher = leader, fetcher
-        self.session = FetchSession()
+        self.session = FetchSessionHandler()
         self.in_flight: FetchRequest | None = None
         self._followers: dict[Key, PartitionFollower] = {}
         """In request order: a partition that received records moves to the end."""
@@ -200,7 +200,7 @@ class LeaderFetcher:
             default=None,
         )
 
-    def answered(self, answer: FetchAnswer, now_ms: int) -> tuple[PartitionResult, ...]:
+    def answered(self, answer: FetchResponse, now_ms: int) -> tuple[PartitionResult, ...]:
         """Handle the answer to the request in flight; return the result for each partition in it.
 
         The caller must carry out the steps before it builds the next request. After a session

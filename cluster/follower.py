@@ -105,7 +105,7 @@ FETCH_TRANSITIONS: Final[Mapping[tuple[FetchState, FetchTrigger], FetchState]] =
 begun is finished first: a leader epoch that begins meanwhile takes effect with the next fetch."""
 
 
-class Reaction(Enum):
+class ErrorReaction(Enum):
     """How a follower reacts to an error from the leader."""
 
     RETRY = "delay the partition, the others go on"
@@ -113,9 +113,9 @@ class Reaction(Enum):
     FAIL = "stop until a later leader epoch is known here"
 
 
-FETCH_ERRORS: Final[Mapping[int, Reaction]] = {
-    Errors.OFFSET_OUT_OF_RANGE: Reaction.RESET,
-    Errors.FENCED_LEADER_EPOCH: Reaction.FAIL,
+FETCH_ERRORS: Final[Mapping[int, ErrorReaction]] = {
+    Errors.OFFSET_OUT_OF_RANGE: ErrorReaction.RESET,
+    Errors.FENCED_LEADER_EPOCH: ErrorReaction.FAIL,
 }
 """Every other error is retried: UNKNOWN_LEADER_EPOCH, NOT_LEADER_OR_FOLLOWER and unknown topics end
 when the metadata has propagated, and the leader may recover from the rest."""
@@ -149,7 +149,7 @@ class PartitionFetch:
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionAnswer:
+class PartitionResponse:
     """One partition of a Fetch response."""
 
     error: int = Errors.NONE
@@ -163,7 +163,7 @@ class PartitionAnswer:
     """Bytes of records."""
 
 
-class LogEnd(Enum):
+class OffsetSpec(Enum):
     """An end of the leader's log, as the timestamp that selects it in ListOffsets."""
 
     LATEST = -1
@@ -171,23 +171,23 @@ class LogEnd(Enum):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OffsetQuestion:
+class ListOffsetsRequest:
     """A ListOffsets request that the caller must send as a replica; equal only to itself."""
 
-    end: LogEnd
+    end: OffsetSpec
     current_leader_epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """Truncate the log to ``offset``; with ``start_anew``, delete everything and restart it there.
+    """Truncate the log to ``offset``; with ``full``, delete everything and restart it there.
 
     Indexes, leader epochs that begin at or after the offset, and producer states are truncated as
-    well. With ``start_anew`` the high watermark becomes the offset, too (KAFKA-9491).
+    well. With ``full`` the high watermark becomes the offset, too (KAFKA-9491).
     """
 
     offset: int
-    start_anew: bool = False
+    full: bool = False
     below_high_watermark: bool = False
     """Allowed, but worth a warning: an election was unclean, or a disk has lost records."""
 
@@ -199,7 +199,7 @@ class FollowerStep:
     append_up_to_epoch: int | None = None
     """Append the answer's records, but skip batches of a higher leader epoch (KAFKA-18723)."""
     truncate: Truncation | None = None
-    ask: OffsetQuestion | None = None
+    ask: ListOffsetsRequest | None = None
     """Send ListOffsets as a replica: with this broker's id, the leader answers with its log end
     offset."""
     high_watermark: int | None = None
@@ -240,9 +240,9 @@ class PartitionFollower:
         """Committed records that this replica lacks; None if unknown. A lagging replica may be
         throttled."""
         self.delayed_until_ms: int | None = None
-        self._answer: tuple[PartitionFetch, PartitionAnswer] | None = None
+        self._answer: tuple[PartitionFetch, PartitionResponse] | None = None
         """The request and the answer whose records are being appended."""
-        self._asked: OffsetQuestion | None = None
+        self._asked: ListOffsetsRequest | None = None
         self._leader_end = UNKNOWN_OFFSET
         """The leader's log end offset, from the first of the two ListOffsets answers."""
 
@@ -288,10 +288,10 @@ class PartitionFollower:
         self._take_position()
         log = self._log
         if self.last_fetched_epoch != NO_EPOCH or log.high_watermark >= log.log_end_offset:
-            self._move(FetchTrigger.START)
+            self._transition(FetchTrigger.START)
             return NOTHING
-        self._move(FetchTrigger.START_WITHOUT_EPOCHS)
-        return self._cut(log.high_watermark)
+        self._transition(FetchTrigger.START_WITHOUT_EPOCHS)
+        return self._truncate_to(log.high_watermark)
 
     def _take_position(self) -> None:
         """Set the fetch position to the end of the log.
@@ -305,7 +305,7 @@ class PartitionFollower:
     def stop(self) -> None:
         """Stop following: this broker leads, has no replica of the partition, or shuts down."""
         self._clear()
-        self._move(FetchTrigger.STOP)
+        self._transition(FetchTrigger.STOP)
 
     def _clear(self) -> None:
         self.lag = self.delayed_until_ms = self._answer = self._asked = None
@@ -321,7 +321,7 @@ class PartitionFollower:
         """Return the partition's part of the next Fetch request, None if it must wait."""
         if self.state is FetchState.DELAYED and now_ms >= (self.delayed_until_ms or 0):
             self.delayed_until_ms = None
-            self._move(FetchTrigger.READY)
+            self._transition(FetchTrigger.READY)
         if self.state is not FetchState.FETCHING:
             return None
         return PartitionFetch(
@@ -334,7 +334,9 @@ class PartitionFollower:
             self._log.log_start_offset,
         )
 
-    def answered(self, sent: PartitionFetch, answer: PartitionAnswer, now_ms: int) -> FollowerStep:
+    def answered(
+        self, sent: PartitionFetch, answer: PartitionResponse, now_ms: int
+    ) -> FollowerStep:
         """Handle the leader's answer; ignore one that does not match the current fetch position.
 
         An answer from a former leader epoch is ignored (KAFKA-18723); if its error is
@@ -361,7 +363,7 @@ class PartitionFollower:
             )
         if answer.size:
             self._answer = sent, answer
-            self._move(FetchTrigger.RECORDS)
+            self._transition(FetchTrigger.RECORDS)
             return FollowerStep(append_up_to_epoch=self.leader_epoch)
         return self._take(answer)
 
@@ -372,37 +374,37 @@ class PartitionFollower:
                 self._take_position()
             return NOTHING
         (sent, answer), self._answer = self._answer, None
-        self._move(FetchTrigger.APPENDED)
+        self._transition(FetchTrigger.APPENDED)
         self._take_position()
         return self._take(answer) if sent.current_leader_epoch == self.leader_epoch else NOTHING
 
-    def _take(self, answer: PartitionAnswer) -> FollowerStep:
+    def _take(self, answer: PartitionResponse) -> FollowerStep:
         """Apply the offsets of an answer."""
         log, end = self._log, self.fetch_offset
         self.lag = max(0, answer.high_watermark - end)
         high = max(log.log_start_offset, min(answer.high_watermark, end))
         start = min(answer.log_start_offset, high)
-        moved_high = high if high != log.high_watermark else None
+        moved_high_watermark = high if high != log.high_watermark else None
         moved_start = start if start > log.log_start_offset else None
-        if moved_high is None and moved_start is None:
+        if moved_high_watermark is None and moved_start is None:
             return NOTHING
-        return FollowerStep(high_watermark=moved_high, log_start_offset=moved_start)
+        return FollowerStep(high_watermark=moved_high_watermark, log_start_offset=moved_start)
 
     # --- errors ---
 
     def _refused(self, error: int, now_ms: int) -> FollowerStep:
-        reaction = FETCH_ERRORS.get(error, Reaction.RETRY)
-        if reaction is Reaction.RESET:
-            self._move(FetchTrigger.OUT_OF_RANGE)
-            return self._ask(LogEnd.LATEST)
-        if reaction is Reaction.FAIL:
+        reaction = FETCH_ERRORS.get(error, ErrorReaction.RETRY)
+        if reaction is ErrorReaction.RESET:
+            self._transition(FetchTrigger.OUT_OF_RANGE)
+            return self._ask_for_offset(OffsetSpec.LATEST)
+        if reaction is ErrorReaction.FAIL:
             return self._fenced()
         return self.delay(now_ms)
 
     def _fenced(self) -> FollowerStep:
         """Stop until the metadata names the leader's later epoch."""
         self._clear()
-        self._move(FetchTrigger.FAIL)
+        self._transition(FetchTrigger.FAIL)
         detail = {"leader": self.leader, "leader_epoch": self.leader_epoch}
         return FollowerStep(events=(Event("follower-fenced", str(self), detail, routine=True),))
 
@@ -410,7 +412,7 @@ class PartitionFollower:
         """Wait for the backoff after an error of the partition or of the whole request."""
         if self.state in (FetchState.FETCHING, FetchState.APPENDING, FetchState.RESETTING):
             self._answer = self._asked = None
-            self._move(FetchTrigger.RETRY)
+            self._transition(FetchTrigger.RETRY)
             self.delayed_until_ms = now_ms + self.backoff_ms
         return FollowerStep(delayed_until_ms=self.delayed_until_ms)
 
@@ -426,8 +428,8 @@ class PartitionFollower:
         # records that the follower still has are deleted. (Kafka's follower fails.)
         if error == Errors.OFFSET_OUT_OF_RANGE and start >= self._log.log_end_offset:
             self._answer = None
-            self._move(FetchTrigger.CUT)
-            return self._cut(start, start_anew=True)
+            self._transition(FetchTrigger.CUT)
+            return self._truncate_to(start, full=True)
         if error in APPEND_ERRORS_THAT_PASS:
             return self.delay(now_ms)
         return self.failed(f"the answer could not be appended: {error_name(error)}")
@@ -437,7 +439,7 @@ class PartitionFollower:
         if self.state is FetchState.STOPPED:
             return NOTHING
         self._clear()
-        self._move(FetchTrigger.FAIL)
+        self._transition(FetchTrigger.FAIL)
         detail = {"reason": reason, "leader": self.leader, "leader_epoch": self.leader_epoch}
         return FollowerStep(events=(Event("follower-failed", str(self), detail),))
 
@@ -448,10 +450,10 @@ class PartitionFollower:
 
         The rest of such an answer is ignored (KAFKA-14704).
         """
-        self._move(FetchTrigger.CUT)
-        return self._cut(truncation_offset(self._log, epoch, end, self.fetch_offset))
+        self._transition(FetchTrigger.CUT)
+        return self._truncate_to(truncation_offset(self._log, epoch, end, self.fetch_offset))
 
-    def _cut(self, offset: int, *, start_anew: bool = False) -> FollowerStep:
+    def _truncate_to(self, offset: int, *, full: bool = False) -> FollowerStep:
         end, high = self._log.log_end_offset, self._log.high_watermark
         below = offset < high
         detail = {
@@ -462,7 +464,7 @@ class PartitionFollower:
         }
         if below:
             detail["below_high_watermark"] = high
-        cut = Truncation(offset, start_anew=start_anew, below_high_watermark=below)
+        cut = Truncation(offset, full=full, below_high_watermark=below)
         return FollowerStep(truncate=cut, events=(Event("log-truncated", str(self), detail),))
 
     def truncated(self) -> FollowerStep:
@@ -473,17 +475,17 @@ class PartitionFollower:
         if self.state is not FetchState.TRUNCATING:
             return NOTHING
         self._take_position()
-        self._move(FetchTrigger.DONE)
+        self._transition(FetchTrigger.DONE)
         return NOTHING
 
     # --- out of range ---
 
-    def _ask(self, end: LogEnd) -> FollowerStep:
-        self._asked = OffsetQuestion(end, self.leader_epoch)
+    def _ask_for_offset(self, end: OffsetSpec) -> FollowerStep:
+        self._asked = ListOffsetsRequest(end, self.leader_epoch)
         return FollowerStep(ask=self._asked)
 
     def offset_listed(
-        self, asked: OffsetQuestion, offset: int, error: int, now_ms: int
+        self, asked: ListOffsetsRequest, offset: int, error: int, now_ms: int
     ) -> FollowerStep:
         """Handle the leader's answer to :attr:`FollowerStep.ask`.
 
@@ -497,22 +499,22 @@ class PartitionFollower:
         if error != Errors.NONE:
             return self.delay(now_ms)
         end = self._log.log_end_offset
-        if asked.end is LogEnd.LATEST:
+        if asked.end is OffsetSpec.LATEST:
             if offset >= end:
                 self._leader_end = offset
-                return self._ask(LogEnd.EARLIEST)
+                return self._ask_for_offset(OffsetSpec.EARLIEST)
             self.lag = 0
-            self._move(FetchTrigger.CUT)
-            return self._cut(offset)
+            self._transition(FetchTrigger.CUT)
+            return self._truncate_to(offset)
         self.lag = max(0, self._leader_end - max(offset, end))
         if offset > end:
-            self._move(FetchTrigger.CUT)
-            return self._cut(offset, start_anew=True)
+            self._transition(FetchTrigger.CUT)
+            return self._truncate_to(offset, full=True)
         self._take_position()
-        self._move(FetchTrigger.RESET)
+        self._transition(FetchTrigger.RESET)
         return NOTHING
 
-    def _move(self, trigger: FetchTrigger) -> None:
+    def _transition(self, trigger: FetchTrigger) -> None:
         try:
             self.state = FETCH_TRANSITIONS[self.state, trigger]
         except KeyError:

@@ -159,7 +159,7 @@ class BrokerRegistration:
         return directory in self.directories or directory in (MIGRATING, UNASSIGNED)
 
 
-class Step(NamedTuple):
+class ImageChanges(NamedTuple):
     """The changes between two successive images, which need not be compared as a whole."""
 
     topics: Mapping[str, TopicImage]
@@ -201,7 +201,7 @@ class MetadataImage:
     """Credentials by user and mechanism (1 SCRAM-SHA-256, 2 SCRAM-SHA-512)."""
     quotas: Mapping[Entity, Mapping[str, float]] = field(default_factory=dict)
     next_producer_id: int = 0
-    step: Step | None = field(default=None, compare=False, repr=False)
+    step: ImageChanges | None = field(default=None, compare=False, repr=False)
     """The changes since the previous image, if known."""
 
     def partition(self, topic_id: UUID, index: int) -> PartitionRegistration | None:

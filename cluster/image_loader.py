@@ -17,14 +17,14 @@ from uuid import UUID
 from fencepost.cluster.delta import MetadataDelta
 from fencepost.cluster.image import MetadataImage, PartitionRegistration
 from fencepost.cluster.record_codec import (
+    BODY,
+    BODY_AFTER_TOPIC_ID,
     KIND,
     OF_ONE_PARTITION,
     PARTITION,
     PARTITION_KIND,
-    SAID,
-    SAID_OF_ANY,
     TOPIC_ID,
-    Alike,
+    SimilarPartitionRecords,
     Template,
     decode,
 )
@@ -70,25 +70,25 @@ class ImageLoader:
 
     def replay(
         self,
-        values: Iterable[bytes | Alike],
+        values: Iterable[bytes | SimilarPartitionRecords],
         last_offset: int,
         epoch: int,
         records: Iterable[MetadataRecord | None] = repeat(None),
     ) -> None:
         """Replay records up to ``last_offset``; ``records`` has each decoded record, or None."""
-        said = kind = b""
+        body = kind = b""
         partitions: dict[int, PartitionRegistration] = {}
         known: PartitionRegistration | None = None
         then: PartitionRegistration | None = None
         for value, record in zip(values, records, strict=False):
-            if isinstance(value, Alike):
-                self._replay_alike(value)
+            if isinstance(value, SimilarPartitionRecords):
+                self._replay_similar(value)
                 then = None
                 continue
             index = int.from_bytes(value[PARTITION])
             if (
                 then is not None
-                and value[SAID] == said
+                and value[BODY] == body
                 and value[KIND] == kind
                 and (kind == PARTITION_KIND or partitions.get(index) is known)
             ):
@@ -100,36 +100,36 @@ class ImageLoader:
                 then = None
                 self._replay_one(decode(value) if record is None else record)
                 continue
-            said = value[SAID]
+            body = value[BODY]
             partitions = self._delta.partitions_at(value[TOPIC_ID])
             known = None if kind == PARTITION_KIND else partitions.get(index)
-            then = self._shared.get((id(known), value[SAID_OF_ANY]), (None, None))[1]
+            then = self._shared.get((id(known), value[BODY_AFTER_TOPIC_ID]), (None, None))[1]
             if then is None:
                 self._delta.replay(decode(value) if record is None else record)
                 then = partitions[index]
-                self._shared[id(known), value[SAID_OF_ANY]] = known, then
+                self._shared[id(known), value[BODY_AFTER_TOPIC_ID]] = known, then
             else:
                 partitions[index] = then
         self._offset, self._epoch = last_offset, epoch
 
-    def _replay_alike(self, alike: Alike) -> None:
+    def _replay_similar(self, similar: SimilarPartitionRecords) -> None:
         """Replay records with the same content at once: a start replays thousands of them."""
-        is_new, at = alike.kind == PARTITION_KIND, self._delta.partitions_at
+        is_new, at = similar.kind == PARTITION_KIND, self._delta.partitions_at
         topic_id = b""
         partitions: dict[int, PartitionRegistration] = {}
         known: PartitionRegistration | None = None
         then: PartitionRegistration | None = None
-        for index, of_topic in alike.places:
+        for index, of_topic in similar.places:
             if of_topic != topic_id:
                 topic_id, partitions = of_topic, at(of_topic)
             was = None if is_new else partitions.get(index)
             if then is None or was is not known:
                 known = was
-                then = self._shared.get((id(known), alike.said), (None, None))[1]
+                then = self._shared.get((id(known), similar.body), (None, None))[1]
                 if then is None:
-                    self._delta.replay(decode(alike.value_at(index, of_topic)))
+                    self._delta.replay(decode(similar.value_at(index, of_topic)))
                     then = partitions[index]
-                    self._shared[id(known), alike.said] = known, then
+                    self._shared[id(known), similar.body] = known, then
             partitions[index] = then
 
     def change_all(self, change: PartitionChangeRecord, replicas: tuple[int, ...]) -> list[bytes]:
@@ -147,7 +147,7 @@ class ImageLoader:
         if isinstance(record, BeginTransactionRecord):
             if self._before is not None:
                 raise CorruptRecordError("a metadata transaction begins inside of another one")
-            self._before = self._settle()
+            self._before = self._apply()
         elif isinstance(record, (EndTransactionRecord, AbortTransactionRecord)):
             if self._before is None:
                 raise CorruptRecordError("the end of a metadata transaction that never began")
@@ -159,13 +159,13 @@ class ImageLoader:
             if isinstance(record, RemoveTopicRecord):
                 self.removed.add(record.topic_id)
 
-    def passed(self, offset: int, epoch: int) -> None:
+    def skip_control_batch(self, offset: int, epoch: int) -> None:
         """Advance past the records of a control batch, which do not affect the image."""
         self._offset, self._epoch = offset, epoch
 
     def publish(self) -> MetadataImage:
         """Return the image of all replayed records, or the one from before an open transaction."""
-        return self._settle() if self._before is None else self._before
+        return self._apply() if self._before is None else self._before
 
     def forget(self, image: MetadataImage) -> None:
         """Continue from ``image``, and drop everything replayed."""
@@ -175,16 +175,16 @@ class ImageLoader:
 
     def begin_snapshot(self) -> None:
         """Replace the image by the records up to :meth:`end_snapshot`; ignore their offsets."""
-        self._delta = MetadataDelta(self._settle())
+        self._delta = MetadataDelta(self._apply())
         self._delta.begin_snapshot()
         self._before = None
 
     def end_snapshot(self, end_offset: int, epoch: int) -> MetadataImage:
         """Return the image of a snapshot that ends before ``end_offset``."""
         self._offset, self._epoch = end_offset - 1, epoch
-        return self._settle()
+        return self._apply()
 
-    def _settle(self) -> MetadataImage:
+    def _apply(self) -> MetadataImage:
         """Return the image of all replayed records, in a transaction or not."""
         image = self._delta.apply(self._offset, self._epoch)
         self._delta = MetadataDelta(image)

@@ -34,7 +34,7 @@ def count_of(image: MetadataImage) -> int:
 
 def image_values(image: MetadataImage) -> Iterator[bytes]:
     """Yield the values of the records."""
-    for record in _before_topics(image):
+    for record in _cluster_records(image):
         yield encode(record)
     templates: dict[int, Template] = {}
     for topic in image.topics.values():
@@ -42,11 +42,11 @@ def image_values(image: MetadataImage) -> Iterator[bytes]:
     # Adjacent records with the same content are replayed together.
     for topic in image.topics.values():
         yield from _partition_values(topic, templates)
-    for record in _behind_topics(image):
+    for record in _records_after_topics(image):
         yield encode(record)
 
 
-def _before_topics(image: MetadataImage) -> Iterator[MetadataRecord]:
+def _cluster_records(image: MetadataImage) -> Iterator[MetadataRecord]:
     for name in sorted(image.features, key=lambda name: (name != METADATA_FEATURE, name)):
         yield FeatureLevelRecord(name, image.features[name])
     for broker in image.brokers.values():
@@ -103,7 +103,7 @@ def partition_record(
     )
 
 
-def _behind_topics(image: MetadataImage) -> Iterator[MetadataRecord]:
+def _records_after_topics(image: MetadataImage) -> Iterator[MetadataRecord]:
     for (kind, resource), values in image.configs.items():
         for name, value in values.items():
             yield ConfigRecord(kind, resource, name, value)

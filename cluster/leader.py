@@ -161,7 +161,7 @@ class PartitionLeader:
         if is_new_leader:
             self.low_watermark = self._lowest_start()
         elif set(was) != set(self.isr):
-            reason = self._why_the_controller(was)
+            reason = self._reason_of_removal(was)
             if pending is not None and {one for one, _ in pending.new_isr} == set(self.isr):
                 reason = pending.reason
             events.append(self._isr_event(was, reason))
@@ -279,7 +279,7 @@ class PartitionLeader:
         late = self._out_of_sync(now_ms)
         if not late:
             return NOTHING
-        told = "; ".join(self._tell_lag(one, now_ms) for one in late)
+        told = "; ".join(self._describe_lag(one, now_ms) for one in late)
         return LeaderStep(send=self._propose(IsrTrigger.SHRINK, (), late, told))
 
     def _out_of_sync(self, now_ms: int) -> tuple[int, ...]:
@@ -293,7 +293,7 @@ class PartitionLeader:
                 late.append(one)
         return tuple(late)
 
-    def _tell_lag(self, broker_id: int, now_ms: int) -> str:
+    def _describe_lag(self, broker_id: int, now_ms: int) -> str:
         replica = self.replicas.get(broker_id)
         if replica is None:
             return f"broker {broker_id} has no replica"
@@ -350,7 +350,7 @@ class PartitionLeader:
             leaves=leaves,
             reason=reason,
         )
-        self._move(trigger)
+        self._transition(trigger)
         self.pending = change
         self.maximal_isr = frozenset(self.isr + joins)
         return change
@@ -390,7 +390,7 @@ class PartitionLeader:
         if trigger is IsrTrigger.REFUSED:
             self._commit(trigger, self.isr)
         else:
-            self._move(trigger)
+            self._transition(trigger)
         detail = {
             "error": error_name(error),
             "proposed": [one for one, _ in change.new_isr],
@@ -403,10 +403,10 @@ class PartitionLeader:
         return LeaderStep(send=again, events=(failed,))
 
     def _commit(self, trigger: IsrTrigger, isr: tuple[int, ...]) -> None:
-        self._move(trigger)
+        self._transition(trigger)
         self.isr, self.maximal_isr, self.pending = isr, frozenset(isr), None
 
-    def _move(self, trigger: IsrTrigger) -> None:
+    def _transition(self, trigger: IsrTrigger) -> None:
         try:
             self.state = ISR_TRANSITIONS[self.state, trigger]
         except KeyError:
@@ -419,7 +419,7 @@ class PartitionLeader:
         if old < 0:
             reason = "it had no leader"
         elif old != me:
-            reason = self._what_is_wrong_with(old) or "the controller decided"
+            reason = self._reason_not_live(old) or "the controller decided"
             first = self.registration is not None and self.registration.replicas[0]
             if reason == "the controller decided" and first == me:
                 reason = "it is the preferred leader"
@@ -434,7 +434,7 @@ class PartitionLeader:
         }
         return Event("became-leader", str(self), detail)
 
-    def _what_is_wrong_with(self, broker_id: int) -> str | None:
+    def _reason_not_live(self, broker_id: int) -> str | None:
         known = self._view.brokers.get(broker_id)
         if known is None:
             return f"broker {broker_id} is not registered"
@@ -442,9 +442,9 @@ class PartitionLeader:
             return f"broker {broker_id} is fenced"
         return f"broker {broker_id} shuts down" if known.in_controlled_shutdown else None
 
-    def _why_the_controller(self, was: tuple[int, ...]) -> str:
+    def _reason_of_removal(self, was: tuple[int, ...]) -> str:
         """Return why the controller removed members, as far as the registrations show it."""
-        left = (self._what_is_wrong_with(one) for one in was if one not in self.isr)
+        left = (self._reason_not_live(one) for one in was if one not in self.isr)
         told = [one for one in left if one is not None]
         return "; ".join(told) or "the controller decided"
 

@@ -1,9 +1,10 @@
 """The life of one broker in a cluster, from its registration to its controlled shutdown.
 
-The caller sends :meth:`Lifecycle.next_request`, one request at a time, passes each answer in, and
-acts on the returned :class:`Step`s. The broker itself reports two events: that it has recovered its
-logs (:meth:`Lifecycle.ready_to_unfence`) and that it must stop
-(:meth:`Lifecycle.begin_controlled_shutdown`).
+The caller sends :meth:`BrokerLifecycleManager.next_request`, one request at a time, passes each
+response in, and acts on the returned :class:`LifecycleEvent`s. The broker itself reports two
+events: that it has recovered its logs (:meth:`BrokerLifecycleManager.ready_to_unfence`) and that
+it must stop
+(:meth:`BrokerLifecycleManager.begin_controlled_shutdown`).
 
 Source: ``BrokerLifecycleManager``, ``BrokerState``; KIP-631, KIP-841.
 """
@@ -26,7 +27,7 @@ STALE_BROKER_EPOCH: Final = 77
 CATCH_UP_INTERVAL_MS: Final = 10
 """The heartbeat interval while the broker catches up with the metadata."""
 
-UNHEARD_INTERVAL_MS: Final = 100
+RETRY_INTERVAL_MS: Final = 100
 """The pause before the retry of a registration that did not reach a controller."""
 
 SHUTDOWN_INTERVAL_MS: Final = 50
@@ -69,7 +70,7 @@ TRANSITIONS: Final[Mapping[tuple[BrokerState, BrokerState], str]] = MappingProxy
 """Every change of state, and its cause."""
 
 
-class Step(StrEnum):
+class LifecycleEvent(StrEnum):
     """An event that the broker must act on."""
 
     REGISTERED = "the controller has registered the broker"
@@ -81,12 +82,12 @@ class Step(StrEnum):
     EPOCH_LOST = "another broker has registered with this node id"
 
 
-FATAL: Final = frozenset({Step.NOT_REGISTERED, Step.EPOCH_LOST})
+FATAL: Final = frozenset({LifecycleEvent.NOT_REGISTERED, LifecycleEvent.EPOCH_LOST})
 """Steps after which the broker must stop."""
 
 
 @dataclass(frozen=True, slots=True)
-class Registration:
+class RegisterBroker:
     """A broker's registration (BrokerRegistration)."""
 
     broker_id: int
@@ -103,7 +104,7 @@ class Registration:
 
 
 @dataclass(frozen=True, slots=True)
-class Heartbeat:
+class SendHeartbeat:
     """A broker's periodic heartbeat (BrokerHeartbeat)."""
 
     broker_id: int
@@ -117,7 +118,7 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
-class HeartbeatAnswer:
+class HeartbeatResponse:
     """The controller's answer to a heartbeat."""
 
     error: int = 0
@@ -127,7 +128,7 @@ class HeartbeatAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class Intervals:
+class LifecycleIntervals:
     """Intervals and timeouts in milliseconds."""
 
     heartbeat_ms: int = 2_000
@@ -140,10 +141,12 @@ class Intervals:
     """After this time the broker stops without the controller's consent."""
 
 
-class Lifecycle:
+class BrokerLifecycleManager:
     """The state of one broker, and its requests to the controller."""
 
-    def __init__(self, registration: Registration, intervals: Intervals = Intervals()) -> None:
+    def __init__(
+        self, registration: RegisterBroker, intervals: LifecycleIntervals = LifecycleIntervals()
+    ) -> None:
         self._registration, self._intervals = registration, intervals
         self.state = BrokerState.NOT_RUNNING
         self.broker_epoch = UNKNOWN_EPOCH
@@ -160,7 +163,7 @@ class Lifecycle:
         answered."""
         self._register_until_ms = math.inf
         self._shut_down_until_ms = math.inf
-        self._heard_until_ms = math.inf
+        self._session_until_ms = math.inf
         """When a broker that is shutting down stops waiting for a silent controller."""
         self._asked_to_shut_down = False
 
@@ -173,7 +176,7 @@ class Lifecycle:
 
     def start(self, now_ms: float) -> None:
         """Begin to register."""
-        self._go(BrokerState.STARTING)
+        self._transition_to(BrokerState.STARTING)
         self._register_until_ms = now_ms + self._intervals.initial_registration_ms
         self._due_ms = now_ms
 
@@ -182,7 +185,7 @@ class Lifecycle:
         self._ready_to_unfence = True
         self._schedule(now_ms, 0)
 
-    def register_again(self, registration: Registration, now_ms: float) -> None:
+    def register_again(self, registration: RegisterBroker, now_ms: float) -> None:
         """Register again with changed values; the same incarnation keeps its broker epoch."""
         epoch = self._registration.previous_broker_epoch
         self._registration = replace(registration, previous_broker_epoch=epoch)
@@ -202,23 +205,25 @@ class Lifecycle:
         self.register_again(self._registration, now_ms)
         return True
 
-    def begin_controlled_shutdown(self, now_ms: float) -> list[Step]:
+    def begin_controlled_shutdown(self, now_ms: float) -> list[LifecycleEvent]:
         """Ask the controller for a controlled shutdown; stop at once unless RUNNING."""
         if self.state in (BrokerState.PENDING_CONTROLLED_SHUTDOWN, BrokerState.SHUTTING_DOWN):
             return []
         if self.state is not BrokerState.RUNNING:
-            return self._shut_down(Step.SHUT_DOWN)
-        self._go(BrokerState.PENDING_CONTROLLED_SHUTDOWN)
+            return self._shut_down(LifecycleEvent.SHUT_DOWN)
+        self._transition_to(BrokerState.PENDING_CONTROLLED_SHUTDOWN)
         self._shut_down_until_ms = now_ms + self._intervals.controlled_shutdown_ms
         # Without an answer for the length of a session, the broker is fenced, and has no leadership
         # left to hand over. Kafka's broker waits for the whole timeout.
-        self._heard_until_ms = now_ms + self._intervals.session_ms
+        self._session_until_ms = now_ms + self._intervals.session_ms
         self._schedule(now_ms, 0)
         return []
 
     # --- requests ---
 
-    def next_request(self, now_ms: float, applied_offset: int) -> Registration | Heartbeat | float:
+    def next_request(
+        self, now_ms: float, applied_offset: int
+    ) -> RegisterBroker | SendHeartbeat | float:
         """Return the request to send now, or the time at which to call again.
 
         ``applied_offset`` is the last metadata record that the broker has applied.
@@ -230,7 +235,7 @@ class Lifecycle:
         self._in_flight, self._due_ms = True, math.inf
         if not self._registered:
             return self._registration
-        return Heartbeat(
+        return SendHeartbeat(
             self._registration.broker_id,
             self.broker_epoch,
             applied_offset,
@@ -243,21 +248,21 @@ class Lifecycle:
         """Return the time at which :meth:`on_time` must be called."""
         if self.is_over:
             return math.inf
-        return min(self._register_until_ms, self._shut_down_until_ms, self._heard_until_ms)
+        return min(self._register_until_ms, self._shut_down_until_ms, self._session_until_ms)
 
-    def on_time(self, now_ms: float) -> list[Step]:
+    def on_time(self, now_ms: float) -> list[LifecycleEvent]:
         """Stop the broker if one of its timeouts has passed."""
         if self.is_over:
             return []
-        if now_ms >= min(self._shut_down_until_ms, self._heard_until_ms):
-            return self._shut_down(Step.SHUT_DOWN)
+        if now_ms >= min(self._shut_down_until_ms, self._session_until_ms):
+            return self._shut_down(LifecycleEvent.SHUT_DOWN)
         if now_ms >= self._register_until_ms:
-            return self._shut_down(Step.NOT_REGISTERED)
+            return self._shut_down(LifecycleEvent.NOT_REGISTERED)
         return []
 
     # --- answers ---
 
-    def on_failure(self, now_ms: float) -> list[Step]:
+    def on_failure(self, now_ms: float) -> list[LifecycleEvent]:
         """Schedule a retry of a request that failed or got no answer.
 
         The pause after a failed registration is short, because an unregistered broker serves no
@@ -265,26 +270,26 @@ class Lifecycle:
         """
         interval_ms = self._intervals.heartbeat_ms
         if not self._registered:
-            interval_ms = min(UNHEARD_INTERVAL_MS, interval_ms)
-        return self._again(now_ms, interval_ms)
+            interval_ms = min(RETRY_INTERVAL_MS, interval_ms)
+        return self._request_done(now_ms, interval_ms)
 
-    def _again(self, now_ms: float, interval_ms: int) -> list[Step]:
+    def _request_done(self, now_ms: float, interval_ms: int) -> list[LifecycleEvent]:
         self._in_flight = self._at_once = False
         self._schedule(now_ms, interval_ms)
         return []
 
-    def on_registered(self, error: int, broker_epoch: int, now_ms: float) -> list[Step]:
+    def on_registered(self, error: int, broker_epoch: int, now_ms: float) -> list[LifecycleEvent]:
         """Handle the answer to a registration."""
         if error:
-            return self._again(now_ms, self._intervals.heartbeat_ms)
+            return self._request_done(now_ms, self._intervals.heartbeat_ms)
         self._in_flight = False
         self._registered = True
         self._register_until_ms = math.inf
         self.broker_epoch = broker_epoch
         self._schedule(now_ms, 0)
-        return [Step.REGISTERED]
+        return [LifecycleEvent.REGISTERED]
 
-    def on_heartbeat(self, answer: HeartbeatAnswer, now_ms: float) -> list[Step]:
+    def on_heartbeat(self, answer: HeartbeatResponse, now_ms: float) -> list[LifecycleEvent]:
         """Handle the answer to a heartbeat."""
         if answer.error == STALE_BROKER_EPOCH:
             return self._lose_epoch(now_ms)
@@ -293,45 +298,45 @@ class Lifecycle:
         self._in_flight = False
         steps = []
         if answer.is_fenced and not self.is_fenced and not answer.should_shut_down:
-            steps.append(Step.FENCED)
+            steps.append(LifecycleEvent.FENCED)
         unfenced = self.is_fenced and not answer.is_fenced
         self.is_fenced = answer.is_fenced
         interval_ms = self._intervals.heartbeat_ms
         match self.state:
             case BrokerState.STARTING:
                 if answer.is_caught_up:
-                    self._go(BrokerState.RECOVERY)
-                    steps.append(Step.CAUGHT_UP)
+                    self._transition_to(BrokerState.RECOVERY)
+                    steps.append(LifecycleEvent.CAUGHT_UP)
                 interval_ms = CATCH_UP_INTERVAL_MS
             case BrokerState.RECOVERY if not answer.is_fenced and self._ready_to_unfence:
-                self._go(BrokerState.RUNNING)
-                steps.append(Step.UNFENCED)
+                self._transition_to(BrokerState.RUNNING)
+                steps.append(LifecycleEvent.UNFENCED)
             case BrokerState.RUNNING if unfenced:
-                steps.append(Step.UNFENCED)
+                steps.append(LifecycleEvent.UNFENCED)
             case BrokerState.PENDING_CONTROLLED_SHUTDOWN:
                 if answer.should_shut_down:
-                    return steps + self._shut_down(Step.SHUT_DOWN)
-                self._heard_until_ms = now_ms + self._intervals.session_ms
+                    return steps + self._shut_down(LifecycleEvent.SHUT_DOWN)
+                self._session_until_ms = now_ms + self._intervals.session_ms
                 if not self._asked_to_shut_down:
                     interval_ms = SHUTDOWN_INTERVAL_MS
                 self._asked_to_shut_down = True
         self._schedule(now_ms, interval_ms)
         return steps
 
-    def _lose_epoch(self, now_ms: float) -> list[Step]:
+    def _lose_epoch(self, now_ms: float) -> list[LifecycleEvent]:
         """Stop a broker whose id is registered by another process; register again during the start.
 
         Kafka's broker keeps sending heartbeats, which cannot succeed.
         """
         if self.state is BrokerState.RUNNING:
-            return self._shut_down(Step.EPOCH_LOST)
+            return self._shut_down(LifecycleEvent.EPOCH_LOST)
         if self.state is BrokerState.PENDING_CONTROLLED_SHUTDOWN:
-            return self._shut_down(Step.SHUT_DOWN)
+            return self._shut_down(LifecycleEvent.SHUT_DOWN)
         self._registered = False
         return self.on_failure(now_ms)
 
-    def _shut_down(self, why: Step) -> list[Step]:
-        self._go(BrokerState.SHUTTING_DOWN)
+    def _shut_down(self, why: LifecycleEvent) -> list[LifecycleEvent]:
+        self._transition_to(BrokerState.SHUTTING_DOWN)
         return [why]
 
     def _schedule(self, now_ms: float, delay_ms: int) -> None:
@@ -342,7 +347,7 @@ class Lifecycle:
             delay_ms, self._at_once = 0, False
         self._due_ms = now_ms + delay_ms
 
-    def _go(self, state: BrokerState) -> None:
+    def _transition_to(self, state: BrokerState) -> None:
         if (self.state, state) not in TRANSITIONS:
             raise InvariantViolation(f"a broker that is {self.state.name} becomes {state.name}")
         self.state = state

@@ -31,7 +31,7 @@ RETRY_BACKOFF_MS: Final = 20
 MAX_SNAPSHOT_BYTES: Final = 1 << 30
 """The largest snapshot that is fetched, because a snapshot is assembled in memory."""
 
-NONSENSE_BACKOFF_MS: Final = 100
+UNUSABLE_RESPONSE_BACKOFF_MS: Final = 100
 """The pause after an answer that could not be parsed or applied."""
 
 MAX_VOTERS: Final = 1_000
@@ -160,17 +160,17 @@ class Observer:
         self._choose = choose
         self.epoch = 0
         """The quorum's epoch."""
-        self._proven_epoch = 0
+        self._confirmed_epoch = 0
         """The last epoch in which a leader answered a request without an error."""
-        self._doubted_since_ms: float | None = None
+        self._unknown_epoch_since_ms: float | None = None
         """The time of the first UNKNOWN_LEADER_EPOCH answer for the current epoch."""
         self.leader_id = UNKNOWN
         self.voters: dict[int, Address] = dict(voters or {})
         """The controllers' listeners: from the configuration, from VotersRecords and from
         answers."""
-        self._asked: Address | None = None
+        self._candidate: Address | None = None
         """The controller that is asked while the leader is unknown."""
-        self._last_good_ms: float | None = None
+        self._last_success_ms: float | None = None
         self._not_before_ms = 0.0
         self.log_end = OffsetAndEpoch(0, 0)
         """The end of the fetched log, whether committed or not."""
@@ -179,7 +179,7 @@ class Observer:
         """Fetched batches that are not known to be committed."""
         self._committed_end = OffsetAndEpoch(0, 0)
         self._snapshot: OffsetAndEpoch | None = None
-        self._pieces: list[bytes] = []
+        self._chunks: list[bytes] = []
         self._position = 0
         self._loader = ImageLoader()
         self.image = MetadataImage()
@@ -199,13 +199,13 @@ class Observer:
         """Return the request to send now, or the time at which to call again."""
         if now_ms < self._not_before_ms:
             return self._not_before_ms
-        if self._last_good_ms is None:
-            self._last_good_ms = now_ms
-        if now_ms - self._last_good_ms >= self._fetch_timeout_ms:
+        if self._last_success_ms is None:
+            self._last_success_ms = now_ms
+        if now_ms - self._last_success_ms >= self._fetch_timeout_ms:
             # Another controller may know the leader; the silent one stays in the list.
-            self._last_good_ms = now_ms
+            self._last_success_ms = now_ms
             self._forget_leader()
-        to = self.leader or self._somebody()
+        to = self.leader or self._any_controller()
         if self._snapshot is not None:
             return FetchSnapshot(to, self._snapshot, self._position, self.epoch)
         return FetchMetadata(
@@ -214,50 +214,50 @@ class Observer:
 
     def _forget_leader(self) -> None:
         self.leader_id = UNKNOWN
-        self._asked = None
+        self._candidate = None
 
-    def _somebody(self) -> Address:
+    def _any_controller(self) -> Address:
         """Return a known controller, the same one until a request to it fails."""
-        if self._asked is None:
+        if self._candidate is None:
             known = self._bootstrap or tuple(self.voters.values())
-            self._asked = known[self._choose(len(known))]
-        return self._asked
+            self._candidate = known[self._choose(len(known))]
+        return self._candidate
 
     def on_failure(self, now_ms: float) -> None:
         """Handle a request without an answer: the connection failed, broke or timed out."""
         self._forget_leader()
         self._not_before_ms = now_ms + self._retry_backoff_ms
 
-    def on_nonsense(self, now_ms: float) -> None:
+    def on_unusable_response(self, now_ms: float) -> None:
         """Handle an answer that could not be parsed or applied: fetch again from the image's end.
 
         The tail and the chunks of an incomplete snapshot are dropped.
         """
         self._tail.clear()
-        self._snapshot, self._pieces, self._position = None, [], 0
+        self._snapshot, self._chunks, self._position = None, [], 0
         self._loader.forget(self.image)
         end = OffsetAndEpoch(self.image.offset + 1, max(self.image.epoch, 0))
         self.log_end = self._committed_end = end
         self.high_watermark = min(self.high_watermark, end.offset)
         self.on_failure(now_ms)
-        self._not_before_ms = now_ms + NONSENSE_BACKOFF_MS
+        self._not_before_ms = now_ms + UNUSABLE_RESPONSE_BACKOFF_MS
 
-    def _doubt(self, now_ms: float) -> None:
+    def _note_unknown_epoch(self, now_ms: float) -> None:
         """Note that a controller does not know the current epoch.
 
         If controllers keep saying so for the fetch timeout, fall back to the last proven epoch.
         """
-        if self._doubted_since_ms is None:
-            self._doubted_since_ms = now_ms
-        elif now_ms - self._doubted_since_ms >= self._fetch_timeout_ms:
+        if self._unknown_epoch_since_ms is None:
+            self._unknown_epoch_since_ms = now_ms
+        elif now_ms - self._unknown_epoch_since_ms >= self._fetch_timeout_ms:
             # No leader has answered in the current epoch, so none of its records was applied.
-            self._doubted_since_ms, self.epoch = None, self._proven_epoch
+            self._unknown_epoch_since_ms, self.epoch = None, self._confirmed_epoch
 
-    def _heed(self, error: int, hint: LeaderHint, now_ms: float) -> bool:
+    def _handle_leader_hint(self, error: int, hint: LeaderHint, now_ms: float) -> bool:
         """Take the leader and the epoch from an answer; return whether the leader sent it."""
         if error == INCONSISTENT_CLUSTER_ID:
             raise MetadataDivergedError("the controllers are those of another cluster")
-        asked_in = self.epoch
+        requested_epoch = self.epoch
         if hint.epoch > self.epoch:
             self.epoch, self.leader_id = hint.epoch, UNKNOWN
         if hint.epoch == self.epoch:
@@ -267,10 +267,10 @@ class Observer:
             if hint.leader_id != UNKNOWN:
                 self.leader_id = hint.leader_id
         if error == UNKNOWN_LEADER_EPOCH:
-            self._doubt(now_ms)
+            self._note_unknown_epoch(now_ms)
         if not error:
-            self._last_good_ms, self._doubted_since_ms = now_ms, None
-            self._proven_epoch = asked_in
+            self._last_success_ms, self._unknown_epoch_since_ms = now_ms, None
+            self._confirmed_epoch = requested_epoch
             return True
         if error in (FENCED_LEADER_EPOCH, NOT_LEADER_OR_FOLLOWER) and self.leader is not None:
             return False  # the leader is known, so it is asked without a backoff
@@ -288,7 +288,7 @@ class Observer:
         Raises MetadataDivergedError, and CorruptRecordError for a record that cannot be decoded:
         the records after it cannot be applied either.
         """
-        if not self._heed(answer.error, answer.hint, now_ms):
+        if not self._handle_leader_hint(answer.error, answer.hint, now_ms):
             return []
         if self._catch_up_to == UNKNOWN or 0 <= answer.high_watermark < self._catch_up_to:
             self._catch_up_to = answer.high_watermark
@@ -301,7 +301,7 @@ class Observer:
                     f"a snapshot that ends at {answer.snapshot.offset}, where {self.image.offset}"
                     " is applied"
                 )
-            self._snapshot, self._pieces, self._position = answer.snapshot, [], 0
+            self._snapshot, self._chunks, self._position = answer.snapshot, [], 0
             return []
         for batch in self._read_batches(answer.records):
             self._append(batch)
@@ -344,7 +344,7 @@ class Observer:
 
         Raises as ``on_fetched`` does.
         """
-        if not self._heed(answer.error, answer.hint, now_ms):
+        if not self._handle_leader_hint(answer.error, answer.hint, now_ms):
             if answer.error not in (
                 FENCED_LEADER_EPOCH,
                 NOT_LEADER_OR_FOLLOWER,
@@ -359,14 +359,14 @@ class Observer:
         if answer.position != self._position or self._snapshot is None:
             self._snapshot = None
             return []
-        self._pieces.append(answer.piece)
+        self._chunks.append(answer.piece)
         self._position += len(answer.piece)
         if self._position < answer.size:
             if not answer.piece:
                 raise CorruptRecordError("a piece of a snapshot without a byte")
             return []
-        snapshot, content = self._snapshot, b"".join(self._pieces)
-        self._snapshot, self._pieces = None, []
+        snapshot, content = self._snapshot, b"".join(self._chunks)
+        self._snapshot, self._chunks = None, []
         return self._install(snapshot, content)
 
     def _install(self, snapshot: OffsetAndEpoch, content: bytes) -> list[MetadataImage]:
@@ -379,7 +379,7 @@ class Observer:
         self._tail.clear()
         self.log_end = self._committed_end = snapshot
         self.high_watermark = max(self.high_watermark, snapshot.offset)
-        return self._published([self.image])
+        return self._publishable([self.image])
 
     # --- applying ---
 
@@ -408,13 +408,13 @@ class Observer:
             self._committed_end = OffsetAndEpoch(batch.last_offset + 1, batch.epoch)
             applied += 1
         del self._tail[:applied]
-        return self._published(images)
+        return self._publishable(images)
 
     def _take_voters(self, batch: MetadataBatch) -> None:
         if batch.voters is not None:
             self.voters = dict(batch.voters)
 
-    def _published(self, images: list[MetadataImage]) -> list[MetadataImage]:
+    def _publishable(self, images: list[MetadataImage]) -> list[MetadataImage]:
         """Return the images to publish, none before the broker has caught up with the metadata."""
         if self._caught_up:
             return images

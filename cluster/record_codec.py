@@ -406,7 +406,8 @@ class Structure(NamedTuple):
 def _structure(kind: type, layout: tuple[Field, ...], version: int) -> Structure:
     defaults = {one.name: None if one.default is MISSING else one.default for one in fields(kind)}
     steps = [
-        (one, _Step(one.name, *_way(one, version), defaults[one.name], one.tag)) for one in layout
+        (one, _Step(one.name, *_codec_of(one, version), defaults[one.name], one.tag))
+        for one in layout
     ]
     present = [step for one, step in steps if one.since <= version]
     return Structure(
@@ -421,7 +422,7 @@ def _structure(kind: type, layout: tuple[Field, ...], version: int) -> Structure
     )
 
 
-def _way(field: Field, version: int) -> tuple[Read, Write]:
+def _codec_of(field: Field, version: int) -> tuple[Read, Write]:
     """Return the reader and the writer of a field, including arrays and nulls."""
     if isinstance(field.kind, str):
         if field.kind == "string" and field.nullable:
@@ -544,9 +545,9 @@ KIND: Final = slice(0, 3)
 """The position of frame, key and version in a value, if each takes one byte."""
 PARTITION: Final = slice(3, 7)
 """The position of the partition index in a record of :data:`OF_ONE_PARTITION`."""
-SAID: Final = slice(7, None)
+BODY: Final = slice(7, None)
 """The topic id and the fields after it: equal if two records differ only in the index."""
-SAID_OF_ANY: Final = slice(23, None)
+BODY_AFTER_TOPIC_ID: Final = slice(23, None)
 """The fields after the topic id: equal if two records differ only in the partition."""
 TOPIC_ID: Final = slice(7, 23)
 
@@ -556,19 +557,19 @@ OF_ONE_PARTITION: Final = frozenset({PARTITION_KIND, PARTITION_CHANGE_KIND})
 """The newest versions of PartitionRecord and PartitionChangeRecord, the most frequent records."""
 
 
-class Alike(NamedTuple):
+class SimilarPartitionRecords(NamedTuple):
     """Values of :data:`OF_ONE_PARTITION` with the same content for different partitions."""
 
     kind: bytes
     """The common :data:`KIND`."""
-    said: bytes
-    """The common :data:`SAID_OF_ANY`."""
+    body: bytes
+    """The common :data:`BODY_AFTER_TOPIC_ID`."""
     places: Iterable[tuple[int, bytes]]
     """The partition index and the topic id of each value."""
 
     def value_at(self, partition: int, topic_id: bytes) -> bytes:
         """Return the value for one partition."""
-        return self.kind + _INT32.pack(partition) + topic_id + self.said
+        return self.kind + _INT32.pack(partition) + topic_id + self.body
 
 
 class Template:
@@ -576,9 +577,9 @@ class Template:
 
     def __init__(self, record: PartitionRecord | PartitionChangeRecord) -> None:
         value = encode(record)
-        self._kind, self._said = value[KIND], value[SAID_OF_ANY]
+        self._kind, self._body = value[KIND], value[BODY_AFTER_TOPIC_ID]
 
     def at(self, topic_id: UUID, partitions: Iterable[int]) -> list[bytes]:
         """Return the values for these partitions of a topic."""
-        kind, said, pack = self._kind, topic_id.bytes + self._said, _INT32.pack
-        return [kind + pack(partition) + said for partition in partitions]
+        kind, body, pack = self._kind, topic_id.bytes + self._body, _INT32.pack
+        return [kind + pack(partition) + body for partition in partitions]

@@ -79,6 +79,6 @@ def encode_all(records: Sequence[MetadataRecord]) -> list[bytes]:
     return records.encoded() if isinstance(records, TopicRecords) else [*map(encode, records)]
 
 
-def apart_from_partitions(records: Sequence[MetadataRecord]) -> Iterable[MetadataRecord]:
+def without_partition_records(records: Sequence[MetadataRecord]) -> Iterable[MetadataRecord]:
     """Return ``records`` without the PartitionRecords of a :class:`TopicRecords`."""
     return records.head if isinstance(records, TopicRecords) else records

@@ -301,7 +301,7 @@ def begin_shutdown(view: ControllerView, broker: BrokerRegistration) -> Controll
     """
     cause = f"broker {broker.broker_id} is in controlled shutdown"
     inside = _in_isr(view, broker.broker_id)
-    if view.settings.tells_by_leader_epoch:
+    if view.settings.needs_leader_epoch_bump:
         inside = (one for one in inside if _has_another(view, *one, broker.broker_id))
     changes = view.leader_and_isr_updates(
         inside, cause, removed=broker.broker_id, at_most=MAX_CHANGES

@@ -91,7 +91,7 @@ def balance_leaders(view: ControllerView) -> ControllerResult[bool]:
     elections remain. Source: ``KafkaController.checkAndTriggerAutoLeaderRebalance``.
     """
     balanced = _balanced_brokers(view)
-    return _swept(
+    return _elected_in_turn(
         view,
         (
             (topic.name, index)
@@ -124,7 +124,7 @@ def elect_unclean_leaders(view: ControllerView) -> ControllerResult[bool]:
 
     The answer says whether more elections remain.
     """
-    return _swept(
+    return _elected_in_turn(
         view,
         (
             (topic.name, index)
@@ -136,7 +136,7 @@ def elect_unclean_leaders(view: ControllerView) -> ControllerResult[bool]:
     )
 
 
-def _swept(
+def _elected_in_turn(
     view: ControllerView, partitions: Iterator[Partition], election: Election, cause: str
 ) -> ControllerResult[bool]:
     changes: list[PartitionChange] = []

@@ -66,7 +66,7 @@ def update_features(
         return ControllerResult(changed)
     records: list[MetadataRecord] = []
     if changed.get(ELR_VERSION):
-        records += _one_min_isr(view)
+        records += _unify_min_isr(view)
     records += [FeatureLevelRecord(name, level) for name, level in changed.items()]
     events = [
         Event(
@@ -112,7 +112,7 @@ def _unsupported(who: str, supported: tuple[int, int] | None, level: int) -> Ite
         yield f"{who} only supports versions {supported[0]}-{supported[1]}"
 
 
-def _one_min_isr(view: ControllerView) -> Iterator[ConfigRecord]:
+def _unify_min_isr(view: ControllerView) -> Iterator[ConfigRecord]:
     """Yield records that give all brokers one ``min.insync.replicas``, as the ELR requires."""
     configs = view.image.configs
     if MIN_INSYNC_REPLICAS not in configs.get((BROKER_RESOURCE, ""), {}):

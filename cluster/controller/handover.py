@@ -26,7 +26,7 @@ from fencepost.cluster.records import BrokerRegistrationChangeRecord, PartitionC
 _FENCED = 1
 
 
-def handed_over(image: MetadataImage, broker_id: int) -> MetadataImage:
+def without_leaders(image: MetadataImage, broker_id: int) -> MetadataImage:
     """Return the image with its only broker fenced and its partitions without a leader.
 
     Raises CorruptRecordError if the broker is not registered.
@@ -41,7 +41,7 @@ def handed_over(image: MetadataImage, broker_id: int) -> MetadataImage:
     return delta.apply(image.offset, image.epoch)
 
 
-def left_behind(before: MetadataImage, after: MetadataImage) -> list[str]:
+def reasons_against_successor(before: MetadataImage, after: MetadataImage) -> list[str]:
     """Return the reasons why ``after`` cannot be a later state of ``before``; empty if it can.
 
     ``before`` is the metadata of a standalone broker, ``after`` the metadata of the cluster that
@@ -59,12 +59,12 @@ def left_behind(before: MetadataImage, after: MetadataImage) -> list[str]:
         known = after.topics_by_id.get(topic.topic_id)
         if known is None:
             reasons.append(f"it knows no topic {topic.name} of this id")
-        elif not _follow(topic.partitions, known.partitions):
+        elif not _is_successor(topic.partitions, known.partitions):
             reasons.append(f"it knows the topic {topic.name} as it was before")
     return reasons
 
 
-def _follow(
+def _is_successor(
     before: tuple[PartitionRegistration, ...], after: tuple[PartitionRegistration, ...]
 ) -> bool:
     return len(before) <= len(after) and all(
@@ -72,7 +72,7 @@ def _follow(
     )
 
 
-def taken_back(
+def as_standalone(
     image: MetadataImage,
     broker_id: int,
     directory_id: UUID,

@@ -148,11 +148,11 @@ class BrokerHeartbeatManager:
         """End a fenced broker's controlled shutdown; its next request to shut down is granted."""
         self._contacts[broker_id].shutdown_offset = -1
 
-    def shuts_down(self, broker_id: int, offset: int) -> None:
+    def note_shutdown_offset(self, broker_id: int, offset: int) -> None:
         """Note the offset of the last record that a controlled shutdown has written so far."""
         self._contacts[broker_id].shutdown_offset = offset
 
-    def lapse(self, broker_id: int) -> None:
+    def expire_session(self, broker_id: int) -> None:
         """Expire the session of a broker whose process has ended; a new one may register."""
         self._contacts[broker_id].last_contact_ms = -self._session_timeout_ms - 1
 

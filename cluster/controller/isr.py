@@ -150,7 +150,7 @@ def _ineligible(view: ControllerView, item: ProposedIsr) -> list[tuple[int, str]
     return found
 
 
-def replicas_found(
+def record_lost_replicas(
     view: ControllerView, broker_id: int, lost: Iterable[Place], found: Iterable[Place]
 ) -> ControllerResult[None]:
     """Record the lost and the recovered replicas that a broker's LeaderAndIsr response reports.

@@ -48,7 +48,7 @@ from fencepost.cluster.records import (
     UnregisterBrokerRecord,
 )
 from fencepost.cluster.topic_names import Take, unlimited
-from fencepost.cluster.topic_records import apart_from_partitions
+from fencepost.cluster.topic_records import without_partition_records
 from fencepost.logcore.machine import DomainError
 from fencepost.logcore.steps import Steps
 
@@ -90,7 +90,7 @@ class Controller:
         self.image = image
         self._idle_ms = now_ms + self.settings.max_idle_interval_ms
         last = base_offset + len(records) - 1
-        for offset, record in enumerate(apart_from_partitions(records), base_offset):
+        for offset, record in enumerate(without_partition_records(records), base_offset):
             match record:
                 case RegisterBrokerRecord():
                     self.heartbeats.register(record.broker_id, record.broker_epoch, offset)
@@ -100,7 +100,7 @@ class Controller:
                     if record.fenced > 0:
                         self.heartbeats.fence(record.broker_id)
                     if record.in_controlled_shutdown:
-                        self.heartbeats.shuts_down(record.broker_id, last)
+                        self.heartbeats.note_shutdown_offset(record.broker_id, last)
                 case ConfigRecord(name=name) if name == UNCLEAN_LEADER_ELECTION:
                     self._unclean_ms = now_ms
 
@@ -181,11 +181,11 @@ class Controller:
         """See :func:`isr.assign_replicas_to_dirs`."""
         return isr.assign_replicas_to_dirs(self.view, broker_id, broker_epoch, items)
 
-    def replicas_found(
+    def record_lost_replicas(
         self, broker_id: int, lost: Iterable[isr.Place], found: Iterable[isr.Place]
     ) -> ControllerResult[None]:
-        """See :func:`isr.replicas_found`."""
-        return isr.replicas_found(self.view, broker_id, lost, found)
+        """See :func:`isr.record_lost_replicas`."""
+        return isr.record_lost_replicas(self.view, broker_id, lost, found)
 
     def elect_leaders(
         self, election: Election, partitions: Sequence[elections.Partition] | None
@@ -208,9 +208,9 @@ class Controller:
             may_wait=may_wait,
         )
 
-    def go_on_reassigning(self, partitions: Sequence[tuple[str, int]]) -> ControllerResult[None]:
-        """See :func:`reassignments.go_on_reassigning`."""
-        return reassignments.go_on_reassigning(self.view, partitions)
+    def resume_reassignments(self, partitions: Sequence[tuple[str, int]]) -> ControllerResult[None]:
+        """See :func:`reassignments.resume_reassignments`."""
+        return reassignments.resume_reassignments(self.view, partitions)
 
     def list_partition_reassignments(
         self, partitions: Sequence[tuple[str, int]] | None
@@ -272,9 +272,9 @@ class Controller:
         """See :func:`adoption.adopt_topic`."""
         return adoption.adopt_topic(self.view, topic)
 
-    def place_new(self, topic_id: UUID) -> ControllerResult[None]:
-        """See :func:`topics.place_new`."""
-        return topics.place_new(self.view, topic_id)
+    def elect_first_leaders(self, topic_id: UUID) -> ControllerResult[None]:
+        """See :func:`topics.elect_first_leaders`."""
+        return topics.elect_first_leaders(self.view, topic_id)
 
     def delete_topic(
         self, topic_id: UUID, take: Take = unlimited, *, allows_internal: bool = False

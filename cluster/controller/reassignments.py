@@ -106,7 +106,7 @@ def _cancelled(
     return view.changed(topic, change, "the reassignment was cancelled")
 
 
-def go_on_reassigning(
+def resume_reassignments(
     view: ControllerView, partitions: Sequence[tuple[str, int]]
 ) -> ControllerResult[None]:
     """Continue reassignments that another controller began (ZooKeeper).

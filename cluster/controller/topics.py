@@ -362,7 +362,7 @@ NEVER_LED: Final = -1
 """The partition epoch of a partition that has replicas but never had a leader."""
 
 
-def place_new(view: ControllerView, topic_id: UUID) -> ControllerResult[None]:
+def elect_first_leaders(view: ControllerView, topic_id: UUID) -> ControllerResult[None]:
     """Elect the first leaders of partitions that were assigned outside the controller.
 
     Partitions without an active replica are left without a leader.

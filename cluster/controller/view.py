@@ -77,7 +77,7 @@ class ControllerSettings:
     """Topics that no request may create."""
     features: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Lowest and highest level of each feature that this controller supports."""
-    tells_by_leader_epoch: bool = False
+    needs_leader_epoch_bump: bool = False
     """Whether brokers learn of changes by LeaderAndIsr requests (ZooKeeper), not by metadata
     records. They ignore such a request if they know its leader epoch."""
 
@@ -170,7 +170,7 @@ class ControllerView:
             min_isr=self.min_isr(topic.name),
             default_directory=self.default_directory,
             elr_enabled=self.elr_enabled,
-            raises_leader_epoch=self.settings.tells_by_leader_epoch,
+            raises_leader_epoch=self.settings.needs_leader_epoch_bump,
         )
 
     def _acceptable(
@@ -183,15 +183,17 @@ class ControllerView:
             if broker is None or broker_id == removed:
                 return False
             if broker_id != added and not broker.is_active:
-                return self._goes_on(partition, broker)
+                return self._must_keep_leading(partition, broker)
             return broker.has_online(partition.directory_of(broker_id))
 
         return is_acceptable
 
-    def _goes_on(self, partition: PartitionRegistration, broker: BrokerRegistration) -> bool:
+    def _must_keep_leading(
+        self, partition: PartitionRegistration, broker: BrokerRegistration
+    ) -> bool:
         """Whether a leader in controlled shutdown stays, because no other replica may lead."""
         return (
-            self.settings.tells_by_leader_epoch
+            self.settings.needs_leader_epoch_bump
             and broker.broker_id == partition.leader
             and not broker.fenced
             and not any(map(self.is_active, partition.isr))
@@ -244,7 +246,7 @@ class ControllerView:
                 elr_enabled,
                 rule[1],
             )
-            change.raises_leader_epoch = self.settings.tells_by_leader_epoch
+            change.raises_leader_epoch = self.settings.needs_leader_epoch_bump
             if is_unclean_shutdown:
                 change.unclean_shutdown = frozenset((removed,))
             if removed in partition.isr:

@@ -175,7 +175,7 @@ class ActiveController:
         self._sync()
         if not self.has_own_broker and self.settings.node_id in self.store.image.brokers:
             # This process holds the directory's lock, so the broker that used it has stopped.
-            self.machine.heartbeats.lapse(self.settings.node_id)
+            self.machine.heartbeats.expire_session(self.settings.node_id)
         if self._log is not None:
             self._log.start()
         self._arm()

@@ -19,7 +19,7 @@ from uuid import UUID
 import structlog
 
 from fencepost.cluster.image import NO_LEADER, UNASSIGNED, MetadataImage, local_changes
-from fencepost.cluster.lifecycle import Registration
+from fencepost.cluster.lifecycle import RegisterBroker
 from fencepost.cluster.records import BrokerEndpoint
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.config.key import ConfigError
@@ -196,7 +196,7 @@ class ClusterBroker:
         Returns the first image. Raises MembershipError.
         """
         self._directory_id = meta.directory_id or UNASSIGNED
-        registration = Registration(
+        registration = RegisterBroker(
             broker_id=meta.node_id,
             cluster_id=meta.cluster_id,
             incarnation_id=uuid.uuid4(),

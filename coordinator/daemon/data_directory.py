@@ -6,7 +6,7 @@ import uuid
 
 import structlog
 
-from fencepost.cluster.controller.handover import left_behind
+from fencepost.cluster.controller.handover import reasons_against_successor
 from fencepost.cluster.image import MetadataImage
 from fencepost.coordinator.daemon.errors import BrokerError
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
@@ -144,7 +144,7 @@ def note_joined(
     ``before`` is the image of the standalone broker, ``after`` the controllers' first image. Raises
     BrokerError if ``after`` lacks something of ``before``; OSError.
     """
-    reasons = left_behind(before, after)
+    reasons = reasons_against_successor(before, after)
     if reasons:
         more = f" and {len(reasons) - 3} more" if len(reasons) > 3 else ""
         raise BrokerError(

@@ -10,12 +10,12 @@ from struct import Struct
 from typing import Final
 
 from fencepost.cluster.record_codec import (
+    BODY_AFTER_TOPIC_ID,
     KIND,
     OF_ONE_PARTITION,
     PARTITION,
-    SAID_OF_ANY,
     TOPIC_ID,
-    Alike,
+    SimilarPartitionRecords,
 )
 from fencepost.logcore.batch import (
     LOG_OVERHEAD,
@@ -80,9 +80,9 @@ def _records(values: Sequence[bytes]) -> Iterator[bytes]:
         lows, behind = (_LOW, encode(block)[1:]) if block else (_ALONE, b"")
         for size in {*map(len, some)}:
             if (size, len(behind)) not in heads:
-                said = encode(size)
-                length = encode(2 + 1 + len(behind) + 1 + len(said) + size + 1)
-                heads[size, len(behind)] = length + b"\0\0", b"\x01" + said
+                encoded_size = encode(size)
+                length = encode(2 + 1 + len(behind) + 1 + len(encoded_size) + size + 1)
+                heads[size, len(behind)] = length + b"\0\0", b"\x01" + encoded_size
         if len({*map(len, some)}) == 1:
             head, mid = heads[len(some[0]), len(behind)]
             mid = behind + mid
@@ -97,7 +97,7 @@ def _records(values: Sequence[bytes]) -> Iterator[bytes]:
                 yield b"%b%b%b%b%b\0" % (head, low, behind, mid, one)
 
 
-def values_of(header: BatchHeader, batch: Buffer) -> Sequence[bytes | Alike]:
+def values_of(header: BatchHeader, batch: Buffer) -> Sequence[bytes | SimilarPartitionRecords]:
     """Return the values of a data batch's records; many similar ones in a row as one item.
 
     Raises CorruptRecordError for a record without a value, and the errors of ``decode_records``.
@@ -112,13 +112,13 @@ def values_of(header: BatchHeader, batch: Buffer) -> Sequence[bytes | Alike]:
     return values
 
 
-def _plain_values(data: bytes, count: int) -> list[bytes | Alike]:
+def _plain_values(data: bytes, count: int) -> list[bytes | SimilarPartitionRecords]:
     """Return the values of records without parsing anything else, which makes startup faster.
 
     Only for records like those of :func:`data_batch` and Apache Kafka: with a short timestamp delta
     and without key and headers. Raises IndexError for any other record.
     """
-    values: list[bytes | Alike] = []
+    values: list[bytes | SimilarPartitionRecords] = []
     append, one_byte, pos = values.append, ONE_BYTE, 0
     while count > 0:
         begin = pos
@@ -141,25 +141,31 @@ def _plain_values(data: bytes, count: int) -> list[bytes | Alike]:
             raise IndexError
         value, row = data[pos : pos + size], end - begin
         rows = 1
-        if value[KIND] in OF_ONE_PARTITION and size >= SAID_OF_ANY.start:
+        if value[KIND] in OF_ONE_PARTITION and size >= BODY_AFTER_TOPIC_ID.start:
             some = data[end : begin + _FEW_ROWS * row : row]
             if some == data[begin : begin + 1] * (_FEW_ROWS - 1):
                 window = data[begin : begin + row * min(count, _MOST_ROWS)]
-                rows = _rows_alike(window, row, offset_at - begin, pos - begin)
+                rows = _similar_rows(window, row, offset_at - begin, pos - begin)
         if rows < _FEW_ROWS:
             append(value)
             count, pos = count - 1, end
             continue
-        place = Struct(f">{pos - begin + PARTITION.start}xi16s{end - pos - SAID_OF_ANY.start}x")
+        place = Struct(
+            f">{pos - begin + PARTITION.start}xi16s{end - pos - BODY_AFTER_TOPIC_ID.start}x"
+        )
         block = memoryview(data)[begin : begin + rows * row]
-        append(Alike(value[KIND], value[SAID_OF_ANY], place.iter_unpack(block)))
+        append(
+            SimilarPartitionRecords(
+                value[KIND], value[BODY_AFTER_TOPIC_ID], place.iter_unpack(block)
+            )
+        )
         count, pos = count - rows, begin + rows * row
     if pos != len(data):
         raise IndexError
     return values
 
 
-def _rows_alike(data: bytes, row: int, offset_at: int, value_at: int) -> int:
+def _similar_rows(data: bytes, row: int, offset_at: int, value_at: int) -> int:
     """Return how many records from the first on differ only in offset, partition and topic id.
 
     Each record has ``row`` bytes. The result may be too low. All work is on columns of bytes, not

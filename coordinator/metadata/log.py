@@ -45,7 +45,7 @@ from fencepost.cluster.records import (
     EndTransactionRecord,
     MetadataRecord,
 )
-from fencepost.cluster.topic_records import apart_from_partitions, encode_all
+from fencepost.cluster.topic_records import encode_all, without_partition_records
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.metadata.control_records import leader_change
 from fencepost.coordinator.metadata.errors import MetadataError
@@ -155,7 +155,7 @@ class MetadataLog(Metadata):
             if header.next_offset <= begin:
                 continue
             if header.is_control:
-                loader.passed(header.last_offset, header.leader_epoch)
+                loader.skip_control_batch(header.last_offset, header.leader_epoch)
                 continue
             if is_new is None:
                 is_new = decode_records(batch, 0, header)[0].key is None
@@ -199,7 +199,7 @@ class MetadataLog(Metadata):
         Raises CorruptRecordError for records that do not fit the image, and LogError; the metadata
         are unchanged then.
         """
-        self._append(encode_all(records), apart_from_partitions(records))
+        self._append(encode_all(records), without_partition_records(records))
 
     def _append(
         self,

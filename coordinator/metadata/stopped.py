@@ -62,7 +62,7 @@ def read_stopped(fs: FileSystem, directory: str) -> StoppedMetadata | None:
                     )
                 expected = header.next_offset
                 if header.is_control:
-                    loader.passed(header.last_offset, header.leader_epoch)
+                    loader.skip_control_batch(header.last_offset, header.leader_epoch)
                     continue
                 if decode_records(batch, 0, header)[0].key is not None:
                     raise MetadataError(

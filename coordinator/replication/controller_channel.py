@@ -17,7 +17,12 @@ from typing import Final, Protocol
 import structlog
 from kio.schema.errors import ErrorCode
 
-from fencepost.cluster.controller_queue import ControllerQueue, Expired, QueueFullError, Send
+from fencepost.cluster.controller_queue import (
+    ControllerQueue,
+    QueueFullError,
+    RequestsExpired,
+    SendRequest,
+)
 from fencepost.coordinator.errors import RequestTimedOutError
 from fencepost.coordinator.replication.controller_connection import (
     Address,
@@ -144,9 +149,9 @@ class RemoteControllerChannel:
     async def _run(self) -> None:
         while not self._closed:
             match self._queue.next(self._find(), self._now()):
-                case Send(token, to, until_ms):
+                case SendRequest(token, to, until_ms):
                     await self._exchange(token, to, until_ms)
-                case Expired(tokens):
+                case RequestsExpired(tokens):
                     self._fail(tokens, "no controller has taken the request in time")
                 case float(until_ms):
                     self._wake.clear()

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 from uuid import UUID
 
-from fencepost.cluster.fetcher import FetchAnswer, FetchRequest
-from fencepost.cluster.follower import OffsetQuestion, PartitionAnswer, PartitionFollower
+from fencepost.cluster.fetcher import FetchRequest, FetchResponse
+from fencepost.cluster.follower import ListOffsetsRequest, PartitionFollower, PartitionResponse
 from fencepost.coordinator.wire.api import ApiKey
 from fencepost.coordinator.wire.client.requests import rows_of, topics
 from fencepost.coordinator.wire.messages import request_factory
@@ -20,7 +20,7 @@ from fencepost.logcore.values import dataclass
 Key = tuple[UUID, int]
 """A partition: topic id and index."""
 
-Question = tuple[PartitionFollower, OffsetQuestion]
+Question = tuple[PartitionFollower, ListOffsetsRequest]
 
 _FETCH: Final = ((27, 18), (21, 17), (19, 16), (10, 15), (9, 14), (0, 13))
 _LIST_OFFSETS: Final = ((29, 11), (25, 10), (21, 9), (9, 8), (0, 7))
@@ -88,16 +88,16 @@ def fetch_entity(
     )
 
 
-def fetch_answer(entity: Entity) -> FetchAnswer:
+def fetch_answer(entity: Entity) -> FetchResponse:
     """Return the contents of a Fetch response, without copying the records."""
-    found: dict[Key, PartitionAnswer] = {}
+    found: dict[Key, PartitionResponse] = {}
     for topic in entity.responses:
         for row in topic.partitions:
             epoch = row.diverging_epoch
             diverging = None
             if epoch is not None and epoch.end_offset >= 0:
                 diverging = epoch.epoch, epoch.end_offset
-            found[topic.topic_id, row.partition_index] = PartitionAnswer(
+            found[topic.topic_id, row.partition_index] = PartitionResponse(
                 error=int(row.error_code),
                 high_watermark=row.high_watermark,
                 log_start_offset=row.log_start_offset,
@@ -105,7 +105,7 @@ def fetch_answer(entity: Entity) -> FetchAnswer:
                 records=row.records,
                 size=len(row.records or b""),
             )
-    return FetchAnswer(int(entity.error_code), entity.session_id, found)
+    return FetchResponse(int(entity.error_code), entity.session_id, found)
 
 
 def list_offsets_entity(

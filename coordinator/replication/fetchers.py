@@ -27,7 +27,12 @@ from fencepost.cluster.fetcher import (
     PartitionResult,
     fetcher_id,
 )
-from fencepost.cluster.follower import FollowerStep, OffsetQuestion, PartitionFollower, Truncation
+from fencepost.cluster.follower import (
+    FollowerStep,
+    ListOffsetsRequest,
+    PartitionFollower,
+    Truncation,
+)
 from fencepost.cluster.image import LocalPartition, MetadataImage
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.replication.fetch_wire import (
@@ -332,7 +337,7 @@ class _Fetcher:
         self.machine = LeaderFetcher(leader, n)
         self._parts: dict[Key, Followed] = {}
         self._cuts: dict[Followed, Truncation] = {}
-        self._questions: dict[Followed, OffsetQuestion] = {}
+        self._questions: dict[Followed, ListOffsetsRequest] = {}
         self._wake = asyncio.Event()
         self._pace = Pace()
         self._trouble = ""
@@ -550,7 +555,7 @@ class _Fetcher:
                 continue
             with owner.alone(one):
                 replica = one.partition.replica
-                if cut.start_anew:
+                if cut.full:
                     replica.restart_at(cut.offset)
                 else:
                     replica.truncate_to(cut.offset)

@@ -21,7 +21,14 @@ import structlog
 
 from fencepost.cluster.controller.activation import METADATA_VERSION
 from fencepost.cluster.image import MetadataImage
-from fencepost.cluster.lifecycle import FATAL, BrokerState, Intervals, Lifecycle, Registration, Step
+from fencepost.cluster.lifecycle import (
+    FATAL,
+    BrokerLifecycleManager,
+    BrokerState,
+    LifecycleEvent,
+    LifecycleIntervals,
+    RegisterBroker,
+)
 from fencepost.cluster.observer import MetadataDivergedError
 from fencepost.coordinator.replication.controller_channel import RemoteControllerChannel
 from fencepost.coordinator.replication.controller_connection import Address
@@ -50,8 +57,8 @@ class Membership:
     def __init__(
         self,
         quorum: Quorum,
-        registration: Registration,
-        intervals: Intervals,
+        registration: RegisterBroker,
+        intervals: LifecycleIntervals,
         on_lost: Callable[[MembershipError], None],
     ) -> None:
         self._quorum, self._registration, self._intervals = quorum, registration, intervals
@@ -60,7 +67,7 @@ class Membership:
         self._caught_up: asyncio.Future[None] = self._owner.create_future()
         self._unfenced: asyncio.Future[None] = self._owner.create_future()
         self._released: asyncio.Future[None] = self._owner.create_future()
-        self.lifecycle = Lifecycle(registration, intervals)
+        self.lifecycle = BrokerLifecycleManager(registration, intervals)
         self._observing = Observing(
             quorum,
             node_id=registration.broker_id,
@@ -164,13 +171,13 @@ class Membership:
             publish(image)
         self._applied_offset = image.offset
 
-    def _took(self, step: Step) -> None:
+    def _took(self, step: LifecycleEvent) -> None:
         match step:
-            case Step.CAUGHT_UP:
+            case LifecycleEvent.CAUGHT_UP:
                 _done(self._caught_up)
-            case Step.UNFENCED:
+            case LifecycleEvent.UNFENCED:
                 _done(self._unfenced)
-            case Step.SHUT_DOWN:
+            case LifecycleEvent.SHUT_DOWN:
                 _done(self._released)
             case _ if step in FATAL:
                 self._lost(MembershipError(step.value))
@@ -245,7 +252,7 @@ class Membership:
             self._delivery_is_due = True
             self._tell_owner(self._deliver)
 
-    def _stepped(self, step: Step) -> None:
+    def _stepped(self, step: LifecycleEvent) -> None:
         self._tell_owner(partial(self._took, step))
 
     def _tell_owner(self, work: Callable[[], object]) -> None:

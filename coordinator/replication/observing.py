@@ -156,7 +156,7 @@ class Observing:
             if isinstance(error, (MetadataDivergedError, LogError, WireError)):
                 raise error
             raise CorruptRecordError(f"{type(error).__name__}: {error}") from error
-        self.observer.on_nonsense(now_ms)
+        self.observer.on_unusable_response(now_ms)
 
     def _take(
         self, asked: FetchMetadata | FetchSnapshot, answer: Entity, now_ms: float

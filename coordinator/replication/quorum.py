@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fencepost.cluster.lifecycle import Intervals
+from fencepost.cluster.lifecycle import LifecycleIntervals
 from fencepost.cluster.observer import Address
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.config.roles import Roles
@@ -53,9 +53,9 @@ class Quorum:
         )
 
 
-def intervals_of(config: BrokerConfig) -> Intervals:
+def intervals_of(config: BrokerConfig) -> LifecycleIntervals:
     """Return the configured heartbeat interval and timeouts."""
-    return Intervals(
+    return LifecycleIntervals(
         heartbeat_ms=config.int("broker.heartbeat.interval.ms"),
         session_ms=config.int("broker.session.timeout.ms"),
         initial_registration_ms=config.int("initial.broker.registration.timeout.ms"),

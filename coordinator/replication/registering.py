@@ -19,11 +19,11 @@ import structlog
 from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.lifecycle import (
-    Heartbeat,
-    HeartbeatAnswer,
-    Lifecycle,
-    Registration,
-    Step,
+    BrokerLifecycleManager,
+    HeartbeatResponse,
+    LifecycleEvent,
+    RegisterBroker,
+    SendHeartbeat,
 )
 from fencepost.coordinator.errors import RequestTimedOutError
 from fencepost.coordinator.replication.controller_channel import ControllerChannel
@@ -41,7 +41,7 @@ _log = structlog.get_logger(__name__)
 _ABOUT_FEATURES: Final = Newest(ApiKey.API_VERSIONS, api_versions_body)
 
 
-def registration_body(asked: Registration, make: RequestFactory) -> Entity:
+def registration_body(asked: RegisterBroker, make: RequestFactory) -> Entity:
     """Return a BrokerRegistration request."""
     return make.message(
         broker_id=asked.broker_id,
@@ -67,7 +67,7 @@ def registration_body(asked: Registration, make: RequestFactory) -> Entity:
     )
 
 
-def heartbeat_body(asked: Heartbeat, make: RequestFactory) -> Entity:
+def heartbeat_body(asked: SendHeartbeat, make: RequestFactory) -> Entity:
     """Return a BrokerHeartbeat request."""
     return make.message(
         broker_id=asked.broker_id,
@@ -99,11 +99,11 @@ class Registering:
 
     def __init__(
         self,
-        lifecycle: Lifecycle,
+        lifecycle: BrokerLifecycleManager,
         channel: ControllerChannel,
         *,
         applied: Callable[[], int],
-        on_step: Callable[[Step], None],
+        on_step: Callable[[LifecycleEvent], None],
     ) -> None:
         self.lifecycle = lifecycle
         self._channel, self._applied, self._on_step = channel, applied, on_step
@@ -131,14 +131,16 @@ class Registering:
             await self._until(min(asked, lifecycle.deadline_ms()))
             self._told(lifecycle.on_time(self._now()))
 
-    def _begin(self, asked: Registration | Heartbeat) -> None:
-        if isinstance(asked, Registration):
+    def _begin(self, asked: RegisterBroker | SendHeartbeat) -> None:
+        if isinstance(asked, RegisterBroker):
             body = Newest(ApiKey.BROKER_REGISTRATION, partial(registration_body, asked))
         else:
             body = Newest(ApiKey.BROKER_HEARTBEAT, partial(heartbeat_body, asked))
         self._channel.send(body).add_done_callback(partial(self._answered, asked))
 
-    def _answered(self, asked: Registration | Heartbeat, answer: asyncio.Future[Entity]) -> None:
+    def _answered(
+        self, asked: RegisterBroker | SendHeartbeat, answer: asyncio.Future[Entity]
+    ) -> None:
         if answer.cancelled():
             return
         error = answer.exception()
@@ -155,19 +157,19 @@ class Registering:
         body = answer.result()
         if body.error_code:
             _log.warning(f"{what} refused", error=ErrorCode(body.error_code).name.upper())
-        if isinstance(asked, Registration):
+        if isinstance(asked, RegisterBroker):
             if body.error_code == ErrorCode.unsupported_version:
                 self._channel.send(_ABOUT_FEATURES).add_done_callback(
                     partial(self._heard_of_features, asked)
                 )
             self._told(self.lifecycle.on_registered(body.error_code, body.broker_epoch, now_ms))
             return
-        heard = HeartbeatAnswer(
+        heard = HeartbeatResponse(
             int(body.error_code), body.is_caught_up, body.is_fenced, body.should_shut_down
         )
         self._told(self.lifecycle.on_heartbeat(heard, now_ms))
 
-    def _heard_of_features(self, asked: Registration, answer: asyncio.Future[Entity]) -> None:
+    def _heard_of_features(self, asked: RegisterBroker, answer: asyncio.Future[Entity]) -> None:
         if answer.cancelled() or answer.exception() is not None:
             return  # the next rejected registration asks again
         finalized = {
@@ -177,7 +179,7 @@ class Registering:
         self._beyond = unsupported(asked.features, finalized)
         self._wake.set()
 
-    def _told(self, steps: list[Step]) -> None:
+    def _told(self, steps: list[LifecycleEvent]) -> None:
         for step in steps:
             _log.info(
                 step.value,
@@ -196,17 +198,17 @@ class Registering:
     # --- events of the broker ---
 
     def observed(self, metadata_version: int, log_dirs: Sequence[UUID]) -> None:
-        """See :meth:`Lifecycle.observed`."""
+        """See :meth:`BrokerLifecycleManager.observed`."""
         if self.lifecycle.observed(metadata_version, log_dirs, self._now()):
             _log.info("registers again", metadata_version=metadata_version)
             self._wake.set()
 
     def ready_to_unfence(self) -> None:
-        """See :meth:`Lifecycle.ready_to_unfence`."""
+        """See :meth:`BrokerLifecycleManager.ready_to_unfence`."""
         self.lifecycle.ready_to_unfence(self._now())
         self._wake.set()
 
     def begin_controlled_shutdown(self) -> None:
-        """See :meth:`Lifecycle.begin_controlled_shutdown`."""
+        """See :meth:`BrokerLifecycleManager.begin_controlled_shutdown`."""
         self._told(self.lifecycle.begin_controlled_shutdown(self._now()))
         self._wake.set()

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from fencepost.cluster.controller.handover import handed_over
+from fencepost.cluster.controller.handover import without_leaders
 from fencepost.coordinator.config import properties
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.config.listener_config import ListenerConfig, SecurityProtocol
@@ -392,7 +392,7 @@ def carry_out(fs: FileSystem, plan: Plan, now_ms: int) -> None:
     voters = [
         Voter(one.node_id, ids[one.node_id], listener, *one[1:]) for one in wanted.controllers
     ]
-    image = handed_over(without_harm(plan.metadata.image), plan.meta.node_id)
+    image = without_leaders(without_harm(plan.metadata.image), plan.meta.node_id)
     for one in wanted.controllers:
         room = str(plan.directory_of(one.node_id))
         metadata = f"{room}/{_METADATA}"

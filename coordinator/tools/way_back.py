@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from fencepost.cluster.controller.handover import taken_back
+from fencepost.cluster.controller.handover import as_standalone
 from fencepost.cluster.image import MetadataImage
 from fencepost.coordinator.metadata.metadata import FEATURES
 from fencepost.coordinator.metadata.quorum_state import (
@@ -72,7 +72,7 @@ def make_plan(fs: FileSystem, data_dir: Path, controllers: Sequence[Path]) -> Wa
         )
     newest = _newest(fs, meta, controllers)
     supported = {name: (low, high) for name, (low, high, _) in FEATURES.items()}
-    image, reasons = taken_back(newest.image, meta.node_id, meta.directory_id, supported)
+    image, reasons = as_standalone(newest.image, meta.node_id, meta.directory_id, supported)
     if reasons:
         more = f" and {len(reasons) - _MOST_REASONS} more" if len(reasons) > _MOST_REASONS else ""
         raise PromotionError(

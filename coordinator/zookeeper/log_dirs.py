@@ -87,5 +87,5 @@ class LogDirs:
             for some in batched([*places], AT_ONCE):
                 lost = [one for one in some if places[one]]
                 found = [one for one in some if not places[one]]
-                self._decide(methodcaller("replicas_found", broker_id, lost, found))
+                self._decide(methodcaller("record_lost_replicas", broker_id, lost, found))
                 await asyncio.sleep(0)

@@ -137,7 +137,7 @@ class ZkController:
         settings = replace(
             controller_settings(config, node_id=teller.broker_id, cluster_id=cluster_id),
             session_timeout_ms=NEVER_MS,
-            tells_by_leader_epoch=True,
+            needs_leader_epoch_bump=True,
         )
         self.active = ActiveController(
             self.store,
@@ -262,7 +262,7 @@ class ZkController:
         """Continue reassignments in progress, of these partitions or of all."""
         found = self.active.look().list_partition_reassignments(partitions)
         for some in batched([(name, index) for name, index, _ in found], GO_ON_AT_ONCE):
-            self._decide(methodcaller("go_on_reassigning", some))
+            self._decide(methodcaller("resume_reassignments", some))
             await asyncio.sleep(0)
 
     # --- watches ---
@@ -274,7 +274,7 @@ class ZkController:
             gone = methodcaller("broker_gone", broker_id, "its session with ZooKeeper has ended")
             await self._decide_all(gone)
         for _, broker in sorted(seen.items()):
-            appeared = methodcaller("broker_appeared", broker, "registered in ZooKeeper")
+            appeared = methodcaller("broker_discovered", broker, "registered in ZooKeeper")
             await self._decide_all(appeared)
         await self._place_new()
 
@@ -303,7 +303,7 @@ class ZkController:
         """Elect a first leader for each partition that never had one."""
         for topic in [*self.store.image.topics.values()]:
             if any(one.partition_epoch == NEVER_LED for one in topic.partitions):
-                self._decide(methodcaller("place_new", topic.topic_id))
+                self._decide(methodcaller("elect_first_leaders", topic.topic_id))
                 await asyncio.sleep(0)
 
     async def _look_at_topics(self) -> None:

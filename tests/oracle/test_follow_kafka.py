@@ -17,7 +17,7 @@ import pytest
 from confluent_kafka import Producer
 
 from fencepost.cluster.image import LocalPartition, MetadataImage
-from fencepost.cluster.lifecycle import Intervals, Registration
+from fencepost.cluster.lifecycle import LifecycleIntervals, RegisterBroker
 from fencepost.cluster.records import BrokerEndpoint
 from fencepost.coordinator.config.broker_config import BrokerConfig, log_config
 from fencepost.coordinator.config.listeners import parse_address
@@ -74,13 +74,13 @@ class Follower:
         self.flusher = Flusher(SystemClock())
         self._held = hold_port()
         endpoint = BrokerEndpoint("PLAINTEXT", "127.0.0.1", self._held.getsockname()[1], 0)
-        registration = Registration(
+        registration = RegisterBroker(
             FOLLOWER, CLUSTER_ID, uuid.uuid4(), (endpoint,), FEATURES, (uuid.uuid4(),)
         )
         address = parse_address(kafka.controller)
         quorum = Quorum((address,), {LEADER: address}, "CONTROLLER")
         self.membership = Membership(
-            quorum, registration, Intervals(heartbeat_ms=500, session_ms=3_000), self._lost
+            quorum, registration, LifecycleIntervals(heartbeat_ms=500, session_ms=3_000), self._lost
         )
         self.peers = Peers(self.config, lambda: self.image, node_id=FOLLOWER)
         self.fetchers = Fetchers(

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import pytest
 
-from fencepost.cluster.lifecycle import Intervals, Registration
+from fencepost.cluster.lifecycle import LifecycleIntervals, RegisterBroker
 from fencepost.cluster.records import BrokerEndpoint
 from fencepost.coordinator.config.listeners import parse_address
 from fencepost.coordinator.daemon.broker import Broker
@@ -64,13 +64,16 @@ class Played:
 
     async def _live(self) -> None:
         endpoint = BrokerEndpoint("PLAINTEXT", "127.0.0.1", self._held.getsockname()[1], 0)
-        registration = Registration(
+        registration = RegisterBroker(
             PLAYED, CLUSTER_ID, uuid.uuid4(), (endpoint,), MEMBER_FEATURES, (uuid.uuid4(),)
         )
         address = parse_address(self._kafka.controller)
         quorum = Quorum((address,), {KAFKA: address}, "CONTROLLER")
         membership = Membership(
-            quorum, registration, Intervals(heartbeat_ms=500, session_ms=9_000), lambda _: None
+            quorum,
+            registration,
+            LifecycleIntervals(heartbeat_ms=500, session_ms=9_000),
+            lambda _: None,
         )
         image = await membership.join()
         membership.follow(lambda _image: None, image)

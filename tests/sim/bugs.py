@@ -31,7 +31,7 @@ _SNAPSHOTS: Final = (
         "a snapshot lacks the settings of topics",
         (
             (
-                image_records._behind_topics,
+                image_records._records_after_topics,
                 "for (kind, resource), values in image.configs.items():",
                 "for (kind, resource), values in () if image.topics else image.configs.items():",
             ),
@@ -194,8 +194,8 @@ BUGS: Final = (
         (
             (
                 _Follower._diverging,
-                "return self._cut(",
-                "from dataclasses import replace\n    return replace(self._cut(",
+                "return self._truncate_to(",
+                "from dataclasses import replace\n    return replace(self._truncate_to(",
             ),
             (
                 _Follower._diverging,
@@ -271,7 +271,7 @@ BUGS: Final = (
         "the session names a partition again only when its offset moved",
         (
             (
-                fetcher.FetchSession.build,
+                fetcher.FetchSessionHandler.build,
                 "known.get(key) != one",
                 "key not in known or known[key].fetch_offset != one.fetch_offset",
             ),
@@ -325,7 +325,7 @@ BUGS: Final = (
         (
             (
                 image.PartitionRegistration.merge,
-                "self.leader_epoch + leads_anew",
+                "self.leader_epoch + elects",
                 "self.leader_epoch",
             ),
         ),
@@ -335,7 +335,7 @@ BUGS: Final = (
         (
             (
                 image.PartitionRegistration.merge,
-                "self.leader_epoch + leads_anew",
+                "self.leader_epoch + elects",
                 "self.leader_epoch + (leads_anew and change.leader_recovery_state != 1)",
             ),
         ),

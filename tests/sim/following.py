@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from fencepost.cluster.errors import Errors
-from fencepost.cluster.fetcher import FetchAnswer, FetchRequest, LeaderFetcher, PartitionResult
+from fencepost.cluster.fetcher import FetchRequest, FetchResponse, LeaderFetcher, PartitionResult
 from fencepost.cluster.follower import (
     FollowerStep,
-    OffsetQuestion,
-    PartitionAnswer,
+    ListOffsetsRequest,
     PartitionFetch,
     PartitionFollower,
+    PartitionResponse,
 )
 from fencepost.cluster.image import LocalPartition
 from fencepost.logcore.errors import UnexpectedAppendOffsetError
@@ -88,7 +88,7 @@ class Following:
             return
         fetch = FollowerFetch(broker.broker_id, broker.broker_epoch, request)
 
-        def answered(answer: FetchAnswer | None) -> None:
+        def answered(answer: FetchResponse | None) -> None:
             self._fetched(leader, answer)
 
         broker.cluster.network.call(
@@ -125,7 +125,7 @@ class Following:
         self._sleeping.discard(leader)
         self.fetch(leader)
 
-    def _fetched(self, leader: int, answer: FetchAnswer | None) -> None:
+    def _fetched(self, leader: int, answer: FetchResponse | None) -> None:
         fetcher, now_ms = self._fetchers[leader], self.broker.node.now_ms
         if answer is None:
             fetcher.failed(now_ms)
@@ -143,7 +143,7 @@ class Following:
     # --- steps ---
 
     def _carry_out(
-        self, machine: PartitionFollower, step: FollowerStep, answer: PartitionAnswer | None
+        self, machine: PartitionFollower, step: FollowerStep, answer: PartitionResponse | None
     ) -> None:
         """Carry out a step of a follower's state machine, and the steps that result from it."""
         broker, key = self.broker, machine.key
@@ -161,7 +161,7 @@ class Following:
             broker.touched(key)
             self._carry_out(machine, after, None)
         if step.truncate is not None:
-            if step.truncate.start_anew:
+            if step.truncate.full:
                 log.restart_at(step.truncate.offset)
             else:
                 log.truncate_to(step.truncate.offset)
@@ -176,7 +176,7 @@ class Following:
         if step.ask is not None:
             self._ask(machine, step.ask)
 
-    def _ask(self, machine: PartitionFollower, asked: OffsetQuestion) -> None:
+    def _ask(self, machine: PartitionFollower, asked: ListOffsetsRequest) -> None:
         broker, leader = self.broker, machine.leader
         request = ListOffset(broker.broker_id, machine.key, asked.current_leader_epoch, asked.end)
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from fencepost.cluster.alter_partition import AlterPartitionRequest, AlterPartitions
 from fencepost.cluster.divergence import diverging_epoch
 from fencepost.cluster.errors import Errors, NotLeaderOrFollowerError, UnknownReplicaError
-from fencepost.cluster.fetcher import FetchAnswer, FetchRequest
-from fencepost.cluster.follower import LogEnd, PartitionAnswer, PartitionFetch
+from fencepost.cluster.fetcher import FetchRequest, FetchResponse
+from fencepost.cluster.follower import OffsetSpec, PartitionFetch, PartitionResponse
 from fencepost.cluster.image import LocalPartition
 from fencepost.cluster.isr import AlteredPartition
 from fencepost.cluster.leader import AcksVerdict, LeaderStep, PartitionLeader
@@ -58,7 +58,7 @@ class ListOffset(NamedTuple):
     broker_id: int
     key: Key
     leader_epoch: int
-    end: LogEnd
+    end: OffsetSpec
 
 
 class Listed(NamedTuple):
@@ -361,9 +361,9 @@ class Leading:
         """Answer a follower's fetch, at once if it has news, otherwise later."""
         session = self._session(fetch.request)
         if isinstance(session, int):
-            reply(FetchAnswer(error=session))
+            reply(FetchResponse(error=session))
             return
-        answers: dict[Key, PartitionAnswer] = {}
+        answers: dict[Key, PartitionResponse] = {}
         for key, part in session.parts.items():
             answers[key] = self._read(fetch, part, counts=True)
         fresh = fetch.request.is_full or any(_is_news(one) for one in answers.values())
@@ -434,11 +434,13 @@ class Leading:
             return Errors.UNKNOWN_LEADER_EPOCH
         return 0 if self.leader(key) is not None else Errors.NOT_LEADER_OR_FOLLOWER
 
-    def _read(self, fetch: FollowerFetch, part: PartitionFetch, *, counts: bool) -> PartitionAnswer:
+    def _read(
+        self, fetch: FollowerFetch, part: PartitionFetch, *, counts: bool
+    ) -> PartitionResponse:
         key = part.key
         refusal = self._refusal(key, part.current_leader_epoch)
         if refusal:
-            return PartitionAnswer(error=refusal)
+            return PartitionResponse(error=refusal)
         machine, log = self.leaders[key], self.broker.log(key)
         try:
             machine.check_replica(fetch.broker_id)
@@ -457,9 +459,9 @@ class Leading:
                 is_diverging=answer.diverging is not None,
             )
         except UnknownReplicaError:
-            return PartitionAnswer(error=Errors.UNKNOWN_LEADER_EPOCH)
+            return PartitionResponse(error=Errors.UNKNOWN_LEADER_EPOCH)
         except NotLeaderOrFollowerError:
-            return PartitionAnswer(error=Errors.NOT_LEADER_OR_FOLLOWER)
+            return PartitionResponse(error=Errors.NOT_LEADER_OR_FOLLOWER)
         self.carry_out(key, step)
         return answer
 
@@ -470,7 +472,7 @@ class Leading:
             reply(Listed(refusal))
             return
         log = self.broker.log(request.key)
-        reply(Listed(0, log.end if request.end is LogEnd.LATEST else log.start))
+        reply(Listed(0, log.end if request.end is OffsetSpec.LATEST else log.start))
 
     def consume(self, request: Consume, reply: Answer) -> None:
         """Answer a consumer's fetch, as the leader or, if the request allows it, as a follower."""
@@ -491,22 +493,22 @@ class Leading:
 
 def read_for_follower(
     log: ModelLog, part: PartitionFetch, high_watermark: int, most: int
-) -> PartitionAnswer:
+) -> PartitionResponse:
     """Read the leader's log for a follower's fetch (kafka: ``Partition.readRecords``)."""
     offset = part.fetch_offset
     try:
         epoch = part.last_fetched_epoch
         diverging = diverging_epoch(log.end_of_epoch(epoch), epoch, offset, log.start)
     except OffsetOutOfRangeError:
-        return PartitionAnswer(error=Errors.OFFSET_OUT_OF_RANGE)
+        return PartitionResponse(error=Errors.OFFSET_OUT_OF_RANGE)
     if offset < log.start or (diverging is None and offset > log.end):
-        return PartitionAnswer(error=Errors.OFFSET_OUT_OF_RANGE)
+        return PartitionResponse(error=Errors.OFFSET_OUT_OF_RANGE)
     if diverging is not None:
-        return PartitionAnswer(
+        return PartitionResponse(
             high_watermark=high_watermark, log_start_offset=log.start, diverging=diverging
         )
     batches = log.read(offset, log.end, most)
-    return PartitionAnswer(
+    return PartitionResponse(
         high_watermark=high_watermark,
         log_start_offset=log.start,
         records=batches,
@@ -514,12 +516,12 @@ def read_for_follower(
     )
 
 
-def _is_news(answer: PartitionAnswer) -> bool:
+def _is_news(answer: PartitionResponse) -> bool:
     return bool(answer.error or answer.size or answer.diverging is not None)
 
 
 def _answer(
-    session: _Session, answers: dict[Key, PartitionAnswer], reply: Answer, *, is_full: bool
+    session: _Session, answers: dict[Key, PartitionResponse], reply: Answer, *, is_full: bool
 ) -> None:
     """Answer a follower with the partitions that have news, or, in a full answer, with all."""
     told = session.told
@@ -531,4 +533,4 @@ def _answer(
             told.pop(key, None)  # the follower ignores the offsets of this answer
         else:
             told[key] = marks
-    reply(FetchAnswer(session_id=session.session_id, partitions=answers))
+    reply(FetchResponse(session_id=session.session_id, partitions=answers))

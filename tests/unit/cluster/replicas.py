@@ -9,9 +9,9 @@ from uuid import UUID
 from fencepost.cluster.errors import Errors
 from fencepost.cluster.follower import (
     FollowerStep,
-    PartitionAnswer,
     PartitionFetch,
     PartitionFollower,
+    PartitionResponse,
 )
 from fencepost.cluster.image import BrokerRegistration, PartitionRegistration
 from fencepost.cluster.isr import AlteredPartition, IsrChange, ReplicationView
@@ -211,7 +211,7 @@ class Following:
     def do(self, step: FollowerStep) -> FollowerStep:
         """Execute the parts of a step that need no leader."""
         if step.truncate is not None:
-            self.log.cut(step.truncate.offset, anew=step.truncate.start_anew)
+            self.log.cut(step.truncate.offset, anew=step.truncate.full)
             self.do(self.machine.truncated())
         if step.high_watermark is not None:
             self.log.high_watermark = step.high_watermark
@@ -236,7 +236,7 @@ class Following:
         sent: PartitionFetch | None = None,
     ) -> FollowerStep:
         """Deliver a response to a fetch, with one record for each of these epochs."""
-        answer = PartitionAnswer(error, high, start, diverging, list(epochs), len(epochs))
+        answer = PartitionResponse(error, high, start, diverging, list(epochs), len(epochs))
         asked = self.ask() if sent is None else sent
         step = self.do(self.machine.answered(asked, answer, self.now_ms))
         limit = step.append_up_to_epoch

@@ -7,7 +7,12 @@ import math
 import pytest
 
 from fencepost.cluster import controller_queue as rules
-from fencepost.cluster.controller_queue import ControllerQueue, Expired, QueueFullError, Send
+from fencepost.cluster.controller_queue import (
+    ControllerQueue,
+    QueueFullError,
+    RequestsExpired,
+    SendRequest,
+)
 
 OLD, NEW = ("old", 1), ("new", 2)
 
@@ -21,10 +26,10 @@ def test_requests_sent() -> None:
     waiting = queue()
     for token in (1, 2):
         waiting.enqueue(token, 0)
-    assert waiting.next(OLD, 0) == Send(1, OLD, 30_000)
+    assert waiting.next(OLD, 0) == SendRequest(1, OLD, 30_000)
     assert waiting.next(OLD, 5) == 60_000
     assert waiting.on_answer(1, not_controller=False, now_ms=10)
-    assert waiting.next(OLD, 10) == Send(2, OLD, 30_010)
+    assert waiting.next(OLD, 10) == SendRequest(2, OLD, 30_010)
     assert waiting.on_answer(2, not_controller=False, now_ms=20)
     assert waiting.is_idle
 
@@ -35,7 +40,7 @@ def test_retry_timeout_while_controller_not_available() -> None:
     assert waiting.next(None, 0) == rules.BACKOFF_MS
     assert waiting.next(None, 100) == 150
     assert waiting.next(None, 149) == 150
-    assert waiting.next(None, 150) == Expired((1,))
+    assert waiting.next(None, 150) == RequestsExpired((1,))
     assert waiting.is_idle
 
 
@@ -44,10 +49,10 @@ def test_controller_changed() -> None:
     waiting = queue()
     for token in (1, 2):
         waiting.enqueue(token, 0)
-    assert waiting.next(OLD, 0) == Send(1, OLD, 30_000)
+    assert waiting.next(OLD, 0) == SendRequest(1, OLD, 30_000)
     waiting.on_disconnect(10)
     assert waiting.controller is None
-    assert waiting.next(NEW, 10) == Send(1, NEW, 30_010)
+    assert waiting.next(NEW, 10) == SendRequest(1, NEW, 30_010)
 
 
 def test_another_controller_is_believed_at_once() -> None:
@@ -56,18 +61,18 @@ def test_another_controller_is_believed_at_once() -> None:
     for token in (1, 2, 3):
         waiting.enqueue(token, 0)
     for token, known, expected in ((1, OLD, OLD), (2, None, OLD), (3, NEW, NEW)):
-        assert waiting.next(known, 10) == Send(token, expected, 30_010)
+        assert waiting.next(known, 10) == SendRequest(token, expected, 30_010)
         assert waiting.on_answer(token, not_controller=False, now_ms=10)
 
 
 def test_not_controller() -> None:
     waiting = queue()
     waiting.enqueue(1, 0)
-    assert waiting.next(OLD, 0) == Send(1, OLD, 30_000)
+    assert waiting.next(OLD, 0) == SendRequest(1, OLD, 30_000)
     assert not waiting.on_answer(1, not_controller=True, now_ms=10)
     # Retry the same controller after a backoff: it may not know of its election yet.
     assert waiting.next(OLD, 10) == 10 + rules.BACKOFF_MS
-    assert waiting.next(OLD, 110) == Send(1, OLD, 30_110)
+    assert waiting.next(OLD, 110) == SendRequest(1, OLD, 30_110)
 
 
 def test_retry_timeout() -> None:
@@ -75,9 +80,9 @@ def test_retry_timeout() -> None:
     for limit in (100, None):
         waiting = queue(retry_timeout_ms=limit)
         waiting.enqueue(1, 0)
-        assert isinstance(waiting.next(OLD, 0), Send)
+        assert isinstance(waiting.next(OLD, 0), SendRequest)
         assert not waiting.on_answer(1, not_controller=True, now_ms=99)
-        expected = Expired((1,)) if limit else Send(1, NEW, 30_100)
+        expected = RequestsExpired((1,)) if limit else SendRequest(1, NEW, 30_100)
         assert waiting.next(NEW, 100) == expected
 
 
@@ -85,11 +90,11 @@ def test_a_controller_that_hangs_costs_a_heartbeat_half_a_session() -> None:
     """KAFKA-14392: the request times out at 4.5 s, and the next arrives in time."""
     waiting = queue(retry_timeout_ms=4_500)
     waiting.enqueue(1, 0)
-    assert waiting.next(OLD, 0) == Send(1, OLD, 4_500)
+    assert waiting.next(OLD, 0) == SendRequest(1, OLD, 4_500)
     waiting.on_disconnect(4_500)
-    assert waiting.next(OLD, 4_500) == Expired((1,))
+    assert waiting.next(OLD, 4_500) == RequestsExpired((1,))
     waiting.enqueue(2, 6_500)
-    assert waiting.next(OLD, 6_500) == Send(2, OLD, 11_000)
+    assert waiting.next(OLD, 6_500) == SendRequest(2, OLD, 11_000)
 
 
 def test_a_late_answer_is_nobodys() -> None:
@@ -98,7 +103,7 @@ def test_a_late_answer_is_nobodys() -> None:
     waiting.next(OLD, 0)
     waiting.on_disconnect(30_000)
     assert not waiting.on_answer(1, not_controller=False, now_ms=30_001)
-    assert isinstance(waiting.next(NEW, 30_002), Send)
+    assert isinstance(waiting.next(NEW, 30_002), SendRequest)
 
 
 def test_the_queue_has_a_limit() -> None:

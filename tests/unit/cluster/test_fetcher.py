@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 
 from fencepost.cluster.errors import Errors
-from fencepost.cluster.fetcher import FetchAnswer, FetchRequest, LeaderFetcher, fetcher_id
-from fencepost.cluster.follower import FetchState, PartitionAnswer, PartitionFollower
+from fencepost.cluster.fetcher import FetchRequest, FetchResponse, LeaderFetcher, fetcher_id
+from fencepost.cluster.follower import FetchState, PartitionFollower, PartitionResponse
 from fencepost.coordinator.runtime.key_partition import java_string_hash
 from tests.unit.cluster.replicas import TOPIC_ID, ListLog, registration
 
@@ -46,10 +46,10 @@ class Fetching:
         if request.is_full:
             counts = {one.index: counts.get(one.index, 0) for one in request.partitions}
         parts = {
-            (TOPIC_ID, index): PartitionAnswer(0, 0, 0, None, [5] * count, count)
+            (TOPIC_ID, index): PartitionResponse(0, 0, 0, None, [5] * count, count)
             for index, count in counts.items()
         }
-        for result in self.fetcher.answered(FetchAnswer(0, session, parts), NOW):
+        for result in self.fetcher.answered(FetchResponse(0, session, parts), NOW):
             if result.step.append_up_to_epoch is not None:
                 self.logs[result.sent.index].append(*result.answer.records)
                 result.follower.appended()
@@ -134,7 +134,7 @@ def test_top_level_error_resets_metadata(error, session_id):
     one.ask()
     one.get()
     one.ask()
-    assert one.fetcher.answered(FetchAnswer(error), NOW) == ()
+    assert one.fetcher.answered(FetchResponse(error), NOW) == ()
     request = one.ask()
     assert (request.session_id, request.session_epoch, request.is_full) == (session_id, 0, True)
     assert _indexes(request) == [0, 1]
@@ -144,7 +144,7 @@ def test_top_level_error_resets_metadata(error, session_id):
 def test_other_top_level_errors_delay_all(error):
     one = Fetching()
     one.ask()
-    one.fetcher.answered(FetchAnswer(error), NOW)
+    one.fetcher.answered(FetchResponse(error), NOW)
     assert one.fetcher.next_request(NOW) is None
     assert one.fetcher.wake_at() == NOW + 1_000
     assert one.fetcher.next_request(NOW + 1_000) is not None
@@ -167,8 +167,8 @@ def test_verify_full_fetch_response_partitions(parts):
     """A full response must have exactly the requested partitions; any other is dropped."""
     one = Fetching(2)
     one.ask()
-    told = {(TOPIC_ID, index): PartitionAnswer() for index in parts}
-    assert one.fetcher.answered(FetchAnswer(0, SESSION, told), NOW) == ()
+    told = {(TOPIC_ID, index): PartitionResponse() for index in parts}
+    assert one.fetcher.answered(FetchResponse(0, SESSION, told), NOW) == ()
     assert one.fetcher.next_request(NOW) is None
     request = one.fetcher.next_request(NOW + 1_000)
     assert request is not None
@@ -180,8 +180,8 @@ def test_an_incremental_answer_with_a_strange_partition_is_of_no_use():
     one.ask()
     one.get()
     one.ask()
-    told = {(TOPIC_ID, 9): PartitionAnswer()}
-    assert one.fetcher.answered(FetchAnswer(0, SESSION, told), NOW) == ()
+    told = {(TOPIC_ID, 9): PartitionResponse()}
+    assert one.fetcher.answered(FetchResponse(0, SESSION, told), NOW) == ()
     request = one.fetcher.next_request(NOW + 1_000)
     assert request is not None
     assert request.is_full
@@ -201,10 +201,10 @@ def test_delay_leaves_the_others():
     one = Fetching(2)
     one.ask()
     parts = {
-        (TOPIC_ID, 0): PartitionAnswer(Errors.NOT_LEADER_OR_FOLLOWER),
-        (TOPIC_ID, 1): PartitionAnswer(),
+        (TOPIC_ID, 0): PartitionResponse(Errors.NOT_LEADER_OR_FOLLOWER),
+        (TOPIC_ID, 1): PartitionResponse(),
     }
-    one.fetcher.answered(FetchAnswer(0, SESSION, parts), NOW)
+    one.fetcher.answered(FetchResponse(0, SESSION, parts), NOW)
     request = one.ask()
     assert (_indexes(request), request.forgotten) == ([], ((TOPIC_ID, 0),))
     assert one.fetcher.wake_at() == NOW + 1_000

@@ -17,8 +17,8 @@ from fencepost.cluster.follower import (
     NOTHING,
     FetchState,
     FetchTrigger,
-    LogEnd,
-    PartitionAnswer,
+    OffsetSpec,
+    PartitionResponse,
     Truncation,
 )
 from fencepost.logcore.errors import OffsetOutOfRangeError
@@ -157,7 +157,7 @@ def test_without_a_leader_nobody_is_asked():
 def test_a_leader_epoch_that_begins_while_records_are_appended_waits_for_them():
     one = Following(4, leader_epoch=5)
     sent = one.ask()
-    answer = PartitionAnswer(0, 2, 0, None, [5], 1)
+    answer = PartitionResponse(0, 2, 0, None, [5], 1)
     assert one.machine.answered(sent, answer, one.now_ms).append_up_to_epoch == 5
     later = registration(leader=3, leader_epoch=6, partition_epoch=11)
     assert one.machine.become_follower(later) is NOTHING
@@ -234,7 +234,7 @@ def test_a_fence_of_a_former_epoch_passes():
 )
 def test_corrupt_message_and_partition_failure_during_appending(error, state):
     one = Following(4)
-    answer = PartitionAnswer(0, 2, 0, None, [5], 1)
+    answer = PartitionResponse(0, 2, 0, None, [5], 1)
     one.machine.answered(one.ask(), answer, one.now_ms)
     one.machine.append_failed(error, one.now_ms)
     assert one.machine.state is state
@@ -242,13 +242,11 @@ def test_corrupt_message_and_partition_failure_during_appending(error, state):
     assert one.ask().fetch_offset == 1
 
 
-@pytest.mark.parametrize(
-    ("leader_start", "truncation"), [(3, Truncation(3, start_anew=True)), (2, None)]
-)
+@pytest.mark.parametrize(("leader_start", "truncation"), [(3, Truncation(3, full=True)), (2, None)])
 def test_records_that_begin_before_the_own_end(leader_start, truncation):
     """The leader's log starts in the batch with which this log ends: delete all records here."""
     one = Following(4, 4, 4)
-    answer = PartitionAnswer(0, 5, leader_start, None, [5], 1)
+    answer = PartitionResponse(0, 5, leader_start, None, [5], 1)
     one.machine.answered(one.ask(), answer, one.now_ms)
     step = one.machine.append_failed(Errors.OFFSET_OUT_OF_RANGE, one.now_ms)
     assert step.truncate == truncation
@@ -257,7 +255,7 @@ def test_records_that_begin_before_the_own_end(leader_start, truncation):
 
 def test_partition_failure_during_truncation():
     one = Following(4, 4)
-    one.machine.answered(one.ask(), PartitionAnswer(diverging=(3, 0)), one.now_ms)
+    one.machine.answered(one.ask(), PartitionResponse(diverging=(3, 0)), one.now_ms)
     one.machine.failed("the disk does not answer")
     assert one.machine.state is FetchState.FAILED
     assert one.machine.truncated() is NOTHING
@@ -388,7 +386,7 @@ def test_follower_fetch_out_of_range_high():
     one = Following(*[4] * 9, high=8)
     question = one.get(error=Errors.OFFSET_OUT_OF_RANGE).ask
     assert question is not None
-    assert (question.end, question.current_leader_epoch) == (LogEnd.LATEST, 5)
+    assert (question.end, question.current_leader_epoch) == (OffsetSpec.LATEST, 5)
     assert one.machine.fetch(one.now_ms) is None
     step = one.do(one.machine.offset_listed(question, 5, 0, one.now_ms))
     assert step.truncate == Truncation(5, below_high_watermark=True)
@@ -401,9 +399,9 @@ def test_follower_fetch_out_of_range_low():
     question = one.get(error=Errors.OFFSET_OUT_OF_RANGE).ask
     question = one.machine.offset_listed(question, 900, 0, one.now_ms).ask
     assert question is not None
-    assert question.end is LogEnd.EARLIEST
+    assert question.end is OffsetSpec.EARLIEST
     step = one.do(one.machine.offset_listed(question, 500, 0, one.now_ms))
-    assert step.truncate == Truncation(500, start_anew=True)
+    assert step.truncate == Truncation(500, full=True)
     log = one.log
     assert (log.log_start_offset, log.log_end_offset, log.high_watermark) == (500, 500, 500)
     fetch = one.ask()

@@ -387,7 +387,7 @@ def test_an_open_transaction_is_not_seen() -> None:
     loader.replay([*before, encode(RemoveTopicRecord(B))], 20, 1)
     assert loader.in_transaction
     assert loader.publish().topics.keys() == {"a", "b", "c"}
-    loader.passed(21, 2)
+    loader.skip_control_batch(21, 2)
     loader.replay([encode(RemoveTopicRecord(A))], 22, 2)
     assert loader.publish().topics.keys() == {"a", "b", "c"}
     loader.replay([encode(AbortTransactionRecord("no")), encode(ClearElrRecord(""))], 24, 2)

@@ -11,17 +11,17 @@ import pytest
 from fencepost.cluster import lifecycle as rules
 from fencepost.cluster.diagram import lifecycle_diagram
 from fencepost.cluster.lifecycle import (
+    BrokerLifecycleManager,
     BrokerState,
-    Heartbeat,
-    HeartbeatAnswer,
-    Intervals,
-    Lifecycle,
-    Registration,
-    Step,
+    HeartbeatResponse,
+    LifecycleEvent,
+    LifecycleIntervals,
+    RegisterBroker,
+    SendHeartbeat,
 )
 from fencepost.logcore.machine import InvariantViolation
 
-ME = Registration(
+ME = RegisterBroker(
     broker_id=7,
     cluster_id="c",
     incarnation_id=UUID(int=9),
@@ -36,15 +36,15 @@ class Life:
     """A lifecycle and its clock."""
 
     def __init__(self) -> None:
-        self.now, self.steps = 1_000.0, list[Step]()
-        self.life = Lifecycle(ME)
+        self.now, self.steps = 1_000.0, list[LifecycleEvent]()
+        self.life = BrokerLifecycleManager(ME)
         self.life.start(self.now)
 
     @property
     def state(self) -> BrokerState:
         return self.life.state
 
-    def sent(self) -> Registration | Heartbeat:
+    def sent(self) -> RegisterBroker | SendHeartbeat:
         """Return the next request at the time it is due."""
         found = self.life.next_request(self.now, 11)
         if isinstance(found, float):
@@ -55,14 +55,14 @@ class Life:
         return found
 
     def register(self, epoch: int = 400, error: int = 0) -> Life:
-        assert isinstance(self.sent(), Registration)
+        assert isinstance(self.sent(), RegisterBroker)
         self.steps += self.life.on_registered(error, epoch, self.now)
         return self
 
-    def beat(self, **answer: object) -> Heartbeat:
+    def beat(self, **answer: object) -> SendHeartbeat:
         found = self.sent()
-        assert isinstance(found, Heartbeat)
-        given = HeartbeatAnswer(**answer)  # type: ignore[arg-type]
+        assert isinstance(found, SendHeartbeat)
+        given = HeartbeatResponse(**answer)  # type: ignore[arg-type]
         self.steps += self.life.on_heartbeat(given, self.now)
         return found
 
@@ -76,27 +76,27 @@ class Life:
 
 
 def test_create_and_close() -> None:
-    life = Lifecycle(ME)
+    life = BrokerLifecycleManager(ME)
     assert life.state is BrokerState.NOT_RUNNING
     assert life.next_request(0, 0) == math.inf
-    assert life.begin_controlled_shutdown(0) == [Step.SHUT_DOWN]
+    assert life.begin_controlled_shutdown(0) == [LifecycleEvent.SHUT_DOWN]
     assert life.state is BrokerState.SHUTTING_DOWN
 
 
 def test_create_start_and_close() -> None:
     life = Life()
     assert life.state is BrokerState.STARTING
-    assert life.life.begin_controlled_shutdown(life.now) == [Step.SHUT_DOWN]
+    assert life.life.begin_controlled_shutdown(life.now) == [LifecycleEvent.SHUT_DOWN]
     assert life.life.next_request(life.now, 0) == math.inf
 
 
 def test_successful_registration() -> None:
     life = Life()
     assert life.sent() == ME
-    assert life.life.on_registered(0, 400, life.now) == [Step.REGISTERED]
+    assert life.life.on_registered(0, 400, life.now) == [LifecycleEvent.REGISTERED]
     assert life.life.broker_epoch == 400
     first = life.beat()
-    assert first == Heartbeat(
+    assert first == SendHeartbeat(
         7, 400, 11, want_fence=True, want_shut_down=False, cordoned_log_dirs=None
     )
 
@@ -116,9 +116,13 @@ def test_the_way_to_running() -> None:
     at = life.now
     assert not life.beat(is_caught_up=True, is_fenced=False).want_fence
     assert life.now == at, "being ready is told at once"
-    assert life.steps == [Step.REGISTERED, Step.CAUGHT_UP, Step.UNFENCED]
+    assert life.steps == [
+        LifecycleEvent.REGISTERED,
+        LifecycleEvent.CAUGHT_UP,
+        LifecycleEvent.UNFENCED,
+    ]
     life.beat(is_fenced=False)
-    assert life.now - at == Intervals().heartbeat_ms
+    assert life.now - at == LifecycleIntervals().heartbeat_ms
 
 
 def test_being_ready_before_having_caught_up_is_kept() -> None:
@@ -131,11 +135,11 @@ def test_being_ready_before_having_caught_up_is_kept() -> None:
 
 def test_registration_timeout() -> None:
     life = Life()
-    ends = life.now + Intervals().initial_registration_ms
+    ends = life.now + LifecycleIntervals().initial_registration_ms
     assert life.life.deadline_ms() == ends
     life.register(error=101)  # DUPLICATE_BROKER_REGISTRATION: the session of a former run holds
     assert life.life.on_time(ends - 1) == []
-    assert life.life.on_time(ends) == [Step.NOT_REGISTERED]
+    assert life.life.on_time(ends) == [LifecycleEvent.NOT_REGISTERED]
     assert life.state is BrokerState.SHUTTING_DOWN
 
 
@@ -149,7 +153,7 @@ def test_a_refused_registration_is_tried_again_by_the_same_incarnation(error: in
     began = life.now
     life.register(error=error)
     assert life.sent() == ME
-    assert life.now - began == Intervals().heartbeat_ms
+    assert life.now - began == LifecycleIntervals().heartbeat_ms
 
 
 def test_a_registration_that_nobody_has_heard_is_tried_again_soon() -> None:
@@ -159,7 +163,7 @@ def test_a_registration_that_nobody_has_heard_is_tried_again_soon() -> None:
     began = life.now
     life.life.on_failure(life.now)
     assert life.sent() == ME
-    assert life.now - began == rules.UNHEARD_INTERVAL_MS
+    assert life.now - began == rules.RETRY_INTERVAL_MS
 
 
 def test_a_heartbeat_without_an_answer_is_sent_again_after_an_interval() -> None:
@@ -167,8 +171,8 @@ def test_a_heartbeat_without_an_answer_is_sent_again_after_an_interval() -> None
     life.sent()
     at = life.now
     life.life.on_failure(life.now)
-    assert isinstance(life.sent(), Heartbeat)
-    assert life.now - at == Intervals().heartbeat_ms
+    assert isinstance(life.sent(), SendHeartbeat)
+    assert life.now - at == LifecycleIntervals().heartbeat_ms
 
 
 def test_one_request_at_a_time_and_what_comes_meanwhile_is_sent_at_once_after_it() -> None:
@@ -177,7 +181,7 @@ def test_one_request_at_a_time_and_what_comes_meanwhile_is_sent_at_once_after_it
     life.sent()
     life.life.ready_to_unfence(life.now)
     assert life.life.next_request(life.now + 99_999, 11) == math.inf
-    life.life.on_heartbeat(HeartbeatAnswer(is_caught_up=True), life.now)
+    life.life.on_heartbeat(HeartbeatResponse(is_caught_up=True), life.now)
     at = life.now
     assert not life.beat().want_fence  # type: ignore[union-attr]
     assert life.now == at
@@ -191,7 +195,7 @@ def test_after_a_failure_nothing_is_sent_at_once() -> None:
     life.life.on_failure(life.now)
     at = life.now
     assert not life.sent().want_fence  # type: ignore[union-attr]
-    assert life.now - at == Intervals().heartbeat_ms
+    assert life.now - at == LifecycleIntervals().heartbeat_ms
 
 
 def test_a_fenced_broker_asks_to_be_unfenced() -> None:
@@ -200,13 +204,13 @@ def test_a_fenced_broker_asks_to_be_unfenced() -> None:
     life.beat(is_fenced=True)
     assert (life.state, life.life.is_fenced) == (BrokerState.RUNNING, True)
     assert not life.beat(is_fenced=False).want_fence
-    assert life.steps[-2:] == [Step.FENCED, Step.UNFENCED]
+    assert life.steps[-2:] == [LifecycleEvent.FENCED, LifecycleEvent.UNFENCED]
 
 
 def test_a_lost_epoch_is_the_end_of_a_broker_that_ran() -> None:
     life = Life().running()
     life.beat(error=rules.STALE_BROKER_EPOCH)
-    assert life.steps[-1] is Step.EPOCH_LOST
+    assert life.steps[-1] is LifecycleEvent.EPOCH_LOST
     assert life.steps[-1] in rules.FATAL
     assert life.life.next_request(life.now + 99_999, 11) == math.inf
 
@@ -228,8 +232,8 @@ def test_controlled_shutdown() -> None:
     assert life.beat(is_fenced=False).want_shut_down
     assert life.now == at + rules.SHUTDOWN_INTERVAL_MS
     life.beat(is_fenced=False, should_shut_down=True)
-    assert life.now == at + rules.SHUTDOWN_INTERVAL_MS + Intervals().heartbeat_ms
-    assert life.steps[-1] is Step.SHUT_DOWN
+    assert life.now == at + rules.SHUTDOWN_INTERVAL_MS + LifecycleIntervals().heartbeat_ms
+    assert life.steps[-1] is LifecycleEvent.SHUT_DOWN
     assert life.state is BrokerState.SHUTTING_DOWN
     assert life.life.next_request(life.now + 99_999, 11) == math.inf, "each would write a record"
 
@@ -238,36 +242,36 @@ def test_a_controlled_shutdown_ends_with_the_session_without_a_controller() -> N
     life = Life().running()
     life.life.begin_controlled_shutdown(life.now)
     life.beat(is_fenced=False)
-    ends = life.now + Intervals().session_ms
+    ends = life.now + LifecycleIntervals().session_ms
     assert life.life.deadline_ms() == ends
     assert life.life.on_failure(ends - 1) == life.life.on_time(ends - 1) == []
-    assert life.life.on_time(ends) == [Step.SHUT_DOWN]
+    assert life.life.on_time(ends) == [LifecycleEvent.SHUT_DOWN]
 
 
 def test_a_controlled_shutdown_ends_though_the_controller_never_lets_go() -> None:
     life = Life().running()
     begun = life.now
     life.life.begin_controlled_shutdown(begun)
-    ends = begun + Intervals().controlled_shutdown_ms
-    while life.now < ends - Intervals().heartbeat_ms:
+    ends = begun + LifecycleIntervals().controlled_shutdown_ms
+    while life.now < ends - LifecycleIntervals().heartbeat_ms:
         life.beat(is_fenced=False)
     assert life.life.on_time(ends - 1) == []
-    assert life.life.on_time(ends) == [Step.SHUT_DOWN]
+    assert life.life.on_time(ends) == [LifecycleEvent.SHUT_DOWN]
 
 
 def test_a_broker_that_was_forgotten_has_nothing_to_hand_over() -> None:
     life = Life().running()
     life.life.begin_controlled_shutdown(life.now)
     life.beat(error=rules.STALE_BROKER_EPOCH)
-    assert life.steps[-1] is Step.SHUT_DOWN
+    assert life.steps[-1] is LifecycleEvent.SHUT_DOWN
 
 
 def test_an_amended_registration_keeps_the_epoch_of_the_run_before() -> None:
     life = Life().running()
-    rack = Registration(7, "c", UUID(int=9), (), {}, (UUID(int=500),), rack="r2")
+    rack = RegisterBroker(7, "c", UUID(int=9), (), {}, (UUID(int=500),), rack="r2")
     life.life.register_again(rack, life.now)
     sent = life.sent()
-    assert isinstance(sent, Registration)
+    assert isinstance(sent, RegisterBroker)
     assert (sent.rack, sent.previous_broker_epoch) == ("r2", 3)
     assert life.state is BrokerState.RUNNING
 
@@ -277,10 +281,10 @@ def test_it_registers_again_when_directories_come_to_be_known() -> None:
     life = Life().running()
     assert not life.life.observed(rules.FIRST_WITH_DIRECTORIES - 1, (), life.now)
     assert life.life.observed(rules.FIRST_WITH_DIRECTORIES, (), life.now)
-    assert isinstance(life.sent(), Registration)
+    assert isinstance(life.sent(), RegisterBroker)
     life.life.on_registered(0, 400, life.now)
     assert not life.life.observed(rules.FIRST_WITH_DIRECTORIES, (), life.now)
-    assert isinstance(life.sent(), Heartbeat)
+    assert isinstance(life.sent(), SendHeartbeat)
     known = Life().running()
     assert not known.life.observed(30, (UUID(int=500),), known.now)
 

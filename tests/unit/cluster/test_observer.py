@@ -276,9 +276,9 @@ def test_after_nonsense_it_goes_on_from_what_holds() -> None:
     following.answer(batch(2, NoOpRecord()), hw=2)
     with pytest.raises(CorruptRecordError):
         following.answer(batch(3, *topic(1)), hw=5)
-    following.observer.on_nonsense(following.now)
+    following.observer.on_unusable_response(following.now)
     waits = following.observer.next_request(following.now)
-    assert waits == following.now + rules.NONSENSE_BACKOFF_MS
+    assert waits == following.now + rules.UNUSABLE_RESPONSE_BACKOFF_MS
     following.now = waits
     following.found()
     assert following.request().offset == 3

@@ -14,10 +14,10 @@ from fencepost.cluster.divergence import diverging_epoch
 from fencepost.cluster.errors import Errors, NotLeaderOrFollowerError, UnknownReplicaError
 from fencepost.cluster.follower import (
     FollowerStep,
-    LogEnd,
-    PartitionAnswer,
+    OffsetSpec,
     PartitionFetch,
     PartitionFollower,
+    PartitionResponse,
 )
 from fencepost.cluster.image import BrokerRegistration, PartitionRegistration
 from fencepost.cluster.isr import AlteredPartition, IsrChange, ReplicationView
@@ -122,7 +122,7 @@ class Node:
     def do(self, step: FollowerStep) -> None:
         """Execute a step of the follower's machine; ListOffsets requests are answered at once."""
         if step.truncate is not None:
-            self.log.cut(step.truncate.offset, anew=step.truncate.start_anew)
+            self.log.cut(step.truncate.offset, anew=step.truncate.full)
             self.do(self.follower.truncated())
         if step.high_watermark is not None:
             self.log.high_watermark = step.high_watermark
@@ -136,13 +136,13 @@ class Node:
 
     # --- the leader's side of requests ---
 
-    def list_offset(self, end: LogEnd, leader_epoch: int) -> tuple[int, int]:
+    def list_offset(self, end: OffsetSpec, leader_epoch: int) -> tuple[int, int]:
         """Answer ListOffsets of a replica: the offset and an error code."""
         error = self._check_epoch(leader_epoch)
         if error:
             return -1, error
         log = self.log
-        return log.log_end_offset if end is LogEnd.LATEST else log.log_start_offset, Errors.NONE
+        return log.log_end_offset if end is OffsetSpec.LATEST else log.log_start_offset, Errors.NONE
 
     def _check_epoch(self, leader_epoch: int) -> int:
         if leader_epoch < self.leader.leader_epoch:
@@ -151,11 +151,11 @@ class Node:
             return Errors.UNKNOWN_LEADER_EPOCH
         return Errors.NONE if self.is_leader else Errors.NOT_LEADER_OR_FOLLOWER
 
-    def serve(self, source: int, broker_epoch: int, fetch: PartitionFetch) -> PartitionAnswer:
+    def serve(self, source: int, broker_epoch: int, fetch: PartitionFetch) -> PartitionResponse:
         """Answer a follower's fetch."""
         error = self._check_epoch(fetch.current_leader_epoch)
         if error:
-            return PartitionAnswer(error)
+            return PartitionResponse(error)
         log, offset = self.log, fetch.fetch_offset
         try:
             self.leader.check_replica(source)
@@ -164,7 +164,7 @@ class Node:
             diverging = diverging_epoch(end, epoch, offset, log.log_start_offset)
             high = log.high_watermark
             if diverging is None and not log.log_start_offset <= offset <= log.log_end_offset:
-                return PartitionAnswer(Errors.OFFSET_OUT_OF_RANGE)
+                return PartitionResponse(Errors.OFFSET_OUT_OF_RANGE)
             step = self.leader.fetched(
                 source,
                 broker_epoch,
@@ -175,19 +175,19 @@ class Node:
                 is_diverging=diverging is not None,
             )
         except NotLeaderOrFollowerError:
-            return PartitionAnswer(Errors.NOT_LEADER_OR_FOLLOWER)
+            return PartitionResponse(Errors.NOT_LEADER_OR_FOLLOWER)
         except UnknownReplicaError:
-            return PartitionAnswer(Errors.UNKNOWN_LEADER_EPOCH)
+            return PartitionResponse(Errors.UNKNOWN_LEADER_EPOCH)
         except OffsetOutOfRangeError:
-            return PartitionAnswer(Errors.OFFSET_OUT_OF_RANGE)
+            return PartitionResponse(Errors.OFFSET_OUT_OF_RANGE)
         self.take(step)
         if diverging is not None:
-            return PartitionAnswer(0, high, log.log_start_offset, diverging)
+            return PartitionResponse(0, high, log.log_start_offset, diverging)
         first = offset - log.log_start_offset
         records = log.records[first : first + MAX_RECORDS]
-        return PartitionAnswer(0, high, log.log_start_offset, None, records, len(records))
+        return PartitionResponse(0, high, log.log_start_offset, None, records, len(records))
 
-    def got(self, sent: PartitionFetch, answer: PartitionAnswer) -> None:
+    def got(self, sent: PartitionFetch, answer: PartitionResponse) -> None:
         """Deliver a fetch response to this follower."""
         step = self.follower.answered(sent, answer, self.trio.now_ms)
         self.do(step)

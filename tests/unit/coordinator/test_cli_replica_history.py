@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fencepost.cluster.follower import PartitionAnswer
+from fencepost.cluster.follower import PartitionResponse
 from fencepost.coordinator.cli.history import row_of
 from fencepost.coordinator.history.entries import PARTITION, Entry, decode_value, encode_value
 from fencepost.logcore.machine import Event
@@ -68,7 +68,7 @@ def test_a_broker_comes_to_lead(former: Mapping[str, Any], known: Mapping[str, A
 
 def test_a_log_is_cut():
     one = Following(*[4] * 20)
-    (event,) = one.machine.answered(one.ask(), PartitionAnswer(diverging=(4, 12)), 0).events
+    (event,) = one.machine.answered(one.ask(), PartitionResponse(diverging=(4, 12)), 0).events
     assert shown(event)[:2] == ("log-truncated", "end 20 → 12")
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from fencepost.cluster.controller.adoption import local_partition
 from fencepost.cluster.image_records import partition_record
-from fencepost.cluster.record_codec import Alike, Template, encode
+from fencepost.cluster.record_codec import SimilarPartitionRecords, Template, encode
 from fencepost.cluster.records import PartitionChangeRecord, TopicRecord
 from fencepost.coordinator.metadata.control_records import (
     described_control,
@@ -59,11 +59,11 @@ def test_batches_of_other_forms_are_read(codec: Codec) -> None:
         assert values_of(parse_header(batch), batch) == [one.value for one in some]
 
 
-def plain(items: Sequence[bytes | Alike]) -> list[bytes]:
+def plain(items: Sequence[bytes | SimilarPartitionRecords]) -> list[bytes]:
     """Return the values of all items, one by one."""
     values: list[bytes] = []
     for item in items:
-        if isinstance(item, Alike):
+        if isinstance(item, SimilarPartitionRecords):
             values += [item.value_at(*place) for place in item.places]
         else:
             values.append(item)

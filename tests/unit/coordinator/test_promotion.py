@@ -10,7 +10,11 @@ from typing import Any
 
 import pytest
 
-from fencepost.cluster.controller.handover import handed_over, left_behind, taken_back
+from fencepost.cluster.controller.handover import (
+    as_standalone,
+    reasons_against_successor,
+    without_leaders,
+)
 from fencepost.cluster.image import NO_LEADER, MetadataImage
 from fencepost.cluster.image_loader import ImageLoader
 from fencepost.cluster.records import (
@@ -145,7 +149,7 @@ def test_controllers_start_from_everything_that_the_broker_knew() -> None:
     promote(disk, wanted(THREE))
     for controller in (101, 102, 103):
         after = given(disk, controller)
-        assert after == handed_over(before.image, 1)
+        assert after == without_leaders(before.image, 1)
         assert (after.offset, after.epoch) == (before.image.offset, before.image.epoch)
         meta = owner(disk, controller)
         assert meta is not None
@@ -154,7 +158,7 @@ def test_controllers_start_from_everything_that_the_broker_knew() -> None:
 
 def test_a_broker_that_was_handed_over_is_fenced_and_leads_nothing() -> None:
     before = start(grown()).metadata.image
-    after = handed_over(before, 1)
+    after = without_leaders(before, 1)
     assert after.brokers[1].fenced
     assert after.brokers[1].epoch == before.brokers[1].epoch
     for name, topic in before.topics.items():
@@ -437,7 +441,7 @@ def test_replicas_of_others_are_forgotten() -> None:
     wide = replace(image, topics=topics, features=features, configs=configs)
     supported = {"group.version": (0, 1), "metadata.version": (30, 30)}
     directory = uuid.UUID(int=4)
-    after, reasons = taken_back(wide, 1, directory, {**supported, "transaction.version": (0, 2)})
+    after, reasons = as_standalone(wide, 1, directory, {**supported, "transaction.version": (0, 2)})
     assert reasons == ["group.version is at 9, and a broker that stands alone knows 0-1"]
     assert "share.version" not in after.features
     assert (4, "2") not in after.configs
@@ -448,7 +452,7 @@ def test_replicas_of_others_are_forgotten() -> None:
     assert after.topics_by_id[topic.topic_id] is after.topics["orders.eu"]
     apart = replace(mixed, isr=(2,))
     topics = {topic.name: replace(topic, partitions=(apart, mixed, apart))}
-    _, reasons = taken_back(replace(image, topics=topics), 1, directory, {})
+    _, reasons = as_standalone(replace(image, topics=topics), 1, directory, {})
     assert reasons == ["it is not in the ISR of orders.eu, partitions 0, 2"]
 
 
@@ -504,16 +508,16 @@ def test_a_majority_of_controllers_is_asked() -> None:
 
 def test_what_did_not_begin_with_all_is_told() -> None:
     before = start(grown()).metadata.image
-    after = handed_over(before, 1)
-    assert left_behind(before, after) == []
-    assert left_behind(before, replace(after, next_producer_id=0)) == [
+    after = without_leaders(before, 1)
+    assert reasons_against_successor(before, after) == []
+    assert reasons_against_successor(before, replace(after, next_producer_id=0)) == [
         "it gives out producer ids from 0 on, this broker has reserved all below 1000"
     ]
     ids = {one: topic for one, topic in after.topics_by_id.items() if topic.name != "wide"}
-    assert left_behind(before, replace(after, topics_by_id=ids)) == [
+    assert reasons_against_successor(before, replace(after, topics_by_id=ids)) == [
         "it knows no topic wide of this id"
     ]
-    assert left_behind(before, before) == [
+    assert reasons_against_successor(before, before) == [
         "it knows the topic orders.eu as it was before",
         "it knows the topic wide as it was before",
     ]

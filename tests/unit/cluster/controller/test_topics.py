@@ -28,7 +28,7 @@ from fencepost.cluster.controller.topics import CreatedTopic, NewTopic
 from fencepost.cluster.record_codec import encode
 from fencepost.cluster.records import ConfigRecord, PartitionRecord, RemoveTopicRecord, TopicRecord
 from fencepost.cluster.topic_names import MAX_NAME_CHARACTERS
-from fencepost.cluster.topic_records import TopicRecords, apart_from_partitions, encode_all
+from fencepost.cluster.topic_records import TopicRecords, encode_all, without_partition_records
 from fencepost.logcore.machine import DomainError
 from tests.unit.cluster.controller.cluster_driver import SETTINGS, Cluster, any_config, directory
 
@@ -354,7 +354,7 @@ def test_new_partitions_are_encoded_as_their_records_are(factor: int) -> None:
         assert outcome.records[-1] == outcome.records[-2:][1]
         numbers += [one.partition_id for one in outcome.records if isinstance(one, PartitionRecord)]
     assert numbers == [*range(16)]
-    assert [type(one) for one in apart_from_partitions(created.records)] == [
+    assert [type(one) for one in without_partition_records(created.records)] == [
         TopicRecord,
         ConfigRecord,
     ]

@@ -49,7 +49,7 @@ class Many:
     def end_session(self) -> None:
         """End the first broker's session."""
         active = self.services.active_controller
-        active.machine.heartbeats.lapse(FIRST)
+        active.machine.heartbeats.expire_session(FIRST)
         active._arm()
 
     def is_fenced(self) -> bool:
@@ -95,7 +95,7 @@ async def test_a_broker_of_many_partitions_loses_them(tmp_path: Path, how: str) 
                 call = one.controller.call
                 await asyncio.to_thread(call, "unregister_broker", 0, broker_id=FIRST)
             elif how == "anew":
-                cluster.services.active_controller.machine.heartbeats.lapse(FIRST)
+                cluster.services.active_controller.machine.heartbeats.expire_session(FIRST)
                 one.incarnation_id = one.directory_id
                 await asyncio.to_thread(one.register)
             else:

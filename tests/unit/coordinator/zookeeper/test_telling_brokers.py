@@ -97,7 +97,7 @@ class Scene:
     """Three brokers, and a controller that sends them requests."""
 
     def __init__(self) -> None:
-        settings = ControllerSettings("cluster", tells_by_leader_epoch=True)
+        settings = ControllerSettings("cluster", needs_leader_epoch_bump=True)
         self.machine = Machine(settings, MetadataImage(), 0)
         self.teller = BrokerRequestBatch(1, 1, "PLAINTEXT")
         self.nodes: dict[str, tuple[bytes, int]] = {}
@@ -365,7 +365,7 @@ def test_a_reassignment_of_another_controller_goes_on(scene: Scene):
     scene.write(Set(path, znodes.state_data(replace(held, isr=(1, 2, 3)))))
     scene.machine.replay([in_sync], scene.machine.image.offset + 1, 1, 0)
     epochs = [scene.state("t", index).leader_epoch for index in (0, 1)]
-    scene.decide(lambda one: one.go_on_reassigning([("t", 0), ("t", 1)]))
+    scene.decide(lambda one: one.resume_reassignments([("t", 0), ("t", 1)]))
     scene.check()
     done, waits = (scene.state("t", index) for index in (0, 1))
     assert (done.replicas, done.adding_replicas, done.leader) == ((3, 2), (), 3)
@@ -374,16 +374,16 @@ def test_a_reassignment_of_another_controller_goes_on(scene: Scene):
 
 def test_a_replica_whose_directory_is_lost_leads_nothing_until_it_is_found(scene: Scene):
     lost = [(scene.create("t", (1, 2)), 0), (scene.create("alone", (1,)), 0)]
-    scene.decide(lambda one: one.replicas_found(1, lost, ()))
+    scene.decide(lambda one: one.record_lost_replicas(1, lost, ()))
     scene.check()
     assert [scene.state(name).leader for name in ("t", "alone")] == [2, -1]
     assert [scene.state(name).isr for name in ("t", "alone")] == [(2,), (1,)]
     for topic in _last(scene, ApiKey.UPDATE_METADATA).topic_states:
         assert topic.partition_states[0].offline_replicas == (1,)
     epochs = [scene.state(name).leader_epoch for name in ("t", "alone")]
-    scene.decide(lambda one: one.replicas_found(1, lost, ()))
+    scene.decide(lambda one: one.record_lost_replicas(1, lost, ()))
     assert [scene.state(name).leader_epoch for name in ("t", "alone")] == epochs, "no news"
-    scene.decide(lambda one: one.replicas_found(1, (), lost))
+    scene.decide(lambda one: one.record_lost_replicas(1, (), lost))
     scene.check()
     assert [scene.state(name).leader for name in ("t", "alone")] == [2, 1]
 

@@ -216,6 +216,9 @@ class ProducerStateManager:
         entry = self._producers.get(header.producer_id)
         epoch = header.producer_epoch
         transactional = header.is_transactional
+        # A producer whose transaction was aborted by its timeout must get this error, with which it
+        # can go on, and not the fatal InvalidTxnStateError (KAFKA-19690).
+        self.check_epoch(header.producer_id, epoch)
         if (
             transactional
             and not verified
@@ -243,7 +246,6 @@ class ProducerStateManager:
                     " (max.producer.ids)"
                 )
             return
-        self.check_epoch(header.producer_id, epoch)
         self._check_sequence(entry, epoch, header.base_sequence)
         if entry.current_txn_first_offset is not None and not transactional:
             raise InvalidTxnStateError(

@@ -20,6 +20,7 @@ from tests.support.batches import batch
 from tests.support.cluster import READ_COMMITTED, Cluster, unique
 from tests.support.processes import Child
 from tests.support.waits import until
+from tests.wire.test_fenced_offsets import commit_offset
 from tests.wire.test_transactions import every_client, settled
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -220,6 +221,41 @@ def test_a_process_stopped_past_its_timeout_has_no_effect_when_it_goes_on(
     settled(cluster, topic, 4)
     assert cluster.values(topic, isolation=READ_COMMITTED) == [b"successor's"]
     assert cluster.values(topic) == [b"before the pause", b"successor's"]
+
+
+@both_protocols
+def test_kafka_19690_expired_producer_gets_the_error_of_its_epoch(
+    cluster: Cluster, client: StubbornClient
+) -> None:
+    """Kafka Streams aborts and goes on after this error, and ends after INVALID_TXN_STATE."""
+    topic = cluster.create_topic(unique("expired"), partitions=2)
+    client.claim(timeout_ms=500)
+    client.send(topic, 0, b"before the pause")
+    settled(cluster, topic, 2)
+    for partition in (0, 1):
+        data = batch(
+            [b"after it"],
+            producer_id=client.producer_id,
+            producer_epoch=client.epoch,
+            sequence=client.sequences.get((topic, partition), 0),
+            transactional=True,
+        )
+        answer = cluster.produce(
+            topic,
+            data,
+            partition=partition,
+            version=12 if client.version == 2 else 11,
+            transactional_id=client.name,
+        )
+        assert answer["error_code"] == "invalid_producer_epoch"
+    assert commit_offset(cluster, client, unique("group"), topic) == ["invalid_producer_epoch"]
+    client.claim()
+    client.send(topic, 1, b"next transaction")
+    client.end(commit=True)
+    settled(cluster, topic, 2, partition=1)
+    assert cluster.values(topic, isolation=READ_COMMITTED) == []
+    found = cluster.values(topic, partition=1, isolation=READ_COMMITTED)
+    assert found == [b"next transaction"]
 
 
 @every_client

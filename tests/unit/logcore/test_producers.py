@@ -151,6 +151,16 @@ def test_a_transaction_must_be_verified_to_begin(tmp_path: Path) -> None:
     assert append_batch(partition, data[1], now_ms=T0).duplicate
 
 
+def test_kafka_19690_expired_producer_gets_the_error_of_its_epoch(tmp_path: Path) -> None:
+    """The marker that the coordinator wrote at the timeout has the next epoch."""
+    partition = open_partition(tmp_path)
+    data = [client_batch(producer_id=PID, sequence=at, transactional=True) for at in range(2)]
+    append_batch(partition, data[0], now_ms=T0, transaction_verified=True)
+    marker(partition, PID, 1, commit=False)
+    with pytest.raises(InvalidProducerEpochError):
+        append_batch(partition, data[1], now_ms=T0)
+
+
 def test_an_open_transaction_refuses_other_batches_of_its_producer(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     append(partition, producer_id=PID, transactional=True)

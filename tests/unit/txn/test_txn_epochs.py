@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fencepost.logcore.machine import InvariantViolation
+from fencepost.logcore.machine import InvariantViolation, ProducerStamp
 from fencepost.txn import epochs
 from fencepost.txn.commands import EndTxnResult, InitProducerIdResult
 from fencepost.txn.epochs import Claim, Identity, Relation
@@ -201,6 +201,43 @@ def test_a_tv2_producer_timed_out_at_the_last_epoch_may_go_on(shard: Callable[..
     for _ in range(3):
         assert driver.init(OLD) == InitProducerIdResult(1000, 0)
     driver.transact(Identity(1000, 0))
+
+
+@pytest.mark.parametrize("hold", [True, False])
+def test_kafka_20090_delayed_abort_does_not_keep_an_expired_producer_at_the_last_epoch(
+    shard: Callable[..., Driver], hold: bool
+) -> None:
+    driver = shard(hold=hold)
+    driver.place(metadata(S.ONGOING, identity=OLD))
+    driver.advance(TIMEOUT_MS + 1)
+    if hold:
+        assert driver.txn().next_producer_id == 1000
+        assert type(driver.end(OLD, commit=False)) is ConcurrentTransactionsError
+        driver.reload()
+        assert type(driver.end(OLD, commit=False)) is ConcurrentTransactionsError
+        driver.write_markers()
+    assert driver.orders[-1].stamp == ProducerStamp(500, 32_767)
+    assert driver.end(OLD, commit=False) == EndTxnResult(1000, 0)
+    assert driver.init() == InitProducerIdResult(1000, 1)
+    assert type(driver.end(OLD, commit=False)) is InvalidProducerIdMappingError
+    driver.transact(Identity(1000, 1))
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_kafka_20090_transaction_left_open_at_the_highest_epoch_recovers(
+    shard: Callable[..., Driver], commit: bool
+) -> None:
+    """A broker with KAFKA-20090 leaves such a record, and a producer that does not know of it."""
+    driver = shard(hold=True)
+    driver.place(metadata(S.ONGOING, identity=Identity(500, 32_767), partitions=[A]))
+    assert type(driver.end(OLD, commit=commit)) is ProducerFencedError
+    driver.advance(TIMEOUT_MS + 1)
+    assert driver.orders[-1].stamp == ProducerStamp(500, 32_767)
+    driver.reload()
+    driver.write_markers()
+    assert driver.state is S.COMPLETE_ABORT
+    assert driver.stored.producer_id == 1000
+    driver.transact(driver.started())
 
 
 def test_a_producer_left_at_the_highest_epoch_recovers(shard: Callable[..., Driver]) -> None:

@@ -41,7 +41,7 @@ from fencepost.coordinator.replication.controller_connection import (
 )
 from fencepost.coordinator.replication.directories import Directories
 from fencepost.coordinator.replication.errors import MembershipError
-from fencepost.coordinator.replication.fetchers import Fetchers
+from fencepost.coordinator.replication.fetchers import ReplicaFetcherManager
 from fencepost.coordinator.replication.history_place import HistoryPlace
 from fencepost.coordinator.replication.isr_changes import IsrChanges
 from fencepost.coordinator.replication.marker_sender import MarkerSender
@@ -125,7 +125,7 @@ class ClusterBroker:
         self._membership: Membership | None = None
         self._channels: list[RemoteControllerChannel] = []
         self._peers: Peers | None = None
-        self._fetchers: Fetchers | None = None
+        self._fetchers: ReplicaFetcherManager | None = None
         self._isr_changes: IsrChanges | None = None
         self._directories: Directories | None = None
         self._directory_id = UNASSIGNED
@@ -268,7 +268,7 @@ class ClusterBroker:
             node_id=services.node_id,
         ).partition
         self._peers = Peers(config, lambda: services.metadata.image, node_id=services.node_id)
-        self._fetchers = fetchers = Fetchers(
+        self._fetchers = fetchers = ReplicaFetcherManager(
             config,
             self._peers,
             services.logs,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fencepost.cluster.leader import PartitionLeader
 
 
-class Fetchers(Protocol):
+class ReplicaFetchers(Protocol):
     """Fetches from leaders: ``coordinator/replication/fetchers.py``."""
 
     @property

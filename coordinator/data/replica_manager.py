@@ -37,7 +37,7 @@ from fencepost.cluster.isr import AlteredPartition, IsrChange, ReplicationView
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.data.due_changes import DueChanges
 from fencepost.coordinator.data.log_manager import LogManager
-from fencepost.coordinator.data.replica import Fetchers, Placed, Replica, partitions_in
+from fencepost.coordinator.data.replica import Placed, Replica, ReplicaFetchers, partitions_in
 from fencepost.coordinator.data.replica_counts import LedAlone, ReplicaCounts, count
 from fencepost.coordinator.errors import (
     InconsistentTopicIdError,
@@ -91,7 +91,7 @@ class ReplicaManager:
         self._here: dict[TopicPartition, Replica] = {}
         self._open = logs.opened
         self._due = DueChanges(self._begin_with)
-        self.fetchers: Fetchers | None = None
+        self.fetchers: ReplicaFetchers | None = None
         """Fetches the partitions that other brokers lead; set before the first image arrives."""
         self.alter_partition: Callable[[IsrChange], None] | None = None
         """Sends a change of an ISR to the controller; set before the first image arrives."""

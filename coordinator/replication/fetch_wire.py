@@ -20,7 +20,7 @@ from fencepost.logcore.values import dataclass
 Key = tuple[UUID, int]
 """A partition: topic id and index."""
 
-Question = tuple[PartitionFollower, ListOffsetsRequest]
+OffsetLookup = tuple[PartitionFollower, ListOffsetsRequest]
 
 _FETCH: Final = ((27, 18), (21, 17), (19, 16), (10, 15), (9, 14), (0, 13))
 _LIST_OFFSETS: Final = ((29, 11), (25, 10), (21, 9), (9, 8), (0, 7))
@@ -38,7 +38,7 @@ def list_offsets_version(level: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class FetchSizes:
     """The size limits and the wait time of a follower's Fetch (``replica.fetch.*``)."""
 
     max_wait_ms: int
@@ -48,7 +48,7 @@ class Sizes:
 
 
 def fetch_entity(
-    request: FetchRequest, level: int, sizes: Sizes, *, broker_id: int, broker_epoch: int
+    request: FetchRequest, level: int, sizes: FetchSizes, *, broker_id: int, broker_epoch: int
 ) -> Entity:
     """Return the Fetch request that a Kafka follower sends."""
     make = request_factory(ApiKey.FETCH, fetch_version(level))
@@ -109,7 +109,7 @@ def fetch_answer(entity: Entity) -> FetchResponse:
 
 
 def list_offsets_entity(
-    asked: Iterable[Question], level: int, *, broker_id: int, timeout_ms: int
+    asked: Iterable[OffsetLookup], level: int, *, broker_id: int, timeout_ms: int
 ) -> Entity:
     """Return a ListOffsets request for start or end offsets of the leader's logs."""
     make = request_factory(ApiKey.LIST_OFFSETS, list_offsets_version(level))
@@ -132,7 +132,7 @@ def list_offsets_entity(
     )
 
 
-def listed_offsets(entity: Entity, asked: Sequence[Question]) -> Mapping[Key, tuple[int, int]]:
+def listed_offsets(entity: Entity, asked: Sequence[OffsetLookup]) -> Mapping[Key, tuple[int, int]]:
     """Return (offset, error code) for each partition of ``asked`` in the response."""
     rows = {place: (row.offset, int(row.error_code)) for place, row in rows_of(entity)}
     return {

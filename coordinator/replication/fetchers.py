@@ -36,7 +36,7 @@ from fencepost.cluster.follower import (
 from fencepost.cluster.image import LocalPartition, MetadataImage
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.replication.fetch_wire import (
-    Sizes,
+    FetchSizes,
     fetch_answer,
     fetch_entity,
     list_offsets_entity,
@@ -95,16 +95,16 @@ class Logs(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Followed:
+class FollowedPartition:
     """One partition that is being fetched."""
 
     local: LocalPartition
     partition: Partition
     machine: PartitionFollower
-    fetcher: _Fetcher | None = None
+    fetcher: _ReplicaFetcher | None = None
 
 
-class Fetchers:
+class ReplicaFetcherManager:
     """The replica fetchers of a broker (``services.fetchers``). Belongs to the event loop."""
 
     def __init__(
@@ -131,11 +131,11 @@ class Fetchers:
         self._log_of, self._remember = log_of, remember
         self.quota = ReplicationQuota(config, clock, Side.FOLLOWER, node_id=node_id)
         """The quota of throttled replicas on this broker as a follower."""
-        self._followed: dict[Key, Followed] = {}
-        self._fetchers: dict[tuple[int, int], _Fetcher] = {}
+        self._followed: dict[Key, FollowedPartition] = {}
+        self._fetchers: dict[tuple[int, int], _ReplicaFetcher] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._count = config.int(FETCHERS_KEY)
-        self._again: dict[Key, LocalPartition] = {}
+        self._to_retry: dict[Key, LocalPartition] = {}
         """Partitions to follow again after a pause, as an unexpected error stopped them."""
         self._retry: asyncio.TimerHandle | None = None
         self._closed = False
@@ -155,10 +155,10 @@ class Fetchers:
             epoch = one.registration.leader_epoch
             if known is not None and known.local.registration.leader_epoch >= epoch:
                 known.local = one
-                with self.alone(known):
+                with self.confine_errors(known):
                     self._do(known, known.machine.become_follower(one.registration))
                 continue
-            self._let_go(key)
+            self._remove(key)
             try:
                 self._begin(one)
             except Exception as error:  # noqa: BLE001 - the partition needs a fetcher
@@ -168,15 +168,15 @@ class Fetchers:
         """Follow a partition again, from its log's end, after a pause."""
         tell("follow", error, partition=_name(one))
         key = one.topic_id, one.index
-        self._let_go(key)
-        self._again[key] = one
+        self._remove(key)
+        self._to_retry[key] = one
         if self._retry is None and not self._closed:
             loop = asyncio.get_running_loop()
             self._retry = call_later(loop, AFTER_FAILURE_MS, "follow again", self._follow_again)
 
     def _follow_again(self) -> None:
         self._retry = None
-        again, self._again = self._again, {}
+        again, self._to_retry = self._to_retry, {}
         self.follow(list(again.values()))
 
     def _begin(self, one: LocalPartition) -> None:
@@ -194,29 +194,29 @@ class Fetchers:
             FollowedLog(partition),
             backoff_ms=self.config.int("replica.fetch.backoff.ms"),
         )
-        found = Followed(one, partition, machine)
+        found = FollowedPartition(one, partition, machine)
         self._followed[machine.key] = found
         step = machine.become_follower(one.registration)
         self._assign(found)
         self._do(found, step)
 
-    def _assign(self, one: Followed) -> None:
+    def _assign(self, one: FollowedPartition) -> None:
         """Add a partition to the fetcher of its leader."""
         leader = one.machine.leader
         n = fetcher_id(java_string_hash(one.local.topic), one.local.index, self._count)
         fetcher = self._fetchers.get((leader, n))
         if fetcher is None:
-            fetcher = self._fetchers[leader, n] = _Fetcher(self, leader, n)
+            fetcher = self._fetchers[leader, n] = _ReplicaFetcher(self, leader, n)
         one.fetcher = fetcher
         fetcher.add(one)
 
     def stop(self, partitions: Iterable[Key]) -> None:
         """Stop fetching partitions; responses in flight are ignored for them."""
         for key in partitions:
-            self._let_go(key)
+            self._remove(key)
 
-    def _let_go(self, key: Key) -> None:
-        self._again.pop(key, None)
+    def _remove(self, key: Key) -> None:
+        self._to_retry.pop(key, None)
         one = self._followed.pop(key, None)
         if one is None:
             return
@@ -225,7 +225,7 @@ class Fetchers:
         if fetcher is not None and fetcher.remove(one):
             self._end(fetcher)
 
-    def _end(self, fetcher: _Fetcher) -> None:
+    def _end(self, fetcher: _ReplicaFetcher) -> None:
         """End a fetcher without partitions."""
         del self._fetchers[fetcher.machine.leader, fetcher.machine.fetcher]
         fetcher.is_over = True
@@ -235,7 +235,7 @@ class Fetchers:
             fetcher.task.add_done_callback(self._ending.discard)
             fetcher.task.cancel()
 
-    def ended(self, fetcher: _Fetcher) -> None:
+    def ended(self, fetcher: _ReplicaFetcher) -> None:
         """Follow a fetcher's partitions again, if its task ended unexpectedly."""
         if not fetcher.is_over:
             for one in fetcher.followed:
@@ -255,7 +255,7 @@ class Fetchers:
         self.stop((one.topic_id, one.index) for one in every)
         self.follow(every)
 
-    def is_followed(self, one: Followed) -> bool:
+    def is_followed(self, one: FollowedPartition) -> bool:
         """Return whether this is still the current state of the partition."""
         return self._followed.get(one.machine.key) is one
 
@@ -279,7 +279,7 @@ class Fetchers:
 
     # --- steps of the machines -------------------------------------------------------------------
 
-    def _do(self, one: Followed, step: FollowerStep) -> None:
+    def _do(self, one: FollowedPartition, step: FollowerStep) -> None:
         """Apply the synchronous part of a step, and queue the rest with the partition's fetcher."""
         for event in step.events:
             self._tell(one.local, event)
@@ -306,18 +306,14 @@ class Fetchers:
         if self._remember is not None:
             self._remember(local, event)
 
-    def do(self, one: Followed, step: FollowerStep) -> None:
+    def do(self, one: FollowedPartition, step: FollowerStep) -> None:
         """Apply a step; an exception affects only this partition."""
-        with self.alone(one):
+        with self.confine_errors(one):
             self._do(one, step)
 
     @contextmanager
-    def alone(self, one: Followed) -> Iterator[None]:
-        """Confine an exception to one partition.
-
-        After a LogError the replica is marked as failed; after any other exception the partition
-        is followed again.
-        """
+    def confine_errors(self, one: FollowedPartition) -> Iterator[None]:
+        """Confine an exception to one partition, which fails (LogError) or is followed again."""
         try:
             yield
         except LogError as error:
@@ -329,18 +325,18 @@ class Fetchers:
                 tell("follow", error, partition=_name(one.local))
 
 
-class _Fetcher:
+class _ReplicaFetcher:
     """One connection to one leader, and the task that uses it."""
 
-    def __init__(self, owner: Fetchers, leader: int, n: int) -> None:
+    def __init__(self, owner: ReplicaFetcherManager, leader: int, n: int) -> None:
         self._owner = owner
         self.machine = LeaderFetcher(leader, n)
-        self._parts: dict[Key, Followed] = {}
-        self._cuts: dict[Followed, Truncation] = {}
-        self._questions: dict[Followed, ListOffsetsRequest] = {}
+        self._parts: dict[Key, FollowedPartition] = {}
+        self._truncations: dict[FollowedPartition, Truncation] = {}
+        self._offset_requests: dict[FollowedPartition, ListOffsetsRequest] = {}
         self._wake = asyncio.Event()
         self._pace = Pace()
-        self._trouble = ""
+        self._last_error = ""
         """The cause of the last request's failure; empty after a response."""
         self.is_over = False
         """Whether the task should end, as there is nothing left to fetch."""
@@ -350,29 +346,29 @@ class _Fetcher:
     # --- its partitions ---
 
     @property
-    def followed(self) -> list[Followed]:
+    def followed(self) -> list[FollowedPartition]:
         """The partitions of this fetcher."""
         return list(self._parts.values())
 
-    def add(self, one: Followed) -> None:
+    def add(self, one: FollowedPartition) -> None:
         self._parts[one.machine.key] = one
         self.machine.add(one.machine)
         self._wake.set()
 
-    def remove(self, one: Followed) -> bool:
+    def remove(self, one: FollowedPartition) -> bool:
         """Remove a partition; return whether none is left."""
         self._parts.pop(one.machine.key, None)
         self.machine.remove(one.machine.key)
-        self._cuts.pop(one, None)
-        self._questions.pop(one, None)
+        self._truncations.pop(one, None)
+        self._offset_requests.pop(one, None)
         return not self._parts
 
-    def take(self, one: Followed, step: FollowerStep) -> None:
+    def take(self, one: FollowedPartition, step: FollowerStep) -> None:
         """Queue the part of a step that takes time."""
         if step.truncate is not None:
-            self._cuts[one] = step.truncate
+            self._truncations[one] = step.truncate
         if step.ask is not None:
-            self._questions[one] = step.ask
+            self._offset_requests[one] = step.ask
         self._wake.set()
 
     def _now(self) -> int:
@@ -404,10 +400,10 @@ class _Fetcher:
     async def _round(self) -> int | None:
         """Do the work that is due; return the pause in ms, or None to wait for new work."""
         backoff_ms = self._owner.config.int("replica.fetch.backoff.ms")
-        if self._cuts and not await self._cut():
+        if self._truncations and not await self._truncate():
             return max(1, backoff_ms)
-        if self._questions:
-            await self._ask()
+        if self._offset_requests:
+            await self._list_offsets()
             return 0
         request = self.machine.next_request(self._now(), self._is_throttled)
         if request is None:
@@ -447,16 +443,16 @@ class _Fetcher:
             answer = await self._owner.peers.channel(leader, Purpose.FETCHER, n).request(entity)
         except WireError as error:
             cause = str(error)
-            level = logging.DEBUG if cause == self._trouble else logging.WARNING
+            level = logging.DEBUG if cause == self._last_error else logging.WARNING
             _log.log(level, "leader does not answer", leader=leader, fetcher=n, cause=cause)
-            self._trouble = cause
+            self._last_error = cause
             return None
-        self._trouble = ""
+        self._last_error = ""
         return answer
 
     async def _fetch(self, request: FetchRequest) -> None:
         owner, config = self._owner, self._owner.config
-        sizes = Sizes(
+        sizes = FetchSizes(
             config.int("replica.fetch.wait.max.ms"),
             config.int("replica.fetch.min.bytes"),
             config.int("replica.fetch.response.max.bytes"),
@@ -482,7 +478,7 @@ class _Fetcher:
             one = self._parts.get(result.follower.key)
             if one is None or one.machine is not result.follower:
                 continue
-            with owner.alone(one):
+            with owner.confine_errors(one):
                 owner.do(one, result.step)
                 if result.step.append_up_to_epoch is not None:
                     await self._append(one, result)
@@ -490,7 +486,7 @@ class _Fetcher:
             await self._pace()
         await self._on_disk(appended)
 
-    async def _append(self, one: Followed, result: PartitionResult) -> None:
+    async def _append(self, one: FollowedPartition, result: PartitionResult) -> None:
         """Append a response's records, directly from the receive buffer."""
         owner, machine, partition = self._owner, one.machine, one.partition
         records, at, began = result.answer.records, 0, partition.log_end_offset
@@ -537,54 +533,54 @@ class _Fetcher:
 
     # --- truncation ------------------------------------------------------------------------------
 
-    async def _cut(self) -> bool:
+    async def _truncate(self) -> bool:
         """Do the queued truncations; return False if the checkpoints cannot be written."""
         owner, names = self._owner, set[str]()
-        for one, cut in list(self._cuts.items()):
+        for one, truncation in list(self._truncations.items()):
             is_planned = False
-            with owner.alone(one):
-                names |= owner.logs.plan_cut(one.partition, cut.offset)
+            with owner.confine_errors(one):
+                names |= owner.logs.plan_cut(one.partition, truncation.offset)
                 is_planned = True
             if not is_planned:
-                self._cuts.pop(one, None)
-        cuts = dict(self._cuts)
+                self._truncations.pop(one, None)
+        truncations = dict(self._truncations)
         if not await owner.logs.save_all(names):
             return False
-        for one, cut in cuts.items():
-            if self._cuts.pop(one, None) is not cut:
+        for one, truncation in truncations.items():
+            if self._truncations.pop(one, None) is not truncation:
                 continue
-            with owner.alone(one):
+            with owner.confine_errors(one):
                 replica = one.partition.replica
-                if cut.full:
-                    replica.restart_at(cut.offset)
+                if truncation.full:
+                    replica.restart_at(truncation.offset)
                 else:
-                    replica.truncate_to(cut.offset)
+                    replica.truncate_to(truncation.offset)
                 owner.do(one, one.machine.truncated())
             await self._pace()
         return True
 
-    async def _ask(self) -> None:
+    async def _list_offsets(self) -> None:
         """Ask the leader for the offsets at which its logs start or end."""
-        owner, asked = self._owner, self._questions
-        self._questions = {}
+        owner, asked = self._owner, self._offset_requests
+        self._offset_requests = {}
         timeout_ms = owner.config.int("replica.socket.timeout.ms")
-        questions = [(one.machine, question) for one, question in asked.items()]
+        requests = [(one.machine, request) for one, request in asked.items()]
         found: Mapping[Key, tuple[int, int]] = {}
         try:
             answer = await self._send(
                 list_offsets_entity(
-                    questions, self._level, broker_id=owner.node_id, timeout_ms=timeout_ms
+                    requests, self._level, broker_id=owner.node_id, timeout_ms=timeout_ms
                 )
             )
             if answer is not None:
-                found = listed_offsets(answer, questions)
+                found = listed_offsets(answer, requests)
         finally:
             # Each machine gets an answer, even after a failed request.
-            for one, question in asked.items():
+            for one, request in asked.items():
                 offset, error = found.get(one.machine.key, (-1, Errors.NETWORK_EXCEPTION))
                 if owner.is_followed(one):
-                    with owner.alone(one):
-                        step = one.machine.offset_listed(question, offset, error, self._now())
+                    with owner.confine_errors(one):
+                        step = one.machine.offset_listed(request, offset, error, self._now())
                         owner.do(one, step)
 
 

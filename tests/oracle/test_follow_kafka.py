@@ -21,7 +21,7 @@ from fencepost.cluster.lifecycle import LifecycleIntervals, RegisterBroker
 from fencepost.cluster.records import BrokerEndpoint
 from fencepost.coordinator.config.broker_config import BrokerConfig, log_config
 from fencepost.coordinator.config.listeners import parse_address
-from fencepost.coordinator.replication.fetchers import Fetchers
+from fencepost.coordinator.replication.fetchers import ReplicaFetcherManager
 from fencepost.coordinator.replication.membership import Membership
 from fencepost.coordinator.replication.observing import Quorum
 from fencepost.coordinator.replication.peers import Peers
@@ -83,7 +83,7 @@ class Follower:
             quorum, registration, LifecycleIntervals(heartbeat_ms=500, session_ms=3_000), self._lost
         )
         self.peers = Peers(self.config, lambda: self.image, node_id=FOLLOWER)
-        self.fetchers = Fetchers(
+        self.fetchers = ReplicaFetcherManager(
             self.config,
             self.peers,
             self,

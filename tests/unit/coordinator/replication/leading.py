@@ -15,7 +15,7 @@ from fencepost.cluster.image import (
     MetadataImage,
     PartitionRegistration,
 )
-from fencepost.coordinator.replication.fetchers import Fetchers
+from fencepost.coordinator.replication.fetchers import ReplicaFetcherManager
 from fencepost.coordinator.replication.followed_log import FollowedLog
 from fencepost.coordinator.replication.peers import Peers
 from fencepost.coordinator.wire.api import ApiKey
@@ -190,7 +190,7 @@ class Pair:
         self.image: MetadataImage = MetadataImage()
         self.causes: list[Event] = []
         self.peers = Peers(self.storage.config, lambda: self.image, node_id=FOLLOWER)
-        self.fetchers = Fetchers(
+        self.fetchers = ReplicaFetcherManager(
             self.storage.config,
             self.peers,
             self.storage.logs,

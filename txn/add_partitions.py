@@ -11,7 +11,7 @@ from typing import Final
 from fencepost.logcore.machine import DecisionBuilder, DomainError, Token
 from fencepost.txn import epochs, state
 from fencepost.txn.commands import AddPartitions, AddPartitionsResult, TopicPartition
-from fencepost.txn.epochs import Identity
+from fencepost.txn.epochs import ProducerIdentity
 from fencepost.txn.errors import (
     ConcurrentTransactionsError,
     InvalidProducerIdMappingError,
@@ -44,7 +44,7 @@ def decide(
         raise InvalidProducerIdMappingError(
             f"{transactional_id} is not the id of producer {command.producer_id}"
         )
-    request = Identity(command.producer_id, command.producer_epoch)
+    request = ProducerIdentity(command.producer_id, command.producer_epoch)
     owner = txn.client_identity
     if request != owner or request.epoch > epochs.LAST_CLIENT_EPOCH:
         refuse_fenced(decision, token, transactional_id, request, owner, "AddPartitions")

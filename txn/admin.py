@@ -123,14 +123,14 @@ def expire_transactional_ids(
     The next decision continues where this one stopped; that position is soft state.
     """
     oldest_ms = decision.now_ms - shard.limits.transactional_id_expiration_ms
-    unswept = shard.unswept
-    if not unswept:
-        unswept.extend(shard.transactions)
+    to_sweep = shard.to_sweep
+    if not to_sweep:
+        to_sweep.extend(shard.transactions)
     expired: list[str] = []
-    for _ in range(min(len(unswept), shard.limits.max_sweep_looks)):
+    for _ in range(min(len(to_sweep), shard.limits.max_sweep_looks)):
         if len(expired) == shard.limits.max_sweep:
             break
-        transactional_id = unswept.popleft()
+        transactional_id = to_sweep.popleft()
         txn = shard.transactions.get(transactional_id)
         if (
             txn is None
@@ -148,4 +148,4 @@ def expire_transactional_ids(
             producer_id=txn.producer_id,
             rested_ms=decision.now_ms - txn.last_update_ms,
         )
-    decision.reply(token, ExpireTransactionalIdsResult(tuple(expired), more=bool(unswept)))
+    decision.reply(token, ExpireTransactionalIdsResult(tuple(expired), more=bool(to_sweep)))

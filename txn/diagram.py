@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import sys
 
-from fencepost.txn.end_txn import TV1_COLUMNS, TV1_TABLE, TV2_COLUMNS, TV2_TABLE, Verdict
+from fencepost.txn.end_txn import TV1_COLUMNS, TV1_TABLE, TV2_COLUMNS, TV2_TABLE, EndTxnVerdict
 from fencepost.txn.state import TRANSITIONS
 
 _WORDS = {
-    Verdict.END: "**recorded**",
-    Verdict.DONE: "NONE again",
-    Verdict.WAIT: "CONCURRENT_TRANSACTIONS",
-    Verdict.ILLEGAL: "INVALID_TXN_STATE",
-    Verdict.FENCED: "PRODUCER_FENCED",
+    EndTxnVerdict.END: "**recorded**",
+    EndTxnVerdict.DONE: "NONE again",
+    EndTxnVerdict.WAIT: "CONCURRENT_TRANSACTIONS",
+    EndTxnVerdict.ILLEGAL: "INVALID_TXN_STATE",
+    EndTxnVerdict.FENCED: "PRODUCER_FENCED",
 }
 
 

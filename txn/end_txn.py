@@ -15,18 +15,18 @@ from types import MappingProxyType
 from fencepost.logcore.machine import DecisionBuilder, Token
 from fencepost.txn import epochs, state
 from fencepost.txn.commands import NO_PRODUCER_ID, EndTxn, EndTxnResult
-from fencepost.txn.epochs import Identity, Relation
+from fencepost.txn.epochs import EpochRelation, ProducerIdentity
 from fencepost.txn.errors import (
     ConcurrentTransactionsError,
     InvalidProducerIdMappingError,
     InvalidTransactionStateError,
 )
 from fencepost.txn.events import EventKind
-from fencepost.txn.shard import TxnShardState, refuse_fenced, require_id, tell_identity
+from fencepost.txn.shard import TxnShardState, refuse_fenced, report_identity, require_id
 from fencepost.txn.state import TV2, TransactionMetadata, TransactionState
 
 
-class Verdict(Enum):
+class EndTxnVerdict(Enum):
     """The result of an EndTxn request."""
 
     END = auto()
@@ -41,15 +41,15 @@ class Verdict(Enum):
     """The sender's epoch is outdated: PRODUCER_FENCED."""
 
 
-_S, _V = TransactionState, Verdict
+_S, _V = TransactionState, EndTxnVerdict
 
 COMMIT, ABORT = True, False
-CURRENT, RETRY = Relation.CURRENT, Relation.RETRY
+CURRENT, RETRY = EpochRelation.CURRENT, EpochRelation.RETRY
 
 TV1_COLUMNS = (COMMIT, ABORT)
 TV2_COLUMNS = ((COMMIT, CURRENT), (COMMIT, RETRY), (ABORT, CURRENT), (ABORT, RETRY))
 
-TV1_TABLE: Mapping[tuple[TransactionState, bool], Verdict] = MappingProxyType(
+TV1_TABLE: Mapping[tuple[TransactionState, bool], EndTxnVerdict] = MappingProxyType(
     {
         (where, column): cell
         for where, row in (
@@ -65,7 +65,7 @@ TV1_TABLE: Mapping[tuple[TransactionState, bool], Verdict] = MappingProxyType(
 )
 """By state and requested outcome. The request must have the stored identity."""
 
-TV2_TABLE: Mapping[tuple[TransactionState, bool, Relation], Verdict] = MappingProxyType(
+TV2_TABLE: Mapping[tuple[TransactionState, bool, EpochRelation], EndTxnVerdict] = MappingProxyType(
     {
         (where, *column): cell
         for where, row in (
@@ -84,11 +84,11 @@ one."""
 
 
 def verdict(
-    where: TransactionState, *, commit: bool, relation: Relation, transaction_version: int
-) -> Verdict:
+    where: TransactionState, *, commit: bool, relation: EpochRelation, transaction_version: int
+) -> EndTxnVerdict:
     """Return the result of an EndTxn with the stored producer id or the previous one."""
-    if relation is Relation.FENCED:
-        return Verdict.FENCED
+    if relation is EpochRelation.FENCED:
+        return EndTxnVerdict.FENCED
     if transaction_version >= TV2:
         return TV2_TABLE[where, commit, relation]
     return TV1_TABLE[where, commit]
@@ -105,9 +105,9 @@ def decide(shard: TxnShardState, decision: DecisionBuilder, token: Token, comman
     if version >= TV2 and pending:
         raise ConcurrentTransactionsError("the last transaction is being completed")
     txn = shard.transactions.get(transactional_id)
-    request = Identity(command.producer_id, command.producer_epoch)
-    relation = Relation.OTHER_ID if txn is None else relate(request, txn, version)
-    if txn is None or relation is Relation.OTHER_ID:
+    request = ProducerIdentity(command.producer_id, command.producer_epoch)
+    relation = EpochRelation.OTHER_ID if txn is None else relate(request, txn, version)
+    if txn is None or relation is EpochRelation.OTHER_ID:
         raise InvalidProducerIdMappingError(
             f"{transactional_id} is not the id of producer {command.producer_id}"
         )
@@ -115,18 +115,18 @@ def decide(shard: TxnShardState, decision: DecisionBuilder, token: Token, comman
     found = verdict(
         txn.state, commit=command.commit, relation=relation, transaction_version=version
     )
-    if found is Verdict.FENCED:
+    if found is EndTxnVerdict.FENCED:
         refuse_fenced(decision, token, transactional_id, request, owner, "EndTxn")
         return
-    if pending or found is Verdict.WAIT:
+    if pending or found is EndTxnVerdict.WAIT:
         raise ConcurrentTransactionsError("the last transaction is being completed")
-    if found is Verdict.ILLEGAL:
+    if found is EndTxnVerdict.ILLEGAL:
         wanted = "commit" if command.commit else "abort"
         raise InvalidTransactionStateError(f"no {wanted} in state {txn.state.kafka_name}")
     after = owner
-    if found is Verdict.END:
+    if found is EndTxnVerdict.END:
         prepared = _end(shard, decision, transactional_id, txn, version, commit=command.commit)
-        _tell_end(decision, transactional_id, txn, prepared, "EndTxn")
+        _record_end(decision, transactional_id, txn, prepared, "EndTxn")
         after = prepared.next_identity
     decision.reply(token, EndTxnResult(after.producer_id, after.epoch))
 
@@ -142,7 +142,7 @@ def abort_fenced(
     version = _rules(shard.transaction_version())
     fenced = state.fenced(owned, version)
     prepared = _end(shard, decision, transactional_id, fenced, version, commit=False)
-    _tell_end(decision, transactional_id, owned, prepared, cause)
+    _record_end(decision, transactional_id, owned, prepared, cause)
     decision.event(
         EventKind.PRODUCER_FENCED,
         transactional_id,
@@ -158,7 +158,7 @@ def _rules(transaction_version: int) -> int:
     return TV2 if transaction_version >= TV2 else 0
 
 
-def relate(request: Identity, txn: TransactionMetadata, version: int) -> Relation:
+def relate(request: ProducerIdentity, txn: TransactionMetadata, version: int) -> EpochRelation:
     """Return the relation of an EndTxn's identity to the one of ``txn`` under a version's rules."""
     if version < TV2:
         relation = epochs.relate_tv1(request, txn.client_identity)
@@ -166,15 +166,15 @@ def relate(request: Identity, txn: TransactionMetadata, version: int) -> Relatio
         relation = epochs.relate_tv2(request, txn.client_identity, txn.previous_producer_id)
     # The sender prepared this transaction, and a successor has taken it over since, perhaps with
     # another producer id. The sender must get PRODUCER_FENCED, not INVALID_PRODUCER_ID_MAPPING.
-    if relation is Relation.OTHER_ID and request == txn.identity:
-        return Relation.FENCED
+    if relation is EpochRelation.OTHER_ID and request == txn.identity:
+        return EpochRelation.FENCED
     # No client ever gets the last epoch, so a client that sends it has made it up.
-    if relation is not Relation.OTHER_ID and request.epoch > epochs.LAST_CLIENT_EPOCH:
-        return Relation.FENCED
+    if relation is not EpochRelation.OTHER_ID and request.epoch > epochs.LAST_CLIENT_EPOCH:
+        return EpochRelation.FENCED
     # Only a TV2 end bumps the epoch. After a TV1 end, the epoch below belongs to a fenced producer.
     # Kafka takes that producer's EndTxn for a retry, and so confirms another producer's commit.
-    if relation is Relation.RETRY and txn.client_transaction_version < TV2:
-        return Relation.FENCED
+    if relation is EpochRelation.RETRY and txn.client_transaction_version < TV2:
+        return EpochRelation.FENCED
     return relation
 
 
@@ -207,7 +207,7 @@ def _end(
     return prepared
 
 
-def _tell_end(
+def _record_end(
     decision: DecisionBuilder,
     transactional_id: str,
     owned: TransactionMetadata,
@@ -231,4 +231,6 @@ def _tell_end(
             **more,
             partitions=len(owned.partitions),
         )
-    tell_identity(decision, transactional_id, owned.client_identity, prepared.next_identity, cause)
+    report_identity(
+        decision, transactional_id, owned.client_identity, prepared.next_identity, cause
+    )

@@ -24,14 +24,14 @@ FENCE_EPOCH = 32_767
 """The highest int16. Only the coordinator uses it, in its records and in markers."""
 
 
-class Identity(NamedTuple):
+class ProducerIdentity(NamedTuple):
     """A producer id and its epoch."""
 
     producer_id: int
     epoch: int
 
 
-class Relation(Enum):
+class EpochRelation(Enum):
     """The relation of the identity of an EndTxn request to the stored one."""
 
     CURRENT = auto()
@@ -44,7 +44,7 @@ class Relation(Enum):
     """Another producer id."""
 
 
-class Claim(Enum):
+class EpochClaim(Enum):
     """The result of an InitProducerId request while no transaction is open."""
 
     BUMP = auto()
@@ -78,7 +78,9 @@ def bump_to_fence(epoch: int) -> int:
     return min(bump(epoch) if epoch < FENCE_EPOCH else epoch, FENCE_EPOCH)
 
 
-def is_retry_over_overflow(request: Identity, stored: Identity, previous_id: int) -> bool:
+def is_retry_over_overflow(
+    request: ProducerIdentity, stored: ProducerIdentity, previous_id: int
+) -> bool:
     """Whether ``request`` has the last epoch of the producer id that ``stored`` replaced."""
     return (
         request.producer_id == previous_id
@@ -88,25 +90,27 @@ def is_retry_over_overflow(request: Identity, stored: Identity, previous_id: int
     )
 
 
-def relate_tv1(request: Identity, stored: Identity) -> Relation:
+def relate_tv1(request: ProducerIdentity, stored: ProducerIdentity) -> EpochRelation:
     """Compare identities under TV1, where a retry and the next transaction have the same epoch."""
     if request.producer_id != stored.producer_id:
-        return Relation.OTHER_ID
-    return Relation.CURRENT if request.epoch == stored.epoch else Relation.FENCED
+        return EpochRelation.OTHER_ID
+    return EpochRelation.CURRENT if request.epoch == stored.epoch else EpochRelation.FENCED
 
 
-def relate_tv2(request: Identity, stored: Identity, previous_id: int) -> Relation:
+def relate_tv2(
+    request: ProducerIdentity, stored: ProducerIdentity, previous_id: int
+) -> EpochRelation:
     """Compare identities under TV2, where the end of a transaction bumps the epoch."""
     if is_retry_over_overflow(request, stored, previous_id):
-        return Relation.RETRY
+        return EpochRelation.RETRY
     if request.producer_id != stored.producer_id:
-        return Relation.OTHER_ID
+        return EpochRelation.OTHER_ID
     if request.epoch == stored.epoch:
-        return Relation.CURRENT
-    return Relation.RETRY if request.epoch + 1 == stored.epoch else Relation.FENCED
+        return EpochRelation.CURRENT
+    return EpochRelation.RETRY if request.epoch + 1 == stored.epoch else EpochRelation.FENCED
 
 
-def may_continue(request: Identity, stored: Identity, previous_id: int) -> bool:
+def may_continue(request: ProducerIdentity, stored: ProducerIdentity, previous_id: int) -> bool:
     """Whether the producer id of a continuing InitProducerId (KIP-360) may be the owner's.
 
     The owner may have the stored producer id, any id if none was stored yet, or the id from before
@@ -119,7 +123,9 @@ def may_continue(request: Identity, stored: Identity, previous_id: int) -> bool:
     )
 
 
-def claim(given: Identity | None, stored: Identity, last: Identity | None) -> Claim:
+def claim(
+    given: ProducerIdentity | None, stored: ProducerIdentity, last: ProducerIdentity | None
+) -> EpochClaim:
     """Decide on a claim while no transaction is open.
 
     ``given`` is the identity of a continuing producer that ``may_continue`` has accepted. ``last``
@@ -129,5 +135,5 @@ def claim(given: Identity | None, stored: Identity, last: Identity | None) -> Cl
     repeated request must not bump the epoch again, or it would fence its own sender.
     """
     if given is None or stored.epoch == NO_EPOCH or given == stored:
-        return Claim.ROTATE if is_exhausted(stored.epoch) else Claim.BUMP
-    return Claim.REPEAT if given == last else Claim.FENCED
+        return EpochClaim.ROTATE if is_exhausted(stored.epoch) else EpochClaim.BUMP
+    return EpochClaim.REPEAT if given == last else EpochClaim.FENCED

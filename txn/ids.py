@@ -22,7 +22,7 @@ LOW_AT = 0.1
 """The share of a block below which the next one is reserved (Kafka: 10 %)."""
 
 
-def may_draw_id(command: object) -> bool:
+def needs_producer_id(command: object) -> bool:
     """Whether the decision on ``command`` may need a new producer id."""
     if isinstance(command, EndTxn):
         return epochs.is_exhausted(command.producer_epoch)

@@ -14,7 +14,7 @@ from fencepost.txn.commands import (
     InitProducerId,
     InitProducerIdResult,
 )
-from fencepost.txn.epochs import Claim, Identity
+from fencepost.txn.epochs import EpochClaim, ProducerIdentity
 from fencepost.txn.errors import (
     ConcurrentTransactionsError,
     InvalidTransactionTimeoutError,
@@ -29,11 +29,11 @@ from fencepost.txn.limits import TWO_PHASE_COMMIT_TIMEOUT_MS
 from fencepost.txn.shard import (
     PARK_TIMER,
     TIMEOUT_TIMER,
-    Parked,
+    ParkedInit,
     TxnShardState,
     refuse_fenced,
+    report_identity,
     require_id,
-    tell_identity,
 )
 from fencepost.txn.state import TransactionMetadata, TransactionState
 
@@ -62,7 +62,7 @@ def decide(
         if command.keep_prepared:
             _keep(shard, decision, token, command, txn)
         else:
-            _take_over(shard, decision, token, command, txn)
+            _fence_previous(shard, decision, token, command, txn)
         return
     try:
         decision.reply(token, grant(shard, decision, command, txn))
@@ -83,18 +83,18 @@ def grant(
     transactional_id = command.transactional_id
     stored, given = txn.identity, _given(command)
     verdict = epochs.claim(given, stored, shard.last_identity(transactional_id, stored))
-    if verdict is Claim.FENCED:
+    if verdict is EpochClaim.FENCED:
         raise ProducerFencedError(
             f"{transactional_id} belongs to producer {stored.producer_id} at epoch {stored.epoch}"
         )
-    if verdict is Claim.ROTATE:
-        identity = Identity(shard.ids.take(), 0)
-    elif verdict is Claim.BUMP:
-        identity = Identity(stored.producer_id, epochs.bump(stored.epoch))
+    if verdict is EpochClaim.ROTATE:
+        identity = ProducerIdentity(shard.ids.take(), 0)
+    elif verdict is EpochClaim.BUMP:
+        identity = ProducerIdentity(stored.producer_id, epochs.bump(stored.epoch))
     else:
         identity = stored
-    tell_identity(decision, transactional_id, stored, identity, "InitProducerId")
-    if verdict is not Claim.REPEAT:
+    report_identity(decision, transactional_id, stored, identity, "InitProducerId")
+    if verdict is not EpochClaim.REPEAT:
         shard.last_producer_identity.pop(transactional_id, None)
         if given is not None and stored.epoch != epochs.NO_EPOCH:
             shard.last_producer_identity[transactional_id] = (identity, given)
@@ -132,9 +132,7 @@ def grant_parked(
     decision.reply(parked.token, response)
 
 
-def turn_away_parked(
-    shard: TxnShardState, decision: DecisionBuilder, transactional_id: str
-) -> None:
+def refuse_parked(shard: TxnShardState, decision: DecisionBuilder, transactional_id: str) -> None:
     """Answer CONCURRENT_TRANSACTIONS to a request that waited too long for the markers."""
     parked = shard.parked.pop(transactional_id, None)
     if parked is not None:
@@ -142,7 +140,7 @@ def turn_away_parked(
         decision.reply(parked.token, error)
 
 
-def _take_over(
+def _fence_previous(
     shard: TxnShardState,
     decision: DecisionBuilder,
     token: Token,
@@ -161,7 +159,7 @@ def _take_over(
         return
     end_txn.abort_fenced(shard, decision, transactional_id, cause="InitProducerId")
     if len(shard.parked) < shard.limits.max_parked_requests:
-        shard.parked[transactional_id] = Parked(token, command)
+        shard.parked[transactional_id] = ParkedInit(token, command)
         decision.arm((PARK_TIMER, transactional_id), shard.limits.max_park_ms)
     else:
         decision.reply(token, ConcurrentTransactionsError("the open transaction is being aborted"))
@@ -182,9 +180,9 @@ def _keep(
     transactional_id = command.transactional_id
     before = txn.client_identity
     if epochs.is_exhausted(before.epoch):
-        client = Identity(shard.ids.take(), 0)
+        client = ProducerIdentity(shard.ids.take(), 0)
     else:
-        client = Identity(before.producer_id, epochs.bump(before.epoch))
+        client = ProducerIdentity(before.producer_id, epochs.bump(before.epoch))
     # A claim must not shorten the timeout of an open transaction.
     timeout_ms = TWO_PHASE_COMMIT_TIMEOUT_MS if command.enable_2pc else txn.timeout_ms
     kept = state.kept(txn, client, timeout_ms=timeout_ms, now_ms=decision.now_ms)
@@ -207,10 +205,10 @@ def _keep(
     decision.reply(token, InitProducerIdResult(*client, *txn.identity))
 
 
-def _given(command: InitProducerId) -> Identity | None:
+def _given(command: InitProducerId) -> ProducerIdentity | None:
     if command.producer_id == NO_PRODUCER_ID:
         return None
-    return Identity(command.producer_id, command.producer_epoch)
+    return ProducerIdentity(command.producer_id, command.producer_epoch)
 
 
 def _validate(shard: TxnShardState, command: InitProducerId) -> None:

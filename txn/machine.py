@@ -134,7 +134,7 @@ class TxnMachine:
             case (kind, str(transactional_id)) if kind == TIMEOUT_TIMER:
                 admin.time_out(self._shard, decision, transactional_id)
             case (kind, str(transactional_id)) if kind == PARK_TIMER:
-                init_producer.turn_away_parked(self._shard, decision, transactional_id)
+                init_producer.refuse_parked(self._shard, decision, transactional_id)
         return decision.build()
 
     def replay(
@@ -155,9 +155,9 @@ class TxnMachine:
         shard = self._shard
         shard.last_offset = offset
         says = record.says if type(record) is Written else records.decode(record)
-        decoded = cast("records.Decoded | None", says)
+        decoded = cast("records.DecodedRecord | None", says)
         if decoded is None:
-            shard.passed_over += 1
+            shard.skipped_records += 1
             return
         transactional_id, txn = decoded
         old = shard.transactions.get(transactional_id)
@@ -203,8 +203,8 @@ class TxnMachine:
                 )
             elif txn.state is TransactionState.ONGOING:
                 arm_timeout(decision, transactional_id, txn)
-        if shard.passed_over:
-            decision.event(EventKind.RECORDS_PASSED_OVER, "", count=shard.passed_over)
+        if shard.skipped_records:
+            decision.event(EventKind.RECORDS_PASSED_OVER, "", count=shard.skipped_records)
         return decision.build()
 
     def unload(self) -> Decision:

@@ -34,7 +34,7 @@ PARTITIONS_ROUTED_AT_ONCE: Final = 100
 ms."""
 
 
-class Outcome(Enum):
+class MarkerOutcome(Enum):
     """The meaning of an answer for one partition."""
 
     WRITTEN = auto()
@@ -46,20 +46,20 @@ class Outcome(Enum):
     """A newer producer or coordinator owns the transaction: send none of its markers again."""
 
 
-OUTCOMES: Mapping[str, Outcome] = MappingProxyType(
+OUTCOMES: Mapping[str, MarkerOutcome] = MappingProxyType(
     {
-        "NONE": Outcome.WRITTEN,
+        "NONE": MarkerOutcome.WRITTEN,
         # A broker with such a message format has refused the producer's batches as well.
-        "UNSUPPORTED_FOR_MESSAGE_FORMAT": Outcome.WRITTEN,
-        "UNSUPPORTED_VERSION": Outcome.WRITTEN,
-        "UNKNOWN_TOPIC_OR_PARTITION": Outcome.RETRY,
-        "NOT_LEADER_OR_FOLLOWER": Outcome.RETRY,
-        "NOT_ENOUGH_REPLICAS": Outcome.RETRY,
-        "NOT_ENOUGH_REPLICAS_AFTER_APPEND": Outcome.RETRY,
-        "REQUEST_TIMED_OUT": Outcome.RETRY,
-        "KAFKA_STORAGE_ERROR": Outcome.RETRY,
-        "INVALID_PRODUCER_EPOCH": Outcome.CANCEL,
-        "TRANSACTION_COORDINATOR_FENCED": Outcome.CANCEL,
+        "UNSUPPORTED_FOR_MESSAGE_FORMAT": MarkerOutcome.WRITTEN,
+        "UNSUPPORTED_VERSION": MarkerOutcome.WRITTEN,
+        "UNKNOWN_TOPIC_OR_PARTITION": MarkerOutcome.RETRY,
+        "NOT_LEADER_OR_FOLLOWER": MarkerOutcome.RETRY,
+        "NOT_ENOUGH_REPLICAS": MarkerOutcome.RETRY,
+        "NOT_ENOUGH_REPLICAS_AFTER_APPEND": MarkerOutcome.RETRY,
+        "REQUEST_TIMED_OUT": MarkerOutcome.RETRY,
+        "KAFKA_STORAGE_ERROR": MarkerOutcome.RETRY,
+        "INVALID_PRODUCER_EPOCH": MarkerOutcome.CANCEL,
+        "TRANSACTION_COORDINATOR_FENCED": MarkerOutcome.CANCEL,
     }
 )
 """By Kafka's name of the error. Any other error is retried (in Kafka it ends the sender's
@@ -96,7 +96,7 @@ class Marker:
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendMarkers:
     """A request to a broker; ``number`` identifies it in :meth:`MarkerQueues.answered`."""
 
     broker_id: int
@@ -105,7 +105,7 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenMarkers:
     """Partitions of a request have their marker: the caller reports them."""
 
     request: WriteMarkers
@@ -113,18 +113,18 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class Cancelled:
+class CancelledMarkers:
     """No further marker of a request is sent, for the given cause."""
 
     request: WriteMarkers
     cause: str
 
 
-Result = Written | Cancelled
+Result = WrittenMarkers | CancelledMarkers
 
 
 @dataclass(slots=True, eq=False)
-class _Job:
+class _PendingMarkers:
     request: WriteMarkers
     shard: int
     """The partition of ``__transaction_state``."""
@@ -137,11 +137,11 @@ class _Job:
     """Partitions that wait for a retry."""
 
 
-_Queue = dict[_Job, list[TopicPartition]]
+_Queue = dict[_PendingMarkers, list[TopicPartition]]
 
 
 @dataclass(slots=True)
-class _Destination:
+class _MarkerDestination:
     queue: _Queue = field(default_factory=dict)
     sent: dict[int, _Queue] = field(default_factory=dict)
     """The requests in flight, by number: at most one, except for this broker's own."""
@@ -155,10 +155,10 @@ class MarkerQueues:
 
     def __init__(self, leader_of: LeaderOf, epoch_of: EpochOf, own_id: int | None = None) -> None:
         self._leader_of, self._epoch_of, self._own_id = leader_of, epoch_of, own_id
-        self._jobs: dict[str, _Job] = {}
-        self._unrouted: deque[tuple[_Job, Sequence[TopicPartition], int]] = deque()
+        self._jobs: dict[str, _PendingMarkers] = {}
+        self._unrouted: deque[tuple[_PendingMarkers, Sequence[TopicPartition], int]] = deque()
         """Partitions to look up, from an index on."""
-        self._destinations: dict[int, _Destination] = {}
+        self._destinations: dict[int, _MarkerDestination] = {}
         self._newly_waiting: list[str] = []
         self._numbers = 0
 
@@ -182,7 +182,7 @@ class MarkerQueues:
 
         A request for the same transactional id replaces the earlier one.
         """
-        job = _Job(request, shard, len(request.partitions))
+        job = _PendingMarkers(request, shard, len(request.partitions))
         self._jobs[request.transactional_id] = job
         job.routes += 1
         self._unrouted.appendleft((job, request.partitions, 0))
@@ -199,7 +199,7 @@ class MarkerQueues:
     # --- requests ---
 
     @property
-    def is_at_rest(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether nothing can be routed or sent before an answer or a retry."""
         return not self._unrouted and not any(
             one.queue and (not one.sent or broker_id == self._own_id)
@@ -234,7 +234,7 @@ class MarkerQueues:
                 break
         return results
 
-    def sends(self) -> Iterator[Send]:
+    def next_requests(self) -> Iterator[SendMarkers]:
         """Yield the requests to send now, at most one for each other broker.
 
         Markers that the caller does not iterate over stay queued.
@@ -247,7 +247,9 @@ class MarkerQueues:
             elif not one.sent:
                 yield from self._send(broker_id, one, tuple(one.queue))
 
-    def _send(self, broker_id: int, one: _Destination, jobs: Iterable[_Job]) -> Iterator[Send]:
+    def _send(
+        self, broker_id: int, one: _MarkerDestination, jobs: Iterable[_PendingMarkers]
+    ) -> Iterator[SendMarkers]:
         """Take the content of one request from a queue; yield nothing if there is none."""
         room, markers, sent = MAX_PARTITIONS_PER_REQUEST, [], _Queue()
         for job in jobs:
@@ -267,37 +269,39 @@ class MarkerQueues:
         if markers:
             self._numbers += 1
             one.sent[self._numbers] = sent
-            yield Send(broker_id, self._numbers, tuple(markers))
+            yield SendMarkers(broker_id, self._numbers, tuple(markers))
 
     # --- answers ---
 
-    def answered(self, send: Send, codes: Codes) -> list[Result]:
+    def answered(self, send: SendMarkers, codes: Codes) -> list[Result]:
         """Handle the answer to a request; ignore it if the request is no longer in flight."""
         results: list[Result] = []
         for job, partitions in self._sent(send).items():
             if not self._is_current(job):
                 continue
-            told = codes.get(job.request.stamp.producer_id, {})
-            by_outcome: dict[Outcome, list[TopicPartition]] = {one: [] for one in Outcome}
+            errors = codes.get(job.request.stamp.producer_id, {})
+            by_outcome: dict[MarkerOutcome, list[TopicPartition]] = {
+                one: [] for one in MarkerOutcome
+            }
             for partition in partitions:
-                outcome = OUTCOMES.get(told.get(partition, ""), Outcome.RETRY)
+                outcome = OUTCOMES.get(errors.get(partition, ""), MarkerOutcome.RETRY)
                 by_outcome[outcome].append(partition)
-            written, cancelled = by_outcome[Outcome.WRITTEN], by_outcome[Outcome.CANCEL]
+            written, cancelled = by_outcome[MarkerOutcome.WRITTEN], by_outcome[MarkerOutcome.CANCEL]
             results += self._written(job, written)
             if cancelled:
                 del self._jobs[job.request.transactional_id]
-                (topic, index), cause = cancelled[0], told[cancelled[0]]
-                results.append(Cancelled(job.request, f"{topic}-{index}: {cause}"))
+                (topic, index), cause = cancelled[0], errors[cancelled[0]]
+                results.append(CancelledMarkers(job.request, f"{topic}-{index}: {cause}"))
             else:
-                self._wait(job, by_outcome[Outcome.RETRY])
+                self._wait(job, by_outcome[MarkerOutcome.RETRY])
         return results
 
-    def failed(self, send: Send) -> None:
+    def failed(self, send: SendMarkers) -> None:
         """Let all markers of a request wait for a retry: the connection broke or timed out."""
         for job, partitions in self._sent(send).items():
             self._wait(job, partitions)
 
-    def _sent(self, send: Send) -> _Queue:
+    def _sent(self, send: SendMarkers) -> _Queue:
         one = self._destinations.get(send.broker_id)
         return {} if one is None else one.sent.pop(send.number, {})
 
@@ -355,7 +359,7 @@ class MarkerQueues:
             for partition in partitions
         )
 
-    def _is_current(self, job: _Job) -> bool:
+    def _is_current(self, job: _PendingMarkers) -> bool:
         """Whether a job is the latest of its id, and its coordinator epoch is current."""
         transactional_id = job.request.transactional_id
         if self._jobs.get(transactional_id) is not job:
@@ -365,33 +369,33 @@ class MarkerQueues:
             return False
         return True
 
-    def _wait(self, job: _Job, partitions: Sequence[TopicPartition]) -> None:
+    def _wait(self, job: _PendingMarkers, partitions: Sequence[TopicPartition]) -> None:
         if partitions and self._jobs.get(job.request.transactional_id) is job:
             if not job.waiting:
                 self._newly_waiting.append(job.request.transactional_id)
             job.waiting += partitions
 
-    def _route_later(self, job: _Job, partitions: Sequence[TopicPartition]) -> None:
+    def _route_later(self, job: _PendingMarkers, partitions: Sequence[TopicPartition]) -> None:
         if partitions:
             job.routes += 1
             self._unrouted.append((job, partitions, 0))
 
-    def _routed(self, job: _Job, partitions: Iterable[TopicPartition]) -> list[Result]:
+    def _routed(self, job: _PendingMarkers, partitions: Iterable[TopicPartition]) -> list[Result]:
         """Queue a few markers for the leaders of their partitions."""
         by_leader: dict[int | NoDestination, list[TopicPartition]] = {}
         for partition in partitions:
             by_leader.setdefault(self._leader_of(partition), []).append(partition)
         for leader, led in by_leader.items():
             if not isinstance(leader, NoDestination):
-                found = self._destinations.setdefault(leader, _Destination())
+                found = self._destinations.setdefault(leader, _MarkerDestination())
                 found.queue.setdefault(job, []).extend(led)
         self._wait(job, by_leader.get(NoDestination.NO_LEADER, ()))
         return self._written(job, by_leader.get(NoDestination.NO_PARTITION, ()))
 
-    def _written(self, job: _Job, partitions: Sequence[TopicPartition]) -> list[Result]:
+    def _written(self, job: _PendingMarkers, partitions: Sequence[TopicPartition]) -> list[Result]:
         if not partitions:
             return []
         job.left -= len(partitions)
         if not job.left:
             del self._jobs[job.request.transactional_id]
-        return [Written(job.request, tuple(partitions))]
+        return [WrittenMarkers(job.request, tuple(partitions))]

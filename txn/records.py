@@ -43,7 +43,7 @@ _NOTHING = b"\x00\x00\x00\x00", b"\x01"
 _DURABLE_STATES = range(TransactionState.COMPLETE_ABORT + 1)
 
 
-class Decoded(NamedTuple):
+class DecodedRecord(NamedTuple):
     """A decoded record; ``txn`` is None for a tombstone."""
 
     transactional_id: str
@@ -62,7 +62,7 @@ def encode(transactional_id: str, txn: TransactionMetadata, transaction_version:
     key, value = encode_key(transactional_id), encode_value(txn, FLEXIBLE_VERSION * flexible)
     if not flexible or (txn.state is TransactionState.EMPTY and txn.partitions):
         return Record(key, value)  # replay must decode it: the record lacks a part of ``txn``
-    return Written.of(key, value, Decoded(transactional_id, txn))
+    return Written.of(key, value, DecodedRecord(transactional_id, txn))
 
 
 def tombstone(transactional_id: str) -> Record:
@@ -90,7 +90,7 @@ def encode_value(txn: TransactionMetadata, version: int) -> bytes:
     return head + partitions + times + (_tagged_fields(txn) if flexible else b"")
 
 
-class _Section(NamedTuple):
+class _TaggedSection(NamedTuple):
     """A set of partitions, and its encoding."""
 
     partitions: frozenset[TopicPartition]
@@ -98,7 +98,7 @@ class _Section(NamedTuple):
     encoded: bytes
 
 
-_last_section = _Section(frozenset(), False, b"")
+_last_section = _TaggedSection(frozenset(), False, b"")
 """The set that was encoded last. Replay may decode the same set next, and the record that ends the
 transaction contains it again. Without this cache, each repetition with 10,000 partitions would take
 as long as the first, and no other request is served meanwhile."""
@@ -124,11 +124,11 @@ def _encode_partitions(partitions: frozenset[TopicPartition], *, flexible: bool)
         if flexible:
             section.tags({})
     encoded = section.done()
-    _last_section = _Section(partitions, flexible, encoded)
+    _last_section = _TaggedSection(partitions, flexible, encoded)
     return encoded
 
 
-def decode(record: Record) -> Decoded | None:
+def decode(record: Record) -> DecodedRecord | None:
     """Decode a record; return None if its key or value version is unknown.
 
     Raises CorruptRecordError for a known version that cannot be read.
@@ -139,13 +139,13 @@ def decode(record: Record) -> Decoded | None:
     transactional_id = key.string()
     key.end()
     if record.value is None:
-        return Decoded(transactional_id, None)
+        return DecodedRecord(transactional_id, None)
     value = FieldReader(record.value)
     version = value.int16()
     if not 0 <= version <= FLEXIBLE_VERSION:
         return None
     value.flexible = version == FLEXIBLE_VERSION
-    return Decoded(transactional_id, _decode_body(value))
+    return DecodedRecord(transactional_id, _decode_body(value))
 
 
 def _decode_body(reader: FieldReader) -> TransactionMetadata:

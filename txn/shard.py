@@ -19,7 +19,7 @@ from fencepost.logcore.machine import (
 from fencepost.logcore.values import dataclass
 from fencepost.txn import records, state
 from fencepost.txn.commands import InitProducerId, WriteMarkers
-from fencepost.txn.epochs import Identity
+from fencepost.txn.epochs import ProducerIdentity
 from fencepost.txn.errors import InvalidTxnRequestError, ProducerFencedError
 from fencepost.txn.events import EventKind
 from fencepost.txn.ids import ProducerIds
@@ -36,7 +36,7 @@ PARK_TIMER = "txn-park"
 
 
 @dataclass(frozen=True, slots=True)
-class Parked:
+class ParkedInit:
     """An InitProducerId that waits for the markers of the transaction that it aborted."""
 
     token: Token
@@ -49,7 +49,7 @@ class TxnShardState:
 
     ``offsets`` has the offset of each id's last record. ``last_producer_identity`` has the identity
     that was handed out last, and the one that it replaced (Kafka's *last producer epoch*). As in
-    Kafka, a restart loses it, so a repeated InitProducerId is fenced afterwards. ``unswept`` has
+    Kafka, a restart loses it, so a repeated InitProducerId is fenced afterwards. ``to_sweep`` has
     the ids that the current sweep has not examined.
     """
 
@@ -63,17 +63,21 @@ class TxnShardState:
     offsets: dict[str, int] = field(default_factory=dict)
     last_offset: int = -1
     markers: MarkerTable = field(default_factory=MarkerTable)
-    parked: dict[str, Parked] = field(default_factory=dict)
-    last_producer_identity: dict[str, tuple[Identity, Identity]] = field(default_factory=dict)
-    unswept: deque[str] = field(default_factory=deque)
-    passed_over: int = 0
+    parked: dict[str, ParkedInit] = field(default_factory=dict)
+    last_producer_identity: dict[str, tuple[ProducerIdentity, ProducerIdentity]] = field(
+        default_factory=dict
+    )
+    to_sweep: deque[str] = field(default_factory=deque)
+    skipped_records: int = 0
     serving: bool = False
 
     def is_pending(self, transactional_id: str) -> bool:
         """Whether the id's last transaction is being completed."""
         return transactional_id in self.markers
 
-    def last_identity(self, transactional_id: str, stored: Identity) -> Identity | None:
+    def last_identity(
+        self, transactional_id: str, stored: ProducerIdentity
+    ) -> ProducerIdentity | None:
         """Return the identity that ``stored`` replaced, None if it is unknown."""
         successor, last = self.last_producer_identity.get(transactional_id, (None, None))
         return last if successor == stored else None
@@ -140,8 +144,8 @@ def refuse_fenced(
     decision: DecisionBuilder,
     token: Token,
     transactional_id: str,
-    request: Identity | None,
-    stored: Identity,
+    request: ProducerIdentity | None,
+    stored: ProducerIdentity,
     during: str,
 ) -> None:
     """Answer PRODUCER_FENCED to a producer that lost its id, and record the attempt."""
@@ -160,8 +164,12 @@ def refuse_fenced(
     decision.reply(token, error)
 
 
-def tell_identity(
-    decision: DecisionBuilder, transactional_id: str, before: Identity, after: Identity, cause: str
+def report_identity(
+    decision: DecisionBuilder,
+    transactional_id: str,
+    before: ProducerIdentity,
+    after: ProducerIdentity,
+    cause: str,
 ) -> None:
     """Record that ``after`` has replaced ``before``, unless they are equal."""
     if after == before:

@@ -19,7 +19,7 @@ from fencepost.logcore.machine import InvariantViolation
 from fencepost.logcore.values import dataclass, made_often
 from fencepost.txn import epochs
 from fencepost.txn.commands import NO_PRODUCER_ID, TopicPartition
-from fencepost.txn.epochs import NO_EPOCH, Identity
+from fencepost.txn.epochs import NO_EPOCH, ProducerIdentity
 
 NO_TIMESTAMP_MS = -1
 """The start of a transaction that has not begun."""
@@ -109,9 +109,9 @@ class TransactionMetadata:
     next_producer_epoch: int = NO_EPOCH
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> ProducerIdentity:
         """The producer id and epoch of the transaction's batches and markers."""
-        return Identity(self.producer_id, self.producer_epoch)
+        return ProducerIdentity(self.producer_id, self.producer_epoch)
 
     @property
     def is_kept(self) -> bool:
@@ -119,17 +119,17 @@ class TransactionMetadata:
         return self.next_producer_epoch != NO_EPOCH
 
     @property
-    def client_identity(self) -> Identity:
+    def client_identity(self) -> ProducerIdentity:
         """The producer id and epoch that the owner of the id must send."""
         return self.next_identity if self.is_kept else self.identity
 
     @property
-    def next_identity(self) -> Identity:
+    def next_identity(self) -> ProducerIdentity:
         """The client's identity after the current completion."""
         if self.is_kept:
-            return Identity(self.next_producer_id, self.next_producer_epoch)
+            return ProducerIdentity(self.next_producer_id, self.next_producer_epoch)
         if self.next_producer_id != NO_PRODUCER_ID:
-            return Identity(self.next_producer_id, 0)
+            return ProducerIdentity(self.next_producer_id, 0)
         return self.identity
 
 
@@ -157,7 +157,7 @@ def created(producer_id: int, timeout_ms: int, now_ms: int) -> TransactionMetada
 
 def initialised(
     old: TransactionMetadata,
-    identity: Identity,
+    identity: ProducerIdentity,
     *,
     timeout_ms: int,
     now_ms: int,
@@ -184,7 +184,7 @@ def initialised(
 
 
 def kept(
-    old: TransactionMetadata, client: Identity, *, timeout_ms: int, now_ms: int
+    old: TransactionMetadata, client: ProducerIdentity, *, timeout_ms: int, now_ms: int
 ) -> TransactionMetadata:
     """Keep an open transaction, and give its transactional id to ``client`` (KIP-939)."""
     require_legal(old.state, _S.ONGOING)
@@ -323,11 +323,11 @@ def check_step(old: TransactionMetadata | None, new: TransactionMetadata) -> Non
     # The fence itself is not recorded: replay sees only the step to PREPARE_ABORT.
     require_legal(old.state, new.state)
     if new.state is _S.EMPTY:
-        sound = _is_sound_claim(old, new)
+        sound = _is_legal_claim(old, new)
     elif new.state is _S.ONGOING:
-        sound = new.identity == old.identity and _is_sound_addition(old, new)
+        sound = new.identity == old.identity and _is_legal_addition(old, new)
     elif new.state in PREPARED:
-        sound = _is_sound_prepare(old, new)
+        sound = _is_legal_prepare(old, new)
     else:
         sound = new.identity == old.next_identity and new.start_ms != NO_TIMESTAMP_MS
     timeout_may_change = new.state is _S.EMPTY or new.is_kept
@@ -335,26 +335,26 @@ def check_step(old: TransactionMetadata | None, new: TransactionMetadata) -> Non
         raise InvariantViolation(f"unsound transition from {old} to {new}")
 
 
-def _is_sound_addition(old: TransactionMetadata, new: TransactionMetadata) -> bool:
+def _is_legal_addition(old: TransactionMetadata, new: TransactionMetadata) -> bool:
     if not new.is_kept:
         return new.partitions >= old.partitions and not old.is_kept
     same = new.partitions == old.partitions and new.start_ms == old.start_ms
     return same and _moves_on(old.client_identity, new.client_identity)
 
 
-def _moves_on(old: Identity, new: Identity) -> bool:
+def _moves_on(old: ProducerIdentity, new: ProducerIdentity) -> bool:
     if new.producer_id == old.producer_id:
         return new.epoch == old.epoch + 1
     return new.epoch == 0 and epochs.is_exhausted(old.epoch)
 
 
-def _is_sound_claim(old: TransactionMetadata, new: TransactionMetadata) -> bool:
+def _is_legal_claim(old: TransactionMetadata, new: TransactionMetadata) -> bool:
     if new.producer_id == old.producer_id:
         return new.producer_epoch - old.producer_epoch in {0, 1}
     return new.producer_epoch == 0 and epochs.is_exhausted(old.producer_epoch)
 
 
-def _is_sound_prepare(old: TransactionMetadata, new: TransactionMetadata) -> bool:
+def _is_legal_prepare(old: TransactionMetadata, new: TransactionMetadata) -> bool:
     tv2 = new.client_transaction_version >= TV2
     legal_epochs = {epochs.bump_to_fence(old.producer_epoch)} if tv2 else {old.producer_epoch}
     if new.state is _S.PREPARE_ABORT:
@@ -362,7 +362,7 @@ def _is_sound_prepare(old: TransactionMetadata, new: TransactionMetadata) -> boo
     if old.is_kept:
         legal_epochs = {epochs.bump_to_fence(old.producer_epoch)}
         moved = _moves_on(old.client_identity, new.next_identity)
-        succession = moved or (not tv2 and _is_sound_tv1_end(old, new))
+        succession = moved or (not tv2 and _is_legal_tv1_end(old, new))
     else:
         rotates = new.next_producer_id != NO_PRODUCER_ID
         succession = rotates == (tv2 and epochs.is_exhausted(old.producer_epoch))
@@ -376,7 +376,7 @@ def _is_sound_prepare(old: TransactionMetadata, new: TransactionMetadata) -> boo
     )
 
 
-def _is_sound_tv1_end(old: TransactionMetadata, new: TransactionMetadata) -> bool:
+def _is_legal_tv1_end(old: TransactionMetadata, new: TransactionMetadata) -> bool:
     """Whether the client keeps its identity, as under TV1, or the abort fences it."""
     legal = {old.next_producer_epoch}
     if new.state is _S.PREPARE_ABORT:
@@ -394,13 +394,13 @@ def check_shape(transactional_id: str, txn: TransactionMetadata) -> None:
         and (begun or not txn.partitions)
         and (not begun or txn.start_ms != NO_TIMESTAMP_MS)
         and (txn.state is not _S.EMPTY or txn.start_ms == NO_TIMESTAMP_MS)
-        and _is_sound_next(txn)
+        and _is_legal_next(txn)
     )
     if not sound:
         raise InvariantViolation(f"{transactional_id}: impossible state {txn}")
 
 
-def _is_sound_next(txn: TransactionMetadata) -> bool:
+def _is_legal_next(txn: TransactionMetadata) -> bool:
     if txn.is_kept:
         begun = txn.state is _S.ONGOING or txn.state in PREPARED
         ahead = txn.next_producer_id != txn.producer_id or (

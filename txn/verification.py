@@ -54,7 +54,7 @@ CoordinatorOf = Callable[[str], int | None]
 
 
 @dataclass(slots=True)
-class _Question:
+class _PendingVerification:
     token: Token
     command: AddPartitions
 
@@ -63,9 +63,9 @@ class _Question:
 
 
 @dataclass(slots=True)
-class _Destination:
-    waiting: dict[str, _Question] = field(default_factory=dict)
-    sent: dict[str, _Question] | None = None
+class _CoordinatorDestination:
+    waiting: dict[str, _PendingVerification] = field(default_factory=dict)
+    sent: dict[str, _PendingVerification] | None = None
     number: int = -1
 
 
@@ -74,16 +74,16 @@ class Verifications:
 
     def __init__(self, coordinator_of: CoordinatorOf) -> None:
         self._coordinator_of = coordinator_of
-        self._destinations: dict[int, _Destination] = {}
+        self._destinations: dict[int, _CoordinatorDestination] = {}
         self._numbers = 0
 
     def ask(self, token: Token, command: AddPartitions) -> list[VerificationResult]:
         """Queue a verification; return the verifications that this call refuses."""
-        question, transactional_id = _Question(token, command), command.transactional_id
+        question, transactional_id = _PendingVerification(token, command), command.transactional_id
         broker_id = self._coordinator_of(transactional_id)
         if broker_id is None:
             return [question.refused(COORDINATOR_NOT_AVAILABLE)]
-        waiting = self._destinations.setdefault(broker_id, _Destination()).waiting
+        waiting = self._destinations.setdefault(broker_id, _CoordinatorDestination()).waiting
         former = waiting.get(transactional_id)
         if former is None:
             waiting[transactional_id] = question
@@ -94,7 +94,7 @@ class Verifications:
         waiting[transactional_id] = question
         return [former.refused(INVALID_PRODUCER_EPOCH if known < epoch else NETWORK_EXCEPTION)]
 
-    def sends(self) -> Iterator[VerificationRequest]:
+    def next_requests(self) -> Iterator[VerificationRequest]:
         """Yield the requests to send now, at most one for each broker."""
         for broker_id, one in self._destinations.items():
             if one.sent is None and one.waiting:
@@ -146,7 +146,7 @@ class Verifications:
             for one in [*(gone.sent or {}).values(), *gone.waiting.values()]
         ]
 
-    def _sent(self, ask: VerificationRequest) -> dict[str, _Question]:
+    def _sent(self, ask: VerificationRequest) -> dict[str, _PendingVerification]:
         one = self._destinations.get(ask.broker_id)
         if one is None or one.sent is None or one.number != ask.number:
             return {}

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         Marker,
         MarkerQueues,
         Result,
-        Send,
+        SendMarkers,
     )
 
 RETRY_MS: Final = 20
@@ -74,7 +74,7 @@ _log = structlog.get_logger(__name__)
 class OtherBrokers(Protocol):
     """The connections to the other brokers of a cluster."""
 
-    async def send(self, send: Send) -> Codes | None:
+    async def send(self, send: SendMarkers) -> Codes | None:
         """Return a broker's response to its markers; None if none arrived."""
 
     def hang_up(self, broker_id: int) -> None:
@@ -114,7 +114,7 @@ class _Transaction:
 class _LocalWrite:
     """Markers of a transaction that are being written to partitions of this broker."""
 
-    send: Send
+    send: SendMarkers
     marker: Marker
     appends: MarkerAppends
     transaction: _Transaction
@@ -292,7 +292,7 @@ class MarkerWriter:
         self._take(self.queues.route(lambda: monotonic_s() >= end))
         self._set_retries(MAX_RETRY_ELSEWHERE_MS)
         begun: list[_LocalWrite] = []
-        for send in self.queues.sends():
+        for send in self.queues.next_requests():
             if send.broker_id == self._node_id:
                 begun.append(self._begun(send))
             else:
@@ -317,7 +317,7 @@ class MarkerWriter:
 
     @property
     def _has_work(self) -> bool:
-        return bool(self._unfinished or self._beginning) or not self.queues.is_at_rest
+        return bool(self._unfinished or self._beginning) or not self.queues.is_idle
 
     def _leave_to_worker(self) -> None:
         if self._worker is None and not self._closed:
@@ -347,7 +347,7 @@ class MarkerWriter:
         if self._worker is None:  # the worker is busy otherwise
             self._go_on(_end_of_slice())
 
-    async def _exchange(self, send: Send) -> None:
+    async def _exchange(self, send: SendMarkers) -> None:
         codes: Codes | None = None
         try:
             codes = None if self._others is None else await self._others.send(send)
@@ -356,7 +356,7 @@ class MarkerWriter:
         self._answered(send, codes)
         self._go_on(_end_of_slice())
 
-    def _answered(self, send: Send, codes: Codes | None) -> None:
+    def _answered(self, send: SendMarkers, codes: Codes | None) -> None:
         if codes is None:
             self.queues.failed(send)
         else:
@@ -365,14 +365,14 @@ class MarkerWriter:
         self._set_retries(MAX_RETRY_MS if is_own else MAX_RETRY_ELSEWHERE_MS)
 
     def _take(self, results: Iterable[Result]) -> None:
-        from fencepost.txn.marker_queues import Cancelled  # noqa: PLC0415 - as in ``queues``
+        from fencepost.txn.marker_queues import CancelledMarkers  # noqa: PLC0415 - as in ``queues``
 
         for result in results:
             request = result.request
             transaction = self._transactions.get(request.transactional_id)
             if request.transactional_id not in self.queues:
                 self._transactions.pop(request.transactional_id, None)
-            if isinstance(result, Cancelled):
+            if isinstance(result, CancelledMarkers):
                 _log.warning(
                     "markers given up",
                     transactional_id=request.transactional_id,
@@ -389,7 +389,7 @@ class MarkerWriter:
         """Return the appender for the markers of one request to partitions of this broker."""
         return MarkerAppends(self._storage, self.write_one)
 
-    def _begun(self, send: Send) -> _LocalWrite:
+    def _begun(self, send: SendMarkers) -> _LocalWrite:
         """Return a new attempt."""
         (marker,) = send.markers
         transaction = self._transactions[marker.transactional_id]

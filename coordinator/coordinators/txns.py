@@ -24,16 +24,16 @@ from fencepost.coordinator.coordinators.marker_writer import (
     OtherBrokers,
 )
 from fencepost.coordinator.coordinators.verification import (
-    ADDS_PARTITIONS,
-    AskElsewhere,
-    Question,
-    done_in,
-    question_of,
+    FIRST_ADDING_PARTITIONS,
+    VerificationState,
+    VerifyRemotely,
+    completes_after,
+    remote_verdicts,
     retry_of_concurrent,
-    verdicts_elsewhere,
     verification_error,
+    verification_state,
 )
-from fencepost.coordinator.data.appends import Notes, Verdicts
+from fencepost.coordinator.data.appends import RequestState, Verdicts
 from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.metadata.figures import RESET_IDS
 from fencepost.coordinator.metadata.metadata import TRANSACTION_VERSION, InternalTopic
@@ -63,7 +63,7 @@ from fencepost.txn.commands import (
 from fencepost.txn.errors import (
     ProducerIdsUnavailableError,
 )
-from fencepost.txn.ids import BlockProducerIds, ProducerIdBlock, may_draw_id
+from fencepost.txn.ids import BlockProducerIds, ProducerIdBlock, needs_producer_id
 from fencepost.txn.limits import TxnLimits
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
             epoch_of=self.coordinator_epoch,
         )
         """Writes the markers of ended transactions to all partitions."""
-        self.ask_elsewhere: AskElsewhere | None = None
+        self.verify_remotely: VerifyRemotely | None = None
         """Asks coordinators on other brokers; None on a standalone broker."""
         self.allocate = allocate
         """Asks the active controller, which may be this process, for a block of producer ids."""
@@ -136,7 +136,7 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
     async def stop(self) -> None:
         """Close every shard; answer parked requests with NOT_COORDINATOR."""
         if self._reservation is not None:
-            if self.ask_elsewhere is not None:
+            if self.verify_remotely is not None:
                 self._reservation.cancel()  # the controller may never answer
             await asyncio.wait({self._reservation})
         self.markers.close()
@@ -181,7 +181,7 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
     def join_others(
         self,
         others: OtherBrokers,
-        ask_elsewhere: AskElsewhere,
+        verify_remotely: VerifyRemotely,
         allocate: AllocateProducerIds,
     ) -> None:
         """Connect to the coordinators, partition leaders and controllers of a cluster.
@@ -189,7 +189,7 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
         ``others`` write the markers of the partitions that they lead.
         """
         self.markers.join(others)
-        self.ask_elsewhere, self.allocate = ask_elsewhere, allocate
+        self.verify_remotely, self.allocate = verify_remotely, allocate
 
     # --- requests --------------------------------------------------------------------------------
 
@@ -197,7 +197,7 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
         self, key: str, command: object, origin: Origin | None = None
     ) -> asyncio.Future[object]:
         """See :class:`ShardedCoordinator`; producer ids are reserved before a turn needs them."""
-        if not may_draw_id(command):
+        if not needs_producer_id(command):
             return super().submit(key, command, origin)
         return self._with_ids(partial(super().submit, key, command, origin))
 
@@ -237,7 +237,7 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
         producer_epoch: int,
         partitions: Sequence[TopicPartition],
         origin: Origin | None = None,
-        notes: Notes | None = None,
+        request_state: RequestState | None = None,
     ) -> Verdicts | asyncio.Future[None]:
         """Verify that partitions are in the producer's transaction before it writes to them.
 
@@ -246,12 +246,12 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
         event loop, in which the transaction cannot end before the append. The errors are those that
         the API's clients understand (kafka.md: KIP-890; ``AddPartitionsToTxnManager``).
 
-        If a future is returned, call again with the same ``notes`` once it is done. There are three
-        reasons: the record that adds the partitions to the transaction is not committed yet, and
-        the partitions' data must not outlive it; the coordinator is on another broker; or it is
-        completing the previous transaction.
+        If a future is returned, call again with the same ``request_state`` once it is done. There
+        are three reasons: the record that adds the partitions to the transaction is not committed
+        yet, and the partitions' data must not outlive it; the coordinator is on another broker; or
+        it is completing the previous transaction.
         """
-        adds = version >= ADDS_PARTITIONS[api]
+        adds = version >= FIRST_ADDING_PARTITIONS[api]
         if not adds and not self._config.bool("transaction.partition.verification.enable"):
             return dict.fromkeys(partitions)
         command = AddPartitions(
@@ -262,28 +262,28 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
             verify_only=not adds,
             client_transaction_version=2 if adds else 0,
         )
-        question = question_of({} if notes is None else notes)
+        verification = verification_state({} if request_state is None else request_state)
 
-        def told(error: DomainError | None) -> DomainError | None:
+        def client_error(error: DomainError | None) -> DomainError | None:
             return verification_error(error, api, version)
 
-        ask = self.ask_elsewhere
+        ask = self.verify_remotely
         if ask is not None and self.coordinator_of(transactional_id) != self._replicas.node_id:
-            found = verdicts_elsewhere(question, command, self._logs, ask, told)
+            found = remote_verdicts(verification, command, self._logs, ask, client_error)
         else:
-            found = self._verdicts_here(command, question, origin, told)
-        if adds and notes is not None and not isinstance(found, asyncio.Future):
+            found = self._local_verdicts(command, verification, origin, client_error)
+        if adds and request_state is not None and not isinstance(found, asyncio.Future):
             backoff_ms = self._config.int("add.partitions.to.txn.retry.backoff.ms")
             most_ms = self._config.int("add.partitions.to.txn.retry.backoff.max.ms")
-            found = retry_of_concurrent(question, found, backoff_ms, most_ms) or found
+            found = retry_of_concurrent(verification, found, backoff_ms, most_ms) or found
         return found
 
-    def _verdicts_here(
+    def _local_verdicts(
         self,
         command: AddPartitions,
-        question: Question,
+        verification: VerificationState,
         origin: Origin | None,
-        told: Callable[[DomainError | None], DomainError | None],
+        client_error: Callable[[DomainError | None], DomainError | None],
     ) -> Verdicts | asyncio.Future[None]:
         """Return the verdicts of this broker's shard, or a future until they are committed."""
         name, partitions = command.transactional_id, command.partitions
@@ -291,7 +291,7 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
         if not future.done():
             raise InvariantViolation("AddPartitions was not answered in its own turn")
         error = future.exception()  # always retrieved, or the event loop would log it
-        held = self._until_committed(name, question)
+        held = self._until_committed(name, verification)
         if held is not None:
             if not isinstance(held, DomainError):
                 return held
@@ -305,10 +305,10 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
             missing = dict.fromkeys(partitions, error)
         else:
             raise error
-        return {partition: told(missing.get(partition)) for partition in partitions}
+        return {partition: client_error(missing.get(partition)) for partition in partitions}
 
     def _until_committed(
-        self, transactional_id: str, question: Question
+        self, transactional_id: str, verification: VerificationState
     ) -> asyncio.Future[None] | DomainError | None:
         """Return a future for the commit of the id's last record; None if it is committed.
 
@@ -327,12 +327,12 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
         if held is None or not shard.partition.marks.is_replicated:
             return held
         now, timeout_ms = asyncio.get_running_loop().time(), self._config.int("request.timeout.ms")
-        if question.waits_until is None:
-            question.waits_until = now + timeout_ms / 1000
-        if now >= question.waits_until:
+        if verification.waits_until is None:
+            verification.waits_until = now + timeout_ms / 1000
+        if now >= verification.waits_until:
             held.cancel()
             return CoordinatorNotAvailableError(f"{shard.name}: the replicas are not in time")
-        return done_in((question.waits_until - now) * 1000, held)
+        return completes_after((verification.waits_until - now) * 1000, held)
 
     def coordinator_of(self, transactional_id: str) -> int | None:
         """Return the broker that coordinates an id; None if there is none at the moment."""
@@ -385,7 +385,7 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
         self, ask: Callable[[], asyncio.Future[object]], answer: asyncio.Future[object]
     ) -> None:
         if not self._ids.remaining:
-            limit_s = None if self.ask_elsewhere is None else WAIT_FOR_IDS_MS / 1000
+            limit_s = None if self.verify_remotely is None else WAIT_FOR_IDS_MS / 1000
             await asyncio.wait({self._reserve()}, timeout=limit_s)
         try:
             result = await ask()

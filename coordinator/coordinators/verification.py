@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
 from typing import Final
 
-from fencepost.coordinator.data.appends import Notes, Verdicts
+from fencepost.coordinator.data.appends import RequestState, Verdicts
 from fencepost.coordinator.data.log_manager import LogManager
 from fencepost.coordinator.runtime.background import call_later
 from fencepost.coordinator.runtime.errors import (
@@ -32,34 +32,34 @@ from fencepost.txn.errors import (
     TransactionAbortableError,
 )
 
-ADDS_PARTITIONS: Final = {"Produce": 12, "TxnOffsetCommit": 5}
+FIRST_ADDING_PARTITIONS: Final = {"Produce": 12, "TxnOffsetCommit": 5}
 """The first version of each API that adds partitions to the transaction implicitly (KIP-890, TV2).
 """
 
-KNOWS_ABORTABLE: Final = {"Produce": 11, "TxnOffsetCommit": 4}
+FIRST_WITH_ABORTABLE: Final = {"Produce": 11, "TxnOffsetCommit": 4}
 """The first version of each API whose clients handle TRANSACTION_ABORTABLE."""
 
-MAX_ENDS: Final = 5
+MAX_TRANSACTION_ENDS: Final = 5
 """The number of transaction ends during one verification before the producer must retry."""
 
 
-Refused = Mapping[TopicPartition, DomainError]
+VerificationErrors = Mapping[TopicPartition, DomainError]
 """The partitions that are not in a transaction, with the reason."""
 
-AskElsewhere = Callable[[AddPartitions], asyncio.Future[Refused]]
+VerifyRemotely = Callable[[AddPartitions], asyncio.Future[VerificationErrors]]
 """Asks the coordinator on another broker: ``Verifier.ask``."""
 
 
 @dataclass(slots=True)
-class _Note:
+class _PartitionVerification:
     """A verification request for one partition, and the partition's state when it was sent."""
 
     partition: Partition
     leader_epoch: int
     guard: object
-    answer: asyncio.Future[Refused]
+    answer: asyncio.Future[VerificationErrors]
 
-    def still_stands(self, producer_id: int) -> bool:
+    def is_current(self, producer_id: int) -> bool:
         """Return whether the leader epoch and the producer's transaction are still the same."""
         return (
             self.partition.marks.leader_epoch == self.leader_epoch
@@ -68,27 +68,27 @@ class _Note:
 
 
 @dataclass(slots=True)
-class Question:
+class VerificationState:
     """The verification state of one request."""
 
-    notes: dict[TopicPartition, _Note] = field(default_factory=dict)
-    ends: int = 0
+    verifications: dict[TopicPartition, _PartitionVerification] = field(default_factory=dict)
+    transaction_ends: int = 0
     retries_until: float | None = None
     """The end of retries for CONCURRENT_TRANSACTIONS, on the event loop's clock."""
     waits_until: float | None = None
     """The end of the wait for the replication of the coordinator's record, on the same clock."""
 
 
-def question_of(notes: Notes) -> Question:
-    """Return the verification state in a request's notes; create it if it is missing."""
-    found = notes.get("question")
-    if not isinstance(found, Question):
-        notes["question"] = found = Question()
+def verification_state(request_state: RequestState) -> VerificationState:
+    """Return a request's verification state; create it if it is missing."""
+    found = request_state.get("verification")
+    if not isinstance(found, VerificationState):
+        request_state["verification"] = found = VerificationState()
     return found
 
 
 def retry_of_concurrent(
-    question: Question, verdicts: Verdicts, backoff_ms: int, most_ms: int
+    state: VerificationState, verdicts: Verdicts, backoff_ms: int, most_ms: int
 ) -> asyncio.Future[None] | None:
     """Return a future after which to ask the coordinator again, or None.
 
@@ -99,15 +99,17 @@ def retry_of_concurrent(
     if not any(isinstance(one, ConcurrentTransactionsError) for one in verdicts.values()):
         return None
     loop = asyncio.get_running_loop()
-    if question.retries_until is None:
-        question.retries_until = loop.time() + most_ms / 1000
-    if loop.time() >= question.retries_until:
+    if state.retries_until is None:
+        state.retries_until = loop.time() + most_ms / 1000
+    if loop.time() >= state.retries_until:
         return None
-    question.notes.clear()
-    return done_in(backoff_ms)
+    state.verifications.clear()
+    return completes_after(backoff_ms)
 
 
-def done_in(wait_ms: float, done: asyncio.Future[None] | None = None) -> asyncio.Future[None]:
+def completes_after(
+    wait_ms: float, done: asyncio.Future[None] | None = None
+) -> asyncio.Future[None]:
     """Return a future, by default a new one, that is done after ``wait_ms`` at the latest."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[None] = loop.create_future() if done is None else done
@@ -121,39 +123,39 @@ def done_in(wait_ms: float, done: asyncio.Future[None] | None = None) -> asyncio
     return future
 
 
-def verdicts_elsewhere(
-    question: Question,
+def remote_verdicts(
+    state: VerificationState,
     command: AddPartitions,
     logs: LogManager,
-    ask: AskElsewhere,
-    told: Callable[[DomainError | None], DomainError | None],
+    ask: VerifyRemotely,
+    translate: Callable[[DomainError | None], DomainError | None],
 ) -> Verdicts | asyncio.Future[None]:
     """Return the verdicts of another broker's coordinator on the partitions of ``command``.
 
     A returned future means that verdicts are missing; call again when it is done. A verdict is
     valid for an append in the same turn of the event loop. If the transaction or the leadership of
     this broker has ended since the request for a verdict, the verdict is stale and requested again.
-    ``told`` converts errors for the client.
+    ``translate`` converts errors for the client.
     """
-    notes, producer_id = question.notes, command.producer_id
+    verifications, producer_id = state.verifications, command.producer_id
     asked: list[TopicPartition] = []
-    pending: list[asyncio.Future[Refused]] = []
+    pending: list[asyncio.Future[VerificationErrors]] = []
     verdicts: dict[TopicPartition, DomainError | None] = {}
     for key in command.partitions:
-        note = notes.get(key)
-        if note is None:
+        verification = verifications.get(key)
+        if verification is None:
             asked.append(key)
-        elif not note.answer.done():
-            pending.append(note.answer)
-        elif not note.still_stands(producer_id):
-            question.ends += 1
+        elif not verification.answer.done():
+            pending.append(verification.answer)
+        elif not verification.is_current(producer_id):
+            state.transaction_ends += 1
             asked.append(key)
-        elif note.answer.cancelled():
-            verdicts[key] = told(VerificationLostError("the broker stops"))
+        elif verification.answer.cancelled():
+            verdicts[key] = translate(VerificationLostError("the broker stops"))
         else:
-            verdicts[key] = told(note.answer.result().get(key))
-    if asked and question.ends > MAX_ENDS:
-        ended = told(VerificationLostError("the transaction has ended meanwhile"))
+            verdicts[key] = translate(verification.answer.result().get(key))
+    if asked and state.transaction_ends > MAX_TRANSACTION_ENDS:
+        ended = translate(VerificationLostError("the transaction has ended meanwhile"))
         return verdicts | dict.fromkeys(asked, ended)
     if asked:
         now = AddPartitions(
@@ -170,25 +172,27 @@ def verdicts_elsewhere(
             if partition is None:
                 continue
             guard = partition.producers.guard(producer_id)
-            notes[key] = _Note(partition, partition.marks.leader_epoch, guard, answer)
+            verifications[key] = _PartitionVerification(
+                partition, partition.marks.leader_epoch, guard, answer
+            )
         pending.append(answer)
     return _all(pending) if pending else verdicts
 
 
 def _all(
-    pending: Iterable[asyncio.Future[Refused]],
+    pending: Iterable[asyncio.Future[VerificationErrors]],
 ) -> asyncio.Future[None]:
     """Return a future that is done when all of ``pending`` are."""
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     left = set(pending)
 
-    def one_less(future: asyncio.Future[Refused]) -> None:
+    def completed(future: asyncio.Future[VerificationErrors]) -> None:
         left.discard(future)
         if not left and not done.done():
             done.set_result(None)
 
     for future in list(left):
-        future.add_done_callback(one_less)
+        future.add_done_callback(completed)
     return done
 
 
@@ -203,11 +207,11 @@ def verification_error(error: DomainError | None, api: str, version: int) -> Dom
     """
     if isinstance(error, ProducerFencedError):
         return InvalidProducerEpochError(str(error))
-    if isinstance(error, TransactionAbortableError) and version < KNOWS_ABORTABLE[api]:
+    if isinstance(error, TransactionAbortableError) and version < FIRST_WITH_ABORTABLE[api]:
         return InvalidTxnStateError(str(error))
     if api == "Produce":
         retriable: tuple[type[DomainError], ...] = (ShardError, CoordinatorUnloadedError)
-        if version < ADDS_PARTITIONS[api]:
+        if version < FIRST_ADDING_PARTITIONS[api]:
             retriable += (ConcurrentTransactionsError,)
         if isinstance(error, retriable):
             return TransactionCoordinatorBusyError(str(error))

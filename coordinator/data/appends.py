@@ -109,7 +109,7 @@ Verdicts = Mapping[TopicPartition, DomainError | None]
 """For each partition, the error with which its batch is refused, or None if it may be appended."""
 
 
-Notes = dict[str, object]
+RequestState = dict[str, object]
 """State that the transaction coordinator keeps between its calls for one request; empty at first.
 """
 
@@ -126,9 +126,9 @@ class Verify(Protocol):
         producer_epoch: int,
         partitions: Sequence[TopicPartition],
         origin: Origin | None = None,
-        notes: Notes | None = None,
+        request_state: RequestState | None = None,
     ) -> Verdicts | asyncio.Future[None]:
-        """Return the verdicts, or a future: call again with the same notes once it is done."""
+        """Return the verdicts, or a future: call again with the same state once it is done."""
 
 
 class Charged(Protocol):
@@ -203,7 +203,7 @@ class Append:
     producers: set[tuple[int, int]] = field(init=False)
     """The producers of its transactional batches."""
     listed_errors: int = field(init=False, default=0)
-    notes: Notes = field(init=False, default_factory=dict)
+    request_state: RequestState = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.producers = {one for part in self.parts if (one := part.producer) is not None}
@@ -488,8 +488,10 @@ class Appends:
         if not asked:
             return verdicts
         tid, origin = append.transactional_id, append.origin
-        notes = append.notes
-        found = self._ask("Produce", append.version, tid, producer_id, epoch, asked, origin, notes)
+        request_state = append.request_state
+        found = self._ask(
+            "Produce", append.version, tid, producer_id, epoch, asked, origin, request_state
+        )
         return found if isinstance(found, asyncio.Future) else {**verdicts, **found}
 
     # --- commit ---

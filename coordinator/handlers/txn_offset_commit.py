@@ -13,7 +13,7 @@ from itertools import repeat
 from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.acl import Operation, ResourceType
-from fencepost.coordinator.data.appends import Notes
+from fencepost.coordinator.data.appends import RequestState
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import code_of, result_of
@@ -56,13 +56,13 @@ def run(ctx: Context) -> Work[Entity]:
     if not ctx.may(Operation.READ, ResourceType.GROUP, body.group_id):
         return _response(ctx, all_refused(ctx, ErrorCode.group_authorization_failed))
     closed = yield from refused_topics(ctx, Operation.READ, named_topics(body.topics))
-    notes: Notes = {}
+    request_state: RequestState = {}
     while True:
         refused, offsets = sort_out(ctx, closed, by_id=False, has_epoch=ctx.version >= 2)
         if not offsets:
             return _refused(ctx, refused, ErrorCode.none)
         try:
-            disk = _verify(ctx, notes)
+            disk = _verify(ctx, request_state)
         except DomainError as error:
             return _refused(ctx, refused, error_code(without_traceback(error)))
         if disk is None:
@@ -91,7 +91,7 @@ def _refused(ctx: Context, refused: Refusals, code: ErrorCode) -> Entity:
     return _response(ctx, filled(refused, repeat(code)))
 
 
-def _verify(ctx: Context, notes: Notes) -> asyncio.Future[None] | None:
+def _verify(ctx: Context, request_state: RequestState) -> asyncio.Future[None] | None:
     """Raise unless the transaction contains the group's partition, which TV2 adds implicitly.
 
     A returned future means that the verification is in progress or its record not yet committed;
@@ -116,7 +116,7 @@ def _verify(ctx: Context, notes: Notes) -> asyncio.Future[None] | None:
         body.producer_epoch,
         (key,),
         ctx.origin,
-        notes,
+        request_state,
     )
     if isinstance(verdicts, asyncio.Future):
         return verdicts

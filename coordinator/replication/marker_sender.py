@@ -16,7 +16,7 @@ from fencepost.coordinator.wire.errors import WireError
 from fencepost.coordinator.wire.messages import RequestFactory
 from fencepost.coordinator.wire.schema import Entity
 from fencepost.txn.commands import TopicPartition, by_topic
-from fencepost.txn.marker_queues import Marker, Send
+from fencepost.txn.marker_queues import Marker, SendMarkers
 
 _log = structlog.get_logger(__name__)
 
@@ -29,7 +29,7 @@ class MarkerSender:
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
 
-    async def send(self, send: Send) -> Codes | None:
+    async def send(self, send: SendMarkers) -> Codes | None:
         """Send markers to a broker, and return its error codes; None if it does not answer.
 
         The codes are by producer id, then by partition.

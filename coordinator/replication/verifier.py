@@ -112,7 +112,7 @@ class Verifier:
                 self._give(self.questions.withdraw(broker_id))
 
     def _send(self) -> None:
-        for ask in self.questions.sends():
+        for ask in self.questions.next_requests():
             task = spawn(self._exchange(ask), f"transactions to broker {ask.broker_id}")
             self._asking.add(task)
             task.add_done_callback(self._asking.discard)

@@ -39,8 +39,8 @@ _TRANSACTIONS: Final = (
         (
             (
                 marker_queues.MarkerQueues.answered,
-                'OUTCOMES.get(told.get(partition, ""), Outcome.RETRY)',
-                "Outcome.WRITTEN",
+                'OUTCOMES.get(errors.get(partition, ""), MarkerOutcome.RETRY)',
+                "MarkerOutcome.WRITTEN",
             ),
         ),
     ),

@@ -25,7 +25,14 @@ from fencepost.txn.commands import (
 from fencepost.txn.errors import CoordinatorUnloadedError
 from fencepost.txn.limits import TxnLimits
 from fencepost.txn.machine import TxnMachine
-from fencepost.txn.marker_queues import Codes, MarkerQueues, NoDestination, Result, Send, Written
+from fencepost.txn.marker_queues import (
+    Codes,
+    MarkerQueues,
+    NoDestination,
+    Result,
+    SendMarkers,
+    WrittenMarkers,
+)
 from tests.sim.disk import Key, end_of_transaction
 from tests.sim.groups import GROUPS_TOPIC
 from tests.sim.invariants import BrokenInvariantError
@@ -111,7 +118,7 @@ class Coordinator(Shards):
     def send_markers(self) -> None:
         """Send the queued markers to the partitions' leaders."""
         self._report(self.queues.route())
-        for send in list(self.queues.sends()):
+        for send in list(self.queues.next_requests()):
             self.broker.cluster.network.call(
                 self.broker.node,
                 f"b{send.broker_id}",
@@ -124,7 +131,7 @@ class Coordinator(Shards):
         if self.queues.unknown:
             self.broker.node.after(RETRY_MS, self._retry)
 
-    def _sent(self, send: Send, codes: Codes | None) -> None:
+    def _sent(self, send: SendMarkers, codes: Codes | None) -> None:
         if codes is None:
             self.queues.failed(send)
         else:
@@ -142,12 +149,12 @@ class Coordinator(Shards):
 
     def _report(self, results: list[Result]) -> None:
         for result in results:
-            if isinstance(result, Written) and self.shard is not None:
+            if isinstance(result, WrittenMarkers) and self.shard is not None:
                 self.shard.report(result.request.written(result.partitions))
 
     # --- markers of any coordinator ---
 
-    def mark(self, send: Send, reply: Answer) -> None:
+    def mark(self, send: SendMarkers, reply: Answer) -> None:
         """Append end markers, and answer once they are committed."""
         codes: dict[int, dict[TopicPartition, str]] = {}
         left = 1

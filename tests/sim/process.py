@@ -10,7 +10,7 @@ from fencepost.cluster.image import LocalChanges, LocalPartition, MetadataImage,
 from fencepost.cluster.isr import ReplicationView
 from fencepost.txn.errors import ProducerIdsUnavailableError
 from fencepost.txn.ids import BlockProducerIds, ProducerIdBlock
-from fencepost.txn.marker_queues import Send
+from fencepost.txn.marker_queues import SendMarkers
 from tests.sim.coordinator import Ask, Coordinator
 from tests.sim.disk import Key, ModelLog
 from tests.sim.following import Following
@@ -82,7 +82,7 @@ class Process:
             InitProducerIdless: self._new_producer_id,
             Ask: self.coordinator.ask,
             AskGroup: self.groups.ask,
-            Send: self.coordinator.mark,
+            SendMarkers: self.coordinator.mark,
         }
 
     # --- lifecycle ---

@@ -15,7 +15,7 @@ from fencepost.coordinator.runtime.background import SLICE_MS
 from fencepost.logcore.errors import StorageError
 from fencepost.logcore.machine import EndMarker, ProducerStamp
 from fencepost.txn.commands import MarkersWritten, TopicPartition, WriteMarkers
-from fencepost.txn.marker_queues import Codes, Send
+from fencepost.txn.marker_queues import Codes, SendMarkers
 from tests.support.waits import until_true
 from tests.unit.coordinator.services import Services
 
@@ -124,9 +124,9 @@ class Others:
 
     def __init__(self) -> None:
         self.may_answer = asyncio.Event()
-        self.sends: list[Send] = []
+        self.sends: list[SendMarkers] = []
 
-    async def send(self, send: Send) -> Codes | None:
+    async def send(self, send: SendMarkers) -> Codes | None:
         self.sends.append(send)
         await self.may_answer.wait()
         return {

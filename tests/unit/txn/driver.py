@@ -23,7 +23,7 @@ from fencepost.txn.commands import (
     ReserveProducerIds,
     WriteMarkers,
 )
-from fencepost.txn.epochs import Identity
+from fencepost.txn.epochs import ProducerIdentity
 from fencepost.txn.errors import ProducerIdsUnavailableError
 from fencepost.txn.limits import TxnLimits
 from fencepost.txn.machine import TxnMachine
@@ -227,8 +227,8 @@ class Driver:
 
     # -- shorthands
 
-    def init(self, identity: Identity | None = None, **fields: Any) -> Any:
-        given = identity or Identity(-1, -1)
+    def init(self, identity: ProducerIdentity | None = None, **fields: Any) -> Any:
+        given = identity or ProducerIdentity(-1, -1)
         command = InitProducerId(
             fields.pop("transactional_id", T),
             fields.pop("timeout_ms", TIMEOUT_MS),
@@ -237,14 +237,14 @@ class Driver:
         )
         return self.ask(command)
 
-    def started(self, **fields: Any) -> Identity:
+    def started(self, **fields: Any) -> ProducerIdentity:
         """Claim the id and return the identity."""
         result = self.init(**fields)
         assert isinstance(result, InitProducerIdResult), result
-        return Identity(result.producer_id, result.producer_epoch)
+        return ProducerIdentity(result.producer_id, result.producer_epoch)
 
     def add(
-        self, identity: Identity, *partitions: tuple[str, int], tv: int = 2, **fields: Any
+        self, identity: ProducerIdentity, *partitions: tuple[str, int], tv: int = 2, **fields: Any
     ) -> Any:
         transactional_id = fields.pop("transactional_id", T)
         return self.ask(
@@ -257,21 +257,23 @@ class Driver:
             )
         )
 
-    def begin(self, identity: Identity, *partitions: tuple[str, int], tv: int = 2) -> None:
+    def begin(self, identity: ProducerIdentity, *partitions: tuple[str, int], tv: int = 2) -> None:
         assert self.add(identity, *partitions, tv=tv) == AddPartitionsResult()
 
     def end(
-        self, identity: Identity, *, commit: bool, tv: int = 2, transactional_id: str = T
+        self, identity: ProducerIdentity, *, commit: bool, tv: int = 2, transactional_id: str = T
     ) -> Any:
         return self.ask(EndTxn(transactional_id, *identity, commit, tv))
 
-    def ended(self, identity: Identity, *, commit: bool, tv: int = 2) -> Identity:
+    def ended(self, identity: ProducerIdentity, *, commit: bool, tv: int = 2) -> ProducerIdentity:
         """End the transaction and return the identity for the next one."""
         result = self.end(identity, commit=commit, tv=tv)
         assert isinstance(result, EndTxnResult), result
-        return Identity(result.producer_id, result.producer_epoch)
+        return ProducerIdentity(result.producer_id, result.producer_epoch)
 
-    def transact(self, identity: Identity, *, commit: bool = True, tv: int = 2) -> Identity:
+    def transact(
+        self, identity: ProducerIdentity, *, commit: bool = True, tv: int = 2
+    ) -> ProducerIdentity:
         self.begin(identity, tv=tv)
         return self.ended(identity, commit=commit, tv=tv)
 
@@ -285,7 +287,7 @@ class Driver:
         return self.txn().state
 
     @property
-    def stored(self) -> Identity:
+    def stored(self) -> ProducerIdentity:
         return self.txn().identity
 
     def kinds(self) -> list[str]:
@@ -300,7 +302,7 @@ class Driver:
 def metadata(
     where: TransactionState,
     *,
-    identity: Identity = Identity(500, 5),  # noqa: B008 - a tuple
+    identity: ProducerIdentity = ProducerIdentity(500, 5),  # noqa: B008 - a tuple
     previous: int = 500,
     next_id: int = -1,
     partitions: Iterable[tuple[str, int]] = (A,),

@@ -38,7 +38,7 @@ from fencepost.txn.errors import (
 )
 from fencepost.txn.limits import TxnLimits
 from fencepost.txn.machine import TxnMachine
-from fencepost.txn.marker_queues import MarkerQueues, Result, Send, Written
+from fencepost.txn.marker_queues import MarkerQueues, Result, SendMarkers, WrittenMarkers
 from fencepost.txn.records import decode
 from fencepost.txn.state import check_step
 from tests.unit.txn.driver import CountingIds
@@ -159,7 +159,7 @@ class Coordinator:
 
     def report(self, results: list[Result]) -> None:
         for result in results:
-            if isinstance(result, Written) and not self.is_told:
+            if isinstance(result, WrittenMarkers) and not self.is_told:
                 self.submit(0, result.request.written(result.partitions))
 
     def fire(self) -> None:
@@ -403,7 +403,7 @@ class World:
         else:
             self.answer(token, None)
 
-    def marked(self, sender: Coordinator, send: Send) -> None:
+    def marked(self, sender: Coordinator, send: SendMarkers) -> None:
         """Deliver markers to a broker, and send its answer."""
         codes: dict[int, dict[TopicPartition, str]] = {}
         for marker in send.markers:
@@ -415,7 +415,7 @@ class World:
                 codes.setdefault(marker.end.stamp.producer_id, {})[name] = code
         self.send(lambda: self.report(sender, send, codes))
 
-    def report(self, sender: Coordinator, send: Send, codes: Mapping[int, Any]) -> None:
+    def report(self, sender: Coordinator, send: SendMarkers, codes: Mapping[int, Any]) -> None:
         if "stale" in self.bugs:
             for marker in send.markers:
                 codes = {marker.end.stamp.producer_id: dict.fromkeys(marker.partitions, "NONE")}
@@ -440,7 +440,7 @@ class World:
 
     def send_markers(self) -> None:
         for one in self.coordinators:
-            for send in list(one.queues.sends()):
+            for send in list(one.queues.next_requests()):
                 self.send(lambda one=one, send=send: self.marked(one, send))  # type: ignore[misc]
 
     def retry_markers(self) -> None:
@@ -453,7 +453,7 @@ class World:
         for one in self.coordinators:
             for destination, known in one.queues._destinations.items():
                 for number in tuple(known.sent):
-                    one.queues.failed(Send(destination, number, ()))
+                    one.queues.failed(SendMarkers(destination, number, ()))
         self.retry_markers()
 
     def fail_over(self) -> None:

@@ -11,13 +11,13 @@ from fencepost.txn.commands import TopicPartition, WriteMarkers
 from fencepost.txn.marker_queues import (
     MAX_PARTITIONS_PER_REQUEST,
     OUTCOMES,
-    Cancelled,
+    CancelledMarkers,
+    MarkerOutcome,
     MarkerQueues,
     NoDestination,
-    Outcome,
     Result,
-    Send,
-    Written,
+    SendMarkers,
+    WrittenMarkers,
 )
 
 A, B, C = ("a", 0), ("b", 0), ("b", 1)
@@ -39,10 +39,10 @@ class Bench:
         self.queues.add(request, shard)
         self.results += self.queues.route()
 
-    def sends(self) -> dict[int, Send]:
-        return {send.broker_id: send for send in self.queues.sends()}
+    def next_requests(self) -> dict[int, SendMarkers]:
+        return {send.broker_id: send for send in self.queues.next_requests()}
 
-    def answer(self, send: Send, code: str | Mapping[TopicPartition, str] = "NONE") -> None:
+    def answer(self, send: SendMarkers, code: str | Mapping[TopicPartition, str] = "NONE") -> None:
         codes: dict[int, dict[TopicPartition, str]] = {}
         for marker in send.markers:
             for partition in marker.partitions:
@@ -56,7 +56,10 @@ class Bench:
 
     def written(self) -> set[TopicPartition]:
         return {
-            one for done in self.results if isinstance(done, Written) for one in done.partitions
+            one
+            for done in self.results
+            if isinstance(done, WrittenMarkers)
+            for one in done.partitions
         }
 
 
@@ -73,16 +76,16 @@ def ending(
     )
 
 
-def partitions(send: Send) -> list[TopicPartition]:
+def partitions(send: SendMarkers) -> list[TopicPartition]:
     return [one for marker in send.markers for one in marker.partitions]
 
 
 def test_own_markers_do_not_wait_for_those_under_way(bench: Bench) -> None:
     bench.leaders[A] = 3
     bench.add(ending("t", 1, 0, EPOCH, A))
-    (first,) = bench.queues.sends()
+    (first,) = bench.queues.next_requests()
     bench.add(ending("u", 2, 0, EPOCH, A))
-    (second,) = bench.queues.sends()
+    (second,) = bench.queues.next_requests()
     assert [send.broker_id for send in (first, second)] == [3, 3]
     assert [one.transactional_id for one in second.markers] == ["u"]
     bench.answer(second)
@@ -95,23 +98,23 @@ def test_own_markers_of_each_transaction_are_written_by_themselves(bench: Bench)
     bench.leaders[A] = bench.leaders[B] = 3
     bench.add(ending("t", 1, 0, EPOCH, A, B))
     bench.add(ending("u", 2, 0, EPOCH, A))
-    sends = list(bench.queues.sends())
-    assert [(send.broker_id, partitions(send)) for send in sends] == [(3, [A, B]), (3, [A])]
+    next_requests = list(bench.queues.next_requests())
+    assert [(send.broker_id, partitions(send)) for send in next_requests] == [(3, [A, B]), (3, [A])]
 
 
 def test_the_markers_of_all_transactions_for_a_broker_go_out_with_one_request(bench: Bench) -> None:
     bench.add(ending("t", 1))
     bench.add(ending("u", 2))
-    sends = bench.sends()
-    assert partitions(sends[1]) == [A, A]
-    assert partitions(sends[2]) == [B, C, B, C]
-    assert [marker.end.stamp.producer_id for marker in sends[2].markers] == [1, 2]
-    assert bench.sends() == {}, "the next one waits for the answers"
+    next_requests = bench.next_requests()
+    assert partitions(next_requests[1]) == [A, A]
+    assert partitions(next_requests[2]) == [B, C, B, C]
+    assert [marker.end.stamp.producer_id for marker in next_requests[2].markers] == [1, 2]
+    assert bench.next_requests() == {}, "the next one waits for the answers"
     bench.add(ending("v", 3))
-    assert bench.sends() == {}
-    bench.answer(sends[1])
-    assert partitions(bench.sends()[1]) == [A]
-    bench.answer(sends[2])
+    assert bench.next_requests() == {}
+    bench.answer(next_requests[1])
+    assert partitions(bench.next_requests()[1]) == [A]
+    bench.answer(next_requests[2])
     assert bench.written() == {A, B, C}
     assert len(bench.queues) == 1
 
@@ -120,10 +123,10 @@ def test_a_large_transaction_goes_out_in_pieces(bench: Bench) -> None:
     many = tuple(("t", index) for index in range(MAX_PARTITIONS_PER_REQUEST + 1))
     bench.leaders.update(dict.fromkeys(many, 1))
     bench.add(ending("t", 1, 0, EPOCH, *many))
-    first = bench.sends()[1]
+    first = bench.next_requests()[1]
     assert len(partitions(first)) == MAX_PARTITIONS_PER_REQUEST
     bench.answer(first)
-    second = bench.sends()[1]
+    second = bench.next_requests()[1]
     assert len(partitions(second)) == 1
     bench.answer(second)
     assert bench.written() == set(many)
@@ -133,16 +136,16 @@ def test_a_large_transaction_goes_out_in_pieces(bench: Bench) -> None:
 @pytest.mark.parametrize("code", [*RETRIED, "COORDINATOR_LOAD_IN_PROGRESS", "UNKNOWN_SERVER_ERROR"])
 def test_what_may_pass_is_sent_again_to_the_leader_of_then(bench: Bench, code: str) -> None:
     bench.add(ending())
-    sends = bench.sends()
-    bench.answer(sends[2], {B: code, C: "NONE"})
+    next_requests = bench.next_requests()
+    bench.answer(next_requests[2], {B: code, C: "NONE"})
     assert bench.written() == {C}
-    assert bench.sends() == {}
+    assert bench.next_requests() == {}
     bench.leaders[B] = 3
     bench.retry()
-    again = bench.sends()
+    again = bench.next_requests()
     assert partitions(again[3]) == [B]
     bench.answer(again[3])
-    bench.answer(sends[1])
+    bench.answer(next_requests[1])
     assert bench.written() == {A, B, C}
     assert not bench.queues.unknown
 
@@ -150,7 +153,7 @@ def test_what_may_pass_is_sent_again_to_the_leader_of_then(bench: Bench, code: s
 @pytest.mark.parametrize("code", ["UNSUPPORTED_FOR_MESSAGE_FORMAT", "UNSUPPORTED_VERSION"])
 def test_a_partition_that_knows_no_markers_is_left_out(bench: Bench, code: str) -> None:
     bench.add(ending())
-    bench.answer(bench.sends()[2], {B: code, C: "NONE"})
+    bench.answer(bench.next_requests()[2], {B: code, C: "NONE"})
     assert bench.written() == {B, C}
 
 
@@ -158,50 +161,52 @@ def test_a_partition_that_knows_no_markers_is_left_out(bench: Bench, code: str) 
 def test_a_fenced_transaction_is_left_to_whoever_has_it(bench: Bench, code: str) -> None:
     request = ending()
     bench.add(request)
-    sends = bench.sends()
-    bench.answer(sends[2], {B: "NOT_LEADER_OR_FOLLOWER", C: code})
-    assert bench.results == [Cancelled(request, f"b-1: {code}")]
-    bench.answer(sends[1])
+    next_requests = bench.next_requests()
+    bench.answer(next_requests[2], {B: "NOT_LEADER_OR_FOLLOWER", C: code})
+    assert bench.results == [CancelledMarkers(request, f"b-1: {code}")]
+    bench.answer(next_requests[1])
     bench.retry()
-    assert bench.sends() == {}
+    assert bench.next_requests() == {}
     assert bench.written() == set()
     assert len(bench.queues) == 0
 
 
 def test_the_table_has_every_error_that_kafka_knows_here() -> None:
-    assert {code for code, outcome in OUTCOMES.items() if outcome is Outcome.RETRY} == set(RETRIED)
+    assert {code for code, outcome in OUTCOMES.items() if outcome is MarkerOutcome.RETRY} == set(
+        RETRIED
+    )
     assert len(OUTCOMES) == 11
 
 
 def test_a_producer_that_the_answer_leaves_out_is_sent_again(bench: Bench) -> None:
     bench.add(ending("t", 1, 0, EPOCH, A))
-    bench.results += bench.queues.answered(bench.sends()[1], {})
+    bench.results += bench.queues.answered(bench.next_requests()[1], {})
     bench.retry()
-    assert partitions(bench.sends()[1]) == [A]
+    assert partitions(bench.next_requests()[1]) == [A]
 
 
 def test_a_lost_connection_has_all_of_it_sent_again(bench: Bench) -> None:
     bench.add(ending())
-    sends = bench.sends()
-    bench.queues.failed(sends[2])
+    next_requests = bench.next_requests()
+    bench.queues.failed(next_requests[2])
     assert bench.queues.unknown == 2
     bench.leaders[B] = 1
     bench.retry()
-    assert partitions(bench.sends()[2]) == [C]
-    bench.answer(sends[1])
-    assert partitions(bench.sends()[1]) == [B]
+    assert partitions(bench.next_requests()[2]) == [C]
+    bench.answer(next_requests[1])
+    assert partitions(bench.next_requests()[1]) == [B]
 
 
 def test_without_a_leader_a_marker_waits(bench: Bench) -> None:
     bench.leaders[B] = NoDestination.NO_LEADER
     bench.add(ending("t", 1, 0, EPOCH, B))
-    assert bench.sends() == {}
+    assert bench.next_requests() == {}
     assert bench.queues.unknown == 1
     bench.retry()
     assert bench.queues.unknown == 1
     bench.leaders[B] = 2
     bench.retry()
-    bench.answer(bench.sends()[2])
+    bench.answer(bench.next_requests()[2])
     assert bench.written() == {B}
 
 
@@ -217,12 +222,12 @@ def test_a_deleted_partition_needs_no_marker(bench: Bench) -> None:
     bench.leaders[B] = NoDestination.NO_PARTITION
     bench.add(ending())
     assert bench.written() == {B}
-    sends = bench.sends()
-    bench.answer(sends[2], "UNKNOWN_TOPIC_OR_PARTITION")
+    next_requests = bench.next_requests()
+    bench.answer(next_requests[2], "UNKNOWN_TOPIC_OR_PARTITION")
     bench.leaders[C] = NoDestination.NO_PARTITION
     bench.retry()
     assert bench.written() == {B, C}
-    bench.answer(sends[1])
+    bench.answer(next_requests[1])
     assert len(bench.queues) == 0
 
 
@@ -233,7 +238,7 @@ def test_nothing_is_reported_or_sent_under_another_coordinator_epoch(
 ) -> None:
     bench.leaders[A] = NoDestination.NO_LEADER if how == "waiting" else 1
     bench.add(ending("t", 1, 0, EPOCH, A))
-    send = bench.sends().get(1) if how in {"answered", "failed"} else None
+    send = bench.next_requests().get(1) if how in {"answered", "failed"} else None
     if epoch is None:
         del bench.epochs[SHARD]
     else:
@@ -244,7 +249,7 @@ def test_nothing_is_reported_or_sent_under_another_coordinator_epoch(
         bench.queues.failed(send)
     bench.leaders[A] = 1
     bench.retry()
-    assert bench.sends() == {}
+    assert bench.next_requests() == {}
     assert bench.results == []
     assert len(bench.queues) == 0
 
@@ -252,57 +257,57 @@ def test_nothing_is_reported_or_sent_under_another_coordinator_epoch(
 def test_a_shard_takes_its_markers_with_it(bench: Bench) -> None:
     bench.add(ending("t", 1))
     bench.add(ending("u", 2), SHARD + 1)
-    sends = bench.sends()
+    next_requests = bench.next_requests()
     bench.add(ending("v", 3))
     bench.queues.unload(SHARD)
-    bench.answer(sends[1])
-    bench.answer(sends[2])
+    bench.answer(next_requests[1])
+    bench.answer(next_requests[2])
     assert {one.request.transactional_id for one in bench.results} == {"u"}
-    assert bench.sends() == {}
+    assert bench.next_requests() == {}
 
 
 def test_an_answer_to_the_former_transaction_says_nothing_of_this_one(bench: Bench) -> None:
     """Under TV1 both have the same identity."""
     former, this = ending(number=1), ending(number=2)
     bench.add(former)
-    sends = bench.sends()
+    next_requests = bench.next_requests()
     bench.add(this)
-    bench.answer(sends[1])
-    bench.answer(sends[2])
+    bench.answer(next_requests[1])
+    bench.answer(next_requests[2])
     assert bench.results == []
-    again = bench.sends()
+    again = bench.next_requests()
     bench.answer(again[1])
     bench.answer(again[2])
     assert [one.request for one in bench.results] == [this, this]
-    bench.answer(sends[2])
+    bench.answer(next_requests[2])
     assert len(bench.results) == 2
 
 
 def test_a_request_to_a_broker_that_leads_nothing_of_it_any_more_is_over(bench: Bench) -> None:
     """The broker may be dead; waiting for it would block the transaction."""
     bench.add(ending())
-    sends = bench.sends()
+    next_requests = bench.next_requests()
     bench.leaders[B] = bench.leaders[C] = 3
     assert bench.queues.leaders_changed() == [2]
     assert bench.queues.route() == []
-    again = bench.sends()
+    again = bench.next_requests()
     assert partitions(again[3]) == [B, C]
     bench.answer(again[3])
-    bench.answer(sends[2], "TRANSACTION_COORDINATOR_FENCED")  # the late answer
-    bench.answer(sends[1])
+    bench.answer(next_requests[2], "TRANSACTION_COORDINATOR_FENCED")  # the late answer
+    bench.answer(next_requests[1])
     assert bench.written() == {A, B, C}
-    assert all(isinstance(one, Written) for one in bench.results)
+    assert all(isinstance(one, WrittenMarkers) for one in bench.results)
 
 
 def test_what_is_queued_follows_its_leader(bench: Bench) -> None:
     bench.add(ending("t", 1))
-    sends = bench.sends()
+    next_requests = bench.next_requests()
     bench.add(ending("u", 2))
     bench.leaders[B] = 1
     assert bench.queues.leaders_changed() == []
     assert bench.queues.route() == []
-    bench.answer(sends[1])
-    bench.answer(sends[2])
-    later = bench.sends()
+    bench.answer(next_requests[1])
+    bench.answer(next_requests[2])
+    later = bench.next_requests()
     assert partitions(later[1]) == [A, B]
     assert partitions(later[2]) == [C]

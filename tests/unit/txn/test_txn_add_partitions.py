@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from fencepost.txn.commands import AddPartitions, AddPartitionsResult, InitProducerId
-from fencepost.txn.epochs import Identity
+from fencepost.txn.epochs import ProducerIdentity
 from fencepost.txn.errors import (
     ConcurrentTransactionsError,
     InvalidProducerIdMappingError,
@@ -22,7 +22,7 @@ from fencepost.txn.state import TransactionState
 from tests.unit.txn.driver import START_MS, TIMEOUT_MS, A, B, C, Driver, S, metadata
 
 REST = [S.EMPTY, S.COMPLETE_COMMIT, S.COMPLETE_ABORT]
-STORED = Identity(500, 5)
+STORED = ProducerIdentity(500, 5)
 BOTH = pytest.mark.parametrize("verify", [False, True])
 
 
@@ -31,24 +31,24 @@ def test_refusals_in_order(shard: Callable[..., Driver], verify: bool) -> None:
     driver = shard(hold=True)
     driver.place(metadata(S.ONGOING))
 
-    def ask(identity: Identity, transactional_id: str = "orders-1") -> type:
+    def ask(identity: ProducerIdentity, transactional_id: str = "orders-1") -> type:
         return type(driver.add(identity, B, transactional_id=transactional_id, verify_only=verify))
 
     before = driver.machine.digest()
     assert ask(STORED, "") is InvalidTxnRequestError
     assert ask(STORED, "unknown") is InvalidProducerIdMappingError
-    assert ask(Identity(501, 5)) is InvalidProducerIdMappingError
-    assert ask(Identity(500, 4)) is ProducerFencedError
-    assert ask(Identity(500, 6)) is ProducerFencedError
-    assert ask(Identity(500, -1)) is ProducerFencedError
+    assert ask(ProducerIdentity(501, 5)) is InvalidProducerIdMappingError
+    assert ask(ProducerIdentity(500, 4)) is ProducerFencedError
+    assert ask(ProducerIdentity(500, 6)) is ProducerFencedError
+    assert ask(ProducerIdentity(500, -1)) is ProducerFencedError
     assert driver.machine.digest() == before
 
 
 @BOTH
-@pytest.mark.parametrize("identity", [STORED, Identity(500, 4), Identity(501, 0)])
+@pytest.mark.parametrize("identity", [STORED, ProducerIdentity(500, 4), ProducerIdentity(501, 0)])
 @pytest.mark.parametrize("where", [S.PREPARE_COMMIT, S.PREPARE_ABORT])
 def test_completion_has_to_end_first(
-    shard: Callable[..., Driver], where: TransactionState, identity: Identity, verify: bool
+    shard: Callable[..., Driver], where: TransactionState, identity: ProducerIdentity, verify: bool
 ) -> None:
     driver = shard(hold=True)
     driver.place(metadata(where))
@@ -62,10 +62,10 @@ def test_a_prepared_transaction_that_nobody_completes_still_refuses(
 ) -> None:
     driver = Driver()
     driver.place(metadata(S.ONGOING))
-    ended = encode("orders-1", metadata(S.PREPARE_COMMIT, identity=Identity(500, 6)), 2)
+    ended = encode("orders-1", metadata(S.PREPARE_COMMIT, identity=ProducerIdentity(500, 6)), 2)
     driver.machine.replay(ended, len(driver.log), START_MS, None)
     assert not driver.machine.is_pending("orders-1")
-    add = AddPartitions("orders-1", *Identity(500, 6), (A,), verify_only=verify)
+    add = AddPartitions("orders-1", *ProducerIdentity(500, 6), (A,), verify_only=verify)
     for request in (add, InitProducerId("orders-1", TIMEOUT_MS)):
         with pytest.raises(ConcurrentTransactionsError):
             driver.machine.decide(1, request, START_MS)
@@ -147,5 +147,5 @@ def test_partitions_per_transaction_have_a_limit(shard: Callable[..., Driver]) -
 
 def test_nobody_produces_at_the_coordinators_epoch(shard: Callable[..., Driver]) -> None:
     driver = shard()
-    driver.place(metadata(S.COMPLETE_ABORT, identity=Identity(500, 32_767)))
-    assert type(driver.add(Identity(500, 32_767))) is ProducerFencedError
+    driver.place(metadata(S.COMPLETE_ABORT, identity=ProducerIdentity(500, 32_767)))
+    assert type(driver.add(ProducerIdentity(500, 32_767))) is ProducerFencedError

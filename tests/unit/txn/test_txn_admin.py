@@ -13,7 +13,7 @@ from fencepost.txn.commands import (
     ListedTransaction,
     ListTransactions,
 )
-from fencepost.txn.epochs import Identity
+from fencepost.txn.epochs import ProducerIdentity
 from fencepost.txn.errors import (
     InvalidProducerIdMappingError,
     InvalidTxnRequestError,
@@ -27,9 +27,9 @@ from tests.unit.txn.driver import START_MS, TIMEOUT_MS, A, B, Driver, S, T, meta
 @pytest.fixture
 def three(shard: Callable[..., Driver]) -> Driver:
     driver = shard(hold=True)
-    driver.place(metadata(S.EMPTY, identity=Identity(1, 0)), "orders-a")
-    driver.place(metadata(S.ONGOING, identity=Identity(2, 0)), "orders-b")
-    driver.place(metadata(S.PREPARE_COMMIT, identity=Identity(3, 0)), "payments")
+    driver.place(metadata(S.EMPTY, identity=ProducerIdentity(1, 0)), "orders-a")
+    driver.place(metadata(S.ONGOING, identity=ProducerIdentity(2, 0)), "orders-b")
+    driver.place(metadata(S.PREPARE_COMMIT, identity=ProducerIdentity(3, 0)), "payments")
     return driver
 
 
@@ -109,9 +109,10 @@ def test_ids_at_rest_expire(shard: Callable[..., Driver], where: TransactionStat
     assert len(driver.machine) == 0
     for tv in (0, 2):
         assert (
-            type(driver.end(Identity(500, 5), commit=False, tv=tv)) is InvalidProducerIdMappingError
+            type(driver.end(ProducerIdentity(500, 5), commit=False, tv=tv))
+            is InvalidProducerIdMappingError
         )
-        assert type(driver.add(Identity(500, 5), tv=tv)) is InvalidProducerIdMappingError
+        assert type(driver.add(ProducerIdentity(500, 5), tv=tv)) is InvalidProducerIdMappingError
     driver.reload()
     assert driver.started() == (1000, 0)
 

@@ -6,8 +6,8 @@ from itertools import product
 import pytest
 
 from fencepost.txn.commands import EndTxn, EndTxnResult
-from fencepost.txn.end_txn import TV1_TABLE, TV2_TABLE, Verdict, relate, verdict
-from fencepost.txn.epochs import Identity, Relation
+from fencepost.txn.end_txn import TV1_TABLE, TV2_TABLE, EndTxnVerdict, relate, verdict
+from fencepost.txn.epochs import EpochRelation, ProducerIdentity
 from fencepost.txn.errors import (
     ConcurrentTransactionsError,
     InvalidProducerIdMappingError,
@@ -21,9 +21,9 @@ from fencepost.txn.records import encode
 from fencepost.txn.state import TransactionState
 from tests.unit.txn.driver import A, Driver, S, metadata
 
-STORED = Identity(500, 5)
+STORED = ProducerIdentity(500, 5)
 DURABLE = [one for one in S if one <= S.COMPLETE_ABORT]
-END, DONE, WAIT, ILLEGAL, FENCED = Verdict
+END, DONE, WAIT, ILLEGAL, FENCED = EndTxnVerdict
 ANSWERS = {
     END: EndTxnResult,
     DONE: EndTxnResult,
@@ -70,9 +70,9 @@ def _placed(shard: Callable[..., Driver], where: TransactionState, tv: int) -> D
 
 def test_tables_are_complete() -> None:
     assert set(TV1_TABLE) == set(product(DURABLE, (True, False)))
-    relations = (Relation.CURRENT, Relation.RETRY)
+    relations = (EpochRelation.CURRENT, EpochRelation.RETRY)
     assert set(TV2_TABLE) == set(product(DURABLE, (True, False), relations))
-    assert set(TV1_TABLE.values()) | set(TV2_TABLE.values()) == set(Verdict)
+    assert set(TV1_TABLE.values()) | set(TV2_TABLE.values()) == set(EndTxnVerdict)
 
 
 @pytest.mark.parametrize(("where", "commit", "behind", "expected"), TV2_CELLS)
@@ -81,31 +81,33 @@ def test_tv2_cell(
     where: TransactionState,
     commit: bool,
     behind: int,
-    expected: Verdict,
+    expected: EndTxnVerdict,
 ) -> None:
     request = EndTxn("orders-1", 500, 5 + behind, commit, 2)
     assert _verdict(where, request) is expected
-    _check_cell(_placed(shard, where, 2), request, expected, bumped=Identity(500, 6))
+    _check_cell(_placed(shard, where, 2), request, expected, bumped=ProducerIdentity(500, 6))
 
 
 @pytest.mark.parametrize(("where", "commit", "expected"), TV1_CELLS)
 def test_tv1_cell(
-    shard: Callable[..., Driver], where: TransactionState, commit: bool, expected: Verdict
+    shard: Callable[..., Driver], where: TransactionState, commit: bool, expected: EndTxnVerdict
 ) -> None:
     request = EndTxn("orders-1", *STORED, commit, 0)
     assert _verdict(where, request) is expected
     _check_cell(_placed(shard, where, 0), request, expected, bumped=STORED)
 
 
-def _verdict(where: TransactionState, request: EndTxn) -> Verdict:
+def _verdict(where: TransactionState, request: EndTxn) -> EndTxnVerdict:
     version = request.client_transaction_version
     txn = metadata(where, identity=STORED, tv=version)
-    sender = Identity(request.producer_id, request.producer_epoch)
+    sender = ProducerIdentity(request.producer_id, request.producer_epoch)
     relation = relate(sender, txn, version)
     return verdict(where, commit=request.commit, relation=relation, transaction_version=version)
 
 
-def _check_cell(driver: Driver, request: EndTxn, expected: Verdict, bumped: Identity) -> None:
+def _check_cell(
+    driver: Driver, request: EndTxn, expected: EndTxnVerdict, bumped: ProducerIdentity
+) -> None:
     before, log = driver.machine.digest(), len(driver.log)
     if driver.machine.is_pending("orders-1"):
         expected = WAIT  # for any request, as a prepared transaction is always being completed
@@ -135,7 +137,7 @@ def test_other_epochs_are_fenced(
     assert _verdict(where, EndTxn("orders-1", 500, epoch, commit, tv)) is FENCED
     driver = _placed(shard, where, tv)
     before = driver.machine.digest()
-    answer = driver.end(Identity(500, epoch), commit=commit, tv=tv)
+    answer = driver.end(ProducerIdentity(500, epoch), commit=commit, tv=tv)
     assert driver.machine.digest() == before
     if tv == 2 and driver.machine.is_pending("orders-1"):
         assert type(answer) is ConcurrentTransactionsError
@@ -149,8 +151,8 @@ def test_other_epochs_are_fenced(
 def test_other_producer_ids_are_unknown(
     shard: Callable[..., Driver], where: TransactionState, tv: int
 ) -> None:
-    other = Identity(501, 5)
-    assert relate(other, metadata(where, identity=STORED, tv=tv), tv) is Relation.OTHER_ID
+    other = ProducerIdentity(501, 5)
+    assert relate(other, metadata(where, identity=STORED, tv=tv), tv) is EpochRelation.OTHER_ID
     driver = _placed(shard, where, tv)
     answer = driver.end(other, commit=True, tv=tv)
     if tv == 2 and driver.machine.is_pending("orders-1"):
@@ -168,9 +170,11 @@ def test_empty_id_is_invalid(shard: Callable[..., Driver], tv: int) -> None:
 
 
 @pytest.mark.parametrize("commit", [True, False])
-@pytest.mark.parametrize("given", [Identity(1000, 0), Identity(1000, 1), Identity(77, 3)])
+@pytest.mark.parametrize(
+    "given", [ProducerIdentity(1000, 0), ProducerIdentity(1000, 1), ProducerIdentity(77, 3)]
+)
 def test_tv2_waits_for_the_completion_before_it_looks_at_the_identity(
-    shard: Callable[..., Driver], commit: bool, given: Identity
+    shard: Callable[..., Driver], commit: bool, given: ProducerIdentity
 ) -> None:
     driver = shard(hold=True)
     identity = driver.started()
@@ -188,8 +192,11 @@ def test_tv1_looks_at_the_identity_before_it_waits(
     driver.begin(identity, tv=0)
     driver.ended(identity, commit=True, tv=0)
     assert type(driver.end(identity, commit=commit, tv=0)) is ConcurrentTransactionsError
-    assert type(driver.end(Identity(1000, 7), commit=commit, tv=0)) is ProducerFencedError
-    assert type(driver.end(Identity(7, 0), commit=commit, tv=0)) is InvalidProducerIdMappingError
+    assert type(driver.end(ProducerIdentity(1000, 7), commit=commit, tv=0)) is ProducerFencedError
+    assert (
+        type(driver.end(ProducerIdentity(7, 0), commit=commit, tv=0))
+        is InvalidProducerIdMappingError
+    )
 
 
 @pytest.mark.parametrize("commit", [True, False])
@@ -239,7 +246,7 @@ def test_tv2_abort_of_nothing_orders_no_partition_but_completes(
     assert driver.txn().start_ms == driver.now_ms
     driver.write_markers()
     assert driver.state is S.COMPLETE_ABORT
-    assert driver.ended(Identity(500, 6), commit=False) == (500, 7)
+    assert driver.ended(ProducerIdentity(500, 6), commit=False) == (500, 7)
     driver.write_markers()
 
 
@@ -254,21 +261,21 @@ def test_a_tv1_commit_is_not_confirmed_to_the_producer_it_fenced(
     successor = driver.started()
     driver.begin(successor, tv=0)
     driver.ended(successor, commit=True, tv=0)
-    behind = Identity(successor.producer_id, successor.epoch - 1)
+    behind = ProducerIdentity(successor.producer_id, successor.epoch - 1)
     assert type(driver.end(behind, commit=True, tv=2)) is ProducerFencedError
     assert type(driver.end(zombie, commit=True, tv=2)) is ProducerFencedError
 
 
 def test_without_a_producer_id_the_last_epoch_can_not_be_left(shard: Callable[..., Driver]) -> None:
     driver = shard()
-    driver.place(metadata(S.ONGOING, identity=Identity(500, 32_766)))
+    driver.place(metadata(S.ONGOING, identity=ProducerIdentity(500, 32_766)))
     before = driver.machine.digest()
     driver.ids.available = False
-    answer = driver.end(Identity(500, 32_766), commit=True)
+    answer = driver.end(ProducerIdentity(500, 32_766), commit=True)
     assert type(answer) is ProducerIdsUnavailableError
     assert driver.machine.digest() == before
     driver.ids.available = True
-    assert driver.ended(Identity(500, 32_766), commit=True) == (1000, 0)
+    assert driver.ended(ProducerIdentity(500, 32_766), commit=True) == (1000, 0)
 
 
 def test_prepare_is_recorded_before_markers_are_ordered() -> None:

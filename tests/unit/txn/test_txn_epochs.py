@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fencepost.logcore.machine import InvariantViolation, ProducerStamp
 from fencepost.txn import epochs
 from fencepost.txn.commands import EndTxnResult, InitProducerIdResult
-from fencepost.txn.epochs import Claim, Identity, Relation
+from fencepost.txn.epochs import EpochClaim, EpochRelation, ProducerIdentity
 from fencepost.txn.errors import (
     ConcurrentTransactionsError,
     InvalidProducerIdMappingError,
@@ -18,7 +18,7 @@ from fencepost.txn.errors import (
 )
 from tests.unit.txn.driver import TIMEOUT_MS, A, Driver, S, metadata
 
-OLD = Identity(500, 32_766)
+OLD = ProducerIdentity(500, 32_766)
 
 
 def test_bump_ends_at_int16() -> None:
@@ -38,72 +38,74 @@ def test_exhaustion(epoch: int, used_up: bool) -> None:
 @pytest.mark.parametrize(
     ("request_", "stored", "previous", "tv1", "tv2"),
     [
-        ((5, 3), (5, 3), 5, Relation.CURRENT, Relation.CURRENT),
-        ((5, 2), (5, 3), 5, Relation.FENCED, Relation.RETRY),
-        ((5, 1), (5, 3), 5, Relation.FENCED, Relation.FENCED),
-        ((5, 4), (5, 3), 5, Relation.FENCED, Relation.FENCED),
-        ((5, 32_766), (5, 32_767), 5, Relation.FENCED, Relation.RETRY),
-        ((4, 32_766), (5, 0), 4, Relation.OTHER_ID, Relation.RETRY),
-        ((4, 32_766), (5, 1), 4, Relation.OTHER_ID, Relation.OTHER_ID),
-        ((4, 32_765), (5, 0), 4, Relation.OTHER_ID, Relation.OTHER_ID),
-        ((3, 32_766), (5, 0), 4, Relation.OTHER_ID, Relation.OTHER_ID),
-        ((4, 3), (5, 3), 4, Relation.OTHER_ID, Relation.OTHER_ID),
-        ((4, 2), (5, 3), 4, Relation.OTHER_ID, Relation.OTHER_ID),
-        ((5, 32_766), (5, 0), 5, Relation.FENCED, Relation.FENCED),
+        ((5, 3), (5, 3), 5, EpochRelation.CURRENT, EpochRelation.CURRENT),
+        ((5, 2), (5, 3), 5, EpochRelation.FENCED, EpochRelation.RETRY),
+        ((5, 1), (5, 3), 5, EpochRelation.FENCED, EpochRelation.FENCED),
+        ((5, 4), (5, 3), 5, EpochRelation.FENCED, EpochRelation.FENCED),
+        ((5, 32_766), (5, 32_767), 5, EpochRelation.FENCED, EpochRelation.RETRY),
+        ((4, 32_766), (5, 0), 4, EpochRelation.OTHER_ID, EpochRelation.RETRY),
+        ((4, 32_766), (5, 1), 4, EpochRelation.OTHER_ID, EpochRelation.OTHER_ID),
+        ((4, 32_765), (5, 0), 4, EpochRelation.OTHER_ID, EpochRelation.OTHER_ID),
+        ((3, 32_766), (5, 0), 4, EpochRelation.OTHER_ID, EpochRelation.OTHER_ID),
+        ((4, 3), (5, 3), 4, EpochRelation.OTHER_ID, EpochRelation.OTHER_ID),
+        ((4, 2), (5, 3), 4, EpochRelation.OTHER_ID, EpochRelation.OTHER_ID),
+        ((5, 32_766), (5, 0), 5, EpochRelation.FENCED, EpochRelation.FENCED),
     ],
 )
 def test_relations(
     request_: tuple[int, int],
     stored: tuple[int, int],
     previous: int,
-    tv1: Relation,
-    tv2: Relation,
+    tv1: EpochRelation,
+    tv2: EpochRelation,
 ) -> None:
-    assert epochs.relate_tv1(Identity(*request_), Identity(*stored)) is tv1
-    assert epochs.relate_tv2(Identity(*request_), Identity(*stored), previous) is tv2
+    assert epochs.relate_tv1(ProducerIdentity(*request_), ProducerIdentity(*stored)) is tv1
+    assert (
+        epochs.relate_tv2(ProducerIdentity(*request_), ProducerIdentity(*stored), previous) is tv2
+    )
 
 
 @pytest.mark.parametrize(
     ("given_", "stored", "last", "verdict"),
     [
-        (None, (5, -1), None, Claim.BUMP),
-        ((9, 9), (5, -1), None, Claim.BUMP),
-        (None, (5, 3), None, Claim.BUMP),
-        (None, (5, 3), (5, 2), Claim.BUMP),
-        (None, (5, 32_766), None, Claim.ROTATE),
-        (None, (5, 32_767), None, Claim.ROTATE),
-        ((5, 32_766), (5, 32_766), None, Claim.ROTATE),
-        ((5, 3), (5, 3), None, Claim.BUMP),
-        ((5, 2), (5, 3), (5, 2), Claim.REPEAT),
-        ((5, 2), (5, 3), None, Claim.FENCED),
-        ((5, 2), (5, 3), (5, 1), Claim.FENCED),
-        ((4, 32_766), (5, 0), (4, 32_766), Claim.REPEAT),
-        ((4, 32_766), (5, 0), None, Claim.FENCED),
-        ((5, 32_765), (5, 32_766), (5, 32_765), Claim.REPEAT),
-        ((5, 32_765), (5, 32_766), None, Claim.FENCED),
+        (None, (5, -1), None, EpochClaim.BUMP),
+        ((9, 9), (5, -1), None, EpochClaim.BUMP),
+        (None, (5, 3), None, EpochClaim.BUMP),
+        (None, (5, 3), (5, 2), EpochClaim.BUMP),
+        (None, (5, 32_766), None, EpochClaim.ROTATE),
+        (None, (5, 32_767), None, EpochClaim.ROTATE),
+        ((5, 32_766), (5, 32_766), None, EpochClaim.ROTATE),
+        ((5, 3), (5, 3), None, EpochClaim.BUMP),
+        ((5, 2), (5, 3), (5, 2), EpochClaim.REPEAT),
+        ((5, 2), (5, 3), None, EpochClaim.FENCED),
+        ((5, 2), (5, 3), (5, 1), EpochClaim.FENCED),
+        ((4, 32_766), (5, 0), (4, 32_766), EpochClaim.REPEAT),
+        ((4, 32_766), (5, 0), None, EpochClaim.FENCED),
+        ((5, 32_765), (5, 32_766), (5, 32_765), EpochClaim.REPEAT),
+        ((5, 32_765), (5, 32_766), None, EpochClaim.FENCED),
         # The former producer id with the present one's epoch is not the owner.
-        ((4, 32_766), (5, 32_766), (5, 32_765), Claim.FENCED),
+        ((4, 32_766), (5, 32_766), (5, 32_765), EpochClaim.FENCED),
     ],
 )
 def test_claims(
     given_: tuple[int, int] | None,
     stored: tuple[int, int],
     last: tuple[int, int] | None,
-    verdict: Claim,
+    verdict: EpochClaim,
 ) -> None:
     found = epochs.claim(
-        Identity(*given_) if given_ else None,
-        Identity(*stored),
-        Identity(*last) if last else None,
+        ProducerIdentity(*given_) if given_ else None,
+        ProducerIdentity(*stored),
+        ProducerIdentity(*last) if last else None,
     )
     assert found is verdict
 
 
 @given(st.integers(-1, 32_767), st.integers(-1, 32_767))
 def test_only_one_epoch_is_current_and_at_most_one_a_retry(asked: int, stored: int) -> None:
-    relation = epochs.relate_tv2(Identity(1, asked), Identity(1, stored), 1)
-    assert (relation is Relation.CURRENT) == (asked == stored)
-    assert (relation is Relation.RETRY) == (asked == stored - 1)
+    relation = epochs.relate_tv2(ProducerIdentity(1, asked), ProducerIdentity(1, stored), 1)
+    assert (relation is EpochRelation.CURRENT) == (asked == stored)
+    assert (relation is EpochRelation.RETRY) == (asked == stored - 1)
 
 
 # -- the end of the epochs, through the machine
@@ -123,7 +125,7 @@ def test_tv2_end_at_the_last_epoch_moves_to_a_new_producer_id(
     if hold:
         txn = driver.txn()
         assert (txn.identity, txn.next_producer_id) == ((500, 32_767), 1000)
-        for identity in (OLD, Identity(1000, 0), Identity(500, 32_767)):
+        for identity in (OLD, ProducerIdentity(1000, 0), ProducerIdentity(500, 32_767)):
             assert type(driver.end(identity, commit=commit)) is ConcurrentTransactionsError
             assert type(driver.add(identity)) is ConcurrentTransactionsError
         driver.reload()
@@ -133,8 +135,8 @@ def test_tv2_end_at_the_last_epoch_moves_to_a_new_producer_id(
     # A retry after a lost response gets the same result; the other outcome is refused.
     assert driver.end(OLD, commit=commit) == answer
     assert type(driver.end(OLD, commit=not commit)) is InvalidTransactionStateError
-    driver.begin(Identity(1000, 0))
-    driver.ended(Identity(1000, 0), commit=True)
+    driver.begin(ProducerIdentity(1000, 0))
+    driver.ended(ProducerIdentity(1000, 0), commit=True)
     driver.write_markers()
 
 
@@ -144,7 +146,7 @@ def test_kafka_18660_ten_transactions_over_the_end_of_the_epochs(
     shard: Callable[..., Driver], tv: int, start: int
 ) -> None:
     driver = shard(transaction_version=tv)
-    driver.place(metadata(S.COMPLETE_COMMIT, identity=Identity(500, start), tv=tv))
+    driver.place(metadata(S.COMPLETE_COMMIT, identity=ProducerIdentity(500, start), tv=tv))
     identity = driver.started()
     seen = [identity]
     for number in range(10):
@@ -154,9 +156,9 @@ def test_kafka_18660_ten_transactions_over_the_end_of_the_epochs(
             assert following == identity
         else:
             expected = (
-                Identity(1000, 0)
+                ProducerIdentity(1000, 0)
                 if identity.epoch == 32_766
-                else Identity(identity[0], identity[1] + 1)
+                else ProducerIdentity(identity[0], identity[1] + 1)
             )
             assert following == expected
         assert driver.stored == following
@@ -175,7 +177,7 @@ def test_kafka_19367_a_fence_near_the_end_never_overflows(
     shard: Callable[..., Driver], tv: int, epoch: int, cause: str
 ) -> None:
     driver = shard(transaction_version=tv)
-    driver.place(metadata(S.ONGOING, identity=Identity(500, epoch), tv=tv))
+    driver.place(metadata(S.ONGOING, identity=ProducerIdentity(500, epoch), tv=tv))
     if cause == "timeout":
         driver.advance(TIMEOUT_MS + 1)
         assert driver.state is S.COMPLETE_ABORT
@@ -200,7 +202,7 @@ def test_a_tv2_producer_timed_out_at_the_last_epoch_may_go_on(shard: Callable[..
     assert driver.end(OLD, commit=False) == EndTxnResult(1000, 0)
     for _ in range(3):
         assert driver.init(OLD) == InitProducerIdResult(1000, 0)
-    driver.transact(Identity(1000, 0))
+    driver.transact(ProducerIdentity(1000, 0))
 
 
 @pytest.mark.parametrize("hold", [True, False])
@@ -220,7 +222,7 @@ def test_kafka_20090_delayed_abort_does_not_keep_an_expired_producer_at_the_last
     assert driver.end(OLD, commit=False) == EndTxnResult(1000, 0)
     assert driver.init() == InitProducerIdResult(1000, 1)
     assert type(driver.end(OLD, commit=False)) is InvalidProducerIdMappingError
-    driver.transact(Identity(1000, 1))
+    driver.transact(ProducerIdentity(1000, 1))
 
 
 @pytest.mark.parametrize("commit", [True, False])
@@ -229,7 +231,7 @@ def test_kafka_20090_transaction_left_open_at_the_highest_epoch_recovers(
 ) -> None:
     """A broker with KAFKA-20090 leaves such a record, and a producer that does not know of it."""
     driver = shard(hold=True)
-    driver.place(metadata(S.ONGOING, identity=Identity(500, 32_767), partitions=[A]))
+    driver.place(metadata(S.ONGOING, identity=ProducerIdentity(500, 32_767), partitions=[A]))
     assert type(driver.end(OLD, commit=commit)) is ProducerFencedError
     driver.advance(TIMEOUT_MS + 1)
     assert driver.orders[-1].stamp == ProducerStamp(500, 32_767)
@@ -243,7 +245,7 @@ def test_kafka_20090_transaction_left_open_at_the_highest_epoch_recovers(
 def test_a_producer_left_at_the_highest_epoch_recovers(shard: Callable[..., Driver]) -> None:
     """A broker with KAFKA-19367 may have written such a record; this broker never does."""
     driver = shard()
-    driver.place(metadata(S.PREPARE_ABORT, identity=Identity(500, 32_767)))
+    driver.place(metadata(S.PREPARE_ABORT, identity=ProducerIdentity(500, 32_767)))
     assert driver.stored == (500, 32_767)
     assert driver.init() == InitProducerIdResult(1000, 0)
 
@@ -254,7 +256,7 @@ def test_the_previous_owner_of_the_last_epoch_is_not_the_new_one(
     driver = shard()
     driver.place(metadata(S.ONGOING, identity=OLD))
     driver.ended(OLD, commit=True)
-    driver.begin(Identity(1000, 0))
+    driver.begin(ProducerIdentity(1000, 0))
     assert type(driver.end(OLD, commit=True)) is InvalidProducerIdMappingError
     assert type(driver.init(OLD)) is ProducerFencedError
     assert driver.state is S.ONGOING
@@ -274,7 +276,7 @@ def test_the_previous_owner_of_the_last_epoch_is_not_the_new_one(
 def test_whose_id_it_can_be(
     given_: tuple[int, int], stored: tuple[int, int], expected: bool
 ) -> None:
-    assert epochs.may_continue(Identity(*given_), Identity(*stored), 4) is expected
+    assert epochs.may_continue(ProducerIdentity(*given_), ProducerIdentity(*stored), 4) is expected
 
 
 @pytest.mark.parametrize("tv", [0, 2])
@@ -283,6 +285,6 @@ def test_nobody_ends_at_the_coordinators_epoch(
     shard: Callable[..., Driver], tv: int, commit: bool
 ) -> None:
     driver = shard()
-    driver.place(metadata(S.COMPLETE_ABORT, identity=Identity(500, 32_767), tv=tv))
-    answer = driver.end(Identity(500, 32_767), commit=commit, tv=tv)
+    driver.place(metadata(S.COMPLETE_ABORT, identity=ProducerIdentity(500, 32_767), tv=tv))
+    answer = driver.end(ProducerIdentity(500, 32_767), commit=commit, tv=tv)
     assert type(answer) is ProducerFencedError

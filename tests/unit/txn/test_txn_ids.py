@@ -6,7 +6,7 @@ from fencepost.logcore.machine import InvariantViolation
 from fencepost.txn.commands import AddPartitions, EndTxn, InitProducerId
 from fencepost.txn.epochs import LAST_CLIENT_EPOCH
 from fencepost.txn.errors import ProducerIdsUnavailableError
-from fencepost.txn.ids import BlockProducerIds, ProducerIdBlock, may_draw_id
+from fencepost.txn.ids import BlockProducerIds, ProducerIdBlock, needs_producer_id
 
 
 def reserved(*blocks: ProducerIdBlock) -> BlockProducerIds:
@@ -80,4 +80,4 @@ def test_the_last_id_is_the_highest_int64() -> None:
     ],
 )
 def test_which_commands_may_draw_an_id(command: object, draws: bool) -> None:
-    assert may_draw_id(command) is draws
+    assert needs_producer_id(command) is draws

@@ -6,7 +6,7 @@ import pytest
 
 from fencepost.logcore.budget import Budget
 from fencepost.txn.commands import InitProducerId, InitProducerIdResult
-from fencepost.txn.epochs import Identity
+from fencepost.txn.epochs import ProducerIdentity
 from fencepost.txn.errors import (
     ConcurrentTransactionsError,
     CoordinatorUnloadedError,
@@ -79,13 +79,13 @@ def test_unknown_id_gets_a_fresh_producer_id(shard: Callable[..., Driver]) -> No
     assert driver.init() == InitProducerIdResult(1000, 0, -1, -1)
     assert driver.init(transactional_id="other") == InitProducerIdResult(1001, 0)
     assert driver.txn() == metadata(
-        S.EMPTY, identity=Identity(1000, 0), previous=1000, tv=0, timeout_ms=TIMEOUT_MS
+        S.EMPTY, identity=ProducerIdentity(1000, 0), previous=1000, tv=0, timeout_ms=TIMEOUT_MS
     )
 
 
 def test_unknown_id_with_an_identity_is_created(shard: Callable[..., Driver]) -> None:
     driver = shard()
-    assert driver.init(Identity(77, 12)) == InitProducerIdResult(1000, 0)
+    assert driver.init(ProducerIdentity(77, 12)) == InitProducerIdResult(1000, 0)
 
 
 def test_no_producer_id_no_new_transactional_id(shard: Callable[..., Driver]) -> None:
@@ -118,26 +118,32 @@ def test_the_current_identity_continues_and_may_repeat(
     driver = shard()
     driver.place(metadata(where))
     for _ in range(3):
-        assert driver.init(Identity(500, 5)) == InitProducerIdResult(500, 6)
-    assert driver.init(Identity(500, 6)) == InitProducerIdResult(500, 7)
-    assert type(driver.init(Identity(500, 5))) is ProducerFencedError
+        assert driver.init(ProducerIdentity(500, 5)) == InitProducerIdResult(500, 6)
+    assert driver.init(ProducerIdentity(500, 6)) == InitProducerIdResult(500, 7)
+    assert type(driver.init(ProducerIdentity(500, 5))) is ProducerFencedError
 
 
 def test_a_repetition_is_fenced_after_a_reload_as_in_kafka(shard: Callable[..., Driver]) -> None:
     driver = shard()
     driver.place(metadata(S.EMPTY))
-    driver.init(Identity(500, 5))
+    driver.init(ProducerIdentity(500, 5))
     driver.reload()
-    assert type(driver.init(Identity(500, 5))) is ProducerFencedError
+    assert type(driver.init(ProducerIdentity(500, 5))) is ProducerFencedError
 
 
 @pytest.mark.parametrize("where", REST)
 @pytest.mark.parametrize(
     "given",
-    [Identity(500, 4), Identity(500, 6), Identity(501, 5), Identity(499, 32_766), Identity(77, 0)],
+    [
+        ProducerIdentity(500, 4),
+        ProducerIdentity(500, 6),
+        ProducerIdentity(501, 5),
+        ProducerIdentity(499, 32_766),
+        ProducerIdentity(77, 0),
+    ],
 )
 def test_every_other_identity_is_fenced(
-    shard: Callable[..., Driver], where: TransactionState, given: Identity
+    shard: Callable[..., Driver], where: TransactionState, given: ProducerIdentity
 ) -> None:
     driver = shard()
     driver.place(metadata(where, previous=499))
@@ -150,9 +156,9 @@ def test_every_other_identity_is_fenced(
 def test_a_newcomer_ends_the_right_to_repeat(shard: Callable[..., Driver]) -> None:
     driver = shard()
     driver.place(metadata(S.EMPTY))
-    driver.init(Identity(500, 5))
+    driver.init(ProducerIdentity(500, 5))
     driver.init()
-    assert type(driver.init(Identity(500, 5))) is ProducerFencedError
+    assert type(driver.init(ProducerIdentity(500, 5))) is ProducerFencedError
 
 
 @pytest.mark.parametrize("where", REST)
@@ -161,7 +167,7 @@ def test_used_up_epochs_bring_a_new_producer_id(
     shard: Callable[..., Driver], where: TransactionState, epoch: int
 ) -> None:
     driver = shard()
-    driver.place(metadata(where, identity=Identity(500, epoch)))
+    driver.place(metadata(where, identity=ProducerIdentity(500, epoch)))
     assert driver.init() == InitProducerIdResult(1000, 0)
     assert driver.txn().previous_producer_id == 500
     assert driver.events[-1].kind == "producer-id-rotated"
@@ -169,31 +175,31 @@ def test_used_up_epochs_bring_a_new_producer_id(
 
 def test_a_rotation_is_repeated_for_whom_it_was_made(shard: Callable[..., Driver]) -> None:
     driver = shard()
-    driver.place(metadata(S.EMPTY, identity=Identity(500, 32_766)))
+    driver.place(metadata(S.EMPTY, identity=ProducerIdentity(500, 32_766)))
     for _ in range(3):
-        assert driver.init(Identity(500, 32_766)) == InitProducerIdResult(1000, 0)
+        assert driver.init(ProducerIdentity(500, 32_766)) == InitProducerIdResult(1000, 0)
     assert driver.init() == InitProducerIdResult(1000, 1)
-    assert type(driver.init(Identity(500, 32_766))) is ProducerFencedError
+    assert type(driver.init(ProducerIdentity(500, 32_766))) is ProducerFencedError
 
 
 def test_a_rotation_for_a_newcomer_is_not_repeated_for_the_former_holder(
     shard: Callable[..., Driver],
 ) -> None:
     driver = shard()
-    driver.place(metadata(S.EMPTY, identity=Identity(500, 32_766)))
+    driver.place(metadata(S.EMPTY, identity=ProducerIdentity(500, 32_766)))
     assert driver.init() == InitProducerIdResult(1000, 0)
-    assert type(driver.init(Identity(500, 32_766))) is ProducerFencedError
+    assert type(driver.init(ProducerIdentity(500, 32_766))) is ProducerFencedError
 
 
 def test_used_up_epochs_and_another_identity_are_fenced(shard: Callable[..., Driver]) -> None:
     driver = shard()
-    driver.place(metadata(S.EMPTY, identity=Identity(500, 32_766)))
-    assert type(driver.init(Identity(500, 32_765))) is ProducerFencedError
+    driver.place(metadata(S.EMPTY, identity=ProducerIdentity(500, 32_766)))
+    assert type(driver.init(ProducerIdentity(500, 32_765))) is ProducerFencedError
 
 
 def test_rotation_without_producer_ids_changes_nothing(shard: Callable[..., Driver]) -> None:
     driver = shard()
-    driver.place(metadata(S.EMPTY, identity=Identity(500, 32_766)))
+    driver.place(metadata(S.EMPTY, identity=ProducerIdentity(500, 32_766)))
     driver.ids.available = False
     assert type(driver.init()) is ProducerIdsUnavailableError
     assert driver.stored == (500, 32_766)
@@ -204,9 +210,9 @@ def test_completion_has_to_end_first(shard: Callable[..., Driver], where: Transa
     driver = shard(hold=True)
     driver.place(metadata(where))
     assert type(driver.init()) is ConcurrentTransactionsError
-    assert type(driver.init(Identity(500, 5))) is ConcurrentTransactionsError
+    assert type(driver.init(ProducerIdentity(500, 5))) is ConcurrentTransactionsError
     # The check for a pending state comes first, so even an invalid identity must wait.
-    assert type(driver.init(Identity(77, 0))) is ConcurrentTransactionsError
+    assert type(driver.init(ProducerIdentity(77, 0))) is ConcurrentTransactionsError
     driver.write_markers()
     assert driver.init() == InitProducerIdResult(500, 6)
 
@@ -292,7 +298,7 @@ def test_parking_has_a_limit(shard: Callable[..., Driver]) -> None:
 
 def test_takeover_without_a_producer_id_completes_and_says_so(shard: Callable[..., Driver]) -> None:
     driver = shard(hold=True, transaction_version=0)
-    driver.place(metadata(S.ONGOING, identity=Identity(500, 32_765), tv=0))
+    driver.place(metadata(S.ONGOING, identity=ProducerIdentity(500, 32_765), tv=0))
     token = driver.submit(InitProducerId(T, TIMEOUT_MS))
     driver.ids.available = False
     driver.write_markers()
@@ -307,19 +313,21 @@ def test_a_producer_that_takes_over_itself(
     """As when Kafka's client repeats the request: a TV1 fence refuses it, a TV2 one does not."""
     driver = shard(transaction_version=tv)
     driver.place(metadata(S.ONGOING, tv=tv))
-    assert type(driver.init(Identity(500, 5))) is answer
+    assert type(driver.init(ProducerIdentity(500, 5))) is answer
     assert driver.stored == (500, 6)
 
 
-@pytest.mark.parametrize("given", [Identity(500, 4), Identity(499, 32_766), Identity(77, 1)])
+@pytest.mark.parametrize(
+    "given", [ProducerIdentity(500, 4), ProducerIdentity(499, 32_766), ProducerIdentity(77, 1)]
+)
 def test_a_fenced_producer_can_not_end_its_successors_transaction(
-    shard: Callable[..., Driver], given: Identity
+    shard: Callable[..., Driver], given: ProducerIdentity
 ) -> None:
     driver = shard()
     driver.place(metadata(S.ONGOING, previous=499))
     assert type(driver.init(given)) is ProducerFencedError
     assert driver.state is S.ONGOING
-    assert driver.end(Identity(500, 5), commit=True).producer_epoch == 6
+    assert driver.end(ProducerIdentity(500, 5), commit=True).producer_epoch == 6
 
 
 def test_transactional_ids_of_all_shards_share_a_budget(shard: Callable[..., Driver]) -> None:

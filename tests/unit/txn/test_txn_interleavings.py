@@ -27,7 +27,7 @@ from fencepost.txn.commands import (
     InitProducerId,
     InitProducerIdResult,
 )
-from fencepost.txn.epochs import Identity
+from fencepost.txn.epochs import ProducerIdentity
 from fencepost.txn.errors import ProducerFencedError
 from fencepost.txn.limits import TxnLimits
 from fencepost.txn.records import decode
@@ -45,14 +45,14 @@ from tests.unit.txn.driver import (
 
 PARTITION = st.sampled_from([("a", 0), ("a", 1), ("b", 0)])
 WHO = st.sampled_from([0, 1])
-NONE = Identity(-1, -1)
+NONE = ProducerIdentity(-1, -1)
 
 
 Request = InitProducerId | AddPartitions | EndTxn
 
 
-def _identity(command: Request) -> Identity:
-    return Identity(command.producer_id, command.producer_epoch)
+def _identity(command: Request) -> ProducerIdentity:
+    return ProducerIdentity(command.producer_id, command.producer_epoch)
 
 
 class Producer:
@@ -62,7 +62,7 @@ class Producer:
         self.tv = tv
         self.identity = NONE
         self.last = NONE
-        self.begun: dict[Identity, int] = {}
+        self.begun: dict[ProducerIdentity, int] = {}
         self.waiting: dict[int, Request] = {}
         self.delayed: list[Request] = []
 
@@ -83,9 +83,11 @@ class Schedules(RuleBasedStateMachine):
             ),
         )
         if epoch >= 0:
-            self.driver.place(metadata(S.COMPLETE_COMMIT, identity=Identity(500, epoch), tv=0))
+            self.driver.place(
+                metadata(S.COMPLETE_COMMIT, identity=ProducerIdentity(500, epoch), tv=0)
+            )
         self.producers = [Producer(one) for one in client_tv]
-        self.owners: dict[Identity, Producer] = {}
+        self.owners: dict[ProducerIdentity, Producer] = {}
         self.seen = len(self.driver.log)
         self.was = self.driver.machine.transaction(T)
         self.transaction = 0
@@ -117,7 +119,7 @@ class Schedules(RuleBasedStateMachine):
             if not command.verify_only:
                 producer.begun[asked_as] = self.transaction
         elif isinstance(answer, InitProducerIdResult | EndTxnResult):
-            identity = Identity(answer.producer_id, answer.producer_epoch)
+            identity = ProducerIdentity(answer.producer_id, answer.producer_epoch)
             assert 0 <= identity.epoch <= 32_766
             assert self.owners.setdefault(identity, producer) is producer, "shared identity"
             if isinstance(answer, InitProducerIdResult) and answer.ongoing_producer_id >= 0:

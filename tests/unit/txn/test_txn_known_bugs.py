@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from fencepost.txn.commands import EndTxn, EndTxnResult, InitProducerId, InitProducerIdResult
-from fencepost.txn.epochs import Identity
+from fencepost.txn.epochs import ProducerIdentity
 from fencepost.txn.errors import (
     ConcurrentTransactionsError,
     CoordinatorUnloadedError,
@@ -121,4 +121,4 @@ def test_franz_go_init_during_another_incarnations_completion(
         assert type(driver.init()) is ConcurrentTransactionsError
     driver.write_markers()
     assert driver.init() == InitProducerIdResult(1000, 2)
-    assert type(driver.add(Identity(1000, 1), B)) is ProducerFencedError
+    assert type(driver.add(ProducerIdentity(1000, 1), B)) is ProducerFencedError

@@ -7,7 +7,7 @@ import pytest
 
 from fencepost.logcore.machine import InvariantViolation, ProducerStamp
 from fencepost.txn.commands import MarkersWrittenResult, WriteMarkers
-from fencepost.txn.epochs import Identity
+from fencepost.txn.epochs import ProducerIdentity
 from fencepost.txn.errors import ConcurrentTransactionsError
 from fencepost.txn.markers import MarkerTable
 from tests.unit.txn.driver import A, B, C, Driver, S, metadata
@@ -50,7 +50,7 @@ def test_a_report_of_the_last_tv1_transaction_does_not_end_this_one(
     """Redpanda #1384: under TV1 producer id and epoch do not identify a transaction."""
     driver, first = _ending(shard, tv=0)
     driver.ask(first.written())
-    identity = Identity(1000, 0)
+    identity = ProducerIdentity(1000, 0)
     driver.begin(identity, A, tv=0)
     driver.ended(identity, commit=False, tv=0)
     second = driver.held[-1]
@@ -85,12 +85,12 @@ def test_a_report_about_something_else_is_ignored(shard: Callable[..., Driver], 
 
 def test_every_prepared_transaction_is_resumed_at_load(shard: Callable[..., Driver]) -> None:
     driver = shard(hold=True, coordinator_epoch=9)
-    one = metadata(S.PREPARE_COMMIT, identity=Identity(501, 3), partitions=(C, A))
-    two = metadata(S.PREPARE_ABORT, identity=Identity(502, 0), tv=0)
+    one = metadata(S.PREPARE_COMMIT, identity=ProducerIdentity(501, 3), partitions=(C, A))
+    two = metadata(S.PREPARE_ABORT, identity=ProducerIdentity(502, 0), tv=0)
     driver.place(one, "one")
     driver.place(two, "two")
     driver.place(metadata(S.ONGOING), "three")
-    driver.place(metadata(S.COMPLETE_ABORT, identity=Identity(503, 1)), "four")
+    driver.place(metadata(S.COMPLETE_ABORT, identity=ProducerIdentity(503, 1)), "four")
     assert driver.held == [
         WriteMarkers("one", ProducerStamp(501, 3), True, 9, 2, (A, C), 0),
         WriteMarkers("two", ProducerStamp(502, 0), False, 9, 0, (A,), 1),
@@ -106,7 +106,7 @@ def test_an_early_answer_does_not_let_the_next_transaction_mix_in(
 ) -> None:
     """ydb #52731: EndTxn during the last completion must not be answered with success."""
     driver, _ = _ending(shard)
-    following = Identity(1000, 1)
+    following = ProducerIdentity(1000, 1)
     assert type(driver.add(following)) is ConcurrentTransactionsError
     assert type(driver.end(following, commit=True)) is ConcurrentTransactionsError
     assert type(driver.end(following, commit=False)) is ConcurrentTransactionsError

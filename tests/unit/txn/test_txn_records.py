@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.machine import Record, Written
 from fencepost.txn import records
-from fencepost.txn.epochs import Identity
+from fencepost.txn.epochs import ProducerIdentity
 from fencepost.txn.state import TransactionMetadata, TransactionState
 from tests.unit.txn.driver import Driver, S, metadata
 
@@ -67,7 +67,9 @@ SAMPLES = [
     (EMPTY_V1, metadata(S.EMPTY, tv=0), 1),
     (
         PREPARE_V1,
-        metadata(S.PREPARE_COMMIT, identity=Identity(500, 32_767), next_id=1000, partitions=ALL),
+        metadata(
+            S.PREPARE_COMMIT, identity=ProducerIdentity(500, 32_767), next_id=1000, partitions=ALL
+        ),
         1,
     ),
     (ONGOING_V0, metadata(S.ONGOING, partitions=ALL, tv=0, previous=-1), 0),
@@ -100,8 +102,8 @@ def test_a_tv2_transaction_needs_tagged_fields_whatever_the_cluster_says(
     shard: Callable[..., Driver],
 ) -> None:
     driver = shard(transaction_version=0, hold=True)
-    driver.place(metadata(S.ONGOING, identity=Identity(500, 32_766)))
-    driver.ended(Identity(500, 32_766), commit=True)
+    driver.place(metadata(S.ONGOING, identity=ProducerIdentity(500, 32_766)))
+    driver.ended(ProducerIdentity(500, 32_766), commit=True)
     driver.reload()
     driver.write_markers()
     assert driver.stored == (1000, 0)

@@ -8,8 +8,8 @@ import pytest
 from fencepost.logcore.machine import InvariantViolation
 from fencepost.txn import state
 from fencepost.txn.commands import EndTxnResult, ExpireTransactionalIds
-from fencepost.txn.epochs import Identity
-from fencepost.txn.records import Decoded, decode, encode, tombstone
+from fencepost.txn.epochs import ProducerIdentity
+from fencepost.txn.records import DecodedRecord, decode, encode, tombstone
 from fencepost.txn.state import TRANSITIONS, TransactionState
 from tests.unit.txn.driver import START_MS, TIMEOUT_MS, Driver, S, metadata
 
@@ -18,7 +18,7 @@ LEGAL = sorted(TRANSITIONS)
 ILLEGAL = sorted(set(product(S, S)) - set(LEGAL))
 
 
-def _rest(driver: Driver, where: TransactionState) -> Identity:
+def _rest(driver: Driver, where: TransactionState) -> ProducerIdentity:
     """Bring the id to one of the states without a transaction in progress."""
     identity = driver.started()
     if where is S.EMPTY:
@@ -136,45 +136,53 @@ def test_an_id_is_born_empty(where: TransactionState) -> None:
     ("old", "new"),
     [
         pytest.param(
-            metadata(S.EMPTY), metadata(S.EMPTY, identity=Identity(500, 7)), id="skips an epoch"
+            metadata(S.EMPTY),
+            metadata(S.EMPTY, identity=ProducerIdentity(500, 7)),
+            id="skips an epoch",
         ),
         pytest.param(
-            metadata(S.EMPTY), metadata(S.EMPTY, identity=Identity(500, 4)), id="epoch goes back"
+            metadata(S.EMPTY),
+            metadata(S.EMPTY, identity=ProducerIdentity(500, 4)),
+            id="epoch goes back",
         ),
         pytest.param(
-            metadata(S.EMPTY), metadata(S.EMPTY, identity=Identity(501, 0)), id="id left too early"
+            metadata(S.EMPTY),
+            metadata(S.EMPTY, identity=ProducerIdentity(501, 0)),
+            id="id left too early",
         ),
         pytest.param(metadata(S.ONGOING), metadata(S.ONGOING, partitions=()), id="partition lost"),
         pytest.param(
             metadata(S.EMPTY), metadata(S.ONGOING, timeout_ms=1), id="timeout changed underway"
         ),
         pytest.param(
-            metadata(S.EMPTY), metadata(S.ONGOING, identity=Identity(500, 6)), id="begin bumps"
+            metadata(S.EMPTY),
+            metadata(S.ONGOING, identity=ProducerIdentity(500, 6)),
+            id="begin bumps",
         ),
         pytest.param(metadata(S.ONGOING), metadata(S.PREPARE_COMMIT), id="TV2 end without bump"),
         pytest.param(
             metadata(S.ONGOING),
-            metadata(S.PREPARE_COMMIT, identity=Identity(500, 6), next_id=501),
+            metadata(S.PREPARE_COMMIT, identity=ProducerIdentity(500, 6), next_id=501),
             id="rotates too early",
         ),
         pytest.param(
-            metadata(S.ONGOING, identity=Identity(500, 32_766)),
-            metadata(S.PREPARE_COMMIT, identity=Identity(500, 32_767)),
+            metadata(S.ONGOING, identity=ProducerIdentity(500, 32_766)),
+            metadata(S.PREPARE_COMMIT, identity=ProducerIdentity(500, 32_767)),
             id="does not rotate",
         ),
         pytest.param(
             metadata(S.ONGOING),
-            metadata(S.PREPARE_COMMIT, identity=Identity(500, 6), tv=0),
+            metadata(S.PREPARE_COMMIT, identity=ProducerIdentity(500, 6), tv=0),
             id="TV1 commit bumps",
         ),
         pytest.param(
             metadata(S.ONGOING),
-            metadata(S.PREPARE_ABORT, identity=Identity(500, 6), partitions=[("z", 0)]),
+            metadata(S.PREPARE_ABORT, identity=ProducerIdentity(500, 6), partitions=[("z", 0)]),
             id="partitions exchanged",
         ),
         pytest.param(
-            metadata(S.PREPARE_COMMIT, next_id=501, identity=Identity(500, 32_767)),
-            metadata(S.COMPLETE_COMMIT, identity=Identity(500, 32_767)),
+            metadata(S.PREPARE_COMMIT, next_id=501, identity=ProducerIdentity(500, 32_767)),
+            metadata(S.COMPLETE_COMMIT, identity=ProducerIdentity(500, 32_767)),
             id="promised id forgotten",
         ),
     ],
@@ -210,7 +218,7 @@ def test_epoch_fence_and_dead_are_never_written(shard: Callable[..., Driver]) ->
         S.COMPLETE_ABORT,
         None,
     ]
-    assert isinstance(written[-1], Decoded)
+    assert isinstance(written[-1], DecodedRecord)
 
 
 def test_kafka_names() -> None:
@@ -236,7 +244,7 @@ def test_whole_life(shard: Callable[..., Driver], tv: int, commit: bool) -> None
         driver.begin(identity, ("a", 0), ("b", 3), tv=tv)
         assert driver.state is S.ONGOING
         result = driver.end(identity, commit=commit, tv=tv)
-        identity = Identity(1000, number if tv == 2 else 0)
+        identity = ProducerIdentity(1000, number if tv == 2 else 0)
         assert result == EndTxnResult(*identity)
         assert driver.state is (S.COMPLETE_COMMIT if commit else S.COMPLETE_ABORT)
         assert driver.orders[-1].stamp.producer_epoch == identity.epoch

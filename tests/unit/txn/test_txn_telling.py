@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from fencepost.logcore.machine import Event
-from fencepost.txn.epochs import Identity
+from fencepost.txn.epochs import ProducerIdentity
 from tests.unit.txn.driver import S, check_told, metadata
 
-OLD = metadata(S.ONGOING, identity=Identity(1000, 3))
+OLD = metadata(S.ONGOING, identity=ProducerIdentity(1000, 3))
 BUMPED = replace(OLD, producer_epoch=4)
 ABORTING = replace(OLD, state=S.PREPARE_ABORT)
 

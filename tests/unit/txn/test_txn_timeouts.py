@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from fencepost.txn.commands import InitProducerIdResult
-from fencepost.txn.epochs import Identity
+from fencepost.txn.epochs import ProducerIdentity
 from fencepost.txn.errors import (
     ConcurrentTransactionsError,
     InvalidTransactionStateError,
@@ -58,7 +58,7 @@ def test_a_tv2_producer_hears_the_outcome_and_may_go_on(shard: Callable[..., Dri
     assert type(driver.end(identity, commit=True)) is InvalidTransactionStateError
     assert driver.ended(identity, commit=False) == (1000, 1)
     assert driver.init(identity) == InitProducerIdResult(1000, 1)
-    driver.transact(Identity(1000, 1))
+    driver.transact(ProducerIdentity(1000, 1))
 
 
 def test_the_timer_is_per_transaction(shard: Callable[..., Driver]) -> None:
@@ -135,7 +135,7 @@ def test_a_timeout_does_not_touch_a_decided_outcome(shard: Callable[..., Driver]
 
 def test_without_a_producer_id_the_abort_is_tried_again(shard: Callable[..., Driver]) -> None:
     driver = shard()
-    driver.place(metadata(S.ONGOING, identity=Identity(500, 32_766)))
+    driver.place(metadata(S.ONGOING, identity=ProducerIdentity(500, 32_766)))
     driver.ids.available = False
     driver.advance(TIMEOUT_MS + 1)
     assert driver.state is S.ONGOING

@@ -16,7 +16,7 @@ from fencepost.txn.commands import (
     InitProducerId,
     InitProducerIdResult,
 )
-from fencepost.txn.epochs import Identity
+from fencepost.txn.epochs import ProducerIdentity
 from fencepost.txn.errors import (
     ConcurrentTransactionsError,
     InvalidProducerIdMappingError,
@@ -44,24 +44,24 @@ def on(shard: Make) -> Make:
     return make
 
 
-def prepared_by(driver: Driver, *, tv: int = 2) -> Identity:
+def prepared_by(driver: Driver, *, tv: int = 2) -> ProducerIdentity:
     """Begin a two-phase transaction whose producer has written its records and died."""
     identity = driver.started(enable_2pc=True, timeout_ms=0)
     driver.begin(identity, A, B, tv=tv)
     return identity
 
 
-def keep(driver: Driver, *, enable_2pc: bool = True) -> tuple[Identity, Identity]:
+def keep(driver: Driver, *, enable_2pc: bool = True) -> tuple[ProducerIdentity, ProducerIdentity]:
     """Take over as a restarted producer does; return its identity and the transaction's."""
     answer = driver.init(keep_prepared=True, enable_2pc=enable_2pc)
     assert isinstance(answer, InitProducerIdResult), answer
     return (
-        Identity(answer.producer_id, answer.producer_epoch),
-        Identity(answer.ongoing_producer_id, answer.ongoing_producer_epoch),
+        ProducerIdentity(answer.producer_id, answer.producer_epoch),
+        ProducerIdentity(answer.ongoing_producer_id, answer.ongoing_producer_epoch),
     )
 
 
-NONE = Identity(-1, -1)
+NONE = ProducerIdentity(-1, -1)
 
 
 # -- the switch
@@ -79,7 +79,7 @@ def test_keeping_goes_without_two_phase_commit(on: Make) -> None:
     identity = driver.started()
     driver.begin(identity)
     client, ongoing = keep(driver, enable_2pc=False)
-    assert (client, ongoing) == (Identity(1000, 1), Identity(1000, 0))
+    assert (client, ongoing) == (ProducerIdentity(1000, 1), ProducerIdentity(1000, 0))
     assert driver.txn().timeout_ms == TIMEOUT_MS
 
 
@@ -160,7 +160,7 @@ def test_the_ongoing_transaction_is_answered_and_the_client_gets_the_next_epoch(
     driver.advance(5)
     client, ongoing = keep(driver)
     assert ongoing == identity
-    assert client == Identity(identity.producer_id, identity.epoch + 1)
+    assert client == ProducerIdentity(identity.producer_id, identity.epoch + 1)
     txn = driver.txn()
     assert (txn.state, txn.start_ms, txn.partitions) == (S.ONGOING, started_ms, {A, B})
     assert (txn.identity, txn.client_identity) == (ongoing, client)
@@ -182,16 +182,16 @@ def test_of_several_successors_only_the_last_one_decides(on: Make) -> None:
             assert isinstance(driver.end(late, commit=True, tv=tv), ProducerFencedError)
             assert isinstance(driver.end(late, commit=False, tv=tv), ProducerFencedError)
     assert driver.state is S.ONGOING
-    assert driver.ended(clients[-1], commit=True) == Identity(1000, 4)
+    assert driver.ended(clients[-1], commit=True) == ProducerIdentity(1000, 4)
 
 
 def test_nothing_ongoing_is_a_plain_claim_without_an_ongoing_identity(on: Make) -> None:
     driver = on()
-    assert keep(driver) == (Identity(1000, 0), NONE)
+    assert keep(driver) == (ProducerIdentity(1000, 0), NONE)
     assert driver.state is S.EMPTY
-    assert keep(driver) == (Identity(1000, 1), NONE)
-    identity = driver.transact(Identity(1000, 1))
-    assert keep(driver) == (Identity(1000, identity.epoch + 1), NONE)
+    assert keep(driver) == (ProducerIdentity(1000, 1), NONE)
+    identity = driver.transact(ProducerIdentity(1000, 1))
+    assert keep(driver) == (ProducerIdentity(1000, identity.epoch + 1), NONE)
 
 
 @pytest.mark.parametrize("commit", [True, False])
@@ -201,7 +201,7 @@ def test_keeping_waits_while_the_outcome_is_being_written(on: Make, commit: bool
     client = driver.ended(identity, commit=commit)
     assert isinstance(driver.init(keep_prepared=True), ConcurrentTransactionsError)
     driver.write_markers()
-    assert keep(driver) == (Identity(1000, client.epoch + 1), NONE)
+    assert keep(driver) == (ProducerIdentity(1000, client.epoch + 1), NONE)
 
 
 def test_claiming_without_keeping_aborts_what_is_prepared(on: Make) -> None:
@@ -240,7 +240,7 @@ def test_a_kept_transaction_can_only_be_ended(on: Make) -> None:
             assert isinstance(answer, InvalidTransactionStateError)
             answer = driver.add(identity, partition, verify_only=verify)
             assert isinstance(answer, ProducerFencedError)
-    assert isinstance(driver.add(Identity(7, 0)), InvalidProducerIdMappingError)
+    assert isinstance(driver.add(ProducerIdentity(7, 0)), InvalidProducerIdMappingError)
 
 
 @pytest.mark.parametrize("commit", [True, False])
@@ -252,7 +252,7 @@ def test_the_end_sends_markers_as_the_transaction_and_bumps_the_client(
     keep(driver)
     client, _ = keep(driver)
     after = driver.ended(client, commit=commit)
-    assert after == Identity(client.producer_id, client.epoch + 1)
+    assert after == ProducerIdentity(client.producer_id, client.epoch + 1)
     (order,) = driver.orders
     assert (order.stamp.producer_id, order.stamp.producer_epoch) == (1000, identity.epoch + 1)
     assert (order.commit, order.partitions) == (commit, (A, B))
@@ -327,46 +327,46 @@ def test_a_forced_abort_of_a_kept_transaction_fences_its_client(on: Make, tv: in
 @pytest.mark.parametrize("commit", [True, False])
 def test_keeping_at_the_last_epoch_rotates_the_client_alone(on: Make, commit: bool) -> None:
     driver = on()
-    driver.place(metadata(S.ONGOING, identity=Identity(500, 32_765)))
-    assert keep(driver) == (Identity(500, 32_766), Identity(500, 32_765))
+    driver.place(metadata(S.ONGOING, identity=ProducerIdentity(500, 32_765)))
+    assert keep(driver) == (ProducerIdentity(500, 32_766), ProducerIdentity(500, 32_765))
     client, ongoing = keep(driver)
-    assert (client, ongoing) == (Identity(1000, 0), Identity(500, 32_765))
+    assert (client, ongoing) == (ProducerIdentity(1000, 0), ProducerIdentity(500, 32_765))
     driver.reload()
     assert isinstance(driver.end(ongoing, commit=commit), ProducerFencedError)
     assert isinstance(driver.add(ongoing), ProducerFencedError)
-    assert driver.ended(client, commit=commit) == Identity(1000, 1)
+    assert driver.ended(client, commit=commit) == ProducerIdentity(1000, 1)
     (order,) = driver.orders
     assert (order.stamp.producer_id, order.stamp.producer_epoch) == (500, 32_766)
-    assert driver.ended(client, commit=commit) == Identity(1000, 1)
+    assert driver.ended(client, commit=commit) == ProducerIdentity(1000, 1)
 
 
 @pytest.mark.parametrize("commit", [True, False])
 def test_an_end_at_the_last_epoch_rotates_and_its_retry_is_known(on: Make, commit: bool) -> None:
     driver = on()
-    driver.place(metadata(S.ONGOING, identity=Identity(500, 32_764)))
+    driver.place(metadata(S.ONGOING, identity=ProducerIdentity(500, 32_764)))
     keep(driver)
     client, _ = keep(driver)
-    assert client == Identity(500, 32_766)
-    assert driver.ended(client, commit=commit) == Identity(1000, 0)
+    assert client == ProducerIdentity(500, 32_766)
+    assert driver.ended(client, commit=commit) == ProducerIdentity(1000, 0)
     (order,) = driver.orders
     assert (order.stamp.producer_id, order.stamp.producer_epoch) == (500, 32_765)
     driver.reload()
-    assert driver.ended(client, commit=commit) == Identity(1000, 0)
+    assert driver.ended(client, commit=commit) == ProducerIdentity(1000, 0)
 
 
 def test_a_transaction_at_the_last_epoch_of_all_is_marked_with_the_fence_epoch(on: Make) -> None:
     driver = on()
-    driver.place(metadata(S.ONGOING, identity=Identity(500, 32_766)))
+    driver.place(metadata(S.ONGOING, identity=ProducerIdentity(500, 32_766)))
     client, _ = keep(driver)
-    assert client == Identity(1000, 0)
-    assert driver.ended(client, commit=True) == Identity(1000, 1)
+    assert client == ProducerIdentity(1000, 0)
+    assert driver.ended(client, commit=True) == ProducerIdentity(1000, 1)
     assert driver.orders[-1].stamp.producer_epoch == 32_767
 
 
 @pytest.mark.parametrize("tv", [0, 2])
 def test_a_forced_abort_at_the_clients_last_epoch(on: Make, tv: int) -> None:
     driver = on(transaction_version=tv)
-    driver.place(metadata(S.ONGOING, identity=Identity(500, 32_765), tv=tv))
+    driver.place(metadata(S.ONGOING, identity=ProducerIdentity(500, 32_765), tv=tv))
     client, _ = keep(driver)
     assert client.epoch == 32_766
     newcomer = driver.started()
@@ -416,7 +416,7 @@ def test_a_crash_at_any_record_leaves_a_transaction_that_can_be_decided(on: Make
         if ongoing == NONE:
             outcomes.append(cut.state.name)
             continue
-        assert ongoing == Identity(1000, 0)
+        assert ongoing == ProducerIdentity(1000, 0)
         cut.ended(client, commit=True)
         outcomes.append(cut.state.name)
     # Nothing begun · begun · kept · kept again · PrepareCommit, completed by loading · complete.
@@ -438,6 +438,6 @@ def test_commands_of_other_ids_are_untouched(on: Make) -> None:
     prepared_by(driver)
     keep(driver)
     other = driver.ask(InitProducerId("other", TIMEOUT_MS))
-    identity = Identity(other.producer_id, other.producer_epoch)
+    identity = ProducerIdentity(other.producer_id, other.producer_epoch)
     assert driver.ask(AddPartitions("other", *identity, (A,))).errors == {}
     assert isinstance(driver.ask(EndTxn("other", *identity, True, 2)), EndTxnResult)

@@ -25,8 +25,8 @@ def add(name: str, epoch: int = 0) -> AddPartitions:
     return AddPartitions(name, 1000, epoch, (A, B), verify_only=True)
 
 
-def sends(verifications: Verifications) -> dict[int, VerificationRequest]:
-    return {one.broker_id: one for one in verifications.sends()}
+def next_requests(verifications: Verifications) -> dict[int, VerificationRequest]:
+    return {one.broker_id: one for one in verifications.next_requests()}
 
 
 def test_what_waits_for_a_coordinator_goes_out_with_one_request(
@@ -35,15 +35,15 @@ def test_what_waits_for_a_coordinator_goes_out_with_one_request(
     assert verifications.ask(1, add("t")) == []
     assert verifications.ask(2, add("u")) == []
     assert verifications.ask(3, add("v")) == []
-    asked = sends(verifications)
+    asked = next_requests(verifications)
     assert asked[1].transactions == (add("t"), add("u"))
     assert asked[2].transactions == (add("v"),)
     assert verifications.ask(4, add("t", 1)) == [], "the former is on its way"
-    assert sends(verifications) == {}
+    assert next_requests(verifications) == {}
     none = {A: "NONE", B: "NONE"}
     answers = verifications.answered(asked[1], "NONE", {"t": none, "u": {**none, B: "X"}})
     assert answers == [VerificationResult(1, {}), VerificationResult(2, {B: "X"})]
-    assert sends(verifications)[1].transactions == (add("t", 1),)
+    assert next_requests(verifications)[1].transactions == (add("t", 1),)
     assert verifications.answered(asked[1], "NONE", {"t": none}) == [], "the answer comes twice"
 
 
@@ -62,14 +62,14 @@ def test_one_question_of_an_id_waits(
     assert verifications.ask(2, add("t", epoch)) == [
         VerificationResult(refused, {A: code, B: code})
     ]
-    (command,) = sends(verifications)[1].transactions
+    (command,) = next_requests(verifications)[1].transactions
     assert command.producer_epoch == max(known, epoch)
 
 
 def test_without_a_coordinator(verifications: Verifications) -> None:
     code = "COORDINATOR_NOT_AVAILABLE"
     assert verifications.ask(1, add("homeless")) == [VerificationResult(1, {A: code, B: code})]
-    assert sends(verifications) == {}
+    assert next_requests(verifications) == {}
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_without_a_coordinator(verifications: Verifications) -> None:
 def test_an_error_of_the_whole_request(verifications: Verifications, error: str, told: str) -> None:
     verifications.ask(1, add("t"))
     verifications.ask(2, add("u"))
-    answers = verifications.answered(sends(verifications)[1], error, {})
+    answers = verifications.answered(next_requests(verifications)[1], error, {})
     assert answers == [VerificationResult(token, {A: told, B: told}) for token in (1, 2)]
 
 
@@ -90,27 +90,29 @@ def test_what_an_answer_leaves_out_is_not_verified(verifications: Verifications)
     verifications.ask(1, add("t"))
     verifications.ask(2, add("u"))
     lost = "NETWORK_EXCEPTION"
-    answers = verifications.answered(sends(verifications)[1], "NONE", {"t": {A: "NONE"}})
+    answers = verifications.answered(next_requests(verifications)[1], "NONE", {"t": {A: "NONE"}})
     assert answers == [VerificationResult(1, {B: lost}), VerificationResult(2, {A: lost, B: lost})]
 
 
 def test_a_lost_connection_is_the_producers_business(verifications: Verifications) -> None:
     verifications.ask(1, add("t"))
-    asked = sends(verifications)[1]
+    asked = next_requests(verifications)[1]
     verifications.ask(2, add("u"))
     lost = dict.fromkeys((A, B), "NETWORK_EXCEPTION")
     assert verifications.failed(asked) == [VerificationResult(1, lost)]
-    assert sends(verifications)[1].transactions == (add("u"),)
+    assert next_requests(verifications)[1].transactions == (add("u"),)
 
 
 def test_a_coordinator_that_is_too_old_is_not_asked(verifications: Verifications) -> None:
     verifications.ask(1, add("t"))
-    assert verifications.not_supported(sends(verifications)[1]) == [VerificationResult(1, {})]
+    assert verifications.not_supported(next_requests(verifications)[1]) == [
+        VerificationResult(1, {})
+    ]
 
 
 def test_a_broker_that_is_gone(verifications: Verifications) -> None:
     verifications.ask(1, add("t"))
-    asked = sends(verifications)[1]
+    asked = next_requests(verifications)[1]
     verifications.ask(2, add("u"))
     lost = dict.fromkeys((A, B), "NETWORK_EXCEPTION")
     assert verifications.withdraw(1) == [VerificationResult(1, lost), VerificationResult(2, lost)]
@@ -121,7 +123,7 @@ def test_a_broker_that_is_gone(verifications: Verifications) -> None:
 def test_many_go_out_in_pieces(verifications: Verifications) -> None:
     for token in range(MAX_TRANSACTIONS_PER_REQUEST + 1):
         verifications.ask(token, add(f"id-{token}"))
-    first = sends(verifications)[1]
+    first = next_requests(verifications)[1]
     assert len(first.transactions) == MAX_TRANSACTIONS_PER_REQUEST
     verifications.failed(first)
-    assert len(sends(verifications)[1].transactions) == 1
+    assert len(next_requests(verifications)[1].transactions) == 1

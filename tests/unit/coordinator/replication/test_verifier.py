@@ -54,7 +54,7 @@ class Pair(Scripted):
         self.peers = Peers(services.config, lambda: image, node_id=HERE)
         txns.coordinator_of = lambda _: self.coordinator  # type: ignore[method-assign]
         self.verifier = Verifier(services.storage, self.peers, txns.coordinator_of)
-        txns.ask_elsewhere = self.verifier.ask
+        txns.verify_remotely = self.verifier.ask
 
     async def stop(self) -> None:
         self.verifier.close()
@@ -216,7 +216,7 @@ async def test_others_do_not_wait_for_a_coordinator(pair: Pair) -> None:
     pair.may_answer.clear()
     produced = pair.begin()
     await until_true(lambda: len(pair.bodies) == 1, "the coordinator is asked")
-    pair.coordinator, pair.services.txns.ask_elsewhere = HERE, None
+    pair.coordinator, pair.services.txns.verify_remotely = HERE, None
     (part,) = await pair.begin(pid=PID + 1, name="other")
     assert part.error is not None, "it was answered by the coordinator here"
     assert not produced.done()

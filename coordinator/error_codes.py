@@ -17,6 +17,7 @@ from fencepost.coordinator import errors as data_errors
 from fencepost.coordinator.config.key import ConfigError
 from fencepost.coordinator.controller import errors as observers
 from fencepost.coordinator.runtime import errors as shard_errors
+from fencepost.coordinator.wire.added_errors import CONTROLLER_ID_NOT_REGISTERED
 from fencepost.coordinator.zookeeper import errors as zookeeper
 from fencepost.groups import errors as groups
 from fencepost.logcore import errors as logs
@@ -69,6 +70,7 @@ CODES: Mapping[type[DomainError], ErrorCode] = {
     controller.UnsupportedFeatureLevelError: ErrorCode.unsupported_version,
     controller.StaleBrokerEpochError: ErrorCode.stale_broker_epoch,
     controller.BrokerIdNotRegisteredError: ErrorCode.broker_id_not_registered,
+    controller.ControllerIdNotRegisteredError: CONTROLLER_ID_NOT_REGISTERED,
     controller.NotControllerError: ErrorCode.not_controller,
     controller.IneligibleReplicaError: ErrorCode.ineligible_replica,
     controller.NewLeaderElectedError: ErrorCode.new_leader_elected,

@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 from kio.schema.index import api_key_map
 
+from fencepost.coordinator.wire.api import KNOWN_APIS
 from tests.support.prose import MAX_PER_1000_WORDS, phrases, prose_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -392,7 +393,7 @@ STREAMS = tuple(
     f"sys.{name}.{write}" for name in ("stdout", "stderr") for write in ("write", "buffer")
 )
 
-API_NAMES = frozenset(api_key_map.values())
+API_NAMES = frozenset({*api_key_map.values(), *(api.module for api in KNOWN_APIS.values())})
 """The valid names of handler modules; other modules in that folder are shared by handlers."""
 
 DROPS = "without_traceback"

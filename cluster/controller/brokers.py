@@ -14,6 +14,7 @@ from uuid import UUID
 from fencepost.cluster.controller.activation import METADATA_VERSION
 from fencepost.cluster.controller.errors import (
     BrokerIdNotRegisteredError,
+    ControllerIdNotRegisteredError,
     DuplicateBrokerRegistrationError,
     InconsistentClusterIdError,
     InvalidRegistrationError,
@@ -40,11 +41,14 @@ from fencepost.cluster.records import (
     RegisterBrokerRecord,
     RegisterControllerRecord,
     UnregisterBrokerRecord,
+    UnregisterControllerRecord,
 )
 from fencepost.logcore.machine import Event
 from fencepost.logcore.values import dataclass
 
 _FENCE, _UNFENCE = 1, -1
+FIRST_WITH_CONTROLLER_UNREGISTRATION: Final = 33
+"""The first ``metadata.version`` with UnregisterControllerRecord: 4.4-IV2."""
 MAX_CHANGES: Final = 1_000
 """The most partitions that one decision about a broker changes: other requests wait during a
 decision. An operation that changes more partitions takes several decisions, and its own record is
@@ -205,6 +209,22 @@ def register_controller(request: ControllerRegistrationRequest) -> ControllerRes
         request.features,
     )
     return ControllerResult(None, (record,))
+
+
+def unregister_controller(view: ControllerView, controller_id: int) -> ControllerResult[None]:
+    """Remove a controller's registration.
+
+    Raises UnsupportedFeatureLevelError, ControllerIdNotRegisteredError.
+    """
+    if view.image.features.get(METADATA_VERSION, 0) < FIRST_WITH_CONTROLLER_UNREGISTRATION:
+        raise UnsupportedFeatureLevelError(
+            "The current MetadataVersion is too old to support controller unregistration."
+        )
+    if controller_id not in view.image.controllers:
+        raise ControllerIdNotRegisteredError(
+            f"Controller ID {controller_id} is not currently registered."
+        )
+    return ControllerResult(None, (UnregisterControllerRecord(controller_id),))
 
 
 # --- heartbeats ---

@@ -91,7 +91,7 @@ class InvalidRegistrationError(ClusterError):
 
 
 class UnsupportedFeatureLevelError(ClusterError):
-    """A broker does not support a finalized level (UNSUPPORTED_VERSION)."""
+    """A finalized level is not supported, or too low for the request (UNSUPPORTED_VERSION)."""
 
 
 class StaleBrokerEpochError(ClusterError):
@@ -100,6 +100,10 @@ class StaleBrokerEpochError(ClusterError):
 
 class BrokerIdNotRegisteredError(ClusterError):
     """No broker has this id (BROKER_ID_NOT_REGISTERED)."""
+
+
+class ControllerIdNotRegisteredError(ClusterError):
+    """No controller has this id (CONTROLLER_ID_NOT_REGISTERED)."""
 
 
 class NotControllerError(ClusterError):

@@ -118,6 +118,10 @@ class Controller:
         """See :func:`brokers.register_controller`."""
         return brokers.register_controller(request)
 
+    def unregister_controller(self, controller_id: int) -> ControllerResult[None]:
+        """See :func:`brokers.unregister_controller`."""
+        return brokers.unregister_controller(self.view, controller_id)
+
     def heartbeat(
         self, request: BrokerHeartbeatRequest, now_ms: int
     ) -> ControllerResult[brokers.BrokerHeartbeatReply]:

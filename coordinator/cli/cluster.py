@@ -307,13 +307,13 @@ def _release(features: dict[str, object]) -> str | None:
 
 
 def _apis(versions: dict[int, dict[int, tuple[int, int]]]) -> list[dict[str, object]]:
-    from kio.schema.index import api_key_map
+    from fencepost.coordinator.wire.api import api_name
 
     return [
         {
             "broker": node,
             "key": key,
-            "api": api_key_map.get(key, "unknown").title().replace("_", ""),
+            "api": api_name(key) or "Unknown",
             "lowest": low,
             "highest": high,
         }

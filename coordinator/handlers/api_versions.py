@@ -1,4 +1,10 @@
-"""ApiVersions (18): list the served API versions and the finalized features (KIP-511, KIP-584)."""
+"""ApiVersions (18): list the served API versions and the finalized features (KIP-511, KIP-584).
+
+Version 5 lets a client name the cluster and the node that it means to reach (KIP-1242). If another
+node answers at the address, the client must find the cluster again from its bootstrap servers.
+
+Source: ``KafkaApis.handleApiVersionsRequest``, ``ApiVersionsRequest.isValid``.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +22,35 @@ SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?")
 
 FIRST_VERSION_WITH_SOFTWARE = 3
 FIRST_VERSION_WITH_ZERO_MINIMUM = 4
+FIRST_VERSION_WITH_NODE = 5
+NO_NODE = -1
 
 
-@handles(ApiKey.API_VERSIONS, versions=(0, 4), permission="NONE")
+@handles(ApiKey.API_VERSIONS, versions=(0, 5), permission="NONE")
 def run(ctx: Context) -> Entity:
+    """Respond as :func:`versions_of`, unless the client means another cluster or node."""
+    answer = versions_of(ctx)
+    cluster_id = getattr(ctx.body, "cluster_id", None)
+    if cluster_id is None or answer.error_code:
+        return answer
+    if (cluster_id, ctx.body.node_id) != (ctx.broker.cluster_id, ctx.broker.node_id):
+        return ctx.respond.error(ErrorCode.rebootstrap_required)
+    return answer
+
+
+def versions_of(ctx: Context) -> Entity:
     """Respond with the registry's versions and the broker's features.
+
+    A node id and a cluster id are only valid together.
 
     ``ctx.broker.features`` maps a feature's name to (lowest, highest supported, finalized level). A
     supported feature whose lowest level is 0 is left out below version 4: older clients fail on a
     zero. A finalized level of 0 means that the feature is off; Kafka leaves it out.
     """
+    if ctx.version >= FIRST_VERSION_WITH_NODE and (
+        (ctx.body.cluster_id is None) != (ctx.body.node_id == NO_NODE)
+    ):
+        return ctx.respond.error(ErrorCode.invalid_request)
     if ctx.version >= FIRST_VERSION_WITH_SOFTWARE:
         name, version = ctx.body.client_software_name, ctx.body.client_software_version
         if not (SOFTWARE.fullmatch(name) and SOFTWARE.fullmatch(version)):

@@ -12,6 +12,7 @@ from fencepost.coordinator.handlers import Registry
 from fencepost.coordinator.wire.api import KNOWN_APIS, ApiKey
 
 _OF_ITS_OWN: Final[Mapping[int, str]] = {
+    ApiKey.API_VERSIONS: "controller_versions",
     ApiKey.FETCH: "metadata_fetch",
     ApiKey.DESCRIBE_CLUSTER: "describe_controllers",
 }
@@ -47,6 +48,7 @@ _SERVED: Final = (
     ApiKey.BROKER_REGISTRATION,
     ApiKey.BROKER_HEARTBEAT,
     ApiKey.UNREGISTER_BROKER,
+    ApiKey.UNREGISTER_CONTROLLER,
     ApiKey.ALLOCATE_PRODUCER_IDS,
     ApiKey.CONTROLLER_REGISTRATION,
     ApiKey.ASSIGN_REPLICAS_TO_DIRS,

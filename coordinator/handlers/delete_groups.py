@@ -1,4 +1,8 @@
-"""DeleteGroups (42): delete empty groups with all their offsets."""
+"""DeleteGroups (42): delete empty groups with all their offsets.
+
+Version 3 adds an error message, which only GROUP_DELETION_FAILED has: an error of a plugin for
+streams groups, which Fencepost does not serve.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from fencepost.groups.commands import DeleteGroup
 from fencepost.logcore.machine import DomainError
 
 
-@handles(ApiKey.DELETE_GROUPS, versions=(0, 2), permission="DELETE Group")
+@handles(ApiKey.DELETE_GROUPS, versions=(0, 3), permission="DELETE Group")
 def run(ctx: Context) -> Work[Entity]:
     """Delete each group; errors are reported per group."""
     submit, respond = ctx.broker.groups.submit, ctx.respond

@@ -46,13 +46,14 @@ def _checked(ctx: Context) -> Steps[Entity | Awaitable[Entity]]:
     """Commit the offsets that the client may commit."""
     if not ctx.may(Operation.READ, ResourceType.GROUP, ctx.body.group_id):
         return _response(ctx, all_refused(ctx, ErrorCode.group_authorization_failed))
-    closed = yield from refused_topics(ctx, Operation.READ, _names(ctx))
+    names = names_of_topics(ctx, by_id=ctx.version >= FIRST_BY_ID)
+    closed = yield from refused_topics(ctx, Operation.READ, names)
     return _commit(ctx, closed)
 
 
-def _names(ctx: Context) -> Iterable[str]:
-    """Return the names of the request's existing topics."""
-    if ctx.version < FIRST_BY_ID:
+def names_of_topics(ctx: Context, *, by_id: bool) -> Iterable[str]:
+    """Return the names of the topics of a commit request; with ``by_id`` of the existing ones."""
+    if not by_id:
         return named_topics(ctx.body.topics)
     find = ctx.broker.metadata.topic_by_id
     return (found.name for one in ctx.body.topics if (found := find(one.topic_id)) is not None)

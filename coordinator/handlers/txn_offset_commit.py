@@ -2,7 +2,9 @@
 
 The group's offsets partition must be in the transaction. That is verified in the same turn of the
 event loop that appends the offsets. Version 3 adds member data, 4 TRANSACTION_ABORTABLE; 5 adds the
-partition to the transaction implicitly (TV2). Every error is reported per partition.
+partition to the transaction implicitly (TV2). Version 6 has topic ids instead of names, and other
+errors for a missing group and for an old member epoch (KIP-1319). Every error is reported per
+partition.
 """
 
 from __future__ import annotations
@@ -21,9 +23,10 @@ from fencepost.coordinator.handlers.offset_commit import (
     Refusals,
     all_refused,
     filled,
+    names_of_topics,
     sort_out,
 )
-from fencepost.coordinator.handlers.rights import named_topics, refused_topics
+from fencepost.coordinator.handlers.rights import refused_topics
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire import ApiKey, Entity
@@ -41,24 +44,28 @@ from fencepost.txn.errors import InvalidProducerIdMappingError
 FIRST_VERSION_WITH_LOAD_IN_PROGRESS = 2
 """Older producers treat COORDINATOR_LOAD_IN_PROGRESS as fatal (KAFKA-7296)."""
 
+FIRST_BY_ID = 6
+"""The first version with topic ids; it also tells GROUP_ID_NOT_FOUND and STALE_MEMBER_EPOCH apart
+from ILLEGAL_GENERATION."""
+
 
 @handles(
     ApiKey.TXN_OFFSET_COMMIT,
-    versions=(0, 5),
+    versions=(0, 6),
     permission="WRITE TransactionalId, READ Group, READ Topic",
 )
 def run(ctx: Context) -> Work[Entity]:
     """Commit the offsets of existing topics; refuse each of the others."""
-    body = ctx.body
+    body, by_id = ctx.body, ctx.version >= FIRST_BY_ID
     if not ctx.may(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, body.transactional_id):
         code = ErrorCode.transactional_id_authorization_failed
         return _response(ctx, all_refused(ctx, code))
     if not ctx.may(Operation.READ, ResourceType.GROUP, body.group_id):
         return _response(ctx, all_refused(ctx, ErrorCode.group_authorization_failed))
-    closed = yield from refused_topics(ctx, Operation.READ, named_topics(body.topics))
+    closed = yield from refused_topics(ctx, Operation.READ, names_of_topics(ctx, by_id=by_id))
     request_state: RequestState = {}
     while True:
-        refused, offsets = sort_out(ctx, closed, by_id=False, has_epoch=ctx.version >= 2)
+        refused, offsets = sort_out(ctx, closed, by_id=by_id, has_epoch=ctx.version >= 2)
         if not offsets:
             return _refused(ctx, refused, ErrorCode.none)
         try:
@@ -70,11 +77,16 @@ def run(ctx: Context) -> Work[Entity]:
         yield disk
     command = TxnCommitOffsets(
         group_id=body.group_id,
-        generation_id=getattr(body, "generation_id", NO_GENERATION),
+        generation_id=(
+            body.generation_id_or_member_epoch
+            if by_id
+            else getattr(body, "generation_id", NO_GENERATION)
+        ),
         member_id=getattr(body, "member_id", ""),
         group_instance_id=getattr(body, "group_instance_id", None),
         offsets=tuple(offsets),
         producer=ProducerStamp(body.producer_id, body.producer_epoch),
+        knows_member_epochs=by_id,
     )
     result = yield from result_of(ctx.broker.groups.submit(body.group_id, command, ctx.origin))
     if isinstance(result, DomainError):
@@ -130,16 +142,17 @@ def _verify(ctx: Context, request_state: RequestState) -> asyncio.Future[None] |
 
 def _response(ctx: Context, codes: list[list[ErrorCode]]) -> Entity:
     respond = ctx.respond
+    names = "topic_id" if ctx.version >= FIRST_BY_ID else "name"
     return respond.TxnOffsetCommitResponse(
         topics=tuple(
             respond.TxnOffsetCommitResponseTopic(
-                name=topic.name,
                 partitions=tuple(
                     respond.TxnOffsetCommitResponsePartition(
                         partition_index=entry.partition_index, error_code=code
                     )
                     for entry, code in zip(topic.partitions, topic_codes, strict=True)
                 ),
+                **{names: getattr(topic, names)},
             )
             for topic, topic_codes in zip(ctx.body.topics, codes, strict=True)
         )

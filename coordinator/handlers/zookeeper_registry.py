@@ -34,7 +34,12 @@ _SETTINGS: Final = frozenset({ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CON
 """APIs that clients send to any broker, without a retry at the controller."""
 
 _OF_QUORUMS: Final = frozenset(
-    {ApiKey.DESCRIBE_QUORUM, ApiKey.UNREGISTER_BROKER, ApiKey.UPDATE_FEATURES}
+    {
+        ApiKey.DESCRIBE_QUORUM,
+        ApiKey.UNREGISTER_BROKER,
+        ApiKey.UNREGISTER_CONTROLLER,
+        ApiKey.UPDATE_FEATURES,
+    }
 )
 """APIs that need a KRaft quorum."""
 

@@ -28,6 +28,7 @@ import structlog
 
 from fencepost.coordinator.config.listener_config import ListenerConfig
 from fencepost.coordinator.handlers import CloseConnection, Context, Registry
+from fencepost.coordinator.handlers.api_versions import versions_of
 from fencepost.coordinator.net.connection_limits import ConnectionSlot
 from fencepost.coordinator.net.memory_budget import RequestBudget
 from fencepost.coordinator.net.refusals import UnservedRequests, refusal
@@ -487,8 +488,8 @@ class Connection(asyncio.BufferedProtocol):
         )
 
     def versions(self, request: Request) -> Entity:
-        """Return the response to ApiVersions, before the client has authenticated."""
-        return self._server.registry.handler(request.api_key).run(self._context(request))
+        """Return the response to ApiVersions before authentication; as in Kafka without ids."""
+        return versions_of(self._context(request))
 
     def _answer(self, request: Request, held: list[Entity], spent: LoopTime | None) -> Work[None]:
         """Handle a request, and send its response, which is added to ``held``.

@@ -10,7 +10,7 @@ from kio.schema.errors import ErrorCode
 from fencepost.coordinator.handlers import Answer, Context
 from fencepost.coordinator.runtime.rate_limited_log import RateLimitedLog
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.wire.api import KNOWN_APIS
+from fencepost.coordinator.wire.api import KNOWN_APIS, api_name
 from fencepost.coordinator.wire.errors import UnsupportedVersion, WireError
 from fencepost.logcore.clock import monotonic_s
 from fencepost.logcore.machine import DomainError
@@ -48,7 +48,7 @@ class UnservedRequests:
         """Return the reason for closing the connection of ``peer``; log a warning."""
         if not isinstance(error, UnsupportedVersion):
             return str(error)
-        name = api_name(error.api_key)
+        name = api_name(error.api_key) or f"API key {error.api_key}"
         lowest, highest = error.served or (None, None)
         if self._lines.may_tell(monotonic_s() * 1000):
             log.warning(
@@ -61,14 +61,3 @@ class UnservedRequests:
                 peer=peer,
             )
         return f"{name} is not served at version {error.version}"
-
-
-def api_name(api_key: int) -> str:
-    """Return Kafka's name of an API, served or not; ``API key N`` if no API has the key."""
-    known = KNOWN_APIS.get(api_key)
-    if known is not None:
-        return known.name
-    from kio.schema.index import api_key_map  # noqa: PLC0415 - only errors need it
-
-    found = api_key_map.get(api_key)
-    return f"API key {api_key}" if found is None else found.title().replace("_", "")

@@ -1,6 +1,6 @@
 """The APIs of the Kafka protocol that Fencepost serves: keys, names and versions.
 
-Source of keys and ranges: Kafka 4.3's ``ApiKeys`` and the message schemas. Two deviations in
+Source of keys and ranges: Kafka 4.4's ``ApiKeys`` and the message schemas. Two deviations in
 Kafka's ApiVersions response are repeated here: Produce is advertised from version 0 although 0-2
 are refused (older librdkafka reads codec support from that range, KAFKA-18659), and a version that
 Kafka marks unstable is served only with ``unstable.api.versions.enable``. InitProducerId 6 is also
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import IntEnum
+from typing import Final
 
 from fencepost.logcore.values import dataclass
 
@@ -89,6 +90,7 @@ class ApiKey(IntEnum):
     LIST_CONFIG_RESOURCES = 74
     DESCRIBE_TOPIC_PARTITIONS = 75
     SHARE_FETCH = 78
+    UNREGISTER_CONTROLLER = 94
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,7 @@ APIS: Mapping[int, Api] = {
         _api(ApiKey.DESCRIBE_GROUPS, (0, 6)),
         _api(ApiKey.LIST_GROUPS, (0, 5)),
         _api(ApiKey.SASL_HANDSHAKE, (0, 1)),
-        _api(ApiKey.API_VERSIONS, (0, 4)),
+        _api(ApiKey.API_VERSIONS, (0, 5)),
         _api(ApiKey.CREATE_TOPICS, (2, 7)),
         _api(ApiKey.DELETE_TOPICS, (1, 6)),
         _api(ApiKey.DELETE_RECORDS, (0, 2)),
@@ -149,7 +151,7 @@ APIS: Mapping[int, Api] = {
         _api(ApiKey.ADD_OFFSETS_TO_TXN, (0, 4)),
         _api(ApiKey.END_TXN, (0, 5)),
         _api(ApiKey.WRITE_TXN_MARKERS, (1, 2)),
-        _api(ApiKey.TXN_OFFSET_COMMIT, (0, 5)),
+        _api(ApiKey.TXN_OFFSET_COMMIT, (0, 6)),
         _api(ApiKey.DESCRIBE_ACLS, (1, 3)),
         _api(ApiKey.CREATE_ACLS, (1, 3)),
         _api(ApiKey.DELETE_ACLS, (1, 3)),
@@ -159,7 +161,7 @@ APIS: Mapping[int, Api] = {
         _api(ApiKey.DESCRIBE_LOG_DIRS, (1, 5)),
         _api(ApiKey.SASL_AUTHENTICATE, (0, 2)),
         _api(ApiKey.CREATE_PARTITIONS, (0, 3)),
-        _api(ApiKey.DELETE_GROUPS, (0, 2)),
+        _api(ApiKey.DELETE_GROUPS, (0, 3)),
         _api(ApiKey.ELECT_LEADERS, (0, 2)),
         _api(ApiKey.INCREMENTAL_ALTER_CONFIGS, (0, 1)),
         _api(ApiKey.ALTER_PARTITION_REASSIGNMENTS, (0, 1)),
@@ -180,6 +182,7 @@ APIS: Mapping[int, Api] = {
         _api(ApiKey.CONSUMER_GROUP_DESCRIBE, (0, 1)),
         _api(ApiKey.LIST_CONFIG_RESOURCES, (0, 1)),
         _api(ApiKey.DESCRIBE_TOPIC_PARTITIONS, (0, 0)),
+        _api(ApiKey.UNREGISTER_CONTROLLER, (0, 0)),
     )
 }
 """Every API that clients send to a broker, by key. A range is never narrowed to the versions of new
@@ -224,6 +227,7 @@ FORWARDED: frozenset[int] = frozenset(
         ApiKey.DESCRIBE_QUORUM,
         ApiKey.UPDATE_FEATURES,
         ApiKey.UNREGISTER_BROKER,
+        ApiKey.UNREGISTER_CONTROLLER,
     }
 )
 """APIs that a broker forwards to the active controller (KIP-590); ``ApiKeys.forwardable``."""
@@ -247,3 +251,17 @@ KNOWN_APIS: Mapping[int, Api] = {
     **ZOOKEEPER_APIS,
 }
 """All APIs whose messages can be read and written."""
+
+_NAMED_ONLY: Final = {93: "StreamsGroupTopologyDescriptionUpdate"}
+"""APIs of Apache Kafka 4.4 that are neither served nor in kio."""
+
+
+def api_name(api_key: int) -> str | None:
+    """Return Kafka's name of an API, served or not; None if no API has the key."""
+    known = KNOWN_APIS.get(api_key)
+    if known is not None:
+        return known.name
+    from kio.schema.index import api_key_map  # noqa: PLC0415 - few callers ask for such a key
+
+    found = api_key_map.get(api_key)
+    return _NAMED_ONLY.get(api_key) if found is None else found.title().replace("_", "")

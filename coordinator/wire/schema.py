@@ -20,7 +20,11 @@ import kio.schema
 from kio.static.constants import EntityType
 from kio.static.primitive import TZAware
 
-from fencepost.coordinator.wire.api import KNOWN_APIS, ZOOKEEPER_APIS, ApiKey
+from fencepost.coordinator.wire import (
+    added_errors,  # noqa: F401 - codes that must be known before the first message is read
+    overlay,
+)
+from fencepost.coordinator.wire.api import KNOWN_APIS, ApiKey
 from fencepost.logcore.values import dataclass
 
 Entity = Any
@@ -160,17 +164,16 @@ def has_struct_arrays(cls: type) -> bool:
 
 @cache
 def module_of(api_key: int, version: int, side: Side) -> ModuleType:
-    """Return the module with the classes of one message: kio's, or ours for ZooKeeper APIs.
+    """Return the module with the classes of one message: kio's, or ours where kio has none.
 
     Raises KeyError for an unknown API or version.
     """
     api = KNOWN_APIS[api_key]
     if not api.min_version <= version <= api.max_version:
         raise KeyError((api_key, version))
-    if api_key in ZOOKEEPER_APIS:
-        messages = import_module("fencepost.coordinator.wire.zookeeper_messages")
-        found: ModuleType = messages.modules()[api_key, side]
-        return found
+    ours = overlay.module_of(api_key, version, side)
+    if ours is not None:
+        return ours
     return import_module(f"kio.schema.{api.module}.v{version}.{side}")
 
 
@@ -226,16 +229,20 @@ def is_known(api_key: int, side: Side, name: str, field_name: str | None = None)
 
     It is called only for a name that the current version lacks. Other versions are searched in the
     source text of kio's modules, because an import costs 5 to 20 ms, and a client waiting for its
-    first response would pay for four of them.
+    first response would pay for four of them. Versions that kio lacks are searched last, in their
+    classes.
     """
     api = KNOWN_APIS[api_key]
+    without_text = []
     for version in range(api.max_version, api.min_version - 1, -1):
         text = _text_of(api_key, version, side)
-        if text is not None:
-            written = text.partition(f"\nclass {name}:\n")[2].partition("\nclass ")[0]
-            if written and (field_name is None or f"\n    {field_name}: " in written):
-                return True
+        if text is None:
+            without_text.append(version)
             continue
+        written = text.partition(f"\nclass {name}:\n")[2].partition("\nclass ")[0]
+        if written and (field_name is None or f"\n    {field_name}: " in written):
+            return True
+    for version in without_text:
         cls = struct_class(api_key, version, side, name)
         if cls is not None and (
             field_name is None or any(info.name == field_name for info in all_fields(cls))

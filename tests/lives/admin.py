@@ -95,6 +95,10 @@ def unregister_broker(d: Draw) -> Request:
     return Request("unregister_broker", 0, {"broker_id": d.pick([NODE, 2, -1])})
 
 
+def unregister_controller(d: Draw) -> Request:
+    return Request("unregister_controller", 0, {"controller_id": d.pick([NODE, 2, -1])})
+
+
 def describe_acls(d: Draw) -> Request:
     return Request("describe_acls", d.version("describe_acls"), _filter(d))
 
@@ -221,6 +225,7 @@ REQUESTS: list[Callable[[Draw], Request]] = [
     elect_leaders,
     list_config_resources,
     unregister_broker,
+    unregister_controller,
     describe_acls,
     create_acls,
     delete_acls,

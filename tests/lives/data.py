@@ -414,5 +414,7 @@ def api_versions(d: Draw) -> Request:
         {
             "client_software_name": d.pick(["lives", "a.b-c", "", "bad name", d.odd()]),
             "client_software_version": d.pick(["1", "", "?"]),
+            "cluster_id": d.pick([None, d.odd()]),
+            "node_id": d.pick([-1, 1]),
         },
     )

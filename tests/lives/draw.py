@@ -23,6 +23,9 @@ Shape = Mapping[str, Any]
 Identity = tuple[int, int]
 
 VERSIONS = {api.module: (api.min_version, api.stable_max) for api in APIS.values()}
+HIGHEST_OF_4_3 = {"api_versions": 4, "txn_offset_commit": 5, "delete_groups": 2}
+"""The highest versions of Apache Kafka 4.3, with which calm lives are compared, where 4.4 has more.
+"""
 SLOTS = 6
 """Members of a group, and claims of a transactional id, that a life distinguishes."""
 
@@ -82,8 +85,13 @@ class Draw:
         count = self.weighted([(1, 8), (0, 0.5), *((n, 1.5) for n in range(2, most + 1))])
         return [draw() for _ in range(count)]
 
-    def version(self, api: str, low: int = 0, high: int = 99) -> int:
+    def versions(self, api: str) -> tuple[int, int]:
+        """Return the lowest and the highest version to draw."""
         least, most = VERSIONS[api]
+        return least, HIGHEST_OF_4_3.get(api, most) if self.calm else most
+
+    def version(self, api: str, low: int = 0, high: int = 99) -> int:
+        least, most = self.versions(api)
         return self.rng.randint(max(low, least), min(high, most))
 
     # --- names ------------------------------------------------------------------------------------

@@ -233,6 +233,12 @@ def committed(d: Draw) -> dict[str, Any]:
     }
 
 
+def with_ids(d: Draw) -> list[dict[str, Any]]:
+    """Draw the topics of a commit, with names and ids."""
+    topics = d.some(lambda: committed(d))
+    return [{**topic, "topic_id": d.topic_id(topic["name"])} for topic in topics]
+
+
 def offset_commit(d: Draw, about: Slot, kind: str | None = None) -> Request:
     """Draw an OffsetCommit of a classic member, a consumer or no member (``simple``)."""
     kind = kind or d.pick(["simple", "classic", "consumer"])
@@ -255,10 +261,7 @@ def offset_commit(d: Draw, about: Slot, kind: str | None = None) -> Request:
             "member_id": member,
             "group_instance_id": None if kind == "simple" else d.instance(about),
             "retention_time": d.pick([-1, -1, 0, 1_000]),
-            "topics": [
-                {**topic, "topic_id": d.topic_id(topic["name"])}
-                for topic in d.some(lambda: committed(d))
-            ],
+            "topics": with_ids(d),
         },
         about,
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tests.lives.draw import VERSIONS, Draw, Identity, Later, Request
-from tests.lives.groups import committed
+from tests.lives.draw import Draw, Identity, Later, Request
+from tests.lives.groups import with_ids
 from tests.lives.knowledge import Knowledge, Slot
 from tests.support.batches import NOW_MS, batch
 
@@ -18,7 +18,7 @@ FIRST_OF_V2 = {"produce": 12, "txn_offset_commit": 5, "end_txn": 5}
 
 def version_of(d: Draw, api: str, level: int | None) -> int:
     """Draw a version of ``api`` that a client of that transaction version sends; None for any."""
-    least, most = VERSIONS[api]
+    least, most = d.versions(api)
     if level is None:
         return d.rng.randint(least, most)
     first = FIRST_OF_V2[api]
@@ -110,9 +110,10 @@ def txn_offset_commit(d: Draw, about: Slot, group: str, level: int | None = None
             "producer_id": _pid(who),
             "producer_epoch": _epoch(who),
             "generation_id": generation,
+            "generation_id_or_member_epoch": generation,
             "member_id": d.member_id(member, 0.9) if as_member else "",
             "group_instance_id": d.instance(member) if as_member else None,
-            "topics": d.some(lambda: committed(d)),
+            "topics": with_ids(d),
         },
         about,
     )

@@ -16,11 +16,12 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import kio.schema
+from kio.schema.index import api_key_map
 
+from fencepost.coordinator.wire import overlay
 from tests.support.batches import batches
 from tests.support.cluster import Cluster
-from tests.support.raw import Answer, ConnectionLostError, _entity, _hints, errors_in
+from tests.support.raw import API_KEYS, Answer, ConnectionLostError, _entity, _hints, errors_in
 
 PASSING = frozenset(
     {
@@ -89,10 +90,18 @@ Step = tuple[str, Any]
 
 @functools.cache
 def _fields_of_any_version(api: str) -> frozenset[str]:
-    package = importlib.import_module(f"kio.schema.{api}")
+    key = API_KEYS[api]
+    modules = [
+        overlay.module_of(*one) for one in overlay.messages() if one[::2] == (key, "request")
+    ]
+    if key in api_key_map:
+        package = importlib.import_module(f"kio.schema.{api}")
+        modules += [
+            importlib.import_module(f"kio.schema.{api}.{version.name}.request")
+            for version in pkgutil.iter_modules(package.__path__)
+        ]
     names: set[str] = set()
-    for version in pkgutil.iter_modules(package.__path__):
-        module = importlib.import_module(f"{kio.schema.__name__}.{api}.{version.name}.request")
+    for module in modules:
         for value in vars(module).values():
             if dataclasses.is_dataclass(value):
                 names.update(field.name for field in dataclasses.fields(value))

@@ -27,9 +27,14 @@ from kio.schema.errors import ErrorCode
 from kio.schema.index import api_key_map
 from kio.serial import entity_reader, entity_writer
 
+from fencepost.coordinator.wire import overlay
+from fencepost.coordinator.wire.api import KNOWN_APIS
 from fencepost.coordinator.wire.schema import lenient_class
 
-API_KEYS = {name: key for key, name in api_key_map.items()}
+API_KEYS = {
+    **{name: key for key, name in api_key_map.items()},
+    **{api.module: int(api.key) for api in KNOWN_APIS.values()},
+}
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 Answer = dict[str, Any]
 
@@ -40,7 +45,9 @@ class ConnectionLostError(Exception):
 
 @functools.cache
 def _entity(api: str, version: int, kind: str) -> type:
-    module = importlib.import_module(f"kio.schema.{api}.v{version}.{kind}")
+    module = overlay.module_of(API_KEYS[api], version, kind)
+    if module is None:
+        module = importlib.import_module(f"kio.schema.{api}.v{version}.{kind}")
     wanted = f"{api.replace('_', '')}{kind}".lower()
     return next(value for name, value in vars(module).items() if name.lower() == wanted)
 

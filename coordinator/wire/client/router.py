@@ -94,6 +94,10 @@ _UNKNOWN_TOPIC = frozenset({ErrorCode.unknown_topic_or_partition, ErrorCode.unkn
 
 ANY_NODE = -1
 
+NEGOTIATION_VERSION = 4
+"""The version of ApiVersions that is tried first. Version 5 only adds ids that this client does not
+send, and brokers before 4.4 would need a second request."""
+
 
 def api_versions_body(make: RequestFactory) -> Entity:
     """Build an ApiVersions request."""
@@ -271,7 +275,7 @@ class Router:
         return f" (perhaps the listener wants TLS or a login; security.protocol is {told} here)"
 
     async def _negotiate(self, node: Node, deadline: float) -> None:
-        version = APIS[ApiKey.API_VERSIONS].max_version
+        version = NEGOTIATION_VERSION
         frame = await self._ask_versions(node, version, deadline)
         if int.from_bytes(frame[4:6], "big") == ErrorCode.unsupported_version:
             # The response has the v0 body, which contains the range of ApiVersions (KIP-511).

@@ -311,7 +311,7 @@ async def test_the_asynchronous_client_does_the_same(cluster: Cluster) -> None:
         cluster.answers = [16, 14]
         assert (await client.call("EndTxn", to_transaction="x")).error_code == 0
         assert (await client.metadata()).cluster_id == "small"
-        assert (await client.versions())[18] == (0, 4)
+        assert (await client.versions())[18] == (0, 5)
         cluster.answers = [-2]
         with pytest.raises(BrokerUnreachable, match="fate unknown"):
             await client.call("EndTxn", to_transaction="x")

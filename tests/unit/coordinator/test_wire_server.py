@@ -810,10 +810,10 @@ async def test_stop_cuts_off_what_does_not_finish() -> None:
 
 
 def versions_request(version: int, name: str = "test", software: str = "1.0") -> bytes:
-    body = request_factory(18, min(version, 4)).message(
+    body = request_factory(18, min(version, 5)).message(
         client_software_name=name, client_software_version=software
     )
-    frame = bytearray(b"".join(encode_request(18, min(version, 4), 5, "c", body)))
+    frame = bytearray(b"".join(encode_request(18, min(version, 5), 5, "c", body)))
     frame[6:8] = struct.pack(">h", version)
     return bytes(frame)
 
@@ -824,18 +824,18 @@ async def test_api_versions_of_an_unknown_version_is_answered_with_v0() -> None:
         peer.send(versions_request(99) + versions_request(4))
         correlation_id, body = await peer.answer(18, 0)
         assert (correlation_id, body.error_code) == (5, 35)
-        assert [(k.api_key, k.min_version, k.max_version) for k in body.api_keys] == [(18, 0, 4)]
+        assert [(k.api_key, k.min_version, k.max_version) for k in body.api_keys] == [(18, 0, 5)]
         assert (await peer.answer(18, 4))[1].error_code == 0
 
 
-@pytest.mark.parametrize("version", range(5))
+@pytest.mark.parametrize("version", range(6))
 async def test_api_versions(version: int) -> None:
     async with serving() as service:
         peer = await Peer.of(service)
         peer.send(versions_request(version))
         body = (await peer.answer(18, version))[1]
         ranges = {k.api_key: (k.min_version, k.max_version) for k in body.api_keys}
-        assert ranges == {0: (0, 13), 1: (4, 18), 12: (0, 4), 18: (0, 4)}
+        assert ranges == {0: (0, 13), 1: (4, 18), 12: (0, 4), 18: (0, 5)}
         if version >= 3:
             supported = {f.name: (f.min_version, f.max_version) for f in body.supported_features}
             finalized = {f.name: f.max_version_level for f in body.finalized_features}
@@ -874,7 +874,7 @@ async def test_client_software_names(name: str, software: str, fine: bool) -> No
 
 def test_only_apis_with_a_module_are_served() -> None:
     registry = Registry(modules={18: "api_versions"})
-    assert list(registry.advertised()) == [(18, 0, 4)]
+    assert list(registry.advertised()) == [(18, 0, 5)]
     assert registry.handler(18).api.name == "ApiVersions"
     assert [handler.api.key for handler in registry.handlers()] == [18]
     assert ApiKey.API_VERSIONS in Registry().versions

@@ -10,8 +10,11 @@ from uuid import UUID
 
 import pytest
 
+from fencepost.cluster.controller.activation import METADATA_VERSION
+from fencepost.cluster.controller.brokers import ControllerRegistrationRequest
 from fencepost.cluster.controller.errors import (
     BrokerIdNotRegisteredError,
+    ControllerIdNotRegisteredError,
     DuplicateBrokerRegistrationError,
     InconsistentClusterIdError,
     InvalidRegistrationError,
@@ -28,9 +31,11 @@ from fencepost.cluster.controller.isr import DirectoryAssignment
 from fencepost.cluster.records import (
     BrokerFeature,
     BrokerRegistrationChangeRecord,
+    FeatureLevelRecord,
     NoOpRecord,
     PartitionChangeRecord,
     RegisterBrokerRecord,
+    UnregisterControllerRecord,
 )
 from fencepost.logcore.machine import DomainError, InvariantViolation
 from tests.unit.cluster.controller.cluster_driver import FEATURES, SETTINGS, Cluster, directory
@@ -332,6 +337,30 @@ def test_unregister_broker_removes_it_from_isr_and_elr() -> None:
     assert cluster.partition("b").leader == 2
     with pytest.raises(BrokerIdNotRegisteredError):
         cluster.controller.unregister_broker(1)
+
+
+def test_unregister_controller_removes_its_registration() -> None:
+    cluster = Cluster()
+    registration = ControllerRegistrationRequest(7, UUID(int=5), False, (), ())
+    cluster.do(cluster.controller.register_controller(registration))
+    assert list(cluster.image.controllers) == [7]
+    cluster.append([FeatureLevelRecord(METADATA_VERSION, 33)])
+    with pytest.raises(ControllerIdNotRegisteredError, match="Controller ID 8 is not currently"):
+        cluster.controller.unregister_controller(8)
+    cluster.do(cluster.controller.unregister_controller(7))
+    assert cluster.log[-1] == UnregisterControllerRecord(7)
+    assert cluster.image.controllers == {}
+    with pytest.raises(ControllerIdNotRegisteredError):
+        cluster.controller.unregister_controller(7)
+
+
+@pytest.mark.parametrize("level", [30, 32])
+def test_unregister_controller_needs_metadata_version_33(level: int) -> None:
+    cluster = Cluster()
+    cluster.append([FeatureLevelRecord(METADATA_VERSION, level)])
+    for controller_id in (7, 3000):
+        with pytest.raises(UnsupportedFeatureLevelError, match="too old to support controller"):
+            cluster.controller.unregister_controller(controller_id)
 
 
 def test_an_offline_directory_moves_what_lies_in_it() -> None:

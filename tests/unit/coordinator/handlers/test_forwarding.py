@@ -355,6 +355,7 @@ ASKED: dict[int, Callable[[Any], Entity]] = {
         feature_updates=[make.FeatureUpdateKey(feature="f", max_version_level=1)]
     ),
     ApiKey.UNREGISTER_BROKER: lambda make: make.message(broker_id=1),
+    ApiKey.UNREGISTER_CONTROLLER: lambda make: make.message(controller_id=1),
 }
 """Requests with several items where the API has items."""
 
@@ -395,6 +396,7 @@ REFUSED: dict[int, Callable[[Any], list[Any]]] = {
     ApiKey.DESCRIBE_QUORUM: lambda answer: list(answer.topics),
     ApiKey.UPDATE_FEATURES: lambda answer: list(getattr(answer, "results", ())),
     ApiKey.UNREGISTER_BROKER: lambda _answer: [],
+    ApiKey.UNREGISTER_CONTROLLER: lambda _answer: [],
 }
 """Functions that return the rows of a response, by API."""
 
@@ -419,6 +421,7 @@ ROWS: dict[int, list[Any]] = {
     ApiKey.DESCRIBE_QUORUM: [],
     ApiKey.UPDATE_FEATURES: [],
     ApiKey.UNREGISTER_BROKER: [],
+    ApiKey.UNREGISTER_CONTROLLER: [],
 }
 """The expected rows, one for each item; ``CODE`` stands for the error code."""
 

@@ -134,6 +134,7 @@ CASES = [
                   lambda _: {"feature_updates": [{"feature": "x", "max_version_level": 1}]}, [C])
       for version in (0, 1, 2)),
     _on_cluster("unregister_broker", 0, Op.ALTER, lambda _: {"broker_id": 99}, [C]),
+    _on_cluster("unregister_controller", 0, Op.ALTER, lambda _: {"controller_id": 99}, [C]),
 ]  # fmt: skip
 
 

@@ -1,0 +1,16 @@
+"""ApiVersions (18) on a controller's listener, which does not compare the ids of version 5.
+
+Source: ``ControllerApis.handleApiVersionsRequest``.
+"""
+
+from __future__ import annotations
+
+from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.handlers.api_versions import versions_of
+from fencepost.coordinator.wire import ApiKey, Entity
+
+
+@handles(ApiKey.API_VERSIONS, versions=(0, 5), permission="NONE")
+def run(ctx: Context) -> Entity:
+    """Respond with the controller's versions and features."""
+    return versions_of(ctx)

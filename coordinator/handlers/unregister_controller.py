@@ -1,0 +1,25 @@
+"""UnregisterController (94): remove the registration of a controller that was decommissioned.
+
+The registration is not the vote: a voter remains one, and a running controller registers again.
+
+Source: ``ClusterControlManager.unregisterController``; KIP-1312.
+"""
+
+from __future__ import annotations
+
+from kio.schema.errors import ErrorCode
+
+from fencepost.cluster.acl import Operation
+from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.handlers.deciding import decided
+from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.wire import ApiKey, Entity
+
+
+@handles(ApiKey.UNREGISTER_CONTROLLER, versions=(0, 0), permission="ALTER Cluster")
+def run(ctx: Context) -> Work[Entity]:
+    """Remove the controller's registration."""
+    ctx.require_on_cluster(Operation.ALTER)
+    asked = ctx.body.controller_id
+    yield from decided(ctx, lambda controller: controller.unregister_controller(asked))
+    return ctx.respond.message(error_code=ErrorCode.none, error_message=None)

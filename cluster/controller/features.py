@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
+from typing import Final
 
 from fencepost.cluster.controller.activation import (
     ELR_VERSION,
@@ -21,6 +22,10 @@ from fencepost.cluster.image import BROKER_RESOURCE
 from fencepost.cluster.records import ConfigRecord, FeatureLevelRecord, MetadataRecord
 from fencepost.logcore.machine import Event
 from fencepost.logcore.values import dataclass
+
+_CHANGES_METADATA: Final = frozenset({30, 32, 33})
+"""The levels of ``metadata.version`` that change the metadata: no downgrade goes below one. All
+earlier levels are below the lowest that this controller supports."""
 
 
 class UpgradeType(IntEnum):
@@ -51,11 +56,11 @@ def update_features(
     """
     wanted = {update.name: update for update in updates}
     for update in wanted.values():
-        reason = next(_reasons_against(view, update), None)
-        if reason is not None:
+        error = _error_of(view, update)
+        if error is not None:
             raise InvalidUpdateVersionError(
                 "The update failed for all features since the following feature had an error: "
-                f"Invalid update version {update.level} for feature {update.name}. {reason}"
+                f"{error}"
             )
     changed = {
         name: update.level
@@ -79,6 +84,24 @@ def update_features(
     return ControllerResult(changed, tuple(records), events=tuple(events))
 
 
+def _error_of(view: ControllerView, update: FeatureUpdate) -> str | None:
+    reason = next(_reasons_against(view, update), None)
+    if reason is not None:
+        return f"Invalid update version {update.level} for feature {update.name}. {reason}"
+    current = view.image.features.get(update.name, 0)
+    if update.name != METADATA_VERSION or not any(
+        update.level < level <= current for level in _CHANGES_METADATA
+    ):
+        return None
+    reason = (
+        "Unsafe metadata downgrade is not supported in this version."
+        if update.upgrade_type is UpgradeType.UNSAFE_DOWNGRADE
+        else "Refusing to perform the requested downgrade because it might delete metadata "
+        "information."
+    )
+    return f"Unsupported metadata.version downgrade from {current} to {update.level}. {reason}"
+
+
 def _reasons_against(view: ControllerView, update: FeatureUpdate) -> Iterator[str]:
     if update.upgrade_type is UpgradeType.UNKNOWN:
         yield "The controller does not support the given upgrade type."
@@ -89,6 +112,14 @@ def _reasons_against(view: ControllerView, update: FeatureUpdate) -> Iterator[st
     for broker in view.image.brokers.values():
         found = broker.features.get(update.name, None if update.level else (0, 0))
         yield from _unsupported(f"Broker {broker.broker_id}", found, update.level)
+    for other in view.image.controllers.values():
+        if other.controller_id != view.settings.node_id:
+            ranges = {
+                one.name: (one.min_supported_version, one.max_supported_version)
+                for one in other.features
+            }
+            found = ranges.get(update.name, None if update.level else (0, 0))
+            yield from _unsupported(f"Controller {other.controller_id}", found, update.level)
     current = view.image.features.get(update.name, 0)
     is_upgrade = update.upgrade_type is UpgradeType.UPGRADE
     if update.level < current and is_upgrade:
@@ -98,11 +129,6 @@ def _reasons_against(view: ControllerView, update: FeatureUpdate) -> Iterator[st
         )
     if update.level > current and not is_upgrade:
         yield "Can't downgrade to a newer version."
-    if update.name == METADATA_VERSION and update.level < current:
-        yield (
-            "Refusing to perform the requested downgrade because it might delete metadata "
-            "information."
-        )
 
 
 def _unsupported(who: str, supported: tuple[int, int] | None, level: int) -> Iterator[str]:

@@ -41,15 +41,16 @@ FEATURES: Final[Mapping[str, tuple[int, int, int]]] = {
     ELR_VERSION: (0, 1, 0),
     GROUP_VERSION: (0, 1, 1),
     KRAFT_VERSION: (0, 0, 0),
-    METADATA_VERSION: (30, 30, 30),
+    METADATA_VERSION: (30, 33, 30),
     TRANSACTION_VERSION: (0, 2, 2),
 }
 """Lowest and highest supported level of each feature, and its level on a new standalone broker.
 
 In their order: eligible leader replicas (KIP-966), which are only useful with several brokers, and
 are enabled in a new cluster of several; the consumer group protocol (KIP-848); a quorum with static
-voters (KIP-853); the requests, records and settings of Apache Kafka 4.3-IV0 (KIP-778); transactions
-that bump the producer epoch (KIP-890).
+voters (KIP-853); the requests, records and settings of Apache Kafka 4.3-IV0 to 4.4-IV2 (KIP-778),
+where a new cluster begins with the lowest, since it cannot go back from a higher one to take in
+brokers and controllers of Apache Kafka 4.3; transactions that bump the producer epoch (KIP-890).
 """
 
 DEFAULT_SETTINGS: Final = ""

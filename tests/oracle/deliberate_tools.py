@@ -27,7 +27,7 @@ NO_TOKENS = "delegation tokens are not served; Apache Kafka refuses them on such
 NO_TELEMETRY = "clients are not asked for their metrics, so no subscription is taken"
 UNKNOWN_KEY = "a broker setting that nothing reads is refused by name"
 ONE_LISTENER = "the broker's only listener serves what a controller's does"
-LEVELS = "features are told of as far as they are here: one metadata.version, static voters"
+LEVELS = "features are told of as far as they are here: metadata.version from 30 on, static voters"
 SHORT_INDEX = (
     "the index of a segment grows with its entries; Apache Kafka's has its full size first"
 )

@@ -63,8 +63,8 @@ def test_the_level_that_it_has_is_no_change(store: Storage, kind: UpgradeType) -
     [
         (FeatureUpdate(TRANSACTION_VERSION, 3), "Local controller 1 only supports versions 0-2"),
         (FeatureUpdate(TRANSACTION_VERSION, -1), "A feature version cannot be less than 0."),
-        (FeatureUpdate(METADATA_VERSION, 31), "Local controller 1 only supports versions 30-30"),
-        (FeatureUpdate(METADATA_VERSION, 29, SAFE), "only supports versions 30-30"),
+        (FeatureUpdate(METADATA_VERSION, 34), "Local controller 1 only supports versions 30-33"),
+        (FeatureUpdate(METADATA_VERSION, 29, SAFE), "only supports versions 30-33"),
         (FeatureUpdate(KRAFT_VERSION, 1), "Local controller 1 only supports versions 0-0"),
         (FeatureUpdate("odd", 1), "Local controller 1 does not support this feature."),
         (FeatureUpdate("odd", 0, SAFE), "Local controller 1 does not support this feature."),
@@ -80,13 +80,32 @@ def test_refusals(store: Storage, wanted: FeatureUpdate, reason: str) -> None:
     assert level(store) == 2
 
 
-@pytest.mark.parametrize(("name", "only"), [(METADATA_VERSION, 30), (KRAFT_VERSION, 0)])
-def test_some_have_one_level_alone(store: Storage, name: str, only: int) -> None:
+def test_kraft_version_has_one_level(store: Storage) -> None:
     before = store.metadata.features_epoch
     for kind in (UP, SAFE, UNSAFE):
-        update(store, FeatureUpdate(name, only, kind))
-    assert store.metadata.features[name] == (only, only, only)
+        update(store, FeatureUpdate(KRAFT_VERSION, 0, kind))
+    assert store.metadata.features[KRAFT_VERSION] == (0, 0, 0)
     assert store.metadata.features_epoch == before
+
+
+def test_metadata_version_goes_down_only_over_levels_without_new_metadata(store: Storage) -> None:
+    """As in Apache Kafka 4.4: 31 adds nothing to the metadata, 32 and 33 do."""
+    update(store, FeatureUpdate(METADATA_VERSION, 31))
+    update(store, FeatureUpdate(METADATA_VERSION, 30, SAFE))
+    for now, wanted in ((33, 32), (33, 30), (33, 31)):
+        update(store, FeatureUpdate(METADATA_VERSION, now))
+        for kind, reason in ((SAFE, "Refusing to perform"), (UNSAFE, "Unsafe metadata downgrade")):
+            words = f"Unsupported metadata.version downgrade from {now} to {wanted}. {reason}"
+            with pytest.raises(InvalidUpdateVersionError, match=words):
+                update(store, FeatureUpdate(METADATA_VERSION, wanted, kind))
+    assert store.metadata.features[METADATA_VERSION] == (30, 33, 33)
+
+
+def test_standalone_broker_starts_at_a_higher_metadata_version(tmp_path: Path) -> None:
+    first = storage(tmp_path)
+    update(first, FeatureUpdate(METADATA_VERSION, 33))
+    first.logs.close()
+    assert storage(tmp_path).metadata.features[METADATA_VERSION] == (30, 33, 33)
 
 
 def test_a_downgrade_does_not_go_up(store: Storage) -> None:

@@ -31,6 +31,7 @@ from fencepost.coordinator.config.key import ConfigError
 from fencepost.coordinator.metadata.control_records import described_control
 from fencepost.coordinator.metadata.errors import MetadataError
 from fencepost.coordinator.metadata.framing import data_batch
+from fencepost.coordinator.metadata.metadata import FEATURES
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
 from fencepost.coordinator.metadata.quorum_state import is_of_member, note_membership, promoted_as
 from fencepost.coordinator.metadata.snapshots import load_snapshot, snapshots
@@ -436,13 +437,15 @@ def test_replicas_of_others_are_forgotten() -> None:
         topic.partitions[0], replicas=(2, 1), isr=(1, 2), leader=2, adding_replicas=(3,)
     )
     topics = {**image.topics, topic.name: replace(topic, partitions=(mixed, *topic.partitions[1:]))}
-    features = {**image.features, "share.version": 1, "group.version": 9}
+    levels = {"share.version": 2, "group.version": 9, "metadata.version": 33}
+    features = {**image.features, **levels}
     configs = {**image.configs, (4, "2"): {"x": "y"}}
     wide = replace(image, topics=topics, features=features, configs=configs)
-    supported = {"group.version": (0, 1), "metadata.version": (30, 30)}
+    supported = {name: (low, high) for name, (low, high, _) in FEATURES.items()}
     directory = uuid.UUID(int=4)
-    after, reasons = as_standalone(wide, 1, directory, {**supported, "transaction.version": (0, 2)})
+    after, reasons = as_standalone(wide, 1, directory, supported)
     assert reasons == ["group.version is at 9, and a broker that stands alone knows 0-1"]
+    assert after.features["metadata.version"] == 33
     assert "share.version" not in after.features
     assert (4, "2") not in after.configs
     one = after.topics["orders.eu"].partitions[0]

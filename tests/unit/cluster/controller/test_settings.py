@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from uuid import uuid4
 
 import pytest
 
@@ -30,8 +31,10 @@ from fencepost.cluster.records import (
     BrokerFeature,
     ClearElrRecord,
     ConfigRecord,
+    ControllerFeature,
     FeatureLevelRecord,
     ProducerIdsRecord,
+    RegisterControllerRecord,
 )
 from tests.unit.cluster.controller.cluster_driver import SETTINGS, Cluster, any_config
 
@@ -267,7 +270,8 @@ def test_update_features_that_is_only_validated_writes_nothing() -> None:
         (FeatureUpdate("no.such", 1), "does not support this feature"),
         (FeatureUpdate(ELR_VERSION, 2), "Local controller 3000 only supports versions 0-1"),
         (FeatureUpdate(METADATA_VERSION, 29), "Can't downgrade"),
-        (FeatureUpdate(METADATA_VERSION, 29, UpgradeType.UNSAFE_DOWNGRADE), "Refusing"),
+        (FeatureUpdate(METADATA_VERSION, 29, UpgradeType.SAFE_DOWNGRADE), "Refusing"),
+        (FeatureUpdate(METADATA_VERSION, 29, UpgradeType.UNSAFE_DOWNGRADE), "Unsafe metadata"),
         (FeatureUpdate("kraft.version", 1), "Broker 0 does not support this feature"),
         (FeatureUpdate(ELR_VERSION, 1, UpgradeType.SAFE_DOWNGRADE), "downgrade to a newer"),
     ],
@@ -284,6 +288,14 @@ def test_a_level_that_a_broker_does_not_support_is_refused() -> None:
     cluster = Cluster()
     cluster.register(7, features=(BrokerFeature(METADATA_VERSION, 7, 30),))
     with pytest.raises(InvalidUpdateVersionError, match="Broker 7 does not support"):
+        update(cluster, FeatureUpdate(ELR_VERSION, 1))
+
+
+def test_level_that_another_controller_does_not_support_is_refused() -> None:
+    cluster = Cluster()
+    older = (ControllerFeature(METADATA_VERSION, 30, 30), ControllerFeature(ELR_VERSION, 0, 0))
+    cluster.append([RegisterControllerRecord(3001, uuid4(), False, (), older)])
+    with pytest.raises(InvalidUpdateVersionError, match="Controller 3001 only supports versions"):
         update(cluster, FeatureUpdate(ELR_VERSION, 1))
 
 

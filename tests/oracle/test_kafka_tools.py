@@ -24,6 +24,12 @@ pytestmark = pytest.mark.oracle
 TOPIC = "tools"
 TRANSACTIONS = "org.apache.kafka.tools.TransactionsCommand"
 
+SMALL = 1000
+"""Producer ids begin here, so that none is also a partition, an offset or an epoch in the output.
+
+A ``Desk`` replaces a producer id wherever it stands as a word.
+"""
+
 REFUSED = {"acls", "delegation_tokens"}
 """Scenes in which Apache Kafka, too, refuses all requests, because it has no authorizer."""
 
@@ -33,6 +39,7 @@ def transactions(desk: Desk) -> None:
     cluster = desk.cluster
     # The raw client's records have a fixed timestamp, which retention would delete one day.
     cluster.create_topic(TOPIC, 4, configs={"retention.ms": "-1"})
+    assert any(cluster.init_producer()[0] >= SMALL for _ in range(SMALL + 1))
     clients = {}
     for partition, name in enumerate(("tools-open", "tools-done", "tools-force")):
         client = clients[name] = StubbornClient(desk.bootstrap, name, version=2)

@@ -27,12 +27,12 @@ from bench.clients import Burst, framed
 from docs.generate import between
 from fencepost import Broker
 from fencepost.coordinator.handlers import Handler, Registry
-from fencepost.coordinator.net import connection, request_stream
 from fencepost.coordinator.runtime.shard import ShardRuntime
-from fencepost.coordinator.wire.frames import FrameBuffer
+from fencepost.coordinator.server import connection, request_stream
 from fencepost.logcore.batch import LogRecord, encode_batch
 from fencepost.logcore.partition import Partition
 from fencepost.logcore.reading import LogReader
+from fencepost.protocol.frames import FrameBuffer
 from tests.support.cluster import GROUP, TRANSACTION, Cluster
 
 REQUESTS, ROUNDS = 2_000, 5

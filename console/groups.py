@@ -9,11 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fencepost.console.history import History
-from fencepost.console.paging import Params, number, page, required
-from fencepost.console.transactions import counts
-from fencepost.coordinator.cli import group_plan, group_reset
-from fencepost.coordinator.cli.queries.group_view import (
+from fencepost.cli import group_plan, group_reset
+from fencepost.client.queries.group_view import (
     KNOWN_TYPES,
     Group,
     existing,
@@ -24,9 +21,12 @@ from fencepost.coordinator.cli.queries.group_view import (
     texts,
     totals,
 )
-from fencepost.coordinator.cli.queries.session import Position, Session
+from fencepost.client.queries.session import Position, Session
+from fencepost.client.requests import Partition
+from fencepost.console.history import History
+from fencepost.console.paging import Params, number, page, required
+from fencepost.console.transactions import counts
 from fencepost.coordinator.history.entries import GROUP
-from fencepost.coordinator.wire.client.requests import Partition
 
 Offsets = Mapping[Partition, Position]
 

@@ -11,15 +11,15 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from fencepost.cli.history import row_of
+from fencepost.client.queries.reader import visible
+from fencepost.client.queries.session import Session
+from fencepost.client.requests import EARLIEST, LATEST, Partition
 from fencepost.console.limits import HISTORY_ENTRIES, TIMELINE_ENTRIES
 from fencepost.console.sessions import knows
-from fencepost.coordinator.cli.history import row_of
-from fencepost.coordinator.cli.queries.reader import visible
-from fencepost.coordinator.cli.queries.session import Session
 from fencepost.coordinator.history.entries import Entry, decode_value
 from fencepost.coordinator.history.repeats import Repeats
 from fencepost.coordinator.metadata.names import HISTORY_TOPIC
-from fencepost.coordinator.wire.client.requests import EARLIEST, LATEST, Partition
 
 Row = dict[str, Any]
 

@@ -17,6 +17,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fencepost.client.queries.open_transactions import producers
+from fencepost.client.queries.reader import headers
+from fencepost.client.queries.session import Session
+from fencepost.client.requests import EARLIEST, LATEST
 from fencepost.console.limits import (
     BUDGET_BYTES,
     BUDGET_RECORDS,
@@ -28,10 +32,6 @@ from fencepost.console.limits import (
 )
 from fencepost.console.paging import Params, is_on, number, required
 from fencepost.console.sessions import knows
-from fencepost.coordinator.cli.queries.open_transactions import producers
-from fencepost.coordinator.cli.queries.reader import headers
-from fencepost.coordinator.cli.queries.session import Session
-from fencepost.coordinator.wire.client.requests import EARLIEST, LATEST
 from fencepost.logcore.batch import (
     BatchHeader,
     ControlType,

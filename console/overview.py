@@ -6,20 +6,20 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from fencepost.console.history import History
-from fencepost.console.paging import Params
-from fencepost.console.transactions import FENCES, counts, held, listed
-from fencepost.coordinator.cli.queries.awaited import (
+from fencepost.client.queries.awaited import (
     REBALANCING,
     RECONCILING,
     awaited_by,
     unreconciled,
 )
-from fencepost.coordinator.cli.queries.group_view import CONSUMER, look_at
-from fencepost.coordinator.cli.queries.replicas import active_controller, brokers, quorum
-from fencepost.coordinator.cli.queries.session import Session
+from fencepost.client.queries.group_view import CONSUMER, look_at
+from fencepost.client.queries.replicas import active_controller, brokers, quorum
+from fencepost.client.queries.session import Session
+from fencepost.client.router import ApiError
+from fencepost.console.history import History
+from fencepost.console.paging import Params
+from fencepost.console.transactions import FENCES, counts, held, listed
 from fencepost.coordinator.history.entries import GROUP, Entry
-from fencepost.coordinator.wire.client.router import ApiError
 
 RECENT_MS = 15 * 60_000
 """The age up to which an event may need attention."""

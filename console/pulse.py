@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
-from fencepost.coordinator.wire.client.channel import BrokerUnreachable, ConnectionLostError
-from fencepost.coordinator.wire.client.client import WireClient
-from fencepost.coordinator.wire.client.security import PLAINTEXT, Security
+from fencepost.client.channel import BrokerUnreachable, ConnectionLostError
+from fencepost.client.client import WireClient
+from fencepost.client.security import PLAINTEXT, Security
 
 _NO_ANSWER: Final = (BrokerUnreachable, ConnectionLostError)
 

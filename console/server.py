@@ -17,6 +17,15 @@ from typing import Any, cast
 import click
 from aiohttp import web
 
+from fencepost.cli.printing import say
+from fencepost.client.channel import (
+    AuthenticationError,
+    BrokerUnreachable,
+    ConnectionLostError,
+)
+from fencepost.client.queries.session import Session
+from fencepost.client.router import ApiError
+from fencepost.client.security import PLAINTEXT, Security
 from fencepost.console import groups, limits, messages, overview, topics, transactions
 from fencepost.console.door import Door
 from fencepost.console.guard import API, HEADERS, Guard, Handler, Refusal, is_loopback
@@ -26,16 +35,7 @@ from fencepost.console.live import KEEPALIVE, TooManyClientsError, Watches, even
 from fencepost.console.paging import Params
 from fencepost.console.pulse import Pulse
 from fencepost.console.sessions import Sessions
-from fencepost.coordinator.cli.printing import say
-from fencepost.coordinator.cli.queries.session import Session
-from fencepost.coordinator.wire.client.channel import (
-    AuthenticationError,
-    BrokerUnreachable,
-    ConnectionLostError,
-)
-from fencepost.coordinator.wire.client.router import ApiError
-from fencepost.coordinator.wire.client.security import PLAINTEXT, Security
-from fencepost.coordinator.wire.errors import UnsupportedVersion, WireError
+from fencepost.protocol.errors import UnsupportedVersion, WireError
 
 STATIC = Path(__file__).parent / "static"
 STREAM = "text/event-stream"

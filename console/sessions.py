@@ -8,10 +8,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from fencepost.client.queries.session import Session
+from fencepost.client.security import PLAINTEXT, Security
 from fencepost.console.limits import MAX_CALLS
-from fencepost.coordinator.cli.queries.session import Session
-from fencepost.coordinator.wire.client.security import PLAINTEXT, Security
-from fencepost.coordinator.wire.errors import WireError
+from fencepost.protocol.errors import WireError
 
 T = TypeVar("T")
 

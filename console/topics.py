@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from fencepost.client.cluster import TopicMetadata
+from fencepost.client.queries.open_transactions import producers
+from fencepost.client.queries.replicas import partition_states
+from fencepost.client.queries.session import Session
+from fencepost.client.requests import EARLIEST, LATEST, Partition
 from fencepost.console.history import History
 from fencepost.console.paging import Params, is_on, page, required
-from fencepost.coordinator.cli.queries.open_transactions import producers
-from fencepost.coordinator.cli.queries.replicas import partition_states
-from fencepost.coordinator.cli.queries.session import Session
-from fencepost.coordinator.wire.client.cluster import TopicMetadata
-from fencepost.coordinator.wire.client.requests import EARLIEST, LATEST, Partition
 
 TOPIC_RESOURCE = 2
 DEFAULT_SOURCES = frozenset({5})

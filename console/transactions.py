@@ -6,20 +6,20 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from fencepost.console.history import History
-from fencepost.console.paging import Params, page, required
-from fencepost.coordinator.cli.queries.blame import Blame, blame
-from fencepost.coordinator.cli.queries.claims import CLAIMS
-from fencepost.coordinator.cli.queries.group_view import texts
-from fencepost.coordinator.cli.queries.open_transactions import (
+from fencepost.client.queries.blame import Blame, blame
+from fencepost.client.queries.claims import CLAIMS
+from fencepost.client.queries.group_view import texts
+from fencepost.client.queries.open_transactions import (
     UNFINISHED,
     Transaction,
     transaction,
     transactions_of,
 )
-from fencepost.coordinator.cli.queries.session import Session, check
+from fencepost.client.queries.session import Session, check
+from fencepost.client.requests import LATEST, Partition
+from fencepost.console.history import History
+from fencepost.console.paging import Params, page, required
 from fencepost.coordinator.history.entries import TRANSACTION, Entry
-from fencepost.coordinator.wire.client.requests import LATEST, Partition
 
 FENCES = frozenset({"producer-fenced", "producer-refused"})
 """Entries that record a fenced producer."""

@@ -17,11 +17,11 @@ from fencepost.coordinator import errors as data_errors
 from fencepost.coordinator.config.key import ConfigError
 from fencepost.coordinator.controller import errors as observers
 from fencepost.coordinator.runtime import errors as shard_errors
-from fencepost.coordinator.wire.added_errors import CONTROLLER_ID_NOT_REGISTERED
 from fencepost.coordinator.zookeeper import errors as zookeeper
 from fencepost.groups import errors as groups
 from fencepost.logcore import errors as logs
 from fencepost.logcore.machine import DomainError, InvalidRegularExpressionError
+from fencepost.protocol.added_errors import CONTROLLER_ID_NOT_REGISTERED
 from fencepost.txn import errors as txns
 
 CODES: Mapping[type[DomainError], ErrorCode] = {

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import click
 
 from docs.settings import cell, table
-from fencepost.coordinator.cli import COMMANDS, main
-from fencepost.coordinator.cli.output import EXIT_CODES
+from fencepost.cli import COMMANDS, main
+from fencepost.cli.output import EXIT_CODES
 
 _PROGRAM = "fencepost"
 _SHARED_BY = 10

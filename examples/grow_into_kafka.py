@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, Message, Producer
 
-from fencepost.coordinator.tools.ports import hold_port
+from fencepost.tools.ports import hold_port
 
 TOPIC, PARTITIONS, GROUP = "orders", 3, "billing"
 PATIENCE_S = 120.0

@@ -7,7 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
-from fencepost.coordinator.tools.ports import hold_port
+from fencepost.tools.ports import hold_port
 
 START_S = 60
 """The time limit for the daemon's start, in seconds."""

@@ -19,8 +19,8 @@ from pathlib import Path
 from aiokafka import TopicPartition
 
 from examples.processes import Daemon
-from fencepost.coordinator.cli.profiles import read_settings
-from fencepost.coordinator.wire.client.client import AuthenticationError
+from fencepost.cli.profiles import read_settings
+from fencepost.client.client import AuthenticationError
 from fencepost.pipelines.exactly_once import ExactlyOnce, Options
 from fencepost.pipelines.failures import NotAuthorizedError
 from fencepost.pipelines.producers import read_committed

@@ -1,6 +1,6 @@
 """``python -m fencepost``: the command line."""
 
-from fencepost.coordinator.cli import main
+from fencepost.cli import main
 
 if __name__ == "__main__":
     main()

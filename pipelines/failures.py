@@ -14,8 +14,8 @@ from enum import Enum
 from aiokafka import errors as kafka
 from kio.schema.errors import ErrorCode
 
-from fencepost.coordinator.wire.client.access import missing_right
-from fencepost.coordinator.wire.client.client import (
+from fencepost.client.access import missing_right
+from fencepost.client.client import (
     ApiError,
     AuthenticationError,
     BrokerUnreachable,

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from aiokafka import AIOKafkaProducer, TopicPartition
 
-from fencepost.coordinator.wire.client.client import ApiError, AsyncWireClient
-from fencepost.coordinator.wire.client.requests import offset_fetch, rows_of, txn_offset_commit
-from fencepost.coordinator.wire.client.security import PLAINTEXT, Security
+from fencepost.client.client import ApiError, AsyncWireClient
+from fencepost.client.requests import offset_fetch, rows_of, txn_offset_commit
+from fencepost.client.security import PLAINTEXT, Security
 
 ADD_OFFSETS_VERSION, TXN_COMMIT_VERSION, FETCH_VERSION = 3, 3, 7
 """AddOffsetsToTxn and TxnOffsetCommit of transaction version 1, which aiokafka speaks (EndTxn v0),

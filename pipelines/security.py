@@ -12,14 +12,14 @@ from typing import Any
 
 from aiokafka.abc import AbstractTokenProvider
 
-from fencepost.coordinator.wire.client.client import (
+from fencepost.client.client import (
     AsyncWireClient,
     BrokerUnreachable,
     ConnectionLostError,
 )
-from fencepost.coordinator.wire.client.security import PLAINTEXT, Security, SecurityError
-from fencepost.coordinator.wire.client.tls import ssl_context
-from fencepost.coordinator.wire.client.tokens import token_source
+from fencepost.client.security import PLAINTEXT, Security, SecurityError
+from fencepost.client.tls import ssl_context
+from fencepost.client.tokens import token_source
 
 FIRST_CHECK_S, LAST_CHECK_S = 2.0, 30.0
 """How long work continues before its logins are checked; pauses double."""

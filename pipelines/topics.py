@@ -15,9 +15,9 @@ import structlog
 from aiokafka.errors import TopicAuthorizationFailedError
 from kio.schema.errors import ErrorCode
 
+from fencepost.client.client import AsyncWireClient
+from fencepost.client.security import PLAINTEXT, Security
 from fencepost.cluster.topic_names import check_name, hint
-from fencepost.coordinator.wire.client.client import AsyncWireClient
-from fencepost.coordinator.wire.client.security import PLAINTEXT, Security
 from fencepost.logcore.machine import DomainError
 from fencepost.pipelines.failures import MissingTopicError
 

@@ -16,6 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from fencepost.client.queries.session import Session, check
+from fencepost.client.security import Security
 from fencepost.cluster.acl import (
     ANYTHING,
     CLUSTER_NAME,
@@ -24,10 +26,8 @@ from fencepost.cluster.acl import (
     Permission,
     ResourceType,
 )
-from fencepost.coordinator.cli.queries.session import Session, check
 from fencepost.coordinator.config.key import nearest
-from fencepost.coordinator.wire.client.security import Security
-from fencepost.coordinator.wire.scram import MIN_ITERATIONS, SCRAM_MECHANISMS, salted_password
+from fencepost.protocol.scram import MIN_ITERATIONS, SCRAM_MECHANISMS, salted_password
 from fencepost.testing.arguments import one_of
 
 OWN_USER: Final = "fencepost-testing"

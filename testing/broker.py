@@ -13,11 +13,11 @@ from typing import Final, Self, TypeVar
 from fencepost.coordinator.daemon.broker import Broker, MovedClock
 from fencepost.coordinator.daemon.in_thread import BrokerThread
 from fencepost.coordinator.runtime.loop import RealTimeLoop
-from fencepost.coordinator.tools.ports import hold_port
 from fencepost.logcore.clock import Clock
 from fencepost.testing.crash import MortalFiles
 from fencepost.testing.faults import Faults
 from fencepost.testing.waiting import BrokerDownError
+from fencepost.tools.ports import hold_port
 
 T = TypeVar("T")
 

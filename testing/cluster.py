@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from fencepost.cluster.image import MetadataImage, PartitionRegistration
 from fencepost.coordinator.config.key import nearest
 from fencepost.coordinator.config.logs import only_errors
-from fencepost.coordinator.tools.ports import hold_port
 from fencepost.testing.access import Access
 from fencepost.testing.aio import Aio, beside
 from fencepost.testing.arguments import checked, setting_texts
@@ -36,6 +35,7 @@ from fencepost.testing.network import Network
 from fencepost.testing.under_test import SETTINGS, KafkaUnderTest
 from fencepost.testing.views import Partition
 from fencepost.testing.waiting import TIMEOUT_S, BrokerDownError, wait
+from fencepost.tools.ports import hold_port
 
 if TYPE_CHECKING:
     from fencepost.coordinator.daemon.broker import Broker

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from fencepost.coordinator.coordinators.base import UPKEEP
 from fencepost.coordinator.history.entries import Entry
+from fencepost.coordinator.services.base import UPKEEP
 from fencepost.logcore.clock import Clock
 
 if TYPE_CHECKING:

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from kio.schema.errors import ErrorCode
 
-from fencepost.coordinator.wire.api import ApiKey
-from fencepost.coordinator.wire.schema import (
+from fencepost.logcore.machine import DomainError
+from fencepost.protocol.api import ApiKey
+from fencepost.protocol.schema import (
     Entity,
     FieldInfo,
     all_fields,
     default_entity,
     message_class,
 )
-from fencepost.logcore.machine import DomainError
 
 if TYPE_CHECKING:
     from fencepost.coordinator.handlers import Context

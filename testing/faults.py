@@ -30,8 +30,8 @@ from kio.schema.errors import ErrorCode
 from fencepost.coordinator.config.key import nearest
 from fencepost.coordinator.handlers import CloseConnection, Context, Handler, Registry
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.wire.api import APIS, ApiKey
 from fencepost.logcore.clock import monotonic_s
+from fencepost.protocol.api import APIS, ApiKey
 from fencepost.testing.arguments import checked, one_of
 from fencepost.testing.error_answers import DONE_ALL_THE_SAME, error_answer
 from fencepost.testing.requests import SeenRequest, check_fields, matcher

@@ -10,16 +10,16 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from fencepost.cli.output import utc
 from fencepost.cluster.controller.topics import NewTopic
-from fencepost.coordinator.cli.output import utc
 from fencepost.coordinator.config.key import ConfigError
 from fencepost.coordinator.controller.topic_decisions import create_topic
 from fencepost.coordinator.daemon.broker import split_address
 from fencepost.coordinator.daemon.errors import BrokerError
 from fencepost.coordinator.history.entries import Entry, decode_value
 from fencepost.coordinator.metadata.names import HISTORY_TOPIC
-from fencepost.coordinator.net.http import HttpError, HttpServer, Request, Response, serve_http
-from fencepost.coordinator.net.http_messages import is_loopback
+from fencepost.coordinator.server.http import HttpError, HttpServer, Request, Response, serve_http
+from fencepost.coordinator.server.http_messages import is_loopback
 from fencepost.logcore.batch import decode_records
 from fencepost.logcore.machine import DomainError
 from fencepost.testing.clock import TestClock

@@ -221,7 +221,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 
 def _create_topics(kafka: KafkaUnderTest, asked: _Asked) -> None:
-    from fencepost.coordinator.wire.errors import WireError  # noqa: PLC0415 - see above
+    from fencepost.protocol.errors import WireError  # noqa: PLC0415 - see above
 
     for name, (partitions, config) in asked.topics.items():
         try:

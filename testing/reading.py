@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from kio.schema.errors import ErrorCode
 
-from fencepost.coordinator.cli.queries.reader import visible_chunks
-from fencepost.coordinator.cli.queries.session import Session
-from fencepost.coordinator.cli.queries.unknown import UnknownNameError, unknown_topic
-from fencepost.coordinator.wire.client.client import ApiError
-from fencepost.coordinator.wire.client.cluster import TopicMetadata
-from fencepost.coordinator.wire.client.requests import EARLIEST, LATEST, Partition
+from fencepost.client.client import ApiError
+from fencepost.client.cluster import TopicMetadata
+from fencepost.client.queries.reader import visible_chunks
+from fencepost.client.queries.session import Session
+from fencepost.client.queries.unknown import UnknownNameError, unknown_topic
+from fencepost.client.requests import EARLIEST, LATEST, Partition
 from fencepost.testing.views import Record
 
 

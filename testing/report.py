@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fencepost.coordinator.cli.history import row_of
-from fencepost.coordinator.cli.output import text_of
+from fencepost.cli.history import row_of
+from fencepost.cli.output import text_of
 from fencepost.logcore.printable import printable
 from fencepost.testing.waiting import BrokerDownError
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from fencepost.coordinator.config.key import nearest
 from fencepost.coordinator.handlers import Context
-from fencepost.coordinator.wire.api import APIS, ApiKey
-from fencepost.coordinator.wire.schema import all_fields, message_class
+from fencepost.protocol.api import APIS, ApiKey
+from fencepost.protocol.schema import all_fields, message_class
 
 _TOPIC_LISTS = frozenset({"topics", "topic_data", "topic_names", "topic_partitions"})
 _GROUP_FIELDS = frozenset({"group_id", "groups_names", "group_ids"})

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from kio.schema.errors import ErrorCode
 
-from fencepost.coordinator.cli.partitioner import partition_for
-from fencepost.coordinator.cli.queries.claims import claims_of, holder
-from fencepost.coordinator.cli.queries.entries import entries_of
-from fencepost.coordinator.cli.queries.group_view import Group, look_at, offset_rows, totals
-from fencepost.coordinator.cli.queries.open_transactions import unfinished
-from fencepost.coordinator.cli.queries.session import Session, check
+from fencepost.client.client import ApiError
+from fencepost.client.partitioner import partition_for
+from fencepost.client.queries.claims import claims_of, holder
+from fencepost.client.queries.entries import entries_of
+from fencepost.client.queries.group_view import Group, look_at, offset_rows, totals
+from fencepost.client.queries.open_transactions import unfinished
+from fencepost.client.queries.session import Session, check
+from fencepost.client.requests import produce as produce_request
 from fencepost.coordinator.config.key import nearest
 from fencepost.coordinator.config.topic_keys import TOPIC_KEYS
-from fencepost.coordinator.wire.client.client import ApiError
-from fencepost.coordinator.wire.client.requests import produce as produce_request
 from fencepost.logcore.batch import LogRecord, encode_batch
 from fencepost.testing.access import USUAL_MECHANISM, Access, add_rules
 from fencepost.testing.arguments import checked, setting_texts

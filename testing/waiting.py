@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 
 from kio.schema.errors import ErrorCode
 
-from fencepost.coordinator.wire.client.client import (
+from fencepost.client.client import (
     ApiError,
     BrokerUnreachable,
     ConnectionLostError,

@@ -12,11 +12,14 @@ from pathlib import Path, PurePosixPath
 import pytest
 from kio.schema.index import api_key_map
 
-from fencepost.coordinator.wire.api import KNOWN_APIS
+from fencepost.protocol.api import KNOWN_APIS
 from tests.support.prose import MAX_PER_1000_WORDS, phrases, prose_of
 
 ROOT = Path(__file__).resolve().parents[1]
-PARTS = ("cluster", "console", "coordinator", "groups", "logcore", "pipelines", "testing", "txn")
+PARTS = (
+    *("cli", "client", "cluster", "console", "coordinator", "groups", "logcore", "pipelines"),
+    *("protocol", "testing", "tools", "txn"),
+)
 """The parts of the package ``fencepost``, whose folder has a symbolic link to each of them."""
 
 PACKAGES = ("fencepost", "pyspark_fencepost", *PARTS)
@@ -28,7 +31,8 @@ FUNCTION_LINES, MODULE_LINES, LINE_LENGTH = 70, 600, 100
 _ROOM = "coordinator/"
 # The format of a record batch is defined once, and client-side code needs it as well.
 _BATCHES = (
-    "coordinator.wire",
+    "client",
+    "protocol",
     *(f"logcore.{name}" for name in ("batch", "compression", "errors", "printable", "varint")),
 )
 _BESIDE_MACHINES = tuple(
@@ -41,7 +45,7 @@ _BESIDE_MACHINES = tuple(
 # So is the check of topic names, which a client should make before it sends a request.
 _TOPIC_NAMES = ("cluster.topic_names", "logcore.machine")
 ALLOWED_IMPORTS = {
-    "fencepost": ("coordinator.daemon", "coordinator.cli"),
+    "fencepost": ("coordinator.daemon", "cli"),
     "groups": ("groups", *_BESIDE_MACHINES),
     "txn": ("txn", *_BESIDE_MACHINES),
     "cluster": ("cluster", *_BESIDE_MACHINES),
@@ -50,7 +54,7 @@ ALLOWED_IMPORTS = {
     "pipelines": (
         "pipelines",
         "groups.assignors",
-        "coordinator.cli.profiles",
+        "cli.profiles",
         *_BATCHES,
         *_TOPIC_NAMES,
     ),
@@ -60,29 +64,44 @@ ALLOWED_IMPORTS = {
     # A client of any Kafka broker, like the commands.
     "console": (
         "console",
-        "coordinator.cli.queries",
-        *(
-            f"coordinator.cli.{name}"
-            for name in ("group_plan", "group_reset", "history", "printing")
-        ),
+        "client",
+        *(f"cli.{name}" for name in ("group_plan", "group_reset", "history", "printing")),
         "coordinator.history.entries",
         "coordinator.history.repeats",
         "coordinator.metadata.names",
-        "coordinator.wire",
+        "protocol",
         "logcore.batch",
     ),
-    "testing": ("testing", "coordinator", "cluster", "groups.errors", "txn.errors", "logcore"),
+    "testing": (
+        "testing",
+        "cli.history",
+        "cli.output",
+        "client",
+        "cluster",
+        "coordinator",
+        "groups.errors",
+        "logcore",
+        "protocol",
+        "tools.ports",
+        "txn.errors",
+    ),
     # The folders of the daemon. All of them may import the modules of its root.
     "coordinator": (
         "coordinator",
         "cluster",
+        "protocol.added_errors",
         "groups.errors",
         "txn.errors",
         "txn.ids",
         "logcore",
     ),
-    f"{_ROOM}wire": (
-        "coordinator.wire",
+    "client": (
+        "client",
+        "protocol",
+        *(f"logcore.{name}" for name in ("batch", "clock", "compression", "tracebacks", "values")),
+    ),
+    "protocol": (
+        "protocol",
         *(f"logcore.{name}" for name in ("byte_count", "clock", "steps", "tracebacks", "values")),
     ),
     f"{_ROOM}runtime": ("coordinator.runtime", "logcore"),
@@ -110,26 +129,28 @@ ALLOWED_IMPORTS = {
         "coordinator.config",
         "coordinator.errors",
         "coordinator.runtime",
-        "coordinator.wire",
+        "protocol",
         "logcore",
     ),
     # Connections to other brokers and to controllers.
     f"{_ROOM}replication": (
+        "client",
         "coordinator.replication",
         "cluster",
-        "coordinator.data",
+        "coordinator.storage",
         "coordinator.metadata",
         "coordinator.config",
         "coordinator.errors",
         "coordinator.error_codes",
         "coordinator.runtime",
         "coordinator.security",
-        "coordinator.wire",
+        "protocol",
         "txn",
         "logcore",
     ),
     # A cluster whose controller is elected on ZooKeeper: sessions, znodes, requests to brokers.
     f"{_ROOM}zookeeper": (
+        "client",
         "coordinator.zookeeper",
         "cluster",
         "coordinator.controller",
@@ -139,17 +160,17 @@ ALLOWED_IMPORTS = {
         "coordinator.errors",
         "coordinator.runtime",
         "coordinator.security",
-        "coordinator.wire",
+        "protocol",
         "logcore",
     ),
-    f"{_ROOM}data": (
-        "coordinator.data",
+    f"{_ROOM}storage": (
+        "coordinator.storage",
         "cluster",
         "coordinator.metadata",
         "coordinator.config",
         "coordinator.errors",
         "coordinator.runtime",
-        "coordinator.wire.steps",
+        "protocol.steps",
         "txn.errors",
         "logcore",
     ),
@@ -160,30 +181,30 @@ ALLOWED_IMPORTS = {
         "coordinator.config",
         "coordinator.errors",
         "coordinator.runtime",
-        "coordinator.wire.jaas",
-        "coordinator.wire.pem",
-        "coordinator.wire.scram",
-        "coordinator.wire.steps",
+        "protocol.jaas",
+        "protocol.pem",
+        "protocol.scram",
+        "protocol.steps",
         "logcore",
     ),
     f"{_ROOM}history": (
         "coordinator.history",
-        "coordinator.data",
+        "coordinator.storage",
         "coordinator.metadata",
         "coordinator.config",
         "coordinator.runtime",
         "logcore",
     ),
-    f"{_ROOM}coordinators": (
-        "coordinator.coordinators",
+    f"{_ROOM}services": (
+        "coordinator.services",
         "cluster",
         "coordinator.errors",
         "coordinator.error_codes",
-        "coordinator.data",
+        "coordinator.storage",
         "coordinator.metadata",
         "coordinator.config",
         "coordinator.runtime",
-        "coordinator.wire.steps",
+        "protocol.steps",
         "groups",
         "txn",
         "logcore",
@@ -193,40 +214,40 @@ ALLOWED_IMPORTS = {
         "cluster",
         "coordinator.controller",
         "coordinator.replication",
-        "coordinator.services",
+        "coordinator.broker_services",
         "coordinator.errors",
         "coordinator.error_codes",
-        "coordinator.data",
+        "coordinator.storage",
         "coordinator.metadata",
         "coordinator.config",
         "coordinator.runtime",
         "coordinator.security",
-        "coordinator.wire",
+        "protocol",
         "groups",
         "txn",
         "logcore",
     ),
-    f"{_ROOM}net": (
+    f"{_ROOM}server": (
         "cluster.acl",
-        "coordinator.net",
+        "coordinator.server",
         "coordinator.config.listener_config",
         "coordinator.handlers",
-        "coordinator.services",
+        "coordinator.broker_services",
         "coordinator.runtime",
         "coordinator.security",
-        "coordinator.wire",
+        "protocol",
         "logcore",
     ),
     f"{_ROOM}metrics": (
         "coordinator.metrics",
         "cluster",
-        "coordinator.net",
-        "coordinator.services",
+        "coordinator.server",
+        "coordinator.broker_services",
         "coordinator.history.causes",
         "coordinator.metadata",
         "coordinator.runtime",
         "coordinator.security",
-        "coordinator.wire.api",
+        "protocol.api",
         "groups",
         "txn",
         "logcore",
@@ -239,41 +260,42 @@ ALLOWED_IMPORTS = {
         "coordinator.zookeeper",
         "coordinator.metrics",
         "coordinator.light_imports",
-        "coordinator.services",
+        "coordinator.broker_services",
         "coordinator.error_codes",
         "coordinator.errors",
-        "coordinator.net",
+        "coordinator.server",
         "coordinator.handlers",
-        "coordinator.data",
+        "coordinator.storage",
         "coordinator.metadata",
         "coordinator.config",
         "coordinator.runtime",
         "coordinator.security",
-        "coordinator.wire",
+        "protocol",
         "logcore",
     ),
-    f"{_ROOM}cli": (
+    "cli": (
+        "client",
         "console",
         "cluster",
         # Only for the option --test-hooks of serve.
         "testing.hooks",
-        "coordinator.cli",
+        "cli",
         "coordinator.daemon",
-        "coordinator.tools",
+        "tools",
         "coordinator.errors",
-        "coordinator.coordinators.assignors",
-        "coordinator.data",
+        "coordinator.services.assignors",
+        "coordinator.storage",
         "coordinator.metadata",
         "coordinator.config",
         "coordinator.history",
-        "coordinator.wire",
+        "protocol",
         "groups",
         "txn.records",
         "logcore",
     ),
-    f"{_ROOM}cli/queries": (
+    "client/queries": (
         "cluster.acl",
-        "coordinator.cli.queries",
+        "client",
         "coordinator.light_imports",
         "coordinator.config.durations",
         "coordinator.config.key",
@@ -283,23 +305,23 @@ ALLOWED_IMPORTS = {
         "coordinator.runtime.key_partition",
         "coordinator.security.principal",
         "coordinator.security.rules",
-        "coordinator.wire",
+        "protocol",
         "groups.assignors.client.protocol",
         "logcore.batch",
         "logcore.errors",
         "logcore.values",
         "txn.events",
     ),
-    f"{_ROOM}tools": (
-        "coordinator.tools",
+    "tools": (
+        "tools",
         "cluster",
-        "coordinator.cli.queries",
+        "client",
         "coordinator.daemon",
         "coordinator.handlers",
-        "coordinator.data",
+        "coordinator.storage",
         "coordinator.metadata",
         "coordinator.config",
-        "coordinator.wire",
+        "protocol",
         "groups.records",
         "txn.records",
         "logcore",
@@ -365,15 +387,15 @@ ON_ITS_OWN = frozenset({"create_task", "ensure_future", "call_later", "call_at"}
 MAY_BEGIN = (
     "coordinator/runtime/background.py",
     # The task of a request, which sends a response in any case.
-    "coordinator/net/connection.py",
+    "coordinator/server/connection.py",
     # Client-side code.
-    "coordinator/cli/",
-    "coordinator/wire/",
+    "cli/",
+    "protocol/",
 )
 """The files and folders that may use the calls of ``ON_ITS_OWN``."""
 
-PRINTING = "coordinator/cli/printing.py"
-PRINT_ONLY_BY_PRINTING = ("coordinator/cli/", "coordinator/tools/", "console/", "pipelines/mqtt/")
+PRINTING = "cli/printing.py"
+PRINT_ONLY_BY_PRINTING = ("cli/", "client/", "tools/", "console/", "pipelines/mqtt/")
 """Code whose output goes to a terminal, where clients' names may contain control characters."""
 
 WAYS_TO_PRINT = frozenset(
@@ -406,7 +428,7 @@ KEEPERS = frozenset(
 
 SHORT_LIVED = (
     "bench/",
-    "coordinator/cli/",
+    "cli/",
     "docs/",
     "examples/",
     "pipelines/",
@@ -509,7 +531,7 @@ def the_log_has_two_doors(path: str, source: str) -> Iterator[str]:
 
 
 def a_frozen_clock_is_not_asked(path: str, source: str) -> Iterator[str]:
-    if not path.startswith(BESIDE_TESTS) or path.startswith(("coordinator/cli/", f"{_ROOM}tools/")):
+    if not path.startswith(BESIDE_TESTS) or path.startswith(("cli/", "tools/")):
         return
     asked = [
         (node.lineno, ast.unparse(node))
@@ -742,12 +764,12 @@ RULES: dict[Rule, tuple[tuple[str, str], ...]] = {
         ("pipelines/x.py", "from fencepost.groups.machine import GroupMachine"),
         ("pipelines/x.py", "from fencepost.logcore.partition import Partition"),
         ("pipelines/spark/x.py", "from fencepost.pipelines import exactly_once"),
-        ("pyspark_fencepost/x.py", "from fencepost.coordinator.wire import client"),
-        ("coordinator/wire/x.py", "from .. import broker"),
-        ("coordinator/wire/client/x.py", "from fencepost.coordinator.net import server"),
-        ("coordinator/net/x.py", "from fencepost.coordinator.daemon import broker"),
+        ("pyspark_fencepost/x.py", "from fencepost.protocol import client"),
+        ("protocol/x.py", "from .. import broker"),
+        ("client/x.py", "from fencepost.coordinator.server import server"),
+        ("coordinator/server/x.py", "from fencepost.coordinator.daemon import broker"),
         ("coordinator/config/x.py", "from fencepost.coordinator.metadata import log"),
-        ("coordinator/cli/queries/x.py", "from fencepost.coordinator.cli import output"),
+        ("client/queries/x.py", "from fencepost.cli import output"),
         ("coordinator/x.py", "from tests.support import waits"),
     ),
     state_machines_are_pure: (
@@ -766,7 +788,7 @@ RULES: dict[Rule, tuple[tuple[str, str], ...]] = {
     ),
     a_frozen_clock_is_not_asked: (
         ("testing/x.py", "import time\nuntil = time.monotonic() + 30"),
-        ("coordinator/net/x.py", "from time import perf_counter"),
+        ("coordinator/server/x.py", "from time import perf_counter"),
         ("logcore/x.py", "now = dt.datetime.now(dt.UTC)"),
     ),
     work_in_the_background_is_begun_in_one_place: (
@@ -774,11 +796,11 @@ RULES: dict[Rule, tuple[tuple[str, str], ...]] = {
         ("coordinator/handlers/x.py", "import asyncio\nasyncio.create_task(f())"),
     ),
     commands_print_in_one_place: (
-        ("coordinator/cli/x.py", "print(1)"),
-        ("coordinator/cli/x.py", "import click\nclick.echo(1)"),
-        ("coordinator/cli/queries/x.py", "from click import echo\necho(1)"),
-        ("coordinator/cli/x.py", "import sys\nsys.stdout.write('')"),
-        ("coordinator/tools/x.py", "import sys\nsys.stderr.buffer.write(b'')"),
+        ("cli/x.py", "print(1)"),
+        ("cli/x.py", "import click\nclick.echo(1)"),
+        ("client/queries/x.py", "from click import echo\necho(1)"),
+        ("cli/x.py", "import sys\nsys.stdout.write('')"),
+        ("tools/x.py", "import sys\nsys.stderr.buffer.write(b'')"),
         ("console/x.py", "from rich.console import Console\nConsole().print('')"),
     ),
     kept_errors_drop_their_traceback: (
@@ -859,19 +881,17 @@ GOOD: dict[str, str] = {
     "logcore/fs.py": "import os\nimport mmap",
     "logcore/clock.py": "import time",
     "pipelines/good.py": (
-        "from fencepost.coordinator.wire.client.client import WireClient"
+        "from fencepost.client.client import WireClient"
         "\nfrom fencepost.groups.assignors import client"
         "\nfrom fencepost.logcore.batch import parse_header"
     ),
-    "coordinator/coordinators/good.py": (
+    "coordinator/services/good.py": (
         "from fencepost.txn import machine\nfrom fencepost.groups import machine as g\nimport os"
     ),
-    "coordinator/wire/good.py": (
-        "from .api import ApiKey\nfrom fencepost.coordinator.wire import codec"
-    ),
+    "protocol/good.py": ("from .api import ApiKey\nfrom fencepost.protocol import codec"),
     "testing/good.py": "import time\nend = monotonic_s() + loop.time()\ntime.sleep(1)",
-    "coordinator/cli/good.py": (
-        "import sys, time\nfrom fencepost.coordinator.cli.printing import say"
+    "cli/good.py": (
+        "import sys, time\nfrom fencepost.cli.printing import say"
         "\nsay(sys.stdout.name)\nend = time.monotonic()"
     ),
     "cluster/controller/good.py": (
@@ -881,15 +901,15 @@ GOOD: dict[str, str] = {
         "from fencepost.cluster.records import BrokerEndpoint, NoOpRecord"
         "\nBrokerEndpoint(1)\nisinstance(x, NoOpRecord)"
     ),
-    "coordinator/cli/printing.py": "import click\nclick.echo('')",
+    "cli/printing.py": "import click\nclick.echo('')",
     "coordinator/runtime/background.py": "loop.create_task(f())",
-    "coordinator/data/cleaner.py": (
+    "coordinator/storage/cleaner.py": (
         "from fencepost.coordinator.runtime.background import call_later\ncall_later(f)"
     ),
     "coordinator/handlers/fetch.py": (
         "@handles(ApiKey.FETCH, versions=(4, 18), permission='READ Topic')\nasync def run(ctx): ..."
     ),
-    "coordinator/net/good.py": (
+    "coordinator/server/good.py": (
         "try:\n    f()\nexcept Error as error:\n    log(error)\n    a = b.append(str(error))"
         "\n    c.set_exception(without_traceback(error))\n    d.set_exception(Error(str(error)))"
         "\n    raise Error(f'{error}') from error"

@@ -20,7 +20,7 @@ from pathlib import Path
 from bench.brokers import cpu_seconds
 from bench.clients import create_topic
 from bench.suite import Figures, Local, Suite
-from fencepost.coordinator.tools.ports import hold_port
+from fencepost.tools.ports import hold_port
 from tests.support.batches import batch
 from tests.support.cluster import Cluster
 from tests.support.daemon import Daemon

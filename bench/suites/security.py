@@ -11,9 +11,9 @@ from pathlib import Path
 from bench.brokers import FENCEPOST, JAVA_OPTIONS, KAFKA, cpu_seconds
 from bench.clients import VALUE, create_topic, drain, fill
 from bench.suite import DEFAULTS, Figures, Pair, Suite
-from fencepost.coordinator.tools.ports import hold_port
-from fencepost.coordinator.wire.client.client import WireClient
-from fencepost.coordinator.wire.client.security import Security
+from fencepost.client.client import WireClient
+from fencepost.client.security import Security
+from fencepost.tools.ports import hold_port
 from tests.support.certificates import Authority, trusting
 from tests.support.daemon import Daemon
 from tests.support.secured import LISTENERS, USERS, SecuredKafka, add_users, listener_settings

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import structlog
 
 from fencepost.cluster.controller.scram import ScramCredentialUpsertion
+from fencepost.coordinator.broker_services import Services
 from fencepost.coordinator.daemon.errors import BrokerError
 from fencepost.coordinator.security.added_users import AddedUserError, parse_added_user
 from fencepost.coordinator.security.users import derive_keys
-from fencepost.coordinator.services import Services
 from fencepost.logcore.machine import DomainError
 
 _log = structlog.get_logger(__name__)

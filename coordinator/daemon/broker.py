@@ -23,6 +23,7 @@ import structlog
 
 from fencepost.cluster.image import UNASSIGNED
 from fencepost.cluster.records import BrokerEndpoint
+from fencepost.coordinator.broker_services import Services
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.config.key import ConfigError
 from fencepost.coordinator.config.listener_config import ListenerConfig, SecurityProtocol
@@ -47,20 +48,19 @@ from fencepost.coordinator.daemon.data_directory import (
 )
 from fencepost.coordinator.daemon.errors import BrokerError
 from fencepost.coordinator.daemon.serving import Listeners, certificates_of, check_listeners
-from fencepost.coordinator.data.cleaner import Cleaner
-from fencepost.coordinator.data.maintenance import Maintenance
-from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.handlers import Registry
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
-from fencepost.coordinator.net.server import Server
 from fencepost.coordinator.replication.errors import MembershipError
 from fencepost.coordinator.runtime.background import Repeated, Step, Threads, each_in_turn, spawn
 from fencepost.coordinator.security.authorizer import Authorizer
-from fencepost.coordinator.services import Services
-from fencepost.coordinator.wire.api import ApiKey
+from fencepost.coordinator.server.server import Server
+from fencepost.coordinator.storage.cleaner import Cleaner
+from fencepost.coordinator.storage.maintenance import Maintenance
+from fencepost.coordinator.storage.storage import Storage
 from fencepost.logcore.checkpoints import clean_shutdown_epoch
 from fencepost.logcore.clock import Clock, SystemClock, cluster_clock
 from fencepost.logcore.fs import FileSystem, OsFileSystem
+from fencepost.protocol.api import ApiKey
 
 if TYPE_CHECKING:
     from fencepost.cluster.controller.scram import ScramCredentialUpsertion

@@ -26,7 +26,6 @@ from fencepost.coordinator.config.key import ConfigError
 from fencepost.coordinator.config.listener_config import ListenerConfig, SecurityProtocol
 from fencepost.coordinator.config.listeners import BETWEEN_BROKERS, between_brokers
 from fencepost.coordinator.config.roles import Roles
-from fencepost.coordinator.data.replica_manager import ReplicaManager
 from fencepost.coordinator.metadata.kraft_metadata_cache import MEMBER_FEATURES, KRaftMetadataCache
 from fencepost.coordinator.metadata.publication import Subscriber
 from fencepost.coordinator.replication.controller_channel import (
@@ -51,14 +50,15 @@ from fencepost.coordinator.replication.producer_ids import ControllersProducerId
 from fencepost.coordinator.replication.quorum import Quorum, intervals_of
 from fencepost.coordinator.replication.verifier import Verifier
 from fencepost.coordinator.runtime.background import Step
-from fencepost.coordinator.wire.api import ApiKey
-from fencepost.coordinator.wire.errors import WireError
-from fencepost.coordinator.wire.schema import Entity
+from fencepost.coordinator.storage.replica_manager import ReplicaManager
 from fencepost.logcore.checkpoints import MetaProperties
 from fencepost.logcore.clock import cluster_clock
+from fencepost.protocol.api import ApiKey
+from fencepost.protocol.errors import WireError
+from fencepost.protocol.schema import Entity
 
 if TYPE_CHECKING:
-    from fencepost.coordinator.services import Services
+    from fencepost.coordinator.broker_services import Services
 
 CONTROLLERS: Final = 2
 """The endpoint type of DescribeCluster on a controller's listener (KIP-919)."""

@@ -13,10 +13,10 @@ from fencepost.cluster.quota_entities import CONNECTIONS, IP, Entity
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.config.key import Value, counts_of_addresses, plain_address
 from fencepost.coordinator.config.listeners import between_brokers
-from fencepost.coordinator.net.connection_limits import TOO_FAST, TOO_MANY, Bound, Bounds
-from fencepost.coordinator.net.server import Server
 from fencepost.coordinator.security.quotas import ClientQuotas
 from fencepost.coordinator.security.rates import Window
+from fencepost.coordinator.server.connection_limits import TOO_FAST, TOO_MANY, Bound, Bounds
+from fencepost.coordinator.server.server import Server
 
 _log = structlog.get_logger(__name__)
 

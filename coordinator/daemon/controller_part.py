@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING
 import structlog
 
 from fencepost.cluster.image import UNASSIGNED
+from fencepost.coordinator.broker_services import Services
 from fencepost.coordinator.daemon.serving import Listeners
-from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.handlers.controller_registry import controller_registry
 from fencepost.coordinator.runtime.background import Step
-from fencepost.coordinator.services import Services
+from fencepost.coordinator.storage.storage import Storage
 
 if TYPE_CHECKING:
     from fencepost.coordinator.config.broker_config import BrokerConfig
     from fencepost.coordinator.daemon.certificates import Certificates
-    from fencepost.coordinator.net.server import Server
     from fencepost.coordinator.runtime.background import Threads
+    from fencepost.coordinator.server.server import Server
     from fencepost.logcore.checkpoints import MetaProperties
     from fencepost.logcore.clock import Clock
     from fencepost.logcore.fs import FileSystem

@@ -46,7 +46,7 @@ class MetricsListener:
         certificate, key, users = (config.text(one) or "" for one in (_CERTIFICATE, _KEY, _USERS))
         if key and not certificate:
             raise ConfigError(_KEY, key, f"its certificate is wanted, {_CERTIFICATE}")
-        from fencepost.coordinator.net.http_messages import is_loopback  # noqa: PLC0415 - few brokers serve metrics
+        from fencepost.coordinator.server.http_messages import is_loopback  # noqa: PLC0415 - few brokers serve metrics
 
         is_open = not (host.lower() == "localhost" or is_loopback(host))
         if is_open and not (config.bool(_INSECURE) or config.bool(INSECURE)):
@@ -64,8 +64,8 @@ class MetricsListener:
     async def serve(self, config: BrokerConfig) -> Endpoint:
         """Start the endpoint. Raises ConfigError for an unusable file, and OSError."""
         from fencepost.coordinator.metrics.endpoint import Endpoint  # noqa: PLC0415 - few brokers serve metrics
-        from fencepost.coordinator.net.http_access import AccessError, RenewedContext, Users  # noqa: PLC0415
-        from fencepost.coordinator.wire.server_tls import ServerTlsError  # noqa: PLC0415
+        from fencepost.coordinator.server.http_access import AccessError, RenewedContext, Users  # noqa: PLC0415
+        from fencepost.protocol.server_tls import ServerTlsError  # noqa: PLC0415
 
         try:
             tls = RenewedContext(self.certificate, self.key or None) if self.certificate else None

@@ -18,15 +18,15 @@ from fencepost.coordinator.config.listeners import ANY_ADDRESS, check_closed, te
 from fencepost.coordinator.daemon.connection_bounds import keep_to, window_of
 from fencepost.coordinator.daemon.errors import BrokerError
 from fencepost.coordinator.error_codes import error_code
-from fencepost.coordinator.net.server import Server, bind
-from fencepost.coordinator.wire.limits import ConnectionLimits
+from fencepost.coordinator.server.server import Server, bind
+from fencepost.protocol.limits import ConnectionLimits
 
 if TYPE_CHECKING:
+    from fencepost.coordinator.broker_services import Services
     from fencepost.coordinator.config.broker_config import BrokerConfig
     from fencepost.coordinator.daemon.certificates import Certificates
     from fencepost.coordinator.handlers import Registry
     from fencepost.coordinator.security.logins import Logins
-    from fencepost.coordinator.services import Services
     from fencepost.logcore.clock import Clock
 
 _log = structlog.get_logger(__name__)

@@ -20,8 +20,8 @@ from fencepost.coordinator.runtime.late_imports import (
     TXN_MODULES,
     load,
 )
-from fencepost.coordinator.wire import ApiKey
-from fencepost.coordinator.wire.codec import prepare
+from fencepost.protocol import ApiKey
+from fencepost.protocol.codec import prepare
 
 
 class _Part(NamedTuple):

@@ -20,7 +20,6 @@ from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.config.listeners import CONTROL_PLANE, control_plane
 from fencepost.coordinator.config.roles import Roles
 from fencepost.coordinator.daemon.cluster_broker import ClusterBroker
-from fencepost.coordinator.data.replica_manager import ReplicaManager
 from fencepost.coordinator.errors import RequestTimedOutError
 from fencepost.coordinator.replication.controller_channel import ControllerChannel
 from fencepost.coordinator.replication.controller_connection import Newest, error_name
@@ -28,8 +27,7 @@ from fencepost.coordinator.replication.errors import MembershipError
 from fencepost.coordinator.replication.peers import security_of
 from fencepost.coordinator.replication.quorum import Quorum
 from fencepost.coordinator.runtime.background import Step
-from fencepost.coordinator.wire.api import ApiKey
-from fencepost.coordinator.wire.errors import WireError
+from fencepost.coordinator.storage.replica_manager import ReplicaManager
 from fencepost.coordinator.zookeeper.broker_store import ZooKeeperMetadata
 from fencepost.coordinator.zookeeper.channels import Channels
 from fencepost.coordinator.zookeeper.loading import Loaded
@@ -38,9 +36,11 @@ from fencepost.coordinator.zookeeper.request_batch import BrokerRequestBatch
 from fencepost.coordinator.zookeeper.zk_controller import ZkController
 from fencepost.logcore.checkpoints import MetaProperties
 from fencepost.logcore.clock import cluster_clock
+from fencepost.protocol.api import ApiKey
+from fencepost.protocol.errors import WireError
 
 if TYPE_CHECKING:
-    from fencepost.coordinator.services import Services
+    from fencepost.coordinator.broker_services import Services
     from fencepost.logcore.clock import Clock
 
 _log = structlog.get_logger(__name__)

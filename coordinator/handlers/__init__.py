@@ -7,7 +7,7 @@ How to write a handler
     # Heartbeat (12): keep a member of a classic group alive.
 
     from fencepost.coordinator.handlers import Context, handles
-    from fencepost.coordinator.wire import ApiKey, Entity
+    from fencepost.protocol import ApiKey, Entity
 
 
     @handles(ApiKey.HEARTBEAT, versions=(0, 4), permission="READ Group")
@@ -30,7 +30,7 @@ How to write a handler
   zero uuid is None.
 * ``ctx.respond.<ClassName>(**fields)`` builds kio's response class of the same version; fields that
   this version lacks are dropped, missing ones get Kafka's defaults; see
-  :class:`fencepost.coordinator.wire.messages.MessageFactory`. ``ctx.respond.error(code)`` is the
+  :class:`fencepost.protocol.messages.MessageFactory`. ``ctx.respond.error(code)`` is the
   response with only its top-level error.
 * A ``DomainError`` that escapes fails the whole request, and so does any other exception, which is
   logged and answered with UNKNOWN_SERVER_ERROR. The error response is built by the function
@@ -39,7 +39,7 @@ How to write a handler
   single items.
 * ``raise CloseConnection(reason)`` closes the connection without a response (a failed acks=0).
 
-The versions of an API are defined in ``coordinator/wire/api.py`` and repeated in ``@handles``,
+The versions of an API are defined in ``protocol/api.py`` and repeated in ``@handles``,
 where the reader of a handler sees them; importing a module whose range differs fails.
 """
 
@@ -60,7 +60,8 @@ from fencepost.coordinator.runtime.origin import Origin, origin_of
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.principal import Session
 from fencepost.coordinator.security.throttle import Throttle
-from fencepost.coordinator.wire.api import (
+from fencepost.logcore.values import dataclass
+from fencepost.protocol.api import (
     APIS,
     FORWARDED,
     KNOWN_APIS,
@@ -68,16 +69,15 @@ from fencepost.coordinator.wire.api import (
     Api,
     ApiKey,
 )
-from fencepost.coordinator.wire.messages import ResponseFactory
-from fencepost.coordinator.wire.schema import Entity
-from fencepost.logcore.values import dataclass
+from fencepost.protocol.messages import ResponseFactory
+from fencepost.protocol.schema import Entity
 
 if TYPE_CHECKING:
+    from fencepost.coordinator.broker_services import Services
     from fencepost.coordinator.controller.active import ActiveController
     from fencepost.coordinator.controller.services import ControllerServices
     from fencepost.coordinator.controller.store import MetadataStore
     from fencepost.coordinator.metadata.metadata import Metadata
-    from fencepost.coordinator.services import Services
 
 Answer = Entity | None
 Run = Callable[["Context"], "Answer | Awaitable[Answer | Work[Answer]] | Work[Any]"]
@@ -288,7 +288,7 @@ def handles(
 class Registry:
     """The served APIs, their versions and their handlers.
 
-    By default it serves every API of ``fencepost.coordinator.wire.api`` with a module in this
+    By default it serves every API of ``fencepost.protocol.api`` with a module in this
     package. ``modules`` replaces that list (module names by key); tests pass ``{}`` and call
     :meth:`add`. ``unstable_versions`` serves the versions that Kafka calls unstable for all APIs,
     ``unstable_apis`` for the given ones.

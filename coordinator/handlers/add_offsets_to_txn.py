@@ -15,8 +15,8 @@ from fencepost.coordinator.handlers.answers import before_producer_fenced, resul
 from fencepost.coordinator.handlers.topic_creation import ask_for_topic
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.logcore.machine import DomainError
+from fencepost.protocol import ApiKey, Entity
 from fencepost.txn.commands import AddPartitions
 
 

@@ -27,9 +27,9 @@ from fencepost.coordinator.handlers.answers import (
 from fencepost.coordinator.handlers.rights import named_topics, refused_topics
 from fencepost.coordinator.metadata.names import INTERNAL_TOPICS, OUTSIDE_TRANSACTIONS
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.wire import ApiKey, Entity
-from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
+from fencepost.protocol import ApiKey, Entity
+from fencepost.protocol.steps import Steps
 from fencepost.txn.commands import AddPartitions, AddPartitionsResult, TopicPartition
 
 FIRST_WITH_PRODUCER_FENCED = 2

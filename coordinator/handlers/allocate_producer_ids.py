@@ -11,7 +11,7 @@ from fencepost.cluster.acl import Operation
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.deciding import decided
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.protocol import ApiKey, Entity
 
 
 @handles(ApiKey.ALLOCATE_PRODUCER_IDS, versions=(0, 0), permission="CLUSTER_ACTION Cluster")

@@ -8,7 +8,7 @@ from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.config_changes import each_resource, permit, refused
 from fencepost.coordinator.handlers.resource_changes import replace
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.protocol import ApiKey, Entity
 
 
 @handles(

@@ -19,8 +19,8 @@ from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.broker_registration import ZERO
 from fencepost.coordinator.handlers.deciding import MAX_ITEMS, decided
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.logcore.machine import DomainError
+from fencepost.protocol import ApiKey, Entity
 
 ANY_EPOCH = -1
 

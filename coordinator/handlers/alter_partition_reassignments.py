@@ -22,8 +22,8 @@ from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import code_and_message, each_row
 from fencepost.coordinator.handlers.deciding import MAX_ITEMS, batched, decided_each
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.wire import ApiKey, Entity
-from fencepost.coordinator.wire.steps import Steps
+from fencepost.protocol import ApiKey, Entity
+from fencepost.protocol.steps import Steps
 
 PARTITIONS_PER_TURN: Final = 100
 """The number of partitions that the controller decides on in one turn of the event loop. A decision

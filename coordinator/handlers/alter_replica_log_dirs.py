@@ -13,9 +13,9 @@ from kio.schema.errors import ErrorCode
 from fencepost.cluster.acl import Operation
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.wire import ApiKey, Entity
-from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
+from fencepost.protocol import ApiKey, Entity
+from fencepost.protocol.steps import Steps
 
 
 @handles(ApiKey.ALTER_REPLICA_LOG_DIRS, versions=(1, 2), permission="ALTER Cluster")

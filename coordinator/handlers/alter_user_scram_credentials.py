@@ -24,10 +24,10 @@ from fencepost.coordinator.handlers.answers import code_and_message, each_row
 from fencepost.coordinator.handlers.deciding import decided_by_item
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.users import MECHANISM_BY_NUMBER, derive_keys
-from fencepost.coordinator.wire import ApiKey, Entity
-from fencepost.coordinator.wire.scram import MIN_ITERATIONS
-from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
+from fencepost.protocol import ApiKey, Entity
+from fencepost.protocol.scram import MIN_ITERATIONS
+from fencepost.protocol.steps import Steps
 
 LEAST_ITERATIONS: Final = dict.fromkeys(MECHANISM_BY_NUMBER, MIN_ITERATIONS)
 

@@ -12,10 +12,10 @@ from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS, TRANSACTION_STATE
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.wire import Entity
-from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
 from fencepost.logcore.tracebacks import without_traceback
+from fencepost.protocol import Entity
+from fencepost.protocol.steps import Steps
 
 R = TypeVar("R")
 T = TypeVar("T")

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.wire.api import ApiKey
-from fencepost.coordinator.wire.schema import Entity
+from fencepost.protocol.api import ApiKey
+from fencepost.protocol.schema import Entity
 
 SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?")
 """The valid names and versions of client software (``ApiVersionsRequest.isValid``)."""

@@ -14,7 +14,7 @@ from fencepost.coordinator.handlers.answers import code_of
 from fencepost.coordinator.handlers.broker_registration import ZERO
 from fencepost.coordinator.handlers.deciding import MAX_ITEMS, decided
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.protocol import ApiKey, Entity
 
 
 @handles(ApiKey.ASSIGN_REPLICAS_TO_DIRS, versions=(0, 0), permission="CLUSTER_ACTION Cluster")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.other_voters import refused
-from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.protocol import ApiKey, Entity
 
 
 @handles(ApiKey.BEGIN_QUORUM_EPOCH, versions=(0, 1), permission="CLUSTER_ACTION Cluster")

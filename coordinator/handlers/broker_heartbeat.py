@@ -14,7 +14,7 @@ from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.broker_registration import MAX_LOG_DIRS, ZERO
 from fencepost.coordinator.handlers.deciding import decided_to_the_end
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.protocol import ApiKey, Entity
 
 
 @handles(ApiKey.BROKER_HEARTBEAT, versions=(0, 2), permission="CLUSTER_ACTION Cluster")

@@ -15,7 +15,7 @@ from fencepost.cluster.records import BrokerEndpoint, BrokerFeature
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.deciding import decided_to_the_end
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.protocol import ApiKey, Entity
 
 MAX_LISTENERS = MAX_FEATURES = MAX_LOG_DIRS = 100
 """The most listeners, features or log directories of one broker: its registration record contains

@@ -21,9 +21,9 @@ from fencepost.coordinator.handlers.answers import each_row, forced
 from fencepost.coordinator.handlers.certificate_check import check_certificates
 from fencepost.coordinator.handlers.resources import ResourceType as Kind
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.wire import Entity
-from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
+from fencepost.protocol import Entity
+from fencepost.protocol.steps import Steps
 
 _OF_THE_CLUSTER = {Kind.BROKER, Kind.BROKER_LOGGER, Kind.CLIENT_METRICS}
 

@@ -16,7 +16,6 @@ from fencepost.coordinator.handlers import Context, authorized, handles
 from fencepost.coordinator.handlers.answers import result_of
 from fencepost.coordinator.handlers.rights import refused_topics
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.groups.consumer_commands import (
     DescribeConsumerGroup,
     DescribeConsumerGroupResult,
@@ -24,6 +23,7 @@ from fencepost.groups.consumer_commands import (
     NamedPartitions,
 )
 from fencepost.logcore.machine import DomainError
+from fencepost.protocol import ApiKey, Entity
 
 CLASSIC, CONSUMER = 0, 1
 """``MemberType``: the protocol a member speaks."""

@@ -17,11 +17,11 @@ from fencepost.cluster.acl import Operation, ResourceType
 from fencepost.coordinator.handlers import Context, handles, request_ms
 from fencepost.coordinator.handlers.answers import answer
 from fencepost.coordinator.handlers.rights import refused_topics, visibility_of
-from fencepost.coordinator.wire import ApiKey, Entity
-from fencepost.coordinator.wire.messages import ResponseFactory
-from fencepost.coordinator.wire.steps import Steps
 from fencepost.groups.consumer_commands import ConsumerHeartbeat, ConsumerHeartbeatResult
 from fencepost.groups.regex import reason_against
+from fencepost.protocol import ApiKey, Entity
+from fencepost.protocol.messages import ResponseFactory
+from fencepost.protocol.steps import Steps
 
 _ZERO_ID = bytes(16)
 

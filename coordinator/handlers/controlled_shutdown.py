@@ -11,7 +11,7 @@ from fencepost.cluster.acl import Operation
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.deciding import decided_to_the_end
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.protocol import ApiKey, Entity
 
 
 @handles(ApiKey.CONTROLLED_SHUTDOWN, versions=(3, 3), permission="CLUSTER_ACTION Cluster")

@@ -18,7 +18,7 @@ from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.broker_registration import MAX_LISTENERS
 from fencepost.coordinator.handlers.deciding import decided
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.protocol import ApiKey, Entity
 
 
 @handles(ApiKey.CONTROLLER_REGISTRATION, versions=(0, 0), permission="CLUSTER_ACTION Cluster")

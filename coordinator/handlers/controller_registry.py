@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from fencepost.coordinator.handlers import Registry
-from fencepost.coordinator.wire.api import KNOWN_APIS, ApiKey
+from fencepost.protocol.api import KNOWN_APIS, ApiKey
 
 _OF_ITS_OWN: Final[Mapping[int, str]] = {
     ApiKey.API_VERSIONS: "controller_versions",

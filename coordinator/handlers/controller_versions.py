@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.api_versions import versions_of
-from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.protocol import ApiKey, Entity
 
 
 @handles(ApiKey.API_VERSIONS, versions=(0, 5), permission="NONE")

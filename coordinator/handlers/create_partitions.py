@@ -19,9 +19,9 @@ from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import each_row, each_topic
 from fencepost.coordinator.handlers.deciding import decider
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.wire import ApiKey, Entity
-from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
+from fencepost.protocol import ApiKey, Entity
+from fencepost.protocol.steps import Steps
 
 FIRST_TO_WAIT = 3
 

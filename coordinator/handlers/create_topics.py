@@ -31,9 +31,9 @@ from fencepost.coordinator.handlers.deciding import decider
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
 from fencepost.coordinator.runtime.late_imports import NEW_TOPIC_MODULES, load
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.wire import ApiKey, Entity
-from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
+from fencepost.protocol import ApiKey, Entity
+from fencepost.protocol.steps import Steps
 
 FIRST_TO_WAIT = 6
 

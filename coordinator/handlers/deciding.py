@@ -12,9 +12,9 @@ from fencepost.coordinator.controller.active import Decide
 from fencepost.coordinator.handlers import Context
 from fencepost.coordinator.handlers.answers import forced, result_of
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.wire.api import KNOWN_APIS
-from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
+from fencepost.protocol.api import KNOWN_APIS
+from fencepost.protocol.steps import Steps
 
 T = TypeVar("T")
 Item = TypeVar("Item")

@@ -23,8 +23,8 @@ from fencepost.coordinator.handlers.acl_messages import (
 from fencepost.coordinator.handlers.answers import each_row
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.authorizer import Authorizer
-from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.logcore.machine import DomainError
+from fencepost.protocol import ApiKey, Entity
 
 
 def refused(ctx: Context, code: int, message: str | None) -> Entity:

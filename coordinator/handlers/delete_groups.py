@@ -12,9 +12,9 @@ from fencepost.cluster.acl import Operation, ResourceType
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import code_of, result_of
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.groups.commands import DeleteGroup
 from fencepost.logcore.machine import DomainError
+from fencepost.protocol import ApiKey, Entity
 
 
 @handles(ApiKey.DELETE_GROUPS, versions=(0, 3), permission="DELETE Group")

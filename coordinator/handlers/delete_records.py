@@ -26,12 +26,12 @@ from fencepost.coordinator.handlers.rights import named_topics, refused_topics
 from fencepost.coordinator.metadata.names import INTERNAL_TOPICS
 from fencepost.coordinator.runtime.background import spawn
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.logcore.checkpoints import LOG_START_CHECKPOINT
 from fencepost.logcore.errors import OffsetOutOfRangeError
 from fencepost.logcore.machine import DomainError
 from fencepost.logcore.partition import Partition
 from fencepost.logcore.values import dataclass
+from fencepost.protocol import ApiKey, Entity
 
 HIGH_WATERMARK = -1
 INVALID_LOW_WATERMARK = -1

@@ -29,10 +29,10 @@ from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import each_row
 from fencepost.coordinator.handlers.deciding import decider
 from fencepost.coordinator.runtime.background import SLICE_MS, Pace
-from fencepost.coordinator.wire import ApiKey, Entity
-from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.clock import monotonic_s
 from fencepost.logcore.machine import DomainError
+from fencepost.protocol import ApiKey, Entity
+from fencepost.protocol.steps import Steps
 
 FIRST_WITH_DELETION_DISABLED = 3
 FIRST_TO_WAIT = 5

@@ -14,8 +14,8 @@ from fencepost.cluster.acl import Acl, Operation, PatternType, ResourceType
 from fencepost.cluster.controller.acls import check_filter
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.acl_messages import NO_AUTHORIZER, filter_of, says_unknown
-from fencepost.coordinator.wire import ApiKey, Entity
-from fencepost.coordinator.wire.steps import Steps
+from fencepost.protocol import ApiKey, Entity
+from fencepost.protocol.steps import Steps
 
 
 @handles(ApiKey.DESCRIBE_ACLS, versions=(1, 3), permission="DESCRIBE Cluster")

@@ -12,8 +12,8 @@ from kio.schema.errors import ErrorCode
 from fencepost.cluster.acl import Operation
 from fencepost.cluster.quota_entities import ENTITY_TYPES, IP
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.wire import ApiKey, Entity
-from fencepost.coordinator.wire.steps import Steps
+from fencepost.protocol import ApiKey, Entity
+from fencepost.protocol.steps import Steps
 
 EXACT, DEFAULT, ANY = 0, 1, 2
 """The match types of a filter component; only EXACT has a name."""

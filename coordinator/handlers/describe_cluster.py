@@ -9,7 +9,7 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.handlers import Context, authorized, handles
 from fencepost.coordinator.handlers.endpoints import Endpoints
-from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.protocol import ApiKey, Entity
 
 BROKERS, CONTROLLERS = 1, 2
 

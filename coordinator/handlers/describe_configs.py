@@ -14,9 +14,9 @@ from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.config_changes import check_right
 from fencepost.coordinator.handlers.resources import Described, describe
-from fencepost.coordinator.wire import ApiKey, Entity
-from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
+from fencepost.protocol import ApiKey, Entity
+from fencepost.protocol.steps import Steps
 
 
 @handles(

@@ -9,7 +9,7 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.describe_cluster import BROKERS, CONTROLLERS, described
-from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.protocol import ApiKey, Entity
 
 
 @handles(ApiKey.DESCRIBE_CLUSTER, versions=(0, 2), permission="DESCRIBE Cluster")

@@ -13,9 +13,9 @@ from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, authorized, handles
 from fencepost.coordinator.handlers.answers import result_of
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.groups.commands import DescribeGroup, DescribeGroupResult
 from fencepost.logcore.machine import DomainError
+from fencepost.protocol import ApiKey, Entity
 
 DEAD = "Dead"
 

@@ -15,9 +15,9 @@ from fencepost.coordinator.errors import TopicAuthorizationError
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.rights import named_topics, refused_topics
 from fencepost.coordinator.metadata.names import check_name
-from fencepost.coordinator.wire import ApiKey, Entity
-from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
+from fencepost.protocol import ApiKey, Entity
+from fencepost.protocol.steps import Steps
 
 
 @handles(ApiKey.DESCRIBE_PRODUCERS, versions=(0, 0), permission="READ Topic")

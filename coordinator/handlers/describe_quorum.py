@@ -14,8 +14,8 @@ from kio.schema.errors import ErrorCode
 from fencepost.cluster.acl import Operation
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
-from fencepost.coordinator.wire import ApiKey, Entity
-from fencepost.coordinator.wire.steps import Steps
+from fencepost.protocol import ApiKey, Entity
+from fencepost.protocol.steps import Steps
 
 OWN = (METADATA_TOPIC, [0])
 """The only partition that a quorum replicates."""

@@ -18,8 +18,8 @@ from fencepost.coordinator.handlers.answers import by_name
 from fencepost.coordinator.handlers.endpoints import Endpoints
 from fencepost.coordinator.handlers.rights import refused_topics
 from fencepost.coordinator.metadata.names import check_name, is_internal
-from fencepost.coordinator.wire import ApiKey, Entity
-from fencepost.coordinator.wire.steps import Steps
+from fencepost.protocol import ApiKey, Entity
+from fencepost.protocol.steps import Steps
 
 MAX_PARTITIONS = 2_000
 """The most partitions in one page: Kafka's ``max.request.partition.size.limit``."""

@@ -9,9 +9,9 @@ from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import code_of, result_of
 from fencepost.coordinator.handlers.rights import refused_topics
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.wire import ApiKey, Entity
-from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
+from fencepost.protocol import ApiKey, Entity
+from fencepost.protocol.steps import Steps
 from fencepost.txn.commands import DescribeTransaction, DescribeTransactionResult
 
 

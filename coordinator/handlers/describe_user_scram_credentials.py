@@ -9,8 +9,8 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.acl import Operation
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.wire import ApiKey, Entity
-from fencepost.coordinator.wire.steps import Steps
+from fencepost.protocol import ApiKey, Entity
+from fencepost.protocol.steps import Steps
 
 _TWICE = "Cannot describe SCRAM credentials for the same user twice in a single request: "
 _NOT_THERE = "Attempt to describe a user credential that does not exist: "

@@ -14,7 +14,7 @@ from kio.schema.errors import ErrorCode
 from fencepost.cluster.acl import Operation, ResourceType
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import answer, before_producer_fenced
-from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.protocol import ApiKey, Entity
 from fencepost.txn.commands import EndTxn, EndTxnResult
 
 FIRST_TV2_VERSION = 5

@@ -27,18 +27,18 @@ from fencepost.coordinator.handlers import Context, handles, with_wait
 from fencepost.coordinator.runtime.background import spawn
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.principal import Principal, Session, plain_host
-from fencepost.coordinator.wire import ApiKey, Entity
-from fencepost.coordinator.wire.api import FORWARDED
-from fencepost.coordinator.wire.codec import (
+from fencepost.logcore.machine import DomainError
+from fencepost.logcore.tracebacks import without_traceback
+from fencepost.logcore.values import dataclass
+from fencepost.protocol import ApiKey, Entity
+from fencepost.protocol.api import FORWARDED
+from fencepost.protocol.codec import (
     Request,
     decode_request_in_steps,
     encode_response_in_steps,
 )
-from fencepost.coordinator.wire.errors import MalformedRequest, UnsupportedVersion
-from fencepost.coordinator.wire.messages import response_factory
-from fencepost.logcore.machine import DomainError
-from fencepost.logcore.tracebacks import without_traceback
-from fencepost.logcore.values import dataclass
+from fencepost.protocol.errors import MalformedRequest, UnsupportedVersion
+from fencepost.protocol.messages import response_factory
 
 _log = structlog.get_logger(__name__)
 _read_principal = entity_reader(DefaultPrincipalData)

@@ -15,14 +15,6 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.acl import Operation, ResourceType
 from fencepost.cluster.errors import NotLeaderOrFollowerError
-from fencepost.coordinator.data.fetch_sessions import (
-    FINAL_EPOCH,
-    NO_REPLICA,
-    NO_SESSION,
-    FetchedPartition,
-    PartitionFetch,
-)
-from fencepost.coordinator.data.fetches import Fetch
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.errors import (
     InvalidRequestError,
@@ -34,11 +26,19 @@ from fencepost.coordinator.errors import (
 from fencepost.coordinator.handlers import Context, handles, replica_id_of, request_ms
 from fencepost.coordinator.handlers.leader_hints import endpoints, leader_hint
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.wire import ApiKey, Entity
-from fencepost.coordinator.wire.steps import Steps
+from fencepost.coordinator.storage.fetch_sessions import (
+    FINAL_EPOCH,
+    NO_REPLICA,
+    NO_SESSION,
+    FetchedPartition,
+    PartitionFetch,
+)
+from fencepost.coordinator.storage.fetches import Fetch
 from fencepost.logcore.errors import FencedLeaderEpochError, StorageError
 from fencepost.logcore.machine import DomainError
 from fencepost.logcore.tracebacks import without_traceback
+from fencepost.protocol import ApiKey, Entity
+from fencepost.protocol.steps import Steps
 
 FIRST_WITH_RACK = 11
 FIRST_BY_ID = 13

@@ -15,9 +15,9 @@ from fencepost.coordinator.errors import UnknownTopicOrPartitionError
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
 from fencepost.coordinator.metadata.snapshots import SnapshotId
-from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.logcore.epochs import check_leader_epoch
 from fencepost.logcore.machine import DomainError
+from fencepost.protocol import ApiKey, Entity
 
 
 @handles(ApiKey.FETCH_SNAPSHOT, versions=(0, 1), permission="CLUSTER_ACTION Cluster")

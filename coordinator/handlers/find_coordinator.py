@@ -21,9 +21,9 @@ from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.endpoints import BrokerNode, Endpoints
 from fencepost.coordinator.handlers.topic_creation import ask_for_topic
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS, TRANSACTION_STATE
-from fencepost.coordinator.wire import ApiKey, Entity
-from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
+from fencepost.protocol import ApiKey, Entity
+from fencepost.protocol.steps import Steps
 
 GROUP = 0
 TRANSACTION = 1

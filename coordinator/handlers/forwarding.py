@@ -29,11 +29,11 @@ from fencepost.coordinator.handlers import CloseConnection, Context, Handler, Ru
 from fencepost.coordinator.handlers.resources import ResourceType
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.principal import Principal
-from fencepost.coordinator.wire import ApiKey, Entity
-from fencepost.coordinator.wire.codec import decode_response, encode_request
-from fencepost.coordinator.wire.errors import UnsupportedVersion, WireError
-from fencepost.coordinator.wire.messages import request_factory
 from fencepost.logcore.tracebacks import without_traceback
+from fencepost.protocol import ApiKey, Entity
+from fencepost.protocol.codec import decode_response, encode_request
+from fencepost.protocol.errors import UnsupportedVersion, WireError
+from fencepost.protocol.messages import request_factory
 
 _PRINCIPAL_VERSION: Final = struct.pack(">h", 0)
 LENGTH_BYTES: Final = 4

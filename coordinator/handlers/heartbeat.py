@@ -10,9 +10,9 @@ from kio.schema.errors import ErrorCode
 from fencepost.cluster.acl import Operation, ResourceType
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import answer
-from fencepost.coordinator.wire import ApiKey, Entity
-from fencepost.coordinator.wire.messages import ResponseFactory
 from fencepost.groups.commands import Heartbeat
+from fencepost.protocol import ApiKey, Entity
+from fencepost.protocol.messages import ResponseFactory
 
 
 @handles(ApiKey.HEARTBEAT, versions=(0, 4), permission="READ Group")

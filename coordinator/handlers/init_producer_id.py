@@ -13,7 +13,7 @@ from kio.schema.errors import ErrorCode
 from fencepost.cluster.acl import Operation, ResourceType
 from fencepost.coordinator.handlers import Context, handles, request_ms
 from fencepost.coordinator.handlers.answers import answer, before_producer_fenced
-from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.protocol import ApiKey, Entity
 from fencepost.txn.commands import (
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,

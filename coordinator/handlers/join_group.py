@@ -18,9 +18,9 @@ from fencepost.cluster.acl import Operation, ResourceType
 from fencepost.coordinator.handlers import Context, handles, request_ms
 from fencepost.coordinator.handlers.answers import answer
 from fencepost.coordinator.handlers.rights import visibility_of
-from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.groups.commands import JoinGroup, JoinGroupResult
 from fencepost.groups.errors import MemberIdRequiredError
+from fencepost.protocol import ApiKey, Entity
 
 TO_MEMBERS = frozenset({ErrorCode.rebalance_in_progress, ErrorCode.fenced_instance_id})
 """Errors of a waiting JoinGroup that return the new member id: the client is a member by then."""

@@ -6,7 +6,7 @@ Source: ``KafkaApis.getCurrentLeader``.
 from __future__ import annotations
 
 from fencepost.coordinator.handlers import Context
-from fencepost.coordinator.wire import Entity
+from fencepost.protocol import Entity
 
 
 def leader_hint(ctx: Context, topic: str, index: int, named: set[int]) -> dict[str, Entity]:

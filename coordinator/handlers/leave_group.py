@@ -13,8 +13,8 @@ from kio.schema.errors import ErrorCode
 from fencepost.cluster.acl import Operation, ResourceType
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import answer, code_of
-from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.groups.commands import LeaveGroup, LeaveGroupResult, LeavingMember
+from fencepost.protocol import ApiKey, Entity
 
 
 @handles(ApiKey.LEAVE_GROUP, versions=(0, 5), permission="READ Group")

@@ -14,8 +14,8 @@ from kio.schema.errors import ErrorCode
 from fencepost.cluster.acl import Operation
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.resources import ResourceType
-from fencepost.coordinator.wire import ApiKey, Entity
-from fencepost.coordinator.wire.steps import Steps
+from fencepost.protocol import ApiKey, Entity
+from fencepost.protocol.steps import Steps
 
 
 @handles(ApiKey.LIST_CONFIG_RESOURCES, versions=(0, 1), permission="DESCRIBE_CONFIGS Cluster")

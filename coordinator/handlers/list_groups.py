@@ -6,9 +6,9 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.acl import Operation, ResourceType
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.wire import ApiKey, Entity
-from fencepost.coordinator.wire.steps import Steps
 from fencepost.groups.commands import ListGroups, ListGroupsResult
+from fencepost.protocol import ApiKey, Entity
+from fencepost.protocol.steps import Steps
 
 
 @handles(ApiKey.LIST_GROUPS, versions=(0, 5), permission="DESCRIBE Cluster or Group")

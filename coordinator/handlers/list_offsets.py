@@ -21,16 +21,16 @@ from typing import Any
 from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.acl import Operation
-from fencepost.coordinator.data.fetches import CONSUMER, DEBUGGING_CONSUMER, isolation_of
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.errors import OffsetNotAvailableError
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.rights import named_topics, refused_topics
-from fencepost.coordinator.wire import ApiKey, Entity
-from fencepost.coordinator.wire.steps import Steps
+from fencepost.coordinator.storage.fetches import CONSUMER, DEBUGGING_CONSUMER, isolation_of
 from fencepost.logcore.machine import DomainError
 from fencepost.logcore.partition import Partition
 from fencepost.logcore.reading import Isolation
+from fencepost.protocol import ApiKey, Entity
+from fencepost.protocol.steps import Steps
 
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING = range(-1, -7, -1)
 

@@ -11,8 +11,8 @@ from fencepost.cluster.acl import Operation
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import each_row
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.wire import ApiKey, Entity
-from fencepost.coordinator.wire.steps import Steps
+from fencepost.protocol import ApiKey, Entity
+from fencepost.protocol.steps import Steps
 
 
 def refused(ctx: Context, code: int, message: str | None) -> Steps[Entity]:

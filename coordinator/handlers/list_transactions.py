@@ -13,9 +13,9 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.acl import Operation, ResourceType
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.wire import ApiKey, Entity
-from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.regex import MAX_KEPT_STATES, Regex
+from fencepost.protocol import ApiKey, Entity
+from fencepost.protocol.steps import Steps
 from fencepost.txn.commands import ListTransactions, ListTransactionsResult
 
 T = TypeVar("T")

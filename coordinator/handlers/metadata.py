@@ -28,9 +28,9 @@ from fencepost.coordinator.handlers.topic_creation import ask_for_topic
 from fencepost.coordinator.metadata.names import METADATA_TOPIC, check_name, is_internal
 from fencepost.coordinator.runtime.late_imports import NEW_TOPIC_MODULES, load
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.wire import ApiKey, Entity
-from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
+from fencepost.protocol import ApiKey, Entity
+from fencepost.protocol.steps import Steps
 
 FIRST_WITH_NULL_FOR_ALL = 1
 FIRST_WITH_LISTENER_NOT_FOUND = 6

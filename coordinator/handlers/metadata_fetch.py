@@ -17,9 +17,9 @@ from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles, replica_id_of, request_ms
 from fencepost.coordinator.metadata.names import METADATA_TOPIC_ID
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.logcore.epochs import check_leader_epoch
 from fencepost.logcore.machine import DomainError
+from fencepost.protocol import ApiKey, Entity
 
 FIRST_WITH_TOPIC_IDS: Final = 13
 NOT_ASKED: Final = (1 << 63) - 1

@@ -18,9 +18,6 @@ from fencepost.cluster.acl import Operation, ResourceType
 from fencepost.coordinator.handlers import Context, handles, request_ms
 from fencepost.coordinator.handlers.answers import answer, code_of
 from fencepost.coordinator.handlers.rights import NO_TOPICS, named_topics, refused_topics
-from fencepost.coordinator.wire import ApiKey, Entity
-from fencepost.coordinator.wire.messages import ResponseFactory
-from fencepost.coordinator.wire.steps import Steps
 from fencepost.groups.commands import (
     NO_LEADER_EPOCH,
     NO_RETENTION,
@@ -28,6 +25,9 @@ from fencepost.groups.commands import (
     CommitOffsetsResult,
     OffsetToCommit,
 )
+from fencepost.protocol import ApiKey, Entity
+from fencepost.protocol.messages import ResponseFactory
+from fencepost.protocol.steps import Steps
 
 MAX_KEPT_ANSWERS: Final = 1_024
 """The number of cached single-partition responses, of a hundred bytes each: most are equal."""

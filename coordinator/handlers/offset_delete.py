@@ -11,9 +11,9 @@ from fencepost.cluster.acl import Operation, ResourceType
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import answer, code_of
 from fencepost.coordinator.handlers.rights import named_topics, refused_topics
-from fencepost.coordinator.wire import ApiKey, Entity
-from fencepost.coordinator.wire.steps import Steps
 from fencepost.groups.commands import DeleteOffsets, DeleteOffsetsResult
+from fencepost.protocol import ApiKey, Entity
+from fencepost.protocol.steps import Steps
 
 
 @handles(ApiKey.OFFSET_DELETE, versions=(0, 0), permission="DELETE Group, READ Topic")

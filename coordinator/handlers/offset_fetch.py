@@ -24,7 +24,6 @@ from fencepost.coordinator.runtime.errors import (
     NotCoordinatorError,
 )
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.groups.commands import (
     NO_LEADER_EPOCH,
     NO_OFFSET,
@@ -34,6 +33,7 @@ from fencepost.groups.commands import (
     FetchTopic,
 )
 from fencepost.logcore.machine import DomainError
+from fencepost.protocol import ApiKey, Entity
 
 FIRST_BY_ID: Final = 10
 

@@ -15,9 +15,9 @@ from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.errors import TopicAuthorizationError
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.rights import NO_TOPICS, refused_topics
-from fencepost.coordinator.wire import ApiKey, Entity
-from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
+from fencepost.protocol import ApiKey, Entity
+from fencepost.protocol.steps import Steps
 
 
 @handles(

@@ -12,7 +12,7 @@ from kio.schema.errors import ErrorCode
 from fencepost.cluster.acl import Operation
 from fencepost.coordinator.handlers import Context
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
-from fencepost.coordinator.wire import Entity
+from fencepost.protocol import Entity
 
 
 def refused(ctx: Context) -> Entity:

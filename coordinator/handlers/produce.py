@@ -18,7 +18,6 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.acl import Operation, ResourceType
 from fencepost.cluster.errors import NotLeaderOrFollowerError
-from fencepost.coordinator.data.appends import Append, Part
 from fencepost.coordinator.errors import (
     NotEnoughReplicasAfterAppendError,
     RequestTimedOutError,
@@ -30,9 +29,10 @@ from fencepost.coordinator.handlers.answers import code_of
 from fencepost.coordinator.handlers.leader_hints import endpoints, leader_hint
 from fencepost.coordinator.handlers.rights import refused_topics
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.wire import ApiKey, Entity
-from fencepost.coordinator.wire.steps import Steps
+from fencepost.coordinator.storage.appends import Append, Part
 from fencepost.logcore.machine import DomainError
+from fencepost.protocol import ApiKey, Entity
+from fencepost.protocol.steps import Steps
 
 FIRST_BY_ID: Final = 13
 

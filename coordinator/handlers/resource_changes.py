@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from fencepost.cluster.controller.configs import AlterConfig, CheckConfigs, OpType
+from fencepost.coordinator.broker_services import Services
 from fencepost.coordinator.config import logs
 from fencepost.coordinator.config.broker_config import ConfigError
 from fencepost.coordinator.errors import InvalidRequestError
@@ -21,7 +22,6 @@ from fencepost.coordinator.handlers.resources import ResourceType, check_node
 from fencepost.coordinator.metadata.config_checks import check_configs, list_default
 from fencepost.coordinator.metadata.metadata import DEFAULT_SETTINGS
 from fencepost.coordinator.metadata.names import check_name
-from fencepost.coordinator.services import Services
 
 MAX_CHANGES_PER_RESOURCE = 1_000
 """The limit for one resource in a request, several times the number of existing keys."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import NamedTuple
 
+from fencepost.coordinator.broker_services import Services
 from fencepost.coordinator.config import group_settings, logs
 from fencepost.coordinator.config.broker_config import (
     BROKER_KEYS,
@@ -26,7 +27,6 @@ from fencepost.coordinator.errors import InvalidRequestError
 from fencepost.coordinator.metadata.metadata import DEFAULT_SETTINGS
 from fencepost.coordinator.metadata.names import check_name
 from fencepost.coordinator.metadata.state_topics import safe_configs, value_in_force
-from fencepost.coordinator.services import Services
 
 
 class ResourceType(IntEnum):

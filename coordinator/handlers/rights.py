@@ -10,8 +10,8 @@ from typing import Any
 
 from fencepost.cluster.acl import Operation, ResourceType
 from fencepost.coordinator.handlers import Context
-from fencepost.coordinator.wire.steps import Steps
 from fencepost.groups.commands import TopicVisibility
+from fencepost.protocol.steps import Steps
 
 NO_TOPICS: Collection[str] = frozenset()
 """The refused topics without an authorizer: none."""

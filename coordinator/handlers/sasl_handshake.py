@@ -1,6 +1,6 @@
 """SaslHandshake (17) on a connection that is authenticated or needs no authentication.
 
-``coordinator/net/authentication.py`` handles the SaslHandshake that begins authentication.
+``coordinator/server/authentication.py`` handles the SaslHandshake that begins authentication.
 
 Source: ``KafkaApis.handleSaslHandshakeRequest``.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.protocol import ApiKey, Entity
 
 
 @handles(ApiKey.SASL_HANDSHAKE, versions=(0, 1), permission="NONE")

@@ -16,16 +16,16 @@ from typing import Final
 import structlog
 from kio.schema.errors import ErrorCode
 
+from fencepost.coordinator.broker_services import Services
 from fencepost.coordinator.config.broker_config import ConfigSource
 from fencepost.coordinator.handlers import Context
 from fencepost.coordinator.metadata.metadata import SETTINGS_OF
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
-from fencepost.coordinator.services import Services
-from fencepost.coordinator.wire.api import ApiKey
-from fencepost.coordinator.wire.codec import decode_response, encode_request
-from fencepost.coordinator.wire.errors import UnsupportedVersion, WireError
-from fencepost.coordinator.wire.messages import RequestFactory, request_factory
-from fencepost.coordinator.wire.schema import Entity
+from fencepost.protocol.api import ApiKey
+from fencepost.protocol.codec import decode_response, encode_request
+from fencepost.protocol.errors import UnsupportedVersion, WireError
+from fencepost.protocol.messages import RequestFactory, request_factory
+from fencepost.protocol.schema import Entity
 
 FROM_CONTROLLER: Final = -1
 """Leaves the number of partitions or replicas to the controller's default."""

@@ -15,7 +15,6 @@ from itertools import repeat
 from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.acl import Operation, ResourceType
-from fencepost.coordinator.data.appends import RequestState
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import code_of, result_of
@@ -29,7 +28,7 @@ from fencepost.coordinator.handlers.offset_commit import (
 from fencepost.coordinator.handlers.rights import refused_topics
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.coordinator.storage.appends import RequestState
 from fencepost.groups.commands import (
     NO_GENERATION,
     CommitOffsetsResult,
@@ -39,6 +38,7 @@ from fencepost.groups.errors import InvalidGroupIdError
 from fencepost.logcore.errors import InvalidProducerEpochError
 from fencepost.logcore.machine import DomainError, ProducerStamp
 from fencepost.logcore.tracebacks import without_traceback
+from fencepost.protocol import ApiKey, Entity
 from fencepost.txn.errors import InvalidProducerIdMappingError
 
 FIRST_VERSION_WITH_LOAD_IN_PROGRESS = 2

@@ -17,7 +17,7 @@ from fencepost.coordinator.errors import InvalidRequestError
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.deciding import decided
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.protocol import ApiKey, Entity
 
 FIRST_WITH_UPGRADE_TYPE = 1
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from fencepost.cluster.acl import Operation
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.protocol import ApiKey, Entity
 
 
 @handles(ApiKey.UPDATE_METADATA, versions=(8, 8), permission="CLUSTER_ACTION Cluster")

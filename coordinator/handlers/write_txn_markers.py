@@ -1,7 +1,7 @@
 """WriteTxnMarkers (27): append transaction markers to partitions that this broker leads.
 
 Transaction coordinators of other brokers send it, and tools that abort a hanging transaction.
-Version 2 carries the transaction version of each marker. ``coordinators/marker_appends.py``
+Version 2 carries the transaction version of each marker. ``services/marker_appends.py``
 determines the error codes.
 """
 
@@ -14,9 +14,9 @@ from kio.schema.errors import ErrorCode
 from fencepost.cluster.acl import Operation
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.wire import ApiKey, Entity
-from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import EndMarker, ProducerStamp
+from fencepost.protocol import ApiKey, Entity
+from fencepost.protocol.steps import Steps
 from fencepost.txn.commands import TopicPartition
 
 Codes = dict[int, dict[TopicPartition, ErrorCode]]

@@ -11,14 +11,14 @@ from typing import Any, Final
 from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.image import BROKER_RESOURCE
+from fencepost.coordinator.broker_services import Services
 from fencepost.coordinator.config.broker_config import is_password
 from fencepost.coordinator.handlers import Context, Registry, Run
 from fencepost.coordinator.handlers.controller_registry import controller_registry
 from fencepost.coordinator.runtime.background import spawn
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.services import Services
-from fencepost.coordinator.wire import Entity
-from fencepost.coordinator.wire.api import APIS, FORWARDED, KNOWN_APIS, ZOOKEEPER_APIS, ApiKey
+from fencepost.protocol import Entity
+from fencepost.protocol.api import APIS, FORWARDED, KNOWN_APIS, ZOOKEEPER_APIS, ApiKey
 
 _OF_THE_CONTROLLER: Final = frozenset(
     {

@@ -37,8 +37,8 @@ from fencepost.logcore.values import dataclass
 
 if TYPE_CHECKING:
     from fencepost.coordinator.config.broker_config import BrokerConfig
-    from fencepost.coordinator.data.log_manager import LogManager
     from fencepost.coordinator.metadata.metadata import InternalTopic
+    from fencepost.coordinator.storage.log_manager import LogManager
     from fencepost.logcore.partition import Partition
 
 FLUSH_MS = 50

@@ -17,7 +17,9 @@ from fencepost.coordinator.metrics.exposition import OPENMETRICS, PROMETHEUS, SL
 from fencepost.coordinator.metrics.families import Series
 from fencepost.coordinator.metrics.lag import Lags
 from fencepost.coordinator.metrics.view import Rates, View
-from fencepost.coordinator.net.http import (
+from fencepost.coordinator.runtime.background import Pace, call_later, spawn
+from fencepost.coordinator.runtime.histogram import Histogram
+from fencepost.coordinator.server.http import (
     HttpError,
     HttpServer,
     Request,
@@ -25,16 +27,14 @@ from fencepost.coordinator.net.http import (
     Tls,
     serve_http,
 )
-from fencepost.coordinator.net.http_access import Users
-from fencepost.coordinator.net.http_messages import text_response
-from fencepost.coordinator.net.request_watch import RequestWatch
-from fencepost.coordinator.runtime.background import Pace, call_later, spawn
-from fencepost.coordinator.runtime.histogram import Histogram
+from fencepost.coordinator.server.http_access import Users
+from fencepost.coordinator.server.http_messages import text_response
+from fencepost.coordinator.server.request_watch import RequestWatch
 from fencepost.logcore.clock import monotonic_s
 
 if TYPE_CHECKING:
-    from fencepost.coordinator.net.server import Server
-    from fencepost.coordinator.services import Services
+    from fencepost.coordinator.broker_services import Services
+    from fencepost.coordinator.server.server import Server
 
 COMPAT: Final[Mapping[str, str]] = {
     "kafka-exporter": "kafka_exporter",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from fencepost.coordinator.runtime.shard_state import LOADING_STATES, ShardState
 
 if TYPE_CHECKING:
-    from fencepost.coordinator.services import Services
+    from fencepost.coordinator.broker_services import Services
 
 STARTING: Final = "starting: the logs are being opened"
 SERVING: Final = "serving"

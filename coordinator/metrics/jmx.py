@@ -13,7 +13,7 @@ from typing import Final
 from fencepost.coordinator.metrics.families import Sample, Series, labels, read_families
 from fencepost.coordinator.metrics.view import View
 from fencepost.coordinator.runtime.histogram import Histogram
-from fencepost.coordinator.wire.api import KNOWN_APIS, ApiKey
+from fencepost.protocol.api import KNOWN_APIS, ApiKey
 
 FAMILIES: Final = read_families("""
 kafka_server_brokertopicmetrics_messagesin_total counter topic

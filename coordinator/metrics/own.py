@@ -16,15 +16,15 @@ from fencepost.coordinator.history.causes import REBALANCES
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS, TRANSACTION_STATE
 from fencepost.coordinator.metrics.families import Sample, Series, labels, read_families
 from fencepost.coordinator.metrics.snapshot import PartitionRow, Snapshot
-from fencepost.coordinator.net.connection_limits import REASONS
 from fencepost.coordinator.runtime.histogram import Histogram
-from fencepost.coordinator.wire.api import KNOWN_APIS
+from fencepost.coordinator.server.connection_limits import REASONS
 from fencepost.logcore.clock import time_of_day_ns
+from fencepost.protocol.api import KNOWN_APIS
 
 if TYPE_CHECKING:
-    from fencepost.coordinator.net.server import Server
+    from fencepost.coordinator.broker_services import Services
     from fencepost.coordinator.security.logins import Logins
-    from fencepost.coordinator.services import Services
+    from fencepost.coordinator.server.server import Server
 
 MAX_CLIENTS: Final = 500
 """Users and clients shown per quota: the most recently active ones."""

@@ -26,7 +26,7 @@ from fencepost.logcore.values import dataclass
 
 if TYPE_CHECKING:
     from fencepost.cluster.image import TopicImage
-    from fencepost.coordinator.services import Services
+    from fencepost.coordinator.broker_services import Services
     from fencepost.groups.shard import Group
     from fencepost.logcore.partition import Partition
     from fencepost.txn.state import TransactionMetadata

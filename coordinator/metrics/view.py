@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 from fencepost.logcore.values import dataclass
 
 if TYPE_CHECKING:
+    from fencepost.coordinator.broker_services import Services
     from fencepost.coordinator.metrics.snapshot import Snapshot
-    from fencepost.coordinator.net.server import Server
-    from fencepost.coordinator.services import Services
+    from fencepost.coordinator.server.server import Server
 
 RATE_SECONDS: Final = 900
 """Rates are exponentially weighted over a quarter of an hour."""

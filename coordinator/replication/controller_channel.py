@@ -17,6 +17,8 @@ from typing import Final, Protocol
 import structlog
 from kio.schema.errors import ErrorCode
 
+from fencepost.client.cluster import error_codes
+from fencepost.client.security import PLAINTEXT, Security
 from fencepost.cluster.controller_queue import (
     ControllerQueue,
     QueueFullError,
@@ -31,11 +33,9 @@ from fencepost.coordinator.replication.controller_connection import (
     Request,
 )
 from fencepost.coordinator.runtime.background import call_later, spawn
-from fencepost.coordinator.wire.client.cluster import error_codes
-from fencepost.coordinator.wire.client.security import PLAINTEXT, Security
-from fencepost.coordinator.wire.errors import UnsupportedVersion, WireError
-from fencepost.coordinator.wire.schema import Entity
 from fencepost.logcore.tracebacks import without_traceback
+from fencepost.protocol.errors import UnsupportedVersion, WireError
+from fencepost.protocol.schema import Entity
 
 _log = structlog.get_logger(__name__)
 

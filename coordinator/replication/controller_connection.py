@@ -8,15 +8,15 @@ from typing import Final
 
 from kio.schema.errors import ErrorCode
 
+from fencepost.client.channel import BrokerUnreachable
+from fencepost.client.client import AsyncWireClient
+from fencepost.client.security import Security
 from fencepost.coordinator.replication.peers import usable_security
-from fencepost.coordinator.wire.api import KNOWN_APIS
-from fencepost.coordinator.wire.client.channel import BrokerUnreachable
-from fencepost.coordinator.wire.client.client import AsyncWireClient
-from fencepost.coordinator.wire.client.security import Security
-from fencepost.coordinator.wire.errors import UnsupportedVersion, WireError
-from fencepost.coordinator.wire.messages import RequestFactory, request_factory
-from fencepost.coordinator.wire.schema import Entity
 from fencepost.logcore.values import dataclass
+from fencepost.protocol.api import KNOWN_APIS
+from fencepost.protocol.errors import UnsupportedVersion, WireError
+from fencepost.protocol.messages import RequestFactory, request_factory
+from fencepost.protocol.schema import Entity
 
 CONNECT_TIMEOUT_MS: Final = 2_000
 

@@ -19,13 +19,13 @@ import structlog
 from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.image import LOST, UNASSIGNED, LocalPartition
-from fencepost.coordinator.data.replica_manager import ReplicaManager
 from fencepost.coordinator.replication.controller_channel import ControllerChannel
 from fencepost.coordinator.replication.controller_connection import Newest
 from fencepost.coordinator.runtime.background import call_later
-from fencepost.coordinator.wire.api import ApiKey
-from fencepost.coordinator.wire.messages import RequestFactory
-from fencepost.coordinator.wire.schema import Entity
+from fencepost.coordinator.storage.replica_manager import ReplicaManager
+from fencepost.protocol.api import ApiKey
+from fencepost.protocol.messages import RequestFactory
+from fencepost.protocol.schema import Entity
 
 MAX_ASSIGNMENTS: Final = 2_250
 """The most partitions in one request (kafka: ``MAX_ASSIGNMENTS_PER_REQUEST``)."""

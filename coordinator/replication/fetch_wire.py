@@ -9,13 +9,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 from uuid import UUID
 
+from fencepost.client.requests import rows_of, topics
 from fencepost.cluster.fetcher import FetchRequest, FetchResponse
-from fencepost.cluster.follower import ListOffsetsRequest, PartitionFollower, PartitionResponse
-from fencepost.coordinator.wire.api import ApiKey
-from fencepost.coordinator.wire.client.requests import rows_of, topics
-from fencepost.coordinator.wire.messages import request_factory
-from fencepost.coordinator.wire.schema import Entity
+from fencepost.cluster.follower import (
+    ListOffsetsRequest,
+    PartitionFollower,
+    PartitionResponse,
+)
 from fencepost.logcore.values import dataclass
+from fencepost.protocol.api import ApiKey
+from fencepost.protocol.messages import request_factory
+from fencepost.protocol.schema import Entity
 
 Key = tuple[UUID, int]
 """A partition: topic id and index."""

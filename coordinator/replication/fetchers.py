@@ -54,8 +54,6 @@ from fencepost.coordinator.runtime.background import (
 )
 from fencepost.coordinator.runtime.key_partition import java_string_hash
 from fencepost.coordinator.security.replication_quota import ReplicationQuota, Side
-from fencepost.coordinator.wire.errors import WireError
-from fencepost.coordinator.wire.schema import Entity
 from fencepost.logcore.clock import Clock
 from fencepost.logcore.errors import (
     CorruptRecordError,
@@ -69,6 +67,8 @@ from fencepost.logcore.machine import Event
 from fencepost.logcore.partition import Partition
 from fencepost.logcore.tracebacks import without_traceback
 from fencepost.logcore.values import dataclass
+from fencepost.protocol.errors import WireError
+from fencepost.protocol.schema import Entity
 
 _log = structlog.get_logger(__name__)
 

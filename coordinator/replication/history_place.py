@@ -15,19 +15,19 @@ from typing import Final
 import structlog
 from kio.schema.errors import ErrorCode
 
+from fencepost.client.cluster import error_codes
 from fencepost.cluster.image import TopicImage
 from fencepost.coordinator.config.broker_config import BrokerConfig
-from fencepost.coordinator.data.replica_manager import ReplicaManager
 from fencepost.coordinator.metadata.metadata import Metadata
 from fencepost.coordinator.metadata.names import HISTORY_TOPIC
 from fencepost.coordinator.replication.controller_channel import ControllerChannel
 from fencepost.coordinator.replication.controller_connection import Newest
-from fencepost.coordinator.wire.api import ApiKey
-from fencepost.coordinator.wire.client.cluster import error_codes
-from fencepost.coordinator.wire.messages import RequestFactory
-from fencepost.coordinator.wire.schema import Entity
+from fencepost.coordinator.storage.replica_manager import ReplicaManager
 from fencepost.logcore.machine import DomainError
 from fencepost.logcore.partition import Partition
+from fencepost.protocol.api import ApiKey
+from fencepost.protocol.messages import RequestFactory
+from fencepost.protocol.schema import Entity
 
 TIMEOUT_MS: Final = 30_000
 REFUSED_S: Final = 10.0

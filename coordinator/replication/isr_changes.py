@@ -19,14 +19,14 @@ from kio.schema.errors import ErrorCode
 from fencepost.cluster.alter_partition import AlterPartitionRequest, AlterPartitions
 from fencepost.cluster.errors import Errors
 from fencepost.cluster.isr import AlteredPartition, IsrChange
-from fencepost.coordinator.data.replica_manager import ReplicaManager
 from fencepost.coordinator.replication.controller_channel import ControllerChannel
 from fencepost.coordinator.replication.controller_connection import Newest
 from fencepost.coordinator.runtime.background import call_later, survived
-from fencepost.coordinator.wire.api import ApiKey
-from fencepost.coordinator.wire.messages import RequestFactory
-from fencepost.coordinator.wire.schema import Entity
+from fencepost.coordinator.storage.replica_manager import ReplicaManager
 from fencepost.logcore.clock import Clock
+from fencepost.protocol.api import ApiKey
+from fencepost.protocol.messages import RequestFactory
+from fencepost.protocol.schema import Entity
 
 _log = structlog.get_logger(__name__)
 

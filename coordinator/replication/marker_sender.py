@@ -11,10 +11,10 @@ import structlog
 from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.replication.peers import Peers, Purpose
-from fencepost.coordinator.wire import ApiKey
-from fencepost.coordinator.wire.errors import WireError
-from fencepost.coordinator.wire.messages import RequestFactory
-from fencepost.coordinator.wire.schema import Entity
+from fencepost.protocol import ApiKey
+from fencepost.protocol.errors import WireError
+from fencepost.protocol.messages import RequestFactory
+from fencepost.protocol.schema import Entity
 from fencepost.txn.commands import TopicPartition, by_topic
 from fencepost.txn.marker_queues import Marker, SendMarkers
 

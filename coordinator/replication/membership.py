@@ -37,9 +37,9 @@ from fencepost.coordinator.replication.observing import Observing
 from fencepost.coordinator.replication.quorum import Quorum
 from fencepost.coordinator.replication.registering import Registering
 from fencepost.coordinator.runtime.background import report, spawn, survived
-from fencepost.coordinator.wire.errors import WireError
 from fencepost.logcore.errors import LogError
 from fencepost.logcore.tracebacks import without_traceback
+from fencepost.protocol.errors import WireError
 
 _log = structlog.get_logger(__name__)
 

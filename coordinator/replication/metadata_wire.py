@@ -21,8 +21,6 @@ from fencepost.cluster.observer import (
     OffsetAndEpoch,
     SnapshotFetched,
 )
-from fencepost.coordinator.wire.messages import RequestFactory
-from fencepost.coordinator.wire.schema import Entity
 from fencepost.logcore.batch import (
     ControlType,
     decode_records,
@@ -31,6 +29,8 @@ from fencepost.logcore.batch import (
     verify_crc,
 )
 from fencepost.logcore.errors import CorruptRecordError
+from fencepost.protocol.messages import RequestFactory
+from fencepost.protocol.schema import Entity
 
 METADATA_TOPIC: Final = "__cluster_metadata"
 METADATA_TOPIC_ID: Final = UUID(int=1)

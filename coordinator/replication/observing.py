@@ -41,10 +41,10 @@ from fencepost.coordinator.replication.metadata_wire import (
     snapshot_fetched,
 )
 from fencepost.coordinator.replication.quorum import Quorum
-from fencepost.coordinator.wire.api import ApiKey
-from fencepost.coordinator.wire.errors import UnsupportedVersion, WireError
-from fencepost.coordinator.wire.schema import Entity
 from fencepost.logcore.errors import CorruptRecordError, LogError
+from fencepost.protocol.api import ApiKey
+from fencepost.protocol.errors import UnsupportedVersion, WireError
+from fencepost.protocol.schema import Entity
 
 _log = structlog.get_logger(__name__)
 

@@ -16,23 +16,23 @@ from contextlib import contextmanager
 from enum import Enum
 from typing import Final, TypeVar
 
+from fencepost.client.channel import (
+    ASYNC,
+    BrokerUnreachable,
+    ConnectionLostError,
+)
+from fencepost.client.router import ANY_NODE, Router
+from fencepost.client.security import PLAINTEXT, Security, SecurityError
 from fencepost.cluster.image import MetadataImage
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.config.key import ConfigError
 from fencepost.coordinator.config.listener_config import SecurityProtocol
 from fencepost.coordinator.config.listeners import PROTOCOLS, between_brokers
 from fencepost.coordinator.config.security_keys import OF_LISTENERS
-from fencepost.coordinator.wire.client.channel import (
-    ASYNC,
-    BrokerUnreachable,
-    ConnectionLostError,
-)
-from fencepost.coordinator.wire.client.router import ANY_NODE, Router
-from fencepost.coordinator.wire.client.security import PLAINTEXT, Security, SecurityError
-from fencepost.coordinator.wire.errors import UnsupportedVersion, WireError
-from fencepost.coordinator.wire.messages import RequestFactory
-from fencepost.coordinator.wire.schema import Entity
 from fencepost.logcore.clock import monotonic_s
+from fencepost.protocol.errors import UnsupportedVersion, WireError
+from fencepost.protocol.messages import RequestFactory
+from fencepost.protocol.schema import Entity
 
 T = TypeVar("T")
 
@@ -103,7 +103,7 @@ def security_of(
             properties[name] = str(text)
     if properties.get("ssl.protocol") == "TLS":
         del properties["ssl.protocol"]
-    from fencepost.coordinator.wire.client.tls import ssl_context  # noqa: PLC0415 - most brokers need none of it
+    from fencepost.client.tls import ssl_context  # noqa: PLC0415 - most brokers need none of it
 
     try:
         found = Security.of(properties)

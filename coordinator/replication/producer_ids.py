@@ -11,10 +11,10 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.replication.controller_channel import ControllerChannel
 from fencepost.coordinator.replication.controller_connection import Newest
-from fencepost.coordinator.wire import ApiKey
-from fencepost.coordinator.wire.errors import WireError
 from fencepost.logcore.machine import DomainError
 from fencepost.logcore.values import dataclass
+from fencepost.protocol import ApiKey
+from fencepost.protocol.errors import WireError
 from fencepost.txn.errors import ProducerIdsUnavailableError
 from fencepost.txn.ids import ProducerIdBlock
 

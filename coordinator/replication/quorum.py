@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from fencepost.client.security import PLAINTEXT, Security
 from fencepost.cluster.lifecycle import LifecycleIntervals
 from fencepost.cluster.observer import Address
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.config.roles import Roles
 from fencepost.coordinator.replication.peers import security_of
-from fencepost.coordinator.wire.client.security import PLAINTEXT, Security
 from fencepost.logcore.values import dataclass
 
 

@@ -18,6 +18,7 @@ from uuid import UUID
 import structlog
 from kio.schema.errors import ErrorCode
 
+from fencepost.client.router import api_versions_body
 from fencepost.cluster.lifecycle import (
     BrokerLifecycleManager,
     HeartbeatResponse,
@@ -30,11 +31,10 @@ from fencepost.coordinator.replication.controller_channel import ControllerChann
 from fencepost.coordinator.replication.controller_connection import Newest
 from fencepost.coordinator.replication.errors import MembershipError
 from fencepost.coordinator.runtime.background import tell
-from fencepost.coordinator.wire.api import ApiKey
-from fencepost.coordinator.wire.client.router import api_versions_body
-from fencepost.coordinator.wire.errors import WireError
-from fencepost.coordinator.wire.messages import RequestFactory
-from fencepost.coordinator.wire.schema import Entity
+from fencepost.protocol.api import ApiKey
+from fencepost.protocol.errors import WireError
+from fencepost.protocol.messages import RequestFactory
+from fencepost.protocol.schema import Entity
 
 _log = structlog.get_logger(__name__)
 

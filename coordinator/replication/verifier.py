@@ -15,7 +15,6 @@ import structlog
 from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.image import MetadataImage
-from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.errors import UnknownTopicOrPartitionError
 from fencepost.coordinator.metadata.publication import Subscriber
 from fencepost.coordinator.replication.peers import Peers, Purpose
@@ -26,12 +25,13 @@ from fencepost.coordinator.runtime.errors import (
     NotCoordinatorError,
     VerificationLostError,
 )
-from fencepost.coordinator.wire import ApiKey
-from fencepost.coordinator.wire.errors import UnsupportedVersion, WireError
-from fencepost.coordinator.wire.messages import RequestFactory
-from fencepost.coordinator.wire.schema import Entity
+from fencepost.coordinator.storage.storage import Storage
 from fencepost.logcore.errors import InvalidProducerEpochError, InvalidTxnStateError
 from fencepost.logcore.machine import DomainError
+from fencepost.protocol import ApiKey
+from fencepost.protocol.errors import UnsupportedVersion, WireError
+from fencepost.protocol.messages import RequestFactory
+from fencepost.protocol.schema import Entity
 from fencepost.txn.commands import AddPartitions, TopicPartition, by_topic
 from fencepost.txn.errors import (
     ConcurrentTransactionsError,

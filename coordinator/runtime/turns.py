@@ -1,7 +1,7 @@
 """Long work in steps, which occupies the event loop for one slice of time after another.
 
 A request may contain a hundred thousand items. Its handling, from frame to response, is therefore a
-generator that yields between them (``fencepost.coordinator.wire.steps``); most requests finish
+generator that yields between them (``fencepost.protocol.steps``); most requests finish
 within the first slice. Longer ones are queued and take turns with each other; between two slices
 the loop runs all other work.
 """

@@ -18,7 +18,7 @@ from fencepost.coordinator.metadata.publication import Subscriber
 from fencepost.coordinator.runtime.background import Pace, spawn, tell
 from fencepost.coordinator.security.authorizer import Authorizer
 from fencepost.coordinator.security.rules import RuleTable
-from fencepost.coordinator.wire.steps import Steps, finish
+from fencepost.protocol.steps import Steps, finish
 
 MAX_AT_ONCE: Final = 500
 """The most changed ACLs that are applied in one turn of the event loop; a controller of Fencepost

@@ -14,7 +14,7 @@ import binascii
 
 from fencepost.cluster.controller.scram import MAX_ITERATIONS, ScramCredentialUpsertion
 from fencepost.coordinator.security.users import new_salt
-from fencepost.coordinator.wire.scram import MIN_ITERATIONS, SCRAM_MECHANISMS, salted_password
+from fencepost.protocol.scram import MIN_ITERATIONS, SCRAM_MECHANISMS, salted_password
 
 _COMPONENTS = frozenset({"name", "password", "iterations", "salt", "saltedpassword"})
 

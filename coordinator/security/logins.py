@@ -20,10 +20,10 @@ from fencepost.coordinator.security.password_checks import PasswordChecks
 from fencepost.coordinator.security.plain_login import PLAIN, PlainLogin
 from fencepost.coordinator.security.scram_login import ScramLogin
 from fencepost.coordinator.security.users import Users
-from fencepost.coordinator.wire.jaas import JaasError, parse_jaas
-from fencepost.coordinator.wire.scram import SCRAM_MECHANISMS
 from fencepost.logcore.clock import Clock, SystemClock
 from fencepost.logcore.values import dataclass
+from fencepost.protocol.jaas import JaasError, parse_jaas
+from fencepost.protocol.scram import SCRAM_MECHANISMS
 
 MECHANISMS: Final = "sasl.enabled.mechanisms"
 JAAS: Final = "sasl.jaas.config"

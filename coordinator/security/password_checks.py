@@ -14,7 +14,7 @@ from typing import Final
 
 from fencepost.coordinator.security.mechanism import TooManyLoginsError
 from fencepost.coordinator.security.users import Credential
-from fencepost.coordinator.wire.scram import salted_password
+from fencepost.protocol.scram import salted_password
 
 MAX_WAITING: Final = 256
 """The longest queue: half a second to three seconds of work, depending on the iterations."""

@@ -19,7 +19,7 @@ from fencepost.coordinator.security.password_checks import PasswordChecks
 from fencepost.coordinator.security.principal import USER, Principal
 from fencepost.coordinator.security.scram_login import OTHER_USER, check_size
 from fencepost.coordinator.security.users import Users
-from fencepost.coordinator.wire.scram import stored_key
+from fencepost.protocol.scram import stored_key
 
 PLAIN = "PLAIN"
 _PARTS = 3

@@ -24,7 +24,7 @@ from fencepost.cluster.acl import (
 )
 from fencepost.coordinator.security.networks import NO_NETWORKS, Networks
 from fencepost.coordinator.security.principal import one_form
-from fencepost.coordinator.wire.steps import Steps, finish
+from fencepost.protocol.steps import Steps, finish
 
 NO_ID: Final = UUID(int=0)
 """The id of an ACL that does not come from the metadata."""

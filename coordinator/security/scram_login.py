@@ -15,7 +15,7 @@ from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.mechanism import AuthenticationFailed, Identity
 from fencepost.coordinator.security.principal import USER, Principal
 from fencepost.coordinator.security.users import Credential, Users
-from fencepost.coordinator.wire.scram import (
+from fencepost.protocol.scram import (
     MIN_ITERATIONS,
     ClientFinal,
     ClientFirst,

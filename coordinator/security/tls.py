@@ -29,14 +29,14 @@ from fencepost.coordinator.security.certificate import (
 from fencepost.coordinator.security.cipher_suites import chosen_suites
 from fencepost.coordinator.security.principal import ANONYMOUS, USER, Principal
 from fencepost.coordinator.security.principal_mapping import PrincipalMapping
-from fencepost.coordinator.wire.pem import (
+from fencepost.logcore.values import dataclass
+from fencepost.protocol.pem import (
     certificates,
     conversion,
     hidden,
     private_keys,
     store_type,
 )
-from fencepost.logcore.values import dataclass
 
 MAX_STORE_BYTES: Final = 4 << 20
 """Size limit of a key or certificate file; all CA certificates of a browser take 250 KiB."""

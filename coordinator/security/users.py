@@ -17,14 +17,14 @@ from fencepost.cluster.image import MetadataImage
 from fencepost.cluster.records import UserScramCredentialRecord
 from fencepost.coordinator.metadata.metadata import Metadata
 from fencepost.coordinator.metadata.publication import Subscriber
-from fencepost.coordinator.wire.scram import (
+from fencepost.logcore.values import dataclass
+from fencepost.protocol.scram import (
     MIN_ITERATIONS,
     SCRAM_MECHANISMS,
     ScramMechanism,
     server_key,
     stored_key,
 )
-from fencepost.logcore.values import dataclass
 
 MECHANISM_BY_NUMBER: Final = {one.number: one for one in SCRAM_MECHANISMS.values()}
 

@@ -45,9 +45,9 @@ from fencepost.cluster.records import (
     RemoveUserScramCredentialRecord,
     UserScramCredentialRecord,
 )
-from fencepost.coordinator.wire.scram import MIN_ITERATIONS, SCRAM_MECHANISMS
 from fencepost.coordinator.zookeeper import znodes
 from fencepost.coordinator.zookeeper.errors import NotOurFormatError
+from fencepost.protocol.scram import MIN_ITERATIONS, SCRAM_MECHANISMS
 
 _log = structlog.get_logger(__name__)
 

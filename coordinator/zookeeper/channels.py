@@ -16,13 +16,13 @@ from typing import Final
 import structlog
 from kio.schema.errors import ErrorCode
 
+from fencepost.client.security import Security
 from fencepost.cluster.image import BrokerRegistration, MetadataImage
 from fencepost.coordinator.replication.controller_connection import ControllerConnection
 from fencepost.coordinator.runtime.background import spawn
-from fencepost.coordinator.wire.client.security import Security
-from fencepost.coordinator.wire.errors import WireError
-from fencepost.coordinator.wire.schema import Entity
 from fencepost.coordinator.zookeeper.request_batch import alive
+from fencepost.protocol.errors import WireError
+from fencepost.protocol.schema import Entity
 
 _log = structlog.get_logger(__name__)
 

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Final
 
+from fencepost.client.security import Security, SecurityError
+from fencepost.client.tls import ssl_context
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.config.key import HIDDEN, ConfigError
 from fencepost.coordinator.security.cipher_suites import chosen_suites
-from fencepost.coordinator.wire.client.security import Security, SecurityError
-from fencepost.coordinator.wire.client.tls import ssl_context
-from fencepost.coordinator.wire.jaas import JaasError, parse_jaas
 from fencepost.logcore.values import dataclass
+from fencepost.protocol.jaas import JaasError, parse_jaas
 
 JAAS: Final = "fencepost.zookeeper.jaas.config"
 LOGIN_MODULE: Final = "org.apache.zookeeper.server.auth.DigestLoginModule"

@@ -20,12 +20,12 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.controller.isr import Place
 from fencepost.coordinator.controller.active import Decide
-from fencepost.coordinator.wire.schema import Entity
 from fencepost.coordinator.zookeeper import znodes
 from fencepost.coordinator.zookeeper.errors import NotOurFormatError
 from fencepost.coordinator.zookeeper.loading import batched
 from fencepost.coordinator.zookeeper.session import Session
 from fencepost.coordinator.zookeeper.watches import Changed
+from fencepost.protocol.schema import Entity
 
 _log = structlog.get_logger(__name__)
 

@@ -30,7 +30,6 @@ from fencepost.coordinator.metadata.controller_settings import controller_settin
 from fencepost.coordinator.metadata.names import CONTROLLER_SUBJECT
 from fencepost.coordinator.replication.errors import MembershipError
 from fencepost.coordinator.runtime.background import call_later, spawn, tell
-from fencepost.coordinator.wire.schema import Entity
 from fencepost.coordinator.zookeeper import znodes
 from fencepost.coordinator.zookeeper.access import Access
 from fencepost.coordinator.zookeeper.access_znodes import entity_of
@@ -61,6 +60,7 @@ from fencepost.coordinator.zookeeper.session import (
 )
 from fencepost.logcore.machine import Event
 from fencepost.logcore.tracebacks import without_traceback
+from fencepost.protocol.schema import Entity
 
 if TYPE_CHECKING:
     from fencepost.cluster.controller.acls import AclIndex

@@ -25,11 +25,11 @@ from fencepost.cluster.image import (
     TopicImage,
     changed_topics,
 )
-from fencepost.coordinator.wire.api import ApiKey
-from fencepost.coordinator.wire.messages import request_factory
-from fencepost.coordinator.wire.schema import Entity
 from fencepost.coordinator.zookeeper.loading import batched
 from fencepost.logcore.values import dataclass
+from fencepost.protocol.api import ApiKey
+from fencepost.protocol.messages import request_factory
+from fencepost.protocol.schema import Entity
 
 LEADER_DURING_DELETE: Final = -2
 EPOCH_DURING_DELETE: Final = -2

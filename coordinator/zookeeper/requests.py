@@ -33,8 +33,8 @@ from fencepost.cluster.records import (
     TopicRecord,
     UnregisterBrokerRecord,
 )
-from fencepost.coordinator.wire.schema import Entity
 from fencepost.coordinator.zookeeper.request_batch import LEADER_DURING_DELETE
+from fencepost.protocol.schema import Entity
 
 NONE, STALE_CONTROLLER_EPOCH, STALE_BROKER_EPOCH = 0, 11, 77
 FENCED_LEADER_EPOCH, UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID = 74, 100, 103

@@ -32,8 +32,6 @@ from fencepost.coordinator.controller.services import ControllerServices
 from fencepost.coordinator.metadata.controller_settings import controller_settings
 from fencepost.coordinator.metadata.log import new_topic_id
 from fencepost.coordinator.runtime.background import spawn
-from fencepost.coordinator.wire.api import ApiKey
-from fencepost.coordinator.wire.schema import Entity
 from fencepost.coordinator.zookeeper import znodes
 from fencepost.coordinator.zookeeper.admin_nodes import AdminNodes, Partition
 from fencepost.coordinator.zookeeper.channels import Channels
@@ -71,6 +69,8 @@ from fencepost.coordinator.zookeeper.store import Store
 from fencepost.coordinator.zookeeper.watches import Changed, Watches
 from fencepost.coordinator.zookeeper.writes import assignment_of
 from fencepost.logcore.machine import Event
+from fencepost.protocol.api import ApiKey
+from fencepost.protocol.schema import Entity
 
 if TYPE_CHECKING:
     from fencepost.logcore.clock import Clock

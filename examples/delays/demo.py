@@ -48,7 +48,7 @@ from examples.flights.demo import bars
 from examples.flights.verify import Verdict
 from examples.mqtt_broker import mqtt_broker
 from examples.processes import Daemon, Process
-from fencepost.coordinator.wire.client.client import WireClient
+from fencepost.client.client import WireClient
 
 DEADLINE_S = 600
 """The time limit of the demo, in seconds."""

@@ -49,8 +49,8 @@ import structlog
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.errors import TopicAuthorizationFailedError
 
-from fencepost.coordinator.wire.client.access import missing_right
-from fencepost.coordinator.wire.client.client import (
+from fencepost.client.access import missing_right
+from fencepost.client.client import (
     ApiError,
     AsyncWireClient,
     AuthenticationError,

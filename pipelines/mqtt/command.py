@@ -13,9 +13,9 @@ import structlog
 from aiokafka.errors import KafkaError
 from structlog.typing import EventDict
 
-from fencepost.coordinator.cli.profiles import Profile, ProfileError, read_settings
-from fencepost.coordinator.wire.client.client import ApiError, AuthenticationError
-from fencepost.coordinator.wire.client.security import PLAINTEXT, Security, SecurityError
+from fencepost.cli.profiles import Profile, ProfileError, read_settings
+from fencepost.client.client import ApiError, AuthenticationError
+from fencepost.client.security import PLAINTEXT, Security, SecurityError
 from fencepost.logcore.printable import printable
 from fencepost.pipelines.failures import PipelineError
 from fencepost.pipelines.mqtt.bridge import (

@@ -26,9 +26,9 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from fencepost.coordinator.wire.client.security import PLAINTEXT, Security, SecurityError
-from fencepost.coordinator.wire.client.tls import ssl_context
-from fencepost.coordinator.wire.client.tls_errors import refusal
+from fencepost.client.security import PLAINTEXT, Security, SecurityError
+from fencepost.client.tls import ssl_context
+from fencepost.client.tls_errors import refusal
 from fencepost.pipelines.mqtt.routes import Mapped
 
 BARRIER = "fencepost/barrier"

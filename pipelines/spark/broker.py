@@ -16,10 +16,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from kio.schema.errors import ErrorCode
 
-from fencepost.cluster.topic_names import hint
-from fencepost.coordinator.wire.api import ApiKey
-from fencepost.coordinator.wire.client.access import missing_right
-from fencepost.coordinator.wire.client.client import (
+from fencepost.client.access import missing_right
+from fencepost.client.client import (
     ApiError,
     AuthenticationError,
     BrokerUnreachable,
@@ -28,8 +26,8 @@ from fencepost.coordinator.wire.client.client import (
     SecurityError,
     WireClient,
 )
-from fencepost.coordinator.wire.client.cluster import TopicMetadata
-from fencepost.coordinator.wire.client.requests import (
+from fencepost.client.cluster import TopicMetadata
+from fencepost.client.requests import (
     NAMED,
     fetch_one,
     list_offsets,
@@ -37,9 +35,11 @@ from fencepost.coordinator.wire.client.requests import (
     offset_fetch,
     rows_of,
 )
-from fencepost.coordinator.wire.client.security import PLAINTEXT, Security
+from fencepost.client.security import PLAINTEXT, Security
+from fencepost.cluster.topic_names import hint
 from fencepost.pipelines.spark.errors import AccessError, BrokerError
 from fencepost.pipelines.spark.offsets import Offsets, Partition
+from fencepost.protocol.api import ApiKey
 
 Build = Callable[[RequestFactory], Any]
 

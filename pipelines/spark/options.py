@@ -13,8 +13,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from fencepost.coordinator.wire.client.cluster import parse_bootstrap
-from fencepost.coordinator.wire.client.security import PLAINTEXT, PREFIXES, Security, SecurityError
+from fencepost.client.cluster import parse_bootstrap
+from fencepost.client.security import PLAINTEXT, PREFIXES, Security, SecurityError
 from fencepost.pipelines.spark import client_options
 from fencepost.pipelines.spark.broker import (
     DEFAULT_TIMEOUT_MS,

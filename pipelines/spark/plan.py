@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from pyspark.sql.datasource import WriterCommitMessage
 
-from fencepost.coordinator.wire.errors import WireError
 from fencepost.pipelines.spark import transaction as txn
 from fencepost.pipelines.spark.checkpoint import PlannedBatch
 from fencepost.pipelines.spark.columns import Piece
@@ -18,6 +17,7 @@ from fencepost.pipelines.spark.rows import Prepared
 from fencepost.pipelines.spark.spool import Spool
 from fencepost.pipelines.spark.transaction import Sent, TransactionHandle
 from fencepost.pipelines.spark.turns import Begun
+from fencepost.protocol.errors import WireError
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from fencepost.coordinator.wire.errors import WireError
 from fencepost.logcore.compression import Codec
 from fencepost.pipelines.spark import spool
 from fencepost.pipelines.spark import transaction as txn
@@ -42,6 +41,7 @@ from fencepost.pipelines.spark.task import write_rows
 from fencepost.pipelines.spark.transaction import Sent, TransactionHandle
 from fencepost.pipelines.spark.turns import left_behind
 from fencepost.pipelines.spark.worker import settled
+from fencepost.protocol.errors import WireError
 
 
 def send_left(plan: Plan, ticket: TransactionHandle, messages: Sequence[Written]) -> None:

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, Protocol
 
 from kio.schema.errors import ErrorCode
 
-from fencepost.coordinator.wire.client.client import ApiError
-from fencepost.coordinator.wire.client.requests import (
+from fencepost.client.client import ApiError
+from fencepost.client.requests import (
     add_partitions,
     added,
     produce,

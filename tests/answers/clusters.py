@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from fencepost.coordinator.tools.ports import hold_port
+from fencepost.tools.ports import hold_port
 from tests.answers.asking import CONTROLLER, FIRST, OTHER, Place
 from tests.oracle.authorised_brokers import GUARDED, GuardedDaemon, GuardedKafka
 from tests.support.cluster import Cluster

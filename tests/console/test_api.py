@@ -16,10 +16,10 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from fencepost import Broker
+from fencepost.client.queries.session import Session
 from fencepost.console import history, limits, live, messages, server
 from fencepost.console.guard import CONTENT_SECURITY_POLICY, is_loopback
 from fencepost.console.server import VIEWS, Console, Settings
-from fencepost.coordinator.cli.queries.session import Session
 from fencepost.testing import Cluster as BrokerCluster
 from tests.console.scenes import (
     MARKUP,
@@ -202,7 +202,7 @@ def test_a_port_that_is_taken_is_told(bootstrap):
 
 
 def test_without_its_extra_it_says_what_to_install():
-    code = "import sys; sys.modules['aiohttp'] = None; from fencepost.coordinator.cli import main;"
+    code = "import sys; sys.modules['aiohttp'] = None; from fencepost.cli import main;"
     done = subprocess.run(
         [sys.executable, "-c", f"{code} main(['console'])"],
         capture_output=True,

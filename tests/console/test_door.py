@@ -13,12 +13,12 @@ import aiohttp
 import pytest
 from click.testing import CliRunner
 
+from fencepost.cli import main
+from fencepost.client.client import ApiError
+from fencepost.client.queries.session import Session
+from fencepost.client.security import Security
 from fencepost.console import door, server
 from fencepost.console.sessions import Sessions
-from fencepost.coordinator.cli import main
-from fencepost.coordinator.cli.queries.session import Session
-from fencepost.coordinator.wire.client.client import ApiError
-from fencepost.coordinator.wire.client.security import Security
 from fencepost.testing import Kafka
 from tests.console.scenes import TOKEN
 from tests.support.certificates import Authority

@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
-from fencepost.coordinator.tools.sweep.daemon import Daemon, preload
 from fencepost.logcore.batch import iter_headers
 from fencepost.logcore.errors import CorruptRecordError
 from fencepost.testing import Cluster as InProcess
+from fencepost.tools.sweep.daemon import Daemon, preload
 from tests.crash.stubborn_client import StubbornClient
 from tests.support.cluster import Cluster
 from tests.support.raw import Answer, ConnectionLostError

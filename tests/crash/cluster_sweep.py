@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from fencepost.coordinator.tools.sweep.points import Event, Point, Where
+from fencepost.tools.sweep.points import Event, Point, Where
 from tests.crash.crashing_cluster import (
     APART,
     BROKERS,

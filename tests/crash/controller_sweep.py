@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from fencepost.coordinator.tools.sweep.points import Event, Point
+from fencepost.tools.sweep.points import Event, Point
 from tests.crash.elected_cluster import BROKERS, DATA, MOVED, ElectedCluster
 from tests.crash.sweeps import Sweep, points_of
 from tests.support.waits import until

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fencepost.coordinator.runtime.key_partition import java_string_hash
-from fencepost.coordinator.tools.sweep.daemon import Daemon, DaemonError, Settings
-from fencepost.coordinator.tools.sweep.points import Event, Point
+from fencepost.tools.sweep.daemon import Daemon, DaemonError, Settings
+from fencepost.tools.sweep.points import Event, Point
 from tests.crash.brokers import Brokers
 from tests.crash.named_points import Naming
 from tests.support.cluster import READ_COMMITTED

@@ -27,13 +27,13 @@ from typing import Any
 from confluent_kafka import Producer
 from kazoo.exceptions import NoNodeError
 
-from fencepost.coordinator.tools.sweep.daemon import Counting, Daemon, DaemonError, Settings
-from fencepost.coordinator.tools.sweep.points import Counter, Event, Point, Where
-from fencepost.coordinator.wire.api import ApiKey
 from fencepost.coordinator.zookeeper.channels import _Channel
 from fencepost.coordinator.zookeeper.session import Check, Session, Write
 from fencepost.logcore.batch import BatchHeader, decode_records, iter_headers
 from fencepost.logcore.fs import OsFileSystem
+from fencepost.protocol.api import ApiKey
+from fencepost.tools.sweep.daemon import Counting, Daemon, DaemonError, Settings
+from fencepost.tools.sweep.points import Counter, Event, Point, Where
 from tests.crash.brokers import Brokers
 from tests.crash.named_points import NamedCounter
 from tests.support.cluster import unique

@@ -22,12 +22,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
-from fencepost.coordinator.coordinators.marker_appends import MarkerAppends
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS, TRANSACTION_STATE
 from fencepost.coordinator.runtime.commits import Commits
 from fencepost.coordinator.runtime.shard import ShardRuntime
-from fencepost.coordinator.tools.sweep.daemon import Counting
-from fencepost.coordinator.tools.sweep.points import (
+from fencepost.coordinator.services.marker_appends import MarkerAppends
+from fencepost.logcore.batch import decode_records, iter_headers, parse_control
+from fencepost.logcore.fs import ReadableBuffer
+from fencepost.logcore.machine import Record
+from fencepost.logcore.marks import Marks
+from fencepost.logcore.partition import Partition
+from fencepost.protocol.api import KNOWN_APIS, ApiKey
+from fencepost.tools.sweep.daemon import Counting
+from fencepost.tools.sweep.points import (
     CountedFileSystem,
     CountedLoop,
     CountedProtocol,
@@ -36,12 +42,6 @@ from fencepost.coordinator.tools.sweep.points import (
     Point,
     Where,
 )
-from fencepost.coordinator.wire.api import KNOWN_APIS, ApiKey
-from fencepost.logcore.batch import decode_records, iter_headers, parse_control
-from fencepost.logcore.fs import ReadableBuffer
-from fencepost.logcore.machine import Record
-from fencepost.logcore.marks import Marks
-from fencepost.logcore.partition import Partition
 from fencepost.txn.records import decode
 
 NAMED = frozenset(

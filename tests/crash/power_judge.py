@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fencepost.coordinator.wire.steps import finish
 from fencepost.logcore.batch import (
     ControlType,
     decode_records,
@@ -22,6 +21,7 @@ from fencepost.logcore.batch import (
 from fencepost.logcore.index import AbortedTxn
 from fencepost.logcore.partition import Partition
 from fencepost.logcore.reading import Isolation
+from fencepost.protocol.steps import finish
 from tests.crash.power_workloads import T0, Promise, Recorder, Written, open_log
 from tests.support.memory_disk import MemoryDisk
 from tests.support.partitions import fetch_bytes

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from fencepost.coordinator.tools.sweep.points import Event, Point, Where
+from fencepost.tools.sweep.points import Event, Point, Where
 from tests.crash.brokers import Brokers
 
 

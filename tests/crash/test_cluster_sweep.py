@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fencepost.coordinator.tools.sweep.points import Point, Where, spread
+from fencepost.tools.sweep.points import Point, Where, spread
 from tests.crash.cluster_sweep import COMEBACKS, COMMIT, SCENARIOS, Bench, Place, sweep
 from tests.crash.crashing_cluster import BROKERS, FORCED
 from tests.crash.sweeps import swept

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fencepost.coordinator.tools.sweep.points import spread
+from fencepost.tools.sweep.points import spread
 from tests.crash.controller_sweep import SCENARIOS, sweep
 from tests.crash.sweeps import swept
 from tests.support.zookeeper import ZooKeeper

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fencepost.coordinator.tools.sweep.points import Event, Point, Where
-from fencepost.coordinator.wire.api import ApiKey
+from fencepost.protocol.api import ApiKey
+from fencepost.tools.sweep.points import Event, Point, Where
 from tests.crash.named_points import Heads, NamedCounter
 from tests.crash.sweeps import points_of
 

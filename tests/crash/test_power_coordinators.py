@@ -24,13 +24,13 @@ from structlog.testing import capture_logs
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS
 from fencepost.coordinator.runtime.flusher import Flusher
 from fencepost.coordinator.runtime.shard_state import ShardState
-from fencepost.coordinator.wire.steps import finish
 from fencepost.groups.commands import CommitOffsets, OffsetToCommit, TxnCommitOffsets
 from fencepost.logcore.batch import LogRecord, decode_records, encode_batch, iter_headers
 from fencepost.logcore.flush import Flush
 from fencepost.logcore.machine import ProducerStamp
 from fencepost.logcore.partition import Partition
 from fencepost.logcore.reading import Isolation
+from fencepost.protocol.steps import finish
 from fencepost.txn.commands import (
     AddPartitions,
     EndTxn,

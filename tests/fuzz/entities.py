@@ -9,7 +9,7 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
-from fencepost.coordinator.wire.schema import FieldInfo, all_fields
+from fencepost.protocol.schema import FieldInfo, all_fields
 
 ERRORS = list(ErrorCode)
 INTEGERS = {

@@ -8,10 +8,10 @@ import struct
 from typing import Any
 
 from fencepost.coordinator.config.listener_config import ListenerConfig
-from fencepost.coordinator.net.connection import Connection
-from fencepost.coordinator.net.server import Server
 from fencepost.coordinator.security.principal import ANONYMOUS
-from fencepost.coordinator.wire.writer import Chunk
+from fencepost.coordinator.server.connection import Connection
+from fencepost.coordinator.server.server import Server
+from fencepost.protocol.writer import Chunk
 
 
 class Link(asyncio.Transport):

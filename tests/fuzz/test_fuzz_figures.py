@@ -13,16 +13,13 @@ import pytest
 from crc32c import crc32c
 from structlog.testing import capture_logs
 
+from fencepost.cli import main
 from fencepost.cluster.controller.adoption import AdoptedTopic
-from fencepost.coordinator.cli import main
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.metadata.errors import MetadataError
 from fencepost.coordinator.metadata.figures import MAX_EPOCH
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
 from fencepost.coordinator.metadata.stopped import read_stopped
-from fencepost.coordinator.tools.decisions import decide
-from fencepost.coordinator.tools.figures import ID_GAP
-from fencepost.coordinator.tools.transfer import TransferError, import_directories
 from fencepost.groups import consumer_records, records
 from fencepost.logcore.batch import LogRecord
 from fencepost.logcore.bounds import (
@@ -42,6 +39,9 @@ from fencepost.logcore.errors import LogError
 from fencepost.logcore.fields import FieldWriter
 from fencepost.logcore.fs import OsFileSystem
 from fencepost.logcore.machine import Record
+from fencepost.tools.decisions import decide
+from fencepost.tools.figures import ID_GAP
+from fencepost.tools.transfer import TransferError, import_directories
 from tests.support.batches import batch
 from tests.support.cluster import Cluster
 from tests.support.old_formats import encode_message_set

@@ -27,7 +27,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from jwt.algorithms import ECAlgorithm
 
 from fencepost.coordinator.config.listener_config import ListenerConfig, SecurityProtocol
-from fencepost.coordinator.net.server import Server
 from fencepost.coordinator.security.key_set import KeySet
 from fencepost.coordinator.security.logins import ListenerLogins, Logins
 from fencepost.coordinator.security.mechanism import Mechanism
@@ -37,10 +36,11 @@ from fencepost.coordinator.security.plain_login import PLAIN, PlainLogin
 from fencepost.coordinator.security.principal import ANONYMOUS
 from fencepost.coordinator.security.scram_login import MAX_TOKEN_BYTES
 from fencepost.coordinator.security.tokens import Claims, SignedTokens, UnsecuredTokens
-from fencepost.coordinator.wire import scram
-from fencepost.coordinator.wire.api import APIS, ApiKey
-from fencepost.coordinator.wire.scram import SCRAM_MECHANISMS, ScramMechanism
-from fencepost.coordinator.wire.writer import uvarint
+from fencepost.coordinator.server.server import Server
+from fencepost.protocol import scram
+from fencepost.protocol.api import APIS, ApiKey
+from fencepost.protocol.scram import SCRAM_MECHANISMS, ScramMechanism
+from fencepost.protocol.writer import uvarint
 from tests.fuzz.in_memory import Link
 from tests.support.clock import ManualClock
 from tests.support.stalls import watched_loop

@@ -15,9 +15,9 @@ import pytest
 
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.config.listener_config import ListenerConfig, SecurityProtocol
-from fencepost.coordinator.net.server import Server
 from fencepost.coordinator.security.principal import ANONYMOUS
 from fencepost.coordinator.security.tls import ListenerTls, load, tls_settings
+from fencepost.coordinator.server.server import Server
 from tests.fuzz.in_memory import Link
 from tests.fuzz.test_fuzz_logins import MAX_HELD_BYTES, bent, failures, framed, versions
 from tests.support.certificates import Authority, trust_settings, trusting

@@ -13,17 +13,17 @@ from collections.abc import Callable
 
 import pytest
 
-from fencepost.coordinator.wire.api import APIS
-from fencepost.coordinator.wire.codec import (
+from fencepost.protocol.api import APIS
+from fencepost.protocol.codec import (
     Request,
     decode_request,
     decode_response,
     encode_request,
 )
-from fencepost.coordinator.wire.errors import MalformedRequest, UnsupportedVersion
-from fencepost.coordinator.wire.frames import FrameBuffer
-from fencepost.coordinator.wire.schema import message_class
-from fencepost.coordinator.wire.writer import uvarint
+from fencepost.protocol.errors import MalformedRequest, UnsupportedVersion
+from fencepost.protocol.frames import FrameBuffer
+from fencepost.protocol.schema import message_class
+from fencepost.protocol.writer import uvarint
 from tests.fuzz.entities import random_entity
 
 CASES = 20_000

@@ -13,7 +13,7 @@ import cramjam
 import pytest
 
 from fencepost import Broker
-from fencepost.coordinator.wire.api import APIS
+from fencepost.protocol.api import APIS
 from tests.support.batches import HEADER, NOW_MS, batch, seal
 from tests.support.daemon import Daemon
 from tests.support.large_requests import KNOWN, send_large

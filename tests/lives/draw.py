@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from fencepost.coordinator.wire.api import APIS
+from fencepost.protocol.api import APIS
 from tests.lives.knowledge import Knowledge, Slot
 from tests.lives.pools import COMMON_INTERNAL, INTERNAL_TOPICS, ODD, SMALL_INTS, TOO_LONG, Pools
 

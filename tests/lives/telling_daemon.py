@@ -85,7 +85,7 @@ def told(partition: Partition) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    from fencepost.coordinator.cli import main
+    from fencepost.cli import main
 
     daemon.Broker = TellingBroker  # type: ignore[misc]
     main(["serve", *sys.argv[1:]], prog_name="fencepost")

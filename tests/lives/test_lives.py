@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fencepost.coordinator.wire.api import APIS
+from fencepost.protocol.api import APIS
 from tests.lives.judge import foreign, lost, topics, unlike
 from tests.lives.life import Life
 from tests.lives.race import LifeError, Race

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from fencepost.coordinator.wire.client.client import AuthenticationError
-from fencepost.coordinator.wire.client.security import Security
+from fencepost.client.client import AuthenticationError
+from fencepost.client.security import Security
 from fencepost.pipelines.failures import NotAuthorizedError, RetryPolicy
 from fencepost.pipelines.mqtt.bridge import Bridge, BridgeOptions
 from fencepost.pipelines.mqtt.session import Address

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fencepost.coordinator.wire.client.security import Security, SecurityError
+from fencepost.client.security import Security, SecurityError
 from fencepost.pipelines.failures import GaveUpError, RetryPolicy
 from fencepost.pipelines.mqtt.bridge import Bridge, BridgeOptions
 from fencepost.pipelines.mqtt.session import Address, LoginRefusedError

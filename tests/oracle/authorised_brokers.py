@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from fencepost.cluster.acl import Acl, ResourceType
-from fencepost.coordinator.tools.ports import hold_port
+from fencepost.tools.ports import hold_port
 from tests.lives.lockstep import CLOSED, LifeMasks
 from tests.oracle.authorisation import (
     HERE,

@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from fencepost.coordinator.tools.ports import hold_port
 from fencepost.logcore.checkpoints import read_meta_properties
 from fencepost.logcore.fs import OsFileSystem
+from fencepost.tools.ports import hold_port
 from tests.oracle.test_joining import created
 from tests.support.cluster import Cluster
 from tests.support.daemon import ROOT, Daemon

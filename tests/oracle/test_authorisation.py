@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import pytest
 
-from fencepost.coordinator.wire.api import APIS
+from fencepost.protocol.api import APIS
 from tests.oracle import authorised_admin, authorised_data, authorised_groups
 from tests.oracle.authorisation import Request, cases_of, drawn_cases, here_and_absent
 from tests.oracle.authorised_brokers import GUARDED, Broker, Difference, Pair, pair_of_brokers

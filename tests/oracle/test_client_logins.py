@@ -26,7 +26,7 @@ from kafka import TopicPartition as OtherPartition
 from kafka.errors import KafkaError
 from kafka.net.sasl.oauth import AbstractTokenProvider as OtherTokenProvider
 
-from fencepost.coordinator.wire.client.tokens import unsecured_token
+from fencepost.client.tokens import unsecured_token
 from tests.oracle.go_build import built
 from tests.support.cluster import Cluster
 from tests.support.kafka import java_command, unavailable

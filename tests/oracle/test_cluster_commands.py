@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from fencepost.client.queries.session import Session
 from fencepost.console.history import History
 from fencepost.console.overview import overview_view
 from fencepost.console.topics import topic_view
-from fencepost.coordinator.cli.queries.session import Session
 from tests.support.cluster import unique
 from tests.support.kafka import KafkaCluster, run_tool, served
 from tests.support.waits import until

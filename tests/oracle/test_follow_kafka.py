@@ -26,12 +26,12 @@ from fencepost.coordinator.replication.membership import Membership
 from fencepost.coordinator.replication.observing import Quorum
 from fencepost.coordinator.replication.peers import Peers
 from fencepost.coordinator.runtime.flusher import Flusher
-from fencepost.coordinator.tools.ports import hold_port
 from fencepost.logcore.batch import LogRecord, encode_batch
 from fencepost.logcore.checkpoints import read_epochs
 from fencepost.logcore.clock import SystemClock
 from fencepost.logcore.fs import OsFileSystem
 from fencepost.logcore.partition import Partition
+from fencepost.tools.ports import hold_port
 from tests.support.cluster import TRANSACTION, Cluster
 from tests.support.kafka import Kafka, run_tool
 from tests.support.targets import SETTINGS

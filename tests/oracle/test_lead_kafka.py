@@ -23,7 +23,7 @@ from fencepost.coordinator.daemon.in_thread import BrokerThread
 from fencepost.coordinator.metadata.kraft_metadata_cache import MEMBER_FEATURES
 from fencepost.coordinator.replication.membership import Membership
 from fencepost.coordinator.replication.quorum import Quorum
-from fencepost.coordinator.tools.ports import hold_port
+from fencepost.tools.ports import hold_port
 from tests.support.batches import batch
 from tests.support.cluster import EARLIEST, LATEST, Cluster
 from tests.support.kafka import Kafka

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from fencepost.coordinator.tools.ports import hold_port
-from fencepost.coordinator.wire.scram import (
+from fencepost.protocol.scram import (
     SCRAM_MECHANISMS,
     SCRAM_SHA_256,
     SCRAM_SHA_512,
@@ -18,6 +17,7 @@ from fencepost.coordinator.wire.scram import (
     ScramMechanism,
     salted_password,
 )
+from fencepost.tools.ports import hold_port
 from tests.oracle.traces_frames import framed, header
 from tests.support.cluster import Cluster
 from tests.support.daemon import Daemon

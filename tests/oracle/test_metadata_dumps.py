@@ -18,7 +18,7 @@ from fencepost.cluster.image_records import image_values
 from fencepost.cluster.record_codec import encode
 from fencepost.cluster.records import MetadataRecord
 from fencepost.coordinator.metadata.framing import data_batch
-from fencepost.coordinator.tools.decisions import decide
+from fencepost.tools.decisions import decide
 from tests.oracle.conftest import Written
 from tests.oracle.interchange import fencepost
 from tests.support.kafka import Libs, jars, run_tool

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fencepost.cluster.records import PartitionChangeRecord
-from fencepost.coordinator.tools.ports import hold_port
+from fencepost.tools.ports import hold_port
 from tests.oracle.desk import Tools, tools_at_hand
 from tests.oracle.test_joining import brokers, until_unfenced
 from tests.oracle.tool_scenes import CONFIGS, LEADER_ELECTION, METADATA_QUORUM

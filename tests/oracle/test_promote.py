@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
-from fencepost.coordinator.tools.ports import hold_port
+from fencepost.tools.ports import hold_port
 from tests.crash.stubborn_client import StubbornClient
 from tests.oracle.desk import Tools, tools_at_hand
 from tests.oracle.interchange import fencepost

@@ -21,8 +21,8 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 from kazoo.exceptions import NoNodeError
 
+from fencepost.cli import main
 from fencepost.cluster.acl import Operation, PatternType, Permission, ResourceType
-from fencepost.coordinator.cli import main
 from fencepost.coordinator.zookeeper.passwords import DEFAULT_KEY_FACTORY, Encoder
 from tests.support.certificates import HERE, Authority, Certificate, trust_settings
 from tests.support.cluster import unique

@@ -18,9 +18,9 @@ from kazoo.exceptions import NoNodeError
 
 from fencepost.cluster.acl import Operation, PatternType, Permission, ResourceType
 from fencepost.coordinator.daemon.broker import Broker
-from fencepost.coordinator.wire.scram import SCRAM_MECHANISMS, salted_password, stored_key
 from fencepost.coordinator.zookeeper import access_znodes as formats
 from fencepost.coordinator.zookeeper.access_znodes import Change
+from fencepost.protocol.scram import SCRAM_MECHANISMS, salted_password, stored_key
 from tests.support.cluster import Cluster, unique
 from tests.support.kafka39 import ACLS, CONFIGS, run_tool
 from tests.support.raw import ConnectionLostError, RawClient

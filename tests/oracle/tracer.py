@@ -18,7 +18,7 @@ from typing import Any
 
 from kio.schema.index import api_key_map
 
-from fencepost.coordinator.wire import overlay
+from fencepost.protocol import overlay
 from tests.support.batches import batches
 from tests.support.cluster import Cluster
 from tests.support.raw import API_KEYS, Answer, ConnectionLostError, _entity, _hints, errors_in

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from fencepost.coordinator.wire.writer import uvarint
+from fencepost.protocol.writer import uvarint
 from tests.oracle.tracer import Tracer
 from tests.support.raw import encode
 

@@ -15,7 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from fencepost.coordinator.wire.client.client import WireClient
+from fencepost.client.client import WireClient
 from tests.support.container import engine_missing, python_image
 from tests.support.daemon import ROOT
 from tests.support.kafka import unavailable

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from fencepost.coordinator.cli.serve import command as serve
+from fencepost.cli.serve import command as serve
 from fencepost.coordinator.config.broker_keys import BROKER_KEYS
-from fencepost.coordinator.wire.limits import MAX_REQUEST_BYTES, ConnectionLimits
+from fencepost.protocol.limits import MAX_REQUEST_BYTES, ConnectionLimits
 from tests.support.cluster import TRANSACTION, Cluster
 from tests.support.daemon import ROOT, Daemon
 from tests.support.kafka import unavailable

@@ -14,8 +14,8 @@ import kafka as kafka_python
 import pytest
 from kafka import errors as kafka_python_errors
 
+from fencepost.client.client import ApiError
 from fencepost.cluster.acl import PatternType, Permission
-from fencepost.coordinator.wire.client.client import ApiError
 from fencepost.testing import Kafka
 from fencepost.testing.access import STYLES, certificates, parse_rule
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from fencepost.client.client import ApiError
 from fencepost.coordinator.config.broker_keys import BROKER_KEYS
 from fencepost.coordinator.config.key import ConfigError
-from fencepost.coordinator.wire.client.client import ApiError
 from fencepost.testing import Kafka, Record
 from fencepost.testing.broker import OwnBroker
 from fencepost.testing.under_test import BATCH_BYTES, SETTINGS

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from fencepost.client.client import ApiError
 from fencepost.coordinator.config.key import ConfigError
-from fencepost.coordinator.wire.client.client import ApiError
 from fencepost.testing import Cluster, Kafka
 from fencepost.testing.aio import Aio
 from fencepost.testing.cluster import CONTROLLER_ID, ClusterAio

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from fencepost.coordinator.broker_services import Services
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.daemon.errors import BrokerError
-from fencepost.coordinator.services import Services
 from tests.sim.machine import Disk
 from tests.sim.network import Node
 from tests.sim.sockets import SocketLoop, Wires

@@ -13,11 +13,11 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from fencepost.coordinator.wire.client.client import AsyncWireClient
-from fencepost.coordinator.wire.client.requests import NAMED, Partition, topics
-from fencepost.coordinator.wire.errors import WireError
-from fencepost.coordinator.wire.messages import RequestFactory
+from fencepost.client.client import AsyncWireClient
+from fencepost.client.requests import NAMED, Partition, topics
 from fencepost.logcore.batch import LogRecord, decode_records, encode_batch, iter_headers
+from fencepost.protocol.errors import WireError
+from fencepost.protocol.messages import RequestFactory
 from tests.sim.invariants import BrokenInvariantError
 from tests.sim.machine import EPOCH_MS
 from tests.sim.sockets import SocketLoop, Wires

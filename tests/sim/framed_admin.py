@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from fencepost.coordinator.wire.client.requests import NAMED, Partition, of_group, rows_of
-from fencepost.coordinator.wire.messages import RequestFactory
+from fencepost.client.requests import NAMED, Partition, of_group, rows_of
+from fencepost.protocol.messages import RequestFactory
 from tests.sim.framed import BACKOFF_MS, LOST, REQUEST_MS, FrameClient, Promises
 from tests.sim.invariants import BrokenInvariantError
 

@@ -12,14 +12,14 @@ from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
-from fencepost.coordinator.wire.client.requests import NAMED, Partition, of_group, topics
-from fencepost.coordinator.wire.messages import RequestFactory
+from fencepost.client.requests import NAMED, Partition, of_group, topics
 from fencepost.groups.assignors.client.model import Subscription
 from fencepost.groups.assignors.client.protocol import (
     decode_assignment,
     encode_assignment,
     encode_subscription,
 )
+from fencepost.protocol.messages import RequestFactory
 from tests.sim.framed import BACKOFF_MS, LOST, RETRIED, FrameClient, Promises
 from tests.sim.invariants import BrokenInvariantError
 

@@ -13,8 +13,8 @@ from typing import Any, Final
 from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.image import PartitionRegistration
-from fencepost.coordinator.data.replica import Replica
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS, TRANSACTION_STATE
+from fencepost.coordinator.storage.replica import Replica
 from tests.sim.daemon import Daemon
 from tests.sim.daemon_faults import COORDINATORS, SHORT_LIVED, DaemonFaults
 from tests.sim.framed import BACKOFF_MS, LOST, batch

@@ -12,8 +12,8 @@ from uuid import UUID
 
 from fencepost.cluster.controller.partition_change import RECOVERING
 from fencepost.cluster.image import TOPIC_RESOURCE, MetadataImage, PartitionRegistration
-from fencepost.coordinator.data.replica import Replica
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS, TRANSACTION_STATE
+from fencepost.coordinator.storage.replica import Replica
 from fencepost.logcore.batch import BatchHeader, LogRecord, decode_records, iter_headers
 from fencepost.logcore.partition import Partition
 from fencepost.logcore.reading import Isolation

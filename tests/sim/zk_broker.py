@@ -29,14 +29,14 @@ from fencepost.coordinator.controller import active
 from fencepost.coordinator.handlers import leader_and_isr, stop_replica, update_metadata
 from fencepost.coordinator.replication.errors import MembershipError
 from fencepost.coordinator.runtime import background
-from fencepost.coordinator.wire.api import ApiKey
-from fencepost.coordinator.wire.messages import response_factory
 from fencepost.coordinator.zookeeper import access, channels, node, session, zk_controller
 from fencepost.coordinator.zookeeper.channels import Channels
 from fencepost.coordinator.zookeeper.loading import Loaded
 from fencepost.coordinator.zookeeper.node import ZooKeeperNode
 from fencepost.coordinator.zookeeper.request_batch import BrokerRequestBatch
 from fencepost.coordinator.zookeeper.zk_controller import ZkController
+from fencepost.protocol.api import ApiKey
+from fencepost.protocol.messages import response_factory
 from fencepost.txn.ids import ProducerIdBlock
 from tests.sim.invariants import BrokenInvariantError
 from tests.sim.isr_answers import altered

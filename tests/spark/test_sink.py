@@ -88,7 +88,7 @@ def test_every_codec_with_keys_headers_and_timestamps(
 def test_keys_go_where_the_java_client_sends_them(
     spark: SparkSession, cluster: Cluster, bootstrap: str, mode: str
 ) -> None:
-    from fencepost.coordinator.cli.partitioner import partition_for
+    from fencepost.client.partitioner import partition_for
 
     topic = cluster.create_topic(unique("keys"), 5, KEEP)
     rows = spark.sql("SELECT CONCAT('key-', id) AS key, CONCAT('v', id) AS value FROM range(200)")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fencepost.coordinator.wire.client.security import PREFIXES
+from fencepost.client.security import PREFIXES
 from fencepost.logcore.batch import LogRecord, encode_batch
 from fencepost.pipelines.spark.client_options import is_known
 from fencepost.pipelines.spark.lag import behind_latest

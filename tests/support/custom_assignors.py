@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from fencepost.coordinator.coordinators.assignors.frames import frame
+from fencepost.coordinator.services.assignors.frames import frame
 from fencepost.groups.assignors.range import RangeAssignor
 
 

@@ -21,12 +21,12 @@ from fencepost.cluster.acl import (
     Permission,
     ResourceType,
 )
+from fencepost.coordinator.broker_services import Services
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.daemon.in_thread import BrokerThread
 from fencepost.coordinator.security.authorizer import STANDARD
 from fencepost.coordinator.security.principal import ANONYMOUS, Principal
-from fencepost.coordinator.services import Services
-from fencepost.coordinator.wire.steps import finish
+from fencepost.protocol.steps import finish
 from tests.support.cluster import Cluster
 from tests.support.waits import until
 

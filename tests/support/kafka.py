@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 
 import pytest
 
-from fencepost.coordinator.tools.ports import hold_port
+from fencepost.tools.ports import hold_port
 from tests.support.processes import Child
 from tests.support.targets import SETTINGS
 

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Mapping
 from pathlib import Path
 
-from fencepost.coordinator.tools.ports import hold_port
+from fencepost.tools.ports import hold_port
 from tests.support.kafka import CACHE, JAVA_OPTIONS, ROOT, START_S, resolve, run_to_end
 from tests.support.processes import Child
 

@@ -8,11 +8,11 @@ import random
 from collections import Counter
 from typing import Any
 
-from fencepost.coordinator.wire.api import APIS
-from fencepost.coordinator.wire.codec import decode_response, encode_request
-from fencepost.coordinator.wire.limits import MAX_STRING_BYTES
-from fencepost.coordinator.wire.schema import FieldInfo, all_fields, is_flexible, message_class
-from fencepost.coordinator.wire.writer import uvarint
+from fencepost.protocol.api import APIS
+from fencepost.protocol.codec import decode_response, encode_request
+from fencepost.protocol.limits import MAX_STRING_BYTES
+from fencepost.protocol.schema import FieldInfo, all_fields, is_flexible, message_class
+from fencepost.protocol.writer import uvarint
 from tests.fuzz.entities import INTEGERS, random_leaf, required
 from tests.support.raw import ConnectionLostError, RawClient, errors_in, plain
 

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from fencepost.coordinator.replication.controller_connection import Newest, Request
 from fencepost.coordinator.runtime.background import spawn
-from fencepost.coordinator.wire.api import KNOWN_APIS
-from fencepost.coordinator.wire.schema import Entity
+from fencepost.protocol.api import KNOWN_APIS
+from fencepost.protocol.schema import Entity
 
 
 class LocalControllerChannel:

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from fencepost.coordinator.tools.ports import hold_port
 from fencepost.logcore.checkpoints import MetaProperties, write_meta_properties
 from fencepost.logcore.fs import OsFileSystem
+from fencepost.tools.ports import hold_port
 from tests.support.kafka import CLUSTER_ID, JAVA_OPTIONS, Kafka, Quorum
 from tests.support.member import Member
 from tests.support.targets import SETTINGS

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fencepost.coordinator.tools.ports import hold_port
+from fencepost.tools.ports import hold_port
 from tests.support.processes import Child
 from tests.support.waits import until
 

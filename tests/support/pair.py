@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from fencepost.coordinator.tools.ports import hold_port
+from fencepost.tools.ports import hold_port
 from tests.support.cluster import TRANSACTION, Cluster
 from tests.support.kafka import Kafka
 from tests.support.member import Member

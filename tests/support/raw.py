@@ -27,9 +27,9 @@ from kio.schema.errors import ErrorCode
 from kio.schema.index import api_key_map
 from kio.serial import entity_reader, entity_writer
 
-from fencepost.coordinator.wire import overlay
-from fencepost.coordinator.wire.api import KNOWN_APIS
-from fencepost.coordinator.wire.schema import lenient_class
+from fencepost.protocol import overlay
+from fencepost.protocol.api import KNOWN_APIS
+from fencepost.protocol.schema import lenient_class
 
 API_KEYS = {
     **{name: key for key, name in api_key_map.items()},

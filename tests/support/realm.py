@@ -11,10 +11,10 @@ from typing import NamedTuple, Protocol
 
 import pytest
 
+from fencepost.client.security import Security
 from fencepost.cluster.acl import Operation, PatternType, Permission, ResourceType
-from fencepost.coordinator.tools.ports import hold_port
-from fencepost.coordinator.wire.client.security import Security
-from fencepost.coordinator.wire.scram import SCRAM_MECHANISMS, salted_password
+from fencepost.protocol.scram import SCRAM_MECHANISMS, salted_password
+from fencepost.tools.ports import hold_port
 from tests.support.certificates import Authority, trust_settings
 from tests.support.cluster import Cluster, unique
 from tests.support.daemon import Daemon

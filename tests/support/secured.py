@@ -10,8 +10,8 @@ from typing import Final, Protocol
 from click.testing import CliRunner
 
 from fencepost import Broker
-from fencepost.coordinator.cli import main
-from fencepost.coordinator.tools.ports import hold_port
+from fencepost.cli import main
+from fencepost.tools.ports import hold_port
 from tests.support.certificates import Authority
 from tests.support.kafka import Kafka
 from tests.support.targets import SETTINGS

@@ -6,8 +6,8 @@ from uuid import UUID
 
 from fencepost.cluster.image import MetadataImage
 from fencepost.cluster.records import MetadataRecord
-from fencepost.coordinator.wire.schema import Entity
 from fencepost.coordinator.zookeeper.requests import ControllerRequestApplier
+from fencepost.protocol.schema import Entity
 
 
 def led(

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from kazoo.client import KazooClient
 
-from fencepost.coordinator.tools.ports import hold_port
+from fencepost.tools.ports import hold_port
 from tests.support.certificates import Authority
 from tests.support.kafka import CACHE, ROOT, resolve
 from tests.support.kafka39 import java_command

@@ -9,7 +9,7 @@ from typing import Any
 import click
 from click.testing import CliRunner, Result
 
-from fencepost.coordinator.cli import main
+from fencepost.cli import main
 
 
 def cli(

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from fencepost.coordinator.daemon.in_thread import BrokerThread
-from fencepost.coordinator.wire.api import ApiKey
-from fencepost.coordinator.wire.messages import request_factory
 from fencepost.logcore.compression import Codec
 from fencepost.logcore.config import LogConfig
+from fencepost.protocol.api import ApiKey
+from fencepost.protocol.messages import request_factory
 from tests.support.cluster import Cluster
 from tests.support.stalls import LockWatch, watched_loop
 from tests.support.worst_batches import (

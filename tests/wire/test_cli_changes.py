@@ -10,7 +10,7 @@ import json
 import pytest
 from click.testing import CliRunner, Result
 
-from fencepost.coordinator.cli import main
+from fencepost.cli import main
 from tests.support.cluster import EARLIEST, Cluster, unique
 from tests.support.waits import until
 

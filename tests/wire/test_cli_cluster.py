@@ -9,7 +9,7 @@ import json
 
 import pytest
 
-from fencepost.coordinator.cli.queries.moves import plan_text
+from fencepost.client.queries.moves import plan_text
 from tests.support.cluster import Cluster, unique
 from tests.wire.command_line import cli
 

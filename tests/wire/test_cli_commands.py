@@ -15,7 +15,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from fencepost.coordinator.cli import main
+from fencepost.cli import main
 from fencepost.coordinator.security.authorizer import STANDARD
 from fencepost.testing import Kafka
 from tests.support.cluster import Cluster

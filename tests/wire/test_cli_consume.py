@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import confluent_kafka
 import pytest
 
-from fencepost.coordinator.cli.output import utc
+from fencepost.cli.output import utc
 from tests.support.batches import batch
 from tests.support.cluster import Cluster, unique
 from tests.support.processes import Child

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from fencepost.coordinator.cli import COMMANDS, output
-from fencepost.coordinator.cli.output import EXIT_CODES
+from fencepost.cli import COMMANDS, output
+from fencepost.cli.output import EXIT_CODES
 from tests.support.cluster import unique
 from tests.support.waits import until
 from tests.wire.clients import confluent_producer
@@ -23,7 +23,7 @@ GONE = "127.0.0.1:1"
 MAIN = (
     sys.executable,
     "-c",
-    "from fencepost.coordinator.cli import main; main(prog_name='fencepost')",
+    "from fencepost.cli import main; main(prog_name='fencepost')",
 )
 
 

@@ -10,7 +10,7 @@ import confluent_kafka
 import pytest
 from click.testing import CliRunner, Result
 
-from fencepost.coordinator.cli import main
+from fencepost.cli import main
 from tests.support.cluster import Cluster, unique
 from tests.support.waits import until
 from tests.wire.clients import confluent_consumer, confluent_producer

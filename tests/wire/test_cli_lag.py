@@ -12,9 +12,9 @@ from contextlib import ExitStack
 import pytest
 from confluent_kafka import TopicPartition
 
-from fencepost.coordinator.cli.queries import lag as lag_module
-from fencepost.coordinator.cli.queries.lag import EXACT_OFFSETS, Lags
-from fencepost.coordinator.cli.queries.session import Session
+from fencepost.client.queries import lag as lag_module
+from fencepost.client.queries.lag import EXACT_OFFSETS, Lags
+from fencepost.client.queries.session import Session
 from fencepost.pipelines.spark.progress import Progress
 from tests.support.cluster import Cluster, unique
 from tests.support.own_broker import own_broker

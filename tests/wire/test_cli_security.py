@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from fencepost.coordinator.cli import main
+from fencepost.cli import main
 from tests.support.cluster import unique
 from tests.support.secured import USERS, Secured, quoted
 from tests.support.waits import until

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from fencepost.coordinator.cli import main
+from fencepost.cli import main
 from fencepost.logcore.batch import LogRecord, encode_batch
 from tests.support.cluster import GROUP, Cluster
 from tests.support.daemon import Daemon
@@ -35,7 +35,7 @@ RULES = {
 
 RUN = """
 import json, sys
-from fencepost.coordinator.cli import main
+from fencepost.cli import main
 for number, arguments in enumerate(json.load(open(sys.argv[1]))):
     print(f"@@{number}", flush=True)
     try:

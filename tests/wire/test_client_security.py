@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fencepost.coordinator.wire.client.client import (
+from fencepost.client.client import (
     AsyncWireClient,
     AuthenticationError,
     BrokerUnreachable,

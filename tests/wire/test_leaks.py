@@ -17,11 +17,11 @@ import pytest
 from click.testing import CliRunner
 
 from fencepost import Broker
-from fencepost.coordinator.cli import main
+from fencepost.cli import main
+from fencepost.client.client import AuthenticationError, WireClient
+from fencepost.client.security import SECRETS, Security
 from fencepost.coordinator.config.key import ConfigError, ConfigType
 from fencepost.coordinator.config.security_keys import SECURITY_KEYS
-from fencepost.coordinator.wire.client.client import AuthenticationError, WireClient
-from fencepost.coordinator.wire.client.security import SECRETS, Security
 from tests.support.certificates import Authority
 from tests.support.daemon import Daemon
 from tests.support.targets import SETTINGS

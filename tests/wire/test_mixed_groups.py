@@ -11,8 +11,8 @@ import confluent_kafka
 import kafka
 import pytest
 
-from fencepost.coordinator.cli.queries.group_view import look_at
-from fencepost.coordinator.cli.queries.session import Session
+from fencepost.client.queries.group_view import look_at
+from fencepost.client.queries.session import Session
 from tests.support.cluster import Cluster, unique
 from tests.support.waits import until
 from tests.wire.clients import HEARTBEAT_MS, SESSION_MS, confluent_producer

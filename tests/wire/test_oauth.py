@@ -17,9 +17,9 @@ from jwt.algorithms import RSAAlgorithm
 from kafka import KafkaProducer
 from kafka.net.sasl.oauth import AbstractTokenProvider as OtherTokenProvider
 
+from fencepost.client.client import WireClient
+from fencepost.client.security import Security
 from fencepost.coordinator.daemon.broker import Broker
-from fencepost.coordinator.wire.client.client import WireClient
-from fencepost.coordinator.wire.client.security import Security
 
 KEY = rsa.generate_private_key(65_537, 2_048)
 STRANGER = rsa.generate_private_key(65_537, 2_048)

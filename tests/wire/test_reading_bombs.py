@@ -12,7 +12,7 @@ from pathlib import Path
 import cramjam
 import pytest
 
-from fencepost.coordinator.cli.dump_log import TABLE_CHARACTERS, TABLE_ROWS, runs
+from fencepost.cli.dump_log import TABLE_CHARACTERS, TABLE_ROWS, runs
 from tests.support.batches import batch, seal
 from tests.support.cluster import Cluster
 from tests.support.daemon import Daemon
@@ -32,7 +32,7 @@ RECORDS, LARGE_RECORDS, BATCHES = 1_000_000, 100, 3
 
 MEASURED = """
 import sys, time
-from fencepost.coordinator.cli import main
+from fencepost.cli import main
 try:
     main.main(sys.argv[1:], prog_name="fencepost")
 except SystemExit as end:
@@ -45,7 +45,7 @@ sys.exit(status)
 SEARCHED = """
 import sys, time
 from fencepost.console.messages import Search
-from fencepost.coordinator.cli.queries.session import Session
+from fencepost.client.queries.session import Session
 with Session(sys.argv[1], 10.0) as session:
     params = {"topic": sys.argv[2], "from": "earliest", "limit": "1"}
     search = Search.of(params)

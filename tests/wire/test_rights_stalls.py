@@ -12,7 +12,7 @@ from fencepost.coordinator.daemon.in_thread import BrokerThread
 from fencepost.coordinator.security.authorizer import STANDARD
 from fencepost.coordinator.security.principal import Principal
 from fencepost.coordinator.security.rules import RuleTable
-from fencepost.coordinator.wire.api import ApiKey
+from fencepost.protocol.api import ApiKey
 from tests.support.guarded import rule
 from tests.wire.test_stalls import (
     CASES,

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from fencepost.coordinator.wire.client.client import AuthenticationError
-from fencepost.coordinator.wire.client.security import Security
+from fencepost.client.client import AuthenticationError
+from fencepost.client.security import Security
 from fencepost.pipelines.batching import Limits
 from fencepost.pipelines.exactly_once import ExactlyOnce, Options
 from fencepost.pipelines.failures import NotAuthorizedError

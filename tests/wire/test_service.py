@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from fencepost.coordinator.tools.ports import hold_port
-from fencepost.coordinator.wire.client.client import WireClient
+from fencepost.client.client import WireClient
+from fencepost.tools.ports import hold_port
 from tests.support.cluster import Cluster
 from tests.support.daemon import ROOT, Daemon
 from tests.support.processes import Child

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fencepost import Broker
-from fencepost.coordinator.wire.steps import finish
 from fencepost.groups.records import OffsetCommitValue, offset_commit
+from fencepost.protocol.steps import finish
 from tests.support.cluster import Cluster
 from tests.support.daemon import Daemon
 from tests.unit.coordinator.services import Services

@@ -20,10 +20,10 @@ from fencepost.coordinator.daemon.collector import Collector
 from fencepost.coordinator.daemon.in_thread import BrokerThread
 from fencepost.coordinator.daemon.warm_up import warm_up
 from fencepost.coordinator.handlers import Registry
-from fencepost.coordinator.wire.api import ApiKey
-from fencepost.coordinator.wire.codec import encode_request
-from fencepost.coordinator.wire.limits import MAX_REQUEST_OBJECTS
-from fencepost.coordinator.wire.messages import RequestFactory, request_factory
+from fencepost.protocol.api import ApiKey
+from fencepost.protocol.codec import encode_request
+from fencepost.protocol.limits import MAX_REQUEST_OBJECTS
+from fencepost.protocol.messages import RequestFactory, request_factory
 from tests.support.stalls import LoopWatch, watched_loop
 
 TOPICS = 3_900

@@ -34,11 +34,11 @@ from fencepost.coordinator.config.key import ConfigError
 from fencepost.coordinator.daemon.errors import BrokerError
 from fencepost.coordinator.daemon.in_thread import BrokerThread
 from fencepost.coordinator.metrics import own
-from fencepost.coordinator.net import tls_stream
-from fencepost.coordinator.net.connection import Connection
 from fencepost.coordinator.runtime.rate_limited_log import LINES_PER_SECOND
 from fencepost.coordinator.security.tls import ListenerTls
-from fencepost.coordinator.tools.ports import hold_port
+from fencepost.coordinator.server import tls_stream
+from fencepost.coordinator.server.connection import Connection
+from fencepost.tools.ports import hold_port
 from tests.support.certificates import (
     KEY_PASSWORD,
     Authority,

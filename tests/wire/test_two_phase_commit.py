@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
-from fencepost.coordinator.wire.client.client import BrokerUnreachable, WireClient
-from fencepost.coordinator.wire.errors import WireError
+from fencepost.client.client import BrokerUnreachable, WireClient
+from fencepost.protocol.errors import WireError
 from tests.support.batches import batch
 from tests.support.cluster import READ_COMMITTED, Cluster, unique
 from tests.support.daemon import Daemon

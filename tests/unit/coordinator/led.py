@@ -30,8 +30,8 @@ from fencepost.cluster.leader import ReplicaState
 from fencepost.cluster.records import BrokerEndpoint
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.daemon.in_thread import BrokerThread
-from fencepost.coordinator.data.replica_manager import ReplicaManager
 from fencepost.coordinator.metadata.names import HISTORY_TOPIC
+from fencepost.coordinator.storage.replica_manager import ReplicaManager
 from fencepost.logcore.fs import FileSystem
 from fencepost.logcore.partition import Partition
 from tests.support.batches import NOW_MS, batch

@@ -8,25 +8,25 @@ from pathlib import Path
 from typing import Any
 
 from fencepost.cluster.records import UserScramCredentialRecord
-from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.metadata.server_secret import server_secret
-from fencepost.coordinator.net.authentication import Answer, Authenticator, LoginRefused
 from fencepost.coordinator.security.logins import ListenerLogins
 from fencepost.coordinator.security.mechanism import Mechanism
 from fencepost.coordinator.security.principal import Session
 from fencepost.coordinator.security.scram_login import ScramLogin
 from fencepost.coordinator.security.users import Users, derive_keys
-from fencepost.coordinator.wire import scram
-from fencepost.coordinator.wire.codec import Request
-from fencepost.coordinator.wire.messages import response_factory
-from fencepost.coordinator.wire.schema import Entity
-from fencepost.coordinator.wire.scram import (
+from fencepost.coordinator.server.authentication import Answer, Authenticator, LoginRefused
+from fencepost.coordinator.storage.storage import Storage
+from fencepost.protocol import scram
+from fencepost.protocol.codec import Request
+from fencepost.protocol.messages import response_factory
+from fencepost.protocol.schema import Entity
+from fencepost.protocol.scram import (
     SCRAM_MECHANISMS,
     SCRAM_SHA_256,
     SCRAM_SHA_512,
     ScramMechanism,
 )
-from fencepost.coordinator.wire.steps import finish
+from fencepost.protocol.steps import finish
 from tests.support.clock import ManualClock
 from tests.support.raw import Answer as Told
 from tests.support.raw import decode, encode

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from fencepost.coordinator.broker_services import Services as BrokerServices
 from fencepost.coordinator.config.broker_config import BrokerConfig
-from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.runtime import shard as shard_module
 from fencepost.coordinator.runtime.background import Pace, each_in_turn
 from fencepost.coordinator.runtime.flusher import Flusher
 from fencepost.coordinator.runtime.shard import ShardRuntime
 from fencepost.coordinator.runtime.shard_state import ShardState
 from fencepost.coordinator.runtime.shards import ShardSet
-from fencepost.coordinator.services import Services as BrokerServices
-from fencepost.coordinator.tools.decisions import decide
+from fencepost.coordinator.storage.storage import Storage
 from fencepost.logcore.clock import Clock
 from fencepost.logcore.fs import FileSystem, OsFileSystem
 from fencepost.logcore.machine import EndMarker, ProducerStamp
+from fencepost.tools.decisions import decide
 from tests.support.clock import ManualClock
 from tests.support.metadata_changes import create_topic
 from tests.support.waits import until_true

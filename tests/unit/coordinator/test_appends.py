@@ -14,7 +14,7 @@ import pytest
 
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.daemon.in_thread import BrokerThread
-from fencepost.coordinator.data.appends import MAX_REQUEST_RECORD_ERRORS
+from fencepost.coordinator.storage.appends import MAX_REQUEST_RECORD_ERRORS
 from fencepost.logcore.batch import HEADER_SIZE, LogRecord, encode_batch
 from fencepost.logcore.compression import Codec, compress
 from fencepost.logcore.record_check import MAX_RECORD_ERRORS, TURN_RECORDS

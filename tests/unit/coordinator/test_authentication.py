@@ -15,7 +15,7 @@ from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.mechanism import Identity, Mechanism
 from fencepost.coordinator.security.principal import USER, Principal, Session
 from fencepost.coordinator.security.scram_login import OTHER_USER
-from fencepost.coordinator.wire.scram import SCRAM_SHA_256, SCRAM_SHA_512, ScramMechanism
+from fencepost.protocol.scram import SCRAM_SHA_256, SCRAM_SHA_512, ScramMechanism
 from tests.support.clock import ManualClock
 from tests.support.raw import encode
 from tests.unit.coordinator.logging_in import Desk, ScramClient, give, scram_mechanisms, users_in

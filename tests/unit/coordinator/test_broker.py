@@ -367,7 +367,7 @@ def test_start_and_memory_stay_small(serve):
 
 
 REFUSED_COMMAND = (
-    "from contextlib import suppress; from fencepost.coordinator.cli import main, output\n"
+    "from contextlib import suppress; from fencepost.cli import main, output\n"
     "with suppress(output.Unreachable):\n"
     "    main(['topics', 'list', '-b', '127.0.0.1:1'], standalone_mode=False)"
 )

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from fencepost.coordinator.cli.history import COLUMNS, narrow, row_of
-from fencepost.coordinator.cli.printing import MIN_WIDTH
+from fencepost.cli.history import COLUMNS, narrow, row_of
+from fencepost.cli.printing import MIN_WIDTH
 from fencepost.coordinator.history.entries import GROUP, Entry
 
 MEMBER = "rdkafka-a55cd19a-ccfa-4fee-8e09-0a3db4ad42e8"

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fencepost.coordinator.cli.record_input import (
+from fencepost.cli.record_input import (
     BATCH_BYTES,
     BATCH_LINES,
     MAX_LINE_BYTES,
@@ -23,7 +23,7 @@ from fencepost.coordinator.cli.record_input import (
     TextLines,
     chunks,
 )
-from fencepost.coordinator.cli.record_writer import placed
+from fencepost.client.partitioner import placed
 
 
 @given(st.lists(st.binary(max_size=20).filter(lambda line: b"\n" not in line), max_size=30))

@@ -12,9 +12,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fencepost import Broker
-from fencepost.coordinator.cli import main
-from fencepost.coordinator.cli.decoding import decoder_of_directory
-from fencepost.coordinator.cli.printing import say_json_array
+from fencepost.cli import main
+from fencepost.cli.decoding import decoder_of_directory
+from fencepost.cli.printing import say_json_array
 from fencepost.groups import consumer_records as cr
 from fencepost.logcore.batch import LogRecord, iter_headers
 from fencepost.logcore.checkpoints import (

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from fencepost.coordinator.cli import main
-from fencepost.coordinator.cli.profiles import ProfileError, read_profile, read_settings
+from fencepost.cli import main
+from fencepost.cli.profiles import ProfileError, read_profile, read_settings
 
 SECRET = "hunter2"
 

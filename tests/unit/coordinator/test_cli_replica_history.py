@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from fencepost.cli.history import row_of
 from fencepost.cluster.follower import PartitionResponse
-from fencepost.coordinator.cli.history import row_of
 from fencepost.coordinator.history.entries import PARTITION, Entry, decode_value, encode_value
 from fencepost.logcore.machine import Event
 from tests.unit.cluster.replicas import LAG_MS, Following, Led, broker, registration

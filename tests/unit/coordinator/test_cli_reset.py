@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 import pytest
 
-from fencepost.coordinator.cli import group_reset
-from fencepost.coordinator.cli.group_reset import (
+from fencepost.cli import group_reset
+from fencepost.cli.group_reset import (
     Position,
     Where,
     moment_ms,

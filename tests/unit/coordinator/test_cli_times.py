@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fencepost.coordinator.cli.queries.times import MAX_MS, MIN_BARE_MS, TimeError, milliseconds
+from fencepost.client.queries.times import MAX_MS, MIN_BARE_MS, TimeError, milliseconds
 
 NOW = dt.datetime(2026, 3, 1, 14, 30, 15, 250_000, dt.UTC)
 

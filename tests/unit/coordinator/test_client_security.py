@@ -20,24 +20,24 @@ import trustme
 from cryptography.hazmat.primitives import serialization
 from kio.schema.errors import ErrorCode
 
-from fencepost.cluster.acl import Operation
-from fencepost.coordinator.wire.client.client import (
+from fencepost.client.client import (
     ApiError,
     AsyncWireClient,
     AuthenticationError,
     BrokerUnreachable,
     WireClient,
 )
-from fencepost.coordinator.wire.client.login import MAX_ITERATIONS, _dialogue
-from fencepost.coordinator.wire.client.security import (
+from fencepost.client.login import MAX_ITERATIONS, _dialogue
+from fencepost.client.security import (
     PLAINTEXT,
     SECRETS,
     Security,
     SecurityError,
 )
-from fencepost.coordinator.wire.client.tls import ssl_context
-from fencepost.coordinator.wire.client.tokens import TOKEN_KEY, TokenError, token_source
-from fencepost.coordinator.wire.scram import (
+from fencepost.client.tls import ssl_context
+from fencepost.client.tokens import TOKEN_KEY, TokenError, token_source
+from fencepost.cluster.acl import Operation
+from fencepost.protocol.scram import (
     SCRAM_SHA_256,
     ClientFinal,
     ClientFirst,

@@ -12,11 +12,11 @@ from uuid import UUID
 
 import pytest
 
+from fencepost.client.queries.session import Session
 from fencepost.cluster.broker_changes import cluster_changes
 from fencepost.cluster.image import BrokerRegistration, MetadataImage, TopicImage
 from fencepost.console.history import History
 from fencepost.console.overview import overview_view
-from fencepost.coordinator.cli.queries.session import Session
 from fencepost.coordinator.history.entries import CLUSTER, Entry
 from fencepost.coordinator.history.repeats import Repeats
 from fencepost.testing import Cluster

@@ -13,8 +13,8 @@ import pytest
 from fencepost.cluster.image import MetadataImage, PartitionRegistration, TopicImage
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.daemon.in_thread import BrokerThread
-from fencepost.coordinator.data.replica_counts import LedAlone
 from fencepost.coordinator.errors import UnknownTopicOrPartitionError
+from fencepost.coordinator.storage.replica_counts import LedAlone
 from tests.support.cluster import Cluster
 from tests.support.metadata_changes import create_partitions, create_topic, delete_topic
 from tests.support.stalls import watched_loop

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from fencepost.client.client import AsyncWireClient
+from fencepost.coordinator.broker_services import Services
 from fencepost.coordinator.config.key import ConfigError
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.metadata.errors import MetadataError
-from fencepost.coordinator.services import Services
-from fencepost.coordinator.wire.client.client import AsyncWireClient
-from fencepost.coordinator.wire.schema import Entity
 from fencepost.logcore.checkpoints import clean_shutdown_epoch
+from fencepost.protocol.schema import Entity
 from tests.support.cluster import Cluster
 from tests.support.waits import DEADLINE_S, until_true
 from tests.unit.coordinator.test_members import QUICK, create, leads, member, run

@@ -22,8 +22,9 @@ from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.daemon.connection_bounds import keep_to
 from fencepost.coordinator.daemon.in_thread import BrokerThread
 from fencepost.coordinator.errors import InvalidRequestError
-from fencepost.coordinator.net import connection_limits
-from fencepost.coordinator.net.connection_limits import (
+from fencepost.coordinator.security.rates import Window
+from fencepost.coordinator.server import connection_limits
+from fencepost.coordinator.server.connection_limits import (
     TOO_FAST_OF_IP,
     TOO_MANY,
     TOO_MANY_OF_IP,
@@ -33,8 +34,7 @@ from fencepost.coordinator.net.connection_limits import (
     ConnectionSlot,
     Refused,
 )
-from fencepost.coordinator.net.server import Server
-from fencepost.coordinator.security.rates import Window
+from fencepost.coordinator.server.server import Server
 from tests.support.clock import ManualClock
 from tests.support.cluster import Cluster
 from tests.support.metadata_changes import decide

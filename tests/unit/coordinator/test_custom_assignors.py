@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from fencepost.coordinator.config.key import ConfigError
-from fencepost.coordinator.coordinators.assignors import process as assignor_process
-from fencepost.coordinator.coordinators.assignors.process import AssignorProcesses
+from fencepost.coordinator.services.assignors import process as assignor_process
+from fencepost.coordinator.services.assignors.process import AssignorProcesses
 from fencepost.groups.assignors.model import GroupSpec, MemberSpec
 from fencepost.groups.assignors.remote import ComputeTarget
 from tests.support.custom_assignors import CLASSES, install

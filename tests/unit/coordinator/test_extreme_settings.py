@@ -11,6 +11,7 @@ import pytest
 
 from fencepost.cluster.controller.configs import AlterConfig, OpType
 from fencepost.cluster.image import BROKER_RESOURCE
+from fencepost.coordinator.broker_services import Services
 from fencepost.coordinator.config.broker_config import (
     BROKER_KEYS,
     TOPIC_KEYS,
@@ -20,7 +21,6 @@ from fencepost.coordinator.config.broker_config import (
 )
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.metadata.config_checks import check_configs, list_default
-from fencepost.coordinator.services import Services
 from fencepost.logcore.batch import LogRecord, encode_batch
 from fencepost.logcore.machine import Record
 from tests.support.batches import NOW_MS

@@ -9,13 +9,13 @@ import pytest
 
 from fencepost.cluster.controller.activation import METADATA_VERSION
 from fencepost.cluster.controller.features import FeatureUpdate, UpgradeType
-from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.errors import InvalidUpdateVersionError
 from fencepost.coordinator.metadata.log import COMPACT_SLACK_RECORDS
 from fencepost.coordinator.metadata.metadata import KRAFT_VERSION, TRANSACTION_VERSION
-from fencepost.coordinator.tools.decisions import decide
-from fencepost.coordinator.wire.steps import finish
+from fencepost.coordinator.storage.storage import Storage
 from fencepost.logcore.batch import decode_records
+from fencepost.protocol.steps import finish
+from fencepost.tools.decisions import decide
 from fencepost.txn.commands import AddPartitions, InitProducerId
 from fencepost.txn.machine import TxnMachine
 from tests.unit.coordinator.services import Services, storage

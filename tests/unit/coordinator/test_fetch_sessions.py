@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 
 from fencepost.coordinator.daemon.broker import Broker
-from fencepost.coordinator.data.fetch_sessions import (
-    EVICTION_MS,
-    FetchedPartition,
-    FetchSessions,
-    PartitionFetch,
-)
 from fencepost.coordinator.errors import (
     FetchSessionIdNotFoundError,
     FetchSessionTopicIdError,
     InvalidFetchSessionEpochError,
 )
-from fencepost.coordinator.wire.steps import finish
+from fencepost.coordinator.storage.fetch_sessions import (
+    EVICTION_MS,
+    FetchedPartition,
+    FetchSessions,
+    PartitionFetch,
+)
 from fencepost.logcore.machine import DomainError
 from fencepost.logcore.reading import LogReadInfo
+from fencepost.protocol.steps import finish
 from tests.support.cluster import Cluster, unique
 from tests.support.raw import Answer
 

@@ -10,7 +10,7 @@ import pytest
 from on_faulty_disk import Running, running
 from structlog.testing import capture_logs
 
-from fencepost.coordinator.wire.api import APIS, ApiKey
+from fencepost.protocol.api import APIS, ApiKey
 from tests.support.batches import batch
 from tests.support.cluster import GROUP, READ_COMMITTED, TRANSACTION, Answer, Cluster
 from tests.support.faults import FaultyDisk

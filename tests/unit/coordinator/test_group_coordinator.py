@@ -18,7 +18,6 @@ from fencepost.coordinator.runtime.errors import CoordinatorLoadInProgressError,
 from fencepost.coordinator.runtime.key_partition import partition_for
 from fencepost.coordinator.runtime.shard import MAX_RELOAD_BACKOFF_MS
 from fencepost.coordinator.runtime.shard_state import ShardState
-from fencepost.coordinator.wire.steps import finish
 from fencepost.groups.commands import (
     CommitOffsets,
     FetchOffsets,
@@ -32,6 +31,7 @@ from fencepost.groups.commands import (
 )
 from fencepost.groups.errors import UnknownMemberIdError, UnstableOffsetCommitError
 from fencepost.logcore.machine import EndMarker, ProducerStamp
+from fencepost.protocol.steps import finish
 from tests.support.clock import ManualClock
 from tests.support.waits import until_async
 from tests.unit.coordinator.services import Services, fail, loading, reload, serves

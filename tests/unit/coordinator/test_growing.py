@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 
+from fencepost.client.client import AsyncWireClient
 from fencepost.coordinator.config import properties
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.daemon.errors import BrokerError
-from fencepost.coordinator.tools import way_back
-from fencepost.coordinator.tools.ports import hold_port
-from fencepost.coordinator.tools.promotion import (
+from fencepost.logcore.fs import OsFileSystem
+from fencepost.tools import way_back
+from fencepost.tools.ports import hold_port
+from fencepost.tools.promotion import (
     Controller,
     PromotionError,
     Wanted,
@@ -26,8 +28,6 @@ from fencepost.coordinator.tools.promotion import (
     held,
     make_plan,
 )
-from fencepost.coordinator.wire.client.client import AsyncWireClient
-from fencepost.logcore.fs import OsFileSystem
 from tests.support.metadata_changes import create_topic
 from tests.unit.coordinator.services import allocate_producer_ids
 

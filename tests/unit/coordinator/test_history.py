@@ -12,7 +12,7 @@ import msgpack
 import pytest
 from structlog.testing import capture_logs
 
-from fencepost.coordinator.cli.history import row_of
+from fencepost.cli.history import row_of
 from fencepost.coordinator.config import logs
 from fencepost.coordinator.errors import InvalidTopicError
 from fencepost.coordinator.history import recorder as history_module
@@ -34,10 +34,10 @@ from fencepost.coordinator.metadata.names import (
     is_internal,
 )
 from fencepost.coordinator.runtime.origin import Origin
-from fencepost.coordinator.wire.steps import finish
 from fencepost.logcore.batch import decode_records
 from fencepost.logcore.errors import StorageError
 from fencepost.logcore.machine import Event
+from fencepost.protocol.steps import finish
 from fencepost.txn.commands import AddPartitions, EndTxn, InitProducerId
 from tests.support.clock import ManualClock
 from tests.support.metadata_changes import internal_topic

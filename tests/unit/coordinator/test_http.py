@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 from structlog.testing import capture_logs
 
-from fencepost.coordinator.net.http import (
+from fencepost.coordinator.server.http import (
     PIECE_BYTES,
     HttpError,
     HttpLimits,
@@ -21,7 +21,7 @@ from fencepost.coordinator.net.http import (
     Response,
     serve_http,
 )
-from fencepost.coordinator.net.http_messages import (
+from fencepost.coordinator.server.http_messages import (
     MAX_QUERY_FIELDS,
     check_host,
     parse_head,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fencepost.coordinator.wire.jaas import JaasError, parse_jaas
+from fencepost.protocol.jaas import JaasError, parse_jaas
 
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from fencepost.coordinator.cli import main
+from fencepost.cli import main
 from fencepost.coordinator.daemon.broker import Broker
-from fencepost.coordinator.tools.kafka_metadata import METADATA_DIRECTORY, next_producer_id
 from fencepost.logcore.batch import LogRecord, encode_batch
 from fencepost.logcore.fs import OsFileSystem
+from fencepost.tools.kafka_metadata import METADATA_DIRECTORY, next_producer_id
 from tests.support.batches import batch
 from tests.support.cluster import Cluster
 

@@ -8,7 +8,7 @@ import socket
 import structlog
 from structlog.testing import capture_logs
 
-from fencepost.coordinator.net.listener import ACCEPTED_PER_TURN, Listener
+from fencepost.coordinator.server.listener import ACCEPTED_PER_TURN, Listener
 from tests.support.descriptors import free_descriptors
 from tests.support.waits import DEADLINE_S, until_async
 

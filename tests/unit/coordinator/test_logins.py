@@ -39,14 +39,14 @@ from fencepost.coordinator.security.plain_login import PlainExchange, PlainLogin
 from fencepost.coordinator.security.principal import USER, Principal
 from fencepost.coordinator.security.scram_login import MAX_TOKEN_BYTES
 from fencepost.coordinator.security.users import new_salt
-from fencepost.coordinator.wire.scram import (
+from fencepost.logcore.errors import CorruptRecordError
+from fencepost.protocol.scram import (
     SCRAM_SHA_256,
     SCRAM_SHA_512,
     ScramMechanism,
     salted_password,
     stored_key,
 )
-from fencepost.logcore.errors import CorruptRecordError
 from tests.support.clock import ManualClock
 from tests.unit.coordinator.logging_in import give, users_in, users_of
 from tests.unit.coordinator.services import storage

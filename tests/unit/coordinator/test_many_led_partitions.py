@@ -14,8 +14,8 @@ from fencepost.cluster.image import (
     TopicImage,
     local_changes,
 )
-from fencepost.coordinator.data import due_changes
-from fencepost.coordinator.data.storage import Storage
+from fencepost.coordinator.storage import due_changes
+from fencepost.coordinator.storage.storage import Storage
 from fencepost.logcore.errors import FencedLeaderEpochError
 from tests.support.metadata_changes import create_topic
 from tests.support.stalls import watched_loop

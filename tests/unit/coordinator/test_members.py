@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
+from fencepost.client.client import AsyncWireClient
 from fencepost.cluster.lifecycle import BrokerState
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.daemon.cluster_broker import ClusterBroker
 from fencepost.coordinator.daemon.errors import BrokerError
 from fencepost.coordinator.daemon.in_thread import BrokerThread
 from fencepost.coordinator.metadata.names import HISTORY_TOPIC
-from fencepost.coordinator.wire.client.client import AsyncWireClient
-from fencepost.coordinator.wire.schema import Entity
 from fencepost.logcore.checkpoints import clean_shutdown_epoch
+from fencepost.protocol.schema import Entity
 from tests.support import member as members
 from tests.support.waits import until_async, until_true
 from tests.wire.command_line import cli

@@ -28,13 +28,13 @@ from fencepost.cluster.records import (
     ConfigRecord,
     UserScramCredentialRecord,
 )
-from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.metadata import framing
 from fencepost.coordinator.metadata import log as module
 from fencepost.coordinator.metadata.errors import MetadataError
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
 from fencepost.coordinator.metadata.quorum_state import is_of_apache_kafka
 from fencepost.coordinator.metadata.server_secret import SECRET_FILE, server_secret
+from fencepost.coordinator.storage.storage import Storage
 from fencepost.logcore.batch import decode_records
 from fencepost.logcore.checkpoints import write_partition_metadata
 from fencepost.logcore.fs import write_file

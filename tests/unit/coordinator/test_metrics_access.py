@@ -11,9 +11,9 @@ import pytest
 
 from fencepost import Broker
 from fencepost.coordinator.config.key import ConfigError
-from fencepost.coordinator.net import http_access
-from fencepost.coordinator.net.http import HttpLimits, Request, Response, serve_http
-from fencepost.coordinator.net.http_access import AccessError, RenewedContext, Users
+from fencepost.coordinator.server import http_access
+from fencepost.coordinator.server.http import HttpLimits, Request, Response, serve_http
+from fencepost.coordinator.server.http_access import AccessError, RenewedContext, Users
 from tests.support.certificates import Authority, replace
 from tests.support.waits import until_true
 

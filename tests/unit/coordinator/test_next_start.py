@@ -13,8 +13,8 @@ from click.testing import CliRunner, Result
 from structlog.testing import capture_logs
 
 from fencepost import Broker
-from fencepost.coordinator.cli import main
-from fencepost.coordinator.data.log_manager import WHAT_A_START_DID
+from fencepost.cli import main
+from fencepost.coordinator.storage.log_manager import WHAT_A_START_DID
 from fencepost.logcore.batch import iter_headers
 from fencepost.logcore.checkpoints import CLEAN_SHUTDOWN
 from tests.support.batches import batch

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from fencepost.coordinator.tools.ports import hold_port
+from fencepost.tools.ports import hold_port
 
 OTHERS = 500
 

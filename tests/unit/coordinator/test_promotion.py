@@ -36,8 +36,6 @@ from fencepost.coordinator.metadata.names import METADATA_TOPIC
 from fencepost.coordinator.metadata.quorum_state import is_of_member, note_membership, promoted_as
 from fencepost.coordinator.metadata.snapshots import load_snapshot, snapshots
 from fencepost.coordinator.metadata.stopped import read_stopped
-from fencepost.coordinator.tools import promotion, way_back
-from fencepost.coordinator.tools.promotion import Controller, Plan, PromotionError, Wanted
 from fencepost.logcore.batch import decode_records, iter_headers
 from fencepost.logcore.checkpoints import (
     MetaProperties,
@@ -47,6 +45,8 @@ from fencepost.logcore.checkpoints import (
     write_meta_properties,
 )
 from fencepost.logcore.fs import write_file
+from fencepost.tools import promotion, way_back
+from fencepost.tools.promotion import Controller, Plan, PromotionError, Wanted
 from tests.support import old_metadata
 from tests.support.memory_disk import MemoryDisk
 from tests.support.metadata_changes import (

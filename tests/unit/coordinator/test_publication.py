@@ -18,10 +18,10 @@ from fencepost.cluster.records import (
     TopicRecord,
 )
 from fencepost.coordinator.config.broker_config import BrokerConfig
-from fencepost.coordinator.coordinators.elections import publish_elections
 from fencepost.coordinator.daemon.cluster_broker import no_longer_followed
 from fencepost.coordinator.metadata.metadata import Metadata
 from fencepost.coordinator.metadata.publication import Publication, Subscriber
+from fencepost.coordinator.services.elections import publish_elections
 from tests.support.images import after
 
 ME, OTHER = 7, 8

@@ -7,9 +7,9 @@ from collections import Counter
 
 import pytest
 
-from fencepost.coordinator.cli.queries.moves import PlanError, plan_text, read_plan
-from fencepost.coordinator.cli.queries.placement import TooFewBrokers, spread
-from fencepost.coordinator.cli.queries.replicas import PartitionState, problems
+from fencepost.client.queries.moves import PlanError, plan_text, read_plan
+from fencepost.client.queries.placement import TooFewBrokers, spread
+from fencepost.client.queries.replicas import PartitionState, problems
 
 Plan = dict[tuple[str, int], tuple[int, ...]]
 

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from fencepost.coordinator.broker_services import Services as BrokerServices
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.metadata.log import MetadataLog
-from fencepost.coordinator.services import Services as BrokerServices
-from fencepost.coordinator.wire.steps import finish
 from fencepost.groups.commands import CommitOffsets, FetchOffsets, FetchTopic, OffsetToCommit
 from fencepost.logcore.checkpoints import LOG_START_CHECKPOINT, read_offsets
 from fencepost.logcore.errors import NoRoomError, StorageError
 from fencepost.logcore.fs import OsFileSystem
 from fencepost.logcore.machine import EndMarker, ProducerStamp, Record
+from fencepost.protocol.steps import finish
 from tests.support.cluster import Cluster
 from tests.support.faults import FaultyDisk
 from tests.support.metadata_changes import create_topic, delete_topic

@@ -8,9 +8,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from fencepost.cluster.records import PartitionChangeRecord
-from fencepost.coordinator.data.maintenance import Maintenance
 from fencepost.coordinator.errors import UnknownTopicOrPartitionError
 from fencepost.coordinator.runtime.delayed_fetch import DelayedFetch, DelayedFetches, Watched
+from fencepost.coordinator.storage.maintenance import Maintenance
 from fencepost.logcore.checkpoints import (
     CLEANER_CHECKPOINT,
     HIGH_WATERMARK_CHECKPOINT,

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from fencepost.coordinator.net.request_stream import WRITE_BYTES, RequestStream
-from fencepost.coordinator.wire.api import ApiKey
-from fencepost.coordinator.wire.codec import Request, encode_request, encode_response
-from fencepost.coordinator.wire.errors import MalformedRequest, UnsupportedVersion, WireError
-from fencepost.coordinator.wire.limits import FIRST_BUFFER_BYTES, ConnectionLimits
-from fencepost.coordinator.wire.messages import request_factory, response_factory
-from fencepost.coordinator.wire.steps import finish
-from fencepost.coordinator.wire.writer import Chunk
+from fencepost.coordinator.server.request_stream import WRITE_BYTES, RequestStream
+from fencepost.protocol.api import ApiKey
+from fencepost.protocol.codec import Request, encode_request, encode_response
+from fencepost.protocol.errors import MalformedRequest, UnsupportedVersion, WireError
+from fencepost.protocol.limits import FIRST_BUFFER_BYTES, ConnectionLimits
+from fencepost.protocol.messages import request_factory, response_factory
+from fencepost.protocol.steps import finish
+from fencepost.protocol.writer import Chunk
 
 LIMITS = ConnectionLimits(max_request_bytes=100_000)
 SERVED = {

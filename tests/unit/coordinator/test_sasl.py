@@ -25,7 +25,7 @@ from confluent_kafka.admin import (
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.daemon.in_thread import BrokerThread
 from fencepost.coordinator.security.logins import Logins
-from fencepost.coordinator.wire.scram import SCRAM_SHA_256
+from fencepost.protocol.scram import SCRAM_SHA_256
 from tests.support.certificates import Authority
 from tests.support.clock import ManualClock
 from tests.support.daemon import ROOT, Daemon

@@ -7,8 +7,8 @@ import hashlib
 
 import pytest
 
-from fencepost.coordinator.wire import scram
-from fencepost.coordinator.wire.scram import (
+from fencepost.protocol import scram
+from fencepost.protocol.scram import (
     SCRAM_SHA_256,
     SCRAM_SHA_512,
     ClientFinal,

@@ -13,13 +13,13 @@ import pytest
 import structlog
 
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.net import connection
-from fencepost.coordinator.net.request_stream import WRITE_BYTES
-from fencepost.coordinator.net.sending import SENT_PER_TURN_BYTES
-from fencepost.coordinator.wire.api import ApiKey
-from fencepost.coordinator.wire.limits import BIG_CHUNK_BYTES
+from fencepost.coordinator.server import connection
+from fencepost.coordinator.server.request_stream import WRITE_BYTES
+from fencepost.coordinator.server.sending import SENT_PER_TURN_BYTES
 from fencepost.logcore.partition import Partition
 from fencepost.logcore.reading import Isolation
+from fencepost.protocol.api import ApiKey
+from fencepost.protocol.limits import BIG_CHUNK_BYTES
 from tests.support.faults import FaultyDisk
 from tests.support.waits import until_true
 from tests.unit.coordinator.test_wire_server import Peer, Service, fetch, heartbeat, serving

@@ -14,10 +14,10 @@ from fencepost.coordinator.runtime.errors import (
 )
 from fencepost.coordinator.runtime.shard_state import ShardState
 from fencepost.coordinator.runtime.shards import ShardSet
-from fencepost.coordinator.wire.steps import finish
 from fencepost.groups.commands import CommitOffsets, JoinGroup, OffsetToCommit
 from fencepost.groups.consumer_commands import ConsumerHeartbeat
 from fencepost.logcore.machine import DomainError
+from fencepost.protocol.steps import finish
 from fencepost.txn.commands import AddPartitions, InitProducerId
 from tests.support.waits import until_true
 from tests.unit.coordinator.services import Services, reload

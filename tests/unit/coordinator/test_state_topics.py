@@ -20,7 +20,6 @@ from fencepost.coordinator.config.broker_config import (
     check_topic_configs,
 )
 from fencepost.coordinator.config.key import ConfigKey
-from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.metadata.controller_settings import controller_settings
 from fencepost.coordinator.metadata.names import (
     CONSUMER_OFFSETS,
@@ -37,6 +36,7 @@ from fencepost.coordinator.metadata.state_topics import (
     safe_log_config,
     without_harm,
 )
+from fencepost.coordinator.storage.storage import Storage
 from fencepost.logcore.config import LogConfig
 from fencepost.logcore.machine import Record
 from tests.support.clock import ManualClock

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fencepost.coordinator.tools.sweep.judge import Attempt, Labels, torn_units
-from fencepost.coordinator.tools.sweep.points import (
+from fencepost.logcore.batch import LogRecord
+from fencepost.tools.sweep.judge import Attempt, Labels, torn_units
+from fencepost.tools.sweep.points import (
     ANSWER,
     CountedFileSystem,
     Counter,
@@ -15,7 +16,6 @@ from fencepost.coordinator.tools.sweep.points import (
     points_of,
     spread,
 )
-from fencepost.logcore.batch import LogRecord
 
 LABELS = Labels("unit", "size")
 

@@ -10,7 +10,7 @@ import pytest
 
 from fencepost.coordinator.runtime.background import SLICE_MS
 from fencepost.coordinator.runtime.turns import Job, OneAtATime, Turns, Work
-from fencepost.coordinator.wire.steps import Steps, finish
+from fencepost.protocol.steps import Steps, finish
 
 
 class Desk:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from fencepost.coordinator.coordinators.verification import verification_error
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS, TRANSACTION_STATE
 from fencepost.coordinator.runtime.errors import (
     CoordinatorLoadInProgressError,
@@ -18,12 +17,13 @@ from fencepost.coordinator.runtime.errors import (
     TransactionCoordinatorBusyError,
 )
 from fencepost.coordinator.runtime.shard_state import ShardState
-from fencepost.coordinator.wire.steps import finish
+from fencepost.coordinator.services.verification import verification_error
 from fencepost.groups.commands import OffsetToCommit, TxnCommitOffsets
 from fencepost.logcore.batch import LogRecord, encode_batch
 from fencepost.logcore.errors import InvalidProducerEpochError, InvalidTxnStateError, StorageError
 from fencepost.logcore.machine import DomainError, EndMarker, ProducerStamp
 from fencepost.logcore.reading import Isolation
+from fencepost.protocol.steps import finish
 from fencepost.txn.commands import (
     NO_PRODUCER_ID,
     AddPartitions,

@@ -14,8 +14,8 @@ import structlog
 from structlog.testing import capture_logs
 
 from fencepost.coordinator.daemon.broker import Broker
-from fencepost.coordinator.data.cleaner import Cleaner
-from fencepost.coordinator.data.maintenance import Maintenance
+from fencepost.coordinator.storage.cleaner import Cleaner
+from fencepost.coordinator.storage.maintenance import Maintenance
 from fencepost.logcore.batch import decode_records
 from fencepost.logcore.checkpoints import CLEANER_CHECKPOINT, read_offsets
 from fencepost.logcore.errors import StorageError

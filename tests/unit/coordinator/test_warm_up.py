@@ -20,10 +20,10 @@ PREPARED = """
 import asyncio, json, sys
 from fencepost.coordinator.daemon.warm_up import MESSAGES, warm_up
 from fencepost.coordinator.handlers import Registry
-from fencepost.coordinator.wire.api import ApiKey
-from fencepost.coordinator.wire.messages import response_factory
-from fencepost.coordinator.wire.codec import encode_response
-from fencepost.coordinator.wire.schema import message_class
+from fencepost.protocol.api import ApiKey
+from fencepost.protocol.messages import response_factory
+from fencepost.protocol.codec import encode_response
+from fencepost.protocol.schema import message_class
 registry = Registry()
 asyncio.run(warm_up(registry))
 before = set(sys.modules)
@@ -116,7 +116,7 @@ def test_a_broker_that_stands_alone_imports_nothing_of_a_cluster(tmp_path: Path)
         check=True,
     )
     loaded = set(done.stdout.splitlines()[-1].split())
-    assert "coordinator.data.replica_manager" in loaded
+    assert "coordinator.storage.replica_manager" in loaded
     machines = ("leader", "follower", "fetcher", "observer", "lifecycle", "controller.machine")
     assert not loaded & {f"cluster.{one}" for one in machines}
     assert "txn.marker_queues" not in loaded

@@ -15,23 +15,23 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from fencepost import Broker
-from fencepost.coordinator.cli.queries.session import Session
-from fencepost.coordinator.config.listener_config import ListenerConfig
-from fencepost.coordinator.handlers import CloseConnection, Context, Registry, handles
-from fencepost.coordinator.handlers.api_versions import run as api_versions
-from fencepost.coordinator.net.server import Server
-from fencepost.coordinator.tools.ports import hold_port
-from fencepost.coordinator.wire.api import ApiKey
-from fencepost.coordinator.wire.client.channel import AsyncChannel
-from fencepost.coordinator.wire.client.client import (
+from fencepost.client.channel import AsyncChannel
+from fencepost.client.client import (
     ApiError,
     AsyncWireClient,
     BrokerUnreachable,
     WireClient,
 )
-from fencepost.coordinator.wire.client.cluster import parse_bootstrap, verdict
-from fencepost.coordinator.wire.errors import UnsupportedVersion
-from fencepost.coordinator.wire.messages import request_factory
+from fencepost.client.cluster import parse_bootstrap, verdict
+from fencepost.client.queries.session import Session
+from fencepost.coordinator.config.listener_config import ListenerConfig
+from fencepost.coordinator.handlers import CloseConnection, Context, Registry, handles
+from fencepost.coordinator.handlers.api_versions import run as api_versions
+from fencepost.coordinator.server.server import Server
+from fencepost.protocol.api import ApiKey
+from fencepost.protocol.errors import UnsupportedVersion
+from fencepost.protocol.messages import request_factory
+from fencepost.tools.ports import hold_port
 
 
 class Cluster:
@@ -349,7 +349,7 @@ def test_bad_bootstrap(text: Any) -> None:
 
 
 def test_verdict_of_a_response_without_items() -> None:
-    from fencepost.coordinator.wire.messages import response_factory
+    from fencepost.protocol.messages import response_factory
 
     make = response_factory(ApiKey.HEARTBEAT, 4)
     assert verdict(make.message(error_code=0)).failed == ()

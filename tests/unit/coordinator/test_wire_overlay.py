@@ -7,11 +7,11 @@ from dataclasses import is_dataclass
 import pytest
 from kio.schema.errors import ErrorCode
 
-from fencepost.coordinator.wire import added_errors, overlay
-from fencepost.coordinator.wire.api import KNOWN_APIS, ApiKey, api_name
-from fencepost.coordinator.wire.codec import decode_response, encode_response
-from fencepost.coordinator.wire.messages import response_factory
-from fencepost.coordinator.wire.schema import (
+from fencepost.protocol import added_errors, overlay
+from fencepost.protocol.api import KNOWN_APIS, ApiKey, api_name
+from fencepost.protocol.codec import decode_response, encode_response
+from fencepost.protocol.messages import response_factory
+from fencepost.protocol.schema import (
     FieldInfo,
     all_fields,
     is_known,

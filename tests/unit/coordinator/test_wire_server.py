@@ -20,20 +20,20 @@ from structlog.testing import capture_logs
 from fencepost.coordinator.config.listener_config import ListenerConfig
 from fencepost.coordinator.handlers import CloseConnection, Context, Registry, handles, request_ms
 from fencepost.coordinator.handlers.api_versions import run as api_versions
-from fencepost.coordinator.net import connection
-from fencepost.coordinator.net.connection import SENT_TOGETHER, SENT_TOGETHER_BYTES, Connection
-from fencepost.coordinator.net.listener import OWN_FILES, first_reserved_file
-from fencepost.coordinator.net.request_stream import WRITE_BYTES
-from fencepost.coordinator.net.server import Server
 from fencepost.coordinator.runtime.rate_limited_log import LINES_PER_SECOND
-from fencepost.coordinator.wire.api import ApiKey
-from fencepost.coordinator.wire.codec import decode_response, encode_request
-from fencepost.coordinator.wire.limits import ConnectionLimits
-from fencepost.coordinator.wire.messages import request_factory
+from fencepost.coordinator.server import connection
+from fencepost.coordinator.server.connection import SENT_TOGETHER, SENT_TOGETHER_BYTES, Connection
+from fencepost.coordinator.server.listener import OWN_FILES, first_reserved_file
+from fencepost.coordinator.server.request_stream import WRITE_BYTES
+from fencepost.coordinator.server.server import Server
 from fencepost.logcore.file_range import FileRange
 from fencepost.logcore.fs import held_handles
 from fencepost.logcore.machine import DomainError
 from fencepost.logcore.reading import Isolation
+from fencepost.protocol.api import ApiKey
+from fencepost.protocol.codec import decode_response, encode_request
+from fencepost.protocol.limits import ConnectionLimits
+from fencepost.protocol.messages import request_factory
 from tests.support.waits import until_true
 from tests.unit.logcore.partition_driver import append, open_partition, read_log
 

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from fencepost.coordinator.wire.api import APIS, ApiKey
-from fencepost.coordinator.wire.codec import decode_request, decode_request_in_steps, encode_request
-from fencepost.coordinator.wire.errors import MalformedRequest, UnsupportedVersion
-from fencepost.coordinator.wire.limits import MAX_STRING_BYTES, UNKNOWN_TAG_OBJECTS
-from fencepost.coordinator.wire.messages import request_factory
-from fencepost.coordinator.wire.pieces import let_go
-from fencepost.coordinator.wire.precheck import check, read_uvarint, without
-from fencepost.coordinator.wire.schema import fields_of, is_flexible, message_class
-from fencepost.coordinator.wire.steps import finish
-from fencepost.coordinator.wire.writer import compile_writer, uvarint
+from fencepost.protocol.api import APIS, ApiKey
+from fencepost.protocol.codec import decode_request, decode_request_in_steps, encode_request
+from fencepost.protocol.errors import MalformedRequest, UnsupportedVersion
+from fencepost.protocol.limits import MAX_STRING_BYTES, UNKNOWN_TAG_OBJECTS
+from fencepost.protocol.messages import request_factory
+from fencepost.protocol.pieces import let_go
+from fencepost.protocol.precheck import check, read_uvarint, without
+from fencepost.protocol.schema import fields_of, is_flexible, message_class
+from fencepost.protocol.steps import finish
+from fencepost.protocol.writer import compile_writer, uvarint
 from tests.fuzz.entities import random_entity, random_value
 
 

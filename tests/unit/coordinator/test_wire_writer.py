@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 from kio.serial import entity_reader, entity_writer
 
-from fencepost.coordinator.wire.api import APIS, ApiKey
-from fencepost.coordinator.wire.codec import (
+from fencepost.protocol.api import APIS, ApiKey
+from fencepost.protocol.codec import (
     decode_request,
     decode_response,
     encode_request,
     encode_response,
 )
-from fencepost.coordinator.wire.errors import EncodeError
-from fencepost.coordinator.wire.limits import BIG_CHUNK_BYTES, MAX_ERROR_TEXT_CHARACTERS
-from fencepost.coordinator.wire.messages import request_factory, response_factory
-from fencepost.coordinator.wire.precheck import check
-from fencepost.coordinator.wire.schema import all_fields, is_known, message_class, module_of
-from fencepost.coordinator.wire.writer import compile_writer, uvarint
+from fencepost.protocol.errors import EncodeError
+from fencepost.protocol.limits import BIG_CHUNK_BYTES, MAX_ERROR_TEXT_CHARACTERS
+from fencepost.protocol.messages import request_factory, response_factory
+from fencepost.protocol.precheck import check
+from fencepost.protocol.schema import all_fields, is_known, message_class, module_of
+from fencepost.protocol.writer import compile_writer, uvarint
 from tests.fuzz.entities import random_entity
 
 ROUNDS = 12

@@ -22,7 +22,6 @@ from dumb_log import Chunk, DumbLog, DumbRound, Item
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fencepost.coordinator.wire.steps import finish
 from fencepost.logcore.batch import (
     ControlType,
     LogRecord,
@@ -40,6 +39,7 @@ from fencepost.logcore.machine import EndMarker, ProducerStamp
 from fencepost.logcore.partition import Partition
 from fencepost.logcore.reading import Isolation
 from fencepost.logcore.record_retention import BYTES_PER_KEY
+from fencepost.protocol.steps import finish
 from tests.support.clock import ManualClock
 from tests.support.memory_disk import MemoryDisk, split
 from tests.support.partitions import append_batch, fetch_bytes, retain

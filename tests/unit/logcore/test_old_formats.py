@@ -8,7 +8,6 @@ import pytest
 from compaction_driver import committed, compact, essence, fill_active, put, small
 from partition_driver import T0, config, fetch_all, last_offset, open_partition
 
-from fencepost.coordinator.wire.steps import finish
 from fencepost.logcore.batch import LogRecord, decode_records, iter_headers
 from fencepost.logcore.compression import Codec
 from fencepost.logcore.legacy import (
@@ -19,6 +18,7 @@ from fencepost.logcore.legacy import (
 )
 from fencepost.logcore.partition import Partition
 from fencepost.logcore.reading import Isolation
+from fencepost.protocol.steps import finish
 from tests.support.faults import MortalDisk
 from tests.support.old_formats import encode_message_set
 from tests.support.partitions import fetch_bytes

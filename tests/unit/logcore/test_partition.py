@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from fencepost.coordinator.wire.steps import finish
 from fencepost.logcore.batch import (
     LogRecord,
     decode_records,
@@ -34,6 +33,7 @@ from fencepost.logcore.machine import EndMarker, ProducerStamp, Record
 from fencepost.logcore.partition import Appended, Partition
 from fencepost.logcore.reading import Isolation
 from fencepost.logcore.validation import admit
+from fencepost.protocol.steps import finish
 from tests.support.clock import ManualClock
 from tests.support.faults import FaultyDisk
 from tests.support.partitions import append_batch, fetch_bytes, retain

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from fencepost.coordinator.wire.steps import finish
 from fencepost.logcore.batch import LogRecord, encode_batch, parse_header
 from fencepost.logcore.config import LogConfig
 from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.fs import OsFileSystem
 from fencepost.logcore.segment import Segment
 from fencepost.logcore.timestamps import first_in
+from fencepost.protocol.steps import finish
 
 FS = OsFileSystem()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from aiokafka import errors as kafka
 
-from fencepost.coordinator.wire.client.client import ApiError, BrokerUnreachable
+from fencepost.client.client import ApiError, BrokerUnreachable
 from fencepost.pipelines.failures import (
     Action,
     DataLostError,

@@ -11,13 +11,13 @@ from aiokafka import errors as kafka
 from aiokafka.protocol.admin import SaslAuthenticateRequest_v1
 from kio.schema.errors import ErrorCode
 
-from fencepost.coordinator.wire.client.access import missing_right
-from fencepost.coordinator.wire.client.client import (
+from fencepost.client.access import missing_right
+from fencepost.client.client import (
     ApiError,
     AuthenticationError,
     SecurityError,
 )
-from fencepost.coordinator.wire.client.security import PLAINTEXT, Security
+from fencepost.client.security import PLAINTEXT, Security
 from fencepost.pipelines.failures import Action, Patience, RetryPolicy, classify, explained
 from fencepost.pipelines.security import aiokafka_options
 

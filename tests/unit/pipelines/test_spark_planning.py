@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fencepost.coordinator.wire.client.security import PLAINTEXT
+from fencepost.client.security import PLAINTEXT
 from fencepost.pipelines.spark import client_options
 from fencepost.pipelines.spark import offsets as plan
 from fencepost.pipelines.spark.broker import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED

@@ -13,8 +13,8 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from fencepost.coordinator.wire.api import APIS, Api, ApiKey
-from fencepost.coordinator.wire.schema import all_fields, message_class
+from fencepost.protocol.api import APIS, Api, ApiKey
+from fencepost.protocol.schema import all_fields, message_class
 from fencepost.testing.broker import OwnBroker
 from fencepost.testing.faults import Fault, Faults
 from tests.support.cluster import TRANSACTION, Cluster

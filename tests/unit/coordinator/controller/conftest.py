@@ -9,9 +9,9 @@ from typing import Self, TypeVar
 
 import pytest
 
+from fencepost.coordinator.broker_services import Services
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.daemon.in_thread import BrokerThread
-from fencepost.coordinator.services import Services
 from tests.support.controllers import Pretender
 
 CONFIG = {

@@ -12,7 +12,7 @@ import pytest
 from fencepost.coordinator.handlers.controller_registry import controller_registry
 from fencepost.coordinator.security.authorizer import STANDARD
 from fencepost.coordinator.security.principal import Principal
-from fencepost.coordinator.wire.api import CONTROLLER_APIS, ApiKey
+from fencepost.protocol.api import CONTROLLER_APIS, ApiKey
 from tests.support.controllers import Pretender, anonymous
 from tests.support.raw import RawClient
 from tests.support.waits import until

@@ -16,9 +16,9 @@ from fencepost.cluster.records import (
     PartitionChangeRecord,
     RegisterBrokerRecord,
 )
+from fencepost.coordinator.broker_services import Services
 from fencepost.coordinator.metadata import log as metadata_log
 from fencepost.coordinator.metadata.snapshots import snapshots
-from fencepost.coordinator.services import Services
 from fencepost.logcore.batch import ControlType, decode_records, iter_headers, parse_control
 from tests.support.cluster import unique
 from tests.support.controllers import Pretender, records_of

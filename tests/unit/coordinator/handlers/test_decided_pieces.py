@@ -13,8 +13,8 @@ from fencepost.coordinator.handlers.deciding import (
     pieces_of_turns,
 )
 from fencepost.coordinator.security.principal import Session
-from fencepost.coordinator.wire import ApiKey
-from fencepost.coordinator.wire.messages import request_factory, response_factory
+from fencepost.protocol import ApiKey
+from fencepost.protocol.messages import request_factory, response_factory
 from tests.unit.coordinator.services import Services
 
 KEYS: Final = (

@@ -15,20 +15,20 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
+from fencepost.client.channel import ConnectionLostError
+from fencepost.client.client import AsyncWireClient
+from fencepost.client.cluster import error_codes
 from fencepost.coordinator.config.listener_config import ListenerConfig
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.errors import RequestTimedOutError
 from fencepost.coordinator.handlers import Registry
-from fencepost.coordinator.net.server import Server
-from fencepost.coordinator.wire.api import FORWARDED, KNOWN_APIS, ApiKey
-from fencepost.coordinator.wire.client.channel import ConnectionLostError
-from fencepost.coordinator.wire.client.client import AsyncWireClient
-from fencepost.coordinator.wire.client.cluster import error_codes
-from fencepost.coordinator.wire.codec import encode_request
-from fencepost.coordinator.wire.errors import UnsupportedVersion
-from fencepost.coordinator.wire.messages import request_factory, response_factory
-from fencepost.coordinator.wire.schema import Entity
+from fencepost.coordinator.server.server import Server
+from fencepost.protocol.api import FORWARDED, KNOWN_APIS, ApiKey
+from fencepost.protocol.codec import encode_request
+from fencepost.protocol.errors import UnsupportedVersion
+from fencepost.protocol.messages import request_factory, response_factory
+from fencepost.protocol.schema import Entity
 from tests.support.local_controller import LocalControllerChannel
 from tests.support.waits import until_true
 

@@ -11,7 +11,7 @@ from fencepost.cluster.controller import scram
 from fencepost.cluster.controller.scram import MAX_SALT_BYTES
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.daemon.in_thread import BrokerThread
-from fencepost.coordinator.wire.limits import MAX_ERROR_TEXT_CHARACTERS
+from fencepost.protocol.limits import MAX_ERROR_TEXT_CHARACTERS
 from tests.support.cluster import Cluster, unique
 from tests.support.faults import FaultyDisk
 from tests.support.raw import Answer

@@ -20,11 +20,11 @@ import pytest
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.daemon.in_thread import BrokerThread
 from fencepost.coordinator.handlers import Registry
-from fencepost.coordinator.net import connection
 from fencepost.coordinator.security.quotas import MAX_DEBT_MS
-from fencepost.coordinator.wire.api import APIS, ApiKey
-from fencepost.coordinator.wire.messages import response_factory
+from fencepost.coordinator.server import connection
 from fencepost.logcore.compression import Codec
+from fencepost.protocol.api import APIS, ApiKey
+from fencepost.protocol.messages import response_factory
 from fencepost.testing.clock import TestClock
 from tests.support.batches import batch
 from tests.support.cluster import Cluster, unique

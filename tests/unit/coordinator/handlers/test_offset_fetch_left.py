@@ -15,7 +15,7 @@ from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.handlers import Context
 from fencepost.coordinator.handlers.offset_fetch import run
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.wire import Entity
+from fencepost.protocol import Entity
 
 
 async def test_who_goes_leaves_no_failure_behind(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from fencepost.cluster.acl import Operation as Op
 from fencepost.coordinator import handlers
 from fencepost.coordinator.handlers import authorized
-from fencepost.coordinator.wire.api import APIS
+from fencepost.protocol.api import APIS
 from tests.support.cluster import Cluster, unique
 from tests.support.guarded import Guarded, cluster, group, rule, topic
 from tests.support.raw import errors_in

@@ -18,16 +18,16 @@ from fencepost.cluster.image import (
 from fencepost.coordinator.replication.fetchers import ReplicaFetcherManager
 from fencepost.coordinator.replication.followed_log import FollowedLog
 from fencepost.coordinator.replication.peers import Peers
-from fencepost.coordinator.wire.api import ApiKey
-from fencepost.coordinator.wire.codec import Request
-from fencepost.coordinator.wire.messages import response_factory
-from fencepost.coordinator.wire.schema import Entity
 from fencepost.logcore.clock import SystemClock
 from fencepost.logcore.errors import OffsetOutOfRangeError
 from fencepost.logcore.fs import FileSystem, OsFileSystem
 from fencepost.logcore.machine import Event
 from fencepost.logcore.partition import Partition
 from fencepost.logcore.reading import Isolation
+from fencepost.protocol.api import ApiKey
+from fencepost.protocol.codec import Request
+from fencepost.protocol.messages import response_factory
+from fencepost.protocol.schema import Entity
 from tests.support.metadata_changes import create_topic
 from tests.support.partitions import fetch_bytes
 from tests.support.waits import until_true

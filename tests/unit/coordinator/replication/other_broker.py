@@ -12,10 +12,10 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.image import BrokerRegistration, MetadataImage
 from fencepost.cluster.records import BrokerEndpoint
-from fencepost.coordinator.wire.api import ApiKey
-from fencepost.coordinator.wire.codec import Request, decode_request, encode_response
-from fencepost.coordinator.wire.messages import ResponseFactory, response_factory
-from fencepost.coordinator.wire.schema import Entity
+from fencepost.protocol.api import ApiKey
+from fencepost.protocol.codec import Request, decode_request, encode_response
+from fencepost.protocol.messages import ResponseFactory, response_factory
+from fencepost.protocol.schema import Entity
 
 Answer = Callable[[Request], Awaitable[Entity | None]]
 

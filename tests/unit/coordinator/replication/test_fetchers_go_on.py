@@ -11,8 +11,8 @@ import pytest
 from fencepost.cluster.follower import FetchState
 from fencepost.coordinator.config.broker_config import ConfigSource
 from fencepost.coordinator.replication import fetchers
-from fencepost.coordinator.wire.api import ApiKey
 from fencepost.logcore.fs import OsFileSystem
+from fencepost.protocol.api import ApiKey
 from tests.support.waits import until_true
 from tests.unit.coordinator.replication.leading import TOPIC, Pair
 from tests.unit.logcore.partition_driver import read_log

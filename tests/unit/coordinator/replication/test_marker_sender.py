@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from kio.schema.errors import ErrorCode
 
-from fencepost.coordinator.coordinators.marker_writer import MAX_RETRY_MS
 from fencepost.coordinator.replication.marker_sender import MarkerSender
 from fencepost.coordinator.replication.peers import Peers
 from fencepost.coordinator.replication.verifier import Verifier
-from fencepost.coordinator.wire.api import ApiKey
-from fencepost.coordinator.wire.messages import ResponseFactory
-from fencepost.coordinator.wire.schema import Entity
-from fencepost.coordinator.wire.steps import finish
+from fencepost.coordinator.services.marker_writer import MAX_RETRY_MS
 from fencepost.logcore.errors import InvalidProducerEpochError
+from fencepost.protocol.api import ApiKey
+from fencepost.protocol.messages import ResponseFactory
+from fencepost.protocol.schema import Entity
+from fencepost.protocol.steps import finish
 from fencepost.txn.commands import EndTxn, TopicPartition
 from fencepost.txn.ids import ProducerIdBlock
 from fencepost.txn.marker_queues import NoDestination

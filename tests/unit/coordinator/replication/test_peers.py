@@ -7,20 +7,20 @@ import time
 
 import pytest
 
-from fencepost.coordinator.config.broker_config import BrokerConfig
-from fencepost.coordinator.config.key import ConfigError
-from fencepost.coordinator.replication import peers as peers_module
-from fencepost.coordinator.replication.peers import Peers, Purpose
-from fencepost.coordinator.wire.api import ApiKey
-from fencepost.coordinator.wire.client.channel import (
+from fencepost.client.channel import (
     AuthenticationError,
     BrokerUnreachable,
     ConnectionLostError,
 )
-from fencepost.coordinator.wire.codec import Request
-from fencepost.coordinator.wire.errors import UnsupportedVersion
-from fencepost.coordinator.wire.messages import request_factory, response_factory
-from fencepost.coordinator.wire.schema import Entity
+from fencepost.coordinator.config.broker_config import BrokerConfig
+from fencepost.coordinator.config.key import ConfigError
+from fencepost.coordinator.replication import peers as peers_module
+from fencepost.coordinator.replication.peers import Peers, Purpose
+from fencepost.protocol.api import ApiKey
+from fencepost.protocol.codec import Request
+from fencepost.protocol.errors import UnsupportedVersion
+from fencepost.protocol.messages import request_factory, response_factory
+from fencepost.protocol.schema import Entity
 from tests.support.certificates import Authority
 from tests.support.secured import SecuredFencepost, add_users
 from tests.unit.coordinator.replication.other_broker import OtherBroker, image_of, versions

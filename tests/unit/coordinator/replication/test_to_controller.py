@@ -19,12 +19,12 @@ from fencepost.coordinator.replication.controller_connection import Newest
 from fencepost.coordinator.replication.directories import Directories
 from fencepost.coordinator.replication.isr_changes import IsrChanges
 from fencepost.coordinator.replication.registering import unsupported
-from fencepost.coordinator.wire.api import ApiKey
-from fencepost.coordinator.wire.codec import Request
-from fencepost.coordinator.wire.errors import UnsupportedVersion
-from fencepost.coordinator.wire.messages import RequestFactory, response_factory
-from fencepost.coordinator.wire.schema import Entity
 from fencepost.logcore.errors import StorageError
+from fencepost.protocol.api import ApiKey
+from fencepost.protocol.codec import Request
+from fencepost.protocol.errors import UnsupportedVersion
+from fencepost.protocol.messages import RequestFactory, response_factory
+from fencepost.protocol.schema import Entity
 from tests.support.local_controller import LocalControllerChannel
 from tests.support.waits import until, until_true
 from tests.unit.coordinator.led import EPOCHS, Led, cluster_of_one

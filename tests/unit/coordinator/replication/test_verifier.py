@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 from kio.schema.errors import ErrorCode
 
-from fencepost.coordinator.data.appends import Append, Part
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.replication.peers import Peers
 from fencepost.coordinator.replication.producer_ids import ControllersProducerIds
 from fencepost.coordinator.replication.verifier import Verifier
 from fencepost.coordinator.runtime.origin import Origin
-from fencepost.coordinator.wire.api import ApiKey
-from fencepost.coordinator.wire.messages import ResponseFactory, response_factory
-from fencepost.coordinator.wire.schema import Entity
+from fencepost.coordinator.storage.appends import Append, Part
 from fencepost.logcore.batch import LogRecord, encode_batch
 from fencepost.logcore.machine import EndMarker, ProducerStamp
+from fencepost.protocol.api import ApiKey
+from fencepost.protocol.messages import ResponseFactory, response_factory
+from fencepost.protocol.schema import Entity
 from fencepost.txn.errors import ProducerIdsUnavailableError
 from tests.support.waits import until_true
 from tests.unit.coordinator.replication.other_broker import Scripted, image_of

@@ -30,14 +30,14 @@ from fencepost.cluster.controller.errors import InvalidRequestError, PolicyViola
 from fencepost.cluster.controller.machine import Controller
 from fencepost.cluster.controller.view import ControllerSettings
 from fencepost.cluster.records import AccessControlEntryRecord, RemoveAccessControlEntryRecord
-from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.handlers.deciding import ITEMS_PER_TURN, batched
 from fencepost.coordinator.metadata.errors import MetadataError
 from fencepost.coordinator.security.acls import AclPublisher
 from fencepost.coordinator.security.authorizer import Authorizer
-from fencepost.coordinator.wire.steps import Steps, finish
+from fencepost.coordinator.storage.storage import Storage
 from fencepost.logcore.errors import StorageError
 from fencepost.logcore.machine import DomainError
+from fencepost.protocol.steps import Steps, finish
 from tests.support.stalls import watched_loop
 from tests.unit.coordinator.security.slow_authorizer import rule, session
 from tests.unit.coordinator.security.test_authorizer import HOSTS, NAMES, USERS, drawn

@@ -26,7 +26,7 @@ from fencepost.coordinator.security import rules as rules_module
 from fencepost.coordinator.security.authorizer import STANDARD, Authorizer, parse_super_users
 from fencepost.coordinator.security.principal import ANONYMOUS, Principal, Session, one_form
 from fencepost.coordinator.security.rules import NO_ID, RuleTable
-from fencepost.coordinator.wire.steps import finish
+from fencepost.protocol.steps import finish
 from tests.support.stalls import MAX_STALL_MS, slowness
 from tests.unit.coordinator.security import slow_authorizer as model
 from tests.unit.coordinator.security.slow_authorizer import rule, session

@@ -26,7 +26,7 @@ from fencepost.coordinator.security.authorizer import Authorizer
 from fencepost.coordinator.security.principal import Principal, Session
 from fencepost.coordinator.security.quota_table import QuotaTable
 from fencepost.coordinator.security.rules import RuleTable
-from fencepost.coordinator.wire.steps import finish
+from fencepost.protocol.steps import finish
 from tests.support.images import after
 from tests.support.stalls import watched_loop
 from tests.support.waits import DEADLINE_S

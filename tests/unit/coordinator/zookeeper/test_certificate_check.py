@@ -19,14 +19,14 @@ from fencepost.coordinator.controller.services import ControllerServices
 from fencepost.coordinator.handlers import Context
 from fencepost.coordinator.handlers.certificate_check import check_certificates
 from fencepost.coordinator.metadata.controller_settings import controller_settings
-from fencepost.coordinator.wire import ApiKey
-from fencepost.coordinator.wire.messages import request_factory
 from fencepost.coordinator.zookeeper.broker_store import ZooKeeperMetadata
 from fencepost.coordinator.zookeeper.connection import Reach
 from fencepost.coordinator.zookeeper.loading import Loaded
 from fencepost.coordinator.zookeeper.passwords import Passwords
 from fencepost.coordinator.zookeeper.session import Session
 from fencepost.coordinator.zookeeper.store import Store
+from fencepost.protocol import ApiKey
+from fencepost.protocol.messages import request_factory
 from tests.unit.coordinator.services import Services
 
 SETTINGS: Final = {"zookeeper.connect": "nowhere:1", "password.encoder.secret": "the secret"}

@@ -14,12 +14,12 @@ from fencepost.cluster.records import (
     RemoveTopicRecord,
     TopicRecord,
 )
-from fencepost.coordinator.wire.api import ApiKey
-from fencepost.coordinator.wire.schema import Entity
 from fencepost.coordinator.zookeeper import requests, znodes
 from fencepost.coordinator.zookeeper.loading import broker_record
 from fencepost.coordinator.zookeeper.request_batch import BrokerRequestBatch, told
 from fencepost.coordinator.zookeeper.requests import ControllerRequestApplier
+from fencepost.protocol.api import ApiKey
+from fencepost.protocol.schema import Entity
 from tests.support.told import led, updated
 
 TOPIC_ID, EPOCH = UUID(int=7 << 64), 41

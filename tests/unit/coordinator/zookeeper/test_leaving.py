@@ -16,8 +16,8 @@ from fencepost.coordinator.errors import RequestTimedOutError
 from fencepost.coordinator.replication.controller_channel import (
     ControllerChannel,
 )
-from fencepost.coordinator.wire.api import ApiKey
-from fencepost.coordinator.wire.messages import response_factory
+from fencepost.protocol.api import ApiKey
+from fencepost.protocol.messages import response_factory
 from tests.support.local_controller import LocalControllerChannel
 
 SETTINGS = {

@@ -11,18 +11,18 @@ from typing import Any, cast
 import pytest
 from kio.schema.errors import ErrorCode
 
-from fencepost.coordinator.data.storage import Storage
+from fencepost.coordinator.broker_services import Services
 from fencepost.coordinator.handlers import Context
 from fencepost.coordinator.handlers.zookeeper_registry import zookeeper_registry
 from fencepost.coordinator.security.principal import Session as Client
-from fencepost.coordinator.services import Services
-from fencepost.coordinator.wire import ApiKey, Entity
-from fencepost.coordinator.wire.messages import request_factory, response_factory
+from fencepost.coordinator.storage.storage import Storage
 from fencepost.coordinator.zookeeper import node as node_module
 from fencepost.coordinator.zookeeper.broker_store import ZooKeeperMetadata
 from fencepost.coordinator.zookeeper.node import ZooKeeperNode
 from fencepost.coordinator.zookeeper.passwords import Passwords
 from fencepost.logcore.fs import OsFileSystem
+from fencepost.protocol import ApiKey, Entity
+from fencepost.protocol.messages import request_factory, response_factory
 from tests.support.clock import ManualClock
 from tests.unit.coordinator.zookeeper.kept_znodes import SETTINGS, TOPICS, Znodes
 

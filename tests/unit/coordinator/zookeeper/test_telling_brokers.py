@@ -36,7 +36,6 @@ from fencepost.cluster.records import (
     TopicRecord,
     UnregisterBrokerRecord,
 )
-from fencepost.coordinator.wire.api import ApiKey
 from fencepost.coordinator.zookeeper import znodes
 from fencepost.coordinator.zookeeper.errors import NotInZooKeeperError
 from fencepost.coordinator.zookeeper.loading import broker_record
@@ -51,6 +50,7 @@ from fencepost.coordinator.zookeeper.requests import (
 )
 from fencepost.coordinator.zookeeper.session import Create, Delete, Put, Set, Write
 from fencepost.coordinator.zookeeper.writes import Writer, check_kept, fenced
+from fencepost.protocol.api import ApiKey
 from tests.support.told import led, updated
 
 STALE_CONTROLLER_EPOCH, STALE_BROKER_EPOCH = 11, 77

@@ -1,0 +1,44 @@
+"""The convention for commands that change something: show the change, and make it if told to."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TypeVar
+
+import click
+
+from fencepost.cli.printing import say
+
+R = TypeVar("R")
+
+NOTHING_CHANGED = "nothing was changed; --execute does it"
+
+
+def execute_option(function: Callable[..., R]) -> Callable[..., R]:
+    """Add ``--execute``: without it the function only shows what it would do.
+
+    The older options still work: ``--dry-run`` asks for the default, ``--yes`` is ``--execute``.
+    """
+
+    @click.option(
+        "--execute", is_flag=True, help="Make the change; without it, the change is only shown."
+    )
+    @click.option("--dry-run", is_flag=True, hidden=True)
+    @click.option("--yes", is_flag=True, hidden=True)
+    @functools.wraps(function)
+    def wrapped(*, execute: bool, dry_run: bool, yes: bool, **options: object) -> R:
+        if dry_run and (execute or yes):
+            raise click.UsageError("--dry-run contradicts --execute")
+        if dry_run:
+            say("hint: --dry-run can be left out: without --execute nothing is done", err=True)
+        if yes:
+            say("hint: --yes is called --execute now", err=True)
+        return function(execute=execute or yes, **options)
+
+    return wrapped
+
+
+def show_only() -> None:
+    """Say on standard error that the change was only shown."""
+    say(NOTHING_CHANGED, err=True)

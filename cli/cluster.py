@@ -1,0 +1,322 @@
+"""``fencepost cluster``: brokers, controllers, features and health; creation of a cluster."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from fencepost.cli.changes import execute_option, show_only
+from fencepost.cli.cluster_promote import promote, stand_alone
+from fencepost.cli.features import COLUMNS as FEATURE_COLUMNS
+from fencepost.cli.features import feature_levels
+from fencepost.cli.history import history_options, show
+from fencepost.cli.output import (
+    CommandGroup,
+    counted,
+    emit,
+    shared_options,
+    table_options,
+    text_of,
+    utc,
+)
+from fencepost.cli.printing import say, say_json
+from fencepost.coordinator.history.entries import CLUSTER
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fencepost.client.queries.moves import Move
+    from fencepost.client.queries.replicas import BrokerState, PartitionState, Quorum
+    from fencepost.client.queries.session import Session
+    from fencepost.client.requests import Partition
+
+BROKER_COLUMNS = ("broker", "host", "port", "rack", "controller", "apis")
+STATE_COLUMNS = (
+    *("broker", "host", "port", "rack", "state", "controller"),
+    *("leads", "preferred", "replicas", "in_sync", "metadata_lag"),
+)
+PROBLEM_COLUMNS = (
+    *("topic", "partition", "leader", "epoch", "replicas", "isr", "elr", "offline", "problem"),
+)
+MIN_ISR = "min.insync.replicas"
+API_COLUMNS = ("broker", "key", "api", "lowest", "highest")
+METADATA_VERSION = "metadata.version"
+_LEVELS = "7=3.3 8=3.4 11=3.5 14=3.6 19=3.7 20=3.8 21=3.9 25=4.0 27=4.1 29=4.2 30=4.3 33=4.4"
+RELEASES = {int(level): release for level, release in (pair.split("=") for pair in _LEVELS.split())}
+"""Kafka's releases by the last metadata.version that each introduced (``MetadataVersion``)."""
+
+
+@click.group("cluster", cls=CommandGroup)
+def command() -> None:
+    """Show the state of a cluster, or turn a standalone broker into a cluster."""
+
+
+command.add_command(promote)
+command.add_command(stand_alone)
+
+
+@command.command("info")
+@click.option("--apis", "with_apis", is_flag=True, help="Show the versions of each API as well.")
+@table_options
+def info(session: Session, form: str, *, with_apis: bool) -> None:
+    """Show a cluster's id, its brokers, the active controller, and its features.
+
+    CONTROLLER marks the broker whose process is the active controller, if any. VERSION is the
+    Apache Kafka release of the cluster's metadata.version, if the cluster reports it.
+    """
+    from fencepost.client.queries import replicas
+
+    cluster = session.client.metadata(refresh=True)
+    controller = replicas.active_controller(session, replicas.quorum(session))
+    versions = {node: session.client.versions(to_node=node) for node in sorted(cluster.brokers)}
+    features = feature_levels(session)
+    brokers = [
+        {
+            "broker": node,
+            "host": broker.host,
+            "port": broker.port,
+            "rack": broker.rack,
+            "controller": node == controller,
+            "apis": len(versions[node]),
+        }
+        for node, broker in sorted(cluster.brokers.items())
+    ]
+    apis = _apis(versions) if with_apis else []
+    version = _release({str(row["feature"]): row["finalized"] for row in features})
+    if form == "json":
+        told: dict[str, object] = {
+            "cluster_id": cluster.cluster_id,
+            "controller": controller,
+            "version": version,
+            "brokers": brokers,
+            "features": features,
+        }
+        say_json(told | ({"apis": apis} if with_apis else {}))
+        return
+    head = f"cluster {text_of(cluster.cluster_id)}, {counted(len(brokers), 'broker')}"
+    head += f", controller {'unknown' if controller is None else controller}"
+    say(head + ("" if version is None else f", version {version}"))
+    emit(brokers, BROKER_COLUMNS, form)
+    say()
+    emit(features, FEATURE_COLUMNS, form)
+    if with_apis:
+        say()
+        emit(apis, API_COLUMNS, form)
+
+
+@command.command("describe")
+@table_options
+def describe(session: Session, form: str) -> None:
+    """Show brokers, controllers, and partitions that are offline or under-replicated.
+
+    STATE is `up`, or `fenced` for a registered broker without a session. CONTROLLER is `active`,
+    `voter` or empty; the history says when and why a controller on ZooKeeper was elected. LEADS
+    counts partitions the broker leads, PREFERRED those it should lead, IN_SYNC its replicas
+    that are in the ISR, METADATA_LAG the records of the metadata log it has not read.
+    """
+    from fencepost.client.queries import replicas
+
+    known, quorum = replicas.brokers(session), replicas.quorum(session)
+    partitions = replicas.partition_states(session)
+    min_isr = _min_isr(session, list(dict.fromkeys(one.topic for one in partitions)))
+    controller = replicas.active_controller(session, quorum)
+    election = None if quorum is not None else _election(session, controller)
+    brokers = [_broker_row(one, quorum, partitions) for one in known]
+    if replicas.is_elected_of_brokers(session):
+        for known_one in brokers:
+            known_one["controller"] = "active" if known_one["broker"] == controller else None
+    moving = _reassigning(session)
+    problems = []
+    for one in partitions:
+        move = (moving or {}).get((one.topic, one.partition))
+        adding = () if move is None else move.adding
+        wrong = replicas.problems(one, min_isr.get(one.topic, 1), adding)
+        if wrong:
+            row = {**one._asdict(), "min_isr": min_isr.get(one.topic), "problems": wrong}
+            problems.append(row)
+    health = {
+        "partitions": len(partitions),
+        "offline": sum("offline" in row["problems"] for row in problems),
+        "under_min_isr": sum("under min ISR" in row["problems"] for row in problems),
+        "under_replicated": sum("under replicated" in row["problems"] for row in problems),
+        "not_led_by_preferred": sum(one.leader != one.preferred for one in partitions),
+        "reassigning": None if moving is None else len(moving),
+    }
+    cluster_id = session.client.metadata().cluster_id
+    if form == "json":
+        told: dict[str, object] = {
+            "cluster_id": cluster_id,
+            "controller": controller,
+            "controller_epoch": quorum.epoch if quorum is not None else election and election.epoch,
+            "controller_since": election and election.since,
+            "controller_cause": election and election.cause,
+            "metadata_offset": None if quorum is None else quorum.high_watermark,
+            "brokers": brokers,
+            "health": health,
+            "problems": problems,
+        }
+        say_json(told)
+        return
+    head = f"cluster {text_of(cluster_id)}, {counted(len(brokers), 'broker')}"
+    if quorum is not None:
+        head += f", controller {quorum.controller} in epoch {quorum.epoch}"
+        head += f", metadata at offset {quorum.high_watermark}"
+    elif election is not None:
+        head += f", controller {controller} in epoch {election.epoch} since {election.since}"
+        head += f": {election.cause}"
+    say(head)
+    emit(brokers, STATE_COLUMNS, form)
+    counts = [
+        f"{count} {name.replace('_', ' ').replace('isr', 'ISR')}"
+        for name, count in health.items()
+        if name != "partitions" and count is not None
+    ]
+    say("", f"{counted(len(partitions), 'partition')}: {', '.join(counts)}")
+    if problems:
+        shown = [{**row, "problem": ", ".join(row["problems"])} for row in problems]
+        emit(shown, PROBLEM_COLUMNS, form)
+
+
+@command.command("unregister")
+@click.argument("broker", type=click.IntRange(min=0), metavar="BROKER")
+@execute_option
+@shared_options
+def unregister(session: Session, broker: int, *, execute: bool) -> None:
+    """Show whether BROKER can be removed from the cluster; with --execute, remove it.
+
+    The broker must have stopped and have no replicas. The topic __fencepost_history keeps its
+    history.
+    """
+    from fencepost.client.queries import replicas
+    from fencepost.coordinator.metadata.names import HISTORY_TOPIC
+
+    known = {one.broker: one for one in replicas.brokers(session)}
+    if broker not in known:
+        have = ", ".join(str(one) for one in sorted(known))
+        raise click.ClickException(f"there is no broker {broker}; there are {have}")
+    if known[broker].fenced is False:
+        raise click.ClickException(f"broker {broker} is up: stop it first")
+    held = sum(
+        broker in one.replicas and one.topic != HISTORY_TOPIC
+        for one in replicas.partition_states(session)
+    )
+    if held:
+        raise click.ClickException(
+            f"broker {broker} has {counted(held, 'replica')}: move them first, with"
+            " `fencepost topics reassign`"
+        )
+    if not execute:
+        say(f"broker {broker} would be forgotten")
+        show_only()
+        return
+    replicas.unregister(session, broker)
+    say(f"broker {broker} is forgotten")
+
+
+@command.command("history")
+@history_options
+def history(session: Session, **options: Any) -> None:
+    """Show changes of the cluster, and why: brokers, levels of features, deleted topics.
+
+    For a controller that the brokers elect on ZooKeeper: its broker, its epoch, and the cause of
+    the election. `fencepost topics history` shows the changes of partitions.
+    """
+    show(session, CLUSTER, **options)
+
+
+class _Election(NamedTuple):
+    epoch: int
+    since: str
+    cause: str
+
+
+def _election(session: Session, controller: int | None) -> _Election | None:
+    """Return this controller's election; None if the history's last one is another controller's."""
+    from fencepost.client.queries import replicas
+    from fencepost.client.queries.entries import last_election
+
+    last = last_election(session) if replicas.is_elected_of_brokers(session) else None
+    if last is None or last.detail["controller"] != controller:
+        return None
+    return _Election(int(last.detail["epoch"]), utc(last.at_ms), str(last.detail["cause"]))
+
+
+def _broker_row(
+    broker: BrokerState, quorum: Quorum | None, partitions: Sequence[PartitionState]
+) -> dict[str, object]:
+    node = broker.broker
+    return {
+        "broker": node,
+        "host": broker.host,
+        "port": broker.port,
+        "rack": broker.rack,
+        "state": "fenced" if broker.fenced else "up",
+        "controller": _controller_role(node, quorum),
+        "leads": sum(one.leader == node for one in partitions),
+        "preferred": sum(one.preferred == node for one in partitions),
+        "replicas": sum(node in one.replicas for one in partitions),
+        "in_sync": sum(node in one.isr for one in partitions),
+        "metadata_lag": _metadata_lag(node, quorum),
+    }
+
+
+def _controller_role(node: int, quorum: Quorum | None) -> str | None:
+    if quorum is None or node not in quorum.voters:
+        return None
+    return "active" if node == quorum.controller else "voter"
+
+
+def _metadata_lag(node: int, quorum: Quorum | None) -> int | None:
+    """Return the records that a node has not read; None if that is not known."""
+    if quorum is None or quorum.log_ends.get(node, -1) < 0:
+        return None
+    return max(0, quorum.high_watermark - quorum.log_ends[node])
+
+
+def _min_isr(session: Session, topics: list[str]) -> dict[str, int]:
+    from fencepost.client.queries.settings import described
+    from fencepost.coordinator.metadata.names import HISTORY_TOPIC
+
+    # The broker reports no settings of the history's topic.
+    asked = [("topic", name) for name in topics if name != HISTORY_TOPIC]
+    found = described(session, asked, [MIN_ISR]) if asked else []
+    return {one.resource: int(one.value) for one in found if one.value is not None}
+
+
+def _reassigning(session: Session) -> dict[Partition, Move] | None:
+    """Return the reassignments in progress; None if this user or broker cannot list them."""
+    from fencepost.client.queries.moves import ongoing
+    from fencepost.protocol.errors import WireError
+
+    try:
+        return ongoing(session)
+    except WireError:
+        return None
+
+
+def _release(features: dict[str, object]) -> str | None:
+    """Return the first release with the cluster's metadata.version; None if it has none."""
+    level = features.get(METADATA_VERSION)
+    if not isinstance(level, int) or level < 1:
+        return None
+    newest = max(RELEASES)
+    if level > newest:
+        return f"after {RELEASES[newest]}"
+    return next(release for last, release in sorted(RELEASES.items()) if level <= last)
+
+
+def _apis(versions: dict[int, dict[int, tuple[int, int]]]) -> list[dict[str, object]]:
+    from fencepost.protocol.api import api_name
+
+    return [
+        {
+            "broker": node,
+            "key": key,
+            "api": api_name(key) or "Unknown",
+            "lowest": low,
+            "highest": high,
+        }
+        for node, known in versions.items()
+        for key, (low, high) in sorted(known.items())
+    ]

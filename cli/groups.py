@@ -1,0 +1,434 @@
+"""``fencepost groups``: list, describe, members, offsets, reset, delete, plan, history."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import click
+
+from fencepost.cli.changes import execute_option, show_only
+from fencepost.cli.history import history_options, show
+from fencepost.cli.output import (
+    CommandGroup,
+    counted,
+    emit,
+    spelled,
+    table_options,
+)
+from fencepost.cli.printing import say
+from fencepost.cli.watch import watch, watch_option
+from fencepost.coordinator.history.entries import GROUP
+
+if TYPE_CHECKING:
+    from fencepost.client.queries.group_view import Group
+    from fencepost.client.queries.session import Position, Session
+    from fencepost.client.requests import Partition
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+GROUP_STATES = (
+    *("PreparingRebalance", "CompletingRebalance", "Stable", "Dead", "Empty"),
+    *("Assigning", "Reconciling", "NotReady"),
+)
+GROUP_TYPES = ("consumer", "classic", "share", "streams")
+"""Kafka's ``GroupState`` and ``GroupType``, by the names that filters accept."""
+
+MEMBER_COLUMNS = ("member", "instance", "client", "host", "epoch", "assigned", "target")
+OFFSET_COLUMNS = (
+    *("topic", "partition", "committed", "stable", "end", "lag"),
+    *("held_back", "member"),
+)
+SUMMARY_COLUMNS = (
+    *("group", "state", "type", "members", "partitions", "lag", "unknown", "held_back"),
+)
+
+
+def change_options(function: Callable[P, R]) -> Callable[P, R]:
+    """Add ``--execute``, ``--undo`` and the options of a table."""
+    function = click.option(
+        "--undo", metavar="FILE", help="Write the current offsets to this new file."
+    )(table_options(function))
+    return execute_option(function)
+
+
+@click.group("groups", cls=CommandGroup)
+def command() -> None:
+    """Inspect consumer groups, and reset or delete their offsets."""
+
+
+@command.command("list")
+@click.option("--state", "states", multiple=True, help="Only groups in this state; repeatable.")
+@click.option("--type", "types", multiple=True, help="classic, consumer, …; repeatable.")
+@table_options
+def list_groups(
+    session: Session, states: tuple[str, ...], types: tuple[str, ...], form: str
+) -> None:
+    """List the groups of all brokers."""
+    rows = [
+        {
+            "group": group.group_id,
+            "state": getattr(group, "group_state", ""),
+            "type": getattr(group, "group_type", ""),
+            "protocol": group.protocol_type,
+        }
+        for group in session.groups(
+            spelled(states, GROUP_STATES, "group state"), spelled(types, GROUP_TYPES, "group type")
+        )
+    ]
+    emit(rows, ["group", "state", "type", "protocol"], form, "no groups")
+
+
+@command.command("describe")
+@click.argument("groups", nargs=-1, metavar="[GROUP]...")
+@click.option("--all", "every", is_flag=True, help="All groups of the cluster.")
+@click.option("--summary", is_flag=True, help="One row for each group, with its total lag.")
+@click.option("--members", is_flag=True, help="Show the members instead of the offsets.")
+@watch_option
+@table_options
+def describe(session: Session, groups: tuple[str, ...], every_s: float | None, **how: Any) -> None:
+    """Show the state and the total lag of each GROUP, and its `offsets` or `members`.
+
+    LAG counts the records that a read_committed consumer can still receive: no transaction markers,
+    aborted records or records that retention has removed. HELD_BACK counts records that an open
+    transaction holds back. Without a commit LAG is unknown, unless the partition is empty; JSON has
+    lag_at_most as well.
+    """
+    if how["summary"] and how["members"]:
+        raise click.UsageError("give either --summary or --members")
+    if how["every"] == bool(groups):
+        raise click.UsageError("name the groups, or give --all")
+    watch(lambda: _describe(session, groups, **how), every_s)
+
+
+def _describe(
+    session: Session,
+    names: tuple[str, ...],
+    form: str,
+    *,
+    every: bool,
+    summary: bool,
+    members: bool,
+) -> None:
+    from fencepost.client.queries import group_view
+
+    if every:
+        found = [group_view.look_at(session, row.group_id) for row in session.groups()]
+    else:
+        found = [group_view.existing(session, name) for name in dict.fromkeys(names)]
+    if summary:
+        rows = group_view.summary_rows(session, found)
+        if form == "table":
+            told = [{**row, "lag": _total_text(row)} for row in rows]
+            emit(told, SUMMARY_COLUMNS, form)
+        else:
+            emit(rows, SUMMARY_COLUMNS, form)
+        _say_if_failed(sum(int(str(row["failed"])) for row in rows), form)
+    elif members:
+        rows = [row for group in found for row in group_view.member_rows(group)]
+        _show_blocks(found, rows, MEMBER_COLUMNS, form)
+    else:
+        rows = group_view.offset_rows(session, found)
+        _show_blocks(found, rows, OFFSET_COLUMNS, form)
+        _say_what_lags_are(rows, form)
+
+
+def _show_blocks(
+    groups: list[Group], rows: list[dict[str, object]], columns: Sequence[str], form: str
+) -> None:
+    """Print a table with a heading for each group, or one JSON array of all rows."""
+    from fencepost.client.queries.group_view import totals
+
+    if form == "json":
+        emit(rows, columns, form)
+        return
+    mine: dict[object, list[dict[str, object]]] = defaultdict(list)
+    for row in rows:
+        mine[row["group"]].append(row)
+    for number, group in enumerate(groups):
+        head = f"{group.group}: {group.state}, {counted(len(group.members), 'member')}"
+        shown = mine[group.group]
+        if "lag" in columns:
+            total = totals(shown)
+            head += f", lag {_total_text(total)}"
+            if total["unknown"]:
+                head += f" in {total['unknown']} of {counted(len(shown), 'partition')}"
+            head += f", held back {total['held_back']}" if total["held_back"] else ""
+            shown = _with_unknown(shown)
+        say(*([""] if number else []), head)
+        emit(shown, columns, form)
+
+
+def _total_text(total: Mapping[str, object]) -> str:
+    """Return a sum of lags as text; an incomplete sum is never printed as a bare number."""
+    if total["progress"]:
+        return "none (progress of a Spark query)"
+    if not total["unknown"]:
+        return str(total["lag"])
+    return f"{total['lag_known']} and unknown" if total["lag_known"] else "unknown"
+
+
+def _with_unknown(rows: list[dict[str, object]]) -> list[dict[str, object]]:
+    """Return rows of offsets for a table, with unknown lags marked as such."""
+    return [{**row, "lag": "unknown"} if row["unknown"] else row for row in rows]
+
+
+def _say_if_failed(count: int, form: str, which: str = "") -> None:
+    if count and form == "table":
+        say(f"note: {counted(count, 'partition')} without a lag{which}", err=True)
+
+
+def _say_what_lags_are(rows: list[dict[str, object]], form: str) -> None:
+    """Print notes: the reasons for missing lags, and the number of lags counted in offsets."""
+    errors = [str(row["error"]) for row in rows if row["error"]]
+    _say_if_failed(len(errors), form, ": " + ", ".join(sorted(set(errors))))
+    open_ends = [row for row in rows if row["unknown"] and row["lag_at_most"] is not None]
+    if open_ends and form == "table":
+        most = counted(sum(int(str(row["lag_at_most"])) for row in open_ends), "record")
+        say(
+            f"note: {counted(len(open_ends), 'partition')} without a committed offset: the"
+            f" members' auto.offset.reset decides where they begin, at most {most} before the end",
+            err=True,
+        )
+    count = sum(row["lag_is_exact"] is False for row in rows)
+    if count and form == "table":
+        say(
+            f"note: the lag of {counted(count, 'partition')} is counted in offsets: with"
+            " transactions or compaction it may be fewer records",
+            err=True,
+        )
+
+
+@command.command("members")
+@click.argument("group")
+@table_options
+def list_members(session: Session, group: str, form: str) -> None:
+    """Show the members of GROUP with their partitions, and in a consumer group their targets."""
+    from fencepost.client.queries.group_view import existing, member_rows
+
+    emit(member_rows(existing(session, group)), MEMBER_COLUMNS, form, "no members")
+
+
+@command.command("offsets")
+@click.argument("group")
+@table_options
+def offsets(session: Session, group: str, form: str) -> None:
+    """Show the committed offset and the lag of GROUP in each partition.
+
+    LAG counts the records that a read_committed consumer can still receive, HELD_BACK the records
+    that an open transaction holds back. Without a commit LAG is unknown, unless the partition is
+    empty.
+    """
+    from fencepost.client.queries.group_view import existing, offset_rows
+
+    rows = offset_rows(session, [existing(session, group)])
+    shown = _with_unknown(rows) if form == "table" else rows
+    emit(shown, OFFSET_COLUMNS, form, "no partitions")
+    _say_what_lags_are(rows, form)
+
+
+@command.command("reset-offsets")
+@click.argument("group")
+@click.option("--topic", "topics", multiple=True, metavar="T[:0,1]", help="Repeatable.")
+@click.option("--all-topics", is_flag=True, help="All partitions with a committed offset.")
+@click.option("--to-earliest", is_flag=True, help="The oldest record.")
+@click.option("--to-latest", is_flag=True, help="After the newest record.")
+@click.option(
+    "--to-current", is_flag=True, help="The committed offset; the end where there is none."
+)
+@click.option("--to-offset", type=click.IntRange(min=0), help="This offset.")
+@click.option("--to-datetime", metavar="TIME", help="02:13, -2h, yesterday or ISO (UTC).")
+@click.option("--by-duration", metavar="1d2h", help="This long ago, also in ISO 8601.")
+@click.option("--shift-by", type=int, help="Forward by this number, or back if it is negative.")
+@click.option("--from-file", metavar="FILE", help="Lines topic,partition,offset; or an undo file.")
+@change_options
+def reset_offsets(
+    session: Session, group: str, topics: tuple[str, ...], *, all_topics: bool, **options: Any
+) -> None:
+    """Show the new offsets of GROUP; with --execute, commit them.
+
+    The group must have no members. The current offsets are written to the undo file first, which
+    --from-file restores.
+    """
+    from fencepost.cli import group_reset
+
+    change = {name: options.pop(name) for name in ("undo", "execute", "form")}
+    asked = group_reset.Where(**options)
+    now = dt.datetime.now(dt.UTC)
+    is_new = _require_idle(session, group).state == "Dead" and not change["execute"]
+    before = session.committed(group)
+    partitions: list[tuple[str, int]] = []
+    if asked.from_file is None:
+        partitions = group_reset.chosen(session, before, topics, every=all_topics)
+    elif topics or all_topics:
+        raise click.UsageError("the file says which topics")
+    after = group_reset.targets(session, asked, partitions, before, now)
+    if is_new and not before:
+        say(f"note: there is no group {group!r}; --execute makes it", err=True)
+    _change(session, group, before, after, **change)
+
+
+@command.command("delete-offsets")
+@click.argument("group")
+@click.option("--topic", "topics", multiple=True, metavar="T[:0,1]", help="Repeatable.")
+@click.option("--all-topics", is_flag=True, help="All partitions with a committed offset.")
+@change_options
+def delete_offsets(
+    session: Session, group: str, topics: tuple[str, ...], *, all_topics: bool, **change: Any
+) -> None:
+    """Show the offsets of GROUP in the topics; with --execute, delete them.
+
+    The group must not be subscribed to the topics. The offsets are written to the undo file first.
+    """
+    from fencepost.cli import group_reset
+
+    before = session.committed(group)
+    places = group_reset.chosen(session, before, topics, every=all_topics)
+    after = dict.fromkeys((tp for tp in places if tp in before), group_reset.NOTHING)
+    _change(session, group, before, after, **change)
+
+
+@command.command("delete")
+@click.argument("groups", nargs=-1, required=True, metavar="GROUP...")
+@change_options
+def delete(
+    session: Session, groups: tuple[str, ...], form: str, undo: str | None, *, execute: bool
+) -> None:
+    """Show the offsets of each GROUP; with --execute, delete the groups with their offsets.
+
+    Groups with members are refused before any is deleted. --undo writes the offsets to a file that
+    `reset-offsets --from-file` reads, for one group.
+    """
+    from fencepost.client.queries.group_view import existing
+    from fencepost.client.queries.session import check
+
+    names = list(dict.fromkeys(groups))
+    if undo is not None and len(names) > 1:
+        raise click.UsageError("an undo file is for one group")
+    for group in names:
+        existing(session, group)
+        _require_idle(session, group)
+    before = {group: session.committed(group) for group in names}
+    if execute:
+        for group in names:
+            if undo is not None:
+                _write_undo(undo, group, before[group], before[group])
+            answer = session.client.call("DeleteGroups", to_group=group, groups_names=(group,))
+            check(answer.results[0].error_code, "DeleteGroups", group)
+    rows = [
+        {"group": group, "topic": tp[0], "partition": tp[1], "committed": _offset(position)}
+        for group in names
+        for tp, position in sorted(before[group].items())
+    ]
+    emit(rows, ["group", "topic", "partition", "committed"], form, "no committed offsets")
+    if execute:
+        say(*(f"deleted {group}" for group in names), err=True)
+    else:
+        show_only()
+
+
+@command.command("plan")
+@click.argument("group")
+@click.option("--add", type=click.IntRange(0, 1_000), default=0, help="So many more members.")
+@click.option("--remove", multiple=True, metavar="MEMBER", help="By member or instance id.")
+@click.option("--assignor", metavar="NAME", help="Another assignor than the group's.")
+@table_options
+def plan(session: Session, group: str, form: str, **changes: Any) -> None:
+    """Show which partitions of GROUP would move with other members or another assignor.
+
+    The command changes nothing.
+    """
+    from fencepost.cli.group_plan import note
+    from fencepost.cli.group_plan import plan as compute
+    from fencepost.client.queries.group_view import existing, texts
+
+    described = existing(session, group)
+    found = compute(session, described, **changes)
+    none: frozenset[tuple[str, int]] = frozenset()
+    rows: list[dict[str, object]] = []
+    for name in [*found.now, *(name for name in found.then if name not in found.now)]:
+        now, then = found.now.get(name, none), found.then.get(name, none)
+        rows.append(
+            {
+                "member": name,
+                "now": len(now),
+                "then": len(then) if name in found.then else None,
+                "gets": texts(then - now),
+                "gives": texts(now - then),
+                "owns": texts(then),
+            }
+        )
+    if form == "table":
+        of = counted(found.partitions, "partition")
+        say(f"{found.assignor}: {found.moved} of {of} move")
+        told = note(described)
+        if told is not None:
+            say(f"note: {told}", err=True)
+    emit(rows, ["member", "now", "then", "gets", "gives"], form)
+
+
+@command.command("history")
+@click.argument("group")
+@history_options
+def history(session: Session, group: str, **options: Any) -> None:
+    """Show what happened to GROUP, and why: members joining and leaving, rebalances and causes."""
+    show(session, GROUP, group, **options)
+
+
+def _require_idle(session: Session, group: str) -> Group:
+    """Describe GROUP. Raises click.ClickException if it has members."""
+    from fencepost.cli import group_reset
+    from fencepost.client.queries.group_view import look_at
+
+    found = look_at(session, group)
+    if found.is_active:
+        raise click.ClickException(group_reset.why_not(found))
+    return found
+
+
+def _change(
+    session: Session,
+    group: str,
+    before: Mapping[Partition, Position],
+    after: Mapping[Partition, Position],
+    *,
+    form: str,
+    undo: str | None,
+    execute: bool,
+) -> None:
+    """Show the change; with ``execute`` write the undo file first, then the offsets."""
+    from fencepost.cli import group_reset
+
+    rows = [
+        {
+            "topic": tp[0],
+            "partition": tp[1],
+            "committed": _offset(before.get(tp)),
+            "new": _offset(position),
+        }
+        for tp, position in sorted(after.items())
+    ]
+    if execute:
+        name = undo or group_reset.undo_name(group, dt.datetime.now(dt.UTC))
+        _write_undo(name, group, after, before)
+        group_reset.commit(session, group, after)
+    emit(rows, ["topic", "partition", "committed", "new"], form, "no offset changes")
+    if not execute:
+        show_only()
+
+
+def _write_undo(
+    name: str, group: str, partitions: Iterable[Partition], before: Mapping[Partition, Position]
+) -> None:
+    """Write the undo file of ``partitions``, and print the command that reads it."""
+    from fencepost.cli import group_reset
+
+    group_reset.write_undo(name, partitions, before)
+    say(f"undo: fencepost groups reset-offsets {group} --from-file {name}", err=True)
+
+
+def _offset(position: Position | None) -> int | None:
+    return None if position is None or position.offset < 0 else position.offset

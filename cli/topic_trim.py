@@ -1,0 +1,83 @@
+"""Trimming of topics: the plan, and its DeleteRecords requests."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from fencepost.cli import group_reset
+from fencepost.client.queries.session import check
+from fencepost.client.requests import EARLIEST, LATEST, rows_of
+from fencepost.client.requests import topics as by_topic
+from fencepost.logcore.values import dataclass
+
+if TYPE_CHECKING:
+    from fencepost.client.queries.session import Session
+
+
+class Row(NamedTuple):
+    """One partition: its first offset now and then, its end, and how many offsets are deleted."""
+
+    topic: str
+    partition: int
+    first: int
+    new_first: int
+    end: int
+    going: int
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """The new first offset: exactly one of these."""
+
+    to_offset: int | None = None
+    to_latest: bool = False
+    to_datetime: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.to_offset is not None) + self.to_latest + (self.to_datetime is not None) != 1:
+            raise click.UsageError("give one of --to-offset, --to-latest and --to-datetime")
+
+
+def plan(session: Session, topics: Sequence[str], where: Where) -> list[Row]:
+    """Plan the trim of the partitions TOPIC[:0,1]. Raises ApiError, ClickException."""
+    places = group_reset.chosen(session, (), topics, every=False)
+    first, end = session.offsets(places, EARLIEST), session.offsets(places, LATEST)
+    if where.to_offset is not None:
+        wanted = dict.fromkeys(places, where.to_offset)
+    elif where.to_latest:
+        wanted = end
+    else:
+        asked = group_reset.Where(to_datetime=where.to_datetime)
+        found = session.offsets(places, group_reset.moment_ms(asked, dt.datetime.now(dt.UTC)))
+        wanted = {tp: offset if offset >= 0 else end[tp] for tp, offset in found.items()}
+    group_reset.tell_of_moved(wanted, first, end)
+    new = {tp: min(max(wanted[tp], first[tp]), end[tp]) for tp in places}
+    return [Row(*tp, first[tp], new[tp], end[tp], new[tp] - first[tp]) for tp in places]
+
+
+def delete_records(session: Session, rows: Sequence[Row]) -> None:
+    """Delete the records before each row's new first offset. Raises ApiError at a refusal."""
+    going = {(row.topic, row.partition): row for row in rows if row.going}
+    for node, places in session.by_leader(going).items():
+
+        def build(make: Any, places: Sequence[tuple[str, int]] = tuple(places)) -> Any:
+            asked = (
+                (
+                    place,
+                    make.DeleteRecordsPartition(
+                        partition_index=place[1], offset=going[place].new_first
+                    ),
+                )
+                for place in places
+            )
+            return make.message(
+                topics=by_topic(make.DeleteRecordsTopic, asked), timeout_ms=session.timeout_ms
+            )
+
+        answer = session.client.call("DeleteRecords", to_node=node, check=False, entity=build)
+        for (topic, index), row in rows_of(answer):
+            check(row.error_code, "DeleteRecords", f"{topic}:{index}")

@@ -1,0 +1,223 @@
+"""``fencepost users``: users that log in with a password (SCRAM)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fencepost.cli.changes import execute_option, show_only
+from fencepost.cli.output import CommandGroup, emit, shared_options, table_options
+from fencepost.cli.printing import say
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from fencepost.client.queries.session import Session
+
+COLUMNS = ["user", "mechanism", "iterations"]
+MECHANISMS = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}
+MIN_ITERATIONS, MAX_ITERATIONS = 4_096, 16_384
+MAX_PASSWORD_BYTES = 1_024
+SALT_BYTES = 20
+
+NOT_FOUND = 91
+"""RESOURCE_NOT_FOUND: a user without credentials."""
+
+
+@click.group("users", cls=CommandGroup)
+def command() -> None:
+    """List, add and remove users with passwords (SCRAM), and change passwords.
+
+    A broker keeps no password, only a salted hash for each user and mechanism. A change applies to
+    later logins: open connections stay until they log in again.
+    """
+
+
+def mechanism_option(text: str) -> Callable[[Any], Any]:
+    """Add ``--mechanism``, which may be repeated."""
+    return click.option(
+        "--mechanism",
+        "mechanisms",
+        multiple=True,
+        type=click.Choice(list(MECHANISMS), case_sensitive=False),
+        help=f"{text} May be repeated.",
+    )
+
+
+def password_options(function: Any) -> Any:
+    """Add the options for the source of a new password and the number of iterations."""
+    function = click.option(
+        "--password-file",
+        type=click.File("rb"),
+        metavar="FILE",
+        help="Read the password from the first line; - is standard input. Else ask for it.",
+    )(function)
+    return click.option(
+        "--iterations",
+        type=click.IntRange(MIN_ITERATIONS, MAX_ITERATIONS),
+        default=MIN_ITERATIONS,
+        show_default=True,
+        help="Rounds of hashing: more make guessing slower, and each login.",
+    )(function)
+
+
+@command.command("list")
+@click.argument("users", nargs=-1, metavar="[USER]...")
+@table_options
+def list_users(session: Session, users: tuple[str, ...], form: str) -> None:
+    """List USERS, or all users, with their mechanisms."""
+    found = credentials(session, users)
+    if found or not users:
+        emit([row for name in sorted(found) for row in found[name]], COLUMNS, form, "no users")
+    if missing := [name for name in users if name not in found]:
+        raise _unknown(session, missing)
+
+
+@command.command("add")
+@click.argument("user")
+@mechanism_option("The mechanism of the login; else SCRAM-SHA-512.")
+@password_options
+@shared_options
+def add(
+    session: Session, user: str, mechanisms: tuple[str, ...], iterations: int, password_file: Any
+) -> None:
+    """Add USER with a password, which is never taken from the command line.
+
+    A user with a password for that mechanism is refused: `passwd` changes it.
+    """
+    wanted = mechanisms or ("SCRAM-SHA-512",)
+    has = {str(row["mechanism"]) for row in credentials(session, [user]).get(user, [])}
+    if both := sorted(has & set(wanted)):
+        raise click.ClickException(f"{user} has a password for {', '.join(both)}: use passwd")
+    _set(session, user, wanted, iterations, _password(password_file))
+    say(f"added {user}: {', '.join(wanted)}")
+
+
+@command.command("passwd")
+@click.argument("user")
+@mechanism_option("The mechanism whose password is changed; else all of the user's.")
+@password_options
+@shared_options
+def passwd(
+    session: Session, user: str, mechanisms: tuple[str, ...], iterations: int, password_file: Any
+) -> None:
+    """Change the password of USER."""
+    wanted = _of_user(session, user, mechanisms)
+    _set(session, user, wanted, iterations, _password(password_file))
+    say(f"changed {user}: {', '.join(wanted)}")
+
+
+@command.command("remove")
+@click.argument("user")
+@mechanism_option("The mechanism that is removed; else all of the user's.")
+@execute_option
+@shared_options
+def remove(session: Session, user: str, mechanisms: tuple[str, ...], *, execute: bool) -> None:
+    """Show the mechanisms of USER; with --execute, remove them."""
+    wanted = _of_user(session, user, mechanisms)
+    if not execute:
+        say(f"would remove {user}: {', '.join(wanted)}")
+        show_only()
+        return
+    for name in wanted:
+        _alter(session, user, name)
+    say(f"removed {user}: {', '.join(wanted)}")
+
+
+def credentials(session: Session, users: Sequence[str]) -> dict[str, list[dict[str, object]]]:
+    """Return the rows of each of ``users`` with credentials, or of all users. Raises ApiError."""
+    from fencepost.client.queries.session import check
+
+    answer = session.client.call(
+        "DescribeUserScramCredentials",
+        entity=lambda f: f.message(users=[f.UserName(name=name) for name in users] or None),
+    )
+    names = {number: name for name, number in MECHANISMS.items()}
+    found: dict[str, list[dict[str, object]]] = {}
+    for result in answer.results:
+        if result.error_code == NOT_FOUND:
+            continue
+        api = "DescribeUserScramCredentials"
+        check(result.error_code, api, result.user, result.error_message)
+        found[result.user] = [
+            {
+                "user": result.user,
+                "mechanism": names.get(row.mechanism, str(row.mechanism)),
+                "iterations": row.iterations,
+            }
+            for row in result.credential_infos
+        ]
+    return found
+
+
+def _of_user(session: Session, user: str, mechanisms: Sequence[str]) -> list[str]:
+    """Return the user's mechanisms, or check those given. Raises click.ClickException."""
+    has = [str(row["mechanism"]) for row in credentials(session, [user]).get(user, [])]
+    if not has:
+        raise _unknown(session, [user])
+    if missing := [name for name in mechanisms if name not in has]:
+        raise click.ClickException(f"{user} has no password for {', '.join(missing)}")
+    return [name for name in has if not mechanisms or name in mechanisms]
+
+
+def _unknown(session: Session, names: Sequence[str]) -> click.ClickException:
+    """Return the error about users that do not exist."""
+    from fencepost.coordinator.config.key import nearest
+
+    close = nearest(names[0], credentials(session, ()))
+    return click.ClickException(f"no such user: {', '.join(names)}{close}")
+
+
+def _password(file: Any) -> str:
+    if file is None:
+        told = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
+    else:
+        raw = file.read(MAX_PASSWORD_BYTES + 2)
+        try:
+            told = raw.partition(b"\n")[0].removesuffix(b"\r").decode()
+        except UnicodeDecodeError:
+            raise click.ClickException("the password is no UTF-8") from None
+    if not told:
+        raise click.ClickException("the password is empty")
+    if len(told.encode()) > MAX_PASSWORD_BYTES:
+        raise click.ClickException(f"the password has more than {MAX_PASSWORD_BYTES} bytes")
+    return str(told)
+
+
+def _set(
+    session: Session, user: str, mechanisms: Sequence[str], iterations: int, password: str
+) -> None:
+    if not user.isascii():
+        raise click.ClickException("names of users who log in by SCRAM have ASCII characters only")
+    for name in mechanisms:
+        _alter(session, user, name, (iterations, password))
+
+
+def _alter(
+    session: Session, user: str, mechanism: str, wanted: tuple[int, str] | None = None
+) -> None:
+    """Set or remove one credential: each mechanism needs a request of its own."""
+    import secrets
+
+    from fencepost.client.queries.session import check
+    from fencepost.protocol.scram import SCRAM_MECHANISMS, salted_password
+
+    number, salt = MECHANISMS[mechanism], secrets.token_bytes(SALT_BYTES)
+
+    def request(make: Any) -> Any:
+        if wanted is None:
+            gone = make.ScramCredentialDeletion(name=user, mechanism=number)
+            return make.message(deletions=[gone], upsertions=[])
+        iterations, password = wanted
+        hashed = salted_password(SCRAM_MECHANISMS[mechanism], password, salt, iterations)
+        new = make.ScramCredentialUpsertion(
+            name=user, mechanism=number, iterations=iterations, salt=salt, salted_password=hashed
+        )
+        return make.message(deletions=[], upsertions=[new])
+
+    answer = session.client.call(
+        "AlterUserScramCredentials", to_node=session.controller, check=False, entity=request
+    )
+    for result in answer.results:
+        check(result.error_code, "AlterUserScramCredentials", user, result.error_message)

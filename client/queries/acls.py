@@ -1,0 +1,172 @@
+"""Access rules (ACLs): finding, creating and deleting them, and which rule decides a request.
+
+Source: ``AclCommand`` of Kafka; DescribeAcls, CreateAcls and DeleteAcls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fencepost.client.client import ApiError
+from fencepost.client.queries.session import check
+from fencepost.client.queries.settings import described
+from fencepost.cluster.acl import (
+    Acl,
+    AclFilter,
+    Operation,
+    PatternType,
+    Permission,
+    ResourceType,
+)
+from fencepost.coordinator.security.principal import one_form
+from fencepost.coordinator.security.rules import RuleTable
+
+if TYPE_CHECKING:
+    from fencepost.client.queries.session import Session
+
+RULES_AT_ONCE = 1_000
+"""Rules, or filters, in one request."""
+
+NO_ADDRESS = ""
+"""Stands for the address of any client: rules for single addresses do not match it."""
+
+
+def find(session: Session, filters: Iterable[AclFilter]) -> list[Acl]:
+    """Return the distinct rules that match any of ``filters``. Raises :class:`ApiError`."""
+    found: dict[Acl, None] = {}
+    for wanted in filters:
+        answer = session.client.call(
+            "DescribeAcls",
+            **_fields(wanted),
+        )
+        for resource in answer.resources:
+            found.update(dict.fromkeys(_rule(resource, one) for one in resource.acls))
+    return sorted(found, key=_order)
+
+
+def _fields(wanted: Acl | AclFilter) -> dict[str, Any]:
+    """Return a filter's fields in DescribeAcls and DeleteAcls; a rule's match only that rule."""
+    return {
+        "resource_type_filter": int(wanted.resource_type),
+        "resource_name_filter": wanted.resource_name,
+        "pattern_type_filter": int(wanted.pattern_type),
+        "principal_filter": wanted.principal,
+        "host_filter": wanted.host,
+        "operation": int(wanted.operation),
+        "permission_type": int(wanted.permission),
+    }
+
+
+def create(session: Session, rules: Sequence[Acl]) -> None:
+    """Create rules. Raises :class:`ApiError` for the first that the broker refuses."""
+    for at in range(0, len(rules), RULES_AT_ONCE):
+        some = rules[at : at + RULES_AT_ONCE]
+        answer = session.client.call(
+            "CreateAcls",
+            check=False,
+            entity=lambda f, some=some: f.message(
+                creations=[
+                    f.AclCreation(
+                        resource_type=int(one.resource_type),
+                        resource_name=one.resource_name,
+                        resource_pattern_type=int(one.pattern_type),
+                        principal=one.principal,
+                        host=one.host,
+                        operation=int(one.operation),
+                        permission_type=int(one.permission),
+                    )
+                    for one in some
+                ]
+            ),
+        )
+        for rule, result in zip(some, answer.results, strict=True):
+            check(result.error_code, "CreateAcls", rule, result.error_message)
+
+
+def delete(session: Session, rules: Sequence[Acl]) -> int:
+    """Delete rules and return how many existed. Raises :class:`ApiError`."""
+    count = 0
+    for at in range(0, len(rules), RULES_AT_ONCE):
+        some = rules[at : at + RULES_AT_ONCE]
+        answer = session.client.call(
+            "DeleteAcls",
+            check=False,
+            entity=lambda f, some=some: f.message(
+                filters=[f.DeleteAclsFilter(**_fields(one)) for one in some]
+            ),
+        )
+        for rule, result in zip(some, answer.filter_results, strict=True):
+            check(result.error_code, "DeleteAcls", rule, result.error_message)
+            count += len(result.matching_acls)
+    return count
+
+
+class Verdict(NamedTuple):
+    """Whether a principal is authorized, and why."""
+
+    is_allowed: bool
+    because: str
+    rule: Acl | None
+    notes: list[str]
+    """Facts that are not known and could change the verdict."""
+
+
+def why(
+    session: Session,
+    principal: str,
+    host: str | None,
+    operation: Operation,
+    resource: tuple[ResourceType, str],
+) -> Verdict:
+    """Decide as the broker would, for any address if ``host`` is None. Raises ApiError."""
+    kind, name = resource
+    rules = find(session, [AclFilter(kind, PatternType.MATCH, name)])
+    settings, notes = _settings(session)
+    if principal in [one.strip() for one in settings.get("super.users", "").split(";")]:
+        return Verdict(True, "super user", None, notes)
+    place = NO_ADDRESS if host is None else one_form(host)
+    decision = RuleTable.of(rules).decide(principal, place, operation, kind, name)
+    if host is None and any(one.host != "*" and one.principal == principal for one in rules):
+        notes.append("there are rules for single addresses: --host asks for one")
+    if decision.allowed is None:
+        everyone = settings.get("allow.everyone.if.no.acl.found", "false") == "true"
+        return Verdict(everyone, "no rule is about it", None, notes)
+    because = "a rule" if decision.rule else "no rule allows it"
+    return Verdict(decision.allowed, because, decision.rule, notes)
+
+
+def _settings(session: Session) -> tuple[dict[str, str], list[str]]:
+    """Return the broker settings that matter for authorization, and notes on missing ones."""
+    wanted = ("super.users", "allow.everyone.if.no.acl.found")
+    try:
+        told = described(session, [("broker", str(session.some_broker))])
+    except ApiError:
+        told = []
+    known = {one.key: one.value for one in told if one.key in wanted and one.value is not None}
+    notes = [f"the broker does not tell {key}" for key in wanted if key not in known]
+    return known, notes
+
+
+def _rule(resource: Any, one: Any) -> Acl:
+    return Acl(
+        ResourceType(resource.resource_type),
+        PatternType(resource.pattern_type),
+        resource.resource_name,
+        one.principal,
+        one.host,
+        Operation(one.operation),
+        Permission(one.permission_type),
+    )
+
+
+def _order(rule: Acl) -> tuple[object, ...]:
+    return (
+        rule.resource_type,
+        rule.resource_name,
+        rule.pattern_type,
+        rule.principal,
+        rule.permission,
+        rule.operation,
+        rule.host,
+    )

@@ -1,0 +1,78 @@
+"""The members that a rebalance of a classic group waits for, from the broker's history.
+
+The protocol reports that a group is rebalancing, but not which members have rejoined.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from fencepost.client.queries.entries import entries_of
+from fencepost.client.queries.where import Where
+from fencepost.coordinator.history.entries import GROUP, Entry, encode_key
+from fencepost.logcore.values import dataclass
+
+if TYPE_CHECKING:
+    from fencepost.client.queries.group_view import Group
+    from fencepost.client.queries.session import Session
+
+RECONCILING = frozenset({"Assigning", "Reconciling"})
+"""States of a consumer group in which partitions move."""
+
+REBALANCING = frozenset({"PreparingRebalance", "CompletingRebalance"})
+"""States of a classic group in which no broker reports its members' subscriptions."""
+
+LOOK_BACK_MS = 3_600_000
+"""A rebalance that began earlier is not looked for."""
+
+_WAITS, _ENDS = "rebalance-waits", frozenset({"generation-started", "group-deleted"})
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """Members by id, and by CLIENT_ID@HOST; ``missing`` may count more than these."""
+
+    members: tuple[str, ...]
+    clients: tuple[str, ...]
+    missing: int
+
+    def __str__(self) -> str:
+        names = self.clients or self.members
+        more = self.missing - len(names)
+        return ", ".join([*names, *([f"{more} more"] if more > 0 else [])])
+
+
+def awaited_by(entries: Iterable[Entry]) -> Awaited | None:
+    """Return the awaited members from the entries of one group, oldest first; None if unknown."""
+    found = None
+    for entry in entries:
+        if entry.what == _WAITS:
+            detail = entry.detail
+            found = Awaited(
+                tuple(detail["awaited"]), tuple(detail["clients"]), int(detail["missing"])
+            )
+        elif entry.what in _ENDS:
+            found = None
+    return found
+
+
+def unreconciled(group: Group) -> Awaited | None:
+    """Return a consumer group's members that still own partitions they must revoke.
+
+    If there are none, return the members that lack partitions of their target assignment; None if
+    the group has converged.
+    """
+    members = [one for one in group.members if one.target is not None]
+    late = [one for one in members if set(one.assigned) - set(one.target or ())]
+    late = late or [one for one in members if set(one.assigned) != set(one.target or ())]
+    names = tuple(one.member_id for one in late)
+    clients = tuple(f"{one.client_id}@{one.host}" for one in late)
+    return Awaited(names, clients, len(late)) if late else None
+
+
+def awaited(session: Session, group: str) -> Awaited | None:
+    """Return the awaited members from the history, which Apache Kafka does not keep."""
+    begin = Where(time=max(0, time.time_ns() // 1_000_000 - LOOK_BACK_MS))
+    return awaited_by(entries_of(session, begin, keys={encode_key(GROUP, group)}))

@@ -1,0 +1,193 @@
+"""The transaction that holds back a partition's last stable offset, and the groups behind it.
+
+The protocol does not report where a producer runs. But a transaction with consumed offsets includes
+the partition of ``__consumer_offsets`` that they go to, and a group whose offsets are pending there
+returns UNSTABLE_OFFSET_COMMIT (OffsetFetch with RequireStable). The members of that group, with
+their client ids and hosts, are the pipeline that holds the transaction open.
+
+A group waits if it has committed less than the end, or if one of its members owns the partition: a
+member that has received no records has nothing to commit.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from fencepost.client.queries.group_view import KNOWN_TYPES, look_at
+from fencepost.client.queries.open_transactions import (
+    Producer,
+    Transaction,
+    producers,
+    transactions_of,
+    why_hanging,
+)
+from fencepost.client.requests import EARLIEST, LATEST
+from fencepost.coordinator.metadata.names import is_progress
+from fencepost.logcore.values import dataclass
+
+if TYPE_CHECKING:
+    from fencepost.client.queries.session import Position, Session
+    from fencepost.client.requests import Partition
+
+OFFSETS_TOPIC = "__consumer_offsets"
+
+Positions = dict[str, dict["Partition", "Position"]]
+"""The committed offsets of every group of the cluster."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A group that reads the partition and has not committed up to its end."""
+
+    group: str
+    committed: int | None
+    lag: int | None
+    """Offsets to the high watermark; None without a commit."""
+    stuck: bool
+    """Whether the group has read all stable records, so that a read_committed member waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """One partition: its offsets, the transaction that pins the stable one, and waiting groups."""
+
+    topic: str
+    partition: int
+    stable: int
+    end: int
+    pin: Producer | None
+    transaction: Transaction | None
+    hanging: str | None
+    """Why no coordinator will end the transaction; None if one will."""
+    open_count: int
+    clients: tuple[str, ...]
+    """CLIENT_ID@HOST of the members of the groups whose offsets the transaction carries."""
+    waiting: tuple[Waiting, ...]
+
+
+def blame(session: Session, partitions: list[Partition]) -> list[Blame]:
+    """Examine each partition; asks all brokers for transactions and groups if one is held back."""
+    stable = session.offsets(partitions, LATEST, committed=True)
+    ends = session.offsets(partitions, LATEST)
+    pinned = [place for place in partitions if stable[place] < ends[place]]
+    open_here: dict[Partition, list[Producer]] = {place: [] for place in partitions}
+    for row in producers(session, pinned):
+        if row.is_open:
+            open_here[row.place].append(row)
+    pins = {
+        place: min(rows, key=lambda row: row.start_offset)
+        for place, rows in open_here.items()
+        if rows
+    }
+    known = transactions_of(session, (pin.producer_id for pin in pins.values()))
+    positions = _positions(session) if pins else {}
+    owners = _owners(session) if pins else {}
+    first = session.offsets(list(pins), EARLIEST)
+    clients = {
+        producer_id: _members(
+            session,
+            {index for topic, index in transaction.partitions if topic == OFFSETS_TOPIC},
+            positions,
+        )
+        for producer_id, transaction in known.items()
+    }
+    found = []
+    for place in partitions:
+        pin = pins.get(place)
+        transaction = known.get(pin.producer_id) if pin is not None else None
+        found.append(
+            Blame(
+                topic=place[0],
+                partition=place[1],
+                stable=stable[place],
+                end=ends[place],
+                pin=pin,
+                transaction=transaction,
+                hanging=why_hanging(pin, transaction) if pin is not None else None,
+                open_count=len(open_here[place]),
+                clients=clients.get(pin.producer_id, ()) if pin is not None else (),
+                waiting=()
+                if pin is None
+                else (
+                    *_waiting(place, stable[place], ends[place], positions),
+                    *(
+                        Waiting(group, None, None, stuck=first[place] >= stable[place])
+                        for group in owners.get(place, ())
+                        if place not in positions.get(group, {})
+                    ),
+                ),
+            )
+        )
+    return found
+
+
+def clients_of(session: Session, producer_ids: Iterable[int]) -> dict[int, tuple[str, ...]]:
+    """Return CLIENT_ID@HOST of the members of groups with pending offsets, by producer id.
+
+    Asks the leaders of ``__consumer_offsets``, so that it also finds a transaction that no
+    coordinator knows.
+    """
+    topics, wanted = session.client.metadata().topics, set(producer_ids)
+    if OFFSETS_TOPIC not in topics or not wanted:
+        return {}
+    places = [(OFFSETS_TOPIC, index) for index in topics[OFFSETS_TOPIC].partitions]
+    held: dict[int, set[int]] = defaultdict(set)
+    for row in producers(session, places):
+        if row.is_open and row.producer_id in wanted:
+            held[row.producer_id].add(row.partition)
+    positions = _positions(session) if held else {}
+    return {one: _members(session, indexes, positions) for one, indexes in held.items()}
+
+
+def _owners(session: Session) -> dict[Partition, list[str]]:
+    """Return the groups with a member that owns a partition, by partition."""
+    found: dict[Partition, list[str]] = defaultdict(list)
+    for row in session.groups():
+        # Older brokers report neither.
+        state, kind = getattr(row, "group_state", ""), getattr(row, "group_type", "")
+        if kind.lower() in KNOWN_TYPES and state not in {"Empty", "Dead"}:
+            owned = {tp for one in look_at(session, row.group_id).members for tp in one.assigned}
+            for place in owned:
+                found[place].append(str(row.group_id))
+    return found
+
+
+def _positions(session: Session) -> Positions:
+    return {row.group_id: session.committed(row.group_id) for row in session.groups()}
+
+
+def _waiting(place: Partition, stable: int, end: int, positions: Positions) -> tuple[Waiting, ...]:
+    return tuple(
+        Waiting(group, row.offset, end - row.offset, row.offset >= stable)
+        for group, rows in positions.items()
+        if (row := rows.get(place)) is not None
+        and stable < end
+        and row.offset < end
+        and not is_progress(group, row.metadata)
+    )
+
+
+def _members(session: Session, indexes: set[int], positions: Positions) -> tuple[str, ...]:
+    """Return the members of groups with pending offsets in these ``__consumer_offsets`` partitions.
+
+    Each is CLIENT_ID@HOST.
+    """
+    from fencepost.coordinator.runtime.key_partition import partition_for
+
+    topics = session.client.metadata().topics
+    if OFFSETS_TOPIC not in topics:
+        return ()
+    count = len(topics[OFFSETS_TOPIC].partitions)
+    found: set[str] = set()
+    for group, committed in positions.items():
+        if partition_for(group, count) not in indexes:
+            continue
+        members = look_at(session, group).members
+        places = set(committed)
+        for member in members:
+            places.update(member.assigned)
+        if session.has_pending_offsets(group, sorted(places)):
+            found.update(f"{member.client_id}@{member.host}" for member in members)
+    return tuple(sorted(found))

@@ -1,0 +1,68 @@
+"""The entries of a broker's history."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Iterator
+
+from fencepost.client.client import ApiError
+from fencepost.client.queries.reader import Reader
+from fencepost.client.queries.session import Session
+from fencepost.client.queries.where import BEGINNING, Where
+from fencepost.coordinator.history.entries import CLUSTER, Entry, decode_value, encode_key
+from fencepost.coordinator.history.repeats import Repeats
+from fencepost.coordinator.metadata.names import CONTROLLER_SUBJECT, HISTORY_TOPIC
+
+LOOK_AGAIN_S = 0.5
+"""Interval of requests to a broker that has no history yet."""
+
+
+def entries_of(
+    session: Session,
+    begin: Where = BEGINNING,
+    *,
+    keys: Collection[bytes] | None = None,
+    follow: bool = False,
+) -> Iterator[Entry]:
+    """Yield the history's entries of some subjects, or all, from ``begin``; none on Apache Kafka.
+
+    In a cluster each broker writes to its own partition; without ``follow`` the entries are merged
+    by time.
+    """
+    reader = Reader(session, HISTORY_TOPIC, committed=False)
+    while True:
+        try:
+            (topic,) = session.topics([HISTORY_TOPIC])
+            # A leader that has just been fenced is no longer among the brokers.
+            alive = session.client.metadata().brokers
+            led = [index for index, row in topic.partitions.items() if row.leader in alive]
+            if not led:
+                return
+            reader.seek(led, begin=begin, follow=follow)
+            break
+        except ApiError as error:
+            if error.code.name != "unknown_topic_or_partition":
+                raise
+            if not follow:
+                return
+            time.sleep(LOOK_AGAIN_S)
+            begin = BEGINNING
+    found: Iterable[Entry] = _of(reader, keys)
+    if not follow and len(led) > 1:
+        found = sorted(found, key=lambda entry: entry.at_ms)
+    yield from filter(Repeats().is_new, found)
+
+
+def last_election(session: Session) -> Entry | None:
+    """Return the last election of a controller on ZooKeeper; None if the history has none."""
+    keys = {encode_key(CLUSTER, CONTROLLER_SUBJECT)}
+    elections = [one for one in entries_of(session, keys=keys) if one.what == "controller-elected"]
+    return max(elections, key=lambda one: int(one.detail["epoch"]), default=None)
+
+
+def _of(reader: Reader, keys: Collection[bytes] | None) -> Iterator[Entry]:
+    for _, record in reader.records():
+        if record.value is not None and (keys is None or record.key in keys):
+            entry = decode_value(record.value)
+            if entry is not None:
+                yield entry

@@ -1,0 +1,284 @@
+"""A common view of groups of both protocols: members, assignments, offsets and lags."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kio.schema.errors import ErrorCode
+
+from fencepost.client.queries.session import check
+from fencepost.client.queries.unknown import unknown_group
+from fencepost.coordinator.metadata.names import is_progress
+from fencepost.logcore.values import dataclass
+
+if TYPE_CHECKING:
+    from fencepost.client.queries.lag import Lags
+    from fencepost.client.queries.session import Position, Session
+    from fencepost.client.requests import Partition
+
+CONSUMER_GROUP_DESCRIBE = 69
+CLASSIC, CONSUMER = "classic", "consumer"
+KNOWN_TYPES = frozenset({"", CLASSIC, CONSUMER})
+"""Group types that can be described; a broker that reports no type only has classic groups."""
+NO_LAG: Mapping[str, object] = {
+    **dict.fromkeys(("lag", "held_back", "lag_uncommitted", "lag_is_exact", "lag_at_most")),
+    "unknown": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One member. ``target`` is None in a classic group, ``metadata`` empty in a consumer group."""
+
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    host: str
+    epoch: int | None
+    assigned: tuple[Partition, ...]
+    target: tuple[Partition, ...] | None = None
+    rack_id: str | None = None
+    metadata: bytes = b""
+    topics: tuple[str, ...] = ()
+    regex: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A group; ``state`` is Kafka's name, *Dead* if the coordinator has no members or epoch."""
+
+    group: str
+    kind: str
+    state: str
+    assignor: str
+    epoch: int | None
+    members: tuple[Member, ...]
+
+    @property
+    def is_active(self) -> bool:
+        """Whether members may commit offsets, so that another client must not."""
+        return self.state not in {"Empty", "Dead"}
+
+
+def look_at(session: Session, group: str) -> Group:
+    """Describe a group of either protocol; a group that does not exist is Dead."""
+    if CONSUMER_GROUP_DESCRIBE in session.client.versions():
+        found = session.client.call(
+            "ConsumerGroupDescribe", to_group=group, group_ids=(group,)
+        ).groups[0]
+        if found.error_code == ErrorCode.none:
+            return _consumer(group, found)
+        if found.error_code not in {
+            ErrorCode.group_id_not_found,
+            ErrorCode.unsupported_version,
+        }:
+            check(found.error_code, "ConsumerGroupDescribe", group)
+    found = session.client.call("DescribeGroups", to_group=group, groups=(group,)).groups[0]
+    if found.error_code != ErrorCode.group_id_not_found:
+        check(found.error_code, "DescribeGroups", group, getattr(found, "error_message", None))
+    return _classic(group, found)
+
+
+def existing(session: Session, group: str) -> Group:
+    """Describe a group. Raises UnknownNameError if it has neither members nor offsets."""
+    found = look_at(session, group)
+    if found.state == "Dead" and not session.committed(group):
+        raise unknown_group(group, lambda: (str(row.group_id) for row in session.groups()))
+    return found
+
+
+def _consumer(group: str, found: Any) -> Group:
+    def named(assignment: Any) -> tuple[Partition, ...]:
+        return tuple(
+            (topic.topic_name, index)
+            for topic in assignment.topic_partitions
+            for index in topic.partitions
+        )
+
+    members = tuple(
+        Member(
+            row.member_id,
+            row.instance_id,
+            row.client_id,
+            row.client_host.removeprefix("/"),
+            row.member_epoch,
+            named(row.assignment),
+            named(row.target_assignment),
+            row.rack_id,
+            topics=tuple(row.subscribed_topic_names),
+            regex=row.subscribed_topic_regex,
+        )
+        for row in found.members
+    )
+    return Group(
+        group, CONSUMER, found.group_state, found.assignor_name, found.group_epoch, members
+    )
+
+
+def _classic(group: str, found: Any) -> Group:
+    members = tuple(
+        Member(
+            row.member_id,
+            getattr(row, "group_instance_id", None),
+            row.client_id,
+            row.client_host.removeprefix("/"),
+            None,
+            _assigned(row.member_assignment),
+            metadata=row.member_metadata,
+        )
+        for row in found.members
+    )
+    return Group(group, CLASSIC, found.group_state, found.protocol_data, None, members)
+
+
+def _assigned(assignment: bytes) -> tuple[Partition, ...]:
+    """Return the partitions of a consumer-protocol assignment; () for another format."""
+    from fencepost.groups.assignors.client.protocol import decode_assignment
+    from fencepost.logcore.errors import CorruptRecordError
+
+    try:
+        return decode_assignment(assignment)[0]
+    except CorruptRecordError:
+        return ()
+
+
+def member_rows(found: Group) -> list[dict[str, object]]:
+    """Return one row per member."""
+    return [
+        {
+            "group": found.group,
+            "member": member.member_id,
+            "instance": member.instance_id,
+            "client": member.client_id,
+            "host": member.host,
+            "epoch": member.epoch,
+            "count": len(member.assigned),
+            "assigned": texts(member.assigned),
+            "target": None if member.target is None else texts(member.target),
+            "type": found.kind,
+        }
+        for member in found.members
+    ]
+
+
+def texts(partitions: Iterable[Partition]) -> list[str]:
+    """Return partitions as ``topic:index``, sorted."""
+    return [f"{topic}:{index}" for topic, index in sorted(partitions)]
+
+
+def offset_rows(session: Session, groups: Iterable[Group]) -> list[dict[str, object]]:
+    """Return one row per group and partition that the group has committed or owns.
+
+    The lags are those of :class:`fencepost.client.queries.lag.Lag`, in records: ``lag``
+    for a read_committed consumer, ``held_back`` behind open transactions, ``lag_uncommitted`` for a
+    read_uncommitted consumer.
+
+    Without a commit the members' reset policy decides, which the broker does not know: ``lag`` is
+    then 0 if the partition is empty, else None with ``unknown`` true, and ``lag_at_most`` counts
+    from the log start. A partition without a leader is unknown as well; ``error`` is Kafka's name
+    of the error. The lag on a deleted topic is None but not unknown, and so is that of an offset
+    that is the ``progress`` of a Spark query, which reads no records. Raises ApiError.
+    """
+    from fencepost.client.queries.lag import Lags
+
+    known: list[tuple[Group, dict[Partition, Position], dict[Partition, str]]] = []
+    for group in groups:
+        committed = session.committed(group.group)
+        owners = {tp: member.member_id for member in group.members for tp in member.assigned}
+        known.append((group, committed, owners))
+    lags = Lags(session, (tp for _, committed, owners in known for tp in (*committed, *owners)))
+    rows: list[dict[str, object]] = []
+    for group, committed, owners in known:
+        for tp in sorted(committed.keys() | owners.keys()):
+            bounds, failed = lags.bounds.get(tp), lags.failed.get(tp)
+            at = committed.get(tp)
+            offset = None if at is None else at.offset
+            has_lag = at is None or not is_progress(group.group, at.metadata)
+            rows.append(
+                {
+                    "group": group.group,
+                    "topic": tp[0],
+                    "partition": tp[1],
+                    "committed": offset,
+                    "first": bounds and bounds.first,
+                    "stable": bounds and bounds.stable,
+                    "end": bounds and bounds.end,
+                    **(_lag(lags, tp, offset) if has_lag else NO_LAG),
+                    "progress": not has_lag,
+                    "member": owners.get(tp),
+                    "state": group.state,
+                    "error": failed and failed.name.upper(),
+                }
+            )
+    return rows
+
+
+def _lag(lags: Lags, partition: Partition, committed: int | None) -> dict[str, object]:
+    """Return the columns of :func:`offset_rows` about the lag."""
+    has_committed = committed is not None
+    lag = lags.of(partition, committed) if has_committed else lags.from_start(partition)
+    if lag is None:
+        return {**NO_LAG, "unknown": not has_committed or partition in lags.failed}
+    is_known = has_committed or not lag.readable
+    return {
+        "lag": lag.readable if is_known else None,
+        "held_back": lag.held_back,
+        "lag_uncommitted": lag.uncommitted if has_committed or not lag.uncommitted else None,
+        "lag_is_exact": lag.is_exact if is_known else None,
+        "lag_at_most": lag.readable,
+        "unknown": not is_known,
+    }
+
+
+def summary_rows(session: Session, groups: Sequence[Group]) -> list[dict[str, object]]:
+    """Return one row per group: its state and the totals of its lags. Raises ApiError.
+
+    ``failed`` counts partitions without a leader, which ``unknown`` includes.
+    """
+    offsets: dict[object, list[Mapping[str, object]]] = defaultdict(list)
+    for row in offset_rows(session, groups):
+        offsets[row["group"]].append(row)
+    return [
+        {
+            "group": group.group,
+            "state": group.state,
+            "type": group.kind,
+            "assignor": group.assignor,
+            "members": len(group.members),
+            **totals(offsets[group.group]),
+            "failed": sum(row["error"] is not None for row in offsets[group.group]),
+        }
+        for group in groups
+    ]
+
+
+def totals(rows: Iterable[Mapping[str, object]]) -> dict[str, int | None]:
+    """Return the sums of the lags in ``rows``, which come from :func:`offset_rows`.
+
+    A sum is None if a part of it is not known. ``unknown`` counts the partitions of unknown lag,
+    ``lag_known`` is the sum over the others. ``progress`` is true for the group of a Spark query,
+    which has no lag.
+    """
+    rows = list(rows)
+
+    def summed(name: str, rows: Iterable[Mapping[str, object]]) -> int | None:
+        values = [row[name] for row in rows]
+        found = [value for value in values if isinstance(value, int)]
+        return sum(found) if len(found) == len(values) else None
+
+    keeps_progress = bool(rows) and all(row["progress"] for row in rows)
+    # An offset committed for a deleted topic has no lag.
+    there = [row for row in rows if row["unknown"] or row["lag"] is not None]
+    return {
+        "partitions": len(rows),
+        "progress": keeps_progress,
+        "unknown": sum(bool(row["unknown"]) for row in rows),
+        "lag_known": summed("lag", [row for row in there if not row["unknown"]]),
+        **{
+            name: None if keeps_progress else summed(name, there)
+            for name in ("lag", "lag_at_most", "lag_uncommitted")
+        },
+        "held_back": summed("held_back", [row for row in there if row["held_back"] is not None]),
+    }

@@ -1,0 +1,179 @@
+"""Reassignments of partitions: plans in Kafka's format, progress and throttles.
+
+Source: ``ReassignPartitionsCommand``; KIP-455, KIP-73.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kio.schema.errors import ErrorCode
+
+from fencepost.client.queries.session import check
+from fencepost.client.queries.settings import alter, described
+from fencepost.client.requests import Partition, topics
+
+if TYPE_CHECKING:
+    from fencepost.client.queries.session import Session
+
+Replicas = tuple[int, ...]
+
+RATES = ("leader.replication.throttled.rate", "follower.replication.throttled.rate")
+"""Broker settings: bytes per second for throttled replicas."""
+THROTTLED = ("leader.replication.throttled.replicas", "follower.replication.throttled.replicas")
+"""Topic settings: the throttled replicas, as ``partition:broker`` separated by commas."""
+
+
+class PlanError(ValueError):
+    """A text is not a valid plan."""
+
+
+def read_plan(text: str) -> dict[Partition, Replicas]:
+    """Parse a plan in Kafka's JSON: ``{"version": 1, "partitions": [{"topic": …}, …]}``."""
+    try:
+        told = json.loads(text)
+        version = told.get("version", 1)
+        found = {
+            (str(row["topic"]), int(row["partition"])): tuple(int(one) for one in row["replicas"])
+            for row in told["partitions"]
+        }
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise PlanError(
+            'a plan looks like {"version": 1, "partitions":'
+            ' [{"topic": "orders", "partition": 0, "replicas": [1, 2]}]}'
+            f" ({type(error).__name__}: {error})"
+        ) from error
+    if version != 1:
+        raise PlanError(f"the plan is of version {version}, known is 1")
+    if len(found) != len(told["partitions"]):
+        raise PlanError("a partition stands in the plan twice")
+    for (topic, index), replicas in found.items():
+        if not replicas or len(set(replicas)) != len(replicas):
+            raise PlanError(f"{topic}-{index} can't be on {list(replicas)}")
+    return found
+
+
+def plan_text(plan: Mapping[Partition, Replicas]) -> str:
+    """Return a plan as Kafka's tool reads and writes it."""
+    rows = [
+        {"topic": topic, "partition": index, "replicas": list(replicas)}
+        for (topic, index), replicas in sorted(plan.items())
+    ]
+    return json.dumps({"version": 1, "partitions": rows}) + "\n"
+
+
+class Move(NamedTuple):
+    """A partition that is being reassigned."""
+
+    replicas: Replicas
+    """All current replicas."""
+    adding: Replicas
+    removing: Replicas
+
+    @property
+    def target(self) -> Replicas:
+        """The replicas after the reassignment."""
+        return tuple(one for one in self.replicas if one not in self.removing)
+
+
+def ongoing(
+    session: Session, partitions: Iterable[Partition] | None = None
+) -> dict[Partition, Move]:
+    """Return the ongoing reassignments of these partitions or all. Raises ApiError."""
+    asked = None if partitions is None else [(one, one[1]) for one in partitions]
+    if asked == []:
+        return {}
+
+    def build(make: Any) -> Any:
+        rows = None
+        if asked is not None:
+            rows = topics(make.ListPartitionReassignmentsTopics, asked, "partition_indexes")
+        return make.message(timeout=session.timeout_ms, topics=rows)
+
+    answer = session.client.call(
+        "ListPartitionReassignments", to_node=session.controller, check=False, entity=build
+    )
+    check(answer.error_code, "ListPartitionReassignments", None, answer.error_message)
+    return {
+        (topic.name, row.partition_index): Move(
+            tuple(row.replicas), tuple(row.adding_replicas), tuple(row.removing_replicas)
+        )
+        for topic in answer.topics
+        for row in topic.partitions
+    }
+
+
+def submit(
+    session: Session, wanted: Mapping[Partition, Replicas | None]
+) -> dict[Partition, tuple[ErrorCode, str | None]]:
+    """Submit reassignments, or with None cancel them; return the result of each.
+
+    Raises ApiError if the whole request is refused.
+    """
+    answer = session.client.call(
+        "AlterPartitionReassignments",
+        to_node=session.controller,
+        check=False,
+        entity=partial(_ask_moves, wanted=wanted, timeout_ms=session.timeout_ms),
+    )
+    check(answer.error_code, "AlterPartitionReassignments", None, answer.error_message)
+    return {
+        (topic.name, row.partition_index): (ErrorCode(row.error_code), row.error_message)
+        for topic in answer.responses
+        for row in topic.partitions
+    }
+
+
+def _ask_moves(make: Any, wanted: Mapping[Partition, Replicas | None], timeout_ms: int) -> Any:
+    rows = [
+        (tp, make.ReassignablePartition(partition_index=tp[1], replicas=replicas))
+        for tp, replicas in sorted(wanted.items())
+    ]
+    return make.message(timeout=timeout_ms, topics=topics(make.ReassignableTopic, rows))
+
+
+# --- throttles ---
+
+
+def throttle(session: Session, moves: Mapping[Partition, Move], rate: int) -> None:
+    """Limit copying for these moves to ``rate`` bytes per second and broker. Raises ApiError.
+
+    The brokers get the rate first, then the topics the throttled replicas: the existing ones on the
+    leader's side, the added ones on the follower's.
+    """
+    nodes = sorted({node for move in moves.values() for node in (*move.replicas, *move.adding)})
+    for node in nodes:
+        put = dict.fromkeys(RATES, str(rate))
+        alter(session, ("broker", str(node)), put, (), execute=True)
+    found: dict[str, tuple[list[str], list[str]]] = {}
+    for (topic, index), move in sorted(moves.items()):
+        there, coming = found.setdefault(topic, ([], []))
+        there += [f"{index}:{one}" for one in move.replicas if one not in move.adding]
+        coming += [f"{index}:{one}" for one in move.adding]
+    for topic, sides in found.items():
+        put = {key: ",".join(side) for key, side in zip(THROTTLED, sides, strict=True)}
+        alter(session, ("topic", topic), put, (), execute=True)
+
+
+def throttled(
+    session: Session, nodes: Iterable[int], names: Iterable[str]
+) -> list[tuple[str, str]]:
+    """Return the brokers and topics with a throttle of their own, as ("broker", "1")."""
+    resources = [("broker", str(node)) for node in nodes]
+    resources += [("topic", name) for name in names]
+    found = {
+        (one.kind, one.resource): None
+        for one in described(session, resources, [*RATES, *THROTTLED])
+        if one.source == one.kind and one.value
+    }
+    return list(found)
+
+
+def unthrottle(session: Session, resources: Iterable[tuple[str, str]]) -> None:
+    """Remove the throttles of these brokers and topics. Raises ApiError."""
+    for kind, name in resources:
+        keys = RATES if kind == "broker" else THROTTLED
+        alter(session, (kind, name), {}, keys, execute=True)

@@ -1,0 +1,335 @@
+"""Open transactions of partitions, and the state that their coordinators have.
+
+A partition leader stores, per producer, the start offset of its open transaction
+(DescribeProducers); the coordinator stores the state of each transactional id and its partitions
+(ListTransactions, DescribeTransactions). A transaction is hanging if it is open on the leader and
+no coordinator will ever end it. Source: KIP-664, Kafka's ``TransactionsCommand``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import field
+from typing import TYPE_CHECKING, Any
+
+import click
+from kio.schema.errors import ErrorCode
+
+from fencepost.client.client import ApiError
+from fencepost.client.queries.session import check
+from fencepost.client.queries.unknown import unknown_transactional_id
+from fencepost.client.requests import rows_of, topics
+from fencepost.logcore.values import dataclass
+
+if TYPE_CHECKING:
+    from fencepost.client.queries.session import Session
+    from fencepost.client.requests import Partition
+
+NO_OFFSET = -1
+
+TWO_PHASE_TIMEOUT_MS = 2**31 - 1
+"""The timeout of a transaction in a two-phase commit: none."""
+
+MAX_CLAIM_TIMEOUT_MS = 60_000
+"""The longest timeout that ``terminate`` gives an id; it is in force until the next claim."""
+
+ONGOING = "Ongoing"
+
+UNFINISHED = frozenset({ONGOING, "PrepareCommit", "PrepareAbort", "PrepareEpochFence"})
+"""States in which the coordinator still has end markers to write."""
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """A producer's state on a partition leader; offsets and times are -1 if there are none."""
+
+    topic: str
+    partition: int
+    producer_id: int
+    epoch: int
+    last_sequence: int
+    last_timestamp_ms: int
+    coordinator_epoch: int
+    start_offset: int
+    """The start offset of its open transaction."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the producer has an open transaction on this partition."""
+        return self.start_offset != NO_OFFSET
+
+    @property
+    def place(self) -> Partition:
+        """The partition."""
+        return self.topic, self.partition
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """A transactional id's state on its coordinator."""
+
+    transactional_id: str
+    state: str
+    producer_id: int
+    epoch: int
+    timeout_ms: int
+    started_ms: int | None
+    partitions: frozenset[Partition] = field(default_factory=frozenset)
+
+
+def partition_argument(text: str) -> tuple[str, int | None]:
+    """Parse ``TOPIC`` or ``TOPIC:P``. Raises click.BadParameter."""
+    topic, colon, index = text.partition(":")
+    if not topic or (colon and not index.isdecimal()):
+        raise click.BadParameter(f"{text!r} is neither TOPIC nor TOPIC:PARTITION")
+    return topic, int(index) if colon else None
+
+
+def partitions_of(session: Session, texts: Iterable[str]) -> list[Partition]:
+    """Return the partitions that ``texts`` name, sorted; without texts, all of the cluster.
+
+    Raises ApiError for an unknown topic and click.ClickException for an unknown partition.
+    """
+    wanted = [partition_argument(text) for text in texts]
+    chosen: dict[str, set[int]] = {}
+    for name, index in wanted:
+        chosen.setdefault(name, set()).update(() if index is None else (index,))
+    whole = {name for name, index in wanted if index is None}
+    found: list[Partition] = []
+    for topic in session.topics(chosen or None):
+        named = set() if topic.name in whole else chosen.get(topic.name)
+        for index in sorted(named or topic.partitions):
+            if index not in topic.partitions:
+                raise click.ClickException(f"{topic.name} has no partition {index}")
+            found.append((topic.name, index))
+    return found
+
+
+def producers(session: Session, partitions: Iterable[Partition]) -> list[Producer]:
+    """Ask the leaders of ``partitions`` for their producers; sorted by partition and id."""
+    found: list[Producer] = []
+    for node, places in session.by_leader(partitions).items():
+        answer = session.client.call(
+            "DescribeProducers",
+            to_node=node,
+            entity=lambda f, places=places: f.message(
+                topics=topics(f.TopicRequest, ((tp, tp[1]) for tp in places), "partition_indexes")
+            ),
+        )
+        for (topic, index), row in rows_of(answer):
+            check(row.error_code, "DescribeProducers", f"{topic}-{index}", row.error_message)
+            found.extend(
+                Producer(
+                    topic=topic,
+                    partition=index,
+                    producer_id=one.producer_id,
+                    epoch=one.producer_epoch,
+                    last_sequence=one.last_sequence,
+                    last_timestamp_ms=one.last_timestamp,
+                    coordinator_epoch=one.coordinator_epoch,
+                    start_offset=one.current_txn_start_offset,
+                )
+                for one in row.active_producers
+            )
+    return sorted(found, key=lambda row: (row.topic, row.partition, row.producer_id))
+
+
+def transactions_of(session: Session, producer_ids: Iterable[int]) -> dict[int, Transaction]:
+    """Return transactions by producer id, from the coordinators on all brokers."""
+    wanted = tuple(sorted(set(producer_ids)))
+    if not wanted:
+        return {}
+    found: dict[int, Transaction] = {}
+    for node in sorted(session.client.metadata().brokers):
+        listed = session.client.call("ListTransactions", to_node=node, producer_id_filters=wanted)
+        names = tuple(row.transactional_id for row in listed.transaction_states)
+        if names:
+            for transaction in _described(session, node, names):
+                found[transaction.producer_id] = transaction
+    return found
+
+
+def unfinished(session: Session) -> list[Transaction]:
+    """Return the transactions of all brokers that have not ended, by transactional id."""
+    found: list[Transaction] = []
+    for node in sorted(session.client.metadata().brokers):
+        listed = session.client.call(
+            "ListTransactions", to_node=node, state_filters=tuple(sorted(UNFINISHED))
+        )
+        check(listed.error_code, "ListTransactions")
+        names = tuple(row.transactional_id for row in listed.transaction_states)
+        if names:
+            found += _described(session, node, names)
+    unended = (one for one in found if one.state in UNFINISHED)
+    return sorted(unended, key=lambda one: one.transactional_id)
+
+
+def _described(session: Session, node: int, names: tuple[str, ...]) -> list[Transaction]:
+    answer = session.client.call(
+        "DescribeTransactions", to_node=node, check=False, transactional_ids=names
+    )
+    found: list[Transaction] = []
+    for state in answer.transaction_states:
+        # The id has expired since it was listed, or moved to another broker, which lists it too.
+        if state.error_code in {
+            ErrorCode.transactional_id_not_found,
+            ErrorCode.not_coordinator,
+        }:
+            continue
+        found.append(_transaction_of(state))
+    return found
+
+
+def transaction(session: Session, transactional_id: str) -> Transaction:
+    """Ask the coordinator of a transactional id for its state. Raises ApiError."""
+    try:
+        answer = session.client.call(
+            "DescribeTransactions",
+            to_transaction=transactional_id,
+            transactional_ids=(transactional_id,),
+        )
+        return _transaction_of(answer.transaction_states[0])
+    except ApiError as error:
+        if error.code != ErrorCode.transactional_id_not_found:
+            raise
+        raise unknown_transactional_id(transactional_id, lambda: _listed(session)) from error
+
+
+def _listed(session: Session) -> Iterator[str]:
+    """Yield the transactional ids of all brokers."""
+    for answer in session.everywhere("ListTransactions"):
+        yield from (row.transactional_id for row in answer.transaction_states)
+
+
+def _transaction_of(state: Any) -> Transaction:
+    check(state.error_code, "DescribeTransactions", state.transactional_id)
+    started = state.transaction_start_time
+    return Transaction(
+        transactional_id=state.transactional_id,
+        state=state.transaction_state,
+        producer_id=state.producer_id,
+        epoch=state.producer_epoch,
+        timeout_ms=int(state.transaction_timeout.total_seconds() * 1000),
+        started_ms=int(started.timestamp() * 1000) if started is not None else None,
+        partitions=frozenset(
+            (topic.topic, index) for topic in state.topics for index in topic.partitions
+        ),
+    )
+
+
+def why_hanging(producer: Producer, transaction: Transaction | None) -> str | None:
+    """Return why the producer's open transaction will never be ended; None if it will be.
+
+    The end marker of a later epoch also ends the transactions of earlier ones, so epochs need not
+    be equal.
+    """
+    if transaction is None:
+        return "no coordinator knows this producer id"
+    name = transaction.transactional_id
+    if transaction.state not in UNFINISHED:
+        return f"{name} is {transaction.state}"
+    if producer.place not in transaction.partitions:
+        return f"{name} is {transaction.state} without this partition"
+    return None
+
+
+def hanging(
+    session: Session, partitions: list[Partition], *, older_than_ms: int, now_ms: int
+) -> list[tuple[Producer, Transaction | None, str]]:
+    """Return the hanging transactions on ``partitions``, each with the reason.
+
+    A transaction counts only if its last record is more than ``older_than_ms`` before ``now_ms``: a
+    younger one may be between two steps.
+    """
+    suspects = [
+        row
+        for row in producers(session, partitions)
+        if row.is_open and now_ms - row.last_timestamp_ms > older_than_ms
+    ]
+    known = transactions_of(session, (row.producer_id for row in suspects))
+    found = []
+    for row in suspects:
+        transaction = known.get(row.producer_id)
+        reason = why_hanging(row, transaction)
+        if reason is not None:
+            found.append((row, transaction, reason))
+    # Leader and coordinator were asked one after the other; drop what has ended meanwhile.
+    places = sorted({row.place for row, _, _ in found})
+    still = {(row.place, row.producer_id, row.start_offset) for row in producers(session, places)}
+    return [
+        item
+        for item in found
+        if (item[0].place, item[0].producer_id, item[0].start_offset) in still
+    ]
+
+
+def began(session: Session, producer: Producer) -> int | None:
+    """Return the time of an open transaction's first record, in ms; None if the record is gone.
+
+    Neither the leader nor, if it hangs, a coordinator reports it; the record itself has it.
+    """
+    from fencepost.client.client import ApiError
+    from fencepost.client.queries.reader import headers
+    from fencepost.logcore.batch import iter_records
+
+    try:
+        row = session.fetch(*producer.place, producer.start_offset, committed=False, max_bytes=1)
+    except ApiError as error:
+        if error.code == ErrorCode.offset_out_of_range:
+            return None
+        raise
+    data = row.records or b""
+    at, header = next(headers(data), (0, None))
+    if header is None or header.producer_id != producer.producer_id:
+        return None
+    first = next(iter_records(data, at, header), None)
+    return None if first is None else first.timestamp_ms
+
+
+def abort(session: Session, producer: Producer) -> None:
+    """Write the abort marker of the producer's open transaction. Raises ApiError.
+
+    The marker has the producer epoch that the leader knows, in the format before KIP-890, whose
+    check accepts an equal epoch.
+    """
+    answer = session.client.call(
+        "WriteTxnMarkers",
+        1,
+        to_leader=producer.place,
+        check=False,
+        entity=lambda f: f.message(
+            markers=[
+                f.WritableTxnMarker(
+                    producer_id=producer.producer_id,
+                    producer_epoch=producer.epoch,
+                    transaction_result=False,
+                    topics=[
+                        f.WritableTxnMarkerTopic(
+                            name=producer.topic, partition_indexes=(producer.partition,)
+                        )
+                    ],
+                    coordinator_epoch=max(producer.coordinator_epoch, 0),
+                )
+            ]
+        ),
+    )
+    for marker in answer.markers:
+        for (topic, index), row in rows_of(marker):
+            check(row.error_code, "WriteTxnMarkers", f"{topic}-{index}")
+
+
+def terminate(session: Session, transaction: Transaction) -> tuple[int, int]:
+    """Claim the transactional id, which fences its producer and aborts its open transaction.
+
+    Returns the new producer id and epoch. No client uses them: the producer's successor claims the
+    id again. Raises ApiError; CONCURRENT_TRANSACTIONS if the abort has been decided but its markers
+    are not written within the session's timeout. ``Admin.forceTerminateTransaction`` (KIP-939) does
+    the same, and is the source.
+    """
+    answer = session.client.call(
+        "InitProducerId",
+        to_transaction=transaction.transactional_id,
+        transactional_id=transaction.transactional_id,
+        transaction_timeout=min(transaction.timeout_ms, MAX_CLAIM_TIMEOUT_MS),
+    )
+    return answer.producer_id, answer.producer_epoch

@@ -1,0 +1,277 @@
+"""The records of a topic, as a consumer of either isolation level receives them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+import click
+
+from fencepost.client.queries.session import Session
+from fencepost.client.queries.where import BEGINNING, END, Where
+from fencepost.client.requests import EARLIEST, LATEST, Partition
+from fencepost.logcore.batch import (
+    HEADER_SIZE,
+    BatchHeader,
+    ControlType,
+    LogRecord,
+    decode_records,
+    first_control,
+    parse_header,
+    record_chunks,
+)
+
+MAX_WAIT_MS = 500
+"""Total time that brokers may wait for new records in one round of fetches, in milliseconds."""
+
+
+class Reader:
+    """Fetches partition by partition, and filters the records of aborted transactions."""
+
+    def __init__(self, session: Session, topic: str, *, committed: bool) -> None:
+        self._session = session
+        self._topic = topic
+        self._committed = committed
+        self._positions: dict[int, int] = {}
+        self._ends: dict[int, int | None] = {}
+        self._floors: dict[int, int] = {}
+        self._bounds: dict[int, tuple[int, int]] = {}
+        self.notes: list[str] = []
+        """A sentence for each place of ``seek`` that the topic does not have."""
+        self.is_early = False
+        """Whether ``seek`` asked for a time at or after which no partition has a record yet."""
+        self.has_more = False
+        """Whether the last Fetch has records after those that :meth:`rounds` yielded last."""
+        self.pins: dict[int, int] = {}
+        """Partition → its last stable offset, if the last Fetch reported one below the high
+        watermark."""
+
+    @property
+    def places(self) -> list[Partition]:
+        """The partitions that are read."""
+        return [(self._topic, index) for index in self._positions]
+
+    def seek(
+        self,
+        wanted: Collection[int] = (),
+        begin: Where = BEGINNING,
+        until: Where = END,
+        *,
+        follow: bool = False,
+    ) -> None:
+        """Find the first and the last offset to read of each partition, or of those ``wanted``.
+
+        Without ``follow`` reading stops at the present end at the latest. Raises
+        click.ClickException for an unknown partition.
+        """
+        indexes = list(self._session.topics([self._topic])[0].partitions)
+        unknown = sorted({*wanted, *begin.offsets, *until.offsets} - set(indexes))
+        if unknown:
+            raise click.ClickException(f"{self._topic} has no partition {unknown[0]}")
+        wanted = wanted or indexes
+        first, last = self._offsets(wanted, EARLIEST), self._offsets(wanted, LATEST)
+        self._bounds = {index: (first[index], last[index]) for index in wanted}
+        self._ends = self._stops(until, last, follow=follow)
+        times = self._offsets(wanted, begin.time) if begin.time is not None else first
+        # An offset of -1 stands for a partition without a record at or after that time.
+        self.is_early = begin.time is not None and begin.time >= 0 and max(times.values()) < 0
+        for index in wanted:
+            at = begin.offset_of(index)
+            if begin.last is not None:
+                stop = self._ends[index]
+                end = last[index] if stop is None else min(stop, last[index])
+                self._go(index, self._tail(index, begin.last, first[index], end))
+            elif at is not None:
+                self.move(index, at)
+            else:
+                self._go(index, times[index] if times[index] >= 0 else last[index])
+
+    def move(self, index: int, at: int) -> None:
+        """Continue a partition at offset ``at``; a note says if the partition does not have it."""
+        first, last = self._bounds[index]
+        if at < first:
+            self._tell(index, f"begins at {first}, nothing is left at {at}")
+        elif at > last:
+            self._tell(index, f"ends at {last}, nothing is at {at} yet")
+        self._go(index, at)
+
+    def _go(self, index: int, at: int) -> None:
+        first, last = self._bounds[index]
+        # Brokers refuse to fetch beyond the end; records below the floor are filtered out.
+        self._floors[index] = at
+        self._positions[index] = min(max(at, first), last)
+
+    @property
+    def positions(self) -> dict[int, int]:
+        """Partition → the next offset to read."""
+        return dict(self._positions)
+
+    def _stops(
+        self, until: Where, last: Mapping[int, int], *, follow: bool
+    ) -> dict[int, int | None]:
+        """Return partition → the offset at which to stop; None if there is none."""
+        if until is END:
+            return dict.fromkeys(last) if follow else {**last}
+        if until.last is not None or (follow and until.time is not None):
+            raise click.BadParameter(
+                "--follow has no end but offsets" if follow else "the last records are the end",
+                param_hint="--until",
+            )
+        times = self._offsets(list(last), until.time) if until.time is not None else {}
+        stops: dict[int, int | None] = {}
+        for index, end in last.items():
+            stop = until.offset_of(index)
+            if stop is None:
+                stop = times.get(index, -1)
+                stops[index] = min(stop, end) if stop >= 0 else end
+                continue
+            if stop > end and not follow:
+                self._tell(index, f"ends at {end}, before {stop}")
+            stops[index] = stop if follow else min(stop, end)
+        return stops
+
+    def _tail(self, index: int, count: int, first: int, end: int) -> int:
+        """Return the offset of the ``count``-th visible record from the end; offsets have gaps."""
+        seen: list[int] = []
+        low, step = end, max(count, 1)
+        while len(seen) < count and low > first:
+            start = max(first, low - step)
+            position, found = start, []
+            while position < low:
+                for records, behind in self._read(index, position, 0):
+                    found += [record.offset for record in records if record.offset < low]
+                    position = behind
+                    if position >= low:
+                        break
+            seen = found + seen
+            low, step = start, 2 * step
+        return (seen[-count] if len(seen) >= count else first) if count else end
+
+    def _tell(self, index: int, what: str) -> None:
+        self.notes.append(f"{self._topic}:{index} {what}")
+
+    def _offsets(self, indexes: Collection[int], at: int) -> dict[int, int]:
+        places = [(self._topic, index) for index in indexes]
+        found = self._session.offsets(places, at, committed=self._committed)
+        return {index: offset for (_, index), offset in found.items()}
+
+    def records(self) -> Iterator[tuple[int, LogRecord]]:
+        """Yield each record with its partition."""
+        for index, records in self.rounds():
+            for record in records:
+                yield index, record
+
+    def rounds(self) -> Iterator[tuple[int, list[LogRecord]]]:
+        """Yield the records of one partition after the other; an empty list for an empty fetch."""
+        while True:
+            pending = [
+                index
+                for index, position in self._positions.items()
+                if (end := self._ends[index]) is None or position < end
+            ]
+            if not pending:
+                return
+            for index in pending:
+                yield from ((index, shown) for shown in self._round(index, len(pending)))
+
+    def _round(self, index: int, pending: int) -> Iterator[list[LogRecord]]:
+        """Yield the records of one Fetch in chunks, or a single empty list if it has none."""
+        end, floor, position = self._ends[index], self._floors[index], self._positions[index]
+        last: list[LogRecord] = []
+        for records, behind in self._read(index, position, MAX_WAIT_MS // pending):
+            shown = [
+                record
+                for record in records
+                if floor <= record.offset and (end is None or record.offset < end)
+            ]
+            if shown and last:
+                self._positions[index], self.has_more = position, True
+                yield last
+            last, position = shown or last, behind if end is None else min(behind, end)
+            if position == end:
+                break
+        self._positions[index], self.has_more = position, False
+        yield last
+
+    def _read(
+        self, index: int, position: int, wait_ms: int
+    ) -> Iterator[tuple[list[LogRecord], int]]:
+        row = self._session.fetch(
+            self._topic, index, position, committed=self._committed, max_wait_ms=wait_ms
+        )
+        if self._committed and 0 <= row.last_stable_offset < row.high_watermark:
+            self.pins[index] = row.last_stable_offset
+        else:
+            self.pins.pop(index, None)
+        return visible_chunks(row.records or b"", position, aborted_of(row))
+
+
+def aborted_of(row: Any) -> list[tuple[int, int]]:
+    """Return (first offset, producer id) of each aborted transaction in a Fetch response."""
+    return [(entry.first_offset, entry.producer_id) for entry in row.aborted_transactions or ()]
+
+
+def visible(
+    data: bytes, position: int, aborted: list[tuple[int, int]]
+) -> tuple[list[LogRecord], int]:
+    """Return all records that :func:`visible_chunks` yields, and the next offset."""
+    seen: list[LogRecord] = []
+    for records, behind in visible_chunks(data, position, aborted):
+        seen += records
+        position = behind
+    return seen, position
+
+
+def visible_chunks(
+    data: bytes, position: int, aborted: list[tuple[int, int]]
+) -> Iterator[tuple[list[LogRecord], int]]:
+    """Yield the records of ``data`` visible to a consumer at ``position``, with the next offset.
+
+    They are yielded in chunks, since a compressed batch of some kilobytes may hold more than fits
+    in memory. The last chunk is empty. ``aborted`` is that of :func:`readable`.
+    """
+    for at, header in readable(data, aborted):
+        for chunk in record_chunks(data, at, header):
+            seen = [record for record in chunk if record.offset >= position]
+            if seen:
+                yield seen, seen[-1].offset + 1
+    yield [], max([position, *(header.next_offset for _, header in headers(data))])
+
+
+def readable(
+    data: bytes, aborted: Iterable[tuple[int, int]] = ()
+) -> Iterator[tuple[int, BatchHeader]]:
+    """Yield the batches of a Fetch response with records for a consumer, each with its position.
+
+    ``aborted`` holds (first offset, producer id) of aborted transactions: from its first offset to
+    its abort marker a producer's transactional batches are skipped.
+    """
+    dead: set[int] = set()
+    waiting = sorted(aborted)
+    for at, header in headers(data):
+        while waiting and waiting[0][0] <= header.last_offset:
+            dead.add(waiting.pop(0)[1])
+        if header.is_control:
+            # Compaction may have removed the marker's record, leaving an empty batch.
+            marker = first_control(data, at, header)
+            if marker is not None and marker.type == ControlType.ABORT:
+                dead.discard(header.producer_id)
+        elif not (header.is_transactional and header.producer_id in dead):
+            yield at, header
+
+
+def headers(data: bytes) -> Iterator[tuple[int, BatchHeader]]:
+    """Yield the batches of a Fetch response with their positions; the last may be incomplete."""
+    at = 0
+    while at + HEADER_SIZE <= len(data):
+        header = parse_header(data, at)
+        if at + header.size > len(data):
+            return
+        yield at, header
+        at += header.size
+
+
+def batches(data: bytes) -> Iterator[tuple[BatchHeader, list[LogRecord]]]:
+    """Yield the batches of a Fetch response with their records."""
+    for at, header in headers(data):
+        yield header, decode_records(data, at, header)

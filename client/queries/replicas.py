@@ -1,0 +1,280 @@
+"""Replicas, leaders and health of partitions; brokers and the controller quorum; elections.
+
+Source: DescribeTopicPartitions (KIP-966), Metadata, DescribeCluster (KIP-700, KIP-919),
+DescribeQuorum (KIP-595), ElectLeaders (KIP-183, KIP-460).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kio.schema.errors import ErrorCode
+
+from fencepost.client.client import ApiError
+from fencepost.client.queries.session import check
+from fencepost.client.requests import Partition
+from fencepost.protocol.api import ApiKey
+
+if TYPE_CHECKING:
+    from fencepost.client.queries.session import Session
+
+NOBODY = -1
+"""The leader id of a partition without a leader."""
+
+PARTITIONS_PER_ANSWER = 2_000
+PREFERRED, UNCLEAN = 0, 1
+"""Election types of ElectLeaders."""
+
+METADATA_TOPIC = "__cluster_metadata"
+
+
+class PartitionState(NamedTuple):
+    """One partition. ``elr`` is None if the brokers do not report it: before Kafka 4.0."""
+
+    topic: str
+    partition: int
+    leader: int
+    epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    elr: tuple[int, ...] | None
+    last_known_elr: tuple[int, ...] | None
+    offline: tuple[int, ...]
+
+    @property
+    def preferred(self) -> int:
+        """The preferred leader: the first replica of the assignment."""
+        return self.replicas[0] if self.replicas else NOBODY
+
+    @property
+    def live(self) -> tuple[int, ...]:
+        """Replicas on brokers that are up."""
+        return tuple(one for one in self.replicas if one not in self.offline)
+
+
+def partition_states(session: Session, topics: Iterable[str] | None = None) -> list[PartitionState]:
+    """Return the partitions of ``topics``, or all, by topic and index. Raises ApiError."""
+    known = session.topics(topics)
+    versions = session.client.versions()
+    told = {}
+    if ApiKey.DESCRIBE_TOPIC_PARTITIONS in versions:
+        told = _eligible(session, [topic.name for topic in known])
+    found = []
+    for topic in known:
+        for index, row in sorted(topic.partitions.items()):
+            elr, last_known = told.get((topic.name, index), (None, None))
+            found.append(
+                PartitionState(
+                    topic.name,
+                    index,
+                    row.leader,
+                    row.leader_epoch,
+                    row.replicas,
+                    row.in_sync,
+                    elr,
+                    last_known,
+                    row.offline,
+                )
+            )
+    return found
+
+
+_Eligible = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def _eligible(session: Session, topics: Sequence[str]) -> dict[Partition, _Eligible]:
+    """Return the eligible leader replicas of each partition, and the last known ones."""
+    found: dict[Partition, _Eligible] = {}
+    cursor: Any = None
+    while topics:
+        answer = session.client.call(
+            "DescribeTopicPartitions",
+            check=False,
+            entity=partial(_ask_partitions, topics=topics, cursor=cursor),
+        )
+        for topic in answer.topics:
+            if topic.error_code:
+                continue
+            for row in topic.partitions:
+                found[topic.name, row.partition_index] = (
+                    tuple(row.eligible_leader_replicas or ()),
+                    tuple(row.last_known_elr or ()),
+                )
+        cursor = answer.next_cursor
+        if cursor is None:
+            break
+    return found
+
+
+def _ask_partitions(make: Any, topics: Sequence[str], cursor: Any) -> Any:
+    return make.message(
+        topics=[make.TopicRequest(name=name) for name in topics],
+        response_partition_limit=PARTITIONS_PER_ANSWER,
+        cursor=cursor
+        and make.Cursor(topic_name=cursor.topic_name, partition_index=cursor.partition_index),
+    )
+
+
+# --- brokers ---
+
+
+class BrokerState(NamedTuple):
+    """One broker. ``fenced`` is None if not reported: before Kafka 4.0, or for lack of rights."""
+
+    broker: int
+    host: str
+    port: int
+    rack: str | None
+    fenced: bool | None
+
+
+def brokers(session: Session) -> list[BrokerState]:
+    """Return all registered brokers, including fenced ones if the cluster reports them.
+
+    Raises ApiError.
+    """
+    highest = session.client.versions().get(ApiKey.DESCRIBE_CLUSTER, (0, -1))[1]
+    if highest < 2:
+        return _brokers_of_metadata(session)
+    answer = session.client.call(
+        "DescribeCluster",
+        check=False,
+        entity=lambda f: f.message(
+            include_cluster_authorized_operations=False,
+            endpoint_type=1,
+            include_fenced_brokers=True,
+        ),
+    )
+    if answer.error_code is ErrorCode.cluster_authorization_failed:
+        return _brokers_of_metadata(session)
+    check(answer.error_code, "DescribeCluster", None, answer.error_message)
+    return [
+        BrokerState(one.broker_id, one.host, one.port, one.rack, one.is_fenced)
+        for one in sorted(answer.brokers, key=lambda one: int(one.broker_id))
+    ]
+
+
+def _brokers_of_metadata(session: Session) -> list[BrokerState]:
+    known = session.client.metadata(refresh=True).brokers
+    return [
+        BrokerState(node, one.host, one.port, one.rack, fenced=None)
+        for node, one in sorted(known.items())
+    ]
+
+
+class Quorum(NamedTuple):
+    """The controller quorum: the active controller, its epoch, and the log end of each node."""
+
+    controller: int
+    epoch: int
+    high_watermark: int
+    voters: frozenset[int]
+    log_ends: Mapping[int, int]
+
+
+def is_elected_of_brokers(session: Session) -> bool:
+    """Return whether the brokers elect the controller on ZooKeeper, so that there is no quorum."""
+    return ApiKey.DESCRIBE_QUORUM not in session.client.versions()
+
+
+def quorum(session: Session) -> Quorum | None:
+    """Return the controller quorum; None if there is none, or this user may not describe it."""
+    if is_elected_of_brokers(session):
+        return None
+    answer = session.client.call(
+        "DescribeQuorum",
+        check=False,
+        entity=lambda f: f.message(
+            topics=[
+                f.TopicData(
+                    topic_name=METADATA_TOPIC, partitions=[f.PartitionData(partition_index=0)]
+                )
+            ]
+        ),
+    )
+    if answer.error_code or not answer.topics or answer.topics[0].partitions[0].error_code:
+        return None
+    row = answer.topics[0].partitions[0]
+    return Quorum(
+        row.leader_id,
+        row.leader_epoch,
+        row.high_watermark,
+        frozenset(one.replica_id for one in row.current_voters),
+        {one.replica_id: one.log_end_offset for one in (*row.current_voters, *row.observers)},
+    )
+
+
+def active_controller(session: Session, known: Quorum | None) -> int | None:
+    """Return the id of the active controller; None if this user may not describe the quorum.
+
+    With a quorum, the controller id in Metadata is a random broker that forwards requests.
+    """
+    if known is not None:
+        return known.controller
+    return session.controller if is_elected_of_brokers(session) else None
+
+
+# --- health ---
+
+
+def problems(state: PartitionState, min_isr: int, adding: Collection[int] = ()) -> list[str]:
+    """Return the problems of a partition, the worst first, in Kafka's words.
+
+    Replicas that a reassignment is ``adding`` do not count as missing.
+    """
+    found = []
+    if state.leader == NOBODY:
+        found.append("offline")
+    if len(state.isr) < min(min_isr, len(state.replicas)):
+        found.append("under min ISR")
+    if len(state.isr) < len(set(state.replicas) - set(adding)):
+        found.append("under replicated")
+    return found
+
+
+# --- elections ---
+
+
+def elect(
+    session: Session, kind: int, partitions: Collection[Partition]
+) -> dict[Partition, tuple[ErrorCode, str | None]]:
+    """Elect leaders and return the result of each. Raises ApiError if the request fails."""
+    indexes: dict[str, list[int]] = {}
+    for topic, index in partitions:
+        indexes.setdefault(topic, []).append(index)
+    answer = session.client.call(
+        "ElectLeaders",
+        to_node=session.controller,
+        check=False,
+        entity=lambda f: f.message(
+            election_type=kind,
+            topic_partitions=[
+                f.TopicPartitions(topic=topic, partitions=mine) for topic, mine in indexes.items()
+            ],
+            timeout=session.timeout_ms,
+        ),
+    )
+    check(getattr(answer, "error_code", 0), "ElectLeaders")
+    found = {
+        (topic.topic, row.partition_id): (ErrorCode(row.error_code), row.error_message)
+        for topic in answer.replica_election_results
+        for row in topic.partition_result
+    }
+    missing = [one for one in partitions if one not in found]
+    if missing:
+        topic, index = missing[0]
+        raise ApiError(ErrorCode.unknown_topic_or_partition, "ElectLeaders", f"{topic}-{index}")
+    return found
+
+
+def unregister(session: Session, broker: int) -> None:
+    """Unregister a broker. Raises ApiError."""
+    answer = session.client.call(
+        "UnregisterBroker",
+        to_node=session.controller,
+        check=False,
+        entity=lambda f: f.message(broker_id=broker),
+    )
+    check(answer.error_code, "UnregisterBroker", None, answer.error_message)

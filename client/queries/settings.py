@@ -1,0 +1,138 @@
+"""The settings of topics, brokers and groups: values, sources and changes.
+
+Source: ``ConfigCommand`` of Kafka; DescribeConfigs and IncrementalAlterConfigs.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fencepost.client.queries.session import check
+
+if TYPE_CHECKING:
+    from fencepost.client.queries.session import Session
+
+KINDS = {"topic": 2, "broker": 4, "group": 32}
+"""Resource types by the names of commands; the numbers are DescribeConfigs'."""
+
+SOURCES = {
+    1: "topic",
+    2: "broker",
+    3: "cluster",
+    4: "file",
+    5: "default",
+    6: "logger",
+    7: "client metrics",
+    8: "group",
+}
+"""Sources of values; ``broker`` and ``cluster`` are dynamic, for one broker and for all."""
+
+EVERY_BROKER = ""
+"""The name of the resource with the dynamic defaults of all brokers."""
+
+SET, DELETE = 0, 1
+
+Resource = tuple[str, str]
+"""A kind, which is a key of :data:`KINDS`, and a name."""
+
+
+class Setting(NamedTuple):
+    """One setting of one resource. The value of a secret is None."""
+
+    kind: str
+    resource: str
+    key: str
+    value: str | None
+    source: str
+    is_read_only: bool
+    is_secret: bool
+
+
+def described(
+    session: Session, resources: Sequence[Resource], keys: Sequence[str] | None = None
+) -> list[Setting]:
+    """Return the settings of ``resources``, all or ``keys``, sorted by key. Raises ApiError."""
+    found: list[Setting] = []
+    names = {number: kind for kind, number in KINDS.items()}
+    for node, mine in _by_node(resources).items():
+        answer = session.client.call(
+            "DescribeConfigs",
+            check=False,
+            to_node=node,
+            entity=partial(_describe, wanted=mine, keys=keys),
+        )
+        for result in answer.results:
+            kind, name = names[result.resource_type], result.resource_name
+            check(result.error_code, "DescribeConfigs", name or kind, result.error_message)
+            found += (
+                Setting(
+                    kind,
+                    name,
+                    entry.name,
+                    entry.value,
+                    SOURCES.get(entry.config_source, str(entry.config_source)),
+                    entry.read_only,
+                    entry.is_sensitive,
+                )
+                for entry in sorted(result.configs, key=lambda entry: str(entry.name))
+            )
+    return found
+
+
+def _by_node(resources: Iterable[Resource]) -> dict[int, list[Resource]]:
+    """Group resources by node: a broker reports only its own settings; -1 is any node."""
+    found: dict[int, list[Resource]] = defaultdict(list)
+    for kind, name in resources:
+        is_one_broker = kind == "broker" and name != EVERY_BROKER and name.isdecimal()
+        found[int(name) if is_one_broker else -1].append((kind, name))
+    return found
+
+
+def _describe(make: Any, wanted: Sequence[Resource], keys: Sequence[str] | None) -> Any:
+    return make.message(
+        resources=[
+            make.DescribeConfigsResource(
+                resource_type=KINDS[kind], resource_name=name, configuration_keys=keys
+            )
+            for kind, name in wanted
+        ],
+    )
+
+
+def known_keys(session: Session, resource: Resource) -> set[str]:
+    """Return the keys that ``resource`` may have. Raises ApiError."""
+    kind, name = resource
+    if kind == "broker" and name == EVERY_BROKER:
+        # The description of all brokers has only the keys that are set.
+        name = str(session.some_broker)
+    return {one.key for one in described(session, [(kind, name)])}
+
+
+def alter(
+    session: Session,
+    resource: Resource,
+    put: Mapping[str, str],
+    unset: Iterable[str],
+    *,
+    execute: bool,
+) -> None:
+    """Change settings, or only validate the change. Raises ApiError with the reason."""
+    kind, name = resource
+    ((node, _),) = _by_node([resource]).items()
+
+    def build(make: Any) -> Any:
+        row = make.AlterableConfig
+        configs = [row(name=key, config_operation=SET, value=put[key]) for key in put]
+        configs += [row(name=key, config_operation=DELETE, value=None) for key in unset]
+        asked = make.AlterConfigsResource(
+            resource_type=KINDS[kind], resource_name=name, configs=configs
+        )
+        return make.message(resources=[asked], validate_only=not execute)
+
+    answer = session.client.call("IncrementalAlterConfigs", check=False, to_node=node, entity=build)
+    for result in answer.responses:
+        where = result.resource_name or kind
+        check(result.error_code, "IncrementalAlterConfigs", where, result.error_message)

@@ -1,0 +1,147 @@
+"""TLS contexts of clients, from PEM files that may be replaced while a client runs.
+
+Certificates are renewed every few weeks, and a client reconnects often, so it must use the current
+files. A Java client must be restarted.
+"""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+from typing import Any
+
+from fencepost.client.security import Security, SecurityError, Tls
+from fencepost.protocol.pem import certificates, conversion, hidden, store_type
+
+_VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
+
+
+class _Renewed(ssl.SSLContext):
+    """A context that delegates to one which is rebuilt whenever a file has changed."""
+
+    _tls: Tls
+    _seen: tuple[tuple[int, int], ...] = ()
+    _now: ssl.SSLContext
+
+    def wrap_socket(self, *args: Any, **kwargs: Any) -> ssl.SSLSocket:
+        """Wrap the socket with the newest context."""
+        return self._newest().wrap_socket(*args, **kwargs)
+
+    def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:
+        """Wrap the buffers with the newest context."""
+        return self._newest().wrap_bio(*args, **kwargs)
+
+    def _newest(self) -> ssl.SSLContext:
+        seen = _stamps(self._tls)
+        if seen != self._seen:
+            # After an error, for example of a half-written file, the previous context is used.
+            try:
+                self._now = _made(self._tls, ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+            except SecurityError:
+                if not self._seen:
+                    raise
+            else:
+                self._seen = seen
+        return self._now
+
+
+def ssl_context(security: Security) -> ssl.SSLContext | None:
+    """Return a client's TLS context, which follows changes of its files; None without TLS.
+
+    Raises SecurityError for a file that cannot be read or used.
+    """
+    if not security.has_tls:
+        return None
+    tls = security.tls
+    context = _Renewed(ssl.PROTOCOL_TLS_CLIENT)
+    # paho reads this attribute
+    context.check_hostname = tls.checks_certificate and tls.checks_host
+    context._tls = tls
+    context._newest()
+    return context
+
+
+def _stamps(tls: Tls) -> tuple[tuple[int, int], ...]:
+    found = []
+    for name in filter(None, (tls.truststore, tls.keystore, tls.key_file)):
+        try:
+            state = Path(name).stat()
+        except OSError:
+            found.append((-1, -1))
+        else:
+            found.append((state.st_mtime_ns, state.st_ino))
+    return (*found, (0, 0))
+
+
+def _made(tls: Tls, context: ssl.SSLContext) -> ssl.SSLContext:
+    context.minimum_version = _VERSIONS[min(tls.versions)]
+    context.maximum_version = _VERSIONS[max(tls.versions)]
+    context.check_hostname = tls.checks_certificate and tls.checks_host
+    if not tls.checks_certificate:
+        context.verify_mode = ssl.CERT_NONE
+    if tls.ciphers:
+        try:
+            context.set_ciphers(":".join(tls.ciphers))
+        except ssl.SSLError:
+            raise SecurityError("ssl.cipher.suites: OpenSSL knows none of them") from None
+    if tls.truststore or tls.authorities:
+        _believe(context, tls)
+    else:
+        context.load_default_certs()
+    if tls.keystore or tls.key:
+        _identify(context, tls)
+    return context
+
+
+def _believe(context: ssl.SSLContext, tls: Tls) -> None:
+    key = "ssl.truststore.location" if tls.truststore else "ssl.truststore.certificates"
+    text = _read(key, tls.truststore) if tls.truststore else tls.authorities
+    try:
+        context.load_verify_locations(cadata="".join(certificates(text)))
+    except (ssl.SSLError, ValueError):
+        raise SecurityError(f"{key}: no certificate in PEM is there{_of(tls.truststore)}") from None
+
+
+def _identify(context: ssl.SSLContext, tls: Tls) -> None:
+    key = "ssl.keystore.location" if tls.keystore else "ssl.keystore.key"
+
+    def password() -> str:
+        # Without this, OpenSSL would prompt on the terminal.
+        if not tls.key_password:
+            raise SecurityError("ssl.key.password: the key is encrypted, and there is no password")
+        return tls.key_password
+
+    text = _read(key, tls.keystore) if tls.keystore else ""
+    if tls.key_file:
+        _read("ssl.key.location", tls.key_file)
+    if tls.keystore and not tls.key_file and "PRIVATE KEY-----" not in text:
+        raise SecurityError(f"{key}: no private key in PEM is there{_of(tls.keystore)}")
+    try:
+        if tls.keystore:
+            context.load_cert_chain(tls.keystore, tls.key_file or None, password=password)
+        else:
+            with hidden(f"{tls.key.strip()}\n{tls.chain.strip()}\n") as path:
+                context.load_cert_chain(path, password=password)
+    except ssl.SSLError as error:
+        reason = (error.reason or "").replace("_", " ").lower() or "it can't be read"
+        hint = ", or ssl.key.password is wrong" if tls.key_password else ""
+        raise SecurityError(
+            f"{key}: no key and certificate that belong together{_of(tls.keystore)}: {reason}{hint}"
+        ) from None
+
+
+def _of(path: str) -> str:
+    return f" ({path})" if path else ""
+
+
+def _read(key: str, path: str) -> str:
+    try:
+        raw = Path(path).read_bytes()
+    except OSError as error:
+        raise SecurityError(f"{key}: {path}: {error.strerror}") from None
+    form = store_type(raw)
+    if form is not None:
+        store = "truststore" if "truststore" in key else "keystore"
+        how = conversion(store, form, path)
+        raise SecurityError(f"{key}: {path} is no PEM but {form}{how}")
+    return raw.decode("utf-8", "replace")

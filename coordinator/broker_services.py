@@ -1,0 +1,286 @@
+"""The services of one broker, which handlers call; no sockets.
+
+Constructed inside the event loop that they belong to, on an opened
+:class:`fencepost.coordinator.storage.storage.Storage`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fencepost.cluster.image import LocalPartition, MetadataImage, TopicImage
+from fencepost.coordinator.config.broker_config import BrokerConfig, ConfigError
+from fencepost.coordinator.errors import MetadataUnavailableError
+from fencepost.coordinator.history.entries import CLUSTER, PARTITION
+from fencepost.coordinator.history.recorder import History
+from fencepost.coordinator.metadata.publication import Subscriber
+from fencepost.coordinator.metadata.server_secret import server_secret
+from fencepost.coordinator.runtime.background import Step
+from fencepost.coordinator.runtime.late_imports import CONTROLLER_MODULES, load
+from fencepost.coordinator.runtime.turns import OneAtATime
+from fencepost.coordinator.security.acls import AclPublisher
+from fencepost.coordinator.security.authorizer import Authorizer
+from fencepost.coordinator.security.quota_table import QuotaTable
+from fencepost.coordinator.security.quotas import ClientQuotas
+from fencepost.coordinator.security.replication_quota import ReplicationQuota, Side
+from fencepost.coordinator.services.groups import GroupCoordinator
+from fencepost.coordinator.services.txns import TxnCoordinator
+from fencepost.coordinator.storage.appends import Appends
+from fencepost.coordinator.storage.fetches import Fetches
+from fencepost.coordinator.storage.storage import Storage
+from fencepost.logcore.machine import Event
+from fencepost.txn.ids import ProducerIdBlock
+
+if TYPE_CHECKING:
+    from fencepost.coordinator.controller.active import ActiveController
+    from fencepost.coordinator.controller.metadata_log_reader import Observer
+    from fencepost.coordinator.replication.controller_channel import ControllerChannel
+    from fencepost.coordinator.runtime.origin import Origin
+    from fencepost.coordinator.security.password_checks import PasswordChecks
+    from fencepost.coordinator.security.users import Users
+    from fencepost.coordinator.zookeeper.node import ZooKeeperNode
+
+Address = tuple[str, int]
+"""Host and port."""
+
+
+CheckCertificates = Callable[[BrokerConfig], asyncio.Future[ConfigError | None]]
+"""Returns the reason why a configuration's certificates cannot be used, or None."""
+
+
+class Services:
+    """The services of one broker, in the order in which they start.
+
+    ``advertised`` returns the address that the clients of a listener connect to; it is known once
+    the broker listens.
+    """
+
+    def __init__(
+        self, storage: Storage, *, cluster_id: str, advertised: Callable[[str | None], Address]
+    ) -> None:
+        self.storage = storage
+        self.config, self.clock = storage.config, storage.clock
+        self.node_id, self.cluster_id = storage.node_id, cluster_id
+        self.rack = storage.config.text("broker.rack")
+        self.log_dir = str(Path(storage.directory).absolute())
+        """The log directory, in Kafka's words."""
+        self.metadata = storage.metadata
+        self.logs, self.flusher = storage.logs, storage.flusher
+        self.commits, self.replicas = storage.commits, storage.replicas
+        self._advertised = advertised
+        self.authorizer = Authorizer.configured(storage.config)
+        """Checks the permissions of clients; None if every client may do everything."""
+        self.acls: AclPublisher | None = None
+        """Applies the ACLs of each image; None without an authorizer."""
+        if self.authorizer is not None:
+            self.acls = AclPublisher(storage.metadata, self.authorizer)
+        self.acl_requests = OneAtATime()
+        """Serializes the requests that create or delete ACLs: one is decided before the next
+        begins."""
+        self.quotas = ClientQuotas(QuotaTable(storage.metadata), storage.config, storage.clock)
+        """The quotas of users, clients and addresses."""
+        self.check_certificates: CheckCertificates | None = None
+        """Validates a configuration's certificates; None if no listener uses TLS."""
+        self.controller: ControllerChannel | None = None
+        """The channel to the active controller; None if this process is its own controller."""
+        self.zookeeper: ZooKeeperNode | None = None
+        """This broker's membership in a ZooKeeper cluster."""
+        self._active_controller: ActiveController | None = None
+        self._users: Users | None = None
+        self._password_checks: PasswordChecks | None = None
+        self.topics_coming: set[str] = set()
+        """Topics with a CreateTopics request in flight to the controller."""
+        self.fetches = Fetches(storage)
+        """Serves Fetch requests."""
+        self.fetches.throttle = ReplicationQuota(
+            self.config, self.clock, Side.LEADER, node_id=self.node_id
+        )
+        self.history = History(self.internal_topic, storage.logs, storage.config, storage.clock)
+        """Records the causes of changes to groups and transactions."""
+        self.replicas.remember = self.remember_replica
+        self.groups = GroupCoordinator(storage, self.history.remember, self.internal_topic)
+        """Consumer groups and their offsets."""
+        self.txns = TxnCoordinator(
+            storage,
+            self.history.remember,
+            self.internal_topic,
+            self._allocate_producer_ids,
+            complete_offsets=self.groups.complete_transaction,
+        )
+        """Transactions and producer ids."""
+        self.appends = Appends(storage, verify=self.txns.verify)
+        """Serves Produce requests."""
+
+    def remember_replica(self, _local: LocalPartition, event: Event) -> None:
+        """Record a replica's event and its cause; the subject is the topic and partition index."""
+        self.history.remember(PARTITION, event.subject, event, None, "replication")
+
+    def remember_cluster(self, old: MetadataImage, new: MetadataImage) -> None:
+        """Record the cluster changes between two metadata images."""
+        from fencepost.cluster.broker_changes import cluster_changes  # noqa: PLC0415 - only cluster members need it
+
+        for event in cluster_changes(old, new):
+            self.history.remember(CLUSTER, f"broker {self.node_id}", event, None, "metadata")
+
+    async def start(self) -> None:
+        """Start replication and load the coordinators; large logs continue to load afterwards."""
+        if self.storage.is_broker:
+            self.replicas.start()
+            self.metadata.subscribe(Subscriber.GROUPS, self.groups.publish)
+            self.metadata.subscribe(Subscriber.TRANSACTIONS, self.txns.publish)
+        await self.groups.start()  # first: transactions that are completed by loading end in groups
+        await self.txns.start()
+
+    @property
+    def on_zookeeper(self) -> ZooKeeperNode:
+        """Return :attr:`zookeeper`; raise RuntimeError for a broker that has none."""
+        if self.zookeeper is None:
+            raise RuntimeError("the cluster is not one on ZooKeeper")
+        return self.zookeeper
+
+    @property
+    def active_controller(self) -> ActiveController:
+        """Return this process's controller, which decides by its own log.
+
+        It is created on first use: a standalone broker seldom needs it. In a process without a
+        metadata log of its own it only validates: a change raises MetadataUnavailableError.
+        """
+        if self._active_controller is None:
+            self._active_controller = self._make_controller()
+        return self._active_controller
+
+    def _make_controller(self) -> ActiveController:
+        from fencepost.coordinator.controller.active import ActiveController  # noqa: PLC0415
+        from fencepost.coordinator.controller.metadata_log_reader import MetadataLogReader  # noqa: PLC0415
+        from fencepost.coordinator.controller.store import ReadOnlyStore  # noqa: PLC0415
+        from fencepost.coordinator.metadata.controller_settings import controller_settings  # noqa: PLC0415
+
+        settings = controller_settings(
+            self.config, node_id=self.node_id, cluster_id=self.cluster_id
+        )
+        own_log = self.storage.own_log
+        if own_log is None:
+            checks = ReadOnlyStore(self.metadata)
+            return ActiveController(
+                checks, settings, self.clock, None, self.decided, own_broker=False
+            )
+        return ActiveController(
+            own_log,
+            settings,
+            self.clock,
+            MetadataLogReader(own_log, self.storage.fs, self.clock, self.flusher),
+            self.decided,
+            own_broker=own_log.has_own_broker,
+        )
+
+    def internal_topic(self, name: str) -> TopicImage:
+        """Return an internal topic; create it first if this process decides on topics.
+
+        Raises MetadataUnavailableError if the controller is another process, and
+        PolicyViolationError.
+        """
+        topic = self.metadata.topic(name)
+        if topic is not None:
+            return topic
+        if self.storage.own_log is None:
+            raise MetadataUnavailableError(f"there is no topic {name} yet")
+        from fencepost.coordinator.controller.topic_decisions import create_internal_topic  # noqa: PLC0415 - needed once per broker
+
+        create_internal_topic(self.active_controller.decide, self.metadata, self.config, name)
+        return self.metadata.known(name)
+
+    async def _allocate_producer_ids(self) -> ProducerIdBlock:
+        """Allocate a block durably for this node's broker. Raises ProducerIdsExhaustedError."""
+        for _ in load(CONTROLLER_MODULES):
+            await asyncio.sleep(0)
+        active, node_id = self.active_controller, self.node_id
+        with active.store.unforced():
+            epoch = active.store.image.brokers[node_id].epoch
+            block = active.decide(lambda one: one.allocate_producer_ids(node_id, epoch))
+        await self.storage.durable()
+        return ProducerIdBlock(block.first, block.size)
+
+    def observers(self) -> list[Observer]:
+        """Return the brokers that fetch the metadata log from this controller."""
+        return [] if self._active_controller is None else self._active_controller.observers()
+
+    def decided(self, event: Event, origin: Origin | None, trigger: str | None) -> None:
+        """Record a decision of the controller and its cause."""
+        from fencepost.cluster.controller.outcome import OF_PARTITIONS  # noqa: PLC0415 - few decisions need it
+
+        scope = PARTITION if event.kind in OF_PARTITIONS else CLUSTER
+        self.history.remember(scope, event.subject, event, origin, trigger)
+
+    @property
+    def users(self) -> Users:
+        """Return the users with SCRAM credentials."""
+        if self._users is None:
+            from fencepost.coordinator.security.users import Users  # noqa: PLC0415 - most brokers have none
+
+            draw_secret = partial(server_secret, self.storage.fs, self.storage.directory)
+            self._users = Users(self.metadata, draw_secret)
+        return self._users
+
+    @property
+    def password_checks(self) -> PasswordChecks:
+        """Return the thread that hashes passwords."""
+        if self._password_checks is None:
+            from fencepost.coordinator.security.password_checks import PasswordChecks  # noqa: PLC0415 - the same
+
+            self._password_checks = PasswordChecks()
+        return self._password_checks
+
+    def steps_of_a_stop(self) -> list[Step]:
+        """Return the first steps of a shutdown: no new requests, but responses are still sent."""
+        return [
+            ("wait for commits", self.commits.drain),
+            ("stop the transaction coordinator", self.txns.stop),
+            ("stop the group coordinator", self.groups.stop),
+        ]
+
+    def last_steps_of_a_stop(self) -> list[Step]:
+        """Return the remaining steps of a shutdown, after the last response."""
+        return [
+            ("write the history", self.history.stop),
+            ("drop unfinished appends", self.appends.close),
+            ("follow nobody's fetches any more", self.replicas.stop),
+            ("end checks of passwords", self._end_password_checks),
+            ("stop applying ACLs", self._stop_acls),
+        ]
+
+    def _stop_acls(self) -> None:
+        if self.acls is not None:
+            self.acls.stop()
+
+    def _end_password_checks(self) -> None:
+        if self._password_checks is not None:
+            self._password_checks.close()
+
+    def advertised(self, listener: str | None = None) -> Address:
+        """Return the address that clients of ``listener``, by default the first, connect to."""
+        return self._advertised(listener)
+
+    @property
+    def features(self) -> Mapping[str, tuple[int, int, int]]:
+        """Return the lowest, highest supported and finalized level of each feature."""
+        return self.metadata.features
+
+    @property
+    def features_epoch(self) -> int:
+        """Return the epoch of the finalized features, which grows with each change."""
+        return self.metadata.features_epoch
+
+    def controller_versions(self) -> Mapping[int, tuple[int, int]]:
+        """Return the active controller's API versions; empty while they are unknown."""
+        return {} if self.controller is None else self.controller.versions
+
+    # --- several services ---
+
+    async def topics_forgotten(self) -> None:
+        """Return once deleted topics have no directories and groups no offsets of them."""
+        await self.replicas.forgotten()
+        await self.groups.forgotten()

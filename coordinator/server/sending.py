@@ -1,0 +1,48 @@
+"""Sending of a response from its stream to the socket, directly from files if possible.
+
+The kernel sends from the file as long as the socket takes data. Data in the transport's buffer must
+be sent before, so the kernel sends only while that buffer is empty, which is checked before each
+part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from fencepost.coordinator.server.request_stream import WRITE_BYTES, RequestStream
+
+SENT_PER_TURN_BYTES: Final = 4_194_304
+"""The bytes of a response sent to one client before others get their turn; fewer if reading the
+file from disk uses up the slice of time."""
+
+ARMING_BYTES: Final = 4_096
+"""The bytes written through the transport when the socket is full, so that the transport reports
+when the socket has room again."""
+
+
+def socket_of(transport: asyncio.BaseTransport) -> int:
+    """Return the socket of a transport without TLS; -1 if it has none."""
+    found = transport.get_extra_info("socket")
+    return -1 if found is None else int(found.fileno())
+
+
+def send_next(stream: RequestStream, transport: asyncio.Transport, target: int) -> int:
+    """Send the next part of the unsent data, and return its size.
+
+    ``target`` is the socket of the transport, which must be open; -1 sends everything from memory.
+    Raises OSError if the part is in a file that cannot be read.
+    """
+    room = WRITE_BYTES
+    if target >= 0 and stream.is_in_file and not transport.get_write_buffer_size():
+        try:
+            return stream.send_range(target)
+        except BlockingIOError:
+            room = ARMING_BYTES
+        except OSError:
+            # The platform has no such call, or the client or the file is gone: reading and writing
+            # the same bytes handles each of these cases.
+            room = WRITE_BYTES
+    piece = stream.next_piece(room)
+    transport.write(piece)
+    return len(piece)

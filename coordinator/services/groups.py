@@ -1,0 +1,246 @@
+"""The group coordinator of this broker: ``fencepost.groups.machine`` on ``__consumer_offsets``.
+
+Source: ``GroupCoordinatorService``: route by the hash of the group id, merge the results of
+requests to all shards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from fencepost.cluster.image import MetadataImage, deleted_topics, racks_of
+from fencepost.coordinator.config.group_settings import applied
+from fencepost.coordinator.metadata.metadata import GROUP_VERSION, InternalTopic
+from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS
+from fencepost.coordinator.runtime.background import each_in_turn, spawn
+from fencepost.coordinator.runtime.late_imports import GROUP_MODULES
+from fencepost.coordinator.runtime.shard import Remember, ShardRuntime
+from fencepost.coordinator.services.assignors.process import AssignorProcesses
+from fencepost.coordinator.services.base import ShardedCoordinator
+from fencepost.coordinator.storage.storage import Storage
+from fencepost.groups.assignors.model import Assignor, AssignorRegistry
+from fencepost.groups.assignors.range import RangeAssignor
+from fencepost.groups.assignors.remote import ComputeTarget, RemoteAssignor
+from fencepost.groups.assignors.uniform import UniformAssignor
+from fencepost.groups.commands import (
+    ExpireOffsets,
+    Heartbeat,
+    HeartbeatResult,
+    ListGroups,
+    ListGroupsResult,
+    TopicsDeleted,
+)
+from fencepost.groups.consumer_commands import (
+    ConsumerSettings,
+    Environment,
+    MigrationPolicy,
+    TopicImage,
+)
+from fencepost.groups.limits import GroupLimits
+from fencepost.logcore.budget import Account
+from fencepost.logcore.machine import EndMarker, InvariantViolation, Machine
+from fencepost.logcore.partition import Partition
+
+if TYPE_CHECKING:
+    from fencepost.groups.machine import GroupMachine
+
+_MINUTE_MS = 60_000
+
+
+BUILT_IN: Mapping[str, Callable[[], Assignor]] = {
+    "uniform": UniformAssignor,
+    "range": RangeAssignor,
+    "org.apache.kafka.coordinator.group.assignor.UniformAssignor": UniformAssignor,
+    "org.apache.kafka.coordinator.group.assignor.RangeAssignor": RangeAssignor,
+}
+"""The built-in server-side assignors by their names in ``group.consumer.assignors``."""
+
+
+class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
+    """``services.groups``: all groups of this broker."""
+
+    MODULES = GROUP_MODULES
+
+    def __init__(self, storage: Storage, remember: Remember, internal_topic: InternalTopic) -> None:
+        interval = "offsets.retention.check.interval.ms"
+        super().__init__(
+            storage,
+            remember,
+            internal_topic,
+            CONSUMER_OFFSETS,
+            upkeep=ExpireOffsets(),
+            interval=interval,
+            commit_timeout="offsets.commit.timeout.ms",
+        )
+        self._topic_image: TopicImage | None = None
+        self._deleted: list[tuple[str, bytes | None]] = []
+        """Deleted topics whose offsets remain to be deleted, by name and id."""
+        self._forgetting: asyncio.Task[None] | None = None
+        names = self._config.items("group.consumer.assignors")
+        self._computed_elsewhere = AssignorProcesses(name for name in names if name not in BUILT_IN)
+        self._base_settings: ConsumerSettings | None = None
+        self._config.listen(self._forget_settings)
+        self._group_memory = self._budget("fencepost.groups.max.bytes")
+        self._offset_memory = self._budget("fencepost.offsets.max.bytes")
+
+    async def stop(self) -> None:
+        """Close every shard; answer parked requests with NOT_COORDINATOR."""
+        await each_in_turn(
+            (
+                ("end the assignors", self._computed_elsewhere.close),
+                ("forget deleted topics", self.forgotten),
+                ("close the shards", self._shards.close),
+            )
+        )
+
+    # --- requests --------------------------------------------------------------------------------
+
+    def partition_of(self, group_id: str) -> Partition:
+        """Return the open partition of ``__consumer_offsets`` that ``group_id`` belongs to.
+
+        Raises :class:`ShardError` if it is not served here.
+        """
+        return self._shards.shard_for(group_id).partition
+
+    async def list_groups(self, command: ListGroups) -> ListGroupsResult:
+        """Merge the groups of all shards that are served here.
+
+        Raises CoordinatorLoadInProgressError while any shard is loading.
+        """
+        found = await self._everywhere(command, ListGroupsResult)
+        return ListGroupsResult(tuple(group for result in found for group in result.groups))
+
+    # --- upkeep ----------------------------------------------------------------------------------
+
+    def publish(self, old: MetadataImage, image: MetadataImage) -> None:
+        """See :class:`ShardedCoordinator`; delete the offsets of deleted topics as well."""
+        super().publish(old, image)
+        gone = deleted_topics(old, image)
+        if gone:
+            self._deleted += [(one.name, one.topic_id.bytes) for one in gone]
+            if self._forgetting is None or self._forgetting.done():
+                self._forgetting = spawn(self._forget(), "forget deleted topics")
+
+    async def _forget(self) -> None:
+        # If this fails, the topics stay in the list, and the next deletion retries.
+        while deleted := tuple(self._deleted):
+            # Until the deletion's records are durable, power loss may restore the topics.
+            await self._replicas.durable()
+            await self.on_topics_deleted(deleted)
+            del self._deleted[: len(deleted)]
+
+    async def forgotten(self) -> None:
+        """Return once the offsets of deleted topics are deleted, or raise LogError."""
+        while self._forgetting is not None and not self._forgetting.done():
+            await asyncio.shield(self._forgetting)
+
+    async def on_topics_deleted(self, topics: Iterable[tuple[str, bytes | None]]) -> None:
+        """Delete the offsets of deleted topics, given as (name, topic id).
+
+        A loading shard gets the command once it is active.
+        """
+        await self._shards.send_to_all(TopicsDeleted(tuple(topics)))
+
+    def complete_transaction(self, index: int, marker: EndMarker) -> None:
+        """End a transaction on one offsets partition: append the marker and update the state.
+
+        Raises :class:`ShardError` if the shard is not active, and
+        :class:`fencepost.logcore.errors.LogError` if the partition refuses the marker.
+        """
+        self._shards.shard_at(index).complete_transaction(marker)
+
+    @property
+    def serves_consumer_protocol(self) -> bool:
+        """Return whether feature level and rebalance protocols allow the consumer protocol."""
+        allowed = self._config.items("group.coordinator.rebalance.protocols")
+        return self._metadata.feature_level(GROUP_VERSION) >= 1 and "consumer" in allowed
+
+    @property
+    def topic_image(self) -> TopicImage:
+        """Return all topics as assignors see them; the same object until a topic changes."""
+        metadata = self._metadata
+        if self._topic_image is None or self._topic_image.version != metadata.topic_changes:
+            topics = {
+                topic.name: (topic.topic_id.bytes, len(topic.partitions))
+                for topic in metadata.topics.values()
+            }
+            self._topic_image = TopicImage(
+                topics, metadata.topic_changes, partial(racks_of, metadata.image)
+            )
+        return self._topic_image
+
+    def _build(self, partition: Partition, _coordinator_epoch: int) -> GroupMachine:
+        # A broker without groups does not import the machine, and starts sooner.
+        from fencepost.groups.machine import GroupMachine  # noqa: PLC0415
+
+        config = self._config
+        memory, offset_memory = Account(self._group_memory), Account(self._offset_memory)
+        machine = GroupMachine(
+            GroupLimits(
+                min_session_timeout_ms=config.int("group.min.session.timeout.ms"),
+                max_session_timeout_ms=config.int("group.max.session.timeout.ms"),
+                max_group_size=config.int("group.max.size"),
+                max_offset_metadata_bytes=config.int("offset.metadata.max.bytes"),
+            ),
+            initial_rebalance_delay_ms=config.int("group.initial.rebalance.delay.ms"),
+            offsets_retention_ms=config.int("offsets.retention.minutes") * _MINUTE_MS,
+            memory=memory,
+            offset_memory=offset_memory,
+            max_batch_bytes=lambda: partition.log.config.max_message_bytes,
+            environment=self.environment,
+        )
+        self._give_back(machine, memory, offset_memory)
+        return machine
+
+    def _forget_settings(self) -> None:
+        self._base_settings = None
+
+    def _consumer_settings(self) -> ConsumerSettings:
+        config, interval = self._config, "group.consumer.assignment.interval.ms"
+        return ConsumerSettings(
+            session_timeout_ms=config.int("group.consumer.session.timeout.ms"),
+            heartbeat_interval_ms=config.int("group.consumer.heartbeat.interval.ms"),
+            # Clamped as in Kafka (DynamicBrokerConfig.clampDynamicConfigs): it may change at run
+            # time.
+            assignment_interval_ms=min(
+                max(config.int(interval), config.int("group.consumer.min.assignment.interval.ms")),
+                config.int("group.consumer.max.assignment.interval.ms"),
+            ),
+            max_size=config.int("group.consumer.max.size"),
+            assignors=AssignorRegistry(
+                BUILT_IN[name]() if name in BUILT_IN else RemoteAssignor(name)
+                for name in config.items("group.consumer.assignors")
+            ),
+            migration_policy=MigrationPolicy(
+                config.text("group.consumer.migration.policy") or "bidirectional"
+            ),
+        )
+
+    def environment(self, group_id: str) -> Environment:
+        """Return the topics and settings for decisions on a group at this moment."""
+        if self._base_settings is None:
+            self._base_settings = self._consumer_settings()
+        own = self._metadata.group_settings(group_id)
+        settings = applied(self._base_settings, own) if own else self._base_settings
+        return Environment(self.topic_image, settings)
+
+    def _run_effect(
+        self,
+        shard: ShardRuntime[Machine],
+        effect: object,
+        _now_ms: int,
+        first_attempt_done: Callable[[], None],
+    ) -> None:
+        if not isinstance(effect, ComputeTarget):
+            raise InvariantViolation(f"not an effect of groups: {effect!r}")
+        self._computed_elsewhere.compute(effect, shard.report)
+        # The response contains the current assignment; the new one follows later.
+        first_attempt_done()
+
+    def _while_loading(self, command: object) -> object | None:
+        # A member that gets an error of the loading shard would leave; with an empty success it
+        # stays and sends its next heartbeat. Source: GroupCoordinatorService.heartbeat.
+        return HeartbeatResult() if isinstance(command, Heartbeat) else None

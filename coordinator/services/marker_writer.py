@@ -1,0 +1,540 @@
+"""Writer of transaction markers to partitions of this broker and of others.
+
+The transaction coordinator decides which partitions get a marker; :class:`MarkerWriter` retries
+until each of them has it. The queues of ``txn/marker_queues.py`` decide which broker gets which
+markers, and which markers are sent again. Markers for this broker are appended in the coordinator's
+own turn; ``replication/marker_sender.py`` sends the markers for other brokers.
+
+Source: ``TransactionMarkerChannelManager``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import field
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol
+
+import structlog
+from kio.schema.errors import ErrorCode
+
+from fencepost.cluster.image import MetadataImage
+from fencepost.coordinator.errors import UnknownTopicOrPartitionError
+from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS, OUTSIDE_TRANSACTIONS
+from fencepost.coordinator.metadata.publication import Subscriber
+from fencepost.coordinator.runtime.background import SLICE_MS, spawn, survived, tell
+from fencepost.coordinator.runtime.timers import TimerQueue
+from fencepost.coordinator.services.marker_appends import MarkerAppends
+from fencepost.coordinator.storage.storage import Storage
+from fencepost.logcore.clock import monotonic_s
+from fencepost.logcore.errors import InvalidProducerEpochError, TransactionCoordinatorFencedError
+from fencepost.logcore.machine import EndMarker
+from fencepost.logcore.values import dataclass
+from fencepost.txn.commands import MarkersWritten, TopicPartition, WriteMarkers
+
+if TYPE_CHECKING:
+    from fencepost.txn.marker_queues import (
+        Codes,
+        EpochOf,
+        LeaderOf,
+        Marker,
+        MarkerQueues,
+        Result,
+        SendMarkers,
+    )
+
+RETRY_MS: Final = 20
+"""The delay before a transaction's markers are retried, doubling up to :data:`MAX_RETRY_MS`: right
+after a start the offsets partitions may still be loading."""
+
+MAX_RETRY_MS: Final = 5_000
+"""The longest delay for partitions of this broker, whose disk may be faulty for long. A leader
+change ends the delay."""
+
+MAX_RETRY_ELSEWHERE_MS: Final = 1_000
+"""The longest delay if another broker has refused a marker or not responded, or if a leader is
+unknown: such an attempt does not use this broker's disk."""
+
+MIN_SLICE_PARTITIONS = 4
+"""The number of partitions that are tried before the clock is read, so that a transaction of common
+size finishes in one turn even on a busy machine. Opening a partition that was never used takes
+about 1 ms."""
+
+Report = Callable[[MarkersWritten], None]
+"""Receives a request's written markers."""
+
+CompleteOffsets = Callable[[int, EndMarker], None]
+"""Ends a transaction on one offsets partition: ``GroupCoordinator.complete_transaction``."""
+
+_log = structlog.get_logger(__name__)
+
+
+class OtherBrokers(Protocol):
+    """The connections to the other brokers of a cluster."""
+
+    async def send(self, send: SendMarkers) -> Codes | None:
+        """Return a broker's response to its markers; None if none arrived."""
+
+    def hang_up(self, broker_id: int) -> None:
+        """Close the connection to a broker whose response is no longer awaited."""
+
+
+@dataclass(slots=True, eq=False)
+class _Transaction:
+    """A request in progress."""
+
+    shard: int
+    report: Report
+    first_attempt_done: Callable[[], None] | None
+    appended: set[TopicPartition]
+    """Partitions whose marker was appended in the coordinator's turn and is not reported yet."""
+    backoff_ms: int = RETRY_MS
+    """The delay before the next retry."""
+    attempts: int = 1
+    """The number of unfinished attempts at partitions of this broker, plus one until all have
+    begun."""
+
+    def attempted(self) -> None:
+        """Report the end of the first attempt, once."""
+        first_attempt_done, self.first_attempt_done = self.first_attempt_done, None
+        if first_attempt_done is not None:
+            first_attempt_done()
+
+    def attempt_over(self) -> None:
+        """Count an attempt as finished; report the end of the last one."""
+        self.attempts -= 1
+        if not self.attempts:
+            with survived("markers"):
+                self.attempted()
+
+
+@dataclass(slots=True, eq=False)
+class _LocalWrite:
+    """Markers of a transaction that are being written to partitions of this broker."""
+
+    send: SendMarkers
+    marker: Marker
+    appends: MarkerAppends
+    transaction: _Transaction
+    at: int = 0
+    """The number of markers that the attempt has tried."""
+    is_counted: bool = True
+    """Whether the transaction's response waits for this write."""
+    failures: dict[tuple[str, type[Exception]], _Failure] = field(default_factory=dict)
+    """By topic and type of error, which thousands of partitions may share."""
+
+
+@dataclass(slots=True, eq=False)
+class _Failure:
+    """The reason why markers were not written, logged when the attempt is finished."""
+
+    index: int
+    """The first partition with this failure."""
+    cause: str
+    partitions: int = 0
+
+
+class MarkerWriter:
+    """Executes :class:`WriteMarkers`. Belongs to the event loop.
+
+    A transaction may span 10,000 partitions of this broker, some of which must be opened first.
+    Work that takes longer than a time slice (looking up leaders, or appending markers of one or
+    many transactions) therefore continues between the requests of others. A marker is reported once
+    it is committed. The response waits neither for other replicas of a partition nor for other
+    brokers: the first attempt is finished when all markers of this broker are appended.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        timers: TimerQueue,
+        complete_offsets: CompleteOffsets,
+        *,
+        leader_of: LeaderOf,
+        epoch_of: EpochOf,
+    ) -> None:
+        self._storage, self._logs, self._replicas = storage, storage.logs, storage.replicas
+        self._commits = storage.commits
+        self._clock, self._node_id = storage.clock, storage.node_id
+        self._complete_offsets = complete_offsets
+        self._leader_of, self._epoch_of = leader_of, epoch_of
+        self._queues: MarkerQueues | None = None
+        self._transactions: dict[str, _Transaction] = {}
+        self._beginning: dict[str, _Transaction] = {}
+        """The transactions whose markers are not all routed, or not all begun on this broker."""
+        self._unfinished: deque[_LocalWrite] = deque()
+        self._worker: asyncio.Task[None] | None = None
+        self._others: OtherBrokers | None = None
+        self._sends: set[asyncio.Task[None]] = set()
+        self._retries = timers.timers(self._retry)
+        self._closed = False
+
+    @property
+    def queues(self) -> MarkerQueues:
+        """Return the queues of markers in progress."""
+        if self._queues is None:
+            # A broker without transactions does not import them, and starts sooner.
+            from fencepost.txn.marker_queues import MarkerQueues  # noqa: PLC0415
+
+            self._queues = MarkerQueues(self._leader_of, self._epoch_of, self._node_id)
+        return self._queues
+
+    def join(self, others: OtherBrokers) -> None:
+        """From now on send the markers of partitions that other brokers lead through ``others``."""
+        self._others = others
+        self._storage.metadata.subscribe(Subscriber.MARKERS, self._published)
+
+    def _published(self, old: MetadataImage, image: MetadataImage) -> None:
+        if self._transactions and (
+            old.topics is not image.topics or old.brokers is not image.brokers
+        ):
+            asyncio.get_running_loop().call_soon(self.leaders_changed)
+
+    # --- coordinator ---
+
+    def write(
+        self,
+        request: WriteMarkers,
+        shard: int,
+        report: Report,
+        first_attempt_done: Callable[[], None],
+    ) -> None:
+        """Write the markers; call ``report``, at once or later, whenever some are committed.
+
+        ``shard`` is the partition of ``__transaction_state`` that decided on the transaction.
+        Before this returns, this broker writes as many markers as fit into a time slice.
+        ``first_attempt_done`` is called once, when the first attempt at all of its partitions is
+        finished and reported. A new request for a transactional id replaces the previous one.
+        """
+        partitions, former, end = request.partitions, None, _end_of_slice()
+        if self._transactions:
+            former = self._transactions.pop(request.transactional_id, None)
+            self._retries.set(request.transactional_id, None)
+        done = self._write_in_turn(request, end) if self._commits.is_idle else 0
+        if done == len(partitions) and (self._commits.is_idle or not partitions):
+            if former is not None:
+                self.queues.forget(request.transactional_id)
+            report(request.written())
+            first_attempt_done()
+        else:
+            now = _Transaction(shard, report, first_attempt_done, set(partitions[:done]))
+            self._transactions[request.transactional_id] = now
+            self._beginning[request.transactional_id] = now
+            self.queues.add(request, shard)
+            self._go_on(end)
+            if self._closed:
+                now.attempted()
+        if former is not None:
+            former.attempted()
+
+    def _write_in_turn(self, request: WriteMarkers, end: float) -> int:
+        """Append markers until one is refused or the time is ``end``; return their number.
+
+        Most transactions finish here: the queues cost more than the append of a marker.
+        """
+        marker = request.marker
+        for done, partition in enumerate(request.partitions):
+            if self._leader_of(partition) != self._node_id or (
+                done >= MIN_SLICE_PARTITIONS and monotonic_s() >= end
+            ):
+                return done
+            try:
+                if not self.write_one(partition, marker):
+                    return done
+            except Exception:  # noqa: BLE001 - the queues retry it and report the error
+                return done
+        return len(request.partitions)
+
+    def unload(self, shard: int) -> None:
+        """Drop the requests of a shard that is no longer served here."""
+        if self._queues is not None:
+            self._queues.unload(shard)
+        for name in [name for name, one in self._transactions.items() if one.shard == shard]:
+            del self._transactions[name]
+            self._retries.set(name, None)
+        if self._beginning:
+            self._leave_to_worker()
+
+    def leaders_changed(self) -> None:
+        """Look up the leaders of all waiting markers; disconnect from brokers that lead none."""
+        if self._closed:
+            return
+        self._retries.clear()
+        for one in self._transactions.values():
+            one.backoff_ms = RETRY_MS
+        for broker_id in self.queues.leaders_changed():
+            if self._others is not None:
+                self._others.hang_up(broker_id)
+        self._go_on(_end_of_slice())
+
+    def close(self) -> None:
+        """Stop writing; the next load of a transaction's shard starts again."""
+        self._closed = True
+        self._retries.clear()
+        self._transactions.clear()
+        self._beginning.clear()
+        self._unfinished.clear()
+        for task in self._sends:
+            task.cancel()
+
+    # --- queues ---
+
+    def _go_on(self, end: float) -> None:
+        """Look up leaders, send and write until ``end``; leave the rest to the worker.
+
+        A minimum of work is done even after ``end``: a transaction of common size finishes in one
+        turn.
+        """
+        if self._closed:
+            return
+        self._take(self.queues.route(lambda: monotonic_s() >= end))
+        self._set_retries(MAX_RETRY_ELSEWHERE_MS)
+        begun: list[_LocalWrite] = []
+        for send in self.queues.next_requests():
+            if send.broker_id == self._node_id:
+                begun.append(self._begun(send))
+            else:
+                task = spawn(self._exchange(send), f"markers to broker {send.broker_id}")
+                self._sends.add(task)
+                task.add_done_callback(self._sends.discard)
+            if monotonic_s() >= end:
+                break
+        self._unfinished.extendleft(reversed(begun))  # a small write does not wait for large ones
+        while self._unfinished:
+            write = self._unfinished.popleft()
+            if not self._is_over(write, end):
+                self._unfinished.append(write)
+            if monotonic_s() >= end:
+                break
+        for name, one in tuple(self._beginning.items()):
+            if self.queues.is_begun(name):
+                del self._beginning[name]
+                one.attempt_over()
+        if self._has_work:
+            self._leave_to_worker()
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._unfinished or self._beginning) or not self.queues.is_idle
+
+    def _leave_to_worker(self) -> None:
+        if self._worker is None and not self._closed:
+            self._worker = spawn(self._work(), "markers")
+
+    async def _work(self) -> None:
+        """Continue, one time slice per turn, until nothing is left."""
+        try:
+            while not self._closed and self._has_work:
+                await asyncio.sleep(0)
+                with survived("markers"):
+                    self._go_on(_end_of_slice())
+        finally:
+            self._worker = None
+
+    def _set_retries(self, limit_ms: int) -> None:
+        """Schedule the retry of markers that have just begun to wait."""
+        for name in self.queues.newly_waiting():
+            one = self._transactions.get(name)
+            if one is not None:
+                wait_ms = min(one.backoff_ms, limit_ms)
+                one.backoff_ms = min(2 * wait_ms, MAX_RETRY_MS)
+                self._retries.set(name, self._clock.now_ms() + wait_ms)
+
+    def _retry(self, name: Hashable, _now_ms: int) -> None:
+        self.queues.retry(str(name))
+        if self._worker is None:  # the worker is busy otherwise
+            self._go_on(_end_of_slice())
+
+    async def _exchange(self, send: SendMarkers) -> None:
+        codes: Codes | None = None
+        try:
+            codes = None if self._others is None else await self._others.send(send)
+        except Exception as error:  # noqa: BLE001 - the transactions must end after any error
+            tell("markers", error, broker=send.broker_id)
+        self._answered(send, codes)
+        self._go_on(_end_of_slice())
+
+    def _answered(self, send: SendMarkers, codes: Codes | None) -> None:
+        if codes is None:
+            self.queues.failed(send)
+        else:
+            self._take(self.queues.answered(send, codes))
+        is_own = send.broker_id == self._node_id
+        self._set_retries(MAX_RETRY_MS if is_own else MAX_RETRY_ELSEWHERE_MS)
+
+    def _take(self, results: Iterable[Result]) -> None:
+        from fencepost.txn.marker_queues import CancelledMarkers  # noqa: PLC0415 - as in ``queues``
+
+        for result in results:
+            request = result.request
+            transaction = self._transactions.get(request.transactional_id)
+            if request.transactional_id not in self.queues:
+                self._transactions.pop(request.transactional_id, None)
+            if isinstance(result, CancelledMarkers):
+                _log.warning(
+                    "markers given up",
+                    transactional_id=request.transactional_id,
+                    coordinator_epoch=request.coordinator_epoch,
+                    cause=result.cause,
+                )
+            elif transaction is not None:
+                with survived("markers"):  # the reports of the other transactions follow
+                    transaction.report(request.written(result.partitions))
+
+    # --- partitions of this broker ---
+
+    def appends(self) -> MarkerAppends:
+        """Return the appender for the markers of one request to partitions of this broker."""
+        return MarkerAppends(self._storage, self.write_one)
+
+    def _begun(self, send: SendMarkers) -> _LocalWrite:
+        """Return a new attempt."""
+        (marker,) = send.markers
+        transaction = self._transactions[marker.transactional_id]
+        transaction.attempts += 1
+        return _LocalWrite(send, marker, self.appends(), transaction)
+
+    def _is_over(self, write: _LocalWrite, end: float) -> bool:
+        """Call :meth:`_is_through`; an attempt that raises is finished, and repeated."""
+        try:
+            return self._is_through(write, end)
+        except Exception as error:  # noqa: BLE001 - the transaction must end
+            tell("markers", error, transactional_id=write.marker.transactional_id)
+            self._answered(write.send, None)
+            self._attempted(write)
+            return True
+
+    def _is_through(self, write: _LocalWrite, end: float) -> bool:
+        """Try partitions until ``end``; return True when the attempt is finished."""
+        begun_at, marker, transaction = write.at, write.marker, write.transaction
+        while write.at < len(marker.partitions):
+            if write.at >= begun_at + MIN_SLICE_PARTITIONS and monotonic_s() >= end:
+                return False
+            if self._transactions.get(marker.transactional_id) is not transaction:
+                break  # its shard was unloaded, or a newer request replaced it
+            partition = marker.partitions[write.at]
+            write.at += 1
+            if partition in transaction.appended:
+                transaction.appended.discard(partition)
+                write.appends.appended(marker.end, partition)
+            else:
+                self._write(write, partition)
+        self._complain(write)
+        committed = write.appends.committed()
+        if committed is None:
+            self._settle(write)
+        else:
+            committed.add_done_callback(partial(self._committed, write))
+            if write.appends.waits_for_replicas:
+                self._attempted(write)
+        return True
+
+    def _committed(self, write: _LocalWrite, _done: asyncio.Future[None]) -> None:
+        with survived("markers"):
+            if not self._closed:
+                self._settle(write)
+
+    def _settle(self, write: _LocalWrite) -> None:
+        """Report the committed markers; schedule the others again."""
+        write.appends.settle()
+        self._answered(
+            write.send,
+            {
+                producer_id: {partition: code.name.upper() for partition, code in told.items()}
+                for producer_id, told in write.appends.codes.items()
+            },
+        )
+        self._attempted(write)
+
+    def _attempted(self, write: _LocalWrite) -> None:
+        if write.is_counted:
+            write.is_counted = False
+            write.transaction.attempt_over()
+
+    def _write(self, write: _LocalWrite, partition: TopicPartition) -> None:
+        """Append a marker; a marker that is no longer due counts as written."""
+        end, appends = write.marker.end, write.appends
+        producer_id = end.stamp.producer_id
+        try:
+            error = appends.write(end, partition)
+        except Exception as unexpected:  # noqa: BLE001 - the transaction must end after any error
+            if _is_first(write, partition, unexpected):
+                tell(
+                    "marker",
+                    unexpected,
+                    to=partition,
+                    transactional_id=write.marker.transactional_id,
+                )
+            appends.codes[producer_id][partition] = ErrorCode.unknown_server_error
+            return
+        codes = appends.codes[producer_id]
+        if error is not None:
+            _is_first(write, partition, error)
+            if isinstance(error, InvalidProducerEpochError | TransactionCoordinatorFencedError):
+                # A producer or coordinator with a higher epoch has written to the partition:
+                # another coordinator, or an administrator. If the transaction is still open there,
+                # the marker is due, and each retry logs a line.
+                is_open = self._is_open(producer_id, partition)
+                codes[partition] = ErrorCode.unknown_server_error if is_open else ErrorCode.none
+        elif codes[partition] is ErrorCode.unknown_topic_or_partition:
+            _log.info(
+                "marker dropped", transactional_id=write.marker.transactional_id, to=partition
+            )
+            codes[partition] = ErrorCode.none
+
+    def _complain(self, write: _LocalWrite) -> None:
+        """Log why markers are not written: one line for each topic and type of error."""
+        for (topic, _), failure in write.failures.items():
+            _log.warning(
+                "marker not written",
+                transactional_id=write.marker.transactional_id,
+                to=f"{topic}-{failure.index}",
+                partitions=failure.partitions,
+                cause=failure.cause,
+            )
+        write.failures.clear()
+
+    def write_one(self, partition: TopicPartition, marker: EndMarker) -> bool:
+        """Append one marker; return False if the partition must not get one.
+
+        That is a partition that does not exist, or whose topic takes no part in transactions.
+        Raises :class:`ShardError` for an offsets partition whose shard is not active,
+        :class:`LogError` (InvalidProducerEpoch, TransactionCoordinatorFenced, Storage),
+        NotLeaderOrFollowerError, NotEnoughReplicasError.
+        """
+        topic, index = partition
+        if topic in OUTSIDE_TRANSACTIONS:
+            return False
+        try:
+            found = self._replicas.leader(topic, index)
+        except UnknownTopicOrPartitionError:
+            return False
+        if topic == CONSUMER_OFFSETS:
+            self._complete_offsets(index, marker)
+        else:
+            self._replicas.check_min_isr(topic, index)
+            found.append_marker(marker, self._clock.now_ms())
+        return True
+
+    def _is_open(self, producer_id: int, partition: TopicPartition) -> bool:
+        found = self._logs.find_open(partition)
+        return found is not None and found.producers.has_open_transaction(producer_id)
+
+
+def _is_first(write: _LocalWrite, partition: TopicPartition, error: Exception) -> bool:
+    """Record a failure; return True for the first of its type in the topic."""
+    topic, index = partition
+    failure = write.failures.get((topic, type(error)))
+    is_first = failure is None
+    if failure is None:
+        failure = _Failure(index, f"{type(error).__name__}: {error}")
+        write.failures[topic, type(error)] = failure
+    failure.partitions += 1
+    return is_first
+
+
+def _end_of_slice() -> float:
+    """Return the end of a time slice that begins now, in seconds."""
+    return monotonic_s() + SLICE_MS / 1000

@@ -1,0 +1,547 @@
+"""Fetch requests: find the session, read, and wait for more records if there are too few.
+
+Reads return whole batches, unchanged from the file. The records of a large read are not loaded into
+memory before they are sent.
+
+A follower reads up to the end of the log; its fetch offset tells the leader which records it has. A
+consumer reads committed records, from the leader or, if it sends its rack, from a replica in that
+rack (KIP-392).
+
+Source: ``FetchManager``, ``ReplicaManager.fetchMessages`` and ``readFromLog``, ``DelayedFetch``,
+``Partition.fetchRecords``, ``RackAwareReplicaSelector``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from struct import Struct
+from typing import Protocol
+from uuid import UUID
+
+from fencepost.cluster.divergence import diverging_epoch
+from fencepost.coordinator.config.key import RACK_AWARE
+from fencepost.coordinator.errors import (
+    InvalidFetchSessionEpochError,
+    InvalidRequestError,
+    NotAReplicaError,
+    TopicAuthorizationError,
+    UnknownTopicIdError,
+)
+from fencepost.coordinator.runtime.background import tell
+from fencepost.coordinator.runtime.delayed_fetch import DelayedFetch, DelayedFetches, Watched
+from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.storage.fetch_sessions import (
+    FINAL_EPOCH,
+    INITIAL_EPOCH,
+    NO_REPLICA,
+    NO_SESSION,
+    FetchedPartition,
+    FetchSession,
+    FetchSessions,
+    Key,
+    PartitionFetch,
+    TopicKey,
+)
+from fencepost.coordinator.storage.replica_manager import ReplicaManager
+from fencepost.coordinator.storage.storage import Storage
+from fencepost.logcore.errors import UnknownLeaderEpochError
+from fencepost.logcore.file_range import MIN_RANGE_BYTES
+from fencepost.logcore.machine import DomainError
+from fencepost.logcore.partition import Partition
+from fencepost.logcore.reading import Isolation, LogReadInfo
+from fencepost.logcore.tracebacks import without_traceback
+from fencepost.logcore.values import dataclass
+from fencepost.protocol.steps import Steps
+
+PARTITION_BYTES = 40
+"""The approximate size of a partition in a response, without its records."""
+
+_OFFSET = Struct(">q")
+"""The first field of a batch: its base offset."""
+
+MAX_COPIED_BYTES = 262_144
+"""The bytes of short reads that one response holds in memory; the rest stay in their files."""
+
+
+CONSUMER = -1
+DEBUGGING_CONSUMER = -2
+"""The replica id of a consumer that may read from any replica."""
+
+
+@dataclass(slots=True)
+class Fetch:
+    """One Fetch request. ``asked`` and ``forgotten`` may be iterated once, step by step."""
+
+    asked: Iterable[PartitionFetch]
+    forgotten: Iterable[Key]
+    by_topic_id: bool
+    session_id: int
+    session_epoch: int
+    isolation_level: int
+    max_bytes: int
+    min_bytes: int
+    max_wait_ms: int
+    replica_id: int = CONSUMER
+    """The id of a follower; negative for consumers."""
+    broker_epoch: int = -1
+    """The follower's broker epoch, −1 if it sends none."""
+    rack: str | None = None
+    """The client's rack; None for versions that only read from leaders."""
+    listener: str = ""
+    """The listener of the request, through which the client would reach other brokers."""
+    may_read: Callable[[str | None], bool] | None = None
+    """Returns whether the sender may read or follow a topic, by name; called with None for an
+    unknown topic id. Not set if every sender may."""
+    may_tell: Callable[[int], bool] | None = None
+    """Called with the size of the response; if it returns False, the client is throttled, and gets
+    a response without partitions."""
+
+
+@dataclass(slots=True)
+class Fetched:
+    """The response: the session id, 0 without a session, and the partitions."""
+
+    session_id: int
+    partitions: list[FetchedPartition]
+
+
+class Throttle(Protocol):
+    """The leader's throttle of replica reassignments: ``ReplicationQuota``."""
+
+    def covers(self, configs: Mapping[str, str], index: int) -> bool:
+        """Return whether a topic's settings throttle this broker's replica of a partition."""
+
+    @property
+    def is_exceeded(self) -> bool:
+        """Return whether throttled replicas must wait."""
+
+    def record(self, size: int) -> None:
+        """Count bytes read by a throttled replica."""
+
+
+class Fetches:
+    """``services.fetches``. Belongs to the event loop."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.clock, self.config = storage.clock, storage.config
+        self.replicas, self.metadata = storage.replicas, storage.metadata
+        self.selects_by_rack = storage.config.text("replica.selector.class") == RACK_AWARE
+        self.sessions = FetchSessions(
+            storage.config.int("max.incremental.fetch.session.cache.slots")
+        )
+        self.throttle: Throttle | None = None
+        """Throttles followers by ``leader.replication.throttled.rate``."""
+        self.delayed = DelayedFetches()
+        """Requests that wait for records."""
+
+    def run(self, fetch: Fetch) -> Work[Fetched]:
+        """Answer a request. Steps that are dropped during a wait leave no state behind.
+
+        Raises FetchSessionIdNotFoundError, InvalidFetchSessionEpochError, FetchSessionTopicIdError,
+        InvalidRequestError.
+        """
+        session, asked = yield from self._begin(fetch)
+        refused: list[FetchedPartition] = []
+        if fetch.may_read is not None:
+            asked, refused = yield from self._sorted_out(asked, fetch.may_read)
+        reading = _Reading(self, fetch, session, asked, refused)
+        yield from reading.read()
+        if not (reading.is_answer or self.delayed.closed):
+            yield from reading.wait()
+            yield from reading.read()
+        if fetch.may_tell is not None and not fetch.may_tell(reading.size_bytes):
+            return reading.untold()
+        return (yield from reading.told())
+
+    def _begin(self, fetch: Fetch) -> Steps[tuple[FetchSession | None, list[PartitionFetch]]]:
+        """Find or close the session of the request; return it and the partitions to read."""
+        sessions, session = self.sessions, None
+        if fetch.session_epoch in (FINAL_EPOCH, INITIAL_EPOCH):
+            sessions.close(fetch.session_id)
+        else:
+            session = sessions.resume(
+                fetch.session_id, fetch.session_epoch, by_topic_id=fetch.by_topic_id
+            )
+            sessions.advance(session, self.clock.now_ms())
+        asked: list[PartitionFetch] = []
+        for part in fetch.asked:
+            asked.append(part)
+            yield
+        if session is not None:
+            yield from sessions.change(session, asked, fetch.forgotten)
+            if session.partitions:
+                return session, list(session.partitions.values())
+        return None, asked
+
+    def _sorted_out(
+        self, asked: list[PartitionFetch], may_read: Callable[[str | None], bool]
+    ) -> Steps[tuple[list[PartitionFetch], list[FetchedPartition]]]:
+        """Split partitions into readable and refused ones, once per request."""
+        rights: dict[TopicKey, bool] = {}
+        allowed: list[PartitionFetch] = []
+        refused: list[FetchedPartition] = []
+        for one in asked:
+            topic = one.key[0]
+            may = rights.get(topic)
+            if may is None:
+                may = rights[topic] = may_read(self._name(topic))
+            if may:
+                allowed.append(one)
+            else:
+                error = TopicAuthorizationError("the client may not read the topic")
+                refused.append(FetchedPartition(one, error=error))
+            yield
+        return allowed, refused
+
+    def _name(self, topic: TopicKey) -> str | None:
+        if isinstance(topic, str):
+            return topic
+        known = self.metadata.topic_by_id(topic)
+        return None if known is None else known.name
+
+    def topic_name(self, key: Key) -> str:
+        """Return the name of a partition's topic. Raises UnknownTopicIdError."""
+        topic = key[0]
+        name = topic if isinstance(topic, str) else self._name(topic)
+        if name is None:
+            raise UnknownTopicIdError(f"no topic has the id {topic}")
+        return name
+
+    def preferred_replica(self, name: str, index: int, offset: int, fetch: Fetch) -> int:
+        """Return the most caught-up in-sync replica in the client's rack, or NO_REPLICA.
+
+        NO_REPLICA also stands for the leader, if it is in that rack.
+        """
+        image, machine = self.replicas.image, self.replicas.led(name, index)
+        if machine is None:
+            return NO_REPLICA
+
+        def is_near(broker_id: int) -> bool:
+            broker = image.brokers.get(broker_id)
+            return (
+                broker is not None
+                and not broker.fenced
+                and broker.rack == fetch.rack
+                and fetch.listener in broker.listeners
+            )
+
+        near = [
+            one
+            for one in machine.replicas.values()
+            if one.broker_id in machine.isr
+            and one.log_start_offset <= offset <= one.log_end_offset
+            and is_near(one.broker_id)
+        ]
+        if not near or is_near(self.replicas.node_id):
+            return NO_REPLICA
+        most = lambda one: (one.log_end_offset, one.last_caught_up_ms, one.broker_id)  # noqa: E731 - a key
+        return max(near, key=most).broker_id
+
+
+def isolation_of(level: int) -> Isolation:
+    """Return the isolation of a request's level. Raises InvalidRequestError if it is undefined."""
+    found = _LEVELS.get(level)
+    if found is None:
+        raise InvalidRequestError(f"there is no isolation level {level}")
+    return found
+
+
+_LEVELS = {int(one): one for one in (Isolation.READ_UNCOMMITTED, Isolation.READ_COMMITTED)}
+
+
+def _check_replica(
+    replicas: ReplicaManager, topic: str, index: int, replica_id: int, leader_epoch: int
+) -> None:
+    """Refuse a follower that has no replica of a partition led here.
+
+    A follower with the current leader epoch may have learned of its assignment before this broker,
+    and retries (KAFKA-13837). Raises UnknownLeaderEpochError, NotAReplicaError.
+    """
+    machine = replicas.led(topic, index)
+    if machine is not None and replica_id in machine.replicas:
+        return
+    text = f"broker {replica_id} has no replica of {topic}-{index} that this broker knows of"
+    if leader_epoch < 0:
+        raise NotAReplicaError(text)
+    raise UnknownLeaderEpochError(text)
+
+
+class _Reading:
+    """One request, whose partitions are read once, or again after a wait.
+
+    They are read in the order of the request, or of its session.
+    """
+
+    def __init__(
+        self,
+        fetches: Fetches,
+        fetch: Fetch,
+        session: FetchSession | None,
+        asked: list[PartitionFetch],
+        refused: list[FetchedPartition],
+    ) -> None:
+        self._fetches, self._fetch, self._asked = fetches, fetch, asked
+        self._refused = refused
+        self._session = session
+        self._epoch = None if session is None else session.epoch
+        self._isolation = isolation_of(fetch.isolation_level)
+        self._is_follower = fetch.replica_id >= 0
+        if self._is_follower:
+            self._isolation = Isolation.LOG_END
+        self._only_leader = fetch.rack is None and fetch.replica_id == CONSUMER
+        self._selects_replica = (
+            fetches.selects_by_rack and bool(fetch.rack) and not self._is_follower
+        )
+        self._has_counted = False
+        """Whether the follower's offsets were recorded, which happens once per request."""
+        limit = fetches.config.int("fetch.max.bytes")
+        self._max_bytes = max(0, min(fetch.max_bytes, limit))
+        self._min_bytes = min(fetch.min_bytes, self._max_bytes)
+        self._answers: list[FetchedPartition] = []
+        self._bytes = 0
+        self._copied_bytes = 0
+        self._throttled_bytes = 0
+        self._held_back: frozenset[tuple[str, int]] = frozenset()
+        """Throttled partitions, for whose records the request does not wait."""
+        self._news = 0
+        self._urgent = False
+
+    @property
+    def is_answer(self) -> bool:
+        """Return whether the last read must be returned now (kafka: ``fetchMessages``)."""
+        return (
+            self._fetch.max_wait_ms <= 0
+            or self._urgent
+            or not self._answers
+            or self._bytes >= self._min_bytes
+        )
+
+    def read(self) -> Steps[None]:
+        """Read every partition; the second time, only the partitions that have changed."""
+        former, self._answers = self._answers, []
+        self._bytes, self._copied_bytes, self._news, self._urgent = 0, 0, 0, False
+        self._throttled_bytes = 0
+        self._held_back = frozenset()
+        for at, asked in enumerate(self._asked):
+            try:
+                if former and _is_as_it_was(former[at]):
+                    answer = former[at]
+                else:
+                    answer = self._read_one(asked)
+            except DomainError as error:
+                answer = FetchedPartition(asked, error=without_traceback(error))
+            except Exception as error:  # noqa: BLE001 - the other partitions can be read
+                tell("read a partition", error, partition=f"{asked.key[0]}-{asked.key[1]}")
+                answer = FetchedPartition(asked, error=DomainError(f"not read: {error}"))
+            # Errors, truncations and preferred replicas are sent at once. So are the records of a
+            # read that ended with its segment, which a wait would not extend.
+            self._urgent |= (
+                answer.partition is None
+                or answer.read.is_behind
+                or answer.preferred_replica != NO_REPLICA
+            )
+            # The response to a session leaves out partitions without news.
+            self._news += (
+                self._session is None or answer.error is not None or bool(answer.read.records)
+            )
+            self._answers.append(answer)
+            yield
+        self._has_counted = True
+
+    def _read_one(self, asked: PartitionFetch) -> FetchedPartition:
+        fetches, (topic, index) = self._fetches, asked.key
+        name, replicas = fetches.topic_name(asked.key), fetches.replicas
+        if self._only_leader:
+            partition = replicas.leader(name, index, asked.leader_epoch)
+        else:
+            topic_id = topic if isinstance(topic, UUID) else None
+            if self._selects_replica:
+                preferred = fetches.preferred_replica(name, index, asked.offset, self._fetch)
+                if preferred != NO_REPLICA:
+                    partition = replicas.readable(name, index, asked.leader_epoch)
+                    marks = self._marks(partition)
+                    return FetchedPartition(asked, marks, partition, preferred_replica=preferred)
+            find = replicas.led_with_id if self._is_follower else replicas.readable
+            partition = find(name, index, asked.leader_epoch, topic_id)
+        if self._is_follower:
+            _check_replica(replicas, name, index, self._fetch.replica_id, asked.leader_epoch)
+        end = partition.log.log_end_offset
+        if asked.last_epoch >= 0:
+            diverging = diverging_epoch(
+                _end_of_epoch(partition, asked.last_epoch),
+                asked.last_epoch,
+                asked.offset,
+                partition.log_start_offset,
+            )
+            if diverging is not None:
+                return FetchedPartition(asked, self._marks(partition), diverging=diverging)
+        # Only the first partition with records may exceed the limits, by one batch.
+        read = partition.reader.fetch(
+            asked.offset,
+            max(0, min(asked.max_bytes, self._max_bytes - self._bytes)),
+            self._isolation,
+            at_least_one=self._bytes == 0,
+            min_range_bytes=MIN_RANGE_BYTES if self._copied_bytes < MAX_COPIED_BYTES else 1,
+        )
+        if self._is_follower:
+            read = self._throttled(name, index, read)
+        self._bytes += len(read.records)
+        if isinstance(read.records, bytes):
+            self._copied_bytes += len(read.records)
+        if self._is_follower and not self._has_counted:
+            replicas.fetched(
+                name,
+                index,
+                self._fetch.replica_id,
+                self._fetch.broker_epoch,
+                _has_upto(asked.offset, partition, read),
+                asked.replica_log_start,
+                end,
+            )
+        if read.records or self._held_back:
+            return FetchedPartition(asked, read, partition)
+        return FetchedPartition(asked, read, partition, seen=(partition.marks.leader_epoch, end))
+
+    def _throttled(self, topic: str, index: int, read: LogReadInfo) -> LogReadInfo:
+        """Return a follower's read, without its records while the throttle is exceeded.
+
+        An in-sync replica is never throttled, so that it does not fall out of the ISR.
+        """
+        throttle, replicas = self._fetches.throttle, self._fetches.replicas
+        if throttle is None or not read.records:
+            return read
+        if not throttle.covers(replicas.image.topic_configs(topic), index):
+            return read
+        machine = replicas.led(topic, index)
+        in_sync = machine is not None and self._fetch.replica_id in machine.isr
+        if throttle.is_exceeded and not in_sync:
+            self._held_back |= {(topic, index)}
+            return read._replace(records=b"")
+        self._throttled_bytes += len(read.records)
+        return read
+
+    def _marks(self, partition: Partition) -> LogReadInfo:
+        return LogReadInfo(
+            b"",
+            partition.high_watermark,
+            partition.last_stable_offset,
+            partition.log_start_offset,
+            () if self._isolation is Isolation.READ_COMMITTED else None,
+            is_behind=False,
+        )
+
+    def wait(self) -> Work[None]:
+        """Wait until enough bytes are available or ``max_wait_ms`` has passed."""
+        poll = DelayedFetch(
+            self._fetches.delayed,
+            self._isolation,
+            min_bytes=self._min_bytes,
+            max_wait_ms=self._fetch.max_wait_ms,
+        )
+        try:
+            for one in self._answers:
+                partition = one.partition
+                if partition is not None and (
+                    not self._held_back or (partition.topic, partition.index) not in self._held_back
+                ):
+                    poll.watch(Watched(partition, one.asked.offset, max(one.asked.max_bytes, 1)))
+                yield None
+            yield poll.over
+        finally:
+            poll.cancel()
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the approximate size of the response."""
+        return self._bytes + PARTITION_BYTES * self._news
+
+    def untold(self) -> Fetched:
+        """Return a response without partitions, after which the client can fetch the same again.
+
+        Raises like :meth:`told`.
+        """
+        if self._session is None:
+            return Fetched(NO_SESSION, [])
+        self._check_session(self._session)
+        return Fetched(self._fetches.sessions.id_of(self._session), [])
+
+    def _check_session(self, session: FetchSession) -> None:
+        if session.epoch != self._epoch:
+            raise InvalidFetchSessionEpochError(f"fetch session {session.id} went on meanwhile")
+
+    def told(self) -> Steps[Fetched]:
+        """Return the response. Raises InvalidFetchSessionEpochError if the session has advanced."""
+        session, sessions = self._session, self._fetches.sessions
+        throttle = self._fetches.throttle
+        if throttle is not None and self._throttled_bytes:
+            throttle.record(self._throttled_bytes)
+        for answer in self._answers:
+            if answer.partition is not None:
+                answer.partition.traffic.bytes_out += len(answer.read.records)
+            yield
+        self._answers += self._refused
+        if session is None:
+            return Fetched((yield from self._opened()), self._answers)
+        self._check_session(session)
+        told: list[FetchedPartition] = []
+        for answer in self._answers:
+            if session.is_news(answer):
+                told.append(answer)
+            yield
+        return Fetched(sessions.id_of(session), told)
+
+    def _opened(self) -> Steps[int]:
+        """Open a session for a full request; return its id, 0 without a session."""
+        if self._fetch.session_epoch != INITIAL_EPOCH:
+            return NO_SESSION
+        for answer in self._answers:
+            answer.asked.learn(answer)
+            yield
+        return self._fetches.sessions.open(
+            [answer.asked for answer in self._answers],
+            by_topic_id=self._fetch.by_topic_id,
+            now_ms=self._fetches.clock.now_ms(),
+        )
+
+
+def _is_as_it_was(answer: FetchedPartition) -> bool:
+    """Return whether a partition without records to read is unchanged since the first read.
+
+    When a wait ends, most partitions are unchanged, and a follower may fetch thousands of them.
+    """
+    partition, read = answer.partition, answer.read
+    if partition is None or answer.seen is None:
+        return False
+    marks = partition.marks
+    return (
+        marks.stopped is None
+        and answer.seen == (marks.leader_epoch, partition.log_end_offset)
+        and read.high_watermark == marks.high_watermark
+        and read.log_start_offset == marks.log_start_offset
+        and read.last_stable_offset == marks.last_stable_offset
+    )
+
+
+def _has_upto(offset: int, partition: Partition, read: LogReadInfo) -> int:
+    """Return the offset up to which a follower that fetches at ``offset`` has the log.
+
+    If ``offset`` lies inside a batch, return the base offset of that batch: the follower has
+    truncated its log there, and fetches the batch again. Raises StorageError.
+    """
+    records = read.records
+    if not records:
+        return offset
+    try:
+        head = records if isinstance(records, bytes) else records.peek(_OFFSET.size)
+    except OSError as error:
+        raise partition.marks.refuse(error) from error
+    base: int = _OFFSET.unpack_from(head)[0]
+    return min(offset, base)
+
+
+def _end_of_epoch(partition: Partition, epoch: int) -> tuple[int, int]:
+    """Return an epoch's end. Without followers, the current epoch needs no record to exist."""
+    reader = partition.reader
+    if partition.marks.is_replicated:
+        return reader.offset_for_leader_epoch(epoch)
+    return reader.end_of_epoch(epoch)

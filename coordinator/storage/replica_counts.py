@@ -1,0 +1,70 @@
+"""The partitions with a replica on this broker, counted by their states.
+
+Source: the gauges of ``ReplicaManager``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from fencepost.cluster.image import MetadataImage, TopicImage
+from fencepost.coordinator.storage.replica import Replica
+from fencepost.logcore.values import dataclass
+
+
+@dataclass(slots=True)
+class ReplicaCounts:
+    """Partitions with a replica on this broker."""
+
+    partitions: int = 0
+    leaders: int = 0
+    under_replicated: int = 0
+    """Led partitions with fewer in-sync than assigned replicas."""
+    under_min_isr: int = 0
+    """Led partitions that refuse writes with acks=all."""
+    at_min_isr: int = 0
+    """Led partitions that would refuse them after the loss of one more replica."""
+    offline: int = 0
+    reassigning: int = 0
+    """Led partitions with a reassignment in progress."""
+
+
+class LedAlone:
+    """Counts the partitions that a broker leads as their only replica.
+
+    There may be 200,000 of them, so they are counted again only when the topics have changed.
+    """
+
+    def __init__(self, node_id: int) -> None:
+        self._node_id = node_id
+        self._topics: Mapping[str, TopicImage] = {}
+        self._count = 0
+
+    def count(self, image: MetadataImage) -> int:
+        """Return their number in ``image``."""
+        if self._topics is not image.topics:
+            self._topics, self._count = image.topics, 0
+            last, is_alone = None, False
+            for topic in image.topics.values():
+                for one in topic.partitions:
+                    if one is not last:  # most partitions share their registration
+                        last, is_alone = one, one.is_alone_on(self._node_id)
+                    self._count += is_alone
+        return self._count
+
+
+def count(replicas: Collection[Replica], alone: int, offline: int) -> ReplicaCounts:
+    """Count ``replicas``, plus ``alone`` partitions that are led alone.
+
+    ``offline`` is the number of open logs that are offline.
+    """
+    found = ReplicaCounts(alone + len(replicas), alone, offline=offline)
+    for replica in replicas:
+        machine = replica.machine
+        found.offline += replica.partition is None
+        found.leaders += machine.is_leader
+        found.under_replicated += machine.is_under_replicated
+        found.under_min_isr += machine.is_under_min_isr
+        found.at_min_isr += machine.is_at_min_isr
+        found.reassigning += machine.is_leader and machine.is_reassigning
+    return found

@@ -1,0 +1,599 @@
+"""The partitions that this broker leads and follows, according to the latest metadata image.
+
+A partition whose only replica is on this broker is led *alone*: it has no :class:`Replica`, only
+its log, which is opened on first use. Every other partition with a replica on this broker has a
+:class:`Replica` with a state machine, ``PartitionLeader`` (``cluster/leader.py``), which also
+tracks the epochs while another broker leads. Requests rely on this invariant: an open log whose
+marks are not replicated is led alone, in the leader epoch of these marks.
+
+The machine of a led partition is notified of every append (``Marks.on_own_end``) and of every
+follower's fetch. Its steps advance the log's high watermark, wake requests, and send ISR changes to
+the controller.
+
+Source: ``ReplicaManager``, ``Partition``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final
+from uuid import UUID
+
+import structlog
+
+from fencepost.cluster.errors import NotLeaderOrFollowerError
+from fencepost.cluster.image import (
+    NO_LEADER,
+    LocalChanges,
+    LocalPartition,
+    MetadataImage,
+    PartitionRegistration,
+    local_changes,
+)
+from fencepost.cluster.isr import AlteredPartition, IsrChange, ReplicationView
+from fencepost.coordinator.config.broker_config import BrokerConfig
+from fencepost.coordinator.errors import (
+    InconsistentTopicIdError,
+    NotEnoughReplicasError,
+    UnknownTopicOrPartitionError,
+)
+from fencepost.coordinator.runtime.background import Repeated, spawn, survived
+from fencepost.coordinator.runtime.commits import Commits
+from fencepost.coordinator.storage.due_changes import DueChanges
+from fencepost.coordinator.storage.log_manager import LogManager
+from fencepost.coordinator.storage.replica import (
+    Placed,
+    Replica,
+    ReplicaFetchers,
+    partitions_in,
+)
+from fencepost.coordinator.storage.replica_counts import LedAlone, ReplicaCounts, count
+from fencepost.logcore.clock import Clock
+from fencepost.logcore.epochs import UNDEFINED_EPOCH, check_leader_epoch
+from fencepost.logcore.errors import LogError, StorageError
+from fencepost.logcore.machine import Event
+from fencepost.logcore.partition import Partition
+
+if TYPE_CHECKING:
+    from fencepost.cluster.leader import LeaderStep, PartitionLeader
+
+LAG_TIME: Final = "replica.lag.time.max.ms"
+MIN_ISR: Final = "min.insync.replicas"
+
+_log = structlog.get_logger(__name__)
+
+TopicPartition = tuple[str, int]
+Remember = Callable[[LocalPartition, Event], None]
+"""Records a cause in the history; it must not fail."""
+
+
+class ReplicaManager:
+    """``services.replicas``. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        logs: LogManager,
+        commits: Commits,
+        config: BrokerConfig,
+        clock: Clock,
+        *,
+        node_id: int,
+        image: MetadataImage,
+        durable: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._logs, self._commits, self._config, self._clock = logs, commits, config, clock
+        self.node_id = node_id
+        self.view = ReplicationView(node_id, replica_lag_time_max_ms=config.int(LAG_TIME))
+        """The brokers and settings that the machines of all replicas share."""
+        self.image = image
+        """The latest image."""
+        self.durable = durable
+        """Returns once the latest image is durable; raises StorageError."""
+        self._led_alone = LedAlone(node_id)
+        self._here: dict[TopicPartition, Replica] = {}
+        self._open = logs.opened
+        self._due = DueChanges(self._begin_with)
+        self.fetchers: ReplicaFetchers | None = None
+        """Fetches the partitions that other brokers lead; set before the first image arrives."""
+        self.alter_partition: Callable[[IsrChange], None] | None = None
+        """Sends a change of an ISR to the controller; set before the first image arrives."""
+        self.remember: Remember | None = None
+        """Records the causes of changes of ISRs."""
+        self.on_placed: Placed | None = None
+        """Called for each replica that is led or followed, and after a disk failure."""
+        self.isr_shrinks = self.isr_expands = self.failed_isr_updates = 0
+        self._isr_check = Repeated("ISRs", self.check_isr, self._check_interval_ms, self._clock)
+        """Starts with the first replicated partition."""
+        self._forgetting: asyncio.Task[None] | None = None
+        self._has_started = False
+        config.listen(self._reconfigure)
+
+    # --- leaders and followers -------------------------------------------------------------------
+
+    def leader(self, topic: str, index: int, leader_epoch: int = UNDEFINED_EPOCH) -> Partition:
+        """Return the log of a partition that this broker leads.
+
+        ``leader_epoch`` is the client's current leader epoch; −1 is not checked. Raises
+        UnknownTopicOrPartitionError, StorageError, FencedLeaderEpochError, UnknownLeaderEpochError,
+        NotLeaderOrFollowerError, in this order.
+        """
+        key = topic, index
+        if self._due.partitions:
+            self._due.settle(key)
+        partition = self._open.get(key)
+        if partition is None or partition.marks.is_replicated:
+            return self._find(topic, index, leader_epoch, only_leader=True)
+        if leader_epoch != UNDEFINED_EPOCH:
+            check_leader_epoch(leader_epoch, partition.marks.leader_epoch)
+        return partition
+
+    def led_with_id(
+        self, topic: str, index: int, leader_epoch: int, topic_id: UUID | None
+    ) -> Partition:
+        """Check the topic id (InconsistentTopicIdError), then do the same as :meth:`leader`."""
+        self._check_id(topic, index, topic_id)
+        return self.leader(topic, index, leader_epoch)
+
+    def readable(
+        self,
+        topic: str,
+        index: int,
+        leader_epoch: int = UNDEFINED_EPOCH,
+        topic_id: UUID | None = None,
+    ) -> Partition:
+        """Return the log of any replica here, led or not. Raises like :meth:`led_with_id`."""
+        if (topic, index) not in self._here and not self._due.partitions:
+            return self.leader(topic, index, leader_epoch)
+        self._check_id(topic, index, topic_id)
+        return self._find(topic, index, leader_epoch, only_leader=False)
+
+    def _check_id(self, topic: str, index: int, topic_id: UUID | None) -> None:
+        replica = self.replica(topic, index)
+        if replica is not None and topic_id is not None and topic_id != replica.local.topic_id:
+            raise InconsistentTopicIdError(f"{topic} has another id here than {topic_id}")
+
+    def _find(self, topic: str, index: int, leader_epoch: int, *, only_leader: bool) -> Partition:
+        replica = self.replica(topic, index)
+        if replica is None:
+            return self._alone(topic, index, leader_epoch)
+        partition, machine = replica.log, replica.machine
+        check_leader_epoch(leader_epoch, machine.leader_epoch)
+        if only_leader and not machine.is_leader:
+            raise NotLeaderOrFollowerError(f"{machine} is not led by this broker")
+        return partition
+
+    def _alone(self, topic: str, index: int, leader_epoch: int) -> Partition:
+        """Return the log of a partition whose only replica is here."""
+        registration = self.registration(topic, index)
+        if registration is None:
+            # Without the name: it may be long, and one request may contain 100,000 partitions.
+            raise UnknownTopicOrPartitionError(f"there is no partition {index} of this topic")
+        if not registration.is_alone_on(self.node_id):
+            raise NotLeaderOrFollowerError(f"{topic}-{index} has no replica on this broker")
+        partition = self._logs.partition(topic, index)
+        marks = partition.marks
+        if marks.is_replicated or marks.leader_epoch != registration.leader_epoch:
+            self._lead_alone(partition, registration)
+        check_leader_epoch(leader_epoch, registration.leader_epoch)
+        return partition
+
+    def registration(self, topic: str, index: int) -> PartitionRegistration | None:
+        """Return the state of a partition in the latest image; None if it does not exist."""
+        known = self.image.topics.get(topic)
+        if known is None or not 0 <= index < len(known.partitions):
+            return None
+        return known.partitions[index]
+
+    def has_one(self, topic: str, index: int) -> bool:
+        """Return whether a partition has a replica on this broker."""
+        registration = self.registration(topic, index)
+        return registration is not None and self.node_id in registration.replicas
+
+    def replica(self, topic: str, index: int) -> Replica | None:
+        """Return this broker's replica of a replicated partition; None if there is none."""
+        key = topic, index
+        if self._due.partitions:
+            self._due.settle(key)
+        return self._here.get(key)
+
+    def led(self, topic: str, index: int) -> PartitionLeader | None:
+        """Return the machine of a replicated partition that this broker leads, else None."""
+        replica = self.replica(topic, index)
+        return replica.machine if replica is not None and replica.machine.is_leader else None
+
+    def __iter__(self) -> Iterator[Replica]:
+        """Iterate over this broker's replicas of replicated partitions, in no order."""
+        return iter(self._here.values())
+
+    def leader_of(self, topic: str, index: int) -> tuple[int, int] | None:
+        """Return a partition's leader and leader epoch, for clients of other brokers (KIP-951)."""
+        here = self.replica(topic, index)
+        known = self.registration(topic, index) if here is None else here.local.registration
+        return None if known is None else (known.leader, known.leader_epoch)
+
+    def counts(self, offline: int) -> ReplicaCounts:
+        """Count the partitions with a replica here; ``offline`` is the number of offline logs."""
+        return count(self._here.values(), self._led_alone.count(self.image), offline)
+
+    # --- metadata images -------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Lead and follow the partitions of the installed image, on the running loop."""
+        self._has_started = True
+        self.publish(MetadataImage(), self.image)
+
+    def publish(self, old: MetadataImage, image: MetadataImage) -> None:
+        """Apply the changes since ``old``; only store ``image`` unless started."""
+        if not self._has_started:
+            self.image = image
+            return
+        self.apply(local_changes(old, image, self.node_id, each_alone=False), image)
+
+    def apply(self, changes: LocalChanges, image: MetadataImage) -> None:
+        """Apply the changes up to ``image``: deletes, then leaders, then followers.
+
+        A failure affects one partition, and is logged.
+        """
+        others = image.brokers is not self.view.brokers
+        self.view.brokers = image.brokers
+        own = image.brokers.get(self.node_id)
+        if own is not None:
+            self.view.broker_epoch = own.epoch
+        configs, self.image = self.image.configs, image
+        if image.configs is not configs:
+            self._set_min_isr()
+        # A topic may have 100,000 partitions, most of which were never used.
+        due, tables = self._due, self._logs.tables
+        used = partitions_in(changes.deleted_alone, self._here, due.partitions, due.failed, *tables)
+        self._delete([*changes.deletes, *used])
+        self._due.take((*changes.leaders, *changes.followers))
+        if others:
+            self._reconsider()
+
+    def _check_interval_ms(self) -> int:
+        return max(1, self._config.int(LAG_TIME) // 2)
+
+    def _begin_with(self, one: LocalPartition) -> None:
+        """Lead or follow one partition."""
+        if one.registration.leader == self.node_id:
+            replica = self._here.get((one.topic, one.index))
+            if replica is None or not replica.machine.is_leader:
+                self._stop_fetching([one])
+            self._lead(one)
+        elif self._follow(one) and self.fetchers is not None:
+            self._stop_fetching([one])
+            if one.registration.leader != NO_LEADER:
+                self.fetchers.follow([one])
+            self._here[one.topic, one.index].followed_epoch = one.registration.leader_epoch
+
+    def stop_following(self, partitions: Sequence[tuple[UUID, int]]) -> None:
+        """Stop fetching partitions ahead of the next image, during a controlled shutdown."""
+        if not partitions:
+            return
+        self._due.finish()
+        if self.fetchers is not None:
+            self.fetchers.stop(partitions)
+
+    def _stop_fetching(self, partitions: Iterable[LocalPartition]) -> None:
+        if self.fetchers is not None:
+            self.fetchers.stop([(one.topic_id, one.index) for one in partitions])
+
+    def _delete(self, deletes: Sequence[LocalPartition]) -> None:
+        if not deletes:
+            return
+        self._stop_fetching(deletes)
+        for one in deletes:
+            self._due.drop(one)
+            key = one.topic, one.index
+            replica = self._here.get(key)
+            if replica is not None and replica.local.topic_id == one.topic_id:
+                del self._here[key]
+                replica.machine.resign()
+                self._let_go(replica)
+            partition = self._logs.find_open(key)
+            if partition is None or partition.topic_id == one.topic_id:
+                self._logs.doom_partition(key)
+        self._commits.has_replicated = bool(self._here)
+        if self._forgetting is None or self._forgetting.done():
+            self._forgetting = spawn(self._forget(), "directories of deleted replicas")
+
+    async def _forget(self) -> None:
+        # If the wait fails, the partitions stay doomed until the next deletion.
+        while doomed := self._logs.removals.doomed:
+            # Directories are renamed only when power loss cannot restore their topics. Partitions
+            # that are deleted during the wait have their own round.
+            await self.durable()
+            await self._logs.forget_doomed(doomed)
+
+    async def forgotten(self) -> None:
+        """Return once the directories of all deleted replicas are renamed."""
+        while self._forgetting is not None and not self._forgetting.done():
+            await asyncio.shield(self._forgetting)
+
+    def _lead(self, one: LocalPartition) -> None:
+        registration = one.registration
+        if registration.is_alone_on(self.node_id):
+            self._here_alone(one)
+            return
+        replica = self._hosted(one)
+        machine, now_ms = replica.machine, self._clock.monotonic_ms()
+        if registration.partition_epoch < machine.partition_epoch:
+            return
+        replica.local = one
+        try:
+            partition = replica.partition or self._logs.partition(one.topic, one.index)
+            self._replicate(replica, partition)
+            step = machine.become_leader(
+                registration,
+                partition.log_start_offset,
+                partition.log_end_offset,
+                partition.high_watermark,
+                now_ms,
+            )
+            if step.epoch_entry is not None:
+                partition.replica.lead(registration.leader_epoch)
+        except LogError as error:
+            self._failed(replica, error)
+            return
+        partition.marks.on_own_end = partial(self._appended, replica)
+        self._take(replica, step, told=True)
+        self._place(replica)
+
+    def _here_alone(self, one: LocalPartition) -> None:
+        """Lead a partition whose other replicas were removed, or never existed."""
+        key = one.topic, one.index
+        replica = self._here.pop(key, None)
+        if replica is not None:
+            replica.machine.resign()
+        partition = self._logs.find_open(key)
+        if partition is not None:
+            self._lead_alone(partition, one.registration)
+        if replica is not None:
+            replica.low_watermark_moved()
+            self._commits.has_replicated = bool(self._here)
+
+    def _lead_alone(self, partition: Partition, registration: PartitionRegistration) -> None:
+        partition.marks.leader_epoch = registration.leader_epoch
+        partition.marks.stand_alone()
+        partition.marks.notify()
+
+    def _follow(self, one: LocalPartition) -> bool:
+        """Follow a partition; return whether fetching must restart, in a new leader epoch."""
+        registration = one.registration
+        replica = self._hosted(one)
+        led = replica.machine.is_leader
+        if not replica.machine.resign(registration):
+            return False
+        replica.local = one
+        is_new = registration.leader_epoch > replica.followed_epoch
+        # The log is created even without a leader, so that the checkpoints contain it (KAFKA-1647).
+        try:
+            partition = replica.partition or self._logs.partition(one.topic, one.index)
+            self._replicate(replica, partition)
+            partition.marks.on_own_end = None
+            partition.replica.follow(registration.leader_epoch)
+        except LogError as error:
+            self._failed(replica, error)
+        else:
+            self._place(replica)
+        if led or is_new:
+            self._let_go(replica)
+        return is_new and not replica.is_offline
+
+    def _hosted(self, one: LocalPartition) -> Replica:
+        key = one.topic, one.index
+        replica = self._here.get(key)
+        if replica is None:
+            replica = self._here[key] = Replica.of(self.view, one)
+            replica.machine.min_insync_replicas = self._min_isr(one.topic)
+            self._commits.has_replicated = bool(self._here)
+            if not self._isr_check.is_started:
+                self._isr_check.start(self._check_interval_ms())
+        return replica
+
+    def _replicate(self, replica: Replica, partition: Partition) -> None:
+        """Let the machine, or the leader of a followed partition, set the high watermark."""
+        if replica.partition is None:
+            replica.partition, replica.failure = partition, None
+            marks = partition.marks
+            marks.on_offline = partial(self._went_offline, replica, marks.on_offline)
+        if not partition.marks.is_replicated:
+            partition.marks.replicate(partition.high_watermark)
+
+    def _let_go(self, replica: Replica) -> None:
+        """Wake all requests that wait for a partition that is no longer led; each checks again."""
+        partition = replica.partition
+        if partition is not None:
+            self._commits.give_up(partition)
+            partition.marks.notify()
+        replica.low_watermark_moved()
+
+    # --- disks -----------------------------------------------------------------------------------
+
+    def _failed(self, replica: Replica, error: LogError) -> None:
+        """Take a replica offline whose log cannot be opened, or cannot begin a leader epoch."""
+        one = replica.local
+        _log.error("replica off line", partition=f"{one.topic}-{one.index}", cause=str(error))
+        if replica.partition is None:
+            replica.failure = StorageError(str(error))
+            self._place(replica)
+        else:
+            replica.partition.marks.fail(error)
+
+    def _place(self, replica: Replica) -> None:
+        if self.on_placed is not None:
+            self.on_placed(replica.local, is_offline=replica.is_offline)
+
+    def _went_offline(
+        self, replica: Replica, tell: Callable[[StorageError], None] | None, error: StorageError
+    ) -> None:
+        if tell is not None:
+            tell(error)
+        if self._here.get((replica.local.topic, replica.local.index)) is replica:
+            self._place(replica)
+
+    # --- appends, fetches, answers, time ---------------------------------------------------------
+
+    def check_min_isr(self, topic: str, index: int) -> None:
+        """Refuse an append with acks=all if the ISR is too small: NotEnoughReplicasError."""
+        replica = self.replica(topic, index) if self._here else None
+        if replica is None:
+            return
+        machine = replica.machine
+        if machine.is_under_min_isr:
+            raise NotEnoughReplicasError(
+                f"the ISR of {machine} has {len(machine.isr)} members,"
+                f" {MIN_ISR} asks for {machine.effective_min_isr}"
+            )
+
+    def _appended(self, replica: Replica, own_end: int) -> None:
+        """Handle an append; the listeners of the log are notified afterwards."""
+        self._take(replica, replica.machine.appended(own_end, self._clock.monotonic_ms()))
+
+    def fetched(
+        self,
+        topic: str,
+        index: int,
+        replica_id: int,
+        broker_epoch: int,
+        offset: int,
+        log_start_offset: int,
+        leader_end_offset: int,
+    ) -> None:
+        """Record the fetch of a follower after a read up to ``leader_end_offset``.
+
+        Raises NotLeaderOrFollowerError for a stale broker epoch, UnknownReplicaError.
+        """
+        replica = self.replica(topic, index)
+        if replica is None:
+            return
+        step = replica.machine.fetched(
+            replica_id,
+            broker_epoch,
+            offset,
+            log_start_offset,
+            leader_end_offset,
+            self._clock.monotonic_ms(),
+        )
+        self._take(replica, step, told=True)
+
+    def log_start_moved(self, partition: Partition) -> None:
+        """Handle a new log start offset of a led partition."""
+        replica = self.replica(partition.topic, partition.index)
+        if replica is not None:
+            self._take(replica, replica.machine.log_start_moved(partition.log_start_offset))
+
+    def alter_partition_answered(self, change: IsrChange, answer: int | AlteredPartition) -> None:
+        """Handle the controller's response to a change of an ISR."""
+        replica = self.replica(change.topic, change.index)
+        if replica is None or replica.local.topic_id != change.topic_id:
+            return
+        step = replica.machine.alter_partition_answered(change, answer, self._clock.monotonic_ms())
+        self._take(replica, step, told=True)
+
+    def check_isr(self) -> None:
+        """Propose removing lagging replicas from ISRs, every half ``replica.lag.time.max.ms``."""
+        now_ms = self._clock.monotonic_ms()
+        for replica in list(self._here.values()):
+            machine = replica.machine
+            with survived("ISR check", partition=str(machine)):
+                if machine.is_leader and not replica.is_offline:
+                    self._take(replica, machine.check_isr(now_ms), told=True)
+
+    def _reconsider(self, chosen: Iterable[Replica] | None = None) -> None:
+        """Recompute the watermarks after a change of the brokers or of a setting."""
+        now_ms = self._clock.monotonic_ms()
+        for replica in list(self._here.values() if chosen is None else chosen):
+            if replica.machine.is_leader:
+                self._take(replica, replica.machine.reconsider(now_ms), told=True)
+
+    def _take(self, replica: Replica, step: LeaderStep, *, told: bool = False) -> None:
+        """Execute a step of a machine. With ``told``, notify the listeners of this log."""
+        partition = replica.partition
+        if partition is not None:
+            marks = partition.marks
+            # Records that flush.messages requires to be flushed are not committed before that.
+            mark = min(replica.machine.high_watermark, marks.own_end)
+            if mark > marks.high_watermark and replica.machine.is_leader:
+                marks.move_high_watermark(mark)
+                if told:
+                    marks.notify()
+        for event in step.events:
+            self._tell(replica.local, event)
+        if step.send is not None and self.alter_partition is not None:
+            self.alter_partition(step.send)
+        if step.low_watermark_moved:
+            replica.low_watermark_moved()
+
+    def _tell(self, local: LocalPartition, event: Event) -> None:
+        detail = event.detail
+        self.isr_shrinks += "left" in detail
+        self.isr_expands += "joined" in detail
+        self.failed_isr_updates += event.kind == "isr-update-failed"
+        level = logging.DEBUG if event.routine or event.quiet else logging.INFO
+        if _log.is_enabled_for(level):
+            _log.log(level, event.kind, **{**detail, "partition": event.subject})
+        if self.remember is not None:
+            self.remember(local, event)
+
+    # --- the low watermark -----------------------------------------------------------------------
+
+    def low_watermark(self, partition: Partition) -> int:
+        """Return the lowest log start offset of all live replicas; −1 while one is unknown."""
+        machine = self.led(partition.topic, partition.index)
+        return partition.log_start_offset if machine is None else machine.low_watermark
+
+    def low_watermark_reaches(
+        self, partition: Partition, offset: int
+    ) -> asyncio.Future[None] | None:
+        """Return a future for the low watermark to reach ``offset``; None if it already has.
+
+        The future is also done when the leadership ends.
+        """
+        replica = self.replica(partition.topic, partition.index)
+        if replica is None or self.low_watermark(partition) >= offset:
+            return None
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def look() -> None:
+            machine = replica.machine
+            if not done.done() and (not machine.is_leader or machine.low_watermark >= offset):
+                done.set_result(None)
+
+        replica.waiting.append(look)
+        done.add_done_callback(lambda _: replica.waiting.remove(look))
+        return done
+
+    # --- settings --------------------------------------------------------------------------------
+
+    def _set_min_isr(self) -> None:
+        """Apply ``min.insync.replicas`` of topics and brokers, which may have changed."""
+        wanted: dict[str, int] = {}
+        changed = []
+        for replica in self._here.values():
+            name, machine = replica.local.topic, replica.machine
+            if name not in wanted:
+                wanted[name] = self._min_isr(name)
+            if machine.min_insync_replicas != wanted[name]:
+                machine.min_insync_replicas = wanted[name]
+                changed.append(replica)
+        self._reconsider(changed)
+
+    def _min_isr(self, topic: str) -> int:
+        value = self._config.topic_value(MIN_ISR, self.image.topic_configs(topic))
+        return value if isinstance(value, int) else 1
+
+    def _reconfigure(self) -> None:
+        self.view.replica_lag_time_max_ms = self._config.int(LAG_TIME)
+        self._set_min_isr()
+
+    async def stop(self) -> None:
+        """Stop periodic work. Later images are stored but not applied."""
+        self._has_started = False
+        await self._due.close()
+        await self._isr_check.stop()
+        if self._forgetting is not None:
+            await asyncio.wait({self._forgetting})

@@ -117,7 +117,7 @@ def test_transactions_are_complete_whoever_leads(kafka: Kafka, member: Member) -
                 assert client.values(name, isolation=READ_COMMITTED) == expected
 
 
-def test_broker_replays_unregistration_of_a_controller(
+def test_broker_forwards_and_replays_unregistration_of_a_controller(
     kafka: Kafka, member: Member, tmp_path: Path
 ) -> None:
     until_unfenced(kafka, OURS)
@@ -132,9 +132,17 @@ def test_broker_replays_unregistration_of_a_controller(
     other.start()
     until(lambda: OTHER_CONTROLLER in controllers(kafka), "the controller's registration")
     other.stop()
-    words = ("--bootstrap-controller", kafka.controller, "--id", str(OTHER_CONTROLLER))
+    answers = []
+    for broker in (kafka, member):
+        with Cluster(broker.bootstrap) as client:
+            answers.append(client.call("unregister_controller", 0, controller_id=77))
+    assert answers[0] == answers[1]
+    assert answers[1]["error_code"] == "controller_id_not_registered"
+    assert OTHER_CONTROLLER in controllers(kafka)
+    words = ("--bootstrap-server", member.bootstrap, "--id", str(OTHER_CONTROLLER))
     said = run_tool(CLUSTER, "unregister-controller", *words, libs=jars)
     assert "no longer registered" in said
+    until(lambda: OTHER_CONTROLLER not in controllers(kafka), "the registration is removed")
     name = unique("after")
     created(kafka.bootstrap, name, [[OURS]])
     led_by(member.bootstrap, name, OURS)

@@ -155,12 +155,12 @@ def leave_group(shard: Shard, decision: DecisionBuilder, token: Token, command: 
         group = _group_of_member(shard, command.group_id)
     except UnknownMemberIdError as error:
         unknown = without_traceback(error)
-        everyone = tuple((m.member_id, m.group_instance_id, unknown) for m in command.members)
-        decision.reply(token, LeaveGroupResult(everyone))
+        all_members = tuple((m.member_id, m.group_instance_id, unknown) for m in command.members)
+        decision.reply(token, LeaveGroupResult(all_members))
         return
     results: list[tuple[str, str | None, DomainError | None]] = []
     left: list[ClassicMember] = []
-    somebody_left = False
+    has_left = False
     for leaving in command.members:
         error_of_member: GroupError | None = None
         try:
@@ -168,12 +168,12 @@ def leave_group(shard: Shard, decision: DecisionBuilder, token: Token, command: 
         except GroupError as error:
             error_of_member = without_traceback(error)
         else:
-            somebody_left = True
+            has_left = True
             if member is not None:
                 left.append(member)
         results.append((leaving.member_id, leaving.group_instance_id, error_of_member))
     decision.reply(token, LeaveGroupResult(tuple(results)))
-    if not somebody_left:
+    if not has_left:
         return
     if group.state is ClassicState.PREPARING_REBALANCE:
         maybe_complete_join(decision, group)

@@ -146,7 +146,7 @@ class ClassicGroup(GroupBase):
         return self.state is ClassicState.EMPTY
 
     @property
-    def is_awaited(self) -> bool:
+    def must_be_kept(self) -> bool:
         """Whether a member is about to join the empty group, so that it must not be deleted."""
         return bool(self.pending_members)
 
@@ -325,7 +325,7 @@ class ClassicGroup(GroupBase):
         self.initial_delay = None
         self.transition_to(ClassicState.COMPLETING_REBALANCE, now_ms)
 
-    def awaits_sync_of(self, member_id: str) -> bool:
+    def is_sync_pending(self, member_id: str) -> bool:
         """Whether a member has yet to receive its assignment of the newest or next generation."""
         return self.state is not ClassicState.STABLE or member_id in self.pending_sync
 

@@ -53,9 +53,9 @@ from fencepost.groups.member_update import (
     change_group,
     move_member,
     reconcile_member,
-    remember,
     require_owner,
     require_small,
+    save_soft_state,
     take_over,
 )
 from fencepost.groups.reconcile import MemberState
@@ -84,7 +84,7 @@ def join_group(
     if is_new and instance_id is None and command.require_known_member_id:
         group_id, member_id = group.group_id, command.new_member_id
         shard.require_memory(group_id, pending_bytes(group_id, member_id))
-        shard.give_id(group_id, member_id)
+        shard.reserve_member_id(group_id, member_id)
         decision.reply(token, MemberIdRequiredError(command.new_member_id))
         return
     update = _update_of(shard, group, command, settings)
@@ -97,11 +97,11 @@ def join_group(
     if owner is None or not _replace_last(shard, decision, update, owner):
         move_member(shard, decision, update)
         require_small(shard, decision)
-        remember(decision, update)
+        save_soft_state(decision, update)
         timer = group.timer("session", update.member_id)
         decision.arm(timer, command.session_timeout_ms)
         group.joined(decision, update.member_id, update.command.rebalance_timeout_ms)
-    shard.forget_id(group.group_id, update.member_id)
+    shard.release_member_id(group.group_id, update.member_id)
     protocol_name = command.protocols[0][0]
     decision.reply(
         token,
@@ -131,7 +131,7 @@ def _update_of(
         # The member was removed while it rebalanced, and still reads partitions that others may
         # own now. Without partitions it may be a new member whose id was given out and forgotten.
         raise UnknownMemberIdError(f"{member_id!r} was removed; what it owns is lost")
-    said = ConsumerHeartbeat(
+    heartbeat = ConsumerHeartbeat(
         group_id=group.group_id,
         member_id=member_id or command.new_member_id,
         member_epoch=JOIN_EPOCH,
@@ -146,10 +146,12 @@ def _update_of(
         owned=tuple(owned.items()),
         visibility=command.visibility,
     )
-    known, current = group.members.get(said.member_id), group.current(said.member_id)
+    known, current = group.members.get(heartbeat.member_id), group.current(heartbeat.member_id)
     draft = GroupDraft.of(group, topics)
     classic = cr.ClassicMemberMetadata(command.session_timeout_ms, command.protocols)
-    return MemberUpdate(said, settings, group, draft, said.member_id, known, current, classic)
+    return MemberUpdate(
+        heartbeat, settings, group, draft, heartbeat.member_id, known, current, classic
+    )
 
 
 def _subscription(command: JoinGroup) -> Subscription:
@@ -173,7 +175,7 @@ def _replace_last(
         reconcile_member(decision, update)
     why = None
     # Only a rebalance gives waiting members the partitions that are free or must be revoked.
-    if not _is_everybody_settled(update, owner):
+    if not _is_reconciled(update, owner):
         why = f"the group became classic; {update.member_id}: took the place of {owner}"
     require_small(shard, decision)
     value = update.draft.member(update.member_id)
@@ -181,7 +183,7 @@ def _replace_last(
     return downgrade(shard, decision, group, (), joining, rebalance_reason=why)
 
 
-def _is_everybody_settled(update: MemberUpdate, replaced: str) -> bool:
+def _is_reconciled(update: MemberUpdate, replaced: str) -> bool:
     """Whether all members, and the one that replaces ``replaced``, have their newest targets."""
     group, epoch = update.group, update.draft.epoch.epoch
     currents = [group.current(name) for name in group.members if name != replaced]

@@ -78,7 +78,7 @@ def _join(shard: Shard, decision: DecisionBuilder, token: Token, command: JoinGr
     if group.state is ClassicState.DEAD:
         raise GroupDeadError(f"group {command.group_id!r} is being removed")
     if not _accepts(shard, group, command.member_id):
-        decision.reply(token, _turn_away(decision, group, command))
+        decision.reply(token, _reject(decision, group, command))
         return
     _require_support(group, command)
     if command.member_id:
@@ -153,7 +153,7 @@ def _accepts(shard: Shard, group: ClassicGroup, member_id: str) -> bool:
             return True
 
 
-def _turn_away(decision: DecisionBuilder, group: ClassicGroup, command: JoinGroup) -> GroupError:
+def _reject(decision: DecisionBuilder, group: ClassicGroup, command: JoinGroup) -> GroupError:
     """Remove a member, or a pending id, and return the error."""
     member_id = command.member_id
     refusal: GroupError = GroupMaxSizeReachedError(f"group {command.group_id!r} is full")
@@ -201,12 +201,12 @@ def _join_new(
         else:
             _replace_static(shard, decision, group, token, command, group.members[old_member_id])
     elif command.require_known_member_id:
-        _hand_out_id(shard, decision, group, token, command)
+        _assign_member_id(shard, decision, group, token, command)
     else:
         _add_member(shard, decision, group, token, command)
 
 
-def _hand_out_id(
+def _assign_member_id(
     shard: Shard, decision: DecisionBuilder, group: ClassicGroup, token: Token, command: JoinGroup
 ) -> None:
     """Have a member prove that it receives responses before it takes part (KIP-394)."""

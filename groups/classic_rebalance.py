@@ -18,7 +18,7 @@ from fencepost.groups.records import GroupMetadataValue
 from fencepost.groups.shard import Shard
 from fencepost.logcore.machine import DecisionBuilder, DomainError, Event
 
-MAX_AWAITED = 3
+MAX_AWAITED_NAMES = 3
 """Up to this number of missing members, each change is an event."""
 
 
@@ -80,7 +80,7 @@ def prepare_rebalance(
         complete_join(decision, group)
     else:
         decision.arm(group.timer("join"), group.rebalance_timeout_ms)
-        _tell_awaited(decision, group)
+        _record_awaited(decision, group)
 
 
 def refuse_syncs(decision: DecisionBuilder, group: ClassicGroup, error: DomainError) -> None:
@@ -104,17 +104,17 @@ def maybe_complete_join(decision: DecisionBuilder, group: ClassicGroup) -> None:
     if group.everyone_joined:
         complete_join(decision, group)
     else:
-        _tell_awaited(decision, group)
+        _record_awaited(decision, group)
 
 
-def _tell_awaited(decision: DecisionBuilder, group: ClassicGroup) -> None:
+def _record_awaited(decision: DecisionBuilder, group: ClassicGroup) -> None:
     """Record the members that the join phase waits for, which the protocol never shows.
 
     While many are missing, only powers of two are recorded: a rebalance of a thousand members has
     a dozen such events.
     """
     missing = len(group.members) - group.waiting_joins + len(group.pending_members)
-    if missing > MAX_AWAITED and missing.bit_count() != 1:
+    if missing > MAX_AWAITED_NAMES and missing.bit_count() != 1:
         return
     awaited = [member for member in group.members.values() if member.join_token is None]
     detail = {

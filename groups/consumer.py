@@ -50,9 +50,9 @@ from fencepost.groups.member_update import (
     MemberUpdate,
     change_group,
     move_member,
-    remember,
     require_owner,
     require_small,
+    save_soft_state,
     take_over,
 )
 from fencepost.groups.reconcile import CurrentAssignment, MemberState
@@ -87,7 +87,7 @@ def _heartbeat(
     environment = shard.environment(command.group_id)
     settings = environment.settings
     known = shard.groups.get(command.group_id)
-    if isinstance(known, ConsumerGroup) and brings_nothing_new(known, command, environment):
+    if isinstance(known, ConsumerGroup) and is_unchanged(known, command, environment):
         decision.arm(known.timer("session", command.member_id), settings.session_timeout_ms)
         result = ConsumerHeartbeatResult(
             command.member_id, command.member_epoch, settings.heartbeat_interval_ms
@@ -100,7 +100,7 @@ def _heartbeat(
         return
     group = _group(shard, decision, command, environment)
     update = _member(decision, command, environment, group)
-    if isinstance(known, ClassicGroup) and any(map(known.awaits_sync_of, known.members)):
+    if isinstance(known, ClassicGroup) and any(map(known.is_sync_pending, known.members)):
         # The group needs a new target even if a static member only replaces another one: members
         # that joined since the last generation have no partitions yet.
         update.reasons.append("the classic group was rebalancing")
@@ -111,12 +111,12 @@ def _heartbeat(
     if isinstance(known, ClassicGroup):
         finish_upgrade(shard, decision, known)
     group.stop_classic_timers(decision, update.member_id)
-    remember(decision, update)
+    save_soft_state(decision, update)
     decision.arm(group.timer("session", update.member_id), settings.session_timeout_ms)
     decision.reply(token, _answer(update, before))
 
 
-def brings_nothing_new(
+def is_unchanged(
     group: ConsumerGroup, command: ConsumerHeartbeat, environment: Environment
 ) -> bool:
     """Whether a heartbeat only renews the session, and the group waits for nothing.

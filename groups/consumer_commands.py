@@ -32,7 +32,7 @@ NO_TIMEOUT: Final = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TopicImage:
+class TopicsImage:
     """The topics of the cluster: name → (topic id of 16 bytes, partition count).
 
     ``version`` grows with each change: groups compare it to decide whether to check again.
@@ -94,7 +94,7 @@ class ConsumerSettings:
 class Environment:
     """The state outside of a group on which its decisions depend."""
 
-    topics: TopicImage = field(default_factory=lambda: TopicImage({}))
+    topics: TopicsImage = field(default_factory=lambda: TopicsImage({}))
     settings: ConsumerSettings = field(default_factory=ConsumerSettings)
     """The broker's settings, overridden by the group's."""
 
@@ -165,7 +165,7 @@ class DescribedConsumer:
     """One member. Both assignments omit topics that no longer exist."""
 
     member_id: str
-    said: ConsumerMemberValue
+    metadata: ConsumerMemberValue
     """The member's record."""
     member_epoch: int
     assignment: tuple[NamedPartitions, ...]

@@ -140,7 +140,7 @@ class ConsumerGroup(GroupBase):
         return not self.members
 
     @property
-    def is_awaited(self) -> bool:
+    def must_be_kept(self) -> bool:
         """See :class:`ClassicGroup`."""
         return False
 
@@ -393,7 +393,7 @@ class ConsumerGroup(GroupBase):
         """See :class:`ClassicGroup`. No request of such a group is ever parked."""
 
     @property
-    def is_gone(self) -> bool:
+    def is_removed(self) -> bool:
         """Whether tombstones have removed every record of the group."""
         return not (
             self.saved_epoch
@@ -407,7 +407,7 @@ class ConsumerGroup(GroupBase):
 
     def durable_state(self) -> object:
         """See :class:`ClassicGroup`."""
-        if self.is_gone:
+        if self.is_removed:
             return None
         return (
             (self.saved_epoch, self.saved_assignment, self.has_partition_metadata),

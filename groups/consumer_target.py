@@ -20,14 +20,14 @@ from fencepost.groups.assignors.model import (
     run,
 )
 from fencepost.groups.assignors.remote import (
-    ASK_AGAIN_MS,
+    RETRY_MS,
     ComputeTarget,
     RemoteAssignor,
     TargetComputed,
     kept,
 )
 from fencepost.groups.commands import TopicVisibility
-from fencepost.groups.consumer_commands import ConsumerSettings, TopicImage
+from fencepost.groups.consumer_commands import ConsumerSettings, TopicsImage
 from fencepost.groups.consumer_group import (
     INITIAL_EPOCH,
     ConsumerGroup,
@@ -53,7 +53,7 @@ class GroupDraft:
     """
 
     group: ConsumerGroup
-    topics: TopicImage
+    topics: TopicsImage
     changed: dict[str, cr.ConsumerMemberValue | None]
     """Members with a changed record; None for removed ones."""
     subscriptions: Subscriptions
@@ -69,7 +69,7 @@ class GroupDraft:
     visibility: TopicVisibility | None
 
     @classmethod
-    def of(cls, group: ConsumerGroup, topics: TopicImage) -> GroupDraft:
+    def of(cls, group: ConsumerGroup, topics: TopicsImage) -> GroupDraft:
         """Return a draft of the group's current state."""
         return cls(
             group,
@@ -88,7 +88,7 @@ class GroupDraft:
             group.visibility,
         )
 
-    def remember(self) -> None:
+    def save_soft_state(self) -> None:
         """Update the group's soft state, once the request can no longer be refused."""
         group = self.group
         group.checked_version = self.checked_version
@@ -100,17 +100,17 @@ class GroupDraft:
 
     def put(self, member_id: str, value: cr.ConsumerMemberValue | None) -> None:
         """Set a member's record; None removes the member."""
-        self.subscriptions.change(self._said(member_id), value)
+        self.subscriptions.change(self._member_value(member_id), value)
         self.changed[member_id] = value
 
     def member(self, member_id: str) -> cr.ConsumerMemberValue:
         """Return a member's record. Raises KeyError if it does not exist."""
-        value = self._said(member_id)
+        value = self._member_value(member_id)
         if value is None:
             raise KeyError(member_id)
         return value
 
-    def _said(self, member_id: str) -> cr.ConsumerMemberValue | None:
+    def _member_value(self, member_id: str) -> cr.ConsumerMemberValue | None:
         members = self.group.members
         return self.changed.get(member_id, members.get(member_id))
 
@@ -134,7 +134,7 @@ class GroupDraft:
 # --- the group epoch -----------------------------------------------------------------------------
 
 
-def metadata_hash(topics: TopicImage, names: frozenset[str]) -> int:
+def metadata_hash(topics: TopicsImage, names: frozenset[str]) -> int:
     """Return Kafka's hash of the existing topics among ``names``; 0 for none."""
     known = topics.topics
     return group_hash(
@@ -196,7 +196,7 @@ def update_target(
     assignment = draft.assignment
     if assignment is not None:
         if assignment.epoch >= draft.epoch.epoch:
-            _ask_again(shard, decision, draft, settings)
+            _retry_remote(shard, decision, draft, settings)
             return
         if is_early(assignment, settings, decision.now_ms):
             return
@@ -204,7 +204,7 @@ def update_target(
     assignor = preferred_assignor(members, settings)
     spec = _spec(draft, members)
     if isinstance(assignor, RemoteAssignor):
-        targets = _ask(shard, decision, draft, assignor, spec)
+        targets = _compute_remotely(shard, decision, draft, assignor, spec)
     else:
         targets = run(assignor, spec)
     _write_target(decision, draft, assignor.name, targets)
@@ -244,7 +244,7 @@ def _write_target(
 # --- remote assignors ----------------------------------------------------------------------------
 
 
-def _ask(
+def _compute_remotely(
     shard: Shard,
     decision: DecisionBuilder,
     draft: GroupDraft,
@@ -257,12 +257,12 @@ def _ask(
     group_id = draft.group.group_id
     asked = GroupSpec(members, spec.partition_counts)
     decision.effect(ComputeTarget(group_id, assignor.name, asked))
-    shard.asks(group_id, assignor.name, decision.now_ms)
-    decision.arm(draft.group.timer("assignor"), ASK_AGAIN_MS)
+    shard.note_assignor_request(group_id, assignor.name, decision.now_ms)
+    decision.arm(draft.group.timer("assignor"), RETRY_MS)
     return held
 
 
-def _ask_again(
+def _retry_remote(
     shard: Shard, decision: DecisionBuilder, draft: GroupDraft, settings: ConsumerSettings
 ) -> None:
     """Repeat a request without a response: it failed, or the shard was loaded in between."""
@@ -271,10 +271,10 @@ def _ask_again(
     members = draft.members()
     assignor = preferred_assignor(members, settings)
     group_id = draft.group.group_id
-    if isinstance(assignor, RemoteAssignor) and shard.is_due(
+    if isinstance(assignor, RemoteAssignor) and shard.may_ask_assignor(
         group_id, assignor.name, decision.now_ms
     ):
-        _ask(shard, decision, draft, assignor, _spec(draft, members))
+        _compute_remotely(shard, decision, draft, assignor, _spec(draft, members))
 
 
 def assignor_timer_fired(shard: Shard, decision: DecisionBuilder, group: ConsumerGroup) -> None:
@@ -283,7 +283,7 @@ def assignor_timer_fired(shard: Shard, decision: DecisionBuilder, group: Consume
     if group.members and group.assignment_epoch >= group.epoch:
         environment = shard.environment(group.group_id)
         draft = GroupDraft.of(group, environment.topics)
-        _ask_again(shard, decision, draft, environment.settings)
+        _retry_remote(shard, decision, draft, environment.settings)
 
 
 def target_computed(
@@ -321,7 +321,7 @@ def target_computed(
     if assignor.name != command.assignor or _spec(draft, members) != command.group:
         return
     if isinstance(assignor, RemoteAssignor):
-        shard.answered(group.group_id, assignor.name)
+        shard.forget_assignor_request(group.group_id, assignor.name)
         decision.disarm(group.timer("assignor"))
     if targets == draft.targets:
         return
@@ -337,10 +337,10 @@ def _spec(draft: GroupDraft, members: Mapping[str, cr.ConsumerMemberValue]) -> G
     # In a large group, most members have the same subscription.
     wants: dict[tuple[tuple[str, ...], str | None], frozenset[bytes]] = {}
     for member_id, member in members.items():
-        said = member.subscribed_topic_names, member.subscribed_topic_regex
-        topic_ids = wants.get(said)
+        subscription = member.subscribed_topic_names, member.subscribed_topic_regex
+        topic_ids = wants.get(subscription)
         if topic_ids is None:
-            topic_ids = wants[said] = draft.topic_ids_of(member)
+            topic_ids = wants[subscription] = draft.topic_ids_of(member)
         held = draft.targets.get(member_id, frozenset())
         specs[member_id] = MemberSpec(member.instance_id, topic_ids, held)
     wanted = frozenset().union(*wants.values())

@@ -30,7 +30,7 @@ from fencepost.groups.classic_members import (
 )
 from fencepost.groups.classic_rebalance import arm_session, prepare_rebalance
 from fencepost.groups.classic_state import ClassicState
-from fencepost.groups.consumer_commands import ConsumerSettings, Environment, TopicImage
+from fencepost.groups.consumer_commands import ConsumerSettings, Environment, TopicsImage
 from fencepost.groups.consumer_group import ConsumerGroup, by_topic, write_current
 from fencepost.groups.consumer_records import ConsumerRecordType as Kind
 from fencepost.groups.consumer_target import metadata_hash
@@ -130,15 +130,15 @@ def _stays_classic(classic: ClassicGroup, reason: str) -> GroupIdNotFoundError:
 
 
 def _consumers(
-    shard: Shard, classic: ClassicGroup, topics: TopicImage
+    shard: Shard, classic: ClassicGroup, topics: TopicsImage
 ) -> tuple[dict[str, cr.ConsumerMemberValue], dict[str, list[TopicIdPartition]]]:
     """Return each member in the form of the consumer protocol, and its partitions."""
-    everybody = list(classic.members.values())
+    all_members = list(classic.members.values())
     protocol_name = classic.protocol_name or ""
     # The join phase may have brought members without the last generation's protocol. If all
     # members have left, the group still waits for its join timer.
-    if everybody and classic.state is ClassicState.PREPARING_REBALANCE:
-        protocol_name = select_protocol(everybody)
+    if all_members and classic.state is ClassicState.PREPARING_REBALANCE:
+        protocol_name = select_protocol(all_members)
     members: dict[str, cr.ConsumerMemberValue] = {}
     assigned: dict[str, list[TopicIdPartition]] = {}
     owners: dict[TopicIdPartition, str] = {}
@@ -147,7 +147,7 @@ def _consumers(
     # cooperative protocol) continue with the last assignment that was sent.
     saved = () if classic.saved is None else classic.saved.members
     handed_out = {member.member_id: member.assignment for member in saved}
-    for member in everybody:
+    for member in all_members:
         try:
             subscription = decode_subscription(member.metadata(protocol_name))
             had = member.assignment or handed_out.get(member.member_id, b"")
@@ -172,7 +172,7 @@ def _consumers(
         for partition in mine:
             if owners.setdefault(partition, member.member_id) != member.member_id:
                 raise _stays_classic(classic, "a partition has two owners")
-        if classic.awaits_sync_of(member.member_id):
+        if classic.is_sync_pending(member.member_id):
             claims.append((member.member_id, ids_of(subscription.owned, topics)))
     # A member without the last assignment may still read the partitions that it reported as owned.
     for member_id, claimed in claims:
@@ -189,7 +189,7 @@ def finish_upgrade(shard: Shard, decision: DecisionBuilder, classic: ClassicGrou
     decision.disarm(classic.timer("join"))
     decision.disarm(classic.timer("sync"))
     for member_id in classic.pending_members:
-        shard.give_id(classic.group_id, member_id)
+        shard.reserve_member_id(classic.group_id, member_id)
     classic.removed(decision)
     for member in classic.members.values():
         for token in (classic.take_join(member), member.sync_token):
@@ -287,7 +287,9 @@ def _classics(values: dict[str, cr.ConsumerMemberValue]) -> Iterator[ClassicMemb
 # --- names and ids of topics ---------------------------------------------------------------------
 
 
-def ids_of(partitions: Iterable[tuple[str, int]], topics: TopicImage) -> Iterator[TopicIdPartition]:
+def ids_of(
+    partitions: Iterable[tuple[str, int]], topics: TopicsImage
+) -> Iterator[TopicIdPartition]:
     """Yield (topic id, partition); skip topics that do not exist."""
     for name, index in partitions:
         known = topics.topics.get(name)
@@ -295,7 +297,7 @@ def ids_of(partitions: Iterable[tuple[str, int]], topics: TopicImage) -> Iterato
             yield known[0], index
 
 
-def named(partitions: Iterable[TopicIdPartition], topics: TopicImage) -> Iterator[tuple[str, int]]:
+def named(partitions: Iterable[TopicIdPartition], topics: TopicsImage) -> Iterator[tuple[str, int]]:
     """Yield partitions with the names of their topics, in order; skip deleted topics."""
     names = topics.names()
     return ((names[topic_id], at) for topic_id, at in sorted(partitions) if topic_id in names)

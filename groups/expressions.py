@@ -44,9 +44,9 @@ def refresh_regexes(
         del draft.regexes[regex]
         decision.append(cr.tombstone(Kind.REGULAR_EXPRESSION, draft.group.group_id, regex))
     if draft.scan is None:
-        _begin(shard, decision, draft)
+        _start_scan(shard, decision, draft)
         # Half a batch: the heartbeat needs room for other records.
-        _go_on(shard, decision, draft, reasons, shard.max_batch_bytes() // 2)
+        _continue(shard, decision, draft, reasons, shard.max_batch_bytes() // 2)
 
 
 def regex_timer_fired(shard: Shard, decision: DecisionBuilder, group: ConsumerGroup) -> None:
@@ -56,14 +56,14 @@ def regex_timer_fired(shard: Shard, decision: DecisionBuilder, group: ConsumerGr
     draft = GroupDraft.of(group, shard.environment(group.group_id).topics)
     reasons: list[str] = []
     if draft.scan is None:
-        _begin(shard, decision, draft)
-    _go_on(shard, decision, draft, reasons, _most_bytes(shard, group.group_id))
+        _start_scan(shard, decision, draft)
+    _continue(shard, decision, draft, reasons, _most_bytes(shard, group.group_id))
     if decision.records:
         bump_epoch(decision, draft, reasons)
-    draft.remember()
+    draft.save_soft_state()
 
 
-def _begin(shard: Shard, decision: DecisionBuilder, draft: GroupDraft) -> None:
+def _start_scan(shard: Shard, decision: DecisionBuilder, draft: GroupDraft) -> None:
     """Begin to match new expressions, or all of them if the topics or their visibility changed."""
     used = draft.subscriptions.expressions
     checked_ms = draft.regexes_checked_ms
@@ -90,7 +90,7 @@ def _most_bytes(shard: Shard, group_id: str) -> int:
     return shard.max_batch_bytes() - EPOCH_BYTES - len(group_id.encode())
 
 
-def _go_on(
+def _continue(
     shard: Shard, decision: DecisionBuilder, draft: GroupDraft, reasons: list[str], room: int
 ) -> None:
     """Match for one slice, and append finished results that fit into ``room`` bytes."""
@@ -116,7 +116,7 @@ def _go_on(
     _refuse(decision, draft, scan)
     if is_done:
         draft.scan = None
-        _begin(shard, decision, draft)  # expressions that were added meanwhile
+        _start_scan(shard, decision, draft)  # expressions that were added meanwhile
     group = draft.group
     # The group that this decision creates does not store ``visibility``, which the timer needs.
     is_remembered = draft.visibility is None or shard.groups.get(group.group_id) is group

@@ -108,7 +108,7 @@ class ForeignGroup(GroupBase):
         self._totals.memory.add(_key_bytes(key) if is_there else -_key_bytes(key))
 
     @property
-    def is_gone(self) -> bool:
+    def is_removed(self) -> bool:
         """Whether tombstones have removed every record of the group."""
         return not self.keys
 
@@ -135,7 +135,7 @@ class ForeignGroup(GroupBase):
         return not self.members
 
     @property
-    def is_awaited(self) -> bool:
+    def must_be_kept(self) -> bool:
         """See ``ClassicGroup``: this broker never removes the group."""
         return True
 

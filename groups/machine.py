@@ -289,7 +289,7 @@ class GroupMachine:
             group = ConsumerGroup(group_id, shard.totals)
             shard.put_group(group)
         group.replay(key, value)
-        if value is None and group.is_gone:
+        if value is None and group.is_removed:
             shard.drop_group(group_id)
             if shard.offsets.of_group(group_id) is not None:
                 self._ensure_group(group_id)
@@ -308,7 +308,7 @@ class GroupMachine:
             group = ForeignGroup(group_id, shard.totals, kind)
             shard.put_group(group)
         group.replay(key, is_there=is_there)
-        if group.is_gone:
+        if group.is_removed:
             shard.drop_group(group_id)
             if shard.offsets.of_group(group_id) is not None:
                 self._ensure_group(group_id)

@@ -94,11 +94,11 @@ def require_small(shard: Shard, decision: DecisionBuilder) -> None:
     shard.require_batch("the group's change", decision.records)
 
 
-def remember(decision: DecisionBuilder, update: MemberUpdate) -> None:
+def save_soft_state(decision: DecisionBuilder, update: MemberUpdate) -> None:
     """Update soft state, once the request can no longer be refused."""
     if update.replaced not in {None, update.member_id}:
         update.group.stop_timers(decision, update.replaced or "")
-    update.draft.remember()
+    update.draft.save_soft_state()
 
 
 # --- the member's place --------------------------------------------------------------------------
@@ -115,8 +115,8 @@ def require_owner(instance_id: str | None, member_id: str, owner: str | None) ->
 def take_over(decision: DecisionBuilder, update: MemberUpdate, owner: str) -> None:
     """Transfer a static member's place, assignment and target to its successor."""
     group, member_id, command = update.group, update.member_id, update.command
-    speak_alike = update.classic is None and group.members[owner].classic is None
-    if speak_alike and group.current(owner).member_epoch != STATIC_LEAVE_EPOCH:
+    share_protocol = update.classic is None and group.members[owner].classic is None
+    if share_protocol and group.current(owner).member_epoch != STATIC_LEAVE_EPOCH:
         raise UnreleasedInstanceIdError(f"{owner!r} still uses {command.instance_id!r}")
     for kind in (
         Kind.CURRENT_MEMBER_ASSIGNMENT,

@@ -44,7 +44,7 @@ from fencepost.groups.offset_store import (
     offset_bytes,
 )
 from fencepost.groups.records import NO_TIMESTAMP, OffsetCommitValue
-from fencepost.groups.shard import Group, OffsetLook, Shard
+from fencepost.groups.shard import Group, OffsetScanItem, Shard
 from fencepost.logcore.fields import MAX_STRING_BYTES
 from fencepost.logcore.machine import DecisionBuilder, DomainError, Token
 
@@ -55,7 +55,7 @@ LOOKED_UP_AT_ONCE: Final = 10_000
 """The most offsets that a fetch looks up in its own turn. For more, the turn only copies the
 tables, and the offsets are looked up while the response is encoded."""
 
-_Asked = tuple[str, Iterable[int], bytes | None]
+_TopicQuery = tuple[str, Iterable[int], bytes | None]
 """A topic, its partitions, and its id if that is known."""
 
 
@@ -183,7 +183,7 @@ def fetch_offsets(
         group.validate_fetch(command.member_id, command.member_epoch)
     offsets = shard.offsets.of_group(command.group_id) or _NO_OFFSETS
     stable, wanted = command.require_stable, command.topics
-    asked: Iterable[_Asked]
+    asked: Iterable[_TopicQuery]
     if wanted is None:
         by_topic: dict[str, list[int]] = {}
         for name, index in offsets.committed:
@@ -202,7 +202,7 @@ def fetch_offsets(
 
 
 def _rows(
-    offsets: GroupOffsets, asked: Iterable[_Asked], require_stable: bool
+    offsets: GroupOffsets, asked: Iterable[_TopicQuery], require_stable: bool
 ) -> Iterator[tuple[str, Iterator[FetchedOffset]]]:
     for name, indexes, topic_id in asked:
         yield name, _of_topic(offsets, name, indexes, topic_id, require_stable)
@@ -252,7 +252,7 @@ def delete_offsets(
     group.validate_offset_delete()
     offsets = shard.offsets.of_group(command.group_id) or _NO_OFFSETS
     answers: list[tuple[str, int, DomainError | None]] = []
-    doomed: dict[TopicPartition, None] = {}
+    deleted: dict[TopicPartition, None] = {}
     for topic, partitions in command.topics:
         error = None
         if group.is_subscribed_to(topic):
@@ -261,8 +261,8 @@ def delete_offsets(
             answers.append((topic, index, error))
             exists = (topic, index) in offsets.committed or (topic, index) in offsets.pending
             if error is None and exists:
-                doomed[topic, index] = None
-    for topic, index in doomed:
+                deleted[topic, index] = None
+    for topic, index in deleted:
         decision.append(records.offset_tombstone(command.group_id, topic, index))
     decision.reply(token, DeleteOffsetsResult(tuple(answers)))
 
@@ -282,7 +282,7 @@ def topics_deleted(
     looks, more = _next_pass(shard, command, offsets_only)
     for group_id, partitions in looks:
         offsets = shard.offsets.of_group(group_id) or _NO_OFFSETS
-        doomed = [
+        deleted = [
             partition
             for partition in partitions
             if partition is not None
@@ -290,14 +290,14 @@ def topics_deleted(
             and (entries := _entries(offsets, partition))
             and all(_is_of_topic(stored, ids[partition[0]]) for stored in entries)
         ]
-        for topic, index in doomed:
+        for topic, index in deleted:
             decision.append(records.offset_tombstone(group_id, topic, index))
-        if doomed:
+        if deleted:
             decision.event(
                 EventKind.OFFSETS_OF_DELETED_TOPIC,
                 group_id,
-                topics=sorted({topic for topic, _ in doomed}),
-                offsets=len(doomed),
+                topics=sorted({topic for topic, _ in deleted}),
+                offsets=len(deleted),
             )
     decision.reply(token, ForgottenResult(len(decision.records), 0, more))
 
@@ -333,7 +333,7 @@ def expire_offsets(
             decision.event(EventKind.OFFSETS_EXPIRED, group_id, offsets=len(expired))
         nothing_left = len(expired) == len(offsets.committed) and not offsets.pending
         is_seen_whole = partitions[-1] is None
-        if is_seen_whole and nothing_left and group.is_empty and not group.is_awaited:
+        if is_seen_whole and nothing_left and group.is_empty and not group.must_be_kept:
             tombstone_group(decision, group, "empty and without offsets")
             expired_groups += 1
         expired_offsets += len(expired)
@@ -369,7 +369,7 @@ def tombstone_group(decision: DecisionBuilder, group: Group, reason: str) -> Non
 # --- passes over a whole shard -------------------------------------------------------------------
 
 
-def _all_offsets(shard: Shard) -> Iterator[OffsetLook]:
+def _all_offsets(shard: Shard) -> Iterator[OffsetScanItem]:
     """Yield the shard's offsets; None ends each group. Other turns may run between two steps."""
     for group_id in list(shard.groups):
         offsets = shard.offsets.of_group(group_id) or _NO_OFFSETS
@@ -379,17 +379,17 @@ def _all_offsets(shard: Shard) -> Iterator[OffsetLook]:
 
 
 def _next_pass(
-    shard: Shard, command: Hashable, walk: Iterator[OffsetLook]
+    shard: Shard, command: Hashable, walk: Iterator[OffsetScanItem]
 ) -> tuple[list[tuple[str, list[TopicPartition | None]]], bool]:
     """Continue the walk of ``command``, or begin with ``walk``, for the length of one pass.
 
     Return the partitions by group, and whether more may follow. The position of the walk is soft
     state: a reloaded shard begins again.
     """
-    walk = shard.walks.pop(command, walk)
+    walk = shard.upkeep_passes.pop(command, walk)
     looks = list(islice(walk, shard.limits.max_looks_per_pass))
     more = len(looks) == shard.limits.max_looks_per_pass
     if more:
-        shard.walks[command] = walk
+        shard.upkeep_passes[command] = walk
     by_group = groupby(looks, key=itemgetter(0))
     return [(group_id, [partition for _, partition in of]) for group_id, of in by_group], more

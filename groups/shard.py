@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator
 from dataclasses import field
 from typing import Final
 
-from fencepost.groups.assignors.remote import ASK_AGAIN_MS
+from fencepost.groups.assignors.remote import RETRY_MS
 from fencepost.groups.classic_group import ClassicGroup
 from fencepost.groups.classic_members import ClassicMember
 from fencepost.groups.consumer_commands import Environment
@@ -30,7 +30,7 @@ asked again."""
 Group = ClassicGroup | ConsumerGroup | ForeignGroup
 """One entry of the shard's group table."""
 
-OffsetLook = tuple[str, TopicPartition | None]
+OffsetScanItem = tuple[str, TopicPartition | None]
 """An item of an upkeep pass: a group's offset of a partition, or with None the group itself."""
 
 _NEVER: Final = 1 << 62
@@ -67,35 +67,35 @@ class Shard:
     given_ids: dict[tuple[str, str], None] = field(default_factory=dict)
     """(group id, member id) that consumer groups gave out and no member has joined with, oldest
     first; at most ``max_shard_pending_members``."""
-    walks: dict[Hashable, Iterator[OffsetLook]] = field(default_factory=dict)
+    upkeep_passes: dict[Hashable, Iterator[OffsetScanItem]] = field(default_factory=dict)
     """Remaining items of an upkeep pass, by command."""
-    _ask_again_ms: dict[tuple[str, str], int] = field(default_factory=dict)
+    _retry_at_ms: dict[tuple[str, str], int] = field(default_factory=dict)
     """By group and assignor, when to ask a remote assignor again; oldest first."""
 
-    def asks(self, group_id: str, assignor: str, now_ms: int) -> None:
+    def note_assignor_request(self, group_id: str, assignor: str, now_ms: int) -> None:
         """Note a request to a remote assignor."""
-        if len(self._ask_again_ms) >= MAX_REMEMBERED_ASSIGNORS:
-            del self._ask_again_ms[next(iter(self._ask_again_ms))]
-        self._ask_again_ms[group_id, assignor] = now_ms + ASK_AGAIN_MS
+        if len(self._retry_at_ms) >= MAX_REMEMBERED_ASSIGNORS:
+            del self._retry_at_ms[next(iter(self._retry_at_ms))]
+        self._retry_at_ms[group_id, assignor] = now_ms + RETRY_MS
 
-    def answered(self, group_id: str, assignor: str) -> None:
+    def forget_assignor_request(self, group_id: str, assignor: str) -> None:
         """Note that the assignor has answered the group's request."""
-        if (group_id, assignor) in self._ask_again_ms:
-            self._ask_again_ms[group_id, assignor] = _NEVER
+        if (group_id, assignor) in self._retry_at_ms:
+            self._retry_at_ms[group_id, assignor] = _NEVER
 
-    def is_due(self, group_id: str, assignor: str, now_ms: int) -> bool:
+    def may_ask_assignor(self, group_id: str, assignor: str, now_ms: int) -> bool:
         """Whether to ask the assignor: never asked since the load, or without an answer in time."""
-        return now_ms >= self._ask_again_ms.get((group_id, assignor), 0)
+        return now_ms >= self._retry_at_ms.get((group_id, assignor), 0)
 
-    def give_id(self, group_id: str, member_id: str) -> None:
+    def reserve_member_id(self, group_id: str, member_id: str) -> None:
         """Remember that a consumer group told a classic member to rejoin with this id."""
         if (group_id, member_id) not in self.given_ids:
             self.given_ids[group_id, member_id] = None
             self.totals.memory.add(pending_bytes(group_id, member_id))
         if len(self.given_ids) > self.limits.max_shard_pending_members:
-            self.forget_id(*next(iter(self.given_ids)))
+            self.release_member_id(*next(iter(self.given_ids)))
 
-    def forget_id(self, group_id: str, member_id: str) -> None:
+    def release_member_id(self, group_id: str, member_id: str) -> None:
         """Forget an id that a consumer group gave out, if it did."""
         if (group_id, member_id) in self.given_ids:
             del self.given_ids[group_id, member_id]

@@ -85,7 +85,7 @@ def _topics(result: DescribeConsumerGroupResult) -> Iterator[str]:
 
 
 def _member(ctx: Context, member: DescribedConsumer) -> Entity:
-    said = member.said
+    said = member.metadata
     return ctx.respond.Member(
         member_id=member.member_id,
         instance_id=said.instance_id,

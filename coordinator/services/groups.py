@@ -37,7 +37,7 @@ from fencepost.groups.consumer_commands import (
     ConsumerSettings,
     Environment,
     MigrationPolicy,
-    TopicImage,
+    TopicsImage,
 )
 from fencepost.groups.limits import GroupLimits
 from fencepost.logcore.budget import Account
@@ -75,7 +75,7 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
             interval=interval,
             commit_timeout="offsets.commit.timeout.ms",
         )
-        self._topic_image: TopicImage | None = None
+        self._topic_image: TopicsImage | None = None
         self._deleted: list[tuple[str, bytes | None]] = []
         """Deleted topics whose offsets remain to be deleted, by name and id."""
         self._forgetting: asyncio.Task[None] | None = None
@@ -159,7 +159,7 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
         return self._metadata.feature_level(GROUP_VERSION) >= 1 and "consumer" in allowed
 
     @property
-    def topic_image(self) -> TopicImage:
+    def topic_image(self) -> TopicsImage:
         """Return all topics as assignors see them; the same object until a topic changes."""
         metadata = self._metadata
         if self._topic_image is None or self._topic_image.version != metadata.topic_changes:
@@ -167,7 +167,7 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
                 topic.name: (topic.topic_id.bytes, len(topic.partitions))
                 for topic in metadata.topics.values()
             }
-            self._topic_image = TopicImage(
+            self._topic_image = TopicsImage(
                 topics, metadata.topic_changes, partial(racks_of, metadata.image)
             )
         return self._topic_image

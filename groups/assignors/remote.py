@@ -13,7 +13,7 @@ from typing import ClassVar, Final
 from fencepost.groups.assignors.model import AssignorFault, GroupAssignment, GroupSpec
 from fencepost.logcore.values import dataclass
 
-ASK_AGAIN_MS: Final = 30_000
+RETRY_MS: Final = 30_000
 """After this time an assignor that failed, or never answered, is asked again, by a timer or at a
 heartbeat: often enough for an assignor that recovers, and little work for one that does not."""
 

@@ -41,7 +41,7 @@ def check(
     Raises :class:`fencepost.groups.assignors.model.AssignorFault`, which describes the wrong
     result.
     """
-    dice = _Dice(seed)
+    dice = _Random(seed)
     tried = 0
     while tried < groups:
         if isinstance(assignor, ClientAssignor):
@@ -94,36 +94,36 @@ def check_client_result(
                 raise AssignorFault(assignor.name, f"it gives {topic}-{index} to nobody")
 
 
-class _Dice:
+class _Random:
     """Random numbers from a seed: the package of a state machine must not use randomness."""
 
     def __init__(self, seed: int) -> None:
         self._state = seed * 2 + 1
 
-    def below(self, limit: int) -> int:
+    def randrange(self, limit: int) -> int:
         """Return the next number, from 0 up to ``limit`` - 1."""
         # Knuth's MMIX constants; the upper bits are the good ones.
         self._state = (self._state * 6364136223846793005 + 1442695040888963407) % (1 << 64)
         return (self._state >> 33) % limit
 
-    def some(self, things: list[str]) -> list[str]:
-        """Return one or more of ``things``."""
-        chosen = [thing for thing in things if self.below(2)]
-        return chosen or [things[self.below(len(things))]]
+    def sample(self, items: list[str]) -> list[str]:
+        """Return one or more of ``items``."""
+        chosen = [item for item in items if self.randrange(2)]
+        return chosen or [items[self.randrange(len(items))]]
 
 
-def _server_life(dice: _Dice, assignor: Assignor) -> Iterator[None]:
+def _server_life(dice: _Random, assignor: Assignor) -> Iterator[None]:
     members: dict[str, MemberSpec] = {}
-    for _ in range(1 + dice.below(4)):
-        names = [f"t{number}" for number in range(1 + dice.below(_MOST_TOPICS))]
+    for _ in range(1 + dice.randrange(4)):
+        names = [f"t{number}" for number in range(1 + dice.randrange(_MOST_TOPICS))]
         ids = {name: name.encode().ljust(16, b"\0") for name in names}
-        counts = {ids[name]: 1 + dice.below(_MOST_PARTITIONS) for name in names}
-        members = {name: spec for name, spec in members.items() if dice.below(4)}
-        for number in range(0 if members else 1, dice.below(_MOST_MEMBERS - 2) + 2):
+        counts = {ids[name]: 1 + dice.randrange(_MOST_PARTITIONS) for name in names}
+        members = {name: spec for name, spec in members.items() if dice.randrange(4)}
+        for number in range(0 if members else 1, dice.randrange(_MOST_MEMBERS - 2) + 2):
             members.setdefault(f"m{number}", MemberSpec(None, frozenset()))
-        alike = dice.below(2)
+        alike = dice.randrange(2)
         for name, spec in members.items():
-            wanted = frozenset(ids[one] for one in (names if alike else dice.some(names)))
+            wanted = frozenset(ids[one] for one in (names if alike else dice.sample(names)))
             members[name] = replace(spec, topic_ids=wanted)
         group = GroupSpec(dict(members), counts)
         result = run(assignor, group)
@@ -134,23 +134,24 @@ def _server_life(dice: _Dice, assignor: Assignor) -> Iterator[None]:
         yield
 
 
-def _client_life(dice: _Dice, assignor: ClientAssignor) -> Iterator[None]:
+def _client_life(dice: _Random, assignor: ClientAssignor) -> Iterator[None]:
     members: dict[str, Subscription] = {}
-    for generation in range(1, 2 + dice.below(4)):
-        names = [f"t{number}" for number in range(1 + dice.below(_MOST_TOPICS))]
+    for generation in range(1, 2 + dice.randrange(4)):
+        names = [f"t{number}" for number in range(1 + dice.randrange(_MOST_TOPICS))]
         topics = {
             name: tuple(
-                frozenset(_RACKS[: dice.below(3)]) for _ in range(1 + dice.below(_MOST_PARTITIONS))
+                frozenset(_RACKS[: dice.randrange(3)])
+                for _ in range(1 + dice.randrange(_MOST_PARTITIONS))
             )
             for name in names
         }
-        members = {name: member for name, member in members.items() if dice.below(4)}
-        for number in range(0 if members else 1, dice.below(_MOST_MEMBERS - 2) + 2):
-            rack = _RACKS[dice.below(3)] if dice.below(2) else None
+        members = {name: member for name, member in members.items() if dice.randrange(4)}
+        for number in range(0 if members else 1, dice.randrange(_MOST_MEMBERS - 2) + 2):
+            rack = _RACKS[dice.randrange(3)] if dice.randrange(2) else None
             members.setdefault(f"m{number}", Subscription((), rack_id=rack))
-        alike = dice.below(2)
+        alike = dice.randrange(2)
         for name, member in members.items():
-            wanted = tuple(names if alike else sorted(dice.some(names)))
+            wanted = tuple(names if alike else sorted(dice.sample(names)))
             owned = tuple(
                 (topic, index)
                 for topic, index in member.owned

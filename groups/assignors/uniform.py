@@ -88,14 +88,14 @@ def _homogeneous(
     by_held = sorted(kept, key=lambda member_id: -len(kept[member_id]))
     size = {member_id: quota + (rank < extra) for rank, member_id in enumerate(by_held)}
     given = {member_id: mine[: size[member_id]] for member_id, mine in kept.items()}
-    loose = deque(_unassigned(group, topic_ids, given))
+    unassigned = deque(_unassigned(group, topic_ids, given))
     # One partition at a time in turn, so that a topic's partitions spread over the members.
-    hungry = deque(member_id for member_id in given if len(given[member_id]) < size[member_id])
-    while loose:
-        member_id = hungry.popleft()
-        given[member_id].append(loose.popleft())
+    below_quota = deque(member_id for member_id in given if len(given[member_id]) < size[member_id])
+    while unassigned:
+        member_id = below_quota.popleft()
+        given[member_id].append(unassigned.popleft())
         if len(given[member_id]) < size[member_id]:
-            hungry.append(member_id)
+            below_quota.append(member_id)
     return given
 
 
@@ -121,16 +121,16 @@ def _heterogeneous(
     for rank, mine in enumerate(kept.values()):
         for partition in mine:
             owned[partition[0]].setdefault(rank, []).append(partition)
-    for topic_id, loose in groupby(_unassigned(group, topic_ids, kept), key=itemgetter(0)):
+    for topic_id, unassigned in groupby(_unassigned(group, topic_ids, kept), key=itemgetter(0)):
         queue = [fullness[rank] for rank in subscribers[topic_id]]
         heapify(queue)
-        for partition in loose:
+        for partition in unassigned:
             fuller = queue[0] + crowd
             rank = fuller % crowd
             owned[topic_id].setdefault(rank, []).append(partition)
             fullness[rank] = fuller
             heapreplace(queue, fuller)
-    _even_out(owned, subscribers, fullness)
+    _balance(owned, subscribers, fullness)
     given: dict[str, list[TopicIdPartition]] = {name: [] for name in names}
     for owners in owned.values():
         for rank, partitions in owners.items():
@@ -138,7 +138,7 @@ def _heterogeneous(
     return given
 
 
-def _even_out(
+def _balance(
     owned: dict[bytes, dict[int, list[TopicIdPartition]]],
     subscribers: dict[bytes, list[int]],
     fullness: list[int],
@@ -159,11 +159,11 @@ def _even_out(
                 continue
             ranks = subscribers[topic_id]
             if fullest - min(map(of, ranks)) // crowd >= MIN_GAP:
-                _even_out_topic(owners, ranks, fullness)
+                _balance_topic(owners, ranks, fullness)
                 moved = True
 
 
-def _even_out_topic(
+def _balance_topic(
     owners: dict[int, list[TopicIdPartition]], subscribers: list[int], fullness: list[int]
 ) -> None:
     """Move partitions of one topic while that helps."""

@@ -18,7 +18,7 @@ from fencepost.groups.commands import (
     TopicsDeleted,
     TxnCommitOffsets,
 )
-from fencepost.groups.consumer_commands import ConsumerSettings, Environment, TopicImage
+from fencepost.groups.consumer_commands import ConsumerSettings, Environment, TopicsImage
 from fencepost.groups.limits import GroupLimits
 from fencepost.groups.machine import GroupMachine
 from fencepost.logcore.machine import DomainError, EndMarker
@@ -74,7 +74,7 @@ class Groups(Shards):
 
     def __init__(self, broker: Process) -> None:
         super().__init__(broker)
-        self._topics = TopicImage({})
+        self._topics = TopicsImage({})
         self._topics_of: object = None
 
     def build(self, partition: Any, coordinator_epoch: int) -> GroupMachine:
@@ -91,7 +91,7 @@ class Groups(Shards):
             topics = {
                 one.name: (one.topic_id.bytes, len(one.partitions)) for one in image.topics.values()
             }
-            self._topics = TopicImage(topics, self._topics.version + 1)
+            self._topics = TopicsImage(topics, self._topics.version + 1)
         return Environment(self._topics, SETTINGS)
 
     def while_loading(self, command: object) -> object | None:

@@ -29,9 +29,9 @@ class RackInfo:
                 for topic, rows in parts.items()
                 for index, replicas in enumerate(rows)
             }
-        crowd = Counter(racks.values())
+        members_of_rack = Counter(racks.values())
         self._reach = {
-            partition: sum(crowd[rack] for rack in replicas)
+            partition: sum(members_of_rack[rack] for rack in replicas)
             for partition, replicas in partitions.items()
         }
         useful = racks_matter(set(racks.values()), partitions.values())

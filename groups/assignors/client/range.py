@@ -43,7 +43,7 @@ class RangeAssignor(ClientAssignor):
         if by_rack:
             _match_racks(parts, given)
         for part in parts:
-            _give_ranges(part, lambda _member, _index: True, given)
+            _assign_ranges(part, lambda _member, _index: True, given)
         if by_rack:
             for mine in given.values():
                 mine.sort(key=lambda partition: (utf16(partition[0]), partition[1]))
@@ -88,7 +88,7 @@ class _Topic:
             del self.left[index]
 
 
-def _give_ranges(part: _Topic, may_have: Callable[[str, int], bool], given: Result) -> None:
+def _assign_ranges(part: _Topic, may_have: Callable[[str, int], bool], given: Result) -> None:
     for member_id in part.consumers:
         fitting = [index for index in part.left if may_have(member_id, index)]
         fitting = fitting[: part.room(member_id)]
@@ -108,7 +108,7 @@ def _match_racks(parts: Sequence[_Topic], given: Result) -> None:
         if len(group) > 1:
             _match_together(group, count, given)
         elif group[0].needs_racks:
-            _give_ranges(group[0], group[0].match, given)
+            _assign_ranges(group[0], group[0].match, given)
 
 
 def _match_together(group: Sequence[_Topic], count: int, given: Result) -> None:

@@ -36,7 +36,7 @@ from fencepost.groups.assignors.client.protocol import (
 from fencepost.groups.assignors.client.racks import RackInfo
 from fencepost.groups.assignors.client.sticky_even import EvenBuilder
 from fencepost.groups.assignors.client.sticky_general import GeneralBuilder
-from fencepost.groups.assignors.client.sticky_model import Former, owned_now
+from fencepost.groups.assignors.client.sticky_model import PreviousOwnership, owned_now
 
 
 class StickyAssignor:
@@ -79,14 +79,14 @@ class CooperativeStickyAssignor:
         return encode_cooperative_data(generation)
 
 
-def former_of(assignor: str, member: Subscription) -> Former:
+def former_of(assignor: str, member: Subscription) -> PreviousOwnership:
     """Return the partitions a member reports: *sticky* in user data, else in subscriptions."""
     if assignor == StickyAssignor.name:
-        return Former(*decode_sticky_data(member.user_data))
+        return PreviousOwnership(*decode_sticky_data(member.user_data))
     generation = member.generation
     if generation < 0:
         generation = decode_cooperative_data(member.user_data)
-    return Former(member.owned, generation)
+    return PreviousOwnership(member.owned, generation)
 
 
 def _assign(

@@ -12,7 +12,7 @@ from __future__ import annotations
 from fencepost.groups.assignors.client.java_order import utf16
 from fencepost.groups.assignors.client.model import Result, TopicPartition
 from fencepost.groups.assignors.client.racks import RackInfo
-from fencepost.groups.assignors.client.sticky_model import Owned, Parts
+from fencepost.groups.assignors.client.sticky_model import Parts, ValidOwnership
 
 
 class EvenBuilder:
@@ -22,7 +22,7 @@ class EvenBuilder:
     members may still get one more.
     """
 
-    def __init__(self, parts: Parts, racks: RackInfo, owned: Owned) -> None:
+    def __init__(self, parts: Parts, racks: RackInfo, owned: ValidOwnership) -> None:
         self._parts = parts
         self._racks = racks
         self._owned = owned
@@ -30,8 +30,8 @@ class EvenBuilder:
         total = sum(len(rows) for rows in parts.values())
         self._quota, self._most_full = divmod(total, len(owned.by_member) or 1)
         self._full_size = self._quota + (self._most_full > 0)
-        self._full = 0
-        self._hungry: list[str] = []
+        self._at_quota = 0
+        self._below_quota: list[str] = []
         self._content: list[str] = []
         self._given: Result = {member_id: [] for member_id in owned.by_member}
         self._revoked: dict[TopicPartition, str] = {}
@@ -42,13 +42,13 @@ class EvenBuilder:
         if not self._given:
             return {}
         self._keep()
-        loose = self._loose()
-        self._hungry.sort(key=utf16)
+        unassigned = self._unassigned()
+        self._below_quota.sort(key=utf16)
         self._content.sort(key=utf16)
-        loose = self._racks.fewest_readers_first(loose)
+        unassigned = self._racks.fewest_readers_first(unassigned)
         if self._racks.of_member:
-            loose = [tp for tp in loose if not self._give_in_rack(tp)]
-        self._go_round(loose)
+            unassigned = [tp for tp in unassigned if not self._assign_in_rack(tp)]
+        self._assign_round_robin(unassigned)
         return self._given
 
     def _keep(self) -> None:
@@ -62,23 +62,23 @@ class EvenBuilder:
                     mine.append(partition)
             if len(mine) < self._quota:
                 size = len(mine)
-                self._hungry.append(member_id)
-            elif len(mine) >= self._full_size and self._full < self._most_full:
+                self._below_quota.append(member_id)
+            elif len(mine) >= self._full_size and self._at_quota < self._most_full:
                 size = self._full_size
                 self._one_more_full()
             else:
                 size = self._quota
-                if self._full < self._most_full:
+                if self._at_quota < self._most_full:
                     self._content.append(member_id)
             self._given[member_id] += mine[:size]
             self._revoked |= dict.fromkeys(mine[size:], member_id)
 
     def _one_more_full(self) -> None:
-        self._full += 1
-        if self._full == self._most_full:
+        self._at_quota += 1
+        if self._at_quota == self._most_full:
             self._content.clear()
 
-    def _loose(self) -> list[TopicPartition]:
+    def _unassigned(self) -> list[TopicPartition]:
         kept = {partition for mine in self._given.values() for partition in mine}
         return [
             (topic, index)
@@ -87,19 +87,19 @@ class EvenBuilder:
             if (topic, index) not in kept
         ]
 
-    def _give_in_rack(self, partition: TopicPartition) -> bool:
+    def _assign_in_rack(self, partition: TopicPartition) -> bool:
         """Give the partition to the next member of its rack with room; return whether it did."""
-        position = self._racks.next_reader(partition, self._hungry, self._turn)
+        position = self._racks.next_reader(partition, self._below_quota, self._turn)
         if position is not None:
-            member_id = self._hungry[position]
+            member_id = self._below_quota[position]
             count = len(self._given[member_id]) + 1
             if count >= self._quota:
-                self._hungry.remove(member_id)
-                if count < self._full_size and self._full < self._most_full:
+                self._below_quota.remove(member_id)
+                if count < self._full_size and self._at_quota < self._most_full:
                     self._content.append(member_id)
             else:
                 position += 1
-            self._turn = position % len(self._hungry) if self._hungry else 0
+            self._turn = position % len(self._below_quota) if self._below_quota else 0
         else:
             position = self._racks.next_reader(partition, self._content, 0)
             if position is None:
@@ -108,26 +108,26 @@ class EvenBuilder:
             if len(self._given[member_id]) + 1 == self._full_size:
                 del self._content[position]
                 self._one_more_full()
-        self._give(partition, member_id)
+        self._assign_to(partition, member_id)
         return True
 
-    def _go_round(self, loose: list[TopicPartition]) -> None:
+    def _assign_round_robin(self, unassigned: list[TopicPartition]) -> None:
         """Give one partition to each hungry member in turn, then one to content members."""
         position = 0
-        for partition in loose:
-            if self._hungry:
-                position %= len(self._hungry)
-                member_id = self._hungry[position]
-                self._give(partition, member_id)
+        for partition in unassigned:
+            if self._below_quota:
+                position %= len(self._below_quota)
+                member_id = self._below_quota[position]
+                self._assign_to(partition, member_id)
                 if len(self._given[member_id]) == self._quota:
-                    del self._hungry[position]
+                    del self._below_quota[position]
                     self._content.append(member_id)
                 else:
                     position += 1
             else:
-                self._give(partition, self._content.pop(0))
+                self._assign_to(partition, self._content.pop(0))
 
-    def _give(self, partition: TopicPartition, member_id: str) -> None:
+    def _assign_to(self, partition: TopicPartition, member_id: str) -> None:
         self._given[member_id].append(partition)
         former = self._revoked.get(partition, member_id)
         if former != member_id or partition in self._owned.contested:

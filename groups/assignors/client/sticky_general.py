@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from fencepost.groups.assignors.client.java_order import TableSet, partition_hash, utf16
 from fencepost.groups.assignors.client.model import Result, Subscription, TopicPartition
 from fencepost.groups.assignors.client.racks import RackInfo
-from fencepost.groups.assignors.client.sticky_model import Former, Owned, Parts
+from fencepost.groups.assignors.client.sticky_model import Parts, PreviousOwnership, ValidOwnership
 
 _Pair = tuple[str, str]
 
@@ -54,9 +54,9 @@ class GeneralBuilder:
         self,
         parts: Parts,
         racks: RackInfo,
-        owned: Owned,
+        owned: ValidOwnership,
         members: Mapping[str, Subscription],
-        former: Mapping[str, Former],
+        former: Mapping[str, PreviousOwnership],
     ) -> None:
         self._parts = parts
         self._racks = racks
@@ -81,21 +81,21 @@ class GeneralBuilder:
     def build(self) -> Result:
         """Return the assignment."""
         kept = self._keep()
-        loose = [partition for partition in self._all if partition not in kept]
+        unassigned = [partition for partition in self._all if partition not in kept]
         self._by_size = sorted(self._rank(name) for name in self._given)
         self._topic_counts = Counter(
             (tp[0], name) for name, mine in self._given.items() for tp in mine
         )
         was_empty = not self._given[self._by_size[-1][2]]
-        self._give_loose(loose)
+        self._assign_unassigned(unassigned)
         shared = {topic for topic, readers in self._readers.items() if len(readers) >= 2}
         movable = [partition for partition in self._all if partition[0] in shared]
-        fixed = self._set_aside(shared)
+        fixed = self._exclude_fixed(shared)
         before = {name: list(mine) for name, mine in self._given.items()}
         if not self._must_revoke:
             # If nothing was kept, all partitions are loose, as in Kafka.
-            self._even_out([partition for partition in loose if partition[0] in shared])
-        moved = self._even_out(movable)
+            self._balance([partition for partition in unassigned if partition[0] in shared])
+        moved = self._balance(movable)
         if moved and not was_empty and _unevenness(self._given) >= _unevenness(before):
             self._given = before
         return self._given | fixed
@@ -115,13 +115,15 @@ class GeneralBuilder:
             kept.update(stays)
         return kept
 
-    def _give_loose(self, loose: list[TopicPartition]) -> None:
+    def _assign_unassigned(self, unassigned: list[TopicPartition]) -> None:
         if self._racks.of_member:
-            loose = [tp for tp in loose if not self._give_to_emptiest(tp, within_racks=True)]
-        for partition in loose:
-            self._give_to_emptiest(partition, within_racks=False)
+            unassigned = [
+                tp for tp in unassigned if not self._assign_to_emptiest(tp, within_racks=True)
+            ]
+        for partition in unassigned:
+            self._assign_to_emptiest(partition, within_racks=False)
 
-    def _give_to_emptiest(self, partition: TopicPartition, *, within_racks: bool) -> bool:
+    def _assign_to_emptiest(self, partition: TopicPartition, *, within_racks: bool) -> bool:
         for _, _, name in self._by_size:
             if partition[0] in self._topics_of[name] and not (
                 within_racks and self._racks.mismatch(name, partition)
@@ -130,7 +132,7 @@ class GeneralBuilder:
                 return True
         return False
 
-    def _set_aside(self, shared: set[str]) -> Result:
+    def _exclude_fixed(self, shared: set[str]) -> Result:
         """Remove members that can neither receive nor give partitions; return their assignments."""
         fixed: Result = {}
         for name, topics in self._topics_of.items():
@@ -143,7 +145,7 @@ class GeneralBuilder:
 
     # --- moving ----------------------------------------------------------------------------------
 
-    def _even_out(self, movable: Iterable[TopicPartition]) -> bool:
+    def _balance(self, movable: Iterable[TopicPartition]) -> bool:
         """Move partitions until no move helps; return whether one was moved."""
         moved = False
         again = True
@@ -213,7 +215,7 @@ class GeneralBuilder:
         del self._by_size[bisect_left(self._by_size, self._rank(name))]
 
 
-def _older(former: Mapping[str, Former]) -> dict[TopicPartition, tuple[str, int]]:
+def _older(former: Mapping[str, PreviousOwnership]) -> dict[TopicPartition, tuple[str, int]]:
     """Return partition → (member, generation) of the newest claim below the newest generation."""
     newest = max((claim.generation for claim in former.values()), default=-1)
     found: dict[TopicPartition, tuple[str, int]] = {}

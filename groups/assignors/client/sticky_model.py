@@ -17,7 +17,7 @@ Parts = Mapping[str, Sequence[Racks]]
 """The existing subscribed topics → the racks of each of their partitions."""
 
 
-class Former(NamedTuple):
+class PreviousOwnership(NamedTuple):
     """The partitions that a member reports, and their generation."""
 
     partitions: tuple[TopicPartition, ...]
@@ -25,7 +25,7 @@ class Former(NamedTuple):
 
 
 @dataclass(slots=True)
-class Owned:
+class ValidOwnership:
     """The valid ownership: member → partitions, and the partitions with two equal claims.
 
     ``by_member`` is in the order in which Kafka's leader iterates over it.
@@ -36,13 +36,13 @@ class Owned:
 
 
 def owned_now(
-    parts: Parts, members: Mapping[str, Subscription], former: Mapping[str, Former]
-) -> Owned:
+    parts: Parts, members: Mapping[str, Subscription], former: Mapping[str, PreviousOwnership]
+) -> ValidOwnership:
     """Resolve the owner of each partition. ``members`` must be in table order.
 
     The newest generation wins; two claims of one generation cancel each other.
     """
-    owned = Owned({member_id: [] for member_id in members})
+    owned = ValidOwnership({member_id: [] for member_id in members})
     owner: dict[TopicPartition, str] = {}
     for member_id in members:
         partitions, generation = former[member_id]

@@ -14,7 +14,7 @@ from fencepost.groups.consumer_commands import (
     ConsumerSettings,
     DescribeConsumerGroup,
     Environment,
-    TopicImage,
+    TopicsImage,
 )
 from fencepost.groups.consumer_group import ConsumerGroup, flat
 from fencepost.groups.errors import FencedMemberEpochError, UnknownMemberIdError
@@ -24,14 +24,14 @@ from fencepost.logcore.steps import finish
 T, U, V = b"t" * 16, b"u" * 16, b"v" * 16
 CONSUMER_SESSION = 45_000
 REBALANCE = 60_000
-IMAGE = TopicImage({"t": (T, 4), "u": (U, 2)}, 1)
+IMAGE = TopicsImage({"t": (T, 4), "u": (U, 2)}, 1)
 SETTINGS = ConsumerSettings(assignment_interval_ms=0)
 
 
 class ConsumerDriver(Driver):
     """A driver with topics."""
 
-    def __init__(self, *args: Any, image: TopicImage = IMAGE, **settings: Any) -> None:
+    def __init__(self, *args: Any, image: TopicsImage = IMAGE, **settings: Any) -> None:
         self.image = image
         self.consumer: ConsumerSettings = settings.pop("consumer", SETTINGS)
         self.visibility: TopicVisibility | None = None
@@ -162,11 +162,11 @@ def settle(*clients: Client, rounds: int = 4) -> None:
             client.catch_up()
 
 
-def changed(image: TopicImage, **topics: tuple[bytes, int] | None) -> TopicImage:
+def changed(image: TopicsImage, **topics: tuple[bytes, int] | None) -> TopicsImage:
     """Return the topics after a change; None deletes one."""
     merged = {**image.topics, **topics}
     kept = {name: entry for name, entry in merged.items() if entry is not None}
-    return TopicImage(kept, image.version + 1)
+    return TopicsImage(kept, image.version + 1)
 
 
 def settings(**fields: Any) -> ConsumerSettings:

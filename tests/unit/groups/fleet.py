@@ -12,7 +12,7 @@ import contextlib
 import random
 from collections import Counter
 
-from consumer_driver import CONSUMER_SESSION, Client, ConsumerDriver, TopicImage, changed, settings
+from consumer_driver import CONSUMER_SESSION, Client, ConsumerDriver, TopicsImage, changed, settings
 from group_driver import REBALANCE, SESSION, G
 from mixed_driver import COOPERATIVE, ClassicClient
 from telling import GONE
@@ -77,7 +77,7 @@ class Fleet:
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
-        image = TopicImage({"t": (b"t" * 16, 6), "u": (b"u" * 16, 3)}, 1)
+        image = TopicsImage({"t": (b"t" * 16, 6), "u": (b"u" * 16, 3)}, 1)
         self.driver = ConsumerDriver(
             image=image, consumer=settings(assignment_interval_ms=self.rng.choice((0, 100)))
         )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from fencepost.groups.commands import CommitOffsets, JoinGroup, OffsetToCommit
-from fencepost.groups.consumer_commands import ConsumerHeartbeat, Environment, TopicImage
+from fencepost.groups.consumer_commands import ConsumerHeartbeat, Environment, TopicsImage
 from fencepost.groups.limits import GroupLimits
 from fencepost.groups.machine import GroupMachine
 from fencepost.logcore.budget import Account
@@ -23,7 +23,7 @@ ENOUGH = 4 << 20
 
 
 def machine() -> tuple[GroupMachine, Account, Account]:
-    topics = TopicImage({"t": (bytes(16), 4_000)}, 1)
+    topics = TopicsImage({"t": (bytes(16), 4_000)}, 1)
     memory, offset_memory = Account(), Account()
     made = GroupMachine(
         LIMITS,

@@ -23,7 +23,7 @@ from group_driver import G
 
 from fencepost.groups import records
 from fencepost.groups.commands import DescribeGroup, ListGroups
-from fencepost.groups.consumer_commands import ConsumerHeartbeatResult, TopicImage
+from fencepost.groups.consumer_commands import ConsumerHeartbeatResult, TopicsImage
 from fencepost.groups.consumer_group import flat
 from fencepost.groups.errors import (
     FencedInstanceIdError,
@@ -372,7 +372,7 @@ def test_groups_that_rest_hold_no_former_image_of_the_topics():
         former.append(id(driver.image.topics))
         driver.join("m", "w", group_id=f"idle-{number}")
     gc.collect()
-    alive = [one for one in gc.get_objects() if isinstance(one, TopicImage)]
+    alive = [one for one in gc.get_objects() if isinstance(one, TopicsImage)]
     assert sum(id(one.topics) in former for one in alive) <= 1
 
 
@@ -465,7 +465,7 @@ def test_topics_that_come_grow_and_go():
 
 
 def test_expressions_follow_the_topics():
-    image = TopicImage({"orders.eu": (T, 1), "orders.us": (U, 1), "orders": (V, 1)}, 7)
+    image = TopicsImage({"orders.eu": (T, 1), "orders.us": (U, 1), "orders": (V, 1)}, 7)
     driver = ConsumerDriver(image=image)
     client = driver.client("m", subscribed_topic_names=None, subscribed_topic_regex=r"orders\..+")
     assert client.owned == {(T, 0), (U, 0)}
@@ -536,8 +536,12 @@ def test_described_and_listed():
     described = driver.describe()
     assert (described.state, described.group_epoch, described.assignment_epoch) == ("Stable", 2, 2)
     member = described.members[0]
-    assert (member.member_id, member.said.instance_id, member.said.rack_id) == ("m", "i", "r")
-    assert member.said.subscribed_topic_names == ("gone", "t")
+    assert (member.member_id, member.metadata.instance_id, member.metadata.rack_id) == (
+        "m",
+        "i",
+        "r",
+    )
+    assert member.metadata.subscribed_topic_names == ("gone", "t")
     assert member.assignment == member.target_assignment
     assert member.assignment[0].topic == "t"
     assert member.assignment[0].partitions == (0, 1, 2, 3)
@@ -547,7 +551,7 @@ def test_described_and_listed():
     ]
     with pytest.raises(GroupIdNotFoundError):
         driver.ask(DescribeGroup(G))
-    driver.image = TopicImage({}, 2)
+    driver.image = TopicsImage({}, 2)
     assert driver.describe().members[0].assignment == ()
 
 

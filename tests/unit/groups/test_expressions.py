@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from consumer_driver import ConsumerDriver, T, TopicImage, V, changed, settle
+from consumer_driver import ConsumerDriver, T, TopicsImage, V, changed, settle
 from group_driver import Entry, G
 
 from fencepost.groups import consumer_records as cr
@@ -17,7 +17,7 @@ from fencepost.logcore.machine import InvalidRegularExpressionError
 from fencepost.logcore.regex import AT_ONCE, BUILD_STEPS, Regex
 
 TOPICS = 40
-MANY = TopicImage(
+MANY = TopicsImage(
     {f"topic-{number:02}": (bytes([number]) * 16, 1) for number in range(1, TOPICS + 1)}, 1
 )
 SLOW = GroupLimits(max_regex_steps_per_turn=50)

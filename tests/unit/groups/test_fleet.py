@@ -57,14 +57,14 @@ def test_a_heartbeat_that_brings_nothing_new_is_decided_as_any_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The shortcut for most heartbeats gives the same response as the full decision."""
-    short, shown = consumer.brings_nothing_new, 0
+    short, shown = consumer.is_unchanged, 0
     taken: list[bool] = []
 
     def noted(*what: Any) -> bool:
         taken.append(short(*what))
         return taken[-1]
 
-    monkeypatch.setattr(consumer, "brings_nothing_new", noted)
+    monkeypatch.setattr(consumer, "is_unchanged", noted)
     for seed in range(8):
         driver = (fleet := Fleet(seed)).driver
 
@@ -76,7 +76,7 @@ def test_a_heartbeat_that_brings_nothing_new_is_decided_as_any_other(
             if any(taken):
                 shown += 1
                 with monkeypatch.context() as patch:
-                    patch.setattr(consumer, "brings_nothing_new", lambda *_: False)
+                    patch.setattr(consumer, "is_unchanged", lambda *_: False)
                     other = decide(driver.machine, token, command, now_ms)
                 for timer in set(other.timers) - set(decision.timers):
                     assert timer.deadline_ms is None

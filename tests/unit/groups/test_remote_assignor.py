@@ -12,7 +12,7 @@ from fencepost.groups import shard
 from fencepost.groups.assignors.model import AssignorRegistry, run
 from fencepost.groups.assignors.range import RangeAssignor
 from fencepost.groups.assignors.remote import (
-    ASK_AGAIN_MS,
+    RETRY_MS,
     ComputeTarget,
     RemoteAssignor,
     TargetComputed,
@@ -86,7 +86,7 @@ def test_a_failure_keeps_the_target_and_says_so_and_is_tried_again():
     }
     settle(first, second)
     assert (len(first.owned), one.effects) == (4, [])
-    one.advance(ASK_AGAIN_MS - 1)
+    one.advance(RETRY_MS - 1)
     settle(first, second, rounds=1)
     assert one.effects == []
     one.advance(1)
@@ -100,7 +100,7 @@ def test_it_is_tried_again_by_a_timer_while_no_heartbeat_comes():
     one = driver()
     first = one.client("a")
     answer(one, asked(one), None, "RuntimeError: no idea")
-    one.advance(ASK_AGAIN_MS - 1)
+    one.advance(RETRY_MS - 1)
     assert one.effects == []
     one.advance(1)
     answer(one, effect := asked(one), right(effect))
@@ -117,13 +117,13 @@ def test_a_timer_of_a_group_that_has_changed_asks_nothing(way):
     if way == "leave":
         first.leave()
     elif way == "expire":
-        one.advance(ASK_AGAIN_MS - 1)
+        one.advance(RETRY_MS - 1)
         one.timers["session", G, "a"] = one.now
         one.advance(0)
     else:
         one.client("b", server_assignor="uniform")
         first.leave()
-    one.advance(ASK_AGAIN_MS)
+    one.advance(RETRY_MS)
     assert one.effects == []
 
 
@@ -134,7 +134,7 @@ def test_an_own_setting_of_the_group_changes_nothing_of_that():
     answer(one, effect := asked(one), right(effect))
     settle(first)
     for _ in range(3):
-        one.advance(ASK_AGAIN_MS)
+        one.advance(RETRY_MS)
         first.beat()
     assert one.effects == []
 
@@ -188,5 +188,9 @@ def test_what_is_remembered_of_groups_is_bounded(monkeypatch):
     monkeypatch.setattr(shard, "MAX_REMEMBERED_ASSIGNORS", 2)
     state = driver().machine._shard
     for group_id in ("g1", "g2", "g3"):
-        state.asks(group_id, "mine", 0)
-    assert [state.is_due(name, "mine", 1) for name in ("g1", "g2", "g3")] == [True, False, False]
+        state.note_assignor_request(group_id, "mine", 0)
+    assert [state.may_ask_assignor(name, "mine", 1) for name in ("g1", "g2", "g3")] == [
+        True,
+        False,
+        False,
+    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fencepost.groups.consumer_commands import TopicImage
+from fencepost.groups.consumer_commands import TopicsImage
 from fencepost.groups.consumer_target import metadata_hash
 from fencepost.groups.topic_hash import group_hash, topic_hash, xxh3_64
 
@@ -71,7 +71,7 @@ def test_what_counts() -> None:
     """Topics that do not exist do not count; ids, partitions and racks do."""
 
     def of(*names: str, count: int = 1, racks: tuple[tuple[str, ...], ...] = ()) -> int:
-        image = TopicImage({"t": (ID, count), "u": (ID, 1)}, 1, lambda _: racks)
+        image = TopicsImage({"t": (ID, count), "u": (ID, 1)}, 1, lambda _: racks)
         return metadata_hash(image, frozenset(names))
 
     assert of() == of("gone") == 0

@@ -360,14 +360,14 @@ def truncate(
     """
     from fencepost.logcore.clock import SystemClock
     from fencepost.logcore.fs import OsFileSystem
-    from fencepost.logcore.repair import plan_cut
+    from fencepost.logcore.repair import plan_truncation
     from fencepost.logcore.repair import truncate as cut_log
 
     path, fs = _one_partition(directory), OsFileSystem()
     undo = _undo_directory(path) if undo_dir is None else undo_dir.absolute()
     with _refusals():
         if not execute:
-            cut = plan_cut(fs, str(path), to_offset)
+            cut = plan_truncation(fs, str(path), to_offset)
         else:
             if undo.exists():
                 raise click.ClickException(f"{undo} is there already")

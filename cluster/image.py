@@ -108,7 +108,7 @@ class PartitionRegistration:
             leader_recovery_state=self.leader_recovery_state if recovery < 0 else recovery,
         )
 
-    def is_alone_on(self, broker_id: int) -> bool:
+    def is_sole_replica_on(self, broker_id: int) -> bool:
         """Whether a broker leads the partition and has its only replica."""
         return self.leader == broker_id and self.replicas == (broker_id,)
 
@@ -337,7 +337,7 @@ class LocalChanges:
     """The partitions of ``leaders`` whose leader epoch has changed."""
     followers: tuple[LocalPartition, ...] = ()
     """The broker has a replica and does not lead, and the partition has changed."""
-    deleted_alone: tuple[TopicImage, ...] = ()
+    deleted_sole_replicas: tuple[TopicImage, ...] = ()
     """Deleted topics whose every partition had its only replica on the broker; ``deletes`` omits
     them."""
 
@@ -354,13 +354,14 @@ def local_changes(
     broker_id: int,
     *,
     topics: Collection[UUID] | None = None,
-    each_alone: bool = True,
+    sole_replicas: bool = True,
 ) -> LocalChanges:
     """Return what a broker must do when one image follows another.
 
-    ``topics`` are the topics to compare, by default all that changed. With ``each_alone=False``,
+    ``topics`` are the topics to compare, by default all that changed. With ``sole_replicas=False``,
     new partitions whose only replica is on the broker are omitted, and a deleted topic that has no
-    other partitions is listed in ``deleted_alone``: the broker may have 200,000 such partitions.
+    other partitions is listed in ``deleted_sole_replicas``: the broker may have 200,000 such
+    partitions.
 
     Source: ``TopicDelta.localChanges``, ``TopicsDelta.localChanges``.
     """
@@ -368,7 +369,7 @@ def local_changes(
     leaders: list[LocalPartition] = []
     elected: list[LocalPartition] = []
     followers: list[LocalPartition] = []
-    deleted_alone: list[TopicImage] = []
+    deleted_sole_replicas: list[TopicImage] = []
     if old.topics is new.topics:
         return LocalChanges()
     for topic_id in changed_topics(old, new) if topics is None else topics:
@@ -376,18 +377,20 @@ def local_changes(
         if after is None:
             if known is None:
                 continue
-            if not each_alone and _is_alone(known, broker_id):
-                deleted_alone.append(known)
+            if not sole_replicas and _is_sole_replica(known, broker_id):
+                deleted_sole_replicas.append(known)
             else:
                 parts = _local(known)
                 deletes += [one for one in parts if broker_id in one.registration.replicas]
             continue
         former = () if known is None else known.partitions
-        if not each_alone and known is None and _is_alone(after, broker_id):
+        if not sole_replicas and known is None and _is_sole_replica(after, broker_id):
             continue
         for index, now in enumerate(after.partitions):
             was = former[index] if index < len(former) else None
-            if was is now or (was is None and not each_alone and now.is_alone_on(broker_id)):
+            if was is now or (
+                was is None and not sole_replicas and now.is_sole_replica_on(broker_id)
+            ):
                 continue
             one = LocalPartition(after.name, topic_id, index, now)
             if broker_id not in now.replicas:
@@ -402,16 +405,20 @@ def local_changes(
             else:
                 followers.append(one)
     return LocalChanges(
-        tuple(deletes), tuple(leaders), tuple(elected), tuple(followers), tuple(deleted_alone)
+        tuple(deletes),
+        tuple(leaders),
+        tuple(elected),
+        tuple(followers),
+        tuple(deleted_sole_replicas),
     )
 
 
-def _is_alone(topic: TopicImage, broker_id: int) -> bool:
+def _is_sole_replica(topic: TopicImage, broker_id: int) -> bool:
     """Whether each partition of a topic has its only replica on the broker."""
     last = None
     for one in topic.partitions:
         if one is not last:  # most partitions share their registration
-            if not one.is_alone_on(broker_id):
+            if not one.is_sole_replica_on(broker_id):
                 return False
             last = one
     return True

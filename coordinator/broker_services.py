@@ -282,5 +282,5 @@ class Services:
 
     async def topics_forgotten(self) -> None:
         """Return once deleted topics have no directories and groups no offsets of them."""
-        await self.replicas.forgotten()
+        await self.replicas.deletions_done()
         await self.groups.forgotten()

@@ -43,7 +43,7 @@ CODES: Mapping[type[DomainError], ErrorCode] = {
     logs.FencedLeaderEpochError: ErrorCode.fenced_leader_epoch,
     logs.UnknownLeaderEpochError: ErrorCode.unknown_leader_epoch,
     logs.StorageError: ErrorCode.kafka_storage_error,
-    logs.NoRoomError: ErrorCode.kafka_storage_error,
+    logs.NoSpaceError: ErrorCode.kafka_storage_error,
     # A follower does not report this error to clients, as in Kafka.
     logs.UnexpectedAppendOffsetError: ErrorCode.unknown_server_error,
     observers.SnapshotNotFoundError: ErrorCode.snapshot_not_found,

@@ -54,7 +54,7 @@ class Cleanup:
         The next :meth:`retaining` removes the files; the owner must checkpoint the log start.
         Raises OffsetOutOfRangeError beyond the high watermark.
         """
-        self._marks.throw_if_stopped()
+        self._marks.raise_if_stopped()
         target = self._marks.high_watermark if offset == -1 else offset
         if not 0 <= target <= self._marks.high_watermark:
             raise OffsetOutOfRangeError(
@@ -79,10 +79,10 @@ class Cleanup:
         Their files are renamed ``.deleted``, and a later call removes them after
         ``file_delete_delay_ms``. There may be thousands: each step between two yields is short.
         """
-        self._marks.throw_if_stopped()
+        self._marks.raise_if_stopped()
         removed, mark = 0, self._marks.high_watermark
         try:
-            self._log.remove_doomed(now_ms)
+            self._log.remove_deleted_files(now_ms)
             # Segments appended meanwhile are left to the next call, or this one might never end.
             while segments := self._given_up(now_ms, mark):
                 yield from self._removing(segments, now_ms)
@@ -119,7 +119,7 @@ class Cleanup:
 
     def dirty_range(self, checkpoint: int | None, now_ms: int) -> DirtyRange:
         """Return the range that a compaction round could clean, from the last round's end on."""
-        self._marks.throw_if_stopped()
+        self._marks.raise_if_stopped()
         try:
             return dirty_range(
                 self._log,
@@ -140,7 +140,7 @@ class Cleanup:
         more keys cleans less. The caller must flush the log before any group is installed: see
         :attr:`CompactionRound.relies_on`.
         """
-        self._marks.throw_if_stopped()
+        self._marks.raise_if_stopped()
         log = self._log
         cuts = log.cuts
         try:
@@ -167,7 +167,7 @@ class Cleanup:
         segments, the round rewrites the remaining ones. Readers of an old segment continue. Raises
         StorageError.
         """
-        self._marks.throw_if_stopped()
+        self._marks.raise_if_stopped()
         cleaned = compaction.cleaned
         if cleaned is None:
             raise ValueError("the round has written nothing")

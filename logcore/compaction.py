@@ -42,9 +42,9 @@ from fencepost.logcore.record_retention import (
     AbortedTransaction,
     Batch,
     CleanerStats,
-    Filter,
     LastRecord,
     OffsetMap,
+    RecordFilter,
     Transactions,
     map_offsets,
 )
@@ -67,7 +67,7 @@ class CompactionCancelled(Exception):  # noqa: N818 - not an error: nothing is w
     """The round ends early: the daemon stops, or the log was truncated, closed or deleted."""
 
 
-class Throttle:
+class CleanerThrottle:
     """Limits the reads and writes of a cleaner to ``bytes_per_second``, counted together.
 
     The rate is read at least once a second, so that a change ends a long wait. ``wait`` sleeps for
@@ -86,13 +86,13 @@ class Throttle:
 
     def __call__(self, count: int) -> None:
         """Account for ``count`` bytes, sleeping first if the budget is overdrawn."""
-        self._pay_back()
+        self._wait_for_quota()
         self._owed_bytes += count
-        while (debt_s := self._pay_back()) >= _MIN_WAIT_SECONDS:
-            if self._wait(min(debt_s, _MAX_WAIT_SECONDS)):
+        while (owed_s := self._wait_for_quota()) >= _MIN_WAIT_SECONDS:
+            if self._wait(min(owed_s, _MAX_WAIT_SECONDS)):
                 raise CompactionCancelled("the cleaner stops")
 
-    def _pay_back(self) -> float:
+    def _wait_for_quota(self) -> float:
         """Subtract the elapsed time from the debt; return the seconds that the rest takes.
 
         Unused time is not saved up: a later burst would hit the disk at once.
@@ -172,7 +172,7 @@ def dirty_range(
     return DirtyRange(first_dirty, max(end, first_dirty), clean_bytes, dirty_bytes, overdue_ms)
 
 
-class Source(NamedTuple):
+class CompactionSource(NamedTuple):
     """A sealed segment to read. The cleaning thread never touches ``segment``, the log's object."""
 
     segment: Segment
@@ -210,7 +210,7 @@ def plan_round(
         return None
     segments = log.segments
     sources = [
-        Source(segment, segment.base_offset, segment.size, following.base_offset)
+        CompactionSource(segment, segment.base_offset, segment.size, following.base_offset)
         for segment, following in pairwise(segments)
         if following.base_offset <= dirty.end_offset
     ]
@@ -250,7 +250,7 @@ class CompactionRound:
         directory: str,
         config: LogConfig,
         dirty: DirtyRange,
-        sources: Sequence[Source],
+        sources: Sequence[CompactionSource],
         aborted: Sequence[AbortedTxn],
         *,
         last_records: Callable[[], Mapping[int, LastRecord]],
@@ -269,10 +269,10 @@ class CompactionRound:
         self._offsets = OffsetMap(budget_bytes)
         self._is_current = is_current
         self._is_held = awaits_flush
-        self._group: list[Source] = []
+        self._group: list[CompactionSource] = []
         self._before: Transactions | None = None
-        self._filter: Filter | None = None
-        self._groups: deque[list[Source]] = deque()
+        self._filter: RecordFilter | None = None
+        self._groups: deque[list[CompactionSource]] = deque()
         self._passing: object = None
         self.dirty = dirty
         self.next_dirty_offset = dirty.first_dirty_offset
@@ -319,7 +319,7 @@ class CompactionRound:
             self.next_dirty_offset = self._offsets.latest_offset + 1
         mapped = [one for one in self._sources if one.base_offset < self.next_dirty_offset]
         self._groups.extend(grouped(mapped, self._config))
-        self._filter = Filter(
+        self._filter = RecordFilter(
             self._offsets,
             self._transactions_from(self._sources[0].base_offset),
             self._last_records(),
@@ -336,23 +336,23 @@ class CompactionRound:
         """
         return Transactions(entry for entry in self._aborted if entry.last_offset >= offset)
 
-    def _read(self, source: Source, throttle: Callable[[int], None]) -> Iterator[Batch]:
+    def _read(self, source: CompactionSource, throttle: Callable[[int], None]) -> Iterator[Batch]:
         """Yield the batches of a segment, each with its CRC checked, as format v2.
 
         Yields nothing if retention has removed the segment.
         """
-        self._throw_if_gone()
+        self._raise_if_cancelled()
         try:
             segment = self._open(source.base_offset)
         except FileNotFoundError:
-            self._throw_if_gone()
+            self._raise_if_cancelled()
             if self._is_held(source.segment):
                 raise
             return
         try:
             for _, header, batch in segment.batches():
                 throttle(header.size)
-                self._throw_if_gone()
+                self._raise_if_cancelled()
                 verify_crc(batch, 0, header)
                 yield header, batch
         finally:
@@ -369,7 +369,7 @@ class CompactionRound:
             suffix=suffix,
         )
 
-    def _throw_if_gone(self) -> None:
+    def _raise_if_cancelled(self) -> None:
         if not self._is_current():
             raise CompactionCancelled(f"{self._directory} was cut, closed or deleted")
 
@@ -381,7 +381,7 @@ class CompactionRound:
         After True, :attr:`cleaned` must be installed. Segments that would not change are skipped.
         """
         while self._groups:
-            self._throw_if_gone()
+            self._raise_if_cancelled()
             self._group = [one for one in self._groups.popleft() if self._is_held(one.segment)]
             if self._filter is not None:
                 self._before = self._filter.transactions.copy()
@@ -396,11 +396,11 @@ class CompactionRound:
             self._filter.transactions = self._before
         self._groups.appendleft(self._group)
 
-    def _rewrite(self, group: list[Source], throttle: Callable[[int], None]) -> bool:
+    def _rewrite(self, group: list[CompactionSource], throttle: Callable[[int], None]) -> bool:
         """Write the ``.cleaned`` files of a group; return False if the group would not change."""
         base_offset = group[0].base_offset
         self._remove_files(base_offset)
-        self._throw_if_gone()
+        self._raise_if_cancelled()
         output = self._open(base_offset, fresh=True, suffix=CLEANED_SUFFIX)
         self.cleaned = CleanedSegment(
             base_offset, tuple(source.segment for source in group), SEGMENT_SUFFIXES
@@ -427,14 +427,14 @@ class CompactionRound:
         return True
 
     def _filter_into(
-        self, output: Segment, group: list[Source], throttle: Callable[[int], None]
+        self, output: Segment, group: list[CompactionSource], throttle: Callable[[int], None]
     ) -> bool:
         """Write the retained records of a group; return whether any record or batch changed."""
         if self._filter is None:
             raise ValueError("map_keys comes before clean_next")
         dropped = self._filter.figures.batches_dropped
         changed = False
-        with closing(self._announcing_last(self._read_all(group, throttle))) as batches:
+        with closing(self._with_last_batch(self._read_all(group, throttle))) as batches:
             for kept in self._filter.run(batches):
                 changed |= kept is not self._passing
                 header = parse_header(kept)
@@ -444,11 +444,13 @@ class CompactionRound:
                 output.append((kept,), header.size, header.last_offset, header.max_timestamp)
         return changed or self._filter.figures.batches_dropped > dropped
 
-    def _read_all(self, group: list[Source], throttle: Callable[[int], None]) -> Iterator[Batch]:
+    def _read_all(
+        self, group: list[CompactionSource], throttle: Callable[[int], None]
+    ) -> Iterator[Batch]:
         for source in group:
             yield from self._read(source, throttle)
 
-    def _announcing_last(self, batches: Iterable[Batch]) -> Generator[Batch, None, None]:
+    def _with_last_batch(self, batches: Iterable[Batch]) -> Generator[Batch, None, None]:
         """Yield the batches, and tell the filter which one is the last."""
         previous: Batch | None = None
         for batch in batches:
@@ -484,7 +486,7 @@ class CompactionRound:
             self._fs.remove(stem + suffix + CLEANED_SUFFIX)
 
 
-def grouped(sources: Sequence[Source], config: LogConfig) -> list[list[Source]]:
+def grouped(sources: Sequence[CompactionSource], config: LogConfig) -> list[list[CompactionSource]]:
     """Group neighbours that together fit one segment (``Cleaner.groupSegmentsBySize``).
 
     An index has at most one entry per ``index_interval_bytes`` of log, which bounds its size.
@@ -493,7 +495,7 @@ def grouped(sources: Sequence[Source], config: LogConfig) -> list[list[Source]]:
         config.segment_bytes,
         config.segment_index_bytes // TimeIndex.ENTRY_SIZE * config.index_interval_bytes,
     )
-    groups: list[list[Source]] = []
+    groups: list[list[CompactionSource]] = []
     room = 0
     for source in sources:
         room -= source.size

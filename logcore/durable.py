@@ -1,8 +1,8 @@
 """Flushing a log: inside of its appends, or by a scheduler that many logs share.
 
 With a scheduler the end of the log is *held* during a flush that ``flush.messages`` has made due.
-:attr:`Marks.own_end` stays at the flushed offset, and with it the high watermark of a log that has
-a single replica. Readers see nothing beyond it, and an append is answered once
+:attr:`Marks.flushed_end` stays at the flushed offset, and with it the high watermark of a log that
+has a single replica. Readers see nothing beyond it, and an append is answered once
 :attr:`Marks.recovery_point` has passed its last record.
 
 A roll has its sealed segment flushed as well. No setting asks for that, and no request waits for
@@ -64,7 +64,7 @@ class FlushState:
     def is_awaited(self) -> bool:
         """Whether the log end waits for a flush, and is not yet visible to clients."""
         marks = self.marks
-        return marks.own_end != self._log.log_end_offset and marks.stopped is None
+        return marks.flushed_end != self._log.log_end_offset and marks.stopped is None
 
     def appended(self, offset: int, now_ms: int) -> None:
         """Advance the marks after an append at ``offset``, and flush if that is due.
@@ -73,12 +73,12 @@ class FlushState:
         the own end moves afterwards. No append waits for a flush that ``flush_ms`` makes due.
         """
         marks, config, end = self.marks, self._log.config, self._log.log_end_offset
-        held = marks.own_end != offset or end - marks.recovery_point >= config.flush_messages
+        held = marks.flushed_end != offset or end - marks.recovery_point >= config.flush_messages
         if held or now_ms - self._flushed_at_ms >= config.flush_ms:
             self.begin(now_ms)
             held = held and self._scheduler is not None
         if not held:
-            marks.move_own_end(end)
+            marks.move_flushed_end(end)
         if not held or marks.is_replicated:
             marks.notify()
 
@@ -102,14 +102,14 @@ class FlushState:
         flush = self.plan(now_ms)
         if flush is not None:
             self.finish(flush, flush.run())
-            self.marks.throw_if_stopped()
+            self.marks.raise_if_stopped()
 
     def plan(self, now_ms: int) -> Flush | None:
         """Plan the flush of all unflushed data; None without any. Raises StorageError.
 
         :meth:`finish` must follow.
         """
-        self.marks.throw_if_stopped()
+        self.marks.raise_if_stopped()
         self._flushed_at_ms = now_ms
         log, point = self._log, self.marks.recovery_point
         end = log.log_end_offset
@@ -127,7 +127,7 @@ class FlushState:
 
         One flush may not cover all of them.
         """
-        self.marks.throw_if_stopped()
+        self.marks.raise_if_stopped()
         if not self.has_sealed:
             return None
         segments = self._log.from_offset(self.marks.recovery_point)
@@ -135,7 +135,7 @@ class FlushState:
 
     def _plan(self, upto: int) -> Flush:
         point = self.marks.recovery_point
-        self._log.flushes.take_back()
+        self._log.flushes.reschedule()
         further = self._producers.snapshots_in(point, upto)
         parent = None
         if self.is_new:
@@ -149,7 +149,7 @@ class FlushState:
             self.is_new = self.is_new or was_new
             self._epochs.is_synced = self._epochs.is_synced and epochs is None
 
-        flush.on_taken_back.append(again)
+        flush.on_reschedule.append(again)
         return flush
 
     @property
@@ -165,7 +165,7 @@ class FlushState:
         while (flush := self.plan_sealed()) is not None:
             failure = flush.run()
             self.finish(flush, failure)
-            self.marks.throw_if_stopped()
+            self.marks.raise_if_stopped()
             if failure is not None:
                 return  # it was refused; the next flush or roll tries again
 
@@ -178,16 +178,16 @@ class FlushState:
         if self.marks.stopped is not None:
             return
         if failure is not None:
-            is_awaited = self.is_awaited and flush.end > self.marks.own_end
+            is_awaited = self.is_awaited and flush.end > self.marks.flushed_end
             if is_refusal(failure) and not is_awaited:
-                flush.take_back()
+                flush.reschedule()
                 return
             self.marks.fail(failure)
             return
         marks = self.marks
         marks.recovery_point = max(marks.recovery_point, min(flush.end, marks.recovery_limit))
-        if flush.end > self.marks.own_end:
-            self.marks.move_own_end(flush.end)
+        if flush.end > self.marks.flushed_end:
+            self.marks.move_flushed_end(flush.end)
             self.marks.notify()
 
     def run_if_due(self, now_ms: int) -> bool:

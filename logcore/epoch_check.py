@@ -36,10 +36,10 @@ def agree(log: Log, log_start_offset: int, entries: Sequence[tuple[int, int]]) -
     for (epoch, start), (_, following) in pairwise(bounded):
         if not log_start_offset <= start < log.log_end_offset:
             return False
-        here = _header_at(log, start)
-        if here is None or here.leader_epoch < epoch:
+        this_epoch = _header_at(log, start)
+        if this_epoch is None or this_epoch.leader_epoch < epoch:
             return False
-        if here.leader_epoch > epoch and here.base_offset < following:
+        if this_epoch.leader_epoch > epoch and this_epoch.base_offset < following:
             return False
         earlier = _header_at(log, start - 1) if start > log_start_offset else None
         if earlier is not None and earlier.base_offset < start and earlier.leader_epoch > before:

@@ -94,5 +94,5 @@ class StorageError(LogError):
     """The file system failed under a partition, which is off line until restart."""
 
 
-class NoRoomError(StorageError):
+class NoSpaceError(StorageError):
     """The disk is full or too many files are open: the call had no effect, and may be repeated."""

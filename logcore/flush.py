@@ -46,7 +46,7 @@ class Flush:
         self._directories = directories
         self._epochs = epochs
         self._queue = queue
-        self.on_taken_back: list[Callable[[], None]] = []
+        self.on_reschedule: list[Callable[[], None]] = []
         """Called if the work of this flush must be planned again."""
         for segment in segments:
             segment.file.pin()
@@ -81,9 +81,9 @@ class Flush:
             return without_traceback(error)
         return None
 
-    def take_back(self) -> None:
+    def reschedule(self) -> None:
         """Have the unfinished work of this flush planned again."""
-        for call in self.on_taken_back:
+        for call in self.on_reschedule:
             call()
 
     def done(self) -> None:
@@ -115,13 +115,13 @@ class FlushQueue:
         self.is_over = False
         """Whether the log is closed or deleted, and its paths may belong to another log."""
 
-    def take_back(self) -> None:
+    def reschedule(self) -> None:
         """Have the work of all planned and running flushes planned again, for the next flush.
 
         The next flush must not rely on them: they may be refused.
         """
         for flush in self.under_way:
-            flush.take_back()
+            flush.reschedule()
 
     def cut(self, offset: int) -> None:
         """Lower the flushes' ends to ``offset``, to which the log was truncated."""

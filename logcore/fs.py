@@ -79,7 +79,7 @@ class FileSystem(Protocol):
     def close(self, handle: int) -> None:
         """Close the handle."""
 
-    def open_for_good(self, path: str, *, create: bool = False) -> int:
+    def open_long_lived(self, path: str, *, create: bool = False) -> int:
         """As ``open``, for a long-lived handle; OSError (``EMFILE``) if too few are left.
 
         The refusal has no effect. ``map`` keeps a descriptor too, and is refused likewise.
@@ -186,7 +186,7 @@ class OsFileSystem:
     def open(self, path: str, *, create: bool = False) -> int:
         return os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o644)
 
-    def open_for_good(self, path: str, *, create: bool = False) -> int:
+    def open_long_lived(self, path: str, *, create: bool = False) -> int:
         _refuse_at_limit(path)
         handle = self.open(path, create=create)
         _handles.add(handle)

@@ -63,7 +63,7 @@ class Log:
         self._roll_after: tuple[LogConfig, Segment | None, int] = config, None, 0
         """Cache of :meth:`_roll_after_ms`: its configuration and segment, and the age limit."""
         self._looked_into = MappedIndexes()
-        self._doomed: list[tuple[int, str]] = []
+        self._files_to_delete: list[tuple[int, str]] = []
         self.remove_later: Callable[[str], None] | None = None
         """Removes a file in the background: a file system may take long to free a large one."""
         self.log_end_offset = 0
@@ -440,18 +440,18 @@ class Log:
         if delay_ms <= 0 and self.remove_later is not None:
             self.remove_later(path + DELETED_SUFFIX)
         else:
-            self._doomed.append((now_ms + delay_ms, path + DELETED_SUFFIX))
+            self._files_to_delete.append((now_ms + delay_ms, path + DELETED_SUFFIX))
 
-    def remove_doomed(self, now_ms: int | None) -> None:
+    def remove_deleted_files(self, now_ms: int | None) -> None:
         """Remove renamed files whose delay has passed; all of them with None."""
         waiting = []
         remove = self.remove_later or self._fs.remove
-        for due_ms, path in self._doomed:
+        for due_ms, path in self._files_to_delete:
             if now_ms is None or due_ms <= now_ms:
                 remove(path)
             else:
                 waiting.append((due_ms, path))
-        self._doomed = waiting
+        self._files_to_delete = waiting
 
     # --- durability ---
 
@@ -503,7 +503,7 @@ class Log:
             for index in aborts:
                 index.is_synced = False
 
-        flush.on_taken_back.append(again)
+        flush.on_reschedule.append(again)
         return flush
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ class LogFile:
     ) -> None:
         self._fs = fs
         self.path = path
-        self._handle = fs.open_for_good(path, create=fresh)
+        self._handle = fs.open_long_lived(path, create=fresh)
         self._pins = 0
         self._closing = False
         self.size = fs.size(self._handle)

@@ -2,7 +2,7 @@
 
 After an error of the file system, the end of the file is unknown: the log goes off line with a
 :class:`StorageError`, which every later call raises, and the next start recovers the log. A full
-disk is different: the operation is undone and raises :class:`NoRoomError`, and the log stays on
+disk is different: the operation is undone and raises :class:`NoSpaceError`, and the log stays on
 line.
 
 Source: ``UnifiedLog``, ``Partition``.
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 from fencepost.logcore.config import MAX_INT64
-from fencepost.logcore.errors import NoRoomError, StorageError
+from fencepost.logcore.errors import NoSpaceError, StorageError
 from fencepost.logcore.fs import NO_HANDLES, NO_ROOM
 from fencepost.logcore.index import CorruptIndexError
 from fencepost.logcore.producers import ProducerStateManager
@@ -59,24 +59,24 @@ class Marks:
         """Called once, with the cause, when the file system fails under the log."""
         self.is_replicated = high_watermark is not None
         """Whether other replicas or the leader determine the high watermark."""
-        self.on_own_end: Callable[[int], None] | None = None
-        """Called after each move of :attr:`own_end` of a replicated log, before :meth:`notify`."""
-        self.move_own_end(loaded.log.log_end_offset)
+        self.on_flushed_end: Callable[[int], None] | None = None
+        """Called after a replicated log's :attr:`flushed_end` moves, before :meth:`notify`."""
+        self.move_flushed_end(loaded.log.log_end_offset)
         if high_watermark is not None:
             self.replicate(high_watermark)
 
-    def move_own_end(self, offset: int) -> None:
+    def move_flushed_end(self, offset: int) -> None:
         """Move the own end to ``offset``; :meth:`notify` must follow.
 
         Without other replicas, the high watermark moves along.
         """
-        self.own_end = offset
+        self.flushed_end = offset
         """The log end offset that counts for the high watermark: the flushed offset while a flush
         that ``flush.messages`` has made due is running."""
         if not self.is_replicated:
             self.move_high_watermark(offset)
-        elif self.on_own_end is not None:
-            self.on_own_end(offset)
+        elif self.on_flushed_end is not None:
+            self.on_flushed_end(offset)
 
     def replicate(self, high_watermark: int) -> None:
         """Let other replicas determine the high watermark from now on; :meth:`notify` must follow.
@@ -84,12 +84,12 @@ class Marks:
         The high watermark becomes the given value, limited to the log.
         """
         self.is_replicated = True
-        self.move_high_watermark(max(self.log_start_offset, min(high_watermark, self.own_end)))
+        self.move_high_watermark(max(self.log_start_offset, min(high_watermark, self.flushed_end)))
 
-    def stand_alone(self) -> None:
+    def end_replication(self) -> None:
         """Let the high watermark equal the own end again; :meth:`notify` must follow."""
-        self.is_replicated, self.on_own_end = False, None
-        self.move_high_watermark(self.own_end)
+        self.is_replicated, self.on_flushed_end = False, None
+        self.move_high_watermark(self.flushed_end)
 
     def move_high_watermark(self, offset: int) -> None:
         """Show readers the log up to ``offset``; :meth:`notify` must follow."""
@@ -143,10 +143,10 @@ class Marks:
         A full disk, and the limit of open files, have none.
         """
         if isinstance(error, OSError) and error.errno in NO_ROOM | NO_HANDLES:
-            return NoRoomError(f"{self.name} can't go on now: {error}")
+            return NoSpaceError(f"{self.name} can't go on now: {error}")
         return self.fail(error)
 
-    def throw_if_stopped(self) -> None:
+    def raise_if_stopped(self) -> None:
         """Raise the error that stopped the log, if it is stopped."""
         if self.stopped is not None:
             raise without_traceback(self.stopped)

@@ -51,7 +51,7 @@ from fencepost.logcore.reading import LogReader
 from fencepost.logcore.recovery import LoadedLog, OpenOptions, load_log
 from fencepost.logcore.segment import Segment
 from fencepost.logcore.traffic import Traffic
-from fencepost.logcore.validation import Admitted
+from fencepost.logcore.validation import ValidatedBatch
 
 if TYPE_CHECKING:
     from fencepost.logcore.replica import FollowerAppend, ReplicaLog
@@ -227,14 +227,14 @@ class Partition:
 
     # --- appending ---
 
-    def append_admitted(
+    def append_validated(
         self,
-        batch: Admitted,
+        batch: ValidatedBatch,
         *,
         transaction_verified: bool = False,
         transaction_version: int = 0,
     ) -> Appended:
-        """Append a client's batch that :func:`fencepost.logcore.validation.admit` has accepted.
+        """Append a client's batch that :func:`fencepost.logcore.validation.validate` has accepted.
 
         ``transaction_verified``: in this turn of the event loop the transaction coordinator has
         confirmed that this partition belongs to the producer's transaction, or has added it.
@@ -244,7 +244,7 @@ class Partition:
 
         Raises the errors of ``ProducerStateManager.check_batch``; StorageError.
         """
-        self.marks.throw_if_stopped()
+        self.marks.raise_if_stopped()
         header, data, now_ms = batch
         if header.producer_id >= 0:
             known = self.producers.find_duplicate(header)
@@ -276,7 +276,7 @@ class Partition:
         The producer's epoch is checked, its sequence is not. Raises InvalidProducerEpochError,
         StorageError; ValueError without records.
         """
-        self.marks.throw_if_stopped()
+        self.marks.raise_if_stopped()
         if producer is not None:
             self.producers.check_epoch(producer.producer_id, producer.producer_epoch)
         is_stamped = self.log.config.message_timestamp_type == LOG_APPEND_TIME
@@ -288,7 +288,7 @@ class Partition:
 
         It has no producer id. Raises StorageError.
         """
-        self.marks.throw_if_stopped()
+        self.marks.raise_if_stopped()
         return self._append_data(parse_header(data), data, now_ms)
 
     def append_marker(self, marker: EndMarker, now_ms: int) -> Appended:
@@ -296,7 +296,7 @@ class Partition:
 
         Raises TransactionCoordinatorFencedError, InvalidProducerEpochError, StorageError.
         """
-        self.marks.throw_if_stopped()
+        self.marks.raise_if_stopped()
         producer_id, epoch = marker.stamp.producer_id, marker.stamp.producer_epoch
         commit, coordinator_epoch = marker.commit, marker.coordinator_epoch
         version = marker.transaction_version
@@ -427,7 +427,7 @@ class Partition:
         try:
             self.log.active.seal()
             self.producers.take_snapshot()
-            self.log.remove_doomed(None)
+            self.log.remove_deleted_files(None)
             return self.flushes.plan(self._clock.now_ms())
         except STORAGE_FAILURES as error:
             failure = self.marks.fail(error)
@@ -453,13 +453,13 @@ class Partition:
         if self.marks.stopped is None:
             self.marks.stopped = StorageError(f"{self.topic}-{self.index} {why}")
 
-    def doom(self) -> None:
-        """Refuse all further calls: the topic is deleted. :meth:`rename_doomed` must follow."""
+    def mark_deleted(self) -> None:
+        """Refuse all further calls: the topic is deleted. :meth:`rename_deleted` must follow."""
         if self.marks.stopped is None:
             self.marks.stopped = StorageError(f"{self.name} is deleted")
         self.marks.notify()
 
-    def rename_doomed(self) -> str:
+    def rename_deleted(self) -> str:
         """Close all files and rename the directory; return its path, for the owner to remove.
 
         The caller must sync the parent directory first. Raises StorageError.
@@ -468,12 +468,12 @@ class Partition:
         path = Path(self.log.directory)
         suffix = f".{uuid.uuid4().hex}{DELETE_SUFFIX}"
         room = MAX_NAME_BYTES - len(suffix) - len(f"-{self.index}")
-        doomed = str(path.with_name(f"{self.topic[:room]}-{self.index}{suffix}"))
+        deleted = str(path.with_name(f"{self.topic[:room]}-{self.index}{suffix}"))
         try:
-            self._fs.rename(self.log.directory, doomed)
+            self._fs.rename(self.log.directory, deleted)
         except OSError as error:
             raise StorageError(f"{self.name} can't be removed: {error}") from error
-        return doomed
+        return deleted
 
 
 def _has_topic_id(fs: FileSystem, directory: str, topic_id: uuid.UUID) -> bool:

@@ -55,7 +55,7 @@ class ProducerLimit:
         self._idle[entry] = producers
         self.count += 1
 
-    def wrote(self, entry: ProducerEntry, producers: Producers) -> None:
+    def touch(self, entry: ProducerEntry, producers: Producers) -> None:
         """Move a producer to the end of the queue, or out of it while its transaction is open."""
         if entry.current_txn_first_offset is None:
             self._idle[entry] = producers

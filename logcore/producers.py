@@ -312,7 +312,7 @@ class ProducerStateManager:
             self._open[base_offset] = producer_id
             self._update_first_unstable()
         entry.pack()
-        self._limit.wrote(entry, self._producers)
+        self._limit.touch(entry, self._producers)
 
     def _add(self, entry: ProducerEntry) -> ProducerEntry:
         self._limit.add(entry, self._producers)
@@ -339,7 +339,7 @@ class ProducerStateManager:
         first_offset = entry.current_txn_first_offset
         entry.current_txn_first_offset = None
         entry.pack()
-        self._limit.wrote(entry, self._producers)
+        self._limit.touch(entry, self._producers)
         if first_offset is None:
             return None
         self._open.pop(first_offset, None)
@@ -535,7 +535,7 @@ class ProducerStateManager:
                 if offset <= start:
                     entry.current_txn_first_offset = None
                 entry.pack()
-                self._limit.wrote(entry, self._producers)
+                self._limit.touch(entry, self._producers)
                 if entry.current_txn_first_offset is not None:
                     self._open[entry.current_txn_first_offset] = entry.producer_id
             self._update_first_unstable()

@@ -71,7 +71,7 @@ class LogReader:
         file. Raises OffsetOutOfRangeError outside of log start … end.
         """
         log, marks = self._log, self._marks
-        marks.throw_if_stopped()
+        marks.raise_if_stopped()
         if not marks.log_start_offset <= offset <= log.log_end_offset:
             raise OffsetOutOfRangeError(
                 f"offset {offset} is outside of {marks.log_start_offset} … {log.log_end_offset}"
@@ -139,13 +139,13 @@ class LogReader:
         return self._searched(latest(self._log, self._marks.log_start_offset), isolation)
 
     def _searched(self, search: Search, isolation: Isolation) -> Search:
-        self._marks.throw_if_stopped()
+        self._marks.raise_if_stopped()
         limit = self.end_of(isolation)
         try:
             found = yield from search
         except STORAGE_FAILURES as error:
             raise self._marks.refuse(error) from error
-        self._marks.throw_if_stopped()
+        self._marks.raise_if_stopped()
         return found if found is not None and found.offset < limit else None
 
     def offset_for_leader_epoch(self, epoch: int) -> tuple[int, int]:
@@ -168,7 +168,7 @@ class LogReader:
         return self._checked_epochs().latest
 
     def _checked_epochs(self) -> LeaderEpochs:
-        self._marks.throw_if_stopped()
+        self._marks.raise_if_stopped()
         try:
             self.check_epochs()
         except STORAGE_FAILURES as error:
@@ -195,7 +195,7 @@ class LogReader:
 
         The first batch may begin before the log start. Batches appended meanwhile are included.
         """
-        self._marks.throw_if_stopped()
+        self._marks.raise_if_stopped()
         try:
             for _, header, batch in self._log.batches(self._marks.log_start_offset):
                 yield header, batch

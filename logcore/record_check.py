@@ -49,7 +49,7 @@ _UINT32_MAX: Final = 0xFFFFFFFF
 _VARINT_BYTES: Final = 5
 
 
-class TooMuchForATurnError(Exception):
+class CheckBudgetExceededError(Exception):
     """A batch would block the event loop too long. The batch is not at fault: use a thread."""
 
 
@@ -65,7 +65,7 @@ class CheckBudget:
         self.records -= records
         self.bytes -= size
         if self.records < 0 or self.bytes < 0:
-            raise TooMuchForATurnError
+            raise CheckBudgetExceededError
 
 
 def open_records(

@@ -1,8 +1,9 @@
 """The rules of compaction: the decisions of Kafka's cleaner over batches, without files or threads.
 
 A round has two passes. The first (:func:`map_offsets`) reads the dirty part of a log and notes the
-last offset of every key. The second (:class:`Filter`) reads everything up to the mapped end and
-writes the retained records. Both see batches in offset order and follow the transactions in them.
+last offset of every key. The second (:class:`RecordFilter`) reads everything up to the mapped end
+and writes the retained records. Both see batches in offset order and follow the transactions in
+them.
 
 The caller leaves out the active segment and everything at or after the last stable offset, so no
 round ever includes an open transaction.
@@ -208,7 +209,7 @@ def _none(_spans: Sequence[Span]) -> Sequence[Span]:
 
 
 @dataclass
-class _Kept:
+class _RetainedBatch:
     """The retained part of a batch. Times are milliseconds since the epoch."""
 
     count: int = 0
@@ -218,7 +219,7 @@ class _Kept:
 
 
 @dataclass
-class Filter:
+class RecordFilter:
     """The second pass. ``now_ms`` and ``delete_retention_ms`` decide on tombstones and markers.
 
     ``last_records`` maps the id of every known producer to its last record, so that the batch with
@@ -276,9 +277,9 @@ class Filter:
             return buf
         return self._rebuilt(header, buf, choose, kept, horizon)
 
-    def _tally(self, header: BatchHeader, buf: Buffer, choose: Choose) -> _Kept:
+    def _tally(self, header: BatchHeader, buf: Buffer, choose: Choose) -> _RetainedBatch:
         """Determine the retained part of a batch, chunk by chunk."""
-        kept = _Kept()
+        kept = _RetainedBatch()
         first = header.base_timestamp
         for spans in span_chunks(header, record_window(buf, 0, header, self.max_output_bytes)):
             chosen = choose(spans)
@@ -294,7 +295,12 @@ class Filter:
         return kept
 
     def _rebuilt(
-        self, header: BatchHeader, buf: Buffer, choose: Choose, kept: _Kept, horizon_ms: int | None
+        self,
+        header: BatchHeader,
+        buf: Buffer,
+        choose: Choose,
+        kept: _RetainedBatch,
+        horizon_ms: int | None,
     ) -> bytes:
         """Return the batch with only the chosen records; other header fields are unchanged.
 

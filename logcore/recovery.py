@@ -279,7 +279,7 @@ class _Loader:
         before: Segment | None = None
         for segment in segments:
             if before is not None and segment.base_offset != end:
-                reason = self._misfit(segment.base_offset, end)
+                reason = self._reason_against(segment.base_offset, end)
                 if reason:
                     self._report.reason = reason
                     self._end_with(before, end)
@@ -297,7 +297,7 @@ class _Loader:
         # Entries that the file already has need not be written again.
         self._epochs.is_synced = self._epochs.entries == known
 
-    def _misfit(self, base_offset: int, end: int) -> str:
+    def _reason_against(self, base_offset: int, end: int) -> str:
         """Return why a segment cannot follow one that ends at ``end``, empty if it can.
 
         A gap between two segments is a loss if only power loss explains it. Compaction leaves gaps

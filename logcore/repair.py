@@ -42,7 +42,7 @@ COPY_BYTES: Final = 1 << 20
 
 
 @dataclass(slots=True)
-class Cut:
+class TruncationPlan:
     """The batches that a truncation removes, from ``first_offset`` on. ``files`` are copied."""
 
     first_offset: int
@@ -114,13 +114,13 @@ def _open(fs: FileSystem, directory: str, config: LogConfig, clock: Clock) -> Pa
     )
 
 
-def plan_cut(fs: FileSystem, directory: str, offset: int) -> Cut:
+def plan_truncation(fs: FileSystem, directory: str, offset: int) -> TruncationPlan:
     """Return the batches and files that a truncation to ``offset`` would remove.
 
     Raises OffsetOutOfRangeError unless the log holds the offset, and CorruptRecordError for damage
     before it: the log must then be truncated at the damage.
     """
-    cut: Cut | None = None
+    cut: TruncationPlan | None = None
     bases = bases_of(fs.list_directory(directory) or [])
     end = bases[0] if bases else 0
     for base in bases:
@@ -135,7 +135,7 @@ def plan_cut(fs: FileSystem, directory: str, offset: int) -> Cut:
                     verify_crc(batch, 0, header)
                 continue
             if cut is None:
-                cut = Cut(header.base_offset, end)
+                cut = TruncationPlan(header.base_offset, end)
             cut.batches += 1
             cut.records += header.record_count
             cut.log_bytes += header.size
@@ -162,13 +162,13 @@ def _files_of(fs: FileSystem, directory: str, base: int) -> Iterator[str]:
 
 def truncate(
     fs: FileSystem, directory: str, offset: int, undo: str, config: LogConfig, clock: Clock
-) -> Cut:
+) -> TruncationPlan:
     """Remove the batch that holds ``offset`` and all later ones, after copying files to ``undo``.
 
     To undo it, remove the partition's files from the first copied segment on and move the copies
     back. Raises OffsetOutOfRangeError, StorageError, OSError.
     """
-    cut = plan_cut(fs, directory, offset)
+    cut = plan_truncation(fs, directory, offset)
     fs.make_directory(undo)
     for name in cut.files:
         copy_file(fs, f"{directory}/{name}", f"{undo}/{name}")

@@ -3,8 +3,8 @@
 This module decides nothing and decodes no record: offsets, epochs and timestamps stay as the leader
 assigned them. A fetched log may have gaps anywhere, because the leader's log may be compacted.
 
-Before a truncation the log's checkpoints must be lowered (:meth:`ReplicaLog.plan_cut`). With a
-recovery point above the new log end, a recovery would take later appends that a kill has torn for
+Before a truncation the log's checkpoints must be lowered (:meth:`ReplicaLog.plan_truncation`). With
+a recovery point above the new log end, a recovery would take later appends that a kill has torn for
 damage to flushed data, and skip them.
 
 Source: ``UnifiedLog.appendAsFollower``, ``truncateTo``, ``truncateFullyAndStartAt``,
@@ -119,7 +119,7 @@ class ReplicaLog:
         The epoch is cached before its first record, because replicas ask where the previous epoch
         ended.
         """
-        self._marks.throw_if_stopped()
+        self._marks.raise_if_stopped()
         try:
             self._reader.check_epochs()
         except STORAGE_FAILURES as error:
@@ -160,7 +160,7 @@ class ReplicaLog:
         changed. After a NoRoomError (no room on disk) a part may be in the log.
         """
         marks, log = self._marks, self._log
-        marks.throw_if_stopped()
+        marks.raise_if_stopped()
         warnings: list[str] = []
         batches, taken = self._checked(records, leader_epoch_limit, start, most, warnings)
         if not batches:
@@ -310,14 +310,14 @@ class ReplicaLog:
 
     # --- truncation ---
 
-    def plan_cut(self, offset: int) -> None:
+    def plan_truncation(self, offset: int) -> None:
         """Lower the marks before the log is truncated to ``offset`` or restarted there.
 
         The caller writes recovery point, log start and high watermark to the checkpoints, and then
         must call :meth:`truncate_to` or :meth:`restart_at`, unless :meth:`lead` was called since.
         """
         marks = self._marks
-        marks.throw_if_stopped()
+        marks.raise_if_stopped()
         log = self._log
         if log.first_offset <= offset <= log.log_end_offset:
             try:
@@ -341,7 +341,7 @@ class ReplicaLog:
         always dropped.
         """
         log, marks, now_ms = self._log, self._marks, self._clock.now_ms()
-        marks.throw_if_stopped()
+        marks.raise_if_stopped()
         marks.recovery_limit = MAX_INT64
         if offset >= log.log_end_offset:
             self._epochs.truncate_from_end(log.log_end_offset)
@@ -362,7 +362,7 @@ class ReplicaLog:
             marks.log_start_offset = min(marks.log_start_offset, end)
             marks.recovery_point = min(marks.recovery_point, end)
             self._reload_producers(end, now_ms)
-            marks.own_end = min(marks.own_end, end)
+            marks.flushed_end = min(marks.flushed_end, end)
             marks.move_high_watermark(min(marks.high_watermark, end))
         except STORAGE_FAILURES as error:
             raise marks.fail(error) from error
@@ -386,7 +386,7 @@ class ReplicaLog:
         KAFKA-9491).
         """
         log, marks, now_ms = self._log, self._marks, self._clock.now_ms()
-        marks.throw_if_stopped()
+        marks.raise_if_stopped()
         marks.recovery_limit = MAX_INT64
         try:
             log.restart_at(offset, now_ms)
@@ -397,7 +397,7 @@ class ReplicaLog:
             raise marks.fail(error) from error
         marks.log_start_offset = offset
         marks.recovery_point = min(marks.recovery_point, offset)
-        marks.move_own_end(offset)
+        marks.move_flushed_end(offset)
         marks.move_high_watermark(offset)
         marks.notify()
 

@@ -36,7 +36,7 @@ from fencepost.logcore.errors import (
 from fencepost.logcore.record_check import (
     MAX_RECORD_ERRORS,
     CheckBudget,
-    TooMuchForATurnError,
+    CheckBudgetExceededError,
     check_records,
     open_records,
     times_outside,
@@ -60,7 +60,7 @@ _CODECS: Final = {
 }
 
 
-class Admitted(NamedTuple):
+class ValidatedBatch(NamedTuple):
     """A validated batch of a client: its header, the bytes to write, and the time of the check."""
 
     header: BatchHeader
@@ -68,26 +68,26 @@ class Admitted(NamedTuple):
     now_ms: int
 
 
-def admit(
+def validate(
     data: Buffer,
     config: LogConfig,
     *,
     now_ms: int,
     min_zstd_ok: bool,
     room: CheckBudget | None = None,
-) -> Admitted:
-    """Check a client's bytes in one step: see :func:`admitting`."""
-    return finish(admitting(data, config, now_ms=now_ms, min_zstd_ok=min_zstd_ok, room=room))
+) -> ValidatedBatch:
+    """Check a client's bytes in one step: see :func:`validating`."""
+    return finish(validating(data, config, now_ms=now_ms, min_zstd_ok=min_zstd_ok, room=room))
 
 
-def admitting(
+def validating(
     data: Buffer,
     config: LogConfig,
     *,
     now_ms: int,
     min_zstd_ok: bool,
     room: CheckBudget | None = None,
-) -> Steps[Admitted]:
+) -> Steps[ValidatedBatch]:
     """Check that a client's bytes are exactly one valid batch, in steps, without other state.
 
     The bytes to write differ from ``data`` only if the topic sets the timestamp or another
@@ -107,7 +107,7 @@ def admitting(
     _check_header(header, min_zstd_ok=min_zstd_ok)
     target = _CODECS.get(config.compression_type, header.codec)
     if target is not header.codec and room is not None:
-        raise TooMuchForATurnError
+        raise CheckBudgetExceededError
     window = open_records(data, header, room)
     keyless = yield from check_records(window, header, room, want_keys=config.is_compacted)
     yield from _check_times(data, header, config, now_ms)
@@ -128,7 +128,7 @@ def admitting(
         raise RecordListTooLargeError(
             f"a batch of {header.size} bytes, segment.bytes is {config.segment_bytes}"
         )
-    return Admitted(header, data, now_ms)
+    return ValidatedBatch(header, data, now_ms)
 
 
 def _recompressed(

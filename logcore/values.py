@@ -36,7 +36,7 @@ _MADE: Final = (
 )
 
 
-class _Late:
+class _DeferredMethods:
     """``__dataclass_fields__`` of a class whose methods are not generated yet."""
 
     def __init__(self, written: type, options: dict[str, bool]) -> None:
@@ -62,7 +62,7 @@ def _with_late_methods(written: type, options: dict[str, bool]) -> type:
     ]
     inherited = {slot for base in written.__mro__[1:] for slot in vars(base).get("__slots__", ())}
     earlier = getattr(written, "__match_args__", ())
-    late = _Late(written, options)
+    late = _DeferredMethods(written, options)
     body = {name: value for name, value in late.body.items() if name not in names}
     body |= {
         "__slots__": tuple(name for name in names if name not in inherited),
@@ -82,7 +82,7 @@ def _with_late_methods(written: type, options: dict[str, bool]) -> type:
 def _made(kind: type) -> Any:
     """Generate the methods of a class, unless that is done; return the class."""
     late = vars(kind)["__dataclass_fields__"]
-    if isinstance(late, _Late):
+    if isinstance(late, _DeferredMethods):
         written = type(kind)(kind.__name__, kind.__bases__, dict(late.body))
         whole = vars(dataclasses.dataclass(slots=True, **late.options)(written))
         made = {name: whole[name] for name in _MADE if name in whole}

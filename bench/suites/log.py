@@ -132,8 +132,8 @@ def lookup(segments: int) -> Callable[[Path], Figures]:
         offsets = [rng.randrange(end) for _ in range(LOOKUPS)]
         _time_lookups(partition, range(0, end, max(1, end // (2 * segments))))  # map every index
         samples = _time_lookups(partition, offsets)
-        partition.doom()  # a close would sync every segment
-        OsFileSystem().remove_tree(partition.rename_doomed())
+        partition.mark_deleted()  # a close would sync every segment
+        OsFileSystem().remove_tree(partition.rename_deleted())
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         return {
             "median µs": statistics.median(samples) * 1e6,

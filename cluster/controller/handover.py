@@ -101,7 +101,7 @@ def as_standalone(
         if missing:
             reasons.append(f"it is not in the ISR of {name}, partitions {', '.join(missing)}")
         for one in {*topic.partitions} - alone.keys():
-            alone[one] = _only_replica(one, broker_id, directory_id)
+            alone[one] = _sole_replica(one, broker_id, directory_id)
         partitions = tuple(alone[one] for one in topic.partitions)
         topics[name] = TopicImage(name, topic.topic_id, partitions)
     own = {one: known for one, known in image.brokers.items() if one == broker_id}
@@ -123,7 +123,7 @@ def as_standalone(
     return after, reasons
 
 
-def _only_replica(
+def _sole_replica(
     one: PartitionRegistration, broker_id: int, directory_id: UUID
 ) -> PartitionRegistration:
     return PartitionRegistration(

@@ -59,7 +59,7 @@ from fencepost.logcore.errors import (
     CorruptRecordError,
     InvalidRecordError,
     LogError,
-    NoRoomError,
+    NoSpaceError,
     StorageError,
     UnexpectedAppendOffsetError,
 )
@@ -84,7 +84,7 @@ FETCHERS_KEY: Final = "num.replica.fetchers"
 class Logs(Protocol):
     """The part of the log manager that truncation needs."""
 
-    def plan_cut(self, partition: Partition, offset: int) -> set[str]:
+    def plan_truncation(self, partition: Partition, offset: int) -> set[str]:
         """Lower a log's checkpointed offsets to ``offset``, before a truncation or restart there.
 
         Return the names of the checkpoints to save before the truncation.
@@ -511,7 +511,7 @@ class _ReplicaFetcher:
         if partition.log_end_offset != began and not isinstance(error, StorageError):
             # The records from the corrupt batch on are fetched again.
             owner.do(one, machine.appended())
-        elif error is None or isinstance(error, NoRoomError):
+        elif error is None or isinstance(error, NoSpaceError):
             # No record was usable, and the cause may be temporary.
             owner.do(one, machine.delay(self._now()))
         else:
@@ -539,7 +539,7 @@ class _ReplicaFetcher:
         for one, truncation in list(self._truncations.items()):
             is_planned = False
             with owner.confine_errors(one):
-                names |= owner.logs.plan_cut(one.partition, truncation.offset)
+                names |= owner.logs.plan_truncation(one.partition, truncation.offset)
                 is_planned = True
             if not is_planned:
                 self._truncations.pop(one, None)

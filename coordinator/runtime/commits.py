@@ -99,7 +99,8 @@ class _Behind:
         return bool(self._waits) and (
             self._given_up > 0
             or marks.stopped is not None
-            or self._waits[0][0] <= (marks.high_watermark if marks.is_replicated else marks.own_end)
+            or self._waits[0][0]
+            <= (marks.high_watermark if marks.is_replicated else marks.flushed_end)
         )
 
     def _changed(self) -> None:

@@ -23,7 +23,7 @@ from fencepost.coordinator.runtime.histogram import Histogram
 from fencepost.coordinator.runtime.sealed_flushes import SealedFlushes
 from fencepost.logcore.clock import Clock, monotonic_s
 from fencepost.logcore.durable import FlushState
-from fencepost.logcore.errors import NoRoomError, StorageError
+from fencepost.logcore.errors import NoSpaceError, StorageError
 from fencepost.logcore.flush import Flush
 from fencepost.logcore.partition import Partition
 from fencepost.logcore.tracebacks import without_traceback
@@ -96,7 +96,7 @@ class Flusher:
             if done.done():
                 return
             if partition.recovery_point < end:
-                why = partition.offline or NoRoomError(f"{partition.name} is not on disk")
+                why = partition.offline or NoSpaceError(f"{partition.name} is not on disk")
                 done.set_exception(without_traceback(why))
             else:
                 done.set_result(None)

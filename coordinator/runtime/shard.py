@@ -53,7 +53,7 @@ from fencepost.coordinator.runtime.shard_load import replay_log
 from fencepost.coordinator.runtime.shard_state import LOADING_STATES, SHARD_TRANSITIONS, ShardState
 from fencepost.coordinator.runtime.timers import TimerQueue
 from fencepost.logcore.clock import Clock
-from fencepost.logcore.errors import LogError, NoRoomError
+from fencepost.logcore.errors import LogError, NoSpaceError
 from fencepost.logcore.machine import (
     Decision,
     DomainError,
@@ -504,7 +504,7 @@ class ShardRuntime(Generic[M_co]):
             self._failures = 1 if stable else self._failures + 1
         else:
             self._failures += 1
-        self._out_of_room = isinstance(cause, NoRoomError)
+        self._out_of_room = isinstance(cause, NoSpaceError)
         self._enter(ShardState.FAILED)
         asker = self._waiting.pop(token, None) if token is not None else None
         if asker is not None and not asker.done():

@@ -59,10 +59,10 @@ from fencepost.logcore.errors import (
 )
 from fencepost.logcore.machine import DomainError
 from fencepost.logcore.partition import Appended, Partition
-from fencepost.logcore.record_check import MAX_RECORD_ERRORS, CheckBudget, TooMuchForATurnError
+from fencepost.logcore.record_check import MAX_RECORD_ERRORS, CheckBudget, CheckBudgetExceededError
 from fencepost.logcore.steps import Steps, finish
 from fencepost.logcore.tracebacks import without_traceback
-from fencepost.logcore.validation import Admitted, admitting
+from fencepost.logcore.validation import ValidatedBatch, validating
 from fencepost.logcore.values import dataclass
 from fencepost.txn.errors import InvalidProducerIdMappingError
 
@@ -104,7 +104,7 @@ _PRODUCER: Final = struct.Struct(">qh")
 _log = structlog.get_logger(__name__)
 
 TopicPartition = tuple[str, int]
-Check = Callable[[], Steps[Admitted]]
+Check = Callable[[], Steps[ValidatedBatch]]
 Verdicts = Mapping[TopicPartition, DomainError | None]
 """For each partition, the error with which its batch is refused, or None if it may be appended."""
 
@@ -153,7 +153,7 @@ class Part:
     index: int
     data: bytes | None
     partition: Partition | None = None
-    admitted: Admitted | None = None
+    admitted: ValidatedBatch | None = None
     appended: Appended | None = None
     error: DomainError | None = None
     leader_epoch: int = -1
@@ -349,7 +349,7 @@ class Appends:
             try:
                 check = self._found(append, part, now_ms)
                 part.admitted = finish(check(room=room))
-            except TooMuchForATurnError:
+            except CheckBudgetExceededError:
                 progress.left.append((part, check))
             except DomainError as error:
                 self._refuse(append, part, error)
@@ -358,7 +358,7 @@ class Appends:
             if monotonic_s() > until:
                 return
 
-    def _found(self, append: Append, part: Part, now_ms: int) -> partial[Steps[Admitted]]:
+    def _found(self, append: Append, part: Part, now_ms: int) -> partial[Steps[ValidatedBatch]]:
         if part.topic is None:
             raise UnknownTopicIdError("no topic has this id")
         partition = self._replicas.leader(part.topic, part.index)
@@ -372,7 +372,7 @@ class Appends:
         if not part.data:
             raise NotOneBatchError("a produce request must hold exactly one batch per partition")
         return partial(
-            admitting,
+            validating,
             part.data,
             partition.log.config,
             now_ms=now_ms,
@@ -434,7 +434,7 @@ class Appends:
                 raise without_traceback(append.refusal)
             if part.admitted is not None:
                 part.leader_epoch = partition.marks.leader_epoch
-                part.appended = partition.append_admitted(
+                part.appended = partition.append_validated(
                     part.admitted,
                     transaction_verified=part.key in verified,
                     transaction_version=2 if append.version >= FIRST_ADDING_TO_TRANSACTION else 0,

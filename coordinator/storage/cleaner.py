@@ -22,8 +22,8 @@ from fencepost.coordinator.storage.log_manager import LogManager
 from fencepost.logcore.checkpoints import CLEANER_CHECKPOINT
 from fencepost.logcore.cleaner_choice import CleanerChoice
 from fencepost.logcore.clock import Clock, SystemClock, monotonic_s
-from fencepost.logcore.compaction import CompactionCancelled, CompactionRound, Throttle
-from fencepost.logcore.errors import LogError, NoRoomError
+from fencepost.logcore.compaction import CleanerThrottle, CompactionCancelled, CompactionRound
+from fencepost.logcore.errors import LogError, NoSpaceError
 from fencepost.logcore.fs import NO_HANDLES, NO_ROOM
 from fencepost.logcore.partition import Partition
 
@@ -103,7 +103,7 @@ class Cleaner:
         Marks the partition as uncleanable, unless only disk space or file descriptors were missing.
         """
         no_room = isinstance(error, OSError) and error.errno in NO_ROOM | NO_HANDLES
-        if no_room or isinstance(error, NoRoomError):
+        if no_room or isinstance(error, NoSpaceError):
             _log.warning("compaction has to wait", partition=partition.name, cause=str(error))
             return False
         self._choice.failed(partition, error)
@@ -128,7 +128,7 @@ class Cleaner:
         """Return a function that aborts the round at shutdown, and limits its bytes per second."""
         rate = partial(self._config.number, "log.cleaner.io.max.bytes.per.second")
         # The wait takes real time, so it is measured on the machine's clock.
-        slow = Throttle(rate, SystemClock(), self._stopping.wait)
+        slow = CleanerThrottle(rate, SystemClock(), self._stopping.wait)
 
         def account(count: int) -> None:
             if self._stopping.is_set():

@@ -128,7 +128,7 @@ class LogManager:
         self._unconfigured: list[str] = []
         """Topics whose open logs have not applied a change of the broker's settings yet."""
         self._reconfiguring: asyncio.Task[None] | None = None
-        self._doomed = 0
+        self._deleted = 0
         """The number of partitions deleted so far."""
         self._cut = False
         self.removals = Removals(fs, directory, force_metadata)
@@ -316,7 +316,7 @@ class LogManager:
         key = topic, index
         path = f"{self._directory}/{topic}-{index}"
         try:
-            self.removals.make_way(key)
+            self.removals.free_name(key)
         except LogError as error:
             why = f"that the former topic was deleted is not on disk: {error}"
             raise StorageError(f"{path} cannot be made: {why}") from error
@@ -324,7 +324,7 @@ class LogManager:
             # The files still contain deleted partitions, of which this may be a new one.
             if not self.checkpoint():
                 raise StorageError(f"{path} can not be made: the checkpoints can not be written")
-            self._stale = bool(self._doomed_log_starts())
+            self._stale = bool(self._deleted_log_starts())
         try:
             partition = Partition.open(
                 self._fs,
@@ -425,8 +425,8 @@ class LogManager:
         """Call ``listener(topic, index)`` for each partition that is deleted from now on."""
         self._on_delete.append(listener)
 
-    def doom_partition(self, key: TopicPartition) -> None:
-        """Drop a deleted replica; :meth:`forget_doomed` must follow.
+    def mark_partition_deleted(self, key: TopicPartition) -> None:
+        """Drop a deleted replica; :meth:`remove_deleted` must follow.
 
         From now on a partition of the same name is a new one.
         """
@@ -437,35 +437,35 @@ class LogManager:
         partition = self.opened.pop(key, None)
         if partition is not None:
             self.past_traffic.add(partition.traffic)
-            self.removals.doom(partition)
-        self._doomed += 1
+            self.removals.mark_deleted(partition)
+        self._deleted += 1
         self._stale = True
 
-    async def forget_doomed(self, partitions: Sequence[Partition]) -> None:
+    async def remove_deleted(self, partitions: Sequence[Partition]) -> None:
         """Rename the directories of deleted partitions, and drop their checkpointed offsets.
 
         The caller has made the records of their deletions durable. Afterwards a new topic of the
         same name is created without a wait.
         """
         await self.removals.rename_all(partitions)
-        doomed, kept = self._doomed, self._doomed_log_starts()
+        deleted, kept = self._deleted, self._deleted_log_starts()
         written = [await self.save(name) for name in CHECKPOINTS]
-        if all(written) and doomed == self._doomed and not kept:
+        if all(written) and deleted == self._deleted and not kept:
             self._stale = False
 
-    def _doomed_log_starts(self) -> Offsets:
+    def _deleted_log_starts(self) -> Offsets:
         """Return the log starts of deleted partitions that power loss may restore.
 
         Records below these offsets were deleted earlier, and must stay deleted.
         """
-        marks = ((one, one.log_start_offset) for one in self.removals.doomed)
+        marks = ((one, one.log_start_offset) for one in self.removals.deleted)
         return {(one.topic, one.index): start for one, start in marks if start}
 
-    def plan_cut(self, partition: Partition, offset: int) -> set[str]:
+    def plan_truncation(self, partition: Partition, offset: int) -> set[str]:
         """Lower a log's offsets before its truncation; return the affected checkpoints' names."""
         key = partition.topic, partition.index
         before = self._marks_of(partition)
-        partition.replica.plan_cut(offset)
+        partition.replica.plan_truncation(offset)
         names = {name for name, at in self._marks_of(partition).items() if at < before[name]}
         if self.cleaned.get(key, 0) > offset:
             self.cleaned[key] = offset
@@ -506,7 +506,7 @@ class LogManager:
         if name == LOG_START_CHECKPOINT:
             # A missing entry means that the log starts with its first file.
             starts = {key: one.log_start_offset for one, key in marks if one.log_start_offset}
-            return self._doomed_log_starts() | starts
+            return self._deleted_log_starts() | starts
         return {key: one.high_watermark for one, key in marks}
 
     def close(self) -> None:

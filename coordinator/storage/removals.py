@@ -43,7 +43,7 @@ class Removals:
         self._fs = fs
         self._directory = directory
         self._force = force
-        self._doomed: dict[TopicPartition, Partition] = {}
+        self._deleted: dict[TopicPartition, Partition] = {}
         """Deleted partitions whose directory still has its name."""
         self._waiting: deque[Callable[[], None]] = deque()
         self._is_renamed = False
@@ -78,22 +78,22 @@ class Removals:
 
     # --- partitions of deleted topics ---
 
-    def doom(self, partition: Partition) -> None:
+    def mark_deleted(self, partition: Partition) -> None:
         """Stop serving a partition; its directory may keep its name for a while."""
-        partition.doom()
-        self._doomed[partition.topic, partition.index] = partition
+        partition.mark_deleted()
+        self._deleted[partition.topic, partition.index] = partition
 
     @property
-    def doomed(self) -> list[Partition]:
+    def deleted(self) -> list[Partition]:
         """Return the deleted partitions whose directories still have their names."""
-        return [*self._doomed.values()]
+        return [*self._deleted.values()]
 
-    def make_way(self, key: TopicPartition) -> None:
+    def free_name(self, key: TopicPartition) -> None:
         """Rename the directory of a deleted partition at once: a new one needs the name.
 
         Raises LogError if the record of the deletion cannot be made durable.
         """
-        if key in self._doomed:
+        if key in self._deleted:
             self._force()
             self._rename(key)
 
@@ -108,27 +108,27 @@ class Removals:
             while not partition.producers.release(PRODUCERS_AT_ONCE):
                 await pace()
             key = partition.topic, partition.index
-            if self._doomed.get(key) is partition:
+            if self._deleted.get(key) is partition:
                 self._rename(key)
             await pace()
 
     def _rename_forced(self) -> None:
         """Rename the directories of all deleted partitions, or close their files."""
-        if not self._doomed:
+        if not self._deleted:
             return
         try:
             self._force()
         except LogError as error:
             _log.warning("directories of deleted topics not removed", cause=str(error))
-            while self._doomed:
-                self._doomed.popitem()[1].finish_close(None, None)
-        while self._doomed:
-            self._rename(next(iter(self._doomed)))
+            while self._deleted:
+                self._deleted.popitem()[1].finish_close(None, None)
+        while self._deleted:
+            self._rename(next(iter(self._deleted)))
 
     def _rename(self, key: TopicPartition) -> None:
-        partition = self._doomed.pop(key)
+        partition = self._deleted.pop(key)
         try:
-            renamed = partition.rename_doomed()
+            renamed = partition.rename_deleted()
         except (LogError, OSError) as error:
             # It is left for the next start; the topic is deleted all the same.
             _log.warning("directory not removed", partition=partition.name, cause=str(error))

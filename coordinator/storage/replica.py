@@ -35,7 +35,7 @@ class ReplicaFetchers(Protocol):
         """Stop fetching the partitions; responses in flight have no effect."""
 
 
-class Placed(Protocol):
+class OnPlaced(Protocol):
     """Reports the directories of replicas: ``coordinator/replication/directories.py``."""
 
     def __call__(self, one: LocalPartition, *, is_offline: bool) -> None:

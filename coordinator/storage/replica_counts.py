@@ -29,7 +29,7 @@ class ReplicaCounts:
     """Led partitions with a reassignment in progress."""
 
 
-class LedAlone:
+class SoleReplicaCounter:
     """Counts the partitions that a broker leads as their only replica.
 
     There may be 200,000 of them, so they are counted again only when the topics have changed.
@@ -48,7 +48,7 @@ class LedAlone:
             for topic in image.topics.values():
                 for one in topic.partitions:
                     if one is not last:  # most partitions share their registration
-                        last, is_alone = one, one.is_alone_on(self._node_id)
+                        last, is_alone = one, one.is_sole_replica_on(self._node_id)
                     self._count += is_alone
         return self._count
 

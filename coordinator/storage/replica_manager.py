@@ -6,7 +6,7 @@ its log, which is opened on first use. Every other partition with a replica on t
 tracks the epochs while another broker leads. Requests rely on this invariant: an open log whose
 marks are not replicated is led alone, in the leader epoch of these marks.
 
-The machine of a led partition is notified of every append (``Marks.on_own_end``) and of every
+The machine of a led partition is notified of every append (``Marks.on_flushed_end``) and of every
 follower's fetch. Its steps advance the log's high watermark, wake requests, and send ISR changes to
 the controller.
 
@@ -45,12 +45,12 @@ from fencepost.coordinator.runtime.commits import Commits
 from fencepost.coordinator.storage.due_changes import DueChanges
 from fencepost.coordinator.storage.log_manager import LogManager
 from fencepost.coordinator.storage.replica import (
-    Placed,
+    OnPlaced,
     Replica,
     ReplicaFetchers,
     partitions_in,
 )
-from fencepost.coordinator.storage.replica_counts import LedAlone, ReplicaCounts, count
+from fencepost.coordinator.storage.replica_counts import SoleReplicaCounter, ReplicaCounts, count
 from fencepost.logcore.clock import Clock
 from fencepost.logcore.epochs import UNDEFINED_EPOCH, check_leader_epoch
 from fencepost.logcore.errors import LogError, StorageError
@@ -92,8 +92,8 @@ class ReplicaManager:
         """The latest image."""
         self.durable = durable
         """Returns once the latest image is durable; raises StorageError."""
-        self._led_alone = LedAlone(node_id)
-        self._here: dict[TopicPartition, Replica] = {}
+        self._sole_replicas = SoleReplicaCounter(node_id)
+        self._replicas: dict[TopicPartition, Replica] = {}
         self._open = logs.opened
         self._due = DueChanges(self._begin_with)
         self.fetchers: ReplicaFetchers | None = None
@@ -102,12 +102,12 @@ class ReplicaManager:
         """Sends a change of an ISR to the controller; set before the first image arrives."""
         self.remember: Remember | None = None
         """Records the causes of changes of ISRs."""
-        self.on_placed: Placed | None = None
+        self.on_placed: OnPlaced | None = None
         """Called for each replica that is led or followed, and after a disk failure."""
         self.isr_shrinks = self.isr_expands = self.failed_isr_updates = 0
         self._isr_check = Repeated("ISRs", self.check_isr, self._check_interval_ms, self._clock)
         """Starts with the first replicated partition."""
-        self._forgetting: asyncio.Task[None] | None = None
+        self._deleting: asyncio.Task[None] | None = None
         self._has_started = False
         config.listen(self._reconfigure)
 
@@ -145,7 +145,7 @@ class ReplicaManager:
         topic_id: UUID | None = None,
     ) -> Partition:
         """Return the log of any replica here, led or not. Raises like :meth:`led_with_id`."""
-        if (topic, index) not in self._here and not self._due.partitions:
+        if (topic, index) not in self._replicas and not self._due.partitions:
             return self.leader(topic, index, leader_epoch)
         self._check_id(topic, index, topic_id)
         return self._find(topic, index, leader_epoch, only_leader=False)
@@ -158,25 +158,25 @@ class ReplicaManager:
     def _find(self, topic: str, index: int, leader_epoch: int, *, only_leader: bool) -> Partition:
         replica = self.replica(topic, index)
         if replica is None:
-            return self._alone(topic, index, leader_epoch)
+            return self._sole_replica(topic, index, leader_epoch)
         partition, machine = replica.log, replica.machine
         check_leader_epoch(leader_epoch, machine.leader_epoch)
         if only_leader and not machine.is_leader:
             raise NotLeaderOrFollowerError(f"{machine} is not led by this broker")
         return partition
 
-    def _alone(self, topic: str, index: int, leader_epoch: int) -> Partition:
+    def _sole_replica(self, topic: str, index: int, leader_epoch: int) -> Partition:
         """Return the log of a partition whose only replica is here."""
         registration = self.registration(topic, index)
         if registration is None:
             # Without the name: it may be long, and one request may contain 100,000 partitions.
             raise UnknownTopicOrPartitionError(f"there is no partition {index} of this topic")
-        if not registration.is_alone_on(self.node_id):
+        if not registration.is_sole_replica_on(self.node_id):
             raise NotLeaderOrFollowerError(f"{topic}-{index} has no replica on this broker")
         partition = self._logs.partition(topic, index)
         marks = partition.marks
         if marks.is_replicated or marks.leader_epoch != registration.leader_epoch:
-            self._lead_alone(partition, registration)
+            self._lead_sole_replica(partition, registration)
         check_leader_epoch(leader_epoch, registration.leader_epoch)
         return partition
 
@@ -197,7 +197,7 @@ class ReplicaManager:
         key = topic, index
         if self._due.partitions:
             self._due.settle(key)
-        return self._here.get(key)
+        return self._replicas.get(key)
 
     def led(self, topic: str, index: int) -> PartitionLeader | None:
         """Return the machine of a replicated partition that this broker leads, else None."""
@@ -206,7 +206,7 @@ class ReplicaManager:
 
     def __iter__(self) -> Iterator[Replica]:
         """Iterate over this broker's replicas of replicated partitions, in no order."""
-        return iter(self._here.values())
+        return iter(self._replicas.values())
 
     def leader_of(self, topic: str, index: int) -> tuple[int, int] | None:
         """Return a partition's leader and leader epoch, for clients of other brokers (KIP-951)."""
@@ -216,7 +216,7 @@ class ReplicaManager:
 
     def counts(self, offline: int) -> ReplicaCounts:
         """Count the partitions with a replica here; ``offline`` is the number of offline logs."""
-        return count(self._here.values(), self._led_alone.count(self.image), offline)
+        return count(self._replicas.values(), self._sole_replicas.count(self.image), offline)
 
     # --- metadata images -------------------------------------------------------------------------
 
@@ -230,7 +230,7 @@ class ReplicaManager:
         if not self._has_started:
             self.image = image
             return
-        self.apply(local_changes(old, image, self.node_id, each_alone=False), image)
+        self.apply(local_changes(old, image, self.node_id, sole_replicas=False), image)
 
     def apply(self, changes: LocalChanges, image: MetadataImage) -> None:
         """Apply the changes up to ``image``: deletes, then leaders, then followers.
@@ -247,7 +247,8 @@ class ReplicaManager:
             self._set_min_isr()
         # A topic may have 100,000 partitions, most of which were never used.
         due, tables = self._due, self._logs.tables
-        used = partitions_in(changes.deleted_alone, self._here, due.partitions, due.failed, *tables)
+        gone = changes.deleted_sole_replicas
+        used = partitions_in(gone, self._replicas, due.partitions, due.failed, *tables)
         self._delete([*changes.deletes, *used])
         self._due.take((*changes.leaders, *changes.followers))
         if others:
@@ -259,7 +260,7 @@ class ReplicaManager:
     def _begin_with(self, one: LocalPartition) -> None:
         """Lead or follow one partition."""
         if one.registration.leader == self.node_id:
-            replica = self._here.get((one.topic, one.index))
+            replica = self._replicas.get((one.topic, one.index))
             if replica is None or not replica.machine.is_leader:
                 self._stop_fetching([one])
             self._lead(one)
@@ -267,7 +268,7 @@ class ReplicaManager:
             self._stop_fetching([one])
             if one.registration.leader != NO_LEADER:
                 self.fetchers.follow([one])
-            self._here[one.topic, one.index].followed_epoch = one.registration.leader_epoch
+            self._replicas[one.topic, one.index].followed_epoch = one.registration.leader_epoch
 
     def stop_following(self, partitions: Sequence[tuple[UUID, int]]) -> None:
         """Stop fetching partitions ahead of the next image, during a controlled shutdown."""
@@ -288,35 +289,35 @@ class ReplicaManager:
         for one in deletes:
             self._due.drop(one)
             key = one.topic, one.index
-            replica = self._here.get(key)
+            replica = self._replicas.get(key)
             if replica is not None and replica.local.topic_id == one.topic_id:
-                del self._here[key]
+                del self._replicas[key]
                 replica.machine.resign()
-                self._let_go(replica)
+                self._wake_waiting(replica)
             partition = self._logs.find_open(key)
             if partition is None or partition.topic_id == one.topic_id:
-                self._logs.doom_partition(key)
-        self._commits.has_replicated = bool(self._here)
-        if self._forgetting is None or self._forgetting.done():
-            self._forgetting = spawn(self._forget(), "directories of deleted replicas")
+                self._logs.mark_partition_deleted(key)
+        self._commits.has_replicated = bool(self._replicas)
+        if self._deleting is None or self._deleting.done():
+            self._deleting = spawn(self._delete_directories(), "directories of deleted replicas")
 
-    async def _forget(self) -> None:
-        # If the wait fails, the partitions stay doomed until the next deletion.
-        while doomed := self._logs.removals.doomed:
+    async def _delete_directories(self) -> None:
+        # If the wait fails, the partitions stay marked as deleted until the next deletion.
+        while deleted := self._logs.removals.deleted:
             # Directories are renamed only when power loss cannot restore their topics. Partitions
             # that are deleted during the wait have their own round.
             await self.durable()
-            await self._logs.forget_doomed(doomed)
+            await self._logs.remove_deleted(deleted)
 
-    async def forgotten(self) -> None:
+    async def deletions_done(self) -> None:
         """Return once the directories of all deleted replicas are renamed."""
-        while self._forgetting is not None and not self._forgetting.done():
-            await asyncio.shield(self._forgetting)
+        while self._deleting is not None and not self._deleting.done():
+            await asyncio.shield(self._deleting)
 
     def _lead(self, one: LocalPartition) -> None:
         registration = one.registration
-        if registration.is_alone_on(self.node_id):
-            self._here_alone(one)
+        if registration.is_sole_replica_on(self.node_id):
+            self._become_sole_replica(one)
             return
         replica = self._hosted(one)
         machine, now_ms = replica.machine, self._clock.monotonic_ms()
@@ -338,26 +339,25 @@ class ReplicaManager:
         except LogError as error:
             self._failed(replica, error)
             return
-        partition.marks.on_own_end = partial(self._appended, replica)
+        partition.marks.on_flushed_end = partial(self._appended, replica)
         self._take(replica, step, told=True)
-        self._place(replica)
+        self._report_directory(replica)
 
-    def _here_alone(self, one: LocalPartition) -> None:
+    def _become_sole_replica(self, one: LocalPartition) -> None:
         """Lead a partition whose other replicas were removed, or never existed."""
         key = one.topic, one.index
-        replica = self._here.pop(key, None)
+        replica = self._replicas.pop(key, None)
         if replica is not None:
             replica.machine.resign()
-        partition = self._logs.find_open(key)
-        if partition is not None:
-            self._lead_alone(partition, one.registration)
+        if (partition := self._logs.find_open(key)) is not None:
+            self._lead_sole_replica(partition, one.registration)
         if replica is not None:
             replica.low_watermark_moved()
-            self._commits.has_replicated = bool(self._here)
+            self._commits.has_replicated = bool(self._replicas)
 
-    def _lead_alone(self, partition: Partition, registration: PartitionRegistration) -> None:
+    def _lead_sole_replica(self, partition: Partition, registration: PartitionRegistration) -> None:
         partition.marks.leader_epoch = registration.leader_epoch
-        partition.marks.stand_alone()
+        partition.marks.end_replication()
         partition.marks.notify()
 
     def _follow(self, one: LocalPartition) -> bool:
@@ -373,23 +373,23 @@ class ReplicaManager:
         try:
             partition = replica.partition or self._logs.partition(one.topic, one.index)
             self._replicate(replica, partition)
-            partition.marks.on_own_end = None
+            partition.marks.on_flushed_end = None
             partition.replica.follow(registration.leader_epoch)
         except LogError as error:
             self._failed(replica, error)
         else:
-            self._place(replica)
+            self._report_directory(replica)
         if led or is_new:
-            self._let_go(replica)
+            self._wake_waiting(replica)
         return is_new and not replica.is_offline
 
     def _hosted(self, one: LocalPartition) -> Replica:
         key = one.topic, one.index
-        replica = self._here.get(key)
+        replica = self._replicas.get(key)
         if replica is None:
-            replica = self._here[key] = Replica.of(self.view, one)
+            replica = self._replicas[key] = Replica.of(self.view, one)
             replica.machine.min_insync_replicas = self._min_isr(one.topic)
-            self._commits.has_replicated = bool(self._here)
+            self._commits.has_replicated = bool(self._replicas)
             if not self._isr_check.is_started:
                 self._isr_check.start(self._check_interval_ms())
         return replica
@@ -399,14 +399,13 @@ class ReplicaManager:
         if replica.partition is None:
             replica.partition, replica.failure = partition, None
             marks = partition.marks
-            marks.on_offline = partial(self._went_offline, replica, marks.on_offline)
+            marks.on_offline = partial(self._on_offline, replica, marks.on_offline)
         if not partition.marks.is_replicated:
             partition.marks.replicate(partition.high_watermark)
 
-    def _let_go(self, replica: Replica) -> None:
+    def _wake_waiting(self, replica: Replica) -> None:
         """Wake all requests that wait for a partition that is no longer led; each checks again."""
-        partition = replica.partition
-        if partition is not None:
+        if (partition := replica.partition) is not None:
             self._commits.give_up(partition)
             partition.marks.notify()
         replica.low_watermark_moved()
@@ -419,27 +418,27 @@ class ReplicaManager:
         _log.error("replica off line", partition=f"{one.topic}-{one.index}", cause=str(error))
         if replica.partition is None:
             replica.failure = StorageError(str(error))
-            self._place(replica)
+            self._report_directory(replica)
         else:
             replica.partition.marks.fail(error)
 
-    def _place(self, replica: Replica) -> None:
+    def _report_directory(self, replica: Replica) -> None:
         if self.on_placed is not None:
             self.on_placed(replica.local, is_offline=replica.is_offline)
 
-    def _went_offline(
+    def _on_offline(
         self, replica: Replica, tell: Callable[[StorageError], None] | None, error: StorageError
     ) -> None:
         if tell is not None:
             tell(error)
-        if self._here.get((replica.local.topic, replica.local.index)) is replica:
-            self._place(replica)
+        if self._replicas.get((replica.local.topic, replica.local.index)) is replica:
+            self._report_directory(replica)
 
     # --- appends, fetches, answers, time ---------------------------------------------------------
 
     def check_min_isr(self, topic: str, index: int) -> None:
         """Refuse an append with acks=all if the ISR is too small: NotEnoughReplicasError."""
-        replica = self.replica(topic, index) if self._here else None
+        replica = self.replica(topic, index) if self._replicas else None
         if replica is None:
             return
         machine = replica.machine
@@ -497,7 +496,7 @@ class ReplicaManager:
     def check_isr(self) -> None:
         """Propose removing lagging replicas from ISRs, every half ``replica.lag.time.max.ms``."""
         now_ms = self._clock.monotonic_ms()
-        for replica in list(self._here.values()):
+        for replica in list(self._replicas.values()):
             machine = replica.machine
             with survived("ISR check", partition=str(machine)):
                 if machine.is_leader and not replica.is_offline:
@@ -506,7 +505,7 @@ class ReplicaManager:
     def _reconsider(self, chosen: Iterable[Replica] | None = None) -> None:
         """Recompute the watermarks after a change of the brokers or of a setting."""
         now_ms = self._clock.monotonic_ms()
-        for replica in list(self._here.values() if chosen is None else chosen):
+        for replica in list(self._replicas.values() if chosen is None else chosen):
             if replica.machine.is_leader:
                 self._take(replica, replica.machine.reconsider(now_ms), told=True)
 
@@ -516,19 +515,19 @@ class ReplicaManager:
         if partition is not None:
             marks = partition.marks
             # Records that flush.messages requires to be flushed are not committed before that.
-            mark = min(replica.machine.high_watermark, marks.own_end)
+            mark = min(replica.machine.high_watermark, marks.flushed_end)
             if mark > marks.high_watermark and replica.machine.is_leader:
                 marks.move_high_watermark(mark)
                 if told:
                     marks.notify()
         for event in step.events:
-            self._tell(replica.local, event)
+            self._record_event(replica.local, event)
         if step.send is not None and self.alter_partition is not None:
             self.alter_partition(step.send)
         if step.low_watermark_moved:
             replica.low_watermark_moved()
 
-    def _tell(self, local: LocalPartition, event: Event) -> None:
+    def _record_event(self, local: LocalPartition, event: Event) -> None:
         detail = event.detail
         self.isr_shrinks += "left" in detail
         self.isr_expands += "joined" in detail
@@ -573,7 +572,7 @@ class ReplicaManager:
         """Apply ``min.insync.replicas`` of topics and brokers, which may have changed."""
         wanted: dict[str, int] = {}
         changed = []
-        for replica in self._here.values():
+        for replica in self._replicas.values():
             name, machine = replica.local.topic, replica.machine
             if name not in wanted:
                 wanted[name] = self._min_isr(name)
@@ -595,5 +594,5 @@ class ReplicaManager:
         self._has_started = False
         await self._due.close()
         await self._isr_check.stop()
-        if self._forgetting is not None:
-            await asyncio.wait({self._forgetting})
+        if self._deleting is not None:
+            await asyncio.wait({self._deleting})

@@ -22,7 +22,7 @@ from fencepost.coordinator.storage.log_manager import LogManager
 from fencepost.coordinator.storage.replica_manager import ReplicaManager
 from fencepost.logcore.checkpoints import RECOVERY_POINT_CHECKPOINT
 from fencepost.logcore.clock import Clock, cluster_clock
-from fencepost.logcore.errors import NoRoomError
+from fencepost.logcore.errors import NoSpaceError
 from fencepost.logcore.fs import FileSystem
 from fencepost.logcore.partition import Partition
 
@@ -115,7 +115,7 @@ class Storage:
         self.own_log.force()
         partition = self.own_log.partition
         if partition.recovery_point < partition.log_end_offset:
-            raise NoRoomError(f"{partition.name} is not on disk")  # the flush was refused
+            raise NoSpaceError(f"{partition.name} is not on disk")  # the flush was refused
 
     def _open_logs(self) -> LogManager:
         logs = LogManager(

@@ -141,7 +141,7 @@ class Life:
         self.note(begin, start=offset, batches=())
 
     def _plan(self, offset: int) -> None:
-        self.partition.replica.plan_cut(offset)
+        self.partition.replica.plan_truncation(offset)
         if self.checkpoints_first:
             self.checkpoint()
 

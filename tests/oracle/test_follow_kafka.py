@@ -106,8 +106,8 @@ class Follower:
         self.membership.follow(self._publish, self.image)
         await self.membership.unfence()
 
-    def plan_cut(self, partition: Partition, offset: int) -> set[str]:
-        partition.replica.plan_cut(offset)
+    def plan_truncation(self, partition: Partition, offset: int) -> set[str]:
+        partition.replica.plan_truncation(offset)
         return set()
 
     async def save_all(self, names: Collection[str]) -> bool:

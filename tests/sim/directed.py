@@ -428,7 +428,7 @@ _PRODUCT: Final = (
     (
         Bug(
             "the high watermark at a start is the end of the log",
-            ((marks.Marks.replicate, "min(high_watermark, self.own_end)", "self.own_end"),),
+            ((marks.Marks.replicate, "min(high_watermark, self.flushed_end)", "self.flushed_end"),),
         ),
         _FLIPS,
     ),

@@ -164,7 +164,7 @@ class MemoryDisk:
         self._handles[handle] = inode, path
         return handle
 
-    def open_for_good(self, path: str, *, create: bool = False) -> int:
+    def open_long_lived(self, path: str, *, create: bool = False) -> int:
         return self.open(path, create=create)
 
     def open_for_reading(self, path: str) -> int:

@@ -7,7 +7,7 @@ from fencepost.logcore.disk_steps import run_here
 from fencepost.logcore.file_range import FileRange
 from fencepost.logcore.partition import Appended, Partition
 from fencepost.logcore.reading import Isolation, LogReadInfo
-from fencepost.logcore.validation import admit
+from fencepost.logcore.validation import validate
 
 
 def append_batch(
@@ -19,8 +19,8 @@ def append_batch(
     transaction_version: int = 0,
 ) -> Appended:
     """Check a client's batch and append it; raise the errors of both steps."""
-    return partition.append_admitted(
-        admit(data, partition.log.config, now_ms=now_ms, min_zstd_ok=True),
+    return partition.append_validated(
+        validate(data, partition.log.config, now_ms=now_ms, min_zstd_ok=True),
         transaction_verified=transaction_verified,
         transaction_version=transaction_version,
     )

@@ -205,11 +205,11 @@ def test_deleted_topic_with_all_partitions_alone_here_is_one_change() -> None:
     """There may be 100,000 such partitions, and most were never opened."""
     old = after(START, partition(B, 1, 1), topic("c", C), partition(C, 0, 1), partition(C, 1, 1, 2))
     new = after(old, *(RemoveTopicRecord(one) for one in (A, B, C)))
-    found = local_changes(old, new, ME, each_alone=False)
-    assert found.deleted_alone == (old.topics["b"],)
+    found = local_changes(old, new, ME, sole_replicas=False)
+    assert found.deleted_sole_replicas == (old.topics["b"],)
     deletes = sorted((one.topic, one.index) for one in found.deletes)
     assert deletes == [("a", 0), ("a", 1), ("c", 0), ("c", 1)]
-    assert local_changes(old, new, ME).deleted_alone == ()
+    assert local_changes(old, new, ME).deleted_sole_replicas == ()
 
 
 @pytest.mark.parametrize(

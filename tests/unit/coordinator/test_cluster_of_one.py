@@ -14,7 +14,7 @@ from fencepost.cluster.image import MetadataImage, PartitionRegistration, TopicI
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.daemon.in_thread import BrokerThread
 from fencepost.coordinator.errors import UnknownTopicOrPartitionError
-from fencepost.coordinator.storage.replica_counts import LedAlone
+from fencepost.coordinator.storage.replica_counts import SoleReplicaCounter
 from tests.support.cluster import Cluster
 from tests.support.metadata_changes import create_partitions, create_topic, delete_topic
 from tests.support.stalls import watched_loop
@@ -160,7 +160,7 @@ async def test_replica_left_alone_ends_with_its_topic_before_it_is_led_alone(
 def test_partitions_led_alone_are_counted_again_after_a_change_of_topics() -> None:
     alone = PartitionRegistration((1,), (1,), 1, 0, 0)
     other = PartitionRegistration((1, 2), (1, 2), 1, 0, 0)
-    counter = LedAlone(1)
+    counter = SoleReplicaCounter(1)
     for rows, count in (((alone, alone), 2), ((alone, other, alone), 2), ((other,), 0)):
         image = MetadataImage(topics={"t": TopicImage("t", TOPIC_ID, rows)})
         assert counter.count(image) == count

@@ -99,7 +99,9 @@ async def test_who_leads_no_more_commits_nothing(bench):
     assert bench.shared.high_watermark == 0
 
 
-@pytest.mark.parametrize("end", [Partition.doom, lambda one: one.marks.fail(StorageError("bad"))])
+@pytest.mark.parametrize(
+    "end", [Partition.mark_deleted, lambda one: one.marks.fail(StorageError("bad"))]
+)
 async def test_a_log_that_stops_lets_everybody_go(bench, end):
     bench.append(bench.shared)
     bench.wait("first")
@@ -112,7 +114,7 @@ async def test_a_log_that_stops_lets_everybody_go(bench, end):
 async def test_a_wait_ends_where_the_other_replicas_go(bench):
     bench.append(bench.shared)
     bench.wait("first")
-    bench.shared.marks.stand_alone()
+    bench.shared.marks.end_replication()
     bench.shared.marks.notify()
     assert await bench.turn() == ["first"]
 
@@ -145,11 +147,11 @@ async def test_what_the_disk_does_not_have_yet_is_no_part_of_the_own_end(tmp_pat
     """The high watermark of a leader waits for the flushes that ``flush.messages`` requires."""
     bench = Bench(tmp_path, FLUSHED)
     ends: list[int] = []
-    bench.shared.marks.on_own_end = ends.append
+    bench.shared.marks.on_flushed_end = ends.append
     bench.append(bench.shared)
-    assert (bench.shared.marks.own_end, bench.shared.log_end_offset, ends) == (0, 1, [])
+    assert (bench.shared.marks.flushed_end, bench.shared.log_end_offset, ends) == (0, 1, [])
     await bench.storage.flusher.drain()
-    assert (bench.shared.marks.own_end, bench.shared.high_watermark, ends) == (1, 0, [1])
+    assert (bench.shared.marks.flushed_end, bench.shared.high_watermark, ends) == (1, 0, [1])
     bench.storage.logs.close()
 
 

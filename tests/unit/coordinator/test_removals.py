@@ -16,7 +16,7 @@ from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.metadata.log import MetadataLog
 from fencepost.groups.commands import CommitOffsets, FetchOffsets, FetchTopic, OffsetToCommit
 from fencepost.logcore.checkpoints import LOG_START_CHECKPOINT, read_offsets
-from fencepost.logcore.errors import NoRoomError, StorageError
+from fencepost.logcore.errors import NoSpaceError, StorageError
 from fencepost.logcore.fs import OsFileSystem
 from fencepost.logcore.machine import EndMarker, ProducerStamp, Record
 from fencepost.protocol.steps import finish
@@ -281,8 +281,8 @@ async def test_directory_whose_record_was_refused_by_the_disk_goes_with_the_next
         refuse_flushes_of_metadata(disk, broker)
         with metadata.unforced():
             delete_topic(metadata, "first")
-        with pytest.raises(NoRoomError):
-            await services.replicas.forgotten()
+        with pytest.raises(NoSpaceError):
+            await services.replicas.deletions_done()
         assert (tmp_path / "first-0").exists()
         disk.before = lambda _kind, _path: None
         delete_topic(metadata, "second")
@@ -368,7 +368,7 @@ async def test_offsets_whose_record_was_refused_by_the_disk_go_with_the_next_del
         refuse_flushes_of_metadata(disk, broker)
         with services.metadata.unforced():
             delete_topic(services.metadata, "first")
-        with pytest.raises(NoRoomError):
+        with pytest.raises(NoSpaceError):
             await services.groups.forgotten()
         assert [await committed_offset(services, name) for name in names] == [5, 5]
         disk.before = lambda _kind, _path: None

@@ -58,7 +58,7 @@ class Node:
     async def _delete(self, topic: str) -> None:
         self.replicas.start()
         delete_topic(self.metadata, topic)
-        await self.replicas.forgotten()
+        await self.replicas.deletions_done()
         await self.clean_up()
 
     async def clean_up(self) -> None:

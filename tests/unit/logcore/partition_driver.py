@@ -75,8 +75,8 @@ def open_partition(
 
 def delete(partition: Partition) -> None:
     """Delete the partition as the daemon does, in one go."""
-    partition.doom()
-    OsFileSystem().remove_tree(partition.rename_doomed())
+    partition.mark_deleted()
+    OsFileSystem().remove_tree(partition.rename_deleted())
 
 
 def config(**changes: object) -> LogConfig:

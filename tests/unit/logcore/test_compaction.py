@@ -22,7 +22,7 @@ from compaction_driver import (
 from partition_driver import T0, marker, open_partition
 
 from fencepost.logcore.cleaner_choice import CleanerChoice
-from fencepost.logcore.compaction import CompactionCancelled, Throttle
+from fencepost.logcore.compaction import CleanerThrottle, CompactionCancelled
 from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.partition import Partition
 from fencepost.logcore.reading import Isolation
@@ -409,7 +409,7 @@ def test_the_throttle_sleeps_off_its_debt_and_saves_nothing_up() -> None:
         clock.advance(round(seconds * 1000))
         return len(slept) == 3
 
-    throttle = Throttle(lambda: 1_000, clock, wait)
+    throttle = CleanerThrottle(lambda: 1_000, clock, wait)
     throttle(5)
     assert slept == []
     throttle(495)
@@ -431,5 +431,5 @@ def test_throttle_that_waits_goes_by_a_rate_that_is_raised_meanwhile() -> None:
             rates[0] = 1_000_000.0
         return False
 
-    Throttle(lambda: rates[0], clock, wait)(3_600)
+    CleanerThrottle(lambda: rates[0], clock, wait)(3_600)
     assert slept == [1.0, 1.0, 1.0]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from partition_driver import T0, append, client_batch, config, marker, open_partition, state_of
 
-from fencepost.logcore.errors import NoRoomError, StorageError
+from fencepost.logcore.errors import NoSpaceError, StorageError
 from fencepost.logcore.fs import OsFileSystem, handle_limit, held_handles
 from fencepost.logcore.index import ALLOCATION_BYTES
 from fencepost.logcore.partition import Partition
@@ -36,7 +36,7 @@ def test_a_partition_is_opened_at_the_limit_and_refused_past_it(tmp_path: Path) 
         append(first)
         second.close()
         third = open_partition(tmp_path, name="third")
-        with pytest.raises(NoRoomError, match="Too many open files"):
+        with pytest.raises(NoSpaceError, match="Too many open files"):
             append(third)
     append(third)
     third.close()
@@ -60,7 +60,7 @@ def test_the_logs_leave_a_reserve_and_work_on_at_their_own_limit(tmp_path: Path)
         first, second = opened[:2]
         while first.log_end_offset < 2:
             append(first)
-        with pytest.raises(NoRoomError, match=refusal):
+        with pytest.raises(NoSpaceError, match=refusal):
             append(first)
         assert first.offline is None
         # Files that are open briefly may use the reserve.
@@ -80,7 +80,7 @@ def test_the_logs_leave_a_reserve_and_work_on_at_their_own_limit(tmp_path: Path)
 
 def test_a_map_is_counted_until_it_is_closed_or_dropped(tmp_path: Path) -> None:
     fs, held = OsFileSystem(), held_handles()
-    handle = fs.open_for_good(str(tmp_path / "file"), create=True)
+    handle = fs.open_long_lived(str(tmp_path / "file"), create=True)
     fs.truncate(handle, 4096)
     closed, dropped = fs.map(handle, 4096), fs.map(handle, 4096)
     assert held_handles() == held + 3
@@ -99,7 +99,7 @@ def test_an_append_without_descriptors_is_refused_and_the_next_one_taken(tmp_pat
     appended = 0
     append(partition)
     # The indexes are not mapped yet, and the second batch needs them.
-    with free_descriptors(0), pytest.raises(NoRoomError, match="Too many open files"):
+    with free_descriptors(0), pytest.raises(NoSpaceError, match="Too many open files"):
         append(partition)
     assert partition.offline is None
     for _ in range(entries):
@@ -110,7 +110,7 @@ def test_an_append_without_descriptors_is_refused_and_the_next_one_taken(tmp_pat
                 append(partition)
                 appended += 1
                 continue
-            except NoRoomError:
+            except NoSpaceError:
                 pass
         append(partition)
         appended += 1
@@ -135,7 +135,7 @@ def test_no_further_map_is_refused_as_no_further_file_is(tmp_path: Path) -> None
             lambda: append(partition),
             lambda: fetch_bytes(partition, *ALL),
         ):
-            with pytest.raises(NoRoomError, match="No further file can be mapped"):
+            with pytest.raises(NoSpaceError, match="No further file can be mapped"):
                 refused()
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
@@ -185,7 +185,7 @@ def crowded_life(root: Path, disk: CrampedDisk) -> Partition:
     def insist(call: Callable[[], object]) -> None:
         try:
             call()
-        except NoRoomError:
+        except NoSpaceError:
             disk.relieve()
             call()
 

@@ -21,7 +21,7 @@ from fencepost.logcore.errors import (
     FencedLeaderEpochError,
     InvalidRecordError,
     InvalidTimestampError,
-    NoRoomError,
+    NoSpaceError,
     NotOneBatchError,
     RecordTooLargeError,
     StorageError,
@@ -32,7 +32,7 @@ from fencepost.logcore.fs import OsFileSystem
 from fencepost.logcore.machine import EndMarker, ProducerStamp, Record
 from fencepost.logcore.partition import Appended, Partition
 from fencepost.logcore.reading import Isolation
-from fencepost.logcore.validation import admit
+from fencepost.logcore.validation import validate
 from fencepost.protocol.steps import finish
 from tests.support.clock import ManualClock
 from tests.support.faults import FaultyDisk
@@ -193,8 +193,8 @@ def test_largest_batch(tmp_path: Path) -> None:
 def test_zstd_needs_a_recent_request() -> None:
     data = client_batch(codec=Codec.ZSTD)
     with pytest.raises(UnsupportedCompressionError):
-        admit(data, config(), now_ms=T0, min_zstd_ok=False)
-    assert admit(data, config(), now_ms=T0, min_zstd_ok=True).data == data
+        validate(data, config(), now_ms=T0, min_zstd_ok=False)
+    assert validate(data, config(), now_ms=T0, min_zstd_ok=True).data == data
 
 
 def test_old_timestamps(tmp_path: Path) -> None:
@@ -428,7 +428,7 @@ def test_a_full_disk_changes_nothing(tmp_path: Path, fail: str, what: str) -> No
     fs.fails = {"write": errno.ENOSPC} if fail == "no room" else {}
     fs.is_short = fail == "short write"
     for _ in range(2):
-        with pytest.raises(NoRoomError):
+        with pytest.raises(NoSpaceError):
             attempt(partition)
     assert partition.offline is None
     assert state_of(partition) == before
@@ -459,7 +459,7 @@ def test_a_full_disk_under_an_index(tmp_path: Path) -> None:
     # The first entry needs a page in each of two indexes, but gets none or one.
     for blocks in (0, 1):
         left = blocks
-        with pytest.raises(NoRoomError):
+        with pytest.raises(NoSpaceError):
             append(partition)
         assert state_of(partition) == before
     left = 2

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fencepost.logcore.config import LogConfig
-from fencepost.logcore.errors import NoRoomError
+from fencepost.logcore.errors import NoSpaceError
 from fencepost.logcore.fs import OsFileSystem, is_blank
 from fencepost.logcore.partition import Partition
 from tests.support.partitions import append_batch
@@ -127,7 +127,7 @@ def test_a_segment_that_can_not_be_made_is_refused_and_nothing_kept(tmp_path: Pa
     put(partition, SIZE // 2)
     fs.limit = SIZE - 1
     for _ in range(3):
-        with pytest.raises(NoRoomError):
+        with pytest.raises(NoSpaceError):
             put(partition, SIZE // 2)
     fs.limit = SIZE
     put(partition, SIZE // 2)

@@ -31,9 +31,9 @@ from fencepost.logcore.record_check import (
     TURN_BYTES,
     TURN_RECORDS,
     CheckBudget,
-    TooMuchForATurnError,
+    CheckBudgetExceededError,
 )
-from fencepost.logcore.validation import MAX_BATCH_RECORDS, Admitted, admit
+from fencepost.logcore.validation import MAX_BATCH_RECORDS, ValidatedBatch, validate
 from fencepost.logcore.varint import encode
 from tests.unit.logcore.batch_driver import (
     EDITS,
@@ -53,8 +53,8 @@ COMPRESSED = pytest.mark.parametrize("codec", list(Codec)[1:])
 
 def admitted(
     data: bytes, config: LogConfig = ANY_TIME, room: CheckBudget | None = None
-) -> Admitted:
-    return admit(data, config, now_ms=NOW_MS, min_zstd_ok=True, room=room)
+) -> ValidatedBatch:
+    return validate(data, config, now_ms=NOW_MS, min_zstd_ok=True, room=room)
 
 
 def as_client(records: list[LogRecord]) -> list[LogRecord]:
@@ -162,7 +162,7 @@ def test_what_does_not_inflate(codec: Codec, harm: str) -> None:
         "tail": stored + b"tail",
     }[harm]
     for room in (None, CheckBudget()):
-        with pytest.raises((InvalidRecordError, TooMuchForATurnError)):
+        with pytest.raises((InvalidRecordError, CheckBudgetExceededError)):
             admitted(with_payload(data, broken), room=room)
     with pytest.raises(InvalidRecordError):
         admitted(with_payload(data, broken))
@@ -293,13 +293,13 @@ def test_record_errors(codec: Codec) -> None:
 def test_records_of_a_turn(codec: Codec) -> None:
     config = LogConfig()
     admitted(many(TURN_RECORDS, codec), config, CheckBudget())
-    with pytest.raises(TooMuchForATurnError):
+    with pytest.raises(CheckBudgetExceededError):
         admitted(many(TURN_RECORDS + 1, codec), config, CheckBudget())
     half = many(TURN_RECORDS // 2, codec)
     room = CheckBudget(bytes=1 << 30)
     for _ in range(2):
         admitted(half, config, room)
-    with pytest.raises(TooMuchForATurnError):
+    with pytest.raises(CheckBudgetExceededError):
         admitted(many(1, codec), config, room)
 
 
@@ -315,7 +315,7 @@ def test_headers_of_a_record(codec: Codec) -> None:
 def test_headers_count_as_records_of_a_turn() -> None:
     headers = (("", b""),) * (TURN_RECORDS - 1)
     admitted(many(1, headers=headers), room=CheckBudget())
-    with pytest.raises(TooMuchForATurnError):
+    with pytest.raises(CheckBudgetExceededError):
         admitted(many(1, headers=(*headers, ("", b""))), room=CheckBudget())
     admitted(many(1, headers=(*headers, ("", b""))))
 
@@ -328,7 +328,7 @@ def test_bytes_of_a_turn(codec: Codec) -> None:
     inflated = len(many(1, value=bytes(1000))) - HEADER_SIZE
     admitted(data, room=CheckBudget(bytes=cost + inflated))
     for short in (1, inflated + 1):
-        with pytest.raises(TooMuchForATurnError):
+        with pytest.raises(CheckBudgetExceededError):
             admitted(data, room=CheckBudget(bytes=cost + inflated - short))
     assert cost + inflated < TURN_BYTES
 
@@ -337,7 +337,7 @@ def test_another_codec_takes_more_than_a_turn() -> None:
     data = many(1)
     assert admitted(data, LogConfig(compression_type="uncompressed"), CheckBudget()).data == data
     config = LogConfig(compression_type="zstd")
-    with pytest.raises(TooMuchForATurnError):
+    with pytest.raises(CheckBudgetExceededError):
         admitted(data, config, CheckBudget())
     assert admitted(data, config).header.codec is Codec.ZSTD
 

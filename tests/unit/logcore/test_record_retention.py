@@ -20,9 +20,9 @@ from fencepost.logcore.batch import (
 from fencepost.logcore.record_retention import (
     BYTES_PER_KEY,
     AbortedTransaction,
-    Filter,
     LastRecord,
     OffsetMap,
+    RecordFilter,
     Transactions,
     map_offsets,
 )
@@ -99,7 +99,7 @@ def clean(history, *, log=None, aborted=None, now_ms=None, budget=1 << 20, known
         for header, _ in batches(source)
         if header.has_producer and known
     }
-    step = Filter(
+    step = RecordFilter(
         offsets,
         Transactions(aborts),
         last_records,

@@ -15,7 +15,7 @@ from fencepost.logcore.batch import parse_header
 from fencepost.logcore.errors import (
     InvalidTxnStateError,
     LogError,
-    NoRoomError,
+    NoSpaceError,
     OutOfOrderSequenceError,
     TooManyProducersError,
 )
@@ -42,7 +42,7 @@ def test_what_follows_a_batch_that_found_no_room_does_not_overtake_it(
     disk = FaultyDisk()
     partition = open_partition(tmp_path, fs=disk)
     disk.is_full = True
-    with pytest.raises(NoRoomError):
+    with pytest.raises(NoSpaceError):
         append(partition, producer_id=PID, sequence=0, transactional=transactional)
     disk.is_full = False
     with pytest.raises(OutOfOrderSequenceError):

@@ -463,7 +463,7 @@ def test_a_log_begins_elsewhere(tmp_path: Path) -> None:
     follower.replica.restart_at(500)
     marks = follower.marks
     assert (marks.log_start_offset, marks.high_watermark, follower.log_end_offset) == (500,) * 3
-    assert (follower.last_stable_offset, marks.own_end, marks.recovery_point) == (500, 500, 6)
+    assert (follower.last_stable_offset, marks.flushed_end, marks.recovery_point) == (500, 500, 6)
     assert follower._epochs.entries == []
     assert list(follower.producers.view()) == []
     follower.append_as_follower(at(500, leader_epoch=2), 9)
@@ -518,7 +518,7 @@ def test_a_planned_cut_holds_the_recovery_point(tmp_path: Path) -> None:
     follower.append_as_follower(at(5, 5), 0)
     flush = follower.flushes.plan(T0)
     assert flush is not None
-    follower.replica.plan_cut(3)
+    follower.replica.plan_truncation(3)
     assert follower.recovery_point == 3
     follower.flushes.finish(flush, flush.run())
     assert follower.recovery_point == 3
@@ -533,7 +533,7 @@ def test_what_was_cut_is_not_taken_for_damage(tmp_path: Path) -> None:
     follower = follower_of(tmp_path)
     follower.append_as_follower(b"".join(at(one) for one in range(10)), 0)
     follower.flushes.run(T0)
-    follower.replica.plan_cut(4)
+    follower.replica.plan_truncation(4)
     saved = follower.recovery_point
     follower.truncate_to(4)
     follower.append_as_follower(at(4) + at(5) + at(6), 0)

@@ -20,7 +20,7 @@ from fencepost.logcore.checkpoints import (
 from fencepost.logcore.config import LogConfig
 from fencepost.logcore.errors import CorruptRecordError, OffsetOutOfRangeError
 from fencepost.logcore.fs import OsFileSystem
-from fencepost.logcore.repair import plan_cut, rebuild_indexes, stale_indexes, truncate
+from fencepost.logcore.repair import plan_truncation, rebuild_indexes, stale_indexes, truncate
 from fencepost.logcore.verify import verify_data_directory, verify_partition
 from tests.support.clock import ManualClock
 
@@ -184,7 +184,7 @@ def test_indexes_are_built_anew(directory: Path) -> None:
 def test_a_log_is_cut_and_the_cut_undone(directory: Path, tmp_path: Path) -> None:
     was = {one.name: one.read_bytes() for one in directory.iterdir()}
     write_offsets(FS, str(tmp_path), RECOVERY_POINT_CHECKPOINT, {("orders", 0): 66})
-    planned = plan_cut(FS, str(directory), 30)
+    planned = plan_truncation(FS, str(directory), 30)
     assert {one.name: one.read_bytes() for one in directory.iterdir()} == was
     undo = tmp_path.with_name("undo") / "orders-0.1"
     cut = truncate(FS, str(directory), 30, str(undo), SMALL, CLOCK)
@@ -212,7 +212,7 @@ def test_a_log_is_cut_and_the_cut_undone(directory: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize("offset", [66, 1000])
 def test_a_cut_behind_the_end_is_refused(directory: Path, offset: int) -> None:
     with pytest.raises(OffsetOutOfRangeError, match="from 0 to 65"):
-        plan_cut(FS, str(directory), offset)
+        plan_truncation(FS, str(directory), offset)
 
 
 def test_a_cut_behind_damage_is_refused(directory: Path) -> None:
@@ -221,8 +221,8 @@ def test_a_cut_behind_damage_is_refused(directory: Path) -> None:
     raw[100] ^= 1
     log.write_bytes(raw)
     with pytest.raises(CorruptRecordError):
-        plan_cut(FS, str(directory), 60)
-    assert plan_cut(FS, str(directory), 0).first_offset == 0
+        plan_truncation(FS, str(directory), 60)
+    assert plan_truncation(FS, str(directory), 0).first_offset == 0
 
 
 def test_a_checkpoint_and_its_copy_are_compared(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ from fencepost.coordinator.storage.replica import (
     ReplicaFetchers,
     partitions_in,
 )
-from fencepost.coordinator.storage.replica_counts import SoleReplicaCounter, ReplicaCounts, count
+from fencepost.coordinator.storage.replica_counts import ReplicaCounts, SoleReplicaCounter, count
 from fencepost.logcore.clock import Clock
 from fencepost.logcore.epochs import UNDEFINED_EPOCH, check_leader_epoch
 from fencepost.logcore.errors import LogError, StorageError

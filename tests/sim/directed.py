@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from fencepost.cluster import alter_partition, follower, leader
-from fencepost.coordinator.broker_services import groups
 from fencepost.coordinator.daemon import cluster_broker
 from fencepost.coordinator.handlers import txn_offset_commit, write_txn_markers
 from fencepost.coordinator.replication import membership
 from fencepost.coordinator.runtime import flusher, shard, shards
+from fencepost.coordinator.services import groups
 from fencepost.coordinator.storage import appends, fetches
 from fencepost.groups import offsets
 from fencepost.logcore import marks, producers, replica

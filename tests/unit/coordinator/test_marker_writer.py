@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from fencepost.coordinator.broker_services import marker_writer
 from fencepost.coordinator.runtime.background import SLICE_MS
+from fencepost.coordinator.services import marker_writer
 from fencepost.coordinator.services.marker_writer import MAX_RETRY_MS, MarkerWriter
 from fencepost.logcore.errors import StorageError
 from fencepost.logcore.machine import EndMarker, ProducerStamp

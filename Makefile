@@ -5,6 +5,9 @@ BIN    := $(VENV)/bin
 RUN    := $(BIN)/python -m
 # Test files of one run; e.g. make test ARGS="-k fencing"
 ARGS   ?=
+# A failed test is played so many times more, and counted as rerun; CI allows one
+RERUNS ?= 0
+PYTEST := $(RUN) pytest$(if $(filter-out 0,$(RERUNS)), --reruns $(RERUNS) --rerun-show-tracebacks)
 # One part of the test files of slow, spark and oracle; PART=2/2 is every second one
 PART   ?= 1/1
 
@@ -53,7 +56,7 @@ demo: $(VENV)/.story  ## the main job: flights over MQTT and a loader, through P
 MEMORY := $(shell df -k --output=avail /dev/shm 2>/dev/null | awk 'NR == 2 && $$1 > 4194304 { print "/dev/shm" }')
 # A daemon or command that has to compile itself takes twice as long to start, and hundreds start.
 # The longest files, of few tests each, begin first: else one worker ends long before the other.
-TEST_RUN := PYTHONDONTWRITEBYTECODE= $(if $(MEMORY),TMPDIR=$(MEMORY) )$(RUN) pytest -o tmp_path_retention_policy=failed --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/crash tests/mqtt tests/sim tests/wire tests/lives tests/answers tests/plugin tests/fuzz tests/docs tests/console/test_api.py tests/unit tests/test_tidy.py --ignore tests/crash/test_sweep.py --ignore tests/crash/test_java_copier.py --ignore tests/crash/test_cluster_faults.py --ignore tests/crash/test_cluster_sweep.py --ignore tests/crash/test_controller_sweep.py --ignore tests/crash/test_failed_appends.py
+TEST_RUN := PYTHONDONTWRITEBYTECODE= $(if $(MEMORY),TMPDIR=$(MEMORY) )$(PYTEST) -o tmp_path_retention_policy=failed --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/crash tests/mqtt tests/sim tests/wire tests/lives tests/answers tests/plugin tests/fuzz tests/docs tests/console/test_api.py tests/unit tests/test_tidy.py --ignore tests/crash/test_sweep.py --ignore tests/crash/test_java_copier.py --ignore tests/crash/test_cluster_faults.py --ignore tests/crash/test_cluster_sweep.py --ignore tests/crash/test_controller_sweep.py --ignore tests/crash/test_failed_appends.py
 
 test: export POWER_STATES ?= 600
 test: $(VENV)/.dev  ## unit, scenario, real-client and crash tests (six minutes on two cores)
@@ -72,37 +75,37 @@ lint: $(VENV)/.spark  ## ruff, mypy --strict, import directions
 	$(RUN) pytest --quiet --strict-config tests/test_tidy.py
 
 console: $(VENV)/.dev  ## the web console in a real Chromium, screenshots in build/console-screenshots (needs Debian's chromium)
-	$(RUN) pytest $(or $(ARGS),tests/console)
+	$(PYTEST) $(or $(ARGS),tests/console)
 
 oracle: $(VENV)/.spark  ## the same client scenarios on a real Apache Kafka 4.3, traces and random lives compared (needs java, mvn, Mosquitto)
-	$(RUN) pytest --numprocesses 2 --dist loadfile --target=kafka tests/wire --part=$(PART) $(ARGS)
-	$(RUN) pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/oracle --part=$(PART) $(ARGS)
+	$(PYTEST) --numprocesses 2 --dist loadfile --target=kafka tests/wire --part=$(PART) $(ARGS)
+	$(PYTEST) --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/oracle --part=$(PART) $(ARGS)
 
 ecosystem: $(VENV)/.dev  ## Flink, Connect, MirrorMaker 2, Spring and Quix killed inside open transactions (needs a JDK and mvn)
-	$(RUN) pytest tests/ecosystem $(ARGS)
+	$(PYTEST) tests/ecosystem $(ARGS)
 
 containers: $(VENV)/.spark  ## clients, pipelines and Spark on Apache Kafka in a container (needs a Docker engine, java, mvn, busybox, Mosquitto)
-	$(RUN) pytest --target=container $(or $(ARGS),tests/wire tests/mqtt/test_bridge.py tests/mqtt/test_sessions.py)
-	$(if $(ARGS),,$(RUN) pytest --target=container -m judge tests/spark)
+	$(PYTEST) --target=container $(or $(ARGS),tests/wire tests/mqtt/test_bridge.py tests/mqtt/test_sessions.py)
+	$(if $(ARGS),,$(PYTEST) --target=container -m judge tests/spark)
 
 crash: export POWER_STATES ?= $(or $(N),10500)
 crash: export CLUSTER_POINTS ?= 300
 crash: export CONTROLLER_POINTS ?= 100
 crash: $(VENV)/.dev  ## kills and power loss at every step, also of three brokers (CLUSTER_POINTS=all) and of a controller on ZooKeeper (CONTROLLER_POINTS=all), a fleet of groups, histories of logs (N=100000: more of each)
-	$(RUN) pytest --numprocesses 2 --dist loadfile $(or $(ARGS),tests/crash)
-	HISTORIES=$(or $(N),20000) $(RUN) pytest --quiet -rP --numprocesses 2 --dist load --rebalances $(or $(N),20000) tests/unit/groups/test_fleet.py tests/unit/logcore/test_histories.py
+	$(PYTEST) --numprocesses 2 --dist loadfile $(or $(ARGS),tests/crash)
+	HISTORIES=$(or $(N),20000) $(PYTEST) --quiet -rP --numprocesses 2 --dist load --rebalances $(or $(N),20000) tests/unit/groups/test_fleet.py tests/unit/logcore/test_histories.py
 
 sim: $(VENV)/.dev  ## a cluster on a simulated network, with disks and clocks that fail, from seeds (SEED=1 N=200 WORLD=both)
 	$(RUN) tests.sim.run --world $(or $(WORLD),both) --processes 2 --seed $(or $(SEED),1) --count $(or $(N),200)
 
 lives: $(VENV)/.dev  ## a long life of clients that ask anything (SEED=7 N=1000000)
-	$(RUN) pytest -s tests/lives/test_lives.py --seed $(or $(SEED),1) --requests $(or $(N),1000000)
+	$(PYTEST) -s tests/lives/test_lives.py --seed $(or $(SEED),1) --requests $(or $(N),1000000)
 
 compared-lives: $(VENV)/.dev  ## a longer life led on Apache Kafka 4.3 as well, answers compared (SEED=7 N=1000; needs java and mvn)
-	$(RUN) pytest -s tests/oracle/test_lives.py --seed $(or $(SEED),1) --requests $(or $(N),300)
+	$(PYTEST) -s tests/oracle/test_lives.py --seed $(or $(SEED),1) --requests $(or $(N),300)
 
 mqtt: $(VENV)/.dev  ## 50,000 messages over MQTT, under kill -9 of bridge, broker and daemon (needs Mosquitto)
-	MQTT_MESSAGES=50000 $(RUN) pytest tests/mqtt $(ARGS)
+	MQTT_MESSAGES=50000 $(PYTEST) tests/mqtt $(ARGS)
 
 EXAMPLES := exactly_once_copy word_count dead_letters replay move_to_kafka secured mqtt_ingestion
 examples: $(VENV)/.demo  ## every example, each with its own check
@@ -111,7 +114,7 @@ examples: $(VENV)/.demo  ## every example, each with its own check
 spark-examples: $(VENV)/.story  ## the examples on Spark, each with its own check
 	$(RUN) examples.windowed_join
 
-SPARK_RUN := $(RUN) pytest --numprocesses 2 --dist loadfile
+SPARK_RUN := $(PYTEST) --numprocesses 2 --dist loadfile
 # What else is marked judge runs on Apache Kafka with ARGS=tests/spark.
 SPARK_JUDGED := tests/spark/test_crashes.py tests/spark/test_broker_failures.py tests/spark/test_secured.py
 spark: $(VENV)/.spark  ## source and exactly-once sink on a real local Spark, killed at every step; a part on Apache Kafka too
@@ -119,7 +122,7 @@ spark: $(VENV)/.spark  ## source and exactly-once sink on a real local Spark, ki
 	$(SPARK_RUN) --target=kafka -m judge $(or $(ARGS),$(SPARK_JUDGED))
 
 package: $(VENV)/.spark  ## wheel and sdist in clean environments, beside packages with the names of our parts (needs Mosquitto)
-	$(RUN) pytest tests/package $(ARGS)
+	$(PYTEST) tests/package $(ARGS)
 
 lock: $(BIN)/python  ## the versions and hashes of what the image is made of, in packaging/
 	$(PYTHON) -m venv build/lock-tool
@@ -145,7 +148,7 @@ docs: $(VENV)/.docs  ## the site of the documentation into build/docs (begin at 
 readme: $(VENV)/.dev  ## write the generated parts of README.md and docs/ anew
 	$(RUN) docs.generate
 
-MATRIX_RUN := $(RUN) pytest --numprocesses 2 --dist loadfile tests/wire $(ARGS)
+MATRIX_RUN := $(PYTEST) --numprocesses 2 --dist loadfile tests/wire $(ARGS)
 matrix: $(VENV)/.dev  ## the client scenarios on both brokers, and what came of them into docs/compatibility.md
 	-$(MATRIX_RUN) --results build/results/fencepost.json
 	-$(MATRIX_RUN) --target=kafka --results build/results/kafka.json

@@ -54,7 +54,7 @@ def levels(bootstrap: str) -> dict[str, int]:
             "api_versions", 3, client_software_name="x", client_software_version="1"
         )
     found = {one["name"]: one["max_version_level"] for one in answer["finalized_features"]}
-    return {name: found[name] for name in LATEST}
+    return {name: found[name] for name in LATEST if name in found}
 
 
 def controllers(kafka: Kafka) -> set[int]:

@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
@@ -120,7 +120,7 @@ class Nodes:
 
         The broker ``without`` must be missing from all.
         """
-        expected = {1, 2, 3} - {without}
+        expected = {one.node_id for one in self.cluster.nodes} - {without}
         parts = self.partitions(*ASSIGNED, witness=witness)
         full = [set(part["isr_nodes"]) == expected for part in parts]
         return len(full) == 2 * PARTITIONS + 2 and all(full)
@@ -291,11 +291,11 @@ class AtWork:
 
 
 @contextmanager
-def at_work(nodes: Nodes) -> Iterator[AtWork]:
-    """Create the topics, and run the clients within the block."""
+def at_work(nodes: Nodes, assigned: Mapping[str, list[list[int]]] = ASSIGNED) -> Iterator[AtWork]:
+    """Create the topics with these replicas, and run the clients within the block."""
     admin = AdminClient({"bootstrap.servers": nodes.bootstrap})
     topics = [
-        NewTopic(name, len(parts), replica_assignment=parts) for name, parts in ASSIGNED.items()
+        NewTopic(name, len(parts), replica_assignment=parts) for name, parts in assigned.items()
     ]
     for made in admin.create_topics(topics).values():
         made.result(30)

@@ -350,6 +350,13 @@ class Kafka:
         """Add settings, which take effect at the next start."""
         self._settings.update(settings)
 
+    def upgrade(self, libs: Libs) -> None:
+        """Stop it cleanly, and start the release with these jars on its data."""
+        assert self.child is not None
+        self.child.terminate(deadline_s=START_S)
+        self._libs = libs
+        self.start()
+
     def kill(self) -> None:
         """Kill the process by SIGKILL."""
         assert self.child is not None

@@ -11,7 +11,7 @@ from pathlib import Path
 from fencepost.logcore.checkpoints import MetaProperties, write_meta_properties
 from fencepost.logcore.fs import OsFileSystem
 from fencepost.tools.ports import hold_port
-from tests.support.kafka import CLUSTER_ID, JAVA_OPTIONS, Kafka, Quorum
+from tests.support.kafka import CLUSTER_ID, JAVA_OPTIONS, Kafka, Libs, Quorum, jars
 from tests.support.member import Member
 from tests.support.targets import SETTINGS
 
@@ -47,7 +47,10 @@ class MixedCluster:
         *,
         controllers: str = JAVA,
         java_options: Sequence[str] = JAVA_OPTIONS,
+        libs: Libs = jars,
     ) -> None:
+        """``libs`` returns the jars of Apache Kafka's release."""
+        self._libs = libs
         self.name = f"{layout} under {controllers}"
         """The name of the layout in tests and figures."""
         self.layout = layout
@@ -75,7 +78,13 @@ class MixedCluster:
 
     def _controllers_of_kafka(self, count: int) -> list[Kafka]:
         made = [
-            Kafka(self._room(node_id), self._common, node_id=node_id, is_broker=False)
+            Kafka(
+                self._room(node_id),
+                self._common,
+                node_id=node_id,
+                is_broker=False,
+                libs=self._libs,
+            )
             for node_id in range(FIRST_CONTROLLER, FIRST_CONTROLLER + count)
         ]
         voters = ",".join(f"{one.node_id}@{one.controller}" for one in made)
@@ -112,6 +121,7 @@ class MixedCluster:
             node_id=node_id,
             controller=Quorum(FIRST_CONTROLLER, self._addresses[0]),
             replicas=min(3, len(self.layout)),
+            libs=self._libs,
         )
 
     def _room(self, node_id: int) -> Path:

@@ -1,0 +1,117 @@
+"""Apache Kafka 4.4 in the place of 4.3: a rolling upgrade, and brokers under our controller.
+
+Clients of all kinds work throughout; at the end nothing is lost, duplicated or reordered, and the
+replicas of both brokers are equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.crash.test_cluster_faults import check_records, check_replicas
+from tests.oracle.test_joining_44 import LATEST, levels
+from tests.oracle.tool_scenes import FEATURES
+from tests.support.failover import (
+    OFFSETS,
+    SETTINGS,
+    SOURCE,
+    TARGET,
+    TRANSACTIONS,
+    AtWork,
+    Nodes,
+    at_work,
+    settled,
+)
+from tests.support.kafka import Kafka, Libs, jars, required, run_tool
+from tests.support.kafka44 import jars as jars44
+from tests.support.mixed import FIRST_CONTROLLER, MixedCluster
+
+pytestmark = [pytest.mark.oracle, pytest.mark.timeout(600)]
+
+KAFKA, OURS = 1, 2
+ASSIGNED = {
+    SOURCE: [[KAFKA, OURS], [OURS, KAFKA], [KAFKA, OURS]],
+    TARGET: [[OURS, KAFKA], [KAFKA, OURS], [OURS, KAFKA]],
+    OFFSETS: [[OURS, KAFKA]],
+    TRANSACTIONS: [[KAFKA, OURS]],
+}
+"""Each broker coordinates for the other one's partitions until it stops."""
+
+ONE_SUFFICES = {**SETTINGS, "min.insync.replicas": "1", "transaction.state.log.min.isr": "1"}
+"""Clients do not wait for the return of a broker."""
+
+
+@contextmanager
+def working(directory: Path, controllers: str, libs: Libs) -> Iterator[tuple[Nodes, AtWork]]:
+    """Yield a broker of either kind with clients at work; check at the end what they have done."""
+    cluster = MixedCluster(directory, "JP", ONE_SUFFICES, controllers=controllers, libs=libs)
+    nodes = None
+    try:
+        with required():
+            cluster.start()
+        nodes = Nodes(cluster)
+        with at_work(nodes, ASSIGNED) as work:
+            yield nodes, work
+            work.finish()
+        assert work.writer.refused == []
+        check_records(nodes, work.clients, work.writer, turns=len(ASSIGNED))
+        check_replicas(nodes)
+    finally:
+        (nodes or cluster).stop()
+
+
+def whole(nodes: Nodes, work: AtWork, after: str) -> None:
+    """Wait until all replicas are in sync, and let each preferred leader lead."""
+    settled(nodes.has_isr, f"all in sync after {after}")
+    settled(
+        lambda: nodes.is_led_as_preferred() or nodes.elect_preferred(), f"leaders after {after}"
+    )
+    work.writer.goes_on(f"producing after {after}")
+
+
+def upgraded(nodes: Nodes, node_id: int) -> None:
+    node = nodes.cluster.node(node_id)
+    assert isinstance(node, Kafka)
+    node.upgrade(jars44)
+
+
+def finalize(nodes: Nodes, *level: str) -> None:
+    """Have the 4.4 release of kafka-features raise levels."""
+    address = nodes.cluster.node(KAFKA).bootstrap
+    run_tool(FEATURES, "--bootstrap-server", address, "upgrade", *level, libs=jars44)
+
+
+def test_rolling_upgrade_from_4_3_to_4_4_loses_and_duplicates_nothing(tmp_path: Path) -> None:
+    with working(tmp_path, "J", jars) as (nodes, work):
+        for node_id in (FIRST_CONTROLLER, KAFKA):
+            upgraded(nodes, node_id)
+            whole(nodes, work, f"the upgrade of {node_id}")
+        ours = nodes.cluster.node(OURS).bootstrap
+        assert levels(ours) == {"metadata.version": 30, "share.version": 1}
+        finalize(nodes, "--release-version", "4.4")
+        settled(lambda: levels(ours) == LATEST, "the broker knows the new levels")
+        nodes.down(OURS, "stop")
+        nodes.back(OURS, "stop")
+        whole(nodes, work, "the start in a cluster finalized at 4.4")
+
+
+def test_broker_of_4_4_serves_and_fails_over_under_our_controller(tmp_path: Path) -> None:
+    with working(tmp_path, "P", jars44) as (nodes, work):
+        for node_id in (KAFKA, OURS):
+            whole(nodes, work, "the start")
+            nodes.down(node_id, "kill")
+            work.writer.goes_on(f"producing without {node_id}")
+            nodes.back(node_id, "kill")
+        finalize(nodes, "--feature", "metadata.version=33")
+        for one in nodes.cluster.nodes:
+            settled(
+                lambda one=one: levels(one.bootstrap) == {"metadata.version": 33},
+                "both know the new level",
+            )
+        nodes.down(KAFKA, "stop")
+        nodes.back(KAFKA, "stop")
+        whole(nodes, work, "the start in a cluster finalized at 4.4")

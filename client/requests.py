@@ -17,7 +17,7 @@ Partition = tuple[str, int]
 LATEST, EARLIEST = -1, -2
 """Special timestamps of :func:`list_offsets`."""
 
-NAMED = {"Fetch": 12, "Produce": 12, "OffsetCommit": 9, "OffsetFetch": 9}
+NAMED = {"Fetch": 12, "Produce": 12, "OffsetCommit": 9, "OffsetFetch": 9, "TxnOffsetCommit": 5}
 
 
 def topics(

@@ -19,6 +19,7 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.client.client import ApiError
 from fencepost.client.requests import (
+    NAMED,
     add_partitions,
     added,
     produce,
@@ -330,7 +331,7 @@ def commit_offsets(
             lambda f: txn_offset_commit(
                 f, offsets, metadata=metadata, **ticket.claim, group_id=group
             ),
-            at_most=5 if ticket.implicit else 4,
+            at_most=NAMED["TxnOffsetCommit"] if ticket.implicit else 4,
             to_group=group,
         )
     except ApiError as error:

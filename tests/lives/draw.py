@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from fencepost.protocol.api import APIS
 from tests.lives.knowledge import Knowledge, Slot
 from tests.lives.pools import COMMON_INTERNAL, INTERNAL_TOPICS, ODD, SMALL_INTS, TOO_LONG, Pools
+from tests.support.kafka import HIGHEST_VERSIONS
 
 T = TypeVar("T")
 Later = Callable[[Knowledge], Any]
@@ -23,9 +24,6 @@ Shape = Mapping[str, Any]
 Identity = tuple[int, int]
 
 VERSIONS = {api.module: (api.min_version, api.stable_max) for api in APIS.values()}
-HIGHEST_OF_4_3 = {"api_versions": 4, "txn_offset_commit": 5, "delete_groups": 2}
-"""The highest versions of Apache Kafka 4.3, with which calm lives are compared, where 4.4 has more.
-"""
 SLOTS = 6
 """Members of a group, and claims of a transactional id, that a life distinguishes."""
 
@@ -88,7 +86,8 @@ class Draw:
     def versions(self, api: str) -> tuple[int, int]:
         """Return the lowest and the highest version to draw."""
         least, most = VERSIONS[api]
-        return least, HIGHEST_OF_4_3.get(api, most) if self.calm else most
+        # Calm lives are compared with Apache Kafka 4.3.
+        return least, HIGHEST_VERSIONS.get(api, most) if self.calm else most
 
     def version(self, api: str, low: int = 0, high: int = 99) -> int:
         least, most = self.versions(api)

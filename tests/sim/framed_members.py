@@ -213,7 +213,7 @@ class FramedMember(FrameClient):
                 ),
             )
 
-        answer = await self._in_group("TxnOffsetCommit", body)
+        answer = await self._in_group("TxnOffsetCommit", body, at_most=NAMED["TxnOffsetCommit"])
         is_added = answer is not LOST and self._codes(answer) == {ErrorCode.none}
         if is_added:
             self.promises.pending.update(told)

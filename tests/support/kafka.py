@@ -26,6 +26,15 @@ CACHE = ROOT / ".cache" / "oracle"
 TESTS = CACHE / "tests"
 """The folder of the jars of Kafka's own tests and of their runner, apart from the broker's jars."""
 
+HIGHEST_VERSIONS = {
+    "api_versions": 4,
+    "txn_offset_commit": 5,
+    "delete_groups": 2,
+    "unregister_controller": -1,
+}
+"""The highest versions of Apache Kafka 4.3, -1 for none, of APIs of which Fencepost serves those of
+4.4. ``tests/oracle/test_versions_44.py`` compares the newer ones with Apache Kafka 4.4."""
+
 LOG4J_FILE = CACHE / "log4j2.xml"
 START_S = 120.0
 MAVEN_PAUSES_S = (5, 20, 60)

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tests.oracle.authorised_brokers import Member as LoggedIn
-from tests.oracle.tracer import UNORDERED, Masks, Tracer, fitted
+from tests.oracle.tracer import UNORDERED, Masks, Tracer
 from tests.support.cluster import Cluster, unique
-from tests.support.raw import Answer, ConnectionLostError, decode
+from tests.support.raw import Answer, ConnectionLostError, decode, fitted
 from tests.support.waits import until
 
 OPERATOR, STRANGER = "operator", "stranger"
@@ -44,9 +44,11 @@ Step = tuple[str, Any, Any]
 """A request, its body, and the response."""
 
 
-def compact(value: Any) -> str:
-    """Return ``value`` as JSON on one line."""
-    return json.dumps(value, default=repr, ensure_ascii=False, separators=(",", ":"))
+def compact(value: Any, *, is_sorted: bool = False) -> str:
+    """Return ``value`` as JSON on one line, with its fields in their order or sorted by name."""
+    return json.dumps(
+        value, default=repr, ensure_ascii=False, separators=(",", ":"), sort_keys=is_sorted
+    )
 
 
 @dataclass(frozen=True)

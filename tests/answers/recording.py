@@ -71,7 +71,7 @@ def _numbered(steps: Iterable[Step]) -> dict[Key, Any]:
     seen: Counter[tuple[str, str]] = Counter()
     found = {}
     for request, body, answer in steps:
-        key = request, compact(body)
+        key = request, compact(body, is_sorted=True)
         found[*key, seen[key]] = answer
         seen[key] += 1
     return found

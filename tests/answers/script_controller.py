@@ -20,10 +20,9 @@ from tests.answers.script_topics import (
     plain,
     row,
 )
-from tests.oracle.tracer import fitted
 from tests.oracle.traces_features import SAFE, UPGRADE, to
 from tests.support.controllers import FEATURES, anonymous
-from tests.support.raw import encode
+from tests.support.raw import encode, fitted
 
 Case = tuple[str, int, dict[str, Any]]
 STRANGE_BROKER: Final = 50

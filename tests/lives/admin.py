@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from tests.lives.draw import Draw, Request
+from tests.support import requests
+from tests.support.requests import Body
 
 NODE = 1
-TIMEOUT_MS = 10_000
 
 
 def _parts(d: Draw) -> list[int]:
@@ -20,79 +20,80 @@ def _replicas(d: Draw) -> list[int] | None:
 
 
 def describe_log_dirs(d: Draw) -> Request:
-    def topic() -> dict[str, Any]:
-        return {"topic": d.topic(), "partitions": _parts(d)}
+    def topic() -> Body:
+        return requests.topic_partitions(d.topic(), *_parts(d))
 
     topics = None if d.chance(0.3) else d.some(topic)
     return Request("describe_log_dirs", d.version("describe_log_dirs"), {"topics": topics})
 
 
 def alter_replica_log_dirs(d: Draw) -> Request:
-    def directory() -> dict[str, Any]:
-        topics = d.some(lambda: {"name": d.topic(), "partitions": _parts(d)})
-        return {"path": d.pick(["/no/such/directory", ""]), "topics": topics}
+    def directory() -> Body:
+        topics = d.some(lambda: (d.topic(), _parts(d)))
+        return requests.log_dir(d.pick(["/no/such/directory", ""]), *topics)
 
+    version = d.version("alter_replica_log_dirs")
     return Request(
-        "alter_replica_log_dirs", d.version("alter_replica_log_dirs"), {"dirs": d.some(directory)}
+        "alter_replica_log_dirs", version, requests.alter_replica_log_dirs(*d.some(directory))
     )
 
 
 def describe_quorum(d: Draw) -> Request:
-    def topic() -> dict[str, Any]:
+    def topic() -> Body:
         name = "__cluster_metadata" if d.chance(0.8) else d.topic()
-        return {"topic_name": name, "partitions": [{"partition_index": d.pick([0, 0, 0, 1])}]}
+        return requests.quorum_topic(name, d.pick([0, 0, 0, 1]))
 
     return Request("describe_quorum", d.version("describe_quorum"), {"topics": d.some(topic)})
 
 
 def list_partition_reassignments(d: Draw) -> Request:
-    def topic() -> dict[str, Any]:
-        return {"name": d.topic(), "partition_indexes": _parts(d)}
+    def topic() -> Body:
+        return requests.indexes_of(d.topic(), *_parts(d))
 
     topics = None if d.chance(0.5) else d.some(topic)
-    return Request("list_partition_reassignments", 0, {"timeout": TIMEOUT_MS, "topics": topics})
+    body = requests.list_partition_reassignments(topics=topics)
+    return Request("list_partition_reassignments", 0, body)
 
 
 def alter_partition_reassignments(d: Draw) -> Request:
-    def topic() -> dict[str, Any]:
-        parts = d.some(lambda: {"partition_index": d.partition(), "replicas": _replicas(d)})
-        return {"name": d.topic(), "partitions": parts}
+    def topic() -> Body:
+        parts = d.some(lambda: (d.partition(), _replicas(d)))
+        return requests.reassigned_topic(d.topic(), *parts)
 
     return Request(
         "alter_partition_reassignments",
         d.version("alter_partition_reassignments"),
-        {
-            "timeout": TIMEOUT_MS,
-            "allow_replication_factor_change": d.chance(0.5),
-            "topics": d.some(topic),
-        },
+        requests.alter_partition_reassignments(
+            allow_replication_factor_change=d.chance(0.5), topics=d.some(topic)
+        ),
     )
 
 
 def elect_leaders(d: Draw) -> Request:
-    def topic() -> dict[str, Any]:
-        return {"topic": d.topic(), "partitions": _parts(d)}
+    def topic() -> Body:
+        return requests.topic_partitions(d.topic(), *_parts(d))
 
     return Request(
         "elect_leaders",
         d.version("elect_leaders"),
-        {
-            "election_type": d.pick([0, 1, 2]),
-            "topic_partitions": None if d.chance(0.3) else d.some(topic),
-            "timeout": TIMEOUT_MS,
-        },
+        requests.elect_leaders(
+            election_type=d.pick([0, 1, 2]),
+            topic_partitions=None if d.chance(0.3) else d.some(topic),
+        ),
     )
 
 
 def list_config_resources(d: Draw) -> Request:
     kinds = d.some(lambda: d.pick([2, 4, 8, 16, 32, 1]))
     return Request(
-        "list_config_resources", d.version("list_config_resources"), {"resource_types": kinds}
+        "list_config_resources",
+        d.version("list_config_resources"),
+        requests.list_config_resources(*kinds),
     )
 
 
 def unregister_broker(d: Draw) -> Request:
-    return Request("unregister_broker", 0, {"broker_id": d.pick([NODE, 2, -1])})
+    return Request("unregister_broker", 0, requests.unregister_broker(d.pick([NODE, 2, -1])))
 
 
 def unregister_controller(d: Draw) -> Request:
@@ -103,36 +104,32 @@ def describe_acls(d: Draw) -> Request:
     return Request("describe_acls", d.version("describe_acls"), _filter(d))
 
 
-def _filter(d: Draw) -> dict[str, Any]:
-    return {
-        "resource_type_filter": d.pick([1, 2, 3]),
-        "resource_name_filter": None if d.chance(0.5) else d.topic(),
-        "pattern_type_filter": d.pick([1, 3]),
-        "principal_filter": None,
-        "host_filter": None,
-        "operation": d.pick([1, 3]),
-        "permission_type": d.pick([1, 3]),
-    }
+def _filter(d: Draw) -> Body:
+    return requests.describe_acls(
+        resource_type_filter=d.pick([1, 2, 3]),
+        resource_name_filter=None if d.chance(0.5) else d.topic(),
+        pattern_type_filter=d.pick([1, 3]),
+        operation=d.pick([1, 3]),
+        permission_type=d.pick([1, 3]),
+    )
 
 
 def create_acls(d: Draw) -> Request:
-    def acl() -> dict[str, Any]:
-        return {
-            "resource_type": 2,
-            "resource_name": d.topic(),
-            "resource_pattern_type": d.pick([3, 4]),
-            "principal": "User:somebody",
-            "host": "*",
-            "operation": d.pick([3, 4]),
-            "permission_type": 3,
-        }
+    def acl() -> Body:
+        return requests.acl(
+            d.topic(),
+            resource_pattern_type=d.pick([3, 4]),
+            principal="User:somebody",
+            operation=d.pick([3, 4]),
+        )
 
-    return Request("create_acls", d.version("create_acls"), {"creations": d.some(acl)})
+    version = d.version("create_acls")
+    return Request("create_acls", version, requests.create_acls(*d.some(acl)))
 
 
 def delete_acls(d: Draw) -> Request:
     filters = d.some(lambda: _filter(d))
-    return Request("delete_acls", d.version("delete_acls"), {"filters": filters})
+    return Request("delete_acls", d.version("delete_acls"), requests.delete_acls(*filters))
 
 
 QUOTAS = (
@@ -149,71 +146,73 @@ def _entity_type(d: Draw) -> str:
 
 
 def describe_client_quotas(d: Draw) -> Request:
-    def component() -> dict[str, Any]:
+    def component() -> Body:
         how = d.pick([0, 1, 2, 2, 3])
         match = d.group() if d.chance(0.9) is (how == 0) else None
-        return {"entity_type": _entity_type(d), "match_type": how, "match": match}
+        return requests.quota_component(_entity_type(d), how, match)
 
+    version = d.version("describe_client_quotas")
+    components = d.some(component)
     return Request(
         "describe_client_quotas",
-        d.version("describe_client_quotas"),
-        {"components": d.some(component), "strict": d.chance(0.5)},
+        version,
+        requests.describe_client_quotas(*components, strict=d.chance(0.5)),
     )
 
 
 def alter_client_quotas(d: Draw) -> Request:
-    def op() -> dict[str, Any]:
+    def op() -> Body:
         # The entity is metered from then on, but not throttled: lives take long enough anyway.
         key = d.pick([*QUOTAS, "no-such-quota"])
         value = d.pick([1e9, 1e9, 1e9 + 0.5, 0.0, -1.0, 1e30])
-        return {"key": key, "value": value, "remove": d.chance(0.3)}
+        return requests.quota_op(key, value, remove=d.chance(0.3))
 
-    def entry() -> dict[str, Any]:
-        def part() -> dict[str, Any]:
+    def entry() -> Body:
+        def part() -> tuple[str, str | None]:
             name = None if d.chance(0.4) else d.group()
-            return {"entity_type": _entity_type(d), "entity_name": name}
+            return _entity_type(d), name
 
-        return {"entity": d.some(part), "ops": d.some(op)}
+        parts = d.some(part)
+        return requests.quota_entry(parts, *d.some(op))
 
+    version = d.version("alter_client_quotas")
+    entries = d.some(entry)
     return Request(
         "alter_client_quotas",
-        d.version("alter_client_quotas"),
-        {"entries": d.some(entry), "validate_only": d.chance(0.3)},
+        version,
+        requests.alter_client_quotas(*entries, validate_only=d.chance(0.3)),
     )
 
 
 def describe_user_scram_credentials(d: Draw) -> Request:
-    users = None if d.chance(0.3) else d.some(lambda: {"name": d.group()})
-    return Request("describe_user_scram_credentials", 0, {"users": users})
+    users = None if d.chance(0.3) else d.some(d.group)
+    return Request(
+        "describe_user_scram_credentials", 0, requests.describe_user_scram_credentials(users)
+    )
 
 
 def alter_user_scram_credentials(d: Draw) -> Request:
-    def deletion() -> dict[str, Any]:
-        return {"name": d.group(), "mechanism": d.pick([1, 2, 3])}
+    def deletion() -> Body:
+        return requests.scram_deletion(d.group(), d.pick([1, 2, 3]))
 
-    def upsertion() -> dict[str, Any]:
+    def upsertion() -> Body:
         iterations = d.pick([4096, 4096, 4095, 16384, 16385])
-        return deletion() | {
-            "iterations": iterations,
-            "salt": b"salt",
-            "salted_password": b"password",
-        }
+        return requests.scram_upsertion(d.group(), d.pick([1, 2, 3]), iterations=iterations)
 
-    return Request(
-        "alter_user_scram_credentials",
-        0,
-        {"deletions": d.some(deletion), "upsertions": d.some(upsertion)},
-    )
+    body = requests.alter_user_scram_credentials(d.some(deletion), d.some(upsertion))
+    return Request("alter_user_scram_credentials", 0, body)
 
 
 def sasl_handshake(d: Draw) -> Request:
     mechanism = d.pick(["PLAIN", "SCRAM-SHA-256", "OAUTHBEARER", "GSSAPI", ""])
-    return Request("sasl_handshake", d.version("sasl_handshake"), {"mechanism": mechanism})
+    version = d.version("sasl_handshake")
+    return Request("sasl_handshake", version, requests.sasl_handshake(mechanism))
 
 
 def sasl_authenticate(d: Draw) -> Request:
     token = d.pick([b"", b"\0alice\0secret", b"n,,n=alice,r=nonce", b"\xff"])
-    return Request("sasl_authenticate", d.version("sasl_authenticate"), {"auth_bytes": token})
+    version = d.version("sasl_authenticate")
+    return Request("sasl_authenticate", version, requests.sasl_authenticate(token))
 
 
 REQUESTS: list[Callable[[Draw], Request]] = [

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tests.lives.draw import UNKNOWN_ID, Draw, Later, Request
 from tests.lives.knowledge import NO_TOPIC
+from tests.support import requests
+from tests.support.requests import Body
 
 TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
 
@@ -59,22 +59,18 @@ def _fetched_id(d: Draw, name: str) -> Later:
 def fetch(d: Draw, client: int) -> Request:
     """Draw a Fetch without a session, at the start of one, or within one."""
 
-    def topic() -> dict[str, Any]:
+    def topic() -> Body:
         name, index = d.readable(), d.partition()
-        return {
-            "topic": name,
-            "topic_id": _fetched_id(d, name),
-            "partitions": [
-                {
-                    "partition": index,
-                    "current_leader_epoch": _epoch(d),
-                    "fetch_offset": _offset(d, (name, index)),
-                    "last_fetched_epoch": _epoch(d),
-                    "log_start_offset": -1,
-                    "partition_max_bytes": d.pick([1, 100, 1 << 20, 0]),
-                }
-            ],
-        }
+        return requests.fetch_topic(
+            name,
+            index,
+            topic_id=_fetched_id(d, name),
+            current_leader_epoch=_epoch(d),
+            fetch_offset=_offset(d, (name, index)),
+            last_fetched_epoch=_epoch(d),
+            log_start_offset=-1,
+            partition_max_bytes=d.pick([1, 100, 1 << 20, 0]),
+        )
 
     kind = d.rng.choices(("none", "first", "next", "wrong"), (4, 2, 4, 1))[0]
     session: tuple[Later, Later]
@@ -98,47 +94,43 @@ def fetch(d: Draw, client: int) -> Request:
     return Request(
         "fetch",
         d.version("fetch"),
-        {
-            "replica_id": d.rng.choices((-1, -2, 0, 1), (97, 1, 1, 1))[0],
-            "max_wait": wait,
-            "min_bytes": d.pick([0, 1, 1, 1_000]),
-            "max_bytes": d.pick([1, 1_000, 1 << 20, 0]),
+        requests.fetch(
+            *topics,
+            replica_id=d.rng.choices((-1, -2, 0, 1), (97, 1, 1, 1))[0],
+            max_wait=wait,
+            min_bytes=d.pick([0, 1, 1, 1_000]),
+            max_bytes=d.pick([1, 1_000, 1 << 20, 0]),
             # With Apache Kafka an invalid isolation level may begin a session all the same.
-            "isolation_level": d.rng.choices((0, 1, 2), (5, 5, 0.2 if outside else 0))[0],
-            "session_id": session[0],
-            "session_epoch": session[1],
-            "topics": topics,
-            "forgotten_topics_data": [
-                {"topic": name, "topic_id": _fetched_id(d, name), "partitions": [d.partition()]}
-                for name in forgotten
+            isolation_level=d.rng.choices((0, 1, 2), (5, 5, 0.2 if outside else 0))[0],
+            session_id=session[0],
+            session_epoch=session[1],
+            forgotten_topics_data=[
+                requests.forgotten_topic(name, d.partition(), topic_id=topic_id)
+                for name, topic_id in ((name, _fetched_id(d, name)) for name in forgotten)
             ],
-        },
+        ),
         notes={"client": client},
     )
 
 
 def list_offsets(d: Draw) -> Request:
-    def topic() -> dict[str, Any]:
-        return {
-            "name": d.readable(),
-            "partitions": [
-                {
-                    "partition_index": d.partition(),
-                    "current_leader_epoch": _epoch(d),
-                    "timestamp": d.pick([-1, -2, -3, -4, -5, -6, 0, 10**12, 10**13, 2**62]),
-                }
-            ],
-        }
+    def topic() -> Body:
+        return requests.list_offsets_topic(
+            d.readable(),
+            d.partition(),
+            current_leader_epoch=_epoch(d),
+            timestamp=d.pick([-1, -2, -3, -4, -5, -6, 0, 10**12, 10**13, 2**62]),
+        )
 
     return Request(
         "list_offsets",
         d.version("list_offsets"),
-        {
-            "replica_id": d.rng.choices((-1, -2, 1), (97, 2, 1))[0],
-            "isolation_level": d.rng.choices((0, 1, 2), (5, 5, 0.2))[0],
-            "topics": d.some(topic),
-            "timeout": 1_000,
-        },
+        requests.list_offsets(
+            replica_id=d.rng.choices((-1, -2, 1), (97, 2, 1))[0],
+            isolation_level=d.rng.choices((0, 1, 2), (5, 5, 0.2))[0],
+            topics=d.some(topic),
+            timeout=1_000,
+        ),
     )
 
 
@@ -146,21 +138,17 @@ def offset_for_leader_epoch(d: Draw) -> Request:
     return Request(
         "offset_for_leader_epoch",
         d.version("offset_for_leader_epoch"),
-        {
-            "replica_id": d.rng.choices((-1, -2, 1), (8, 1, 1))[0],
-            "topics": d.some(
-                lambda: {
-                    "topic": d.readable(),
-                    "partitions": [
-                        {
-                            "partition": d.partition(),
-                            "current_leader_epoch": _epoch(d),
-                            "leader_epoch": d.pick([0, 1, 2, -1, 99]),
-                        }
-                    ],
-                }
+        requests.offset_for_leader_epoch(
+            replica_id=d.rng.choices((-1, -2, 1), (8, 1, 1))[0],
+            topics=d.some(
+                lambda: requests.offset_for_leader_epoch_topic(
+                    d.readable(),
+                    d.partition(),
+                    current_leader_epoch=_epoch(d),
+                    leader_epoch=d.pick([0, 1, 2, -1, 99]),
+                )
             ),
-        },
+        ),
     )
 
 
@@ -173,11 +161,11 @@ def metadata(d: Draw) -> Request:
     # Apache Kafka responds with one row for a name and its id.
     all_by_id = d.calm and d.chance(0.3)
 
-    def topic() -> dict[str, Any]:
+    def topic() -> Body:
         name = d.topic()
         topic_id = _some_id(d, name)
         by_id = all_by_id if d.calm else d.chance(0.3)
-        return {"name": None if by_id else name, "topic_id": topic_id if by_id else None}
+        return requests.named(None, topic_id) if by_id else requests.named(name)
 
     version = d.version("metadata")
     wanted = None if d.chance(0.15) and version >= 1 else d.some(topic)
@@ -187,12 +175,12 @@ def metadata(d: Draw) -> Request:
     return Request(
         "metadata",
         version,
-        {
-            "topics": wanted,
-            "allow_auto_topic_creation": d.chance(0.1),
-            "include_topic_authorized_operations": d.chance(0.1),
-            "include_cluster_authorized_operations": d.chance(0.1),
-        },
+        requests.metadata(
+            topics=wanted,
+            allow_auto_topic_creation=d.chance(0.1),
+            include_topic_authorized_operations=d.chance(0.1),
+            include_cluster_authorized_operations=d.chance(0.1),
+        ),
     )
 
 
@@ -204,11 +192,11 @@ def describe_topic_partitions(d: Draw) -> Request:
     return Request(
         "describe_topic_partitions",
         0,
-        {
-            "topics": [{"name": name} for name in names],
-            "response_partition_limit": d.pick([2_000, 1, 2, 0, -1]),
-            "cursor": cursor if d.chance(0.2) else None,
-        },
+        requests.describe_topic_partitions(
+            *names,
+            response_partition_limit=d.pick([2_000, 1, 2, 0, -1]),
+            cursor=cursor if d.chance(0.2) else None,
+        ),
     )
 
 
@@ -232,32 +220,32 @@ def _resource(d: Draw) -> tuple[int, str]:
 def create_topics(d: Draw, name: str | None = None) -> Request:
     """Draw a CreateTopics of any topics, or a valid one of ``name``."""
 
-    def topic() -> dict[str, Any]:
+    def topic() -> Body:
         own = name or d.topic()
         proper = name is not None or d.chance(0.8)
-        configs = []
+        configs: dict[str, str | None] = {}
         if d.chance(0.2):
             key, values = d.pick(TOPIC_SETTINGS)
-            configs = [{"name": key, "value": d.pick(values)}]
-        manual = not proper and d.chance(0.3)
-        return {
-            "name": own,
-            "num_partitions": -1 if manual else d.pick([3, 3, 3, 1, 2]) if proper else d.small(),
-            "replication_factor": -1 if manual else 1 if proper else d.pick([-1, 1, 2, 0]),
-            "assignments": [{"partition_index": 0, "broker_ids": d.pick([[1], [2], [], [1, 1]])}]
-            if manual
-            else [],
-            "configs": configs if name is None else [],
-        }
+            configs[key] = d.pick(values)
+        if name is not None:
+            configs = {}
+        if not proper and d.chance(0.3):
+            replicas = d.pick([[1], [2], [], [1, 1]])
+            return requests.assigned(own, replicas, configs=configs)
+        return requests.new_topic(
+            own,
+            d.pick([3, 3, 3, 1, 2]) if proper else d.small(),
+            1 if proper else d.pick([-1, 1, 2, 0]),
+            configs=configs,
+        )
 
     return Request(
         "create_topics",
         d.version("create_topics"),
-        {
-            "topics": [topic()] if name else d.some(topic, 2),
-            "timeout": 10_000,
-            "validate_only": name is None and d.chance(0.1),
-        },
+        requests.create_topics(
+            topics=[topic()] if name else d.some(topic, 2),
+            validate_only=name is None and d.chance(0.1),
+        ),
     )
 
 
@@ -268,109 +256,85 @@ def delete_topics(d: Draw) -> Request:
     return Request(
         "delete_topics",
         d.version("delete_topics"),
-        {
-            "topic_names": names,
-            "topics": [
-                {
-                    "name": None if with_id else name,
-                    "topic_id": d.topic_id(name) if with_id else None,
-                }
+        requests.delete_topics(
+            topic_names=names,
+            topics=[
+                requests.named(None, d.topic_id(name)) if with_id else requests.named(name)
                 for name, with_id in zip(names, by_id, strict=True)
             ],
-            "timeout": 10_000,
-        },
+        ),
     )
 
 
 def create_partitions(d: Draw) -> Request:
-    def topic() -> dict[str, Any]:
-        return {
-            "name": d.topic(),
-            "count": d.pick([2, 3, 4, 4, 0, -1, 1]),
-            "assignments": None if d.chance(0.9) else [{"broker_ids": d.pick([[1], [2], []])}],
-        }
+    def topic() -> Body:
+        name, count = d.topic(), d.pick([2, 3, 4, 4, 0, -1, 1])
+        replicas: list[list[int]] = [] if d.chance(0.9) else [d.pick([[1], [2], []])]
+        return requests.grown_topic(name, count, *replicas)
 
     return Request(
         "create_partitions",
         d.version("create_partitions"),
-        {"topics": d.some(topic, 2), "timeout": 10_000, "validate_only": d.chance(0.1)},
+        requests.create_partitions(topics=d.some(topic, 2), validate_only=d.chance(0.1)),
     )
 
 
 def delete_records(d: Draw) -> Request:
-    def topic() -> dict[str, Any]:
+    def topic() -> Body:
         name, index = d.topic(), d.partition()
-        return {
-            "name": name,
-            "partitions": [{"partition_index": index, "offset": _offset(d, (name, index))}],
-        }
+        return requests.delete_records_topic(name, index, offset=_offset(d, (name, index)))
 
-    return Request(
-        "delete_records",
-        d.version("delete_records"),
-        {"topics": d.some(topic), "timeout": 10_000},
-    )
+    version = d.version("delete_records")
+    return Request("delete_records", version, requests.delete_records(*d.some(topic)))
 
 
 def describe_configs(d: Draw) -> Request:
-    def resource() -> dict[str, Any]:
+    def resource() -> Body:
         kind, name = _resource(d)
         keys = [key for key, _ in _settings(d, kind)]
-        return {
-            "resource_type": kind,
-            "resource_name": name,
-            "configuration_keys": None if d.chance(0.3) else d.some(lambda: d.pick(keys)),
-        }
+        wanted = None if d.chance(0.3) else d.some(lambda: d.pick(keys))
+        return requests.described_resource(kind, name, configuration_keys=wanted)
 
     return Request(
         "describe_configs",
         d.version("describe_configs"),
-        {
-            "resources": d.some(resource, 2),
-            "include_synonyms": d.chance(0.3),
-            "include_documentation": d.chance(0.1),
-        },
+        requests.describe_configs(
+            resources=d.some(resource, 2),
+            include_synonyms=d.chance(0.3),
+            include_documentation=d.chance(0.1),
+        ),
     )
 
 
 def alter_configs(d: Draw) -> Request:
-    def resource() -> dict[str, Any]:
+    def resource() -> Body:
         kind, name = _resource(d)
         rows = [d.pick(_settings(d, kind)) for _ in range(d.rng.randint(0, 2))]
-        return {
-            "resource_type": kind,
-            "resource_name": name,
-            "configs": [{"name": key, "value": d.pick(values)} for key, values in rows],
-        }
+        changes = [requests.config_op(key, d.pick(values)) for key, values in rows]
+        return requests.altered_resource(kind, name, *changes)
 
-    return Request(
-        "alter_configs",
-        d.version("alter_configs"),
-        {"resources": d.some(resource, 2), "validate_only": d.chance(0.2)},
-    )
+    version = d.version("alter_configs")
+    resources = d.some(resource, 2)
+    body = requests.alter_configs(*resources, validate_only=d.chance(0.2))
+    return Request("alter_configs", version, body)
 
 
 def incremental_alter_configs(d: Draw) -> Request:
-    def resource() -> dict[str, Any]:
+    def change(key: str, values: tuple[str | None, ...]) -> Body:
+        operation = d.rng.choices((0, 1, 2, 3, 9), (6, 4, 1, 1, 0.3))[0]
+        return requests.config_op(key, d.pick(values), operation)
+
+    def resource() -> Body:
         kind, name = _resource(d)
         rows = [d.pick(_settings(d, kind)) for _ in range(d.rng.randint(0, 2))]
-        return {
-            "resource_type": kind,
-            "resource_name": name,
-            "configs": [
-                {
-                    "name": key,
-                    "config_operation": d.rng.choices((0, 1, 2, 3, 9), (6, 4, 1, 1, 0.3))[0],
-                    "value": d.pick(values),
-                }
-                for key, values in rows
-            ],
-        }
+        return requests.altered_resource(kind, name, *(change(*row) for row in rows))
 
     return Request(
         "incremental_alter_configs",
         d.version("incremental_alter_configs"),
-        {"resources": d.some(resource, 2), "validate_only": d.chance(0.2)},
+        requests.incremental_alter_configs(
+            resources=d.some(resource, 2), validate_only=d.chance(0.2)
+        ),
     )
 
 
@@ -380,18 +344,15 @@ def update_features(d: Draw) -> Request:
     return Request(
         "update_features",
         d.version("update_features"),
-        {
-            "timeout": 10_000,
-            "feature_updates": [
-                {
-                    "feature": name,
-                    "max_version_level": level,
-                    "upgrade_type": d.rng.choices((1, 2, 3, 0, 9), (5, 5, 1, 0.3, 0.3))[0],
-                    "allow_downgrade": d.chance(0.7),
-                }
-            ],
-            "validate_only": d.chance(0.1),
-        },
+        requests.update_features(
+            requests.feature_update(
+                name,
+                level,
+                d.rng.choices((1, 2, 3, 0, 9), (5, 5, 1, 0.3, 0.3))[0],
+                allow_downgrade=d.chance(0.7),
+            ),
+            validate_only=d.chance(0.1),
+        ),
     )
 
 
@@ -399,11 +360,11 @@ def describe_cluster(d: Draw) -> Request:
     return Request(
         "describe_cluster",
         d.version("describe_cluster"),
-        {
-            "include_cluster_authorized_operations": d.chance(0.2),
-            "endpoint_type": d.rng.choices((1, 2, 0), (8, 1, 1))[0],
-            "include_fenced_brokers": d.chance(0.2),
-        },
+        requests.describe_cluster(
+            include_cluster_authorized_operations=d.chance(0.2),
+            endpoint_type=d.rng.choices((1, 2, 0), (8, 1, 1))[0],
+            include_fenced_brokers=d.chance(0.2),
+        ),
     )
 
 
@@ -411,10 +372,10 @@ def api_versions(d: Draw) -> Request:
     return Request(
         "api_versions",
         d.version("api_versions"),
-        {
-            "client_software_name": d.pick(["lives", "a.b-c", "", "bad name", d.odd()]),
-            "client_software_version": d.pick(["1", "", "?"]),
-            "cluster_id": d.pick([None, d.odd()]),
-            "node_id": d.pick([-1, 1]),
-        },
+        requests.api_versions(
+            client_software_name=d.pick(["lives", "a.b-c", "", "bad name", d.odd()]),
+            client_software_version=d.pick(["1", "", "?"]),
+            cluster_id=d.pick([None, d.odd()]),
+            node_id=d.pick([-1, 1]),
+        ),
     )

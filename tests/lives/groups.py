@@ -7,6 +7,8 @@ from typing import Any
 
 from tests.lives.draw import Condition, Draw, Later, Request, settled
 from tests.lives.knowledge import Knowledge, Slot
+from tests.support import requests
+from tests.support.requests import Body
 
 PROTOCOLS = (
     ("range",),
@@ -64,16 +66,16 @@ def join_group(d: Draw, about: Slot, only_if: Condition | None = None) -> Reques
     return Request(
         "join_group",
         d.version("join_group"),
-        {
-            "group_id": about[0],
-            "member_id": d.member_id(about, 0.94),
-            "group_instance_id": d.instance(about),
-            "session_timeout": d.pick(patience) if d.chance(0.97) else d.pick([0, 1, 10**8]),
-            "rebalance_timeout": d.pick([60_000] if d.calm else [0, 200, 1_000, 1_000, 3_000]),
-            "protocol_type": "consumer" if d.chance(0.97) else d.pick(["", "connect", d.odd()]),
-            "protocols": [{"name": name, "metadata": metadata} for name in names],
-            "reason": d.pick([None, "", "because", d.odd()]) if d.chance(0.1) else None,
-        },
+        requests.join_group(
+            about[0],
+            d.member_id(about, 0.94),
+            group_instance_id=d.instance(about),
+            session_timeout=d.pick(patience) if d.chance(0.97) else d.pick([0, 1, 10**8]),
+            rebalance_timeout=d.pick([60_000] if d.calm else [0, 200, 1_000, 1_000, 3_000]),
+            protocol_type="consumer" if d.chance(0.97) else d.pick(["", "connect", d.odd()]),
+            protocols=[requests.join_protocol(name, metadata) for name in names],
+            reason=d.pick([None, "", "because", d.odd()]) if d.chance(0.1) else None,
+        ),
         about,
         only_if,
     )
@@ -85,11 +87,11 @@ def _assignments(d: Draw, about: Slot) -> Later:
     junk = d.rng.randbytes(6) if d.chance(0.04) else None
     extra = d.odd() if d.chance(0.02) else None
 
-    def give(k: Knowledge) -> list[dict[str, Any]]:
+    def give(k: Knowledge) -> list[Body]:
         members = [*k.members[about].leads, *([] if extra is None else [extra])]
         rows = [[(t, [n]) for t in topics] for n in range(len(members))]
         return [
-            {"member_id": member, "assignment": assignment(row) if junk is None else junk}
+            requests.sync_assignment(member, assignment(row) if junk is None else junk)
             for member, row in zip(members, rows, strict=True)
         ]
 
@@ -102,15 +104,15 @@ def sync_group(d: Draw, about: Slot, only_if: Condition | None = None) -> Reques
     return Request(
         "sync_group",
         d.version("sync_group"),
-        {
-            "group_id": about[0],
-            "generation_id": d.generation(about),
-            "member_id": d.member_id(about, 0.95),
-            "group_instance_id": d.instance(about),
-            "protocol_type": kind,
-            "protocol_name": (lambda k: k.members[about].protocol) if name is ... else name,
-            "assignments": _assignments(d, about),
-        },
+        requests.sync_group(
+            about[0],
+            d.generation(about),
+            d.member_id(about, 0.95),
+            group_instance_id=d.instance(about),
+            protocol_type=kind,
+            protocol_name=(lambda k: k.members[about].protocol) if name is ... else name,
+            assignments=_assignments(d, about),
+        ),
         about,
         only_if,
     )
@@ -120,34 +122,31 @@ def heartbeat(d: Draw, about: Slot) -> Request:
     return Request(
         "heartbeat",
         d.version("heartbeat"),
-        {
-            "group_id": about[0],
-            "generation_id": d.generation(about),
-            "member_id": d.member_id(about, 0.93),
-            "group_instance_id": d.instance(about),
-        },
+        requests.heartbeat(
+            about[0],
+            d.generation(about),
+            d.member_id(about, 0.93),
+            group_instance_id=d.instance(about),
+        ),
         about,
     )
 
 
 def leave_group(d: Draw, about: Slot) -> Request:
-    def one(who: Slot) -> dict[str, Any]:
+    def one(who: Slot) -> Body:
         instance = d.instance(who)
-        return {
-            "member_id": d.member_id(who, 0.9) if instance is None or d.chance(0.5) else "",
-            "group_instance_id": instance,
-            "reason": d.pick([None, "done", d.odd()]),
-        }
+        member = d.member_id(who, 0.9) if instance is None or d.chance(0.5) else ""
+        return requests.leaving_member(member, instance, reason=d.pick([None, "done", d.odd()]))
 
     others = [d.slot(about[0]) for _ in range(d.rng.choices((0, 1, 3), (8, 2, 1))[0])]
     return Request(
         "leave_group",
         d.version("leave_group"),
-        {
-            "group_id": about[0],
-            "member_id": d.member_id(about, 0.93),
-            "members": [one(who) for who in (about, *others)],
-        },
+        requests.leave_group(
+            about[0],
+            member_id=d.member_id(about, 0.93),
+            members=[one(who) for who in (about, *others)],
+        ),
         about,
     )
 
@@ -199,41 +198,39 @@ def consumer_heartbeat(d: Draw, about: Slot, *, epoch: int | None = None) -> Req
     return Request(
         "consumer_group_heartbeat",
         version,
-        {
-            "group_id": about[0],
-            "member_id": member,
-            "member_epoch": said_epoch,
-            "instance_id": d.instance(about),
-            "rack_id": d.pick(["", "rack"]) if d.chance(0.03) else None,
-            "rebalance_timeout": lambda k: full(patience)(k) or -1,
-            "subscribed_topic_names": full(names if with_names else None),
-            "subscribed_topic_regex": full(regex if by_regex else None),
-            "server_assignor": assignor,
-            "topic_partitions": partitions,
-        },
+        requests.consumer_group_heartbeat(
+            about[0],
+            member,
+            said_epoch,
+            instance_id=d.instance(about),
+            rack_id=d.pick(["", "rack"]) if d.chance(0.03) else None,
+            rebalance_timeout=lambda k: full(patience)(k) or -1,
+            subscribed_topic_names=full(names if with_names else None),
+            subscribed_topic_regex=full(regex if by_regex else None),
+            server_assignor=assignor,
+            topic_partitions=partitions,
+        ),
         about,
     )
 
 
-def committed(d: Draw) -> dict[str, Any]:
+def committed(d: Draw) -> Body:
     """Draw one topic of an OffsetCommit."""
     name = d.topic()
     metadata = "" if d.chance(0.8) else d.pick([None, "note", "m" * 4_096, "m" * 4_097, d.odd()])
-    return {
-        "name": name,
-        "partitions": [
-            {
-                "partition_index": d.partition(),
-                "committed_offset": d.pick([0, 1, 5, 100, 2**40, 2**63 - 1, -1]),
-                "committed_leader_epoch": d.pick([-1, 0, 1, 7]),
-                "committed_metadata": metadata,
-            }
-            for _ in range(d.rng.randint(1, 2))
-        ],
-    }
+
+    def partition() -> Body:
+        return {
+            "partition_index": d.partition(),
+            "committed_offset": d.pick([0, 1, 5, 100, 2**40, 2**63 - 1, -1]),
+            "committed_leader_epoch": d.pick([-1, 0, 1, 7]),
+        }
+
+    partitions = [partition() for _ in range(d.rng.randint(1, 2))]
+    return requests.offset_commit_topic(name, *partitions, committed_metadata=metadata)
 
 
-def with_ids(d: Draw) -> list[dict[str, Any]]:
+def with_ids(d: Draw) -> list[Body]:
     """Draw the topics of a commit, with names and ids."""
     topics = d.some(lambda: committed(d))
     return [{**topic, "topic_id": d.topic_id(topic["name"])} for topic in topics]
@@ -255,88 +252,72 @@ def offset_commit(d: Draw, about: Slot, kind: str | None = None) -> Request:
     return Request(
         "offset_commit",
         d.version("offset_commit", low),
-        {
-            "group_id": about[0],
-            "generation_id_or_member_epoch": generation,
-            "member_id": member,
-            "group_instance_id": None if kind == "simple" else d.instance(about),
-            "retention_time": d.pick([-1, -1, 0, 1_000]),
-            "topics": with_ids(d),
-        },
+        requests.offset_commit(
+            about[0],
+            generation_id_or_member_epoch=generation,
+            member_id=member,
+            group_instance_id=None if kind == "simple" else d.instance(about),
+            retention_time=d.pick([-1, -1, 0, 1_000]),
+            topics=with_ids(d),
+        ),
         about,
     )
 
 
 def offset_fetch(d: Draw, about: Slot) -> Request:
-    def topics() -> Any:
-        if d.chance(0.3):
-            return None
-        names = d.some(d.topic)
-        return [
-            {
-                "name": name,
-                "topic_id": d.topic_id(name),
-                "partition_indexes": [d.partition() for _ in range(d.rng.randint(0, 2))],
-            }
-            for name in names
-        ]
+    def topic() -> Body:
+        name = d.topic()
+        partitions = [d.partition() for _ in range(d.rng.randint(0, 2))]
+        return requests.offset_fetch_topic(name, *partitions, topic_id=d.topic_id(name))
 
-    def group(name: str) -> dict[str, Any]:
+    def topics() -> list[Body] | None:
+        return None if d.chance(0.3) else d.some(topic)
+
+    def group(name: str) -> Body:
         as_member = d.chance(0.2)
-        return {
-            "group_id": name,
-            "member_id": d.member_id((name, about[1])) if as_member else None,
-            "member_epoch": d.member_epoch((name, about[1])) if as_member else -1,
-            "topics": topics(),
-        }
+        return requests.offset_fetch_group(
+            name,
+            member_id=d.member_id((name, about[1])) if as_member else None,
+            member_epoch=d.member_epoch((name, about[1])) if as_member else -1,
+            topics=topics(),
+        )
 
     version = d.version("offset_fetch")
     flat = topics()
+    groups = [group(about[0]), *(group(d.group()) for _ in range(d.pick([0, 0, 0, 1])))]
     return Request(
         "offset_fetch",
         version,
-        {
-            "group_id": about[0],
-            "topics": [] if flat is None and version < 2 else flat,
-            "groups": [group(about[0]), *(group(d.group()) for _ in range(d.pick([0, 0, 0, 1])))],
-            "require_stable": d.chance(0.3),
-        },
+        requests.offset_fetch(
+            *groups,
+            topics=[] if flat is None and version < 2 else flat,
+            require_stable=d.chance(0.3),
+        ),
         about,
     )
 
 
 def offset_delete(d: Draw) -> Request:
-    return Request(
-        "offset_delete",
-        0,
-        {
-            "group_id": d.group(),
-            "topics": d.some(
-                lambda: {"name": d.topic(), "partitions": [{"partition_index": d.partition()}]}
-            ),
-        },
-    )
+    group = d.group()
+    topics = d.some(lambda: requests.offset_delete_topic(d.topic(), d.partition()))
+    return Request("offset_delete", 0, requests.offset_delete(group, *topics))
 
 
 def delete_groups(d: Draw, name: str | None = None) -> Request:
-    shape = {"groups_names": d.some(d.group) if name is None else [name]}
-    return Request("delete_groups", d.version("delete_groups"), shape)
+    names = d.some(d.group) if name is None else [name]
+    return Request("delete_groups", d.version("delete_groups"), requests.delete_groups(*names))
 
 
 def describe_groups(d: Draw) -> Request:
-    return Request(
-        "describe_groups",
-        d.version("describe_groups"),
-        {"groups": d.some(d.group), "include_authorized_operations": d.chance(0.2)},
-    )
+    version, names = d.version("describe_groups"), d.some(d.group)
+    body = requests.describe_groups(*names, include_authorized_operations=d.chance(0.2))
+    return Request("describe_groups", version, body)
 
 
 def consumer_group_describe(d: Draw) -> Request:
-    return Request(
-        "consumer_group_describe",
-        d.version("consumer_group_describe"),
-        {"group_ids": d.some(d.group), "include_authorized_operations": d.chance(0.2)},
-    )
+    version, names = d.version("consumer_group_describe"), d.some(d.group)
+    body = requests.consumer_group_describe(*names, include_authorized_operations=d.chance(0.2))
+    return Request("consumer_group_describe", version, body)
 
 
 def list_groups(d: Draw) -> Request:
@@ -344,12 +325,12 @@ def list_groups(d: Draw) -> Request:
     return Request(
         "list_groups",
         d.version("list_groups"),
-        {
-            "states_filter": [] if d.chance(0.5) else d.some(lambda: d.pick(states)),
-            "types_filter": []
+        requests.list_groups(
+            states_filter=[] if d.chance(0.5) else d.some(lambda: d.pick(states)),
+            types_filter=[]
             if d.chance(0.5)
             else d.some(lambda: d.pick(["classic", "Consumer", "share", "nonsense", ""])),
-        },
+        ),
     )
 
 
@@ -358,9 +339,5 @@ def find_coordinator(d: Draw) -> Request:
     return Request(
         "find_coordinator",
         d.version("find_coordinator"),
-        {
-            "key": keys[0] if keys else "",
-            "key_type": d.rng.choices((0, 1, 2, -1), (10, 8, 1, 1))[0],
-            "coordinator_keys": keys,
-        },
+        requests.find_coordinator(*keys, key_type=d.rng.choices((0, 1, 2, -1), (10, 8, 1, 1))[0]),
     )

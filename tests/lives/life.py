@@ -15,6 +15,7 @@ from tests.lives import admin, data, groups, txns
 from tests.lives.draw import SLOTS, Condition, Draw, Request
 from tests.lives.knowledge import Slot
 from tests.lives.pools import Pools
+from tests.support import requests
 
 Script = Iterator[Request]
 
@@ -56,9 +57,12 @@ class Life:
         """Yield the steps that create the coordinators and topics of a life."""
         d = self._draw
         everybody = [
-            *(Request("find_coordinator", 2, {"key": "", "key_type": kind}) for kind in (0, 1)),
+            *(
+                Request("find_coordinator", 2, requests.find_coordinator(key_type=kind))
+                for kind in (0, 1)
+            ),
             *(data.create_topics(d, name) for name in self.pools.topics),
-            Request("metadata", 12, {"topics": [{"name": n} for n in self.pools.topics]}),
+            Request("metadata", 12, requests.metadata(*self.pools.topics)),
         ]
         for request in everybody:
             yield self._step(0, request)

@@ -17,8 +17,7 @@ from tests.lives.knowledge import Knowledge
 from tests.lives.learn import learn
 from tests.lives.life import Life, Step
 from tests.lives.pools import LONGEST_STRING
-from tests.oracle.tracer import _fitting
-from tests.support.raw import Answer, _entity, decode, encode, errors_in
+from tests.support.raw import Answer, _entity, decode, encode, errors_in, fitted
 
 DEPTH = 2
 """Requests in flight on one connection; a broker serves them one after the other."""
@@ -89,7 +88,7 @@ def frame_of(
     if request.only_if is not None and not request.only_if(knowledge):
         return None
     entity = _entity(request.api, request.version, "request")
-    body = _fitting(request.api, entity, settled(request.shape, knowledge))
+    body = fitted(request.api, request.version, settled(request.shape, knowledge))
     body = body if mend is None else mend(body)
     if not entity.__flexible__ and longest(body) > LONGEST_STRING:
         return None

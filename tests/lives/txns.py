@@ -8,7 +8,9 @@ from typing import Any
 from tests.lives.draw import Draw, Identity, Later, Request
 from tests.lives.groups import with_ids
 from tests.lives.knowledge import Knowledge, Slot
+from tests.support import requests
 from tests.support.batches import NOW_MS, batch
+from tests.support.requests import Body
 
 Who = Callable[[Knowledge], Identity]
 
@@ -29,8 +31,9 @@ def _pid(who: Who) -> Later:
     return lambda k: who(k)[0]
 
 
-def _epoch(who: Who) -> Later:
-    return lambda k: who(k)[1]
+def _later(who: Who) -> tuple[Later, Later]:
+    """Return the producer id and the epoch, both resolved when the request is sent."""
+    return _pid(who), lambda k: who(k)[1]
 
 
 def init_producer_id(d: Draw, about: Slot | None) -> Request:
@@ -40,59 +43,35 @@ def init_producer_id(d: Draw, about: Slot | None) -> Request:
     return Request(
         "init_producer_id",
         d.version("init_producer_id"),
-        {
-            "transactional_id": None if about is None else about[0],
-            "transaction_timeout": d.pick(timeouts) if d.chance(0.96) else d.pick([0, -1, 10**9]),
-            "producer_id": _pid(who),
-            "producer_epoch": _epoch(who),
-        },
+        requests.init_producer_id(
+            None if about is None else about[0],
+            _later(who),
+            transaction_timeout=d.pick(timeouts) if d.chance(0.96) else d.pick([0, -1, 10**9]),
+        ),
         about,
     )
 
 
 def add_partitions(d: Draw, about: Slot) -> Request:
     who = d.identity(about)
-    topics = d.some(
-        lambda: {"name": d.topic(), "partitions": [d.partition() for _ in range(d.pick([1, 1, 2]))]}
-    )
+    topics = d.some(lambda: (d.topic(), [d.partition() for _ in range(d.pick([1, 1, 2]))]))
 
-    def one(slot: Slot, identity: Who) -> dict[str, Any]:
-        return {
-            "transactional_id": slot[0],
-            "producer_id": _pid(identity),
-            "producer_epoch": _epoch(identity),
-            "verify_only": d.chance(0.4),
-            "topics": topics,
-        }
+    def one(slot: Slot, identity: Who) -> Body:
+        return requests.added_partitions(
+            slot[0], _later(identity), *topics, verify_only=d.chance(0.4)
+        )
 
     others = [d.slot(d.txn_id()) for _ in range(d.pick([0, 0, 0, 1]))]
-    return Request(
-        "add_partitions_to_txn",
-        d.version("add_partitions_to_txn", high=3 if d.chance(0.7) else 5),
-        {
-            "v3_and_below_transactional_id": about[0],
-            "v3_and_below_producer_id": _pid(who),
-            "v3_and_below_producer_epoch": _epoch(who),
-            "v3_and_below_topics": topics,
-            "transactions": [one(about, who), *(one(slot, d.identity(slot)) for slot in others)],
-        },
-        about,
+    version = d.version("add_partitions_to_txn", high=3 if d.chance(0.7) else 5)
+    body = requests.add_partitions_to_txn(
+        one(about, who), *(one(slot, d.identity(slot)) for slot in others)
     )
+    return Request("add_partitions_to_txn", version, body, about)
 
 
 def add_offsets(d: Draw, about: Slot, group: str) -> Request:
-    who = d.identity(about)
-    return Request(
-        "add_offsets_to_txn",
-        d.version("add_offsets_to_txn"),
-        {
-            "transactional_id": about[0],
-            "producer_id": _pid(who),
-            "producer_epoch": _epoch(who),
-            "group_id": group,
-        },
-        about,
-    )
+    body = requests.add_offsets_to_txn(about[0], _later(d.identity(about)), group)
+    return Request("add_offsets_to_txn", d.version("add_offsets_to_txn"), body, about)
 
 
 def txn_offset_commit(d: Draw, about: Slot, group: str, level: int | None = None) -> Request:
@@ -104,17 +83,15 @@ def txn_offset_commit(d: Draw, about: Slot, group: str, level: int | None = None
     return Request(
         "txn_offset_commit",
         version_of(d, "txn_offset_commit", level),
-        {
-            "transactional_id": about[0],
-            "group_id": group,
-            "producer_id": _pid(who),
-            "producer_epoch": _epoch(who),
-            "generation_id": generation,
-            "generation_id_or_member_epoch": generation,
-            "member_id": d.member_id(member, 0.9) if as_member else "",
-            "group_instance_id": d.instance(member) if as_member else None,
-            "topics": with_ids(d),
-        },
+        requests.txn_offset_commit(
+            about[0],
+            _later(who),
+            group,
+            generation=generation,
+            member_id=d.member_id(member, 0.9) if as_member else "",
+            group_instance_id=d.instance(member) if as_member else None,
+            topics=with_ids(d),
+        ),
         about,
     )
 
@@ -124,12 +101,7 @@ def end_txn(d: Draw, about: Slot, level: int | None = None) -> Request:
     return Request(
         "end_txn",
         version_of(d, "end_txn", level),
-        {
-            "transactional_id": about[0],
-            "producer_id": _pid(who),
-            "producer_epoch": _epoch(who),
-            "committed": d.chance(0.6),
-        },
+        requests.end_txn(about[0], _later(who), committed=d.chance(0.6)),
         about,
     )
 
@@ -192,21 +164,18 @@ def produce(
     return Request(
         "produce",
         version_of(d, "produce", level),
-        {
-            "transactional_id": transactional_id,
-            "acks": d.rng.choices((-1, 1, 0, 2, -2), (85, 10, 0 if d.calm else 2, 1, 1))[0],
-            "timeout": d.pick([10_000, 1_000, 0] if not d.calm else [10_000]),
-            "topic_data": [
-                {
-                    "name": name,
-                    "topic_id": d.topic_id(name),
-                    "partition_data": [
-                        {"index": index, "records": _records(d, who, slot, (name, index), number)}
-                        for index in indexes
-                    ],
-                }
+        requests.produce(
+            transactional_id=transactional_id,
+            acks=d.rng.choices((-1, 1, 0, 2, -2), (85, 10, 0 if d.calm else 2, 1, 1))[0],
+            timeout=d.pick([10_000, 1_000, 0] if not d.calm else [10_000]),
+            topic_data=[
+                requests.produce_topic(
+                    name,
+                    {index: _records(d, who, slot, (name, index), number) for index in indexes},
+                    topic_id=d.topic_id(name),
+                )
             ],
-        },
+        ),
         slot,
         notes={"topic": name, "plain": plain},
     )
@@ -219,32 +188,27 @@ OFFSETS_PARTITIONS = 4
 def write_txn_markers(d: Draw, about: Slot | None = None) -> Request:
     """Draw a WriteTxnMarkers as from an administrator, for the producer of ``about`` or any."""
 
-    def topic() -> dict[str, Any]:
+    def topic() -> Body:
         if d.chance(0.4):
-            return {
-                "name": "__consumer_offsets",
-                "partition_indexes": list(range(OFFSETS_PARTITIONS)),
-            }
-        return {"name": d.topic(), "partition_indexes": [d.partition()]}
+            return requests.indexes_of("__consumer_offsets", *range(OFFSETS_PARTITIONS))
+        return requests.indexes_of(d.topic(), d.partition())
 
-    def marker() -> dict[str, Any]:
-        who = d.writer(about or d.slot(d.txn_id()), 0.5)
-        return {
-            "producer_id": _pid(who),
-            "producer_epoch": _epoch(who),
-            "transaction_result": d.chance(0.5),
-            "topics": d.some(topic),
+    def marker() -> Body:
+        return requests.marker(
+            _later(d.writer(about or d.slot(d.txn_id()), 0.5)),
+            transaction_result=d.chance(0.5),
+            topics=d.some(topic),
             # An epoch above the coordinator's fences the coordinator until the next start.
-            "coordinator_epoch": d.rng.choices((0, -1, 1, 5), (980, 15, 4, 1))[0],
-            "transaction_version": d.pick([0, 1, 2, 2, 3]),
-        }
+            coordinator_epoch=d.rng.choices((0, -1, 1, 5), (980, 15, 4, 1))[0],
+            transaction_version=d.pick([0, 1, 2, 2, 3]),
+        )
 
-    shape = {"markers": d.some(marker)}
-    return Request("write_txn_markers", d.version("write_txn_markers"), shape)
+    body = requests.write_txn_markers(*d.some(marker))
+    return Request("write_txn_markers", d.version("write_txn_markers"), body)
 
 
 def describe_transactions(d: Draw) -> Request:
-    return Request("describe_transactions", 0, {"transactional_ids": d.some(d.txn_id)})
+    return Request("describe_transactions", 0, requests.describe_transactions(*d.some(d.txn_id)))
 
 
 def list_transactions(d: Draw) -> Request:
@@ -253,20 +217,17 @@ def list_transactions(d: Draw) -> Request:
     return Request(
         "list_transactions",
         d.version("list_transactions"),
-        {
-            "state_filters": [] if d.chance(0.5) else d.some(lambda: d.pick(states)),
-            "producer_id_filters": [] if d.chance(0.7) else [_pid(d.identity(slot))],
-            "duration_filter": -1 if d.chance(0.8) or d.calm else d.pick([0, 1, 1_000, 10**12]),
-            "transactional_id_pattern": None
+        requests.list_transactions(
+            state_filters=[] if d.chance(0.5) else d.some(lambda: d.pick(states)),
+            producer_id_filters=[] if d.chance(0.7) else [_pid(d.identity(slot))],
+            duration_filter=-1 if d.chance(0.8) or d.calm else d.pick([0, 1, 1_000, 10**12]),
+            transactional_id_pattern=None
             if d.chance(0.7)
             else d.pick(["", ".*", f"{d.pools.stem}t[01]", "(", "a{2,1}", d.odd()]),
-        },
+        ),
     )
 
 
 def describe_producers(d: Draw) -> Request:
-    return Request(
-        "describe_producers",
-        0,
-        {"topics": d.some(lambda: {"name": d.readable(), "partition_indexes": [d.partition()]})},
-    )
+    topics = d.some(lambda: requests.indexes_of(d.readable(), d.partition()))
+    return Request("describe_producers", 0, requests.describe_producers(*topics))

@@ -6,65 +6,25 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from tests.oracle.authorisation import ABSENT, HERE, Body, Request
+from tests.support import requests
 
 KINDS: Final = (HERE, ABSENT)
 TOPIC, BROKER, LOGGER, METRICS, GROUP, UNKNOWN = 2, 4, 8, 16, 32, 7
 NODE: Final = "1"
-SET: Final = 0
-
-RULE: Final = {
-    "resource_type": 2,
-    "resource_pattern_type": 3,
-    "principal": "User:nobody",
-    "host": "*",
-    "operation": 3,
-    "permission_type": 3,
-}
-FILTER: Final = {
-    "resource_type_filter": 2,
-    "pattern_type_filter": 3,
-    "principal_filter": "User:nobody",
-    "operation": 1,
-    "permission_type": 1,
-}
-
-
-def _described(*resources: tuple[int, str, str], **how: Any) -> Body:
-    rows = [
-        {"resource_type": kind, "resource_name": name, "configuration_keys": [key]}
-        for kind, name, key in resources
-    ]
-    return {"resources": rows, "include_synonyms": True, **how}
-
-
-def _altered(*resources: tuple[int, str, str, str], validate_only: bool = False) -> Body:
-    rows = [
-        {
-            "resource_type": kind,
-            "resource_name": name,
-            "configs": [{"name": key, "value": value, "config_operation": SET}],
-        }
-        for kind, name, key, value in resources
-    ]
-    return {"resources": rows, "validate_only": validate_only}
-
-
 RETENTION: Final = "retention.ms"
 SESSION: Final = "consumer.session.timeout.ms"
 
 
-def _plain(body: Body) -> Body:
-    """Return the body without the fields that only IncrementalAlterConfigs has."""
-    rows = [
-        {
-            **row,
-            "configs": [
-                {k: v for k, v in c.items() if k != "config_operation"} for c in row["configs"]
-            ],
-        }
-        for row in body["resources"]
+def _described(*resources: tuple[int, str, str]) -> Body:
+    rows = [requests.described_resource(*one) for one in resources]
+    return requests.describe_configs(*rows, include_synonyms=True)
+
+
+def _altered(*resources: tuple[int, str, str, str]) -> list[Body]:
+    return [
+        requests.altered_resource(kind, name, requests.config_op(key, value))
+        for kind, name, key, value in resources
     ]
-    return {**body, "resources": rows}
 
 
 SETTINGS: Sequence[Request] = (
@@ -124,17 +84,19 @@ SETTINGS: Sequence[Request] = (
             api,
             versions,
             rights,
-            lambda n, made=made, change=change: change(made(n)),
+            lambda n, build=build, rows=rows, is_fresh=is_fresh: build(
+                *rows(n), validate_only=not is_fresh
+            ),
             title,
             kinds=kinds,
             others="alter_configs cluster" if "cluster" not in rights else "",
             is_fresh=is_fresh,
         )
-        for api, versions, change in (
-            ("alter_configs", (0, 2), _plain),
-            ("incremental_alter_configs", (0, 1), lambda body: body),
+        for api, versions, build in (
+            ("alter_configs", (0, 2), requests.alter_configs),
+            ("incremental_alter_configs", (0, 1), requests.incremental_alter_configs),
         )
-        for title, rights, made, kinds, is_fresh in (
+        for title, rights, rows, kinds, is_fresh in (
             (
                 "",
                 "alter_configs t, alter_configs u",
@@ -148,41 +110,35 @@ SETTINGS: Sequence[Request] = (
                 "validate_only",
                 "alter_configs t",
                 # An internal topic needs this value, so both brokers accept it there.
-                lambda n: _altered(
-                    (TOPIC, n["t"], "cleanup.policy", "compact"), validate_only=True
-                ),
+                lambda n: _altered((TOPIC, n["t"], "cleanup.policy", "compact")),
                 {"t": (HERE, ABSENT, "internal")},
                 False,
             ),
             (
                 "of a bad value",
                 "alter_configs t",
-                lambda n: _altered((TOPIC, n["t"], RETENTION, "much"), validate_only=True),
+                lambda n: _altered((TOPIC, n["t"], RETENTION, "much")),
                 {},
                 False,
             ),
             (
                 "of a group",
                 "alter_configs g",
-                lambda n: _altered((GROUP, n["g"], SESSION, "60000"), validate_only=True),
+                lambda n: _altered((GROUP, n["g"], SESSION, "60000")),
                 {"g": KINDS},
                 False,
             ),
             (
                 "of brokers",
                 "alter_configs cluster",
-                lambda _: _altered(
-                    (BROKER, NODE, "message.max.bytes", "1048588"), validate_only=True
-                ),
+                lambda _: _altered((BROKER, NODE, "message.max.bytes", "1048588")),
                 {},
                 False,
             ),
             (
                 "of client metrics",
                 "alter_configs cluster",
-                lambda _: _altered(
-                    (METRICS, "m-metrics", "interval.ms", "5000"), validate_only=True
-                ),
+                lambda _: _altered((METRICS, "m-metrics", "interval.ms", "5000")),
                 {},
                 False,
             ),
@@ -192,24 +148,38 @@ SETTINGS: Sequence[Request] = (
         "list_config_resources",
         (0, 1),
         "describe_configs cluster",
-        lambda _: {"resource_types": [METRICS]},
+        lambda _: requests.list_config_resources(METRICS),
         others="describe cluster",
     ),
 )
+
+
+def _acl(name: str, **fields: Any) -> Body:
+    return requests.acl(name, **{"principal": "User:nobody", **fields})
+
+
+def _filter(name: str, **fields: Any) -> Body:
+    return requests.acl_filter(name, principal_filter="User:nobody", **fields)
+
+
+def _quota(**values: float) -> Body:
+    entry = requests.quota_entry({"user": "m-nobody"}, **values)
+    return requests.alter_client_quotas(entry, validate_only=True)
+
 
 RULES: Sequence[Request] = (
     Request(
         "describe_acls",
         (1, 2, 3),
         "describe cluster",
-        lambda _: {**FILTER, "resource_name_filter": "m-rules"},
+        lambda _: _filter("m-rules"),
         others="alter cluster",
     ),
     Request(
         "create_acls",
         (1, 2, 3),
         "alter cluster",
-        lambda n: {"creations": [{**RULE, "resource_name": n["t"]}]},
+        lambda n: requests.create_acls(_acl(n["t"])),
         kinds={"t": (ABSENT,)},
         others="describe cluster",
         is_fresh=True,
@@ -218,13 +188,9 @@ RULES: Sequence[Request] = (
         "create_acls",
         (3,),
         "alter cluster",
-        lambda n: {
-            "creations": [
-                {**RULE, "resource_name": n["t"], "principal": "nobody"},
-                {**RULE, "resource_name": ""},
-                {**RULE, "resource_type": 4, "resource_name": n["t"]},
-            ]
-        },
+        lambda n: requests.create_acls(
+            _acl(n["t"], principal="nobody"), _acl(""), _acl(n["t"], resource_type=4)
+        ),
         "of bad rules",
         kinds={"t": (HERE,)},
     ),
@@ -232,12 +198,7 @@ RULES: Sequence[Request] = (
         "delete_acls",
         (1, 2, 3),
         "alter cluster",
-        lambda n: {
-            "filters": [
-                {**FILTER, "resource_name_filter": n["t"]},
-                {**FILTER, "resource_name_filter": "m-none", "pattern_type_filter": 4},
-            ]
-        },
+        lambda n: requests.delete_acls(_filter(n["t"]), _filter("m-none", pattern_type_filter=4)),
         kinds={"t": (HERE,)},
         others="describe cluster",
     ),
@@ -248,72 +209,47 @@ QUOTAS: Sequence[Request] = (
         "describe_client_quotas",
         (0, 1),
         "describe_configs cluster",
-        lambda _: {
-            "components": [{"entity_type": "user", "match_type": 0, "match": "m-nobody"}],
-            "strict": True,
-        },
+        lambda _: requests.describe_client_quotas(
+            requests.quota_component("user", 0, "m-nobody"), strict=True
+        ),
         others="describe cluster",
     ),
     Request(
         "alter_client_quotas",
         (0, 1),
         "alter_configs cluster",
-        lambda _: {
-            "entries": [
-                {
-                    "entity": [{"entity_type": "user", "entity_name": "m-nobody"}],
-                    "ops": [{"key": "producer_byte_rate", "value": 1e9, "remove": False}],
-                }
-            ],
-            "validate_only": True,
-        },
+        lambda _: _quota(producer_byte_rate=1e9),
         others="alter cluster",
     ),
     Request(
         "alter_client_quotas",
         (1,),
         "alter_configs cluster",
-        lambda _: {
-            "entries": [
-                {
-                    "entity": [{"entity_type": "user", "entity_name": "m-nobody"}],
-                    "ops": [{"key": "no_such_rate", "value": 1.0, "remove": False}],
-                }
-            ],
-            "validate_only": True,
-        },
+        lambda _: _quota(no_such_rate=1.0),
         "of a bad key",
     ),
     Request(
         "describe_user_scram_credentials",
         (0,),
         "describe cluster",
-        lambda _: {"users": [{"name": "m-nobody"}]},
+        lambda _: requests.describe_user_scram_credentials(["m-nobody"]),
         others="alter cluster",
     ),
     Request(
         "describe_user_scram_credentials",
         (0,),
         "describe cluster",
-        lambda _: {"users": []},
+        lambda _: requests.describe_user_scram_credentials([]),
         "of all",
     ),
     Request(
         "alter_user_scram_credentials",
         (0,),
         "alter cluster",
-        lambda _: {
-            "deletions": [{"name": "m-nobody", "mechanism": 1}],
-            "upsertions": [
-                {
-                    "name": "m-bad",
-                    "mechanism": 1,
-                    "iterations": 1,
-                    "salt": b"salt",
-                    "salted_password": b"password",
-                }
-            ],
-        },
+        lambda _: requests.alter_user_scram_credentials(
+            [requests.scram_deletion("m-nobody", 1)],
+            [requests.scram_upsertion("m-bad", 1, iterations=1)],
+        ),
         others="describe cluster",
     ),
 )
@@ -323,14 +259,14 @@ CLUSTER: Sequence[Request] = (
         "describe_cluster",
         (0, 1, 2),
         "describe cluster",
-        lambda _: {"include_cluster_authorized_operations": True, "endpoint_type": 1},
+        lambda _: requests.describe_cluster(include_cluster_authorized_operations=True),
         others="alter cluster",
     ),
     Request(
         "describe_cluster",
         (2,),
         "describe cluster",
-        lambda _: {"include_fenced_brokers": True, "endpoint_type": 1},
+        lambda _: requests.describe_cluster(include_fenced_brokers=True),
         "without operations",
         is_idle=True,
     ),
@@ -338,7 +274,7 @@ CLUSTER: Sequence[Request] = (
         "describe_log_dirs",
         (1, 2, 3, 5),
         "describe cluster",
-        lambda n: {"topics": [{"topic": n["t"], "partitions": [0]}]},
+        lambda n: requests.describe_log_dirs(requests.topic_partitions(n["t"], 0)),
         kinds={"t": KINDS},
         others="describe t",
     ),
@@ -346,14 +282,9 @@ CLUSTER: Sequence[Request] = (
         "alter_replica_log_dirs",
         (1, 2),
         "alter cluster",
-        lambda n: {
-            "dirs": [
-                {
-                    "path": "/no/such/directory",
-                    "topics": [{"name": n["t"], "partitions": [0]}],
-                }
-            ]
-        },
+        lambda n: requests.alter_replica_log_dirs(
+            requests.log_dir("/no/such/directory", (n["t"], [0]))
+        ),
         kinds={"t": KINDS},
         others="alter t",
     ),
@@ -361,11 +292,7 @@ CLUSTER: Sequence[Request] = (
         "elect_leaders",
         (0, 1, 2),
         "alter cluster",
-        lambda n: {
-            "election_type": 0,
-            "timeout": 5000,
-            "topic_partitions": [{"topic": n["t"], "partitions": [0]}],
-        },
+        lambda n: requests.elect_leaders(requests.topic_partitions(n["t"], 0)),
         kinds={"t": KINDS},
         others="cluster_action cluster",
     ),
@@ -373,10 +300,9 @@ CLUSTER: Sequence[Request] = (
         "alter_partition_reassignments",
         (0, 1),
         "alter cluster",
-        lambda n: {
-            "timeout": 5000,
-            "topics": [{"name": n["t"], "partitions": [{"partition_index": 0, "replicas": [1]}]}],
-        },
+        lambda n: requests.alter_partition_reassignments(
+            requests.reassigned_topic(n["t"], (0, [1]))
+        ),
         kinds={"t": KINDS},
         others="alter t",
     ),
@@ -384,10 +310,7 @@ CLUSTER: Sequence[Request] = (
         "list_partition_reassignments",
         (0,),
         "describe cluster",
-        lambda n: {
-            "timeout": 5000,
-            "topics": [{"name": n["t"], "partition_indexes": [0]}],
-        },
+        lambda n: requests.list_partition_reassignments(requests.indexes_of(n["t"], 0)),
         kinds={"t": KINDS},
         others="describe t",
     ),
@@ -395,36 +318,30 @@ CLUSTER: Sequence[Request] = (
         "update_features",
         (0, 1, 2),
         "alter cluster",
-        lambda _: {
-            "timeout": 5000,
-            "feature_updates": [
-                {"feature": "no.such.feature", "max_version_level": 1, "upgrade_type": 1}
-            ],
-            "validate_only": True,
-        },
+        lambda _: requests.update_features(
+            requests.feature_update("no.such.feature", 1), validate_only=True
+        ),
         others="cluster_action cluster",
     ),
     Request(
         "unregister_broker",
         (0,),
         "alter cluster",
-        lambda _: {"broker_id": 99},
+        lambda _: requests.unregister_broker(99),
         others="cluster_action cluster",
     ),
     Request(
         "describe_quorum",
         (0, 1, 2),
         "describe cluster",
-        lambda _: {
-            "topics": [{"topic_name": "no-such-topic", "partitions": [{"partition_index": 0}]}]
-        },
+        lambda _: requests.describe_quorum(requests.quorum_topic("no-such-topic", 0)),
         others="cluster_action cluster",
     ),
     Request(
         "api_versions",
         (0, 3, 4),
         "describe cluster",
-        lambda _: {"client_software_name": "raw", "client_software_version": "1"},
+        lambda _: requests.api_versions(),
         is_idle=True,
     ),
 )

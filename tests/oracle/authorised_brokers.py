@@ -32,11 +32,11 @@ from tests.oracle.authorisation import (
     rule,
 )
 from tests.oracle.deliberate import Kind
-from tests.oracle.tracer import PASSING, _fitting, leaves
+from tests.oracle.tracer import PASSING, leaves
 from tests.support.cluster import GROUP, TRANSACTION, Cluster
 from tests.support.daemon import Daemon
 from tests.support.kafka import Kafka, required
-from tests.support.raw import Answer, ConnectionLostError, _entity, errors_in
+from tests.support.raw import Answer, ConnectionLostError, errors_in, fitted
 from tests.support.targets import SETTINGS
 from tests.support.waits import until
 
@@ -412,8 +412,8 @@ class Broker:
         """Return the request body of a case with the ids of this broker."""
         api = case.request.api
         body = case.request.body(OnOneBroker(self, case.names))
-        fitted: Body = _fitting(api, _entity(api, case.version, "request"), body)
-        return fitted
+        found: Body = fitted(api, case.version, body)
+        return found
 
     def told(self, case: Case, user: str) -> str:
         """Return the full text of a response, its messages included, with slots for the names."""

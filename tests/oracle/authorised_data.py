@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from tests.oracle.authorisation import ABSENT, HERE, INTERNAL, Body, Names, Request
+from tests.support import requests
 from tests.support.batches import batch
 
 TOPIC_KINDS: Final = (HERE, ABSENT, INTERNAL)
@@ -13,23 +14,9 @@ PLAIN_KINDS: Final = (HERE, ABSENT)
 FOLLOWER: Final = 1
 
 
-def _produced(
-    n: Names, topics: str, records: bytes, *, acks: int = -1, transactional_id: str | None = None
-) -> Body:
-    rows = [
-        {
-            "name": n[one],
-            "topic_id": n.id(one),
-            "partition_data": [{"index": 0, "records": records}],
-        }
-        for one in topics
-    ]
-    return {
-        "acks": acks,
-        "timeout": 5000,
-        "transactional_id": transactional_id,
-        "topic_data": rows,
-    }
+def _produced(n: Names, topics: str, records: bytes, **fields: Any) -> Body:
+    rows = [requests.produce_topic(n[one], records, topic_id=n.id(one)) for one in topics]
+    return requests.produce(*rows, **fields)
 
 
 def _by(n: Names, slot: str, *, transactional: bool = False) -> bytes:
@@ -43,93 +30,45 @@ def _by(n: Names, slot: str, *, transactional: bool = False) -> bytes:
     )
 
 
-def _fetch(n: Names, topics: str, **how: Any) -> Body:
-    part = {"current_leader_epoch": -1, "partition_max_bytes": 10_000, "log_start_offset": -1}
-    return {
-        "max_wait": 0,
-        "max_bytes": 100_000,
-        "session_epoch": -1,
-        **how,
-        "topics": [
-            {"topic": n[one], "topic_id": n.id(one), "partitions": [part]} for one in topics
-        ],
-    }
-
-
-def _fetch_as_consumer(n: Names, topics: str) -> Body:
-    return {**_fetch(n, topics), "replica_id": -1, "replica_state": {"replica_id": -1}}
+def _fetch(n: Names, topics: str, **fields: Any) -> Body:
+    rows = [requests.fetch_topic(n[one], 0, topic_id=n.id(one)) for one in topics]
+    return requests.fetch(*rows, **fields)
 
 
 def _list_offsets(n: Names, topics: str) -> Body:
-    rows = [
-        {
-            "name": n[one],
-            "partitions": [
-                {"partition_index": index, "timestamp": -1, "current_leader_epoch": -1}
-                for index in (0, 1)
-            ],
-        }
-        for one in topics
-    ]
-    return {"replica_id": -1, "timeout": 5000, "topics": rows}
+    return requests.list_offsets(*(requests.list_offsets_topic(n[one], 0, 1) for one in topics))
 
 
-def _epochs(n: Names, topics: str, replica_id: int = -1) -> Body:
-    rows = [
-        {
-            "topic": n[one],
-            "partitions": [{"partition": 0, "current_leader_epoch": -1, "leader_epoch": 0}],
-        }
-        for one in topics
-    ]
-    return {"replica_id": replica_id, "topics": rows}
+def _epochs(n: Names, topics: str) -> Body:
+    rows = [requests.offset_for_leader_epoch_topic(n[one], 0) for one in topics]
+    return requests.offset_for_leader_epoch(*rows)
 
 
-def _metadata(n: Names, topics: str, **how: Any) -> Body:
-    return {
-        "topics": [{"name": n[one], "topic_id": None} for one in topics],
-        "allow_auto_topic_creation": False,
-        "include_cluster_authorized_operations": True,
-        "include_topic_authorized_operations": True,
-        **how,
-    }
+def _metadata(*topics: Body, **fields: Any) -> Body:
+    return requests.metadata(
+        *topics,
+        include_cluster_authorized_operations=True,
+        include_topic_authorized_operations=True,
+        **fields,
+    )
 
 
-def _creation(n: Names, topics: str, **how: Any) -> Body:
-    rows = [
-        {
-            "name": n[one],
-            "num_partitions": 1,
-            "replication_factor": 1,
-            "configs": [{"name": "retention.ms", "value": "77777"}],
-        }
-        for one in topics
-    ]
-    return {"timeout": 10_000, "topics": rows, **how}
+def _by_name(n: Names, topics: str) -> list[Body]:
+    return [requests.named(n[one]) for one in topics]
 
 
-def _deletion(n: Names, topics: str) -> Body:
-    return {
-        "timeout": 10_000,
-        "topic_names": [n[one] for one in topics],
-        "topics": [{"name": n[one], "topic_id": None} for one in topics],
-    }
+def _by_id(n: Names, topics: str) -> list[Body]:
+    return [requests.named(None, n.id(one)) for one in topics]
 
 
-def _deletion_by_id(n: Names, topics: str) -> Body:
-    return {
-        "timeout": 10_000,
-        "topics": [{"name": None, "topic_id": n.id(one)} for one in topics],
-    }
+def _creation(n: Names, topics: str, **fields: Any) -> Body:
+    rows = [requests.new_topic(n[one], configs={"retention.ms": "77777"}) for one in topics]
+    return requests.create_topics(*rows, **fields)
 
 
 def _growth(n: Names, topics: str, *, validate_only: bool) -> Body:
-    rows = [{"name": n[one], "count": 3, "assignments": None} for one in topics]
-    return {"timeout": 10_000, "validate_only": validate_only, "topics": rows}
-
-
-def _topic_partitions(n: Names, topics: str) -> Body:
-    return {"topics": [{"name": n[one]} for one in topics], "response_partition_limit": 2000}
+    rows = [requests.grown_topic(n[one], 3) for one in topics]
+    return requests.create_partitions(*rows, validate_only=validate_only)
 
 
 PRODUCE: Sequence[Request] = (
@@ -226,14 +165,14 @@ FETCH: Sequence[Request] = (
         "fetch",
         (4, 12, 13, 18),
         "read t",
-        lambda n: _fetch_as_consumer(n, "t"),
+        lambda n: _fetch(n, "t"),
         kinds={"t": PLAIN_KINDS},
     ),
     Request(
         "fetch",
         (12, 17),
         "read t, read u",
-        lambda n: _fetch_as_consumer(n, "tu"),
+        lambda n: _fetch(n, "tu"),
         "of two topics",
         kinds={"u": PLAIN_KINDS},
     ),
@@ -241,14 +180,14 @@ FETCH: Sequence[Request] = (
         "fetch",
         (12,),
         "read t",
-        lambda n: {**_fetch_as_consumer(n, "t"), "session_epoch": 0},
+        lambda n: _fetch(n, "t", session_epoch=0),
         "in a session",
     ),
     Request(
         "fetch",
         (11, 14),
         "cluster_action cluster",
-        lambda n: {**_fetch(n, "t"), "replica_id": FOLLOWER},
+        lambda n: _fetch(n, "t", replica_id=FOLLOWER),
         "by a follower",
         kinds={"t": PLAIN_KINDS},
         others="read t",
@@ -257,7 +196,7 @@ FETCH: Sequence[Request] = (
         "fetch",
         (17,),
         "cluster_action cluster",
-        lambda n: {**_fetch(n, "t"), "replica_state": {"replica_id": FOLLOWER, "replica_epoch": 0}},
+        lambda n: _fetch(n, "t", replica_state={"replica_id": FOLLOWER, "replica_epoch": 0}),
         "by a follower with its epoch",
         others="read t",
     ),
@@ -299,20 +238,16 @@ OFFSETS: Sequence[Request] = (
         "describe_producers",
         (0,),
         "read t, read u",
-        lambda n: {"topics": [{"name": n[one], "partition_indexes": [0]} for one in "tu"]},
+        lambda n: requests.describe_producers(*(requests.indexes_of(n[one], 0) for one in "tu")),
         kinds={"t": PLAIN_KINDS, "u": PLAIN_KINDS},
     ),
     Request(
         "delete_records",
         (0, 1, 2),
         "delete t, delete u",
-        lambda n: {
-            "timeout": 5000,
-            "topics": [
-                {"name": n[one], "partitions": [{"partition_index": 0, "offset": 0}]}
-                for one in "tu"
-            ],
-        },
+        lambda n: requests.delete_records(
+            *(requests.delete_records_topic(n[one], 0, offset=0) for one in "tu")
+        ),
         kinds={"u": PLAIN_KINDS},
     ),
 )
@@ -322,7 +257,7 @@ METADATA: Sequence[Request] = (
         "metadata",
         (4, 8, 10, 11, 13),
         "describe t",
-        lambda n: _metadata(n, "t"),
+        lambda n: _metadata(*_by_name(n, "t")),
         kinds={"t": TOPIC_KINDS},
         others="describe cluster, create cluster",
     ),
@@ -330,7 +265,7 @@ METADATA: Sequence[Request] = (
         "metadata",
         (0, 1),
         "describe t",
-        lambda n: _metadata(n, "t"),
+        lambda n: _metadata(*_by_name(n, "t")),
         "of old clients",
         kinds={"t": (HERE, INTERNAL)},
     ),
@@ -338,7 +273,7 @@ METADATA: Sequence[Request] = (
         "metadata",
         (8, 12),
         "describe t, describe u",
-        lambda n: _metadata(n, "tu"),
+        lambda n: _metadata(*_by_name(n, "tu")),
         "of two topics",
         kinds={"u": PLAIN_KINDS},
     ),
@@ -346,7 +281,7 @@ METADATA: Sequence[Request] = (
         "metadata",
         (1, 9, 12),
         "describe t, describe u",
-        lambda n: {**_metadata(n, ""), "topics": None},
+        lambda _: _metadata(topics=None),
         "of all topics",
         others="describe cluster",
     ),
@@ -354,10 +289,7 @@ METADATA: Sequence[Request] = (
         "metadata",
         (12, 13),
         "describe t, describe u",
-        lambda n: {
-            **_metadata(n, ""),
-            "topics": [{"name": None, "topic_id": n.id(one)} for one in "tu"],
-        },
+        lambda n: _metadata(*_by_id(n, "tu")),
         "by id",
         kinds={"t": PLAIN_KINDS},
     ),
@@ -365,7 +297,7 @@ METADATA: Sequence[Request] = (
         "metadata",
         (4, 12),
         "describe t, create t",
-        lambda n: _metadata(n, "t", allow_auto_topic_creation=True),
+        lambda n: _metadata(*_by_name(n, "t"), allow_auto_topic_creation=True),
         "that creates topics",
         kinds={"t": PLAIN_KINDS},
         others="create cluster",
@@ -375,7 +307,7 @@ METADATA: Sequence[Request] = (
         "metadata",
         (12,),
         "describe t, create t, describe u, create u",
-        lambda n: _metadata(n, "tu", allow_auto_topic_creation=True),
+        lambda n: _metadata(*_by_name(n, "tu"), allow_auto_topic_creation=True),
         "that creates two topics",
         kinds={"t": (ABSENT,), "u": (ABSENT,)},
         is_fresh=True,
@@ -384,7 +316,7 @@ METADATA: Sequence[Request] = (
         "describe_topic_partitions",
         (0,),
         "describe t, describe u",
-        lambda n: _topic_partitions(n, "tu"),
+        lambda n: requests.describe_topic_partitions(n["t"], n["u"]),
         kinds={"t": PLAIN_KINDS, "u": PLAIN_KINDS},
         others="describe cluster",
     ),
@@ -392,7 +324,7 @@ METADATA: Sequence[Request] = (
         "describe_topic_partitions",
         (0,),
         "describe t, describe u",
-        lambda n: _topic_partitions(n, ""),
+        lambda _: requests.describe_topic_partitions(),
         "of all topics",
     ),
 )
@@ -441,7 +373,7 @@ DELETION: Sequence[Request] = (
         "delete_topics",
         (1, 4, 6),
         "delete t",
-        lambda n: _deletion(n, "t"),
+        lambda n: requests.delete_topics(n["t"]),
         kinds={"t": PLAIN_KINDS},
         others="describe t, delete cluster",
         is_fresh=True,
@@ -450,7 +382,7 @@ DELETION: Sequence[Request] = (
         "delete_topics",
         (6,),
         "delete t",
-        lambda n: _deletion_by_id(n, "t"),
+        lambda n: requests.delete_topics(*_by_id(n, "t")),
         "by id",
         kinds={"t": PLAIN_KINDS},
         others="describe t, delete cluster",
@@ -460,7 +392,7 @@ DELETION: Sequence[Request] = (
         "delete_topics",
         (5,),
         "delete t, delete u",
-        lambda n: _deletion(n, "tu"),
+        lambda n: requests.delete_topics(n["t"], n["u"]),
         "two of them",
         kinds={"u": PLAIN_KINDS},
         is_fresh=True,

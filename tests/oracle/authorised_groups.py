@@ -6,112 +6,42 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from tests.oracle.authorisation import ABSENT, HERE, UNNAMED, Body, Names, Request
+from tests.support import requests
 
 KINDS: Final = (HERE, ABSENT)
-GROUP, TRANSACTION, SHARE = 0, 1, 2
+TRANSACTION, SHARE = 1, 2
 
 
-def _committed(n: Names, topics: str, group: str = "g") -> Body:
+def _committed(n: Names, topics: str) -> Body:
     rows = [
-        {
-            "name": n[one],
-            "topic_id": n.id(one),
-            "partitions": [
-                {"partition_index": 0, "committed_offset": 1, "committed_leader_epoch": -1}
-            ],
-        }
+        requests.offset_commit_topic(n[one], 0, topic_id=n.id(one), committed_offset=1)
         for one in topics
     ]
-    return {"group_id": n[group], "generation_id_or_member_epoch": -1, "topics": rows}
+    return requests.offset_commit(n["g"], *rows)
 
 
-def _fetched(n: Names, groups: str, topics: str | None) -> Body:
-    rows = None
-    if topics is not None:
-        rows = [{"name": n[one], "topic_id": n.id(one), "partition_indexes": [0]} for one in topics]
-    return {
-        "group_id": n[groups[0]],
-        "topics": rows,
-        "groups": [{"group_id": n[one], "topics": rows, "member_epoch": -1} for one in groups],
-    }
+def _fetched(n: Names, groups: str, topics: str) -> Body:
+    rows = [requests.offset_fetch_topic(n[one], 0, topic_id=n.id(one)) for one in topics]
+    return requests.offset_fetch(*(requests.offset_fetch_group(n[one], *rows) for one in groups))
 
 
-def _found(n: Names, slots: str, kind: int) -> Body:
-    names = [n[one] for one in slots]
-    return {"key": names[0], "key_type": kind, "coordinator_keys": names}
+def _joined(n: Names, member: str = "", **fields: Any) -> Body:
+    return requests.join_group(n["g"], member, **fields)
 
 
-def _joined(n: Names, **how: Any) -> Body:
-    return {
-        "group_id": n["g"],
-        "session_timeout": 60_000,
-        "rebalance_timeout": 60_000,
-        "protocol_type": "consumer",
-        "protocols": [{"name": "p", "metadata": b"m"}],
-        **how,
-    }
+MEMBER: Final = "11111111-2222-4333-8444-555555555555"
 
 
-def _beat(n: Names, topics: str, group: str = "g", **how: Any) -> Body:
-    return {
-        "group_id": n[group],
-        "member_id": "11111111-2222-4333-8444-555555555555",
-        "member_epoch": 0,
-        "rebalance_timeout": 60_000,
-        "subscribed_topic_names": [n[one] for one in topics],
-        "topic_partitions": [],
-        **how,
-    }
-
-
-def _in_transaction(n: Names, **more: Any) -> Body:
-    producer_id, epoch = n.producer("x")
-    return {
-        "transactional_id": n["x"],
-        "producer_id": producer_id,
-        "producer_epoch": epoch,
-        **more,
-    }
-
-
-def _added(n: Names, topics: str) -> Body:
-    producer_id, epoch = n.producer("x")
-    rows = [{"name": n[one], "partitions": [0]} for one in topics]
-    return {
-        "v3_and_below_transactional_id": n["x"],
-        "v3_and_below_producer_id": producer_id,
-        "v3_and_below_producer_epoch": epoch,
-        "v3_and_below_topics": rows,
-    }
-
-
-def _added_by_a_broker(n: Names, *, verify_only: bool) -> Body:
-    row = {
-        **_in_transaction(n),
-        "verify_only": verify_only,
-        "topics": [{"name": n["t"], "partitions": [0]}],
-    }
-    return {"transactions": [row]}
+def _added(n: Names, topics: str, **fields: Any) -> Body:
+    rows = [(n[one], [0]) for one in topics]
+    return requests.add_partitions_to_txn(
+        requests.added_partitions(n["x"], n.producer("x"), *rows, **fields)
+    )
 
 
 def _committed_in_transaction(n: Names, topics: str) -> Body:
-    rows = [
-        {"name": n[one], "partitions": [{"partition_index": 0, "committed_offset": 1}]}
-        for one in topics
-    ]
-    return {**_in_transaction(n), "group_id": n["g"], "generation_id": -1, "topics": rows}
-
-
-def _marked(n: Names) -> Body:
-    producer_id, epoch = n.producer("x")
-    marker = {
-        "producer_id": producer_id,
-        "producer_epoch": epoch,
-        "transaction_result": False,
-        "topics": [{"name": n["t"], "partition_indexes": [0]}],
-        "coordinator_epoch": 0,
-    }
-    return {"markers": [marker]}
+    rows = [requests.offset_commit_topic(n[one], 0, committed_offset=1) for one in topics]
+    return requests.txn_offset_commit(n["x"], n.producer("x"), n["g"], *rows)
 
 
 COMMITS: Sequence[Request] = (
@@ -150,7 +80,7 @@ COMMITS: Sequence[Request] = (
         "offset_fetch",
         (2, 7, 9, 10),
         "describe g, describe t, describe u",
-        lambda n: _fetched(n, "g", None),
+        lambda n: requests.offset_fetch(n["g"]),
         "of all topics",
         kinds={"g": KINDS},
     ),
@@ -166,10 +96,9 @@ COMMITS: Sequence[Request] = (
         "offset_delete",
         (0,),
         "delete g, read t, read u",
-        lambda n: {
-            "group_id": n["g"],
-            "topics": [{"name": n[one], "partitions": [{"partition_index": 0}]} for one in "tu"],
-        },
+        lambda n: requests.offset_delete(
+            n["g"], *(requests.offset_delete_topic(n[one], 0) for one in "tu")
+        ),
         kinds={"g": KINDS, "u": KINDS},
         is_fresh=True,
     ),
@@ -180,21 +109,21 @@ MEMBERS: Sequence[Request] = (
         "find_coordinator",
         (0, 3, 4, 6),
         "describe g",
-        lambda n: _found(n, "g", GROUP),
+        lambda n: requests.find_coordinator(n["g"]),
         kinds={"g": (*KINDS, UNNAMED)},
     ),
     Request(
         "find_coordinator",
         (4,),
         "describe g, describe h",
-        lambda n: _found(n, "gh", GROUP),
+        lambda n: requests.find_coordinator(n["g"], n["h"]),
         "of two groups",
     ),
     Request(
         "find_coordinator",
         (1, 4, 6),
         "describe x",
-        lambda n: _found(n, "x", TRANSACTION),
+        lambda n: requests.find_coordinator(n["x"], key_type=TRANSACTION),
         "of a transaction",
         kinds={"x": KINDS},
     ),
@@ -202,10 +131,7 @@ MEMBERS: Sequence[Request] = (
         "find_coordinator",
         (6,),
         "cluster_action cluster",
-        lambda n: {
-            **_found(n, "g", SHARE),
-            "coordinator_keys": [f"{n['g']}:{n.id('t')}:0"],
-        },
+        lambda n: requests.find_coordinator(f"{n['g']}:{n.id('t')}:0", key_type=SHARE),
         "of a share group",
         kinds={"g": (HERE,), "t": (HERE,)},
         others="describe g",
@@ -222,7 +148,7 @@ MEMBERS: Sequence[Request] = (
         "join_group",
         (5, 9),
         "read g",
-        lambda n: _joined(n, member_id="nobody", group_instance_id="i"),
+        lambda n: _joined(n, "nobody", group_instance_id="i"),
         "by nobody",
         kinds={"g": KINDS},
     ),
@@ -230,38 +156,30 @@ MEMBERS: Sequence[Request] = (
         "sync_group",
         (0, 3, 5),
         "read g",
-        lambda n: {
-            "group_id": n["g"],
-            "generation_id": 1,
-            "member_id": "nobody",
-            "protocol_type": "consumer",
-            "protocol_name": "p",
-        },
+        lambda n: requests.sync_group(
+            n["g"], 1, "nobody", protocol_type="consumer", protocol_name="p"
+        ),
         kinds={"g": (HERE, ABSENT, UNNAMED)},
     ),
     Request(
         "heartbeat",
         (0, 3, 4),
         "read g",
-        lambda n: {"group_id": n["g"], "generation_id": 1, "member_id": "nobody"},
+        lambda n: requests.heartbeat(n["g"], 1, "nobody"),
         kinds={"g": (HERE, ABSENT, UNNAMED)},
     ),
     Request(
         "leave_group",
         (0, 2, 3, 5),
         "read g",
-        lambda n: {
-            "group_id": n["g"],
-            "member_id": "nobody",
-            "members": [{"member_id": "nobody"}],
-        },
+        lambda n: requests.leave_group(n["g"], "nobody"),
         kinds={"g": (HERE, ABSENT, UNNAMED)},
     ),
     Request(
         "consumer_group_heartbeat",
         (0, 1),
         "read g, describe t, describe u",
-        lambda n: _beat(n, "tu"),
+        lambda n: requests.join_consumer_group(n["g"], MEMBER, n["t"], n["u"]),
         kinds={"g": (ABSENT, HERE), "u": KINDS},
         is_fresh=True,
     ),
@@ -269,7 +187,7 @@ MEMBERS: Sequence[Request] = (
         "consumer_group_heartbeat",
         (1,),
         "read g",
-        lambda n: _beat(n, "", subscribed_topic_names=None, member_epoch=7),
+        lambda n: requests.consumer_group_heartbeat(n["g"], MEMBER, 7),
         "without topics",
         kinds={"g": KINDS},
     ),
@@ -277,7 +195,7 @@ MEMBERS: Sequence[Request] = (
         "consumer_group_heartbeat",
         (1,),
         "read k, describe t",
-        lambda n: {**_beat(n, "t", "k"), "member_id": n.member, "member_epoch": 77},
+        lambda n: requests.join_consumer_group(n["k"], n.member, n["t"], member_epoch=77),
         "of a member with a wrong epoch",
     ),
 )
@@ -287,31 +205,30 @@ GROUPS: Sequence[Request] = (
         "describe_groups",
         (0, 3, 5, 6),
         "describe g, describe h",
-        lambda n: {
-            "groups": [n["g"], n["h"]],
-            "include_authorized_operations": True,
-        },
+        lambda n: requests.describe_groups(n["g"], n["h"], include_authorized_operations=True),
         kinds={"g": (*KINDS, UNNAMED)},
     ),
     Request(
         "describe_groups",
         (5,),
         "describe c",
-        lambda n: {"groups": [n["c"]], "include_authorized_operations": True},
+        lambda n: requests.describe_groups(n["c"], include_authorized_operations=True),
         "with a member",
     ),
     Request(
         "consumer_group_describe",
         (0, 1),
         "describe k, describe t, describe u",
-        lambda n: {"group_ids": [n["k"]], "include_authorized_operations": True},
+        lambda n: requests.consumer_group_describe(n["k"], include_authorized_operations=True),
         kinds={"k": KINDS},
     ),
     Request(
         "consumer_group_describe",
         (1,),
         "describe k, describe g, describe t, describe u",
-        lambda n: {"group_ids": [n["g"], n["k"]], "include_authorized_operations": True},
+        lambda n: requests.consumer_group_describe(
+            n["g"], n["k"], include_authorized_operations=True
+        ),
         "of a classic group as well",
         kinds={"g": KINDS},
     ),
@@ -319,14 +236,14 @@ GROUPS: Sequence[Request] = (
         "list_groups",
         (0, 3, 4, 5),
         "describe g, describe k",
-        lambda _: {},
+        lambda _: requests.list_groups(),
         others="describe cluster",
     ),
     Request(
         "delete_groups",
         (0, 1, 2),
         "delete g, delete h",
-        lambda n: {"groups_names": [n["g"], n["h"]]},
+        lambda n: requests.delete_groups(n["g"], n["h"]),
         kinds={"h": KINDS},
         is_fresh=True,
     ),
@@ -334,7 +251,7 @@ GROUPS: Sequence[Request] = (
         "delete_groups",
         (2,),
         "delete c",
-        lambda n: {"groups_names": [n["c"]]},
+        lambda n: requests.delete_groups(n["c"]),
         "with a member",
     ),
 )
@@ -344,12 +261,7 @@ TRANSACTIONS: Sequence[Request] = (
         "init_producer_id",
         (0, 2, 4, 5),
         "write x",
-        lambda n: {
-            "transactional_id": n["x"],
-            "transaction_timeout": 60_000,
-            "producer_id": -1,
-            "producer_epoch": -1,
-        },
+        lambda n: requests.init_producer_id(n["x"]),
         kinds={"x": (*KINDS, UNNAMED)},
         is_fresh=True,
     ),
@@ -357,7 +269,7 @@ TRANSACTIONS: Sequence[Request] = (
         "init_producer_id",
         (4, 5),
         "write x",
-        lambda n: {**_in_transaction(n), "transaction_timeout": 60_000},
+        lambda n: requests.init_producer_id(n["x"], n.producer("x")),
         "again",
         kinds={"x": KINDS},
         is_fresh=True,
@@ -366,12 +278,7 @@ TRANSACTIONS: Sequence[Request] = (
         "init_producer_id",
         (0, 4, 5),
         "idempotent_write cluster",
-        lambda _: {
-            "transactional_id": None,
-            "transaction_timeout": 60_000,
-            "producer_id": -1,
-            "producer_epoch": -1,
-        },
+        lambda _: requests.init_producer_id(),
         "without transactions",
         kinds={"t": (HERE, ABSENT)},
         others="write t, read t",
@@ -405,7 +312,7 @@ TRANSACTIONS: Sequence[Request] = (
         "add_partitions_to_txn",
         (4, 5),
         "cluster_action cluster",
-        lambda n: _added_by_a_broker(n, verify_only=True),
+        lambda n: _added(n, "t", verify_only=True),
         "by a broker that verifies",
         kinds={"x": (HERE, ABSENT), "t": (HERE,)},
         others="write x",
@@ -414,7 +321,7 @@ TRANSACTIONS: Sequence[Request] = (
         "add_partitions_to_txn",
         (4, 5),
         "cluster_action cluster",
-        lambda n: _added_by_a_broker(n, verify_only=False),
+        lambda n: _added(n, "t", verify_only=False),
         "by a broker",
         kinds={"x": (HERE, ABSENT), "t": (HERE,)},
         others="write x",
@@ -424,7 +331,7 @@ TRANSACTIONS: Sequence[Request] = (
         "add_offsets_to_txn",
         (0, 3, 4),
         "write x, read g",
-        lambda n: _in_transaction(n, group_id=n["g"]),
+        lambda n: requests.add_offsets_to_txn(n["x"], n.producer("x"), n["g"]),
         kinds={"x": KINDS, "g": KINDS},
         is_fresh=True,
     ),
@@ -449,7 +356,7 @@ TRANSACTIONS: Sequence[Request] = (
         "end_txn",
         (0, 3, 5),
         "write x",
-        lambda n: _in_transaction(n, committed=True),
+        lambda n: requests.end_txn(n["x"], n.producer("x")),
         kinds={"x": KINDS},
         is_fresh=True,
     ),
@@ -457,7 +364,9 @@ TRANSACTIONS: Sequence[Request] = (
         "write_txn_markers",
         (1, 2),
         "alter cluster",
-        _marked,
+        lambda n: requests.write_txn_markers(
+            requests.marker(n.producer("x"), requests.indexes_of(n["t"], 0))
+        ),
         kinds={"x": (HERE,), "t": KINDS},
         others="cluster_action cluster",
         is_fresh=True,
@@ -466,14 +375,14 @@ TRANSACTIONS: Sequence[Request] = (
         "describe_transactions",
         (0,),
         "describe x, describe v, describe w, describe y",
-        lambda n: {"transactional_ids": [n["x"], n["y"]]},
+        lambda n: requests.describe_transactions(n["x"], n["y"]),
         kinds={"y": KINDS},
     ),
     Request(
         "list_transactions",
         (0, 1, 2),
         "describe x, describe y",
-        lambda _: {"duration_filter": -1},
+        lambda _: requests.list_transactions(),
     ),
 )
 

@@ -7,21 +7,14 @@ and *another id* still differ in the trace.
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import importlib
-import pkgutil
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kio.schema.index import api_key_map
-
-from fencepost.protocol import overlay
 from tests.support.batches import batches
 from tests.support.cluster import Cluster
-from tests.support.raw import API_KEYS, Answer, ConnectionLostError, _entity, _hints, errors_in
+from tests.support.raw import Answer, ConnectionLostError, errors_in, fitted
 
 PASSING = frozenset(
     {
@@ -86,51 +79,6 @@ FOREIGN_SETTINGS = (
 """Topic settings of tiered storage and of replication; a single node has neither."""
 
 Step = tuple[str, Any]
-
-
-@functools.cache
-def _fields_of_any_version(api: str) -> frozenset[str]:
-    key = API_KEYS[api]
-    modules = [
-        overlay.module_of(*one) for one in overlay.messages() if one[::2] == (key, "request")
-    ]
-    if key in api_key_map:
-        package = importlib.import_module(f"kio.schema.{api}")
-        modules += [
-            importlib.import_module(f"kio.schema.{api}.{version.name}.request")
-            for version in pkgutil.iter_modules(package.__path__)
-        ]
-    names: set[str] = set()
-    for module in modules:
-        for value in vars(module).values():
-            if dataclasses.is_dataclass(value):
-                names.update(field.name for field in dataclasses.fields(value))
-    return frozenset(names)
-
-
-def _fitting(api: str, hint: Any, value: Any) -> Any:
-    """Drop the fields that a version does not have; TypeError for a field of no version."""
-    arms = [hint, *getattr(hint, "__args__", ())]
-    arms += [inner for arm in arms for inner in getattr(arm, "__args__", ())]
-    entity = next((a for a in arms if dataclasses.is_dataclass(a)), None)
-    if entity is None or value is None:
-        return value
-    if isinstance(value, Mapping):
-        if unknown := value.keys() - _fields_of_any_version(api):
-            raise TypeError(f"{api} has no {sorted(unknown)} in any version")
-        hints = _hints(entity)
-        return {k: _fitting(api, hints[k], v) for k, v in value.items() if k in hints}
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [_fitting(api, entity, item) for item in value]
-    return value
-
-
-def fitted(api: str, version: int, body: Mapping[str, Any]) -> Any:
-    """Return ``body`` without the fields that a version does not have.
-
-    A field that no version has is a TypeError.
-    """
-    return _fitting(api, _entity(api, version, "request"), body)
 
 
 class Masks:

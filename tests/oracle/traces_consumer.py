@@ -7,10 +7,12 @@ from typing import Any
 
 from tests.oracle.tracer import Tracer
 from tests.oracle.traces_groups import ready
+from tests.support import requests
 from tests.support.raw import Answer
 from tests.support.waits import until
 
-TIMEOUT = 60_000
+GROUP = 32
+"""The resource type of groups."""
 
 
 def topic(t: Tracer, name: str, partitions: int = 4) -> str:
@@ -20,22 +22,22 @@ def topic(t: Tracer, name: str, partitions: int = 4) -> str:
     # The coordinator learns of a topic later than Metadata.
     probe, member = f"probe-{name}", str(uuid.uuid4())
     ready(t, probe)
-    body = heartbeat(probe, member, 0, rebalance_timeout=TIMEOUT)
-    body |= {"subscribed_topic_names": [name], "topic_partitions": []}
+    body = requests.join_consumer_group(probe, member, name)
 
     def is_known() -> bool:
         told = t.quietly("consumer_group_heartbeat", 1, **body)
         return bool(told["assignment"]["topic_partitions"])
 
     until(is_known, f"{name} is known to the coordinator")
-    t.quietly("consumer_group_heartbeat", 1, **heartbeat(probe, member, -1))
+    left = requests.consumer_group_heartbeat(probe, member, -1)
+    t.quietly("consumer_group_heartbeat", 1, **left)
     t.quietly("delete_groups", 2, groups_names=[probe])
     t.note(f"topic {name}", {"topic_id": created})
     return created
 
 
 def topic_id(t: Tracer, name: str) -> str:
-    found = t.quietly("metadata", 12, topics=[{"name": name, "topic_id": None}])
+    found = t.quietly("metadata", 12, **requests.metadata(name))
     return str(found["topics"][0]["topic_id"])
 
 
@@ -44,43 +46,18 @@ def of(topic_id: str, *partitions: int) -> list[dict[str, Any]]:
     return [{"topic_id": uuid.UUID(topic_id), "partitions": list(partitions)}]
 
 
-def heartbeat(group: str, member: str, epoch: int, **more: Any) -> dict[str, Any]:
-    return {
-        "group_id": group,
-        "member_id": member,
-        "member_epoch": epoch,
-        "rebalance_timeout": -1,
-        "instance_id": None,
-        "rack_id": None,
-        "subscribed_topic_names": None,
-        "subscribed_topic_regex": None,
-        "server_assignor": None,
-        "topic_partitions": None,
-        **more,
-    }
-
-
 def beat(t: Tracer, group: str, member: str, epoch: int, version: int = 1, **more: Any) -> Answer:
-    return t("consumer_group_heartbeat", version, **heartbeat(group, member, epoch, **more))
+    body = requests.consumer_group_heartbeat(group, member, epoch, **more)
+    return t("consumer_group_heartbeat", version, **body)
 
 
 def enter(t: Tracer, group: str, member: str, *names: str, version: int = 1, **more: Any) -> Answer:
-    body = {
-        "rebalance_timeout": TIMEOUT,
-        "subscribed_topic_names": list(names),
-        "topic_partitions": [],
-        **more,
-    }
-    return beat(t, group, member, 0, version, **body)
+    body = requests.join_consumer_group(group, member, *names, **more)
+    return t("consumer_group_heartbeat", version, **body)
 
 
 def describe(t: Tracer, group: str, version: int = 1) -> None:
-    t(
-        "consumer_group_describe",
-        version,
-        group_ids=[group],
-        include_authorized_operations=False,
-    )
+    t("consumer_group_describe", version, **requests.consumer_group_describe(group))
 
 
 def listed(t: Tracer, group: str, version: int = 5, **filters: Any) -> None:
@@ -126,8 +103,8 @@ def heartbeat_errors(t: Tracer) -> None:
         beat(t, "ce", "", 5, version)
         beat(t, "ce", "m", -3, version)
         beat(t, "ce", "m", 0, version)
-        beat(t, "ce", "m", 0, version, rebalance_timeout=TIMEOUT)
-        beat(t, "ce", "m", 0, version, rebalance_timeout=TIMEOUT, topic_partitions=[])
+        beat(t, "ce", "m", 0, version, rebalance_timeout=requests.SESSION_MS)
+        beat(t, "ce", "m", 0, version, rebalance_timeout=requests.SESSION_MS, topic_partitions=[])
         beat(t, "ce", "m", -2, version)
         enter(t, "ce", "m", "ce-a", version=version, instance_id="")
         enter(t, "ce", "m", "ce-a", version=version, rack_id="")
@@ -163,7 +140,11 @@ def what_refusals_say(t: Tracer) -> None:
     ready(t, "cw", "cw-classic")
     topic(t, "cw-a", 2)
     enter(t, "cw", "m", "cw-a")
-    join = {"rebalance_timeout": TIMEOUT, "subscribed_topic_names": ["x"], "topic_partitions": []}
+    join = {
+        "rebalance_timeout": requests.SESSION_MS,
+        "subscribed_topic_names": ["x"],
+        "topic_partitions": [],
+    }
     for group, member, epoch, more in (
         ("", "m", 1, {}),
         (" \t", "m", 1, {}),
@@ -181,13 +162,13 @@ def what_refusals_say(t: Tracer) -> None:
         ("cw", "stranger", -1, {}),
         ("cw-none", "m", -1, {}),
     ):
-        said = t.quietly("consumer_group_heartbeat", 1, **heartbeat(group, member, epoch, **more))
+        body = requests.consumer_group_heartbeat(group, member, epoch, **more)
+        said = t.quietly("consumer_group_heartbeat", 1, **body)
         t.note(f"{group!r} {member!r} {epoch} {more}", said["error_message"])
     for group in ("grp", "cw"):
-        asked = {"groups": [group], "include_authorized_operations": False}
-        (found,) = t.quietly("describe_groups", 6, **asked)["groups"]
+        (found,) = t.quietly("describe_groups", 6, **requests.describe_groups(group))["groups"]
         t.note(f"describe_groups {group}", found["error_message"])
-    asked = {"group_ids": ["grp"], "include_authorized_operations": False}
+    asked = requests.consumer_group_describe("grp")
     for found in t.quietly("consumer_group_describe", 1, **asked)["groups"]:
         t.note("consumer_group_describe grp", found["error_message"])
     beat(t, "cw", "m", -1)
@@ -250,12 +231,8 @@ def static_consumers(t: Tracer) -> None:
     beat(t, "cs", "c", three["member_epoch"], instance_id="k")
     # An administrator may remove any member with LeaveGroup.
     for member, instance in (("x", "i"), ("", "i"), ("", "nobody"), ("zz", None)):
-        t(
-            "leave_group",
-            5,
-            group_id="cs",
-            members=[{"member_id": member, "group_instance_id": instance, "reason": None}],
-        )
+        gone = requests.leaving_member(member, instance)
+        t("leave_group", 5, **requests.leave_group("cs", gone))
     describe(t, "cs")
 
 
@@ -279,8 +256,7 @@ def consumers_that_change_their_instance_id(t: Tracer) -> None:
     describe(t, "ci")
     beat(t, "ci", "c", -1, instance_id="j")
     beat(t, "ci", "c", two["member_epoch"], instance_id="j")
-    body = {"rebalance_timeout": TIMEOUT, "subscribed_topic_names": [], "topic_partitions": []}
-    again = heartbeat("ci", "b", 0, instance_id="i", **body)
+    again = requests.join_consumer_group("ci", "b", instance_id="i")
     t.note("the first instance id", t.quietly("consumer_group_heartbeat", 1, **again)["error_code"])
 
 
@@ -297,7 +273,8 @@ def topics_that_change(t: Tracer) -> None:
 
         def told() -> bool:
             nonlocal epoch
-            answer = t.quietly("consumer_group_heartbeat", 1, **heartbeat("ct", "m", epoch))
+            body = requests.consumer_group_heartbeat("ct", "m", epoch)
+            answer = t.quietly("consumer_group_heartbeat", 1, **body)
             epoch = answer["member_epoch"]
             if answer["assignment"] is None:
                 return False
@@ -308,73 +285,46 @@ def topics_that_change(t: Tracer) -> None:
         until(told, f"{wanted} partitions")
 
     after(2)
-    t.quietly(
-        "create_partitions",
-        3,
-        topics=[{"name": "ct-a", "count": 3, "assignments": None}],
-        timeout=10_000,
-        validate_only=False,
-    )
+    grown = requests.create_partitions(requests.grown_topic("ct-a", 3))
+    t.quietly("create_partitions", 3, **grown)
     after(4)
     describe(t, "ct")
-    t.quietly("delete_topics", 6, topics=[{"name": "ct-later", "topic_id": None}], timeout=10_000)
-    until(
-        lambda: (
-            t.quietly("metadata", 12, topics=[{"name": "ct-later", "topic_id": None}])["topics"][0][
-                "error_code"
-            ]
-            != "none"
-        ),
-        "the topic is gone",
-    )
+    t.quietly("delete_topics", 6, **requests.delete_topics("ct-later"))
+
+    def is_gone() -> bool:
+        (found,) = t.quietly("metadata", 12, **requests.metadata("ct-later"))["topics"]
+        return bool(found["error_code"] != "none")
+
+    until(is_gone, "the topic is gone")
     after(3)
     describe(t, "ct")
 
 
-def commit(t: Tracer, group: str, member: str, epoch: int, version: int = 9, **more: Any) -> Answer:
-    name = more.pop("name", "co-a")
-    return t(
-        "offset_commit",
-        version,
-        group_id=group,
-        generation_id_or_member_epoch=epoch,
-        member_id=member,
-        group_instance_id=None,
-        retention_time=-1,
-        topics=[
-            {
-                "name": name,
-                "partitions": [
-                    {
-                        "partition_index": more.pop("partition", 0),
-                        "committed_offset": 1,
-                        "committed_leader_epoch": -1,
-                        "committed_metadata": None,
-                    }
-                ],
-            }
-        ],
-    )
+def commit(
+    t: Tracer,
+    group: str,
+    member: str,
+    epoch: int,
+    version: int = 9,
+    *,
+    name: str = "co-a",
+    partition: int = 0,
+) -> Answer:
+    row = requests.offset_commit_topic(name, partition, committed_offset=1, committed_metadata=None)
+    who = {"generation_id_or_member_epoch": epoch, "member_id": member}
+    return t("offset_commit", version, **requests.offset_commit(group, row, **who))
 
 
 def fetch(t: Tracer, group: str, member: str | None, epoch: int, version: int = 9) -> Answer:
-    return t(
-        "offset_fetch",
-        version,
-        groups=[
-            {
-                "group_id": group,
-                "member_id": member,
-                "member_epoch": epoch,
-                "topics": [{"name": "co-a", "partition_indexes": [0]}],
-            }
-        ],
-        require_stable=True,
+    asked = requests.offset_fetch_group(
+        group, requests.offset_fetch_topic("co-a", 0), member_id=member, member_epoch=epoch
     )
+    return t("offset_fetch", version, **requests.offset_fetch(asked, require_stable=True))
 
 
 def offsets_of_consumers(t: Tracer) -> None:
     ready(t, "co", "co-none")
+    gone = requests.offset_delete("co", requests.offset_delete_topic("co-a", 0))
     one = topic(t, "co-a", 2)
     commit(t, "co-none", "m", 1)
     commit(t, "co-none", "m", 1, 8)
@@ -404,22 +354,12 @@ def offsets_of_consumers(t: Tracer) -> None:
     for partition in (0, 1):
         commit(t, "co", "m", epoch, partition=partition)
         commit(t, "co", "m", moved["member_epoch"], partition=partition)
-    t(
-        "offset_delete",
-        0,
-        group_id="co",
-        topics=[{"name": "co-a", "partitions": [{"partition_index": 0}]}],
-    )
+    t("offset_delete", 0, **gone)
     beat(t, "co", "m", -1)
     beat(t, "co", "n", -1)
     commit(t, "co", "m", epoch)
     commit(t, "co", "", -1)
-    t(
-        "offset_delete",
-        0,
-        group_id="co",
-        topics=[{"name": "co-a", "partitions": [{"partition_index": 0}]}],
-    )
+    t("offset_delete", 0, **gone)
     listed(t, "co", states_filter=["Empty"], types_filter=["Consumer"])
     listed(t, "co", 4, states_filter=["Empty"])
     t("delete_groups", 2, groups_names=["co"])
@@ -434,13 +374,8 @@ def settings_of_groups(t: Tracer) -> None:
     ]
 
     def shown() -> None:
-        t(
-            "describe_configs",
-            4,
-            resources=[{"resource_type": 32, "resource_name": "cset", "configuration_keys": names}],
-            include_synonyms=False,
-            include_documentation=False,
-        )
+        row = requests.described_resource(GROUP, "cset", *names)
+        t("describe_configs", 4, **requests.describe_configs(row))
 
     shown()
     for name, value in (
@@ -454,18 +389,8 @@ def settings_of_groups(t: Tracer) -> None:
         (names[2], "x"),
         ("no.such.key", "1"),
     ):
-        t(
-            "incremental_alter_configs",
-            1,
-            resources=[
-                {
-                    "resource_type": 32,
-                    "resource_name": "cset",
-                    "configs": [{"name": name, "config_operation": 0, "value": value}],
-                }
-            ],
-            validate_only=False,
-        )
+        row = requests.altered_resource(GROUP, "cset", requests.config_op(name, value))
+        t("incremental_alter_configs", 1, **requests.incremental_alter_configs(row))
     shown()
 
 

@@ -6,12 +6,13 @@ import gzip
 import struct
 import uuid
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import cramjam
 
 from tests.oracle.tracer import FOREIGN_SETTINGS, Tracer
-from tests.support import cluster
+from tests.support import cluster, requests
 from tests.support.batches import CONTROL, NOW_MS, batch, seal
 from tests.support.raw import Answer
 from tests.support.waits import until
@@ -19,21 +20,18 @@ from tests.support.waits import until
 UNKNOWN_ID = uuid.UUID(int=4711)
 
 
-def produce(t: Tracer, version: int, topic: str, records: bytes | None, **more: Any) -> Answer:
-    return t(
-        "produce",
-        version,
-        acks=more.pop("acks", -1),
-        timeout=5000,
-        topic_data=[
-            {
-                "name": topic,
-                "topic_id": more.pop("topic_id", None),
-                "partition_data": [{"index": more.pop("partition", 0), "records": records}],
-            }
-        ],
-        **more,
-    )
+def produce(
+    t: Tracer,
+    version: int,
+    topic: str,
+    records: bytes | None,
+    *,
+    partition: int = 0,
+    topic_id: uuid.UUID | None = None,
+    **fields: Any,
+) -> Answer:
+    row = requests.produce_topic(topic, records, partition=partition, topic_id=topic_id)
+    return t("produce", version, **requests.produce(row, **fields))
 
 
 def refused_batches(t: Tracer) -> None:
@@ -128,12 +126,7 @@ def times_out_of_bounds(t: Tracer) -> None:
         packed = seal(gzip.compress(late[61:]), count=3, attributes=GZIP, timestamp_ms=timestamp_ms)
         produce(t, 9, "bounded", packed)
     many = batch([b"v"] * 150, timestamp_ms=NOW_MS * 2)
-    answer = t.quietly(
-        "produce",
-        9,
-        acks=-1,
-        topic_data=[{"name": "bounded", "partition_data": [{"index": 0, "records": many}]}],
-    )
+    answer = t.quietly("produce", 9, **requests.produce(requests.produce_topic("bounded", many)))
     part = answer["responses"][0]["partition_responses"][0]
     t.note("listed", len(part["record_errors"]))
 
@@ -147,32 +140,27 @@ def keyless_in_a_compacted_topic(t: Tracer) -> None:
 
 
 def fetch(
-    t: Tracer, version: int, topic: str, offset: int, *, quietly: bool = False, **more: Any
+    t: Tracer,
+    version: int,
+    topic: str,
+    offset: int,
+    *,
+    quietly: bool = False,
+    partition: int = 0,
+    partition_max_bytes: int = requests.MAX_BYTES,
+    epoch: int = -1,
+    topic_id: uuid.UUID | None = None,
+    **fields: Any,
 ) -> Answer:
-    part = {
-        "partition": more.pop("partition", 0),
-        "fetch_offset": offset,
-        "partition_max_bytes": more.pop("partition_max_bytes", 1 << 20),
-        "current_leader_epoch": more.pop("epoch", -1),
-        "last_fetched_epoch": -1,
-        "log_start_offset": -1,
-    }
-    body: dict[str, Any] = {
-        "replica_id": -1,
-        "max_wait": 0,
-        "min_bytes": 1,
-        "max_bytes": 1 << 20,
-        "isolation_level": 0,
-        "session_id": 0,
-        "session_epoch": -1,
-        **more,
-    }
-    body.setdefault(
-        "topics",
-        [{"topic": topic, "topic_id": body.pop("topic_id", None), "partitions": [part]}],
+    row = requests.fetch_topic(
+        topic,
+        partition,
+        topic_id=topic_id,
+        fetch_offset=offset,
+        partition_max_bytes=partition_max_bytes,
+        current_leader_epoch=epoch,
     )
-    body.pop("topic_id", None)
-    return (t.quietly if quietly else t)("fetch", version, **body)
+    return (t.quietly if quietly else t)("fetch", version, **requests.fetch(row, **fields))
 
 
 def fetching_less_than_a_batch(t: Tracer) -> None:
@@ -224,25 +212,15 @@ def fetch_sessions(t: Tracer) -> None:
 def _one_session(t: Tracer, version: int, name: str, topic_id: str) -> None:
     session = 0
 
-    def ask(epoch: int, *partitions: int, offset: int = 0, **more: Any) -> int:
-        topic = {"topic": name, "topic_id": topic_id}
-        parts = [
-            {"partition": p, "fetch_offset": offset, "partition_max_bytes": 1 << 20}
-            for p in partitions
-        ]
-        forgotten = [topic | {"partitions": list(more.pop("forget", ()))}]
-        body: dict[str, Any] = {
-            "max_wait": 0,
-            "min_bytes": 1,
-            "max_bytes": 1 << 20,
-            "session_id": session,
-            "session_epoch": epoch,
-            "topics": [topic | {"partitions": parts}] if parts else [],
-            "forgotten_topics_data": forgotten if forgotten[0]["partitions"] else [],
-            **more,
-        }
-        if version < 15:
-            body["replica_id"] = -1
+    def ask(epoch: int, *partitions: int, offset: int = 0, forget: tuple[int, ...] = ()) -> int:
+        asked = requests.fetch_topic(name, *partitions, topic_id=topic_id, fetch_offset=offset)
+        forgotten = requests.forgotten_topic(name, *forget, topic_id=topic_id)
+        body = requests.fetch(
+            *([asked] if partitions else []),
+            session_id=session,
+            session_epoch=epoch,
+            forgotten_topics_data=[forgotten] if forget else [],
+        )
         answer = t.quietly("fetch", version, **body)
         t.note(f"fetch v{version} of session at {epoch}: {partitions} from {offset}", answer)
         return int(answer["session_id"])
@@ -277,72 +255,24 @@ def _one_session(t: Tracer, version: int, name: str, topic_id: str) -> None:
 
 
 def listing_offsets(t: Tracer) -> None:
+    listed = partial(requests.list_offsets_topic, "listed")
     t.cluster.create_topic("listed", 2)
     for i in range(4):
         t.cluster.produce("listed", batch([b"v"], timestamp_ms=NOW_MS + i))
     for version in range(1, 12):
         for isolation in (0, 1):
-            t(
-                "list_offsets",
-                version,
-                replica_id=-1,
-                isolation_level=isolation,
-                topics=[
-                    {
-                        "name": "listed",
-                        "partitions": [
-                            {
-                                "partition_index": 0,
-                                "timestamp": stamp,
-                                "current_leader_epoch": -1,
-                            }
-                        ],
-                    }
-                    for stamp in (-1,)
-                ],
-            )
+            body = requests.list_offsets(listed(0), isolation_level=isolation)
+            t("list_offsets", version, **body)
         for stamp in (-2, -3, -4, -5, -6, -7, 0, NOW_MS, NOW_MS + 2, NOW_MS + 4):
-            t(
-                "list_offsets",
-                version,
-                replica_id=-1,
-                topics=[
-                    {
-                        "name": "listed",
-                        "partitions": [
-                            {
-                                "partition_index": index,
-                                "timestamp": stamp,
-                                "current_leader_epoch": -1,
-                            }
-                            for index in (0, 1)
-                        ],
-                    }
-                ],
-            )
+            t("list_offsets", version, **requests.list_offsets(listed(0, 1, timestamp=stamp)))
         for name, index, epoch in (
             ("no-such-topic", 0, -1),
             ("listed", 9, -1),
             ("listed", 0, 0),
             ("listed", 0, 7),
         ):
-            t(
-                "list_offsets",
-                version,
-                replica_id=-1,
-                topics=[
-                    {
-                        "name": name,
-                        "partitions": [
-                            {
-                                "partition_index": index,
-                                "timestamp": -1,
-                                "current_leader_epoch": epoch,
-                            }
-                        ],
-                    }
-                ],
-            )
+            row = requests.list_offsets_topic(name, index, current_leader_epoch=epoch)
+            t("list_offsets", version, **requests.list_offsets(row))
 
 
 def the_largest_time_of_what_is_left(t: Tracer) -> None:
@@ -350,46 +280,33 @@ def the_largest_time_of_what_is_left(t: Tracer) -> None:
     for time_ms in (NOW_MS, NOW_MS - 2, NOW_MS - 1):
         t.cluster.produce("left", batch([b"v"], timestamp_ms=time_ms))
     for start in range(4):
-        where = [{"partition_index": 0, "offset": start}]
-        t("delete_records", 2, topics=[{"name": "left", "partitions": where}], timeout=5000)
-        asked = [{"partition_index": 0, "timestamp": -3, "current_leader_epoch": -1}]
-        answer = t.quietly(
-            "list_offsets", 7, replica_id=-1, topics=[{"name": "left", "partitions": asked}]
-        )
+        row = requests.delete_records_topic("left", 0, offset=start)
+        t("delete_records", 2, **requests.delete_records(row))
+        latest = requests.list_offsets_topic("left", 0, timestamp=-3)
+        answer = t.quietly("list_offsets", 7, **requests.list_offsets(latest))
         t.note(f"from {start} on", answer["topics"][0]["partitions"][0]["offset"])
 
 
 def leader_epochs(t: Tracer) -> None:
     t.cluster.create_topic("epochs", 2)
     t.cluster.produce("epochs", [b"v"])
-    twice = {"partition_index": 0, "timestamp": -1, "current_leader_epoch": -1}
-    t(
-        "list_offsets",
-        5,
-        replica_id=-1,
-        topics=[{"name": "epochs", "partitions": [twice, twice]}],
-    )
-    other = {**twice, "partition_index": 1}
-    rows = [{"name": "epochs", "partitions": parts} for parts in ([twice], [other], [twice])]
+    twice = requests.list_offsets_topic("epochs", 0, 0)
+    t("list_offsets", 5, **requests.list_offsets(twice))
+    rows = [requests.list_offsets_topic("epochs", index) for index in (0, 1, 0)]
     for named in (rows[:2], rows):
-        t("list_offsets", 5, replica_id=-1, topics=named)
-    t("list_offsets", 5, replica_id=-1, isolation_level=2, topics=rows[:1])
+        t("list_offsets", 5, **requests.list_offsets(*named))
+    t("list_offsets", 5, **requests.list_offsets(rows[0], isolation_level=2))
     for version in (2, 3, 4):
         for epoch, asked in ((-1, 0), (-1, 5), (0, 0), (7, 0), (-1, -1)):
-            t(
-                "offset_for_leader_epoch",
-                version,
-                replica_id=-1,
-                topics=[
-                    {
-                        "topic": "epochs",
-                        "partitions": [
-                            {"partition": 0, "current_leader_epoch": epoch, "leader_epoch": asked},
-                            {"partition": 9, "current_leader_epoch": -1, "leader_epoch": 0},
-                        ],
-                    }
-                ],
-            )
+            known = {"partition": 0, "current_leader_epoch": epoch, "leader_epoch": asked}
+            row = requests.offset_for_leader_epoch_topic("epochs", known, 9)
+            t("offset_for_leader_epoch", version, **requests.offset_for_leader_epoch(row))
+
+
+def _metadata(t: Tracer, version: int, *topics: tuple[str | None, uuid.UUID | None]) -> None:
+    """Ask for topics by name or id; the broker may create a topic that does not exist."""
+    rows = [requests.named(name, topic_id) for name, topic_id in topics]
+    t("metadata", version, **requests.metadata(*rows, allow_auto_topic_creation=True))
 
 
 def metadata(t: Tracer) -> None:
@@ -399,13 +316,8 @@ def metadata(t: Tracer) -> None:
         topics = ["described"]
         if version < 13:
             topics += ["no-such-topic", "bad name", "__cluster_metadata"]
-        t(
-            "metadata",
-            version,
-            topics=[{"name": n} for n in topics],
-            allow_auto_topic_creation=False,
-        )
-        t("metadata", version, topics=[{"name": "no-such-topic"}])
+        t("metadata", version, **requests.metadata(*topics))
+        _metadata(t, version, ("no-such-topic", None))
         if version >= 1:
             t("metadata", version, topics=[])
             everything = t.quietly("metadata", version, topics=None)
@@ -418,34 +330,27 @@ def metadata(t: Tracer) -> None:
                 ]
                 and [x["is_internal"] for x in everything["topics"] if x["name"] == "described"],
             )
+        named = partial(_metadata, t, version)
+        if version >= 10:
+            named((None, topic_id))
+            named(("", topic_id))
+            named(("no-such-topic", topic_id))
         if version >= 12:
-            t("metadata", version, topics=[{"name": None, "topic_id": topic_id}])
-            t("metadata", version, topics=[{"name": "", "topic_id": topic_id}])
-            t("metadata", version, topics=[{"name": "no-such-topic", "topic_id": topic_id}])
-            t("metadata", version, topics=[{"name": None, "topic_id": UNKNOWN_ID}])
+            named((None, UNKNOWN_ID))
         elif version >= 10:
-            t("metadata", version, topics=[{"name": None, "topic_id": topic_id}])
-            t("metadata", version, topics=[{"name": "", "topic_id": topic_id}])
-            t("metadata", version, topics=[{"name": "no-such-topic", "topic_id": topic_id}])
-            t("metadata", version, topics=[{"name": "described"}, {"name": None}])
-            t("metadata", version, topics=[{"name": "described", "topic_id": topic_id}])
+            named(("described", None), (None, None))
+            named(("described", topic_id))
         if version >= 8:
-            t(
-                "metadata",
-                version,
-                topics=[{"name": one} for one in ("described", "no-such-topic", "no/such")],
-                include_topic_authorized_operations=True,
+            names = ("described", "no-such-topic", "no/such")
+            body = requests.metadata(
+                *names, allow_auto_topic_creation=True, include_topic_authorized_operations=True
             )
+            t("metadata", version, **body)
     for version in range(3):
-        t("describe_cluster", version, endpoint_type=1)
-    t("describe_cluster", 1, endpoint_type=2)
-    t(
-        "describe_topic_partitions",
-        0,
-        topics=[{"name": "described"}, {"name": "no-such-topic"}],
-        response_partition_limit=2000,
-        cursor=None,
-    )
+        t("describe_cluster", version, **requests.describe_cluster())
+    t("describe_cluster", 1, **requests.describe_cluster(endpoint_type=2))
+    body = requests.describe_topic_partitions("described", "no-such-topic")
+    t("describe_topic_partitions", 0, **body)
     for names, at, index in (
         (["described", "no-such-topic"], "described", 1),
         (["described", "no-such-topic"], "described", 7),
@@ -454,13 +359,9 @@ def metadata(t: Tracer) -> None:
         (["described", "no-such-topic"], "described", -1),
         ([], "described", -1),
     ):
-        t(
-            "describe_topic_partitions",
-            0,
-            topics=[{"name": name} for name in names],
-            response_partition_limit=2000,
-            cursor={"topic_name": at, "partition_index": index},
-        )
+        cursor = {"topic_name": at, "partition_index": index}
+        body = requests.describe_topic_partitions(*names, cursor=cursor)
+        t("describe_topic_partitions", 0, **body)
 
 
 def finding_coordinators(t: Tracer) -> None:
@@ -471,113 +372,64 @@ def finding_coordinators(t: Tracer) -> None:
             if version == 0 and kind:
                 continue
             for key in ("g", ""):
-                t(
-                    "find_coordinator",
-                    version,
-                    key=key,
-                    key_type=kind,
-                    coordinator_keys=[key, "another"],
-                )
+                body = requests.find_coordinator(key, "another", key_type=kind)
+                t("find_coordinator", version, **body)
 
 
 TOPICS_TO_MAKE = (
-    {"name": "twice", "num_partitions": 1, "replication_factor": 1},
-    {"name": "twice", "num_partitions": 1, "replication_factor": 1},
-    {"name": "bad name", "num_partitions": 1, "replication_factor": 1},
-    {"name": "", "num_partitions": 1, "replication_factor": 1},
-    {"name": "__cluster_metadata", "num_partitions": 1, "replication_factor": 1},
-    {"name": "none", "num_partitions": 0, "replication_factor": 1},
-    {"name": "minus", "num_partitions": -2, "replication_factor": 1},
-    {"name": "copies", "num_partitions": 1, "replication_factor": 2},
-    {"name": "nocopies", "num_partitions": 1, "replication_factor": 0},
-    {
-        "name": "config",
-        "num_partitions": 1,
-        "replication_factor": 1,
-        "configs": [{"name": "retention.ms", "value": "x"}],
-    },
-    {
-        "name": "nullconfig",
-        "num_partitions": 1,
-        "replication_factor": 1,
-        "configs": [{"name": "retention.ms", "value": None}],
-    },
-    {
-        "name": "both",
-        "num_partitions": 1,
-        "replication_factor": 1,
-        "assignments": [{"partition_index": 0, "broker_ids": [1]}],
-    },
-    {
-        "name": "gap",
-        "num_partitions": -1,
-        "replication_factor": -1,
-        "assignments": [{"partition_index": 1, "broker_ids": [1]}],
-    },
+    requests.new_topic("twice"),
+    requests.new_topic("twice"),
+    requests.new_topic("bad name"),
+    requests.new_topic(""),
+    requests.new_topic("__cluster_metadata"),
+    requests.new_topic("none", 0),
+    requests.new_topic("minus", -2),
+    requests.new_topic("copies", 1, 2),
+    requests.new_topic("nocopies", 1, 0),
+    requests.new_topic("config", configs={"retention.ms": "x"}),
+    requests.new_topic("nullconfig", configs={"retention.ms": None}),
+    requests.assigned("both", [1], num_partitions=1, replication_factor=1),
+    requests.new_topic("gap", -1, -1, assignments=[{"partition_index": 1, "broker_ids": [1]}]),
 )
 """Invalid topics, each refused for a reason of its own, beside a valid one."""
 
 
 def creating_topics(t: Tracer) -> None:
+    def create(version: int, *topics: requests.Body, **fields: Any) -> None:
+        t("create_topics", version, **requests.create_topics(*topics, timeout=5000, **fields))
+
     for version in range(2, 8):
-        t(
-            "create_topics",
-            version,
-            timeout=5000,
-            validate_only=False,
-            topics=[
-                {"name": f"made-v{version}", "num_partitions": 2, "replication_factor": 1},
-                *TOPICS_TO_MAKE,
-            ],
-        )
-        again = {"name": f"made-v{version}", "num_partitions": 2, "replication_factor": 1}
-        t("create_topics", version, timeout=5000, topics=[again])
-    t(
-        "create_topics",
-        5,
-        timeout=5000,
-        topics=[{"name": "defaults", "num_partitions": -1, "replication_factor": -1}],
-    )
-    t(
-        "create_topics",
-        7,
-        timeout=5000,
-        topics=[{"name": "with.dot", "num_partitions": 1, "replication_factor": 1}],
-    )
+        made = requests.new_topic(f"made-v{version}", 2)
+        create(version, made, *TOPICS_TO_MAKE, validate_only=False)
+        create(version, made)
+    create(5, requests.new_topic("defaults", -1, -1))
+    create(7, requests.new_topic("with.dot"))
     # Metric names cannot tell a dot from an underscore.
-    t(
-        "create_topics",
-        7,
-        timeout=5000,
-        topics=[{"name": "with_dot", "num_partitions": 1, "replication_factor": 1}],
-    )
+    create(7, requests.new_topic("with_dot"))
 
 
 def growing_and_deleting_topics(t: Tracer) -> None:
     t.cluster.create_topic("grown", 2)
+
+    def grow(version: int, *topics: tuple[str, int], **fields: Any) -> None:
+        rows = [requests.grown_topic(*one) for one in topics]
+        t("create_partitions", version, **requests.create_partitions(*rows, **fields))
+
     for version in range(4):
         for name, count in (("grown", 2), ("grown", 1), ("no-such-topic", 3), ("grown", 0)):
-            t("create_partitions", version, timeout=5000, topics=[{"name": name, "count": count}])
-        grow = {"name": "grown", "count": 3 + version}
-        t("create_partitions", version, timeout=5000, validate_only=True, topics=[grow])
-        t("create_partitions", version, timeout=5000, topics=[grow])
+            grow(version, (name, count))
+        larger = "grown", 3 + version
+        grow(version, larger, validate_only=True)
+        grow(version, larger)
         until(lambda version=version: t.cluster.leaders("grown") == 3 + version, "more")
-        t("create_partitions", version, timeout=5000, topics=[grow, grow])
+        grow(version, larger, larger)
     for version in range(1, 6):
-        names = [t.cluster.create_topic(f"deleted-v{version}"), "no-such-topic"]
-        t("delete_topics", version, timeout=5000, topic_names=names)
+        name = t.cluster.create_topic(f"deleted-v{version}")
+        t("delete_topics", version, **requests.delete_topics(name, "no-such-topic"))
     t.cluster.create_topic("deleted-v6")
-    t(
-        "delete_topics",
-        6,
-        timeout=5000,
-        topics=[
-            {"name": "deleted-v6", "topic_id": None},
-            {"name": None, "topic_id": UNKNOWN_ID},
-            {"name": "no-such-topic", "topic_id": None},
-            {"name": None, "topic_id": None},
-        ],
-    )
+    unknown, nothing = requests.named(None, UNKNOWN_ID), requests.named(None)
+    body = requests.delete_topics("deleted-v6", unknown, "no-such-topic", nothing)
+    t("delete_topics", 6, **body)
 
 
 TOPIC, BROKER, GROUP = 2, 4, 32
@@ -636,12 +488,9 @@ GROUP_VALUES = {
 
 
 def shown(t: Tracer, version: int, kind: int, name: str, wanted: list[str] | None) -> None:
-    answer = t.quietly(
-        "describe_configs",
-        version,
-        include_synonyms=True,
-        resources=[{"resource_type": kind, "resource_name": name, "configuration_keys": wanted}],
-    )
+    row = requests.described_resource(kind, name, configuration_keys=wanted)
+    body = requests.describe_configs(row, include_synonyms=True)
+    answer = t.quietly("describe_configs", version, **body)
     (result,) = answer["results"]
     t.note(
         f"describe_configs v{version} {kind} {name} {wanted and len(wanted)}",
@@ -667,20 +516,9 @@ def shown(t: Tracer, version: int, kind: int, name: str, wanted: list[str] | Non
 def change(
     t: Tracer, version: int, kind: int, name: str, *configs: tuple[str, int, str | None]
 ) -> None:
-    t(
-        "incremental_alter_configs",
-        version,
-        resources=[
-            {
-                "resource_type": kind,
-                "resource_name": name,
-                "configs": [
-                    {"name": n, "config_operation": operation, "value": value}
-                    for n, operation, value in configs
-                ],
-            }
-        ],
-    )
+    changes = [requests.config_op(key, value, operation) for key, operation, value in configs]
+    row = requests.altered_resource(kind, name, *changes)
+    t("incremental_alter_configs", version, **requests.incremental_alter_configs(row))
 
 
 def describing_settings(t: Tracer) -> None:
@@ -714,8 +552,8 @@ def settings_of_every_kind_of_group(t: Tracer) -> None:
         change(t, 1, GROUP, "sg", ("share.isolation.level", operation, "read_committed"))
 
     def is_known() -> bool:
-        asked = {"resource_type": GROUP, "resource_name": "sg", "configuration_keys": None}
-        (found,) = t.quietly("describe_configs", 4, resources=[asked])["results"]
+        asked = requests.describe_configs(requests.described_resource(GROUP, "sg"))
+        (found,) = t.quietly("describe_configs", 4, **asked)["results"]
         return {c["name"]: c["value"] for c in found["configs"]}[
             "share.delivery.count.limit"
         ] == "7"
@@ -764,30 +602,12 @@ def changing_settings(t: Tracer) -> None:
             ("", "retention.ms", "1"),
             ("changed", "retention.ms", "3000"),
         ):
-            t(
-                "alter_configs",
-                version,
-                resources=[
-                    {
-                        "resource_type": TOPIC,
-                        "resource_name": name,
-                        "configs": [{"name": key, "value": value}],
-                    }
-                ],
-            )
+            row = requests.altered_resource(TOPIC, name, requests.config_op(key, value))
+            t("alter_configs", version, **requests.alter_configs(row))
 
     def is_changed() -> bool:
-        answer = t.cluster.call(
-            "describe_configs",
-            4,
-            resources=[
-                {
-                    "resource_type": TOPIC,
-                    "resource_name": "changed",
-                    "configuration_keys": ["retention.ms"],
-                }
-            ],
-        )
+        row = requests.described_resource(TOPIC, "changed", "retention.ms")
+        answer = t.cluster.ask("describe_configs", 4, requests.describe_configs(row))
         return bool(answer["results"][0]["configs"][0]["value"] == "3000")
 
     until(is_changed, "the last change")
@@ -828,23 +648,9 @@ def deleting_records(t: Tracer) -> None:
             ("trimmed-compact", 0, 0),
             ("__consumer_offsets", 0, 0),
         ):
-            t(
-                "delete_records",
-                version,
-                timeout=5000,
-                topics=[
-                    {
-                        "name": name,
-                        "partitions": [{"partition_index": index, "offset": offset}],
-                    }
-                ],
-            )
-    t(
-        "delete_records",
-        2,
-        timeout=5000,
-        topics=[{"name": "trimmed", "partitions": [{"partition_index": 0, "offset": -1}]}],
-    )
+            row = requests.delete_records_topic(name, index, offset=offset)
+            t("delete_records", version, **requests.delete_records(row))
+    t("delete_records", 2, **requests.delete_records(requests.delete_records_topic("trimmed", 0)))
     fetch(t, 11, "trimmed", 0)
     fetch(t, 11, "trimmed", 6)
 
@@ -863,15 +669,16 @@ def names_as_long_as_a_string_may_be(t: Tracer) -> None:
     """The error messages quote the names, and the responses must still be encodable."""
     name = "w" * 32_767
     for version in (1, 2, 4):
-        resource = {"resource_type": TOPIC, "resource_name": name, "configuration_keys": []}
-        t("describe_configs", version, resources=[resource])
+        resource = requests.described_resource(TOPIC, name, configuration_keys=[])
+        t("describe_configs", version, **requests.describe_configs(resource))
     for version in (0, 1, 2):
-        t("alter_configs", version, resources=[{"resource_type": TOPIC, "resource_name": name}])
+        resource = requests.altered_resource(TOPIC, name)
+        t("alter_configs", version, **requests.alter_configs(resource))
     for version in (0, 3):
-        t("create_partitions", version, timeout=5000, topics=[{"name": name, "count": 2}])
+        body = requests.create_partitions(requests.grown_topic(name, 2))
+        t("create_partitions", version, **body)
     for version in (2, 5, 7):
-        topic = {"name": name, "num_partitions": 1, "replication_factor": 1}
-        t("create_topics", version, timeout=5000, topics=[topic])
+        t("create_topics", version, **requests.create_topics(requests.new_topic(name)))
     for version in (3, 8, 9):
         produce(t, version, name, batch([b"v"]))
     change(t, 0, TOPIC, name, ("retention.ms", 0, "1000"))

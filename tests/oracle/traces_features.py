@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from tests.oracle.tracer import Tracer
 from tests.oracle.traces_txn import Identity, add, claimed, end, ended, init, produce, settle
+from tests.support import requests
 from tests.support.waits import until
 
 FEATURE = "transaction.version"
@@ -14,25 +15,18 @@ UPGRADE, SAFE, UNSAFE = 1, 2, 3
 
 def level(t: Tracer) -> int:
     """Return the finalized level of transaction.version, 0 if there is none."""
-    answer = t.cluster.call(
-        "api_versions", 4, client_software_name="trace", client_software_version="1"
-    )
+    answer = t.cluster.ask("api_versions", 4, requests.api_versions())
     found = {one["name"]: one["max_version_level"] for one in answer["finalized_features"]}
     return int(found.get(FEATURE, 0))
 
 
 def update(t: Tracer, version: int, *updates: dict[str, Any], **more: Any) -> None:
-    t("update_features", version, feature_updates=list(updates), **more)
+    t("update_features", version, **requests.update_features(*updates, **more))
 
 
 def to(number: int, kind: int = SAFE, feature: str = FEATURE) -> dict[str, Any]:
     """Return one update with the fields of all versions."""
-    return {
-        "feature": feature,
-        "max_version_level": number,
-        "allow_downgrade": kind != UPGRADE,
-        "upgrade_type": kind,
-    }
+    return requests.feature_update(feature, number, kind)
 
 
 def move(t: Tracer, number: int) -> None:
@@ -88,7 +82,7 @@ def lowering_by_version_0(t: Tracer) -> None:
     until(lambda: level(t) == 2, "the level to begin with")
     update(t, 0, to(1))
     if level(t) != 2:
-        t.quietly("update_features", 2, feature_updates=[to(2, UPGRADE)])
+        t.quietly("update_features", 2, **requests.update_features(to(2, UPGRADE)))
         until(lambda: level(t) == 2, "the level of before")
 
 

@@ -2,33 +2,45 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 from tests.oracle.tracer import Tracer
+from tests.support import requests
 from tests.support.cluster import GROUP, Cluster
-from tests.support.raw import Answer
+from tests.support.raw import Answer, fitted
 
-PROTOCOLS = [{"name": "range", "metadata": b"\0\0\0\0\0\0\xff\xff\xff\xff"}]
-OTHER = [{"name": "other", "metadata": b"x"}]
+OTHER = [requests.join_protocol("other", b"x")]
 
 NOBODYS_ID = 1 << 40
 """A producer id that no producer has; a small id might belong to one."""
 
-TIMEOUT_MS = 60_000
-"""Session and rebalance timeout, long enough that a stall of the machine expires no member."""
-
 
 def join(t: Tracer, version: int, group: str, member: str = "", **more: Any) -> Answer:
-    body: dict[str, Any] = {
-        "group_id": group,
-        "member_id": member,
-        "session_timeout": TIMEOUT_MS,
-        "rebalance_timeout": TIMEOUT_MS,
-        "protocol_type": "consumer",
-        "protocols": PROTOCOLS,
-        **more,
-    }
-    return t("join_group", version, **body)
+    return t("join_group", version, **requests.join_group(group, member, **more))
+
+
+def sync(
+    t: Tracer, version: int, group: str, joined: Answer, given: bytes | None = None, **more: Any
+) -> Answer:
+    """Sync a joined member, as the leader with an assignment for itself if ``given``."""
+    member = joined["member_id"]
+    plan = [] if given is None else [requests.sync_assignment(member, given)]
+    body = requests.sync_group(group, joined["generation_id"], member, assignments=plan, **more)
+    return t("sync_group", version, **body)
+
+
+def heartbeat(t: Tracer, version: int, group: str, joined: Answer, **more: Any) -> Answer:
+    who = joined["generation_id"], joined["member_id"]
+    return t("heartbeat", version, **requests.heartbeat(group, *who, **more))
+
+
+def commit(
+    t: Tracer, version: int, group: str, generation: int = -1, member: str = "", **more: Any
+) -> Answer:
+    """Commit :data:`OFFSET`."""
+    who = {"generation_id_or_member_epoch": generation, "member_id": member}
+    return t("offset_commit", version, **requests.offset_commit(group, OFFSET, **who, **more))
 
 
 def stable(t: Tracer, group: str, version: int = 5, **more: Any) -> Answer:
@@ -36,14 +48,7 @@ def stable(t: Tracer, group: str, version: int = 5, **more: Any) -> Answer:
     joined = join(t, version, group, **more)
     if joined["error_code"] == "member_id_required":
         joined = join(t, version, group, joined["member_id"], **more)
-    t(
-        "sync_group",
-        3,
-        group_id=group,
-        generation_id=joined["generation_id"],
-        member_id=joined["member_id"],
-        assignments=[{"member_id": joined["member_id"], "assignment": b"mine"}],
-    )
+    sync(t, 3, group, joined, b"mine")
     return joined
 
 
@@ -59,34 +64,14 @@ def every_join_version(t: Tracer) -> None:
         joined = join(t, version, group)
         if version >= 4:
             joined = join(t, version, group, joined["member_id"])
-        for sync in range(6):
-            t(
-                "sync_group",
-                sync,
-                group_id=group,
-                generation_id=joined["generation_id"],
-                member_id=joined["member_id"],
-                protocol_type="consumer",
-                protocol_name="range",
-                assignments=[{"member_id": joined["member_id"], "assignment": b"a"}],
-            )
-        for beat in range(5):
-            t(
-                "heartbeat",
-                beat,
-                group_id=group,
-                generation_id=joined["generation_id"],
-                member_id=joined["member_id"],
-            )
+        for lower in range(6):
+            sync(t, lower, group, joined, b"a", **CONSUMER)
+        for lower in range(5):
+            heartbeat(t, lower, group, joined)
         # The leader's rejoin starts the next generation, and completes it if it is the only member.
         join(t, version, group, joined["member_id"])
-        t(
-            "leave_group",
-            min(version, 5),
-            group_id=group,
-            member_id=joined["member_id"],
-            members=[{"member_id": joined["member_id"], "group_instance_id": None}],
-        )
+        body = requests.leave_group(group, joined["member_id"])
+        t("leave_group", min(version, 5), **body)
 
 
 def join_errors(t: Tracer) -> None:
@@ -110,62 +95,28 @@ def join_errors(t: Tracer) -> None:
     join(t, 5, "je-static", one["member_id"], group_instance_id="j")
     two = join(t, 5, "je-static", group_instance_id="i")
     for member in (one, two):
-        t(
-            "heartbeat",
-            3,
-            group_id="je-static",
-            generation_id=1,
-            member_id=member["member_id"],
-            group_instance_id="i",
-        )
+        heartbeat(t, 3, "je-static", {**member, "generation_id": 1}, group_instance_id="i")
     for version in (5, 8, 9):
         join(t, version, "je-static", group_instance_id="i")
 
 
 def calls_of(t: Tracer, group: str, generation: int, member: str, instance: str | None) -> None:
     """Send every request of a member, with the given identity."""
-    who = {
-        "group_id": group,
-        "generation_id": generation,
-        "member_id": member,
-        "group_instance_id": instance,
-    }
-    t("heartbeat", 3, **who)
-    t("sync_group", 3, **who)
-    t("sync_group", 5, **who, protocol_type="consumer", protocol_name="range")
+    joined = {"generation_id": generation, "member_id": member}
+    static = {"group_instance_id": instance}
+    heartbeat(t, 3, group, joined, **static)
+    sync(t, 3, group, joined, **static)
+    sync(t, 5, group, joined, **static, **CONSUMER)
     for version in (2, 5, 8, 9):
-        t(
-            "offset_commit",
-            version,
-            group_id=group,
-            generation_id_or_member_epoch=generation,
-            member_id=member,
-            group_instance_id=instance,
-            retention_time=-1,
-            topics=[OFFSET],
-        )
-    t(
-        "txn_offset_commit",
-        3,
-        **who,
-        transactional_id="nobody",
-        producer_id=NOBODYS_ID,
-        producer_epoch=0,
-        topics=[OFFSET],
-    )
+        commit(t, version, group, generation, member, **static)
+    who = "nobody", (NOBODYS_ID, 0), group
+    said = {"generation": generation, "member_id": member}
+    body = requests.txn_offset_commit(*who, OFFSET, **said, **static)
+    t("txn_offset_commit", 3, **body)
 
 
-OFFSET = {
-    "name": "groups",
-    "partitions": [
-        {
-            "partition_index": 0,
-            "committed_offset": 3,
-            "committed_leader_epoch": -1,
-            "committed_metadata": "m",
-        }
-    ],
-}
+CONSUMER = {"protocol_type": "consumer", "protocol_name": "range"}
+OFFSET = requests.offset_commit_topic("groups", 0, committed_offset=3, committed_metadata="m")
 
 
 def wrong_identities_in_every_state(t: Tracer) -> None:
@@ -184,48 +135,18 @@ def wrong_identities_in_every_state(t: Tracer) -> None:
     all_kinds("missing", 1, "x")
 
     joined = stable(t, "empty")
-    t("leave_group", 1, group_id="empty", member_id=joined["member_id"])
+    t("leave_group", 1, **requests.leave_group("empty", joined["member_id"]))
     all_kinds("empty", joined["generation_id"], joined["member_id"])
 
     joined = join(t, 3, "completing")
-    t(
-        "heartbeat",
-        3,
-        group_id="completing",
-        generation_id=joined["generation_id"],
-        member_id=joined["member_id"],
-    )
+    heartbeat(t, 3, "completing", joined)
     for version in (2, 5, 8, 9):
-        t(
-            "offset_commit",
-            version,
-            group_id="completing",
-            generation_id_or_member_epoch=joined["generation_id"],
-            member_id=joined["member_id"],
-            retention_time=-1,
-            topics=[OFFSET],
-        )
+        commit(t, version, "completing", joined["generation_id"], joined["member_id"])
 
     joined = stable(t, "stable")
     all_kinds("stable", joined["generation_id"], joined["member_id"])
-    t(
-        "sync_group",
-        5,
-        group_id="stable",
-        generation_id=joined["generation_id"],
-        member_id=joined["member_id"],
-        protocol_type="connect",
-        protocol_name="range",
-    )
-    t(
-        "sync_group",
-        5,
-        group_id="stable",
-        generation_id=joined["generation_id"],
-        member_id=joined["member_id"],
-        protocol_type="consumer",
-        protocol_name="other",
-    )
+    sync(t, 5, "stable", joined, protocol_type="connect", protocol_name="range")
+    sync(t, 5, "stable", joined, protocol_type="consumer", protocol_name="other")
 
 
 def a_rebalance_by_hand(t: Tracer) -> None:
@@ -233,53 +154,31 @@ def a_rebalance_by_hand(t: Tracer) -> None:
     ready(t, "two")
     first = stable(t, "two", 5)
     with Cluster(t.bootstrap) as other:
-        body = {
-            "group_id": "two",
-            "session_timeout": TIMEOUT_MS,
-            "rebalance_timeout": TIMEOUT_MS,
-            "protocol_type": "consumer",
-            "protocols": PROTOCOLS,
-        }
-        second = other.call("join_group", 5, **body)
+        second = other.ask("join_group", 5, requests.join_group("two"))
         t.note("the second is given an id", second)
-        other.send("join_group", 5, **body, member_id=second["member_id"])
-        me = {"group_id": "two", "generation_id": 1, "member_id": first["member_id"]}
-        while t.quietly("heartbeat", 3, **me)["error_code"] == "none":
+        body = fitted("join_group", 5, requests.join_group("two", second["member_id"]))
+        other.send("join_group", 5, **body)
+        me = {**first, "generation_id": 1}
+        mine = requests.heartbeat("two", 1, first["member_id"])
+        while t.quietly("heartbeat", 3, **mine)["error_code"] == "none":
             pass
-        t("heartbeat", 3, **me)
-        t("sync_group", 3, **me)
-        t(
-            "offset_commit",
-            7,
-            group_id="two",
-            generation_id_or_member_epoch=1,
-            member_id=first["member_id"],
-            topics=[OFFSET],
-        )
+        heartbeat(t, 3, "two", me)
+        sync(t, 3, "two", me)
+        commit(t, 7, "two", 1, first["member_id"])
         t("describe_groups", 4, groups=["two"])
         again = join(t, 5, "two", first["member_id"])
         t.note("the second has joined", other.receive())
-        t("heartbeat", 3, **{**me, "generation_id": 1})
-        t("heartbeat", 3, **{**me, "generation_id": 2})
+        heartbeat(t, 3, "two", me)
+        heartbeat(t, 3, "two", {**me, "generation_id": 2})
         t("describe_groups", 4, groups=["two"])
-        other.send("sync_group", 3, group_id="two", generation_id=2, member_id=second["member_id"])
-        t(
-            "sync_group",
-            3,
-            group_id="two",
-            generation_id=2,
-            member_id=first["member_id"],
-            assignments=[{"member_id": first["member_id"], "assignment": b"one"}],
-        )
+        other.send("sync_group", 3, **requests.sync_group("two", 2, second["member_id"]))
+        sync(t, 3, "two", {**me, "generation_id": 2}, b"one")
         # A member without an assignment from the leader gets an empty one.
         t.note("the second has synced", other.receive())
         t.note("leader", again["leader"] == first["member_id"])
         # A follower's unchanged rejoin does not start a rebalance.
-        t.note(
-            "an unchanged follower",
-            other.call("join_group", 5, **body, member_id=second["member_id"]),
-        )
-        t("heartbeat", 3, **{**me, "generation_id": 2})
+        t.note("an unchanged follower", other.call("join_group", 5, **body))
+        heartbeat(t, 3, "two", {**me, "generation_id": 2})
 
 
 def _error(client: Cluster) -> str:
@@ -295,29 +194,27 @@ def asking_again_while_one_waits(t: Tracer) -> None:
     ready(t, "twice")
     first = stable(t, "twice", 5)
     with Cluster(t.bootstrap, deadline_s=5) as old, Cluster(t.bootstrap) as new:
-        body = {"group_id": "twice", "session_timeout": TIMEOUT_MS, "rebalance_timeout": TIMEOUT_MS}
-        body |= {"protocol_type": "consumer", "protocols": PROTOCOLS}
-        second = new.call("join_group", 5, **body)["member_id"]
-        old.send("join_group", 5, **body, member_id=second)
-        me = {"group_id": "twice", "member_id": first["member_id"]}
-        while t.quietly("heartbeat", 3, **me, generation_id=1)["error_code"] == "none":
+        second = new.ask("join_group", 5, requests.join_group("twice"))["member_id"]
+        body = fitted("join_group", 5, requests.join_group("twice", second))
+        old.send("join_group", 5, **body)
+        mine = requests.heartbeat("twice", 1, first["member_id"])
+        while t.quietly("heartbeat", 3, **mine)["error_code"] == "none":
             pass
-        new.send("join_group", 5, **body, member_id=second)
+        new.send("join_group", 5, **body)
         t.note("the older JoinGroup", _error(old))
         join(t, 5, "twice", first["member_id"])
         t.note("the newer one", new.receive())
     with Cluster(t.bootstrap, deadline_s=5) as old, Cluster(t.bootstrap) as new:
-        sync = {"group_id": "twice", "generation_id": 2}
         for client in (old, new):
-            client.send("sync_group", 3, **sync, member_id=second)
+            client.send("sync_group", 3, **requests.sync_group("twice", 2, second))
             t("describe_groups", 4, groups=["twice"])
         t.note("the older SyncGroup", _error(old))
-        t("sync_group", 3, **sync, member_id=first["member_id"], assignments=[])
+        sync(t, 3, "twice", {**first, "generation_id": 2})
         t.note("the newer one", new.receive())
 
 
 def a_protocol_without_a_name(t: Tracer) -> None:
-    nameless = [{"name": "", "metadata": b""}]
+    nameless = [requests.join_protocol("", b"")]
     for version in (3, 5, 6, 7, 9):
         group = f"nameless-v{version}"
         ready(t, group)
@@ -325,106 +222,63 @@ def a_protocol_without_a_name(t: Tracer) -> None:
         if version >= 4:
             joined = join(t, version, group, joined["member_id"], protocols=nameless)
         for name in ("", None):
-            t(
-                "sync_group",
-                5,
-                group_id=group,
-                generation_id=joined["generation_id"],
-                member_id=joined["member_id"],
-                protocol_type="consumer",
-                protocol_name=name,
-            )
+            sync(t, 5, group, joined, protocol_type="consumer", protocol_name=name)
 
 
 def leaving(t: Tracer) -> None:
     ready(t, "leave", "leave-missing")
     for version in range(6):
-        t(
-            "leave_group",
-            version,
-            group_id="leave-missing",
-            member_id="m",
-            members=[{"member_id": "m", "group_instance_id": None}],
-        )
-    t("leave_group", 3, group_id="", members=[])
-    t("leave_group", 0, group_id="", member_id="")
+        t("leave_group", version, **requests.leave_group("leave-missing", "m"))
+    t("leave_group", 3, **requests.leave_group(""))
+    t("leave_group", 0, **requests.leave_group("", ""))
     static = stable(t, "leave", group_instance_id="i")
-    t(
-        "leave_group",
-        3,
-        group_id="leave",
-        members=[
-            {"member_id": "wrong", "group_instance_id": "i"},
-            {"member_id": "", "group_instance_id": "none"},
-            {"member_id": "stranger", "group_instance_id": None},
-            {"member_id": "", "group_instance_id": "i"},
-            {"member_id": static["member_id"], "group_instance_id": None},
-        ],
+    members = (
+        requests.leaving_member("wrong", "i"),
+        requests.leaving_member("", "none"),
+        requests.leaving_member("stranger"),
+        requests.leaving_member("", "i"),
+        requests.leaving_member(static["member_id"]),
     )
+    t("leave_group", 3, **requests.leave_group("leave", *members))
     pending = join(t, 5, "leave")
-    gone = [{"member_id": pending["member_id"], "group_instance_id": None}]
-    t("leave_group", 3, group_id="leave", members=gone)
-    t("leave_group", 3, group_id="leave", members=gone)
+    gone = requests.leave_group("leave", pending["member_id"])
+    t("leave_group", 3, **gone)
+    t("leave_group", 3, **gone)
     join(t, 5, "leave", pending["member_id"])
 
 
 def _commit_by_every_version(t: Tracer) -> None:
     for version in range(2, 10):
-        t(
-            "offset_commit",
-            version,
-            group_id="simple",
-            generation_id_or_member_epoch=-1,
-            retention_time=-1,
-            topics=[
-                {
-                    "name": "offsets",
-                    "partitions": [
-                        {
-                            "partition_index": index,
-                            "committed_offset": version * 10 + index,
-                            "committed_leader_epoch": 0,
-                            "committed_metadata": text,
-                        }
-                        for index, text in ((0, "m"), (1, None), (7, "x"), (0, "y" * 4097))
-                    ],
-                },
-                {"name": "no-such-topic", "partitions": [{"partition_index": 0}]},
-            ],
-        )
+        rows = [
+            {
+                "partition_index": index,
+                "committed_offset": version * 10 + index,
+                "committed_metadata": text,
+            }
+            for index, text in ((0, "m"), (1, None), (7, "x"), (0, "y" * 4097))
+        ]
+        known = requests.offset_commit_topic("offsets", *rows, committed_leader_epoch=0)
+        unknown = requests.offset_commit_topic("no-such-topic", 0)
+        body = requests.offset_commit("simple", known, unknown, retention_time=-1)
+        t("offset_commit", version, **body)
 
 
 def _fetch_by_every_version(t: Tracer) -> None:
+    known = requests.offset_fetch_topic("offsets", 0, 1, 5)
+    unknown = requests.offset_fetch_topic("no-such-topic", 0)
+    asked = requests.offset_fetch_group
     for version in range(1, 8):
         for group in ("simple", "nothing"):
-            t(
-                "offset_fetch",
-                version,
-                group_id=group,
-                topics=[
-                    {"name": "offsets", "partition_indexes": [0, 1, 5]},
-                    {"name": "no-such-topic", "partition_indexes": [0]},
-                ],
-                require_stable=version >= 7,
-            )
+            stable = {"require_stable": version >= 7}
+            body = requests.offset_fetch(asked(group, known, unknown), **stable)
+            t("offset_fetch", version, **body)
             if version >= 2:
-                t("offset_fetch", version, group_id=group, topics=None)
-            t("offset_fetch", version, group_id=group, topics=[])
+                t("offset_fetch", version, **requests.offset_fetch(group))
+            t("offset_fetch", version, **requests.offset_fetch(asked(group, topics=[])))
     for version in (8, 9):
-        t(
-            "offset_fetch",
-            version,
-            groups=[
-                {
-                    "group_id": group,
-                    "member_epoch": -1,
-                    "member_id": None,
-                    "topics": [{"name": "offsets", "partition_indexes": [0, 1, 5]}],
-                }
-                for group in ("simple", "nothing")
-            ],
-        )
-        t("offset_fetch", version, groups=[{"group_id": "simple", "topics": None}])
+        groups = [asked(group, known) for group in ("simple", "nothing")]
+        t("offset_fetch", version, **requests.offset_fetch(*groups))
+        t("offset_fetch", version, **requests.offset_fetch("simple"))
 
 
 def committing_and_fetching_offsets(t: Tracer) -> None:
@@ -433,54 +287,30 @@ def committing_and_fetching_offsets(t: Tracer) -> None:
     ready(t, "simple", "nothing")
     _commit_by_every_version(t)
     _fetch_by_every_version(t)
-    t(
-        "offset_commit",
-        10,
-        group_id="simple",
-        generation_id_or_member_epoch=-1,
-        topics=[
-            {
-                "topic_id": topic_id,
-                "partitions": [{"partition_index": 0, "committed_offset": 77}],
-            },
-            {
-                "topic_id": type(topic_id)(int=99),
-                "partitions": [{"partition_index": 0, "committed_offset": 77}],
-            },
-        ],
+    ids = topic_id, uuid.UUID(int=99)
+    rows = [requests.offset_commit_topic(None, 0, topic_id=one, committed_offset=77) for one in ids]
+    t("offset_commit", 10, **requests.offset_commit("simple", *rows))
+    by_id = requests.offset_fetch_group(
+        "simple",
+        requests.offset_fetch_topic(None, 0, 1, topic_id=ids[0]),
+        requests.offset_fetch_topic(None, 0, topic_id=ids[1]),
     )
-    t(
-        "offset_fetch",
-        10,
-        groups=[
-            {
-                "group_id": "simple",
-                "topics": [
-                    {"topic_id": topic_id, "partition_indexes": [0, 1]},
-                    {"topic_id": type(topic_id)(int=99), "partition_indexes": [0]},
-                ],
-            }
-        ],
+    t("offset_fetch", 10, **requests.offset_fetch(by_id))
+    gone = (
+        requests.offset_delete_topic("offsets", 0, 9),
+        requests.offset_delete_topic("no-such-topic", 0),
     )
-    t(
-        "offset_delete",
-        0,
-        group_id="simple",
-        topics=[
-            {"name": "offsets", "partitions": [{"partition_index": i} for i in (0, 9)]},
-            {"name": "no-such-topic", "partitions": [{"partition_index": 0}]},
-        ],
-    )
-    t("offset_delete", 0, group_id="nothing", topics=[])
-    t("offset_delete", 0, group_id="", topics=[])
-    t("offset_fetch", 5, group_id="simple", topics=None)
+    t("offset_delete", 0, **requests.offset_delete("simple", *gone))
+    t("offset_delete", 0, **requests.offset_delete("nothing"))
+    t("offset_delete", 0, **requests.offset_delete(""))
+    t("offset_fetch", 5, **requests.offset_fetch("simple"))
 
 
 def describing_listing_deleting(t: Tracer) -> None:
     ready(t, "d-stable", "d-empty", "d-none")
     stable(t, "d-stable")
     joined = stable(t, "d-empty")
-    t("leave_group", 1, group_id="d-empty", member_id=joined["member_id"])
+    t("leave_group", 1, **requests.leave_group("d-empty", joined["member_id"]))
     for version in range(7):
         t("describe_groups", version, groups=["d-stable", "d-empty", "d-none", ""])
     for version in range(3, 7):

@@ -16,9 +16,11 @@ from fencepost.groups.consumer_records import (
     TargetAssignmentValue,
 )
 from fencepost.logcore.machine import Record
+from tests.oracle import traces_groups
 from tests.oracle.tracer import Tracer
-from tests.oracle.traces_consumer import beat, commit, describe, enter, heartbeat, listed, of, topic
-from tests.oracle.traces_groups import TIMEOUT_MS, ready
+from tests.oracle.traces_consumer import beat, commit, describe, enter, listed, of, topic
+from tests.oracle.traces_groups import ready
+from tests.support import requests
 from tests.support.cluster import Cluster
 from tests.support.raw import Answer
 from tests.support.targets import SETTINGS
@@ -46,55 +48,29 @@ def assignment(name: str, *partitions: int, user_data: bytes = b"") -> bytes:
 
 
 def protocols(*names: str, **said: Any) -> list[dict[str, Any]]:
-    return [{"name": "range", "metadata": subscription(*names, **said)}]
+    return [requests.join_protocol("range", subscription(*names, **said))]
 
 
 def join(t: Tracer, group: str, member: str, *names: str, version: int = 5, **more: Any) -> Answer:
-    body: dict[str, Any] = {
-        "group_id": group,
-        "member_id": member,
-        "session_timeout": TIMEOUT_MS,
-        "rebalance_timeout": TIMEOUT_MS,
-        "protocol_type": "consumer",
-        "protocols": protocols(*names),
-        **more,
-    }
+    body = requests.join_group(group, member, **{"protocols": protocols(*names), **more})
     answer = t("join_group", version, **body)
     if answer["error_code"] == "member_id_required":
         return t("join_group", version, **{**body, "member_id": answer["member_id"]})
     return answer
 
 
-def sync(t: Tracer, group: str, joined: Answer, given: bytes = b"", **more: Any) -> Answer:
-    member = joined["member_id"]
-    plan = [{"member_id": member, "assignment": given}] if given else []
-    return t(
-        "sync_group",
-        3,
-        group_id=group,
-        generation_id=joined["generation_id"],
-        member_id=member,
-        assignments=plan,
-        **more,
-    )
+def sync(t: Tracer, group: str, joined: Answer, given: bytes | None = None, **more: Any) -> Answer:
+    return traces_groups.sync(t, 3, group, joined, given, **more)
 
 
 def alive(t: Tracer, group: str, joined: Answer, **more: Any) -> Answer:
-    return t(
-        "heartbeat",
-        3,
-        **{
-            "group_id": group,
-            "generation_id": joined["generation_id"],
-            "member_id": joined["member_id"],
-            **more,
-        },
-    )
+    who = joined["generation_id"], joined["member_id"]
+    return t("heartbeat", 3, **{**requests.heartbeat(group, *who), **more})
 
 
 def leave(t: Tracer, group: str, member: str, instance: str | None = None) -> None:
-    who = {"member_id": member, "group_instance_id": instance, "reason": None}
-    t("leave_group", 5, group_id=group, members=[who])
+    who = requests.leaving_member(member, instance)
+    t("leave_group", 5, **requests.leave_group(group, who))
 
 
 def stable(t: Tracer, group: str, name: str, *partitions: int, **more: Any) -> Answer:
@@ -217,8 +193,7 @@ def an_empty_group_that_nobody_could_join(t: Tracer) -> None:
     listed(t, "mx", states_filter=[], types_filter=["consumer"])
     described = t.quietly("consumer_group_describe", 1, group_ids=["mx"])
     t.note("is there", described["groups"][0]["error_code"])
-    body = heartbeat("mx", "m", 0, rebalance_timeout=TIMEOUT_MS, topic_partitions=[])
-    body |= {"subscribed_topic_names": ["mx-a"]}
+    body = requests.join_consumer_group("mx", "m", "mx-a")
     t.note("epoch", t.quietly("consumer_group_heartbeat", 1, **body)["member_epoch"])
 
 
@@ -248,15 +223,8 @@ def up_with_a_live_member(t: Tracer) -> None:
     sync(t, "mu", again, group_instance_id="nobody")
     sync(t, "mu", {**again, "generation_id": 0})
     sync(t, "mu", {**again, "member_id": "m"})
-    t(
-        "sync_group",
-        5,
-        group_id="mu",
-        generation_id=again["generation_id"],
-        member_id=again["member_id"],
-        protocol_type="consumer",
-        protocol_name="other",
-    )
+    other = {"protocol_type": "consumer", "protocol_name": "other"}
+    traces_groups.sync(t, 5, "mu", again, **other)
     listed(t, "mu", states_filter=[], types_filter=[])
     leave(t, "mu", "stranger")
     leave(t, "mu", again["member_id"])
@@ -286,11 +254,8 @@ def up_with_offsets_and_no_record(t: Tracer) -> None:
     ready(t, "mo")
     topic(t, "mo-a", 2)
     topic(t, "mo-b", 2)
-    part = {"partition_index": 0, "committed_offset": 5, "committed_leader_epoch": -1}
-    part |= {"committed_metadata": ""}
-    topics = [{"name": "mo-a", "partitions": [part]}]
-    who = {"group_id": "mo", "member_id": "", "generation_id_or_member_epoch": -1}
-    t("offset_commit", 8, **who, topics=topics)
+    row = requests.offset_commit_topic("mo-a", 0, committed_offset=5)
+    t("offset_commit", 8, **requests.offset_commit("mo", row))
     classic = join(t, "mo", "", "mo-a")
     enter(t, "mo", "m", "mo-b")
     sync(t, "mo", classic)
@@ -306,9 +271,7 @@ def joins_that_wait_while_the_group_changes(t: Tracer) -> None:
     ready(t, "mj")
     topic(t, "mj-a", 2)
     classic = stable(t, "mj", "mj-a", 0, 1)
-    body = {"group_id": "mj", "member_id": "", "session_timeout": TIMEOUT_MS}
-    body |= {"rebalance_timeout": TIMEOUT_MS, "protocol_type": "consumer"}
-    body |= {"protocols": protocols("mj-a")}
+    body = requests.join_group("mj", protocols=protocols("mj-a"))
     with Cluster(t.bootstrap) as one, Cluster(t.bootstrap) as two, Cluster(t.bootstrap) as three:
         one.send("join_group", 3, **body)
         two.send("join_group", 5, **body, group_instance_id="i")
@@ -340,7 +303,7 @@ def no_way_up(t: Tracer) -> None:
     sync(t, "mn-garbage", garbage, b"\0")
     enter(t, "mn-garbage", "m", "mn-a")
     alive(t, "mn-garbage", garbage)
-    foreign = join(t, "mn-foreign", "", "mn-a", protocols=[{"name": "x", "metadata": b"y"}])
+    foreign = join(t, "mn-foreign", "", "mn-a", protocols=[requests.join_protocol("x", b"y")])
     sync(t, "mn-foreign", foreign, assignment("mn-a", 0))
     enter(t, "mn-foreign", "m", "mn-a")
     listed(t, "mm", states_filter=[], types_filter=[])
@@ -363,7 +326,7 @@ def classic_members_of_a_consumer_group(t: Tracer) -> None:
     told = beat(t, "mc", "m", first["member_epoch"])
     joined = join(t, "mc", "", "mc-a")
     sync(t, "mc", joined)
-    join(t, "mc", "", "mc-a", protocols=[{"name": "other", "metadata": subscription("mc-a")}])
+    join(t, "mc", "", "mc-a", protocols=[requests.join_protocol("other", subscription("mc-a"))])
     told = beat(t, "mc", "m", told["member_epoch"])
     told = beat(t, "mc", "m", told["member_epoch"], topic_partitions=of(one, 0, 1))
     alive(t, "mc", joined)
@@ -374,20 +337,8 @@ def classic_members_of_a_consumer_group(t: Tracer) -> None:
     describe(t, "mc")
     for version in (2, 8, 9):
         for generation in (again["generation_id"], again["generation_id"] - 1, -1):
-            t(
-                "offset_commit",
-                version,
-                group_id="mc",
-                generation_id_or_member_epoch=generation,
-                member_id=again["member_id"],
-                retention_time=-1,
-                topics=[
-                    {
-                        "name": "mc-a",
-                        "partitions": [{"partition_index": 2, "committed_offset": 1}],
-                    }
-                ],
-            )
+            said = {"name": "mc-a", "partition": 2}
+            commit(t, "mc", again["member_id"], generation, version, **said)
     logged(t, "mc")
 
 
@@ -423,15 +374,10 @@ def classic_members_that_say_what_they_own(t: Tracer) -> None:
     beat(t, "mw", "m", told["member_epoch"])
     # The classic group assigns the id, and the member uses it in the consumer group.
     stable(t, "mw-up", "mw-a", 0, 1)
-    body = {
-        "session_timeout": TIMEOUT_MS,
-        "rebalance_timeout": TIMEOUT_MS,
-        "protocol_type": "consumer",
-    }
-    given = t("join_group", 5, group_id="mw-up", member_id="", **body, **says)
+    given = t("join_group", 5, **requests.join_group("mw-up", **says))
     enter(t, "mw-up", "m", "mw-a")
-    t("join_group", 5, group_id="mw-up", member_id=given["member_id"], **body, **says)
-    stranger = {"group_id": "mw-up", "member_id": "stranger", **body, **says}
+    t("join_group", 5, **requests.join_group("mw-up", given["member_id"], **says))
+    stranger = requests.join_group("mw-up", "stranger", **says)
     t.note("a stranger", t.quietly("join_group", 5, **stranger)["error_code"])
 
 

@@ -6,10 +6,12 @@ import uuid
 from typing import Any
 
 from tests.oracle.tracer import Tracer
-from tests.oracle.traces_consumer import beat, enter, heartbeat, topic, topic_id
+from tests.oracle.traces_consumer import beat, enter, topic, topic_id
 from tests.oracle.traces_groups import ready
 from tests.oracle.traces_migration import join, leave, sync
 from tests.oracle.traces_migration import stable as consuming
+from tests.oracle.traces_txn import Identity
+from tests.support import requests
 from tests.support.raw import Answer
 from tests.support.waits import until
 
@@ -21,52 +23,48 @@ AT_THE_LIMIT = ("m" * METADATA_LIMIT, "ü" * METADATA_LIMIT, "😀" * (METADATA_
 
 def commit(t: Tracer, group: str, version: int, *offsets: Any, **more: Any) -> Answer:
     """Commit (topic, partition, offset, metadata)s, from v10 on by topic ids."""
-    topics = []
-    for name, partition, offset, text in offsets:
-        part = {
-            "partition_index": partition,
-            "committed_offset": offset,
-            "committed_leader_epoch": -1,
-            "committed_metadata": text,
-        }
-        topics.append({"name": name, "topic_id": _id(t, name, version >= 10), "partitions": [part]})
-    body: dict[str, Any] = {
-        "group_id": group,
-        "generation_id_or_member_epoch": -1,
-        "member_id": "",
-        "retention_time": -1,
-        **more,
-    }
-    return t("offset_commit", version, **body, topics=topics)
+    topics = [
+        requests.offset_commit_topic(
+            name,
+            partition,
+            topic_id=_id(t, name, version >= 10),
+            committed_offset=offset,
+            committed_metadata=text,
+        )
+        for name, partition, offset, text in offsets
+    ]
+    body = requests.offset_commit(group, *topics, **{"retention_time": -1, **more})
+    return t("offset_commit", version, **body)
 
 
 def fetched(t: Tracer, group: str, version: int, name: str | None = None, **more: Any) -> Answer:
     """Fetch the offsets of one topic, or of all, in the form of each version."""
-    wanted = [
-        {
-            "name": name,
-            "topic_id": _id(t, name or "", version >= 10 and name is not None),
-            "partition_indexes": [0, 1],
-        }
-    ]
-    topics = None if name is None else wanted
-    stable = {"require_stable": True} if version >= 7 else {}
-    if version < 8:
-        return t("offset_fetch", version, group_id=group, topics=topics, **stable)
-    asked = {"group_id": group, "member_id": None, "member_epoch": -1, "topics": topics, **more}
-    return t("offset_fetch", version, groups=[asked], **stable)
+    topics = []
+    if name is not None:
+        topic_id = _id(t, name, version >= 10)
+        topics = [requests.offset_fetch_topic(name, 0, 1, topic_id=topic_id)]
+    asked = requests.offset_fetch_group(group, *topics, **more)
+    return t("offset_fetch", version, **requests.offset_fetch(asked, require_stable=True))
 
 
 def deleted(t: Tracer, group: str, *places: tuple[str, int]) -> None:
-    topics: dict[str, list[dict[str, int]]] = {}
+    topics: dict[str, list[int]] = {}
     for name, index in places:
-        topics.setdefault(name, []).append({"partition_index": index})
-    named = [{"name": name, "partitions": parts} for name, parts in topics.items()]
-    t("offset_delete", 0, group_id=group, topics=named)
+        topics.setdefault(name, []).append(index)
+    rows = [requests.offset_delete_topic(name, *parts) for name, parts in topics.items()]
+    t("offset_delete", 0, **requests.offset_delete(group, *rows))
 
 
 def _id(t: Tracer, name: str, is_needed: bool) -> uuid.UUID:
     return uuid.UUID(topic_id(t, name)) if is_needed else uuid.UUID(int=0)
+
+
+def _in_transaction(t: Tracer, name: str) -> Identity:
+    """Begin a transaction that commits offsets of the group of its transactional id."""
+    answer = t.quietly("init_producer_id", 3, **requests.init_producer_id(name))
+    who = answer["producer_id"], answer["producer_epoch"]
+    t.quietly("add_offsets_to_txn", 3, **requests.add_offsets_to_txn(name, who, name))
+    return who
 
 
 def metadata_at_its_limit(t: Tracer) -> None:
@@ -78,26 +76,16 @@ def metadata_at_its_limit(t: Tracer) -> None:
             commit(t, "of-limit", version, ("of-limit", 1, number, text + "x"))
             fetched(t, "of-limit", min(version, 10), "of-limit")
     t.cluster.init_producer("of-limit")
-    producer = t.quietly(
-        "init_producer_id",
-        3,
-        transactional_id="of-limit",
-        transaction_timeout=60_000,
-        producer_id=-1,
-        producer_epoch=-1,
-    )
-    who = {"transactional_id": "of-limit", "group_id": "of-limit"}
-    who |= {"producer_id": producer["producer_id"], "producer_epoch": producer["producer_epoch"]}
-    t.quietly("add_offsets_to_txn", 3, **who)
+    who = _in_transaction(t, "of-limit")
     for version in range(6):
         for text in AT_THE_LIMIT:
             for more in ("", "x"):
-                part: dict[str, Any] = {"partition_index": 0, "committed_offset": 9}
-                part |= {"committed_leader_epoch": -1, "committed_metadata": text + more}
-                topics = [{"name": "of-limit", "partitions": [part]}]
-                unknown = {"generation_id": -1, "member_id": "", "group_instance_id": None}
-                t("txn_offset_commit", version, **who, **unknown, topics=topics)
-    t("end_txn", 3, **{k: v for k, v in who.items() if k != "group_id"}, committed=True)
+                row = requests.offset_commit_topic(
+                    "of-limit", 0, committed_offset=9, committed_metadata=text + more
+                )
+                body = requests.txn_offset_commit("of-limit", who, "of-limit", row)
+                t("txn_offset_commit", version, **body)
+    t("end_txn", 3, **requests.end_txn("of-limit", who))
     t.quietly("delete_groups", 2, groups_names=["of-limit"])
 
 
@@ -107,22 +95,20 @@ def many_groups_in_one_request(t: Tracer) -> None:
     for group in ("of-one", "of-two"):
         commit(t, group, 9, ("of-many", 0, 5, group), ("of-many", 1, 6, ""))
     for version in (8, 9, 10):
+        topic_id = _id(t, "of-many", version >= 10)
         whole = [
-            {
-                "name": "of-many",
-                "topic_id": _id(t, "of-many", version >= 10),
-                "partition_indexes": wanted,
-            }
+            requests.offset_fetch_topic("of-many", *wanted, topic_id=topic_id)
             for wanted in ([0], [1, 7], [])  # a response names a repeated topic once
         ]
         for stable in (False, True):
             for topics in (None, [], whole[:1], whole):
                 groups = [
-                    {"group_id": name, "member_id": None, "member_epoch": -1, "topics": topics}
+                    requests.offset_fetch_group(name, topics=topics)
                     for name in ("of-two", "of-none", "of-one", "")
                 ]
-                t("offset_fetch", version, groups=groups, require_stable=stable)
-        t("offset_fetch", version, groups=[], require_stable=False)
+                body = requests.offset_fetch(*groups, require_stable=stable)
+                t("offset_fetch", version, **body)
+        t("offset_fetch", version, **requests.offset_fetch())
 
 
 def topics_that_do_not_exist_beside_one_that_does(t: Tracer) -> None:
@@ -131,9 +117,9 @@ def topics_that_do_not_exist_beside_one_that_does(t: Tracer) -> None:
     commit(t, "of-order", 9, ("of-known", 0, 5, ""))
     known, unknown = _id(t, "of-known", True), [uuid.UUID(int=number) for number in (7, 8)]
     for ids in ([unknown[0], known, unknown[1]], [*unknown, known], [known, *unknown]):
-        topics = [{"topic_id": one, "partition_indexes": [0]} for one in ids]
-        groups = [{"group_id": "of-order", "member_id": None, "member_epoch": -1, "topics": topics}]
-        answer = t("offset_fetch", 10, groups=groups, require_stable=False)
+        topics = [requests.offset_fetch_topic(None, 0, topic_id=one) for one in ids]
+        asked = requests.offset_fetch_group("of-order", *topics)
+        answer = t("offset_fetch", 10, **requests.offset_fetch(asked))
         found = [topic["topic_id"] for topic in answer["groups"][0]["topics"]]
         t.note("order", [str(one) == str(known) for one in found])
 
@@ -146,20 +132,8 @@ def transactional_offsets_of_consumers(t: Tracer) -> None:
     epoch = enter(t, name, "m", name)["member_epoch"]
     classic = join(t, name, "", name)
     t.cluster.init_producer(name)
-    producer = t.quietly(
-        "init_producer_id",
-        3,
-        transactional_id=name,
-        transaction_timeout=60_000,
-        producer_id=-1,
-        producer_epoch=-1,
-    )
-    who = {"transactional_id": name, "group_id": name}
-    who |= {"producer_id": producer["producer_id"], "producer_epoch": producer["producer_epoch"]}
-    t.quietly("add_offsets_to_txn", 3, **who)
-    part: dict[str, Any] = {"partition_index": 0, "committed_offset": 9}
-    part |= {"committed_leader_epoch": -1, "committed_metadata": ""}
-    topics = [{"name": name, "partitions": [part]}]
+    who = _in_transaction(t, name)
+    row = requests.offset_commit_topic(name, 0, committed_offset=9)
     known, other = classic["member_id"], classic["generation_id"]
     for version in range(5):
         for generation, member, instance in (
@@ -176,9 +150,10 @@ def transactional_offsets_of_consumers(t: Tracer) -> None:
             (other + 9, known, None),
             (epoch, "stranger", None),
         ):
-            said = {"generation_id": generation, "member_id": member, "group_instance_id": instance}
-            t("txn_offset_commit", version, **who, **said, topics=topics)
-    t("end_txn", 3, **{k: v for k, v in who.items() if k != "group_id"}, committed=True)
+            said = {"generation": generation, "member_id": member, "group_instance_id": instance}
+            body = requests.txn_offset_commit(name, who, name, row, **said)
+            t("txn_offset_commit", version, **body)
+    t("end_txn", 3, **requests.end_txn(name, who))
     beat(t, name, "m", -1)
     leave(t, name, known)
 
@@ -271,7 +246,8 @@ def topics_that_match_an_expression(t: Tracer) -> None:
     def settled(wanted: dict[str, int], what: str) -> None:
         def look() -> bool:
             nonlocal epoch, owned, body
-            answer = t.quietly("consumer_group_heartbeat", 1, **heartbeat("rx", "m", epoch, **body))
+            said = requests.consumer_group_heartbeat("rx", "m", epoch, **body)
+            answer = t.quietly("consumer_group_heartbeat", 1, **said)
             epoch, body = answer["member_epoch"], {}
             if answer["assignment"] is not None:
                 owned = answer["assignment"]["topic_partitions"]
@@ -286,7 +262,7 @@ def topics_that_match_an_expression(t: Tracer) -> None:
     settled({one: 2}, "the topic that matches")
     two = topic(t, "rx-two", 3)
     settled({one: 2, two: 3}, "another one appears")
-    t.quietly("delete_topics", 6, topics=[{"name": "rx-one", "topic_id": None}], timeout=10_000)
+    t.quietly("delete_topics", 6, **requests.delete_topics("rx-one"))
     settled({two: 3}, "one disappears")
     body = {"subscribed_topic_regex": "other-.*"}
     settled({topic_id(t, "other-rx"): 1}, "another expression")

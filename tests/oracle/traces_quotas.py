@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tests.oracle.tracer import Tracer
+from tests.support import requests
 from tests.support.batches import batch
 from tests.support.cluster import unique
 from tests.support.raw import Answer, errors_in
@@ -19,18 +20,15 @@ from tests.support.waits import until
 def _change(t: Tracer, kind: str = "client-id", /, **values: float | None) -> None:
     """Set quotas for the client id or the user, and wait until the broker has applied them."""
     name = t.client_id if kind == "client-id" else "ANONYMOUS"
-    entity = [{"entity_type": kind, "entity_name": name}]
-    ops = [
-        {"key": key, "value": value or 0.0, "remove": value is None}
-        for key, value in values.items()
-    ]
-    t.quietly("alter_client_quotas", 1, entries=[{"entity": entity, "ops": ops}])
+    entry = requests.quota_entry({kind: name}, **values)
+    t.quietly("alter_client_quotas", 1, **requests.alter_client_quotas(entry))
     wanted = {key: value for key, value in values.items() if value is not None}
-    asked = [{"entity_type": kind, "match_type": 0, "match": name}]
+    component = requests.quota_component(kind, 0, name)
+    asked = requests.describe_client_quotas(component, strict=True)
 
     def heard() -> bool:
         t.close()  # a throttled connection is muted, so use another one
-        answer = t.quietly("describe_client_quotas", 1, components=asked, strict=True)
+        answer = t.quietly("describe_client_quotas", 1, **asked)
         told = {v["key"]: v["value"] for one in answer["entries"] for v in one["values"]}
         return told == wanted
 
@@ -62,24 +60,18 @@ def _asks(t: Tracer, api: str, version: int, /, **body: Any) -> Answer:
 
 
 def _created(t: Tracer, version: int, *names: str, validate_only: bool = False) -> None:
-    topics = [{"name": name, "num_partitions": 2, "replication_factor": 1} for name in names]
-    _asks(
-        *(t, "create_topics", version),
-        topics=topics,
-        timeout=10_000,
-        validate_only=validate_only,
-    )
+    rows = [requests.new_topic(name, 2) for name in names]
+    body = requests.create_topics(*rows, validate_only=validate_only)
+    _asks(t, "create_topics", version, **body)
 
 
 def _deleted(t: Tracer, version: int, *names: str) -> None:
-    topics = [{"name": name, "topic_id": None} for name in names]
-    named = {"topics": topics} if version >= 6 else {"topic_names": list(names)}
-    _asks(t, "delete_topics", version, timeout=10_000, **named)
+    _asks(t, "delete_topics", version, **requests.delete_topics(*names))
 
 
 def _grown(t: Tracer, version: int, *names: str) -> None:
-    topics = [{"name": name, "count": 4, "assignments": None} for name in names]
-    _asks(t, "create_partitions", version, topics=topics, timeout=10_000, validate_only=False)
+    rows = [requests.grown_topic(name, 4) for name in names]
+    _asks(t, "create_partitions", version, **requests.create_partitions(*rows))
 
 
 SLOW = 0.001
@@ -110,33 +102,29 @@ def changes_that_are_only_checked(t: Tracer) -> None:
 
 def bytes_of_records(t: Tracer) -> None:
     t.cluster.create_topic("bytes")
-    records = batch([b"x" * 100])
-    sent = {"name": "bytes", "partition_data": [{"index": 0, "records": records}]}
-    produce = {"transactional_id": None, "timeout": 10_000, "topic_data": [sent]}
+    sent = requests.produce_topic("bytes", batch([b"x" * 100]))
     for acks in (1, -1):
+        produce = requests.produce(sent, acks=acks)
         with _limited(t, producer_byte_rate=1):
-            _asks(t, "produce", 9, acks=acks, **produce)
-            _asks(t, "produce", 11, acks=acks, **produce)
+            _asks(t, "produce", 9, **produce)
+            _asks(t, "produce", 11, **produce)
             _asks(t, "metadata", 12, topics=[])
-        _asks(t, "produce", 9, acks=acks, **produce)
-    part = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 200}
-    fetch = {"replica_id": -1, "max_wait": 0, "min_bytes": 1, "max_bytes": 200}
-    fetch["topics"] = [{"topic": "bytes", "partitions": [part]}]
+        _asks(t, "produce", 9, **produce)
+    row = requests.fetch_topic("bytes", 0, partition_max_bytes=200)
     with _limited(t, consumer_byte_rate=30):
         for epoch in (-1, -1, 0):
-            answer = _asks(t, "fetch", 11, session_epoch=epoch, **fetch)
+            fetch = requests.fetch(row, max_bytes=200, session_epoch=epoch)
+            answer = _asks(t, "fetch", 11, **fetch)
             t.note("told", [len(answer["responses"]), answer["session_id"]])
 
 
 def a_batch_above_the_quota_of_a_window(t: Tracer) -> None:
     t.cluster.create_topic("large")
     t.cluster.produce("large", [b"x" * 1000])
-    part = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 2000}
-    fetch = {"replica_id": -1, "max_wait": 0, "min_bytes": 1, "max_bytes": 2000}
+    row = requests.fetch_topic("large", 0, partition_max_bytes=2000)
     # With a quota of the user, which has no earlier usage.
     with _limited(t, "user", consumer_byte_rate=50):
-        topics = [{"topic": "large", "partitions": [part]}]
-        answer = t.quietly("fetch", 11, session_epoch=-1, topics=topics, **fetch)
+        answer = t.quietly("fetch", 11, **requests.fetch(row, max_bytes=2000))
         t.note("waits", answer["throttle_time"] > 0)
         t.note("told", len(answer["responses"]))
         t.close()
@@ -145,19 +133,19 @@ def a_batch_above_the_quota_of_a_window(t: Tracer) -> None:
 def time_of_the_broker(t: Tracer) -> None:
     """Every response has the throttle time of ``request_percentage``."""
     t.cluster.create_topic("timed")
-    part = {"partition_index": 0, "timestamp": -1, "current_leader_epoch": -1}
-    software = {"client_software_name": "raw", "client_software_version": "1"}
+    row = requests.list_offsets_topic("timed", 0)
     with _limited(t, request_percentage=0.000_001):
-        _asks(t, "api_versions", 3, **software)
+        _asks(t, "api_versions", 3, **requests.api_versions())
         _asks(t, "metadata", 12, topics=[])
-        _asks(t, "list_offsets", 7, replica_id=-1, topics=[{"name": "timed", "partitions": [part]}])
-        _asks(t, "find_coordinator", 4, key_type=0, coordinator_keys=["g"])
+        _asks(t, "list_offsets", 7, **requests.list_offsets(row))
+        _asks(t, "find_coordinator", 4, **requests.find_coordinator("g"))
         _asks(t, "list_groups", 4)
         _asks(t, "describe_groups", 5, groups=["nobody"])
-        _asks(t, "heartbeat", 4, group_id="nobody", generation_id=1, member_id="m")
-        _asks(t, "offset_fetch", 7, group_id="nobody", topics=None)
+        _asks(t, "heartbeat", 4, **requests.heartbeat("nobody", 1, "m"))
+        _asks(t, "offset_fetch", 7, **requests.offset_fetch("nobody"))
         _asks(t, "describe_cluster", 1)
-        _asks(t, "describe_configs", 4, resources=[{"resource_type": 2, "resource_name": "timed"}])
+        configs = requests.described_resource(2, "timed", configuration_keys=[])
+        _asks(t, "describe_configs", 4, **requests.describe_configs(configs))
         _asks(t, "list_transactions", 1)
         _asks(t, "describe_producers", 0, topics=[])
         _asks(t, "describe_user_scram_credentials", 0, users=[])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from tests.oracle.tracer import Tracer
+from tests.support import requests
 from tests.support.batches import batch
 from tests.support.cluster import GROUP, TRANSACTION
 from tests.support.raw import Answer
@@ -13,14 +15,16 @@ from tests.support.waits import until
 Identity = tuple[int, int]
 
 
-def init(t: Tracer, name: str | None, version: int = 4, **more: Any) -> Answer:
-    body = {
-        "transactional_id": name,
-        "transaction_timeout": 60_000,
-        "producer_id": -1,
-        "producer_epoch": -1,
-        **more,
-    }
+def init(
+    t: Tracer,
+    name: str | None,
+    version: int = 4,
+    *,
+    producer_id: int = -1,
+    producer_epoch: int = -1,
+    **more: Any,
+) -> Answer:
+    body = requests.init_producer_id(name, (producer_id, producer_epoch), **more)
     return t("init_producer_id", version, **body)
 
 
@@ -31,25 +35,16 @@ def claimed(t: Tracer, name: str) -> Identity:
 
 
 def add(t: Tracer, version: int, name: str, who: Identity, topics: Any) -> Answer:
-    return t(
-        "add_partitions_to_txn",
-        version,
-        v3_and_below_transactional_id=name,
-        v3_and_below_producer_id=who[0],
-        v3_and_below_producer_epoch=who[1],
-        v3_and_below_topics=[{"name": n, "partitions": p} for n, p in topics],
-    )
+    added = requests.added_partitions(name, who, *topics)
+    return t("add_partitions_to_txn", version, **requests.add_partitions_to_txn(added))
+
+
+def add_offsets(t: Tracer, version: int, name: str, who: Identity, group: str) -> None:
+    t("add_offsets_to_txn", version, **requests.add_offsets_to_txn(name, who, group))
 
 
 def end(t: Tracer, version: int, name: str, who: Identity, commit: bool) -> Answer:
-    return t(
-        "end_txn",
-        version,
-        transactional_id=name,
-        producer_id=who[0],
-        producer_epoch=who[1],
-        committed=commit,
-    )
+    return t("end_txn", version, **requests.end_txn(name, who, committed=commit))
 
 
 def produce(
@@ -71,35 +66,15 @@ def produce(
         sequence=sequence,
         transactional=transactional,
     )
-    return t(
-        "produce",
-        version,
-        transactional_id=name,
-        acks=acks,
-        timeout=5000,
-        topic_data=[{"name": topic, "partition_data": [{"index": partition, "records": data}]}],
-    )
+    row = requests.produce_topic(topic, data, partition=partition)
+    return t("produce", version, **requests.produce(row, transactional_id=name, acks=acks))
 
 
 def offsets(t: Tracer, version: int, name: str, who: Identity, *, member_id: str = "") -> Answer:
     """Commit one offset; the group and the topic have the name of the transactional id."""
-    mark = {
-        "partition_index": 0,
-        "committed_offset": 5,
-        "committed_leader_epoch": -1,
-        "committed_metadata": "",
-    }
-    return t(
-        "txn_offset_commit",
-        version,
-        transactional_id=name,
-        group_id=name,
-        producer_id=who[0],
-        producer_epoch=who[1],
-        generation_id=-1,
-        member_id=member_id,
-        topics=[{"name": name, "partitions": [mark]}],
-    )
+    row = requests.offset_commit_topic(name, 0, committed_offset=5)
+    body = requests.txn_offset_commit(name, who, name, row, member_id=member_id)
+    return t("txn_offset_commit", version, **body)
 
 
 def settle(t: Tracer, topic: str, partition: int = 0) -> None:
@@ -250,22 +225,8 @@ def adding_partitions(t: Tracer) -> None:
             ((pid, epoch), "added"),
             ((pid, epoch), "added"),
         ):
-            t(
-                "add_offsets_to_txn",
-                version,
-                transactional_id=name,
-                producer_id=given[0],
-                producer_epoch=given[1],
-                group_id=group,
-            )
-        t(
-            "add_offsets_to_txn",
-            version,
-            transactional_id=f"{name}-unknown",
-            producer_id=pid,
-            producer_epoch=epoch,
-            group_id="added",
-        )
+            add_offsets(t, version, name, given, group)
+        add_offsets(t, version, f"{name}-unknown", (pid, epoch), "added")
 
 
 def adding_as_a_broker_does(t: Tracer) -> None:
@@ -273,24 +234,15 @@ def adding_as_a_broker_does(t: Tracer) -> None:
     for version in (4, 5):
         one, two = claimed(t, f"batched-1-v{version}"), claimed(t, f"batched-2-v{version}")
         for verify in (True, False, True):
-            t(
-                "add_partitions_to_txn",
-                version,
-                transactions=[
-                    {
-                        "transactional_id": name,
-                        "producer_id": who[0],
-                        "producer_epoch": who[1] + extra,
-                        "verify_only": verify,
-                        "topics": [{"name": "batched", "partitions": [0, 1]}],
-                    }
-                    for name, who, extra in (
-                        (f"batched-1-v{version}", one, 0),
-                        (f"batched-2-v{version}", two, 1),
-                        (f"batched-none-v{version}", two, 0),
-                    )
-                ],
-            )
+            added = [
+                requests.added_partitions(name, who, ("batched", [0, 1]), verify_only=verify)
+                for name, who in (
+                    (f"batched-1-v{version}", one),
+                    (f"batched-2-v{version}", (two[0], two[1] + 1)),
+                    (f"batched-none-v{version}", two),
+                )
+            ]
+            t("add_partitions_to_txn", version, **requests.add_partitions_to_txn(*added))
 
 
 def ending_in_every_state(t: Tracer) -> None:
@@ -391,9 +343,11 @@ def sequences(t: Tracer) -> None:
         produce(
             t, 9, "sequences", None, (pid + 8888, 0), sequence, transactional=False, partition=2
         )
-    t("describe_producers", 0, topics=[{"name": "sequences", "partition_indexes": [0, 9]}])
+    rows = requests.indexes_of("sequences", 0, 9)
+    t("describe_producers", 0, **requests.describe_producers(rows))
     for name in ("no-such-topic", "no/such", ""):
-        t("describe_producers", 0, topics=[{"name": name, "partition_indexes": [0]}])
+        rows = requests.indexes_of(name, 0)
+        t("describe_producers", 0, **requests.describe_producers(rows))
 
 
 def a_first_batch_that_is_refused(t: Tracer) -> None:
@@ -449,10 +403,12 @@ def an_epoch_that_was_overtaken(t: Tracer) -> None:
     late(new, 1)
     # A marker that the test sends, with an epoch that the coordinator does not know.
     newest = claimed(t, name)
-    marker = {"producer_id": newest[0], "producer_epoch": newest[1] + 1, "coordinator_epoch": 0}
-    topics = [{"name": "__consumer_offsets", "partition_indexes": list(range(4))}]
-    topics += [{"name": name, "partition_indexes": [0, 1]}]
-    t("write_txn_markers", 1, markers=[{**marker, "topics": topics}])
+    marker = requests.marker(
+        (newest[0], newest[1] + 1),
+        requests.indexes_of("__consumer_offsets", *range(4)),
+        requests.indexes_of(name, 0, 1),
+    )
+    t("write_txn_markers", 1, **requests.write_txn_markers(marker))
     late(newest, 0)
     offsets(t, 5, name, newest, member_id="nobody")
 
@@ -471,13 +427,8 @@ def the_kip_890_producer(t: Tracer) -> None:
         offsets(t, 5, name, (pid, current + 1))
         offsets(t, 4, name, (pid, current))
         offsets(t, 3, name, (pid, current - 1))
-        t(
-            "offset_fetch",
-            7,
-            group_id="kip890",
-            require_stable=True,
-            topics=[{"name": "kip890", "partition_indexes": [0]}],
-        )
+        asked = requests.offset_fetch_group("kip890", requests.offset_fetch_topic("kip890", 0))
+        t("offset_fetch", 7, **requests.offset_fetch(asked, require_stable=True))
         end(t, 5, name, (pid, current), number != 1)
         settle(t, "kip890")
         ended(t, name)
@@ -493,42 +444,17 @@ def what_a_committed_reader_is_told(t: Tracer) -> None:
     pid, epoch = claimed(t, name)
     for partition in (0, 1):
         produce(t, 12, name, name, (pid, epoch), 0, partition=partition)
-    latest = [{"partition_index": 0, "timestamp": -3, "current_leader_epoch": -1}]
+    latest = requests.list_offsets_topic(name, 0, timestamp=-3)
     for isolation in (0, 1):
-        answer = t.quietly(
-            "list_offsets",
-            7,
-            replica_id=-1,
-            isolation_level=isolation,
-            topics=[{"name": name, "partitions": latest}],
-        )
+        body = requests.list_offsets(latest, isolation_level=isolation)
+        answer = t.quietly("list_offsets", 7, **body)
         t.note(f"the largest time, {isolation}", answer["topics"][0]["partitions"][0]["offset"])
     end(t, 5, name, (pid, epoch), False)
     for partition in (0, 1):
         settle(t, name, partition)
-    parts = [
-        {
-            "partition": partition,
-            "fetch_offset": 0,
-            "partition_max_bytes": 1,
-            "current_leader_epoch": -1,
-            "last_fetched_epoch": -1,
-            "log_start_offset": -1,
-        }
-        for partition in (0, 1)
-    ]
-    answer = t.quietly(
-        "fetch",
-        12,
-        replica_id=-1,
-        max_wait=0,
-        min_bytes=0,
-        max_bytes=1,
-        isolation_level=1,
-        session_id=0,
-        session_epoch=-1,
-        topics=[{"topic": name, "partitions": parts}],
-    )
+    row = requests.fetch_topic(name, 0, 1, partition_max_bytes=1)
+    body = requests.fetch(row, min_bytes=0, max_bytes=1, isolation_level=1)
+    answer = t.quietly("fetch", 12, **body)
     rows = answer["responses"][0]["partitions"]
     told = [[one["first_offset"] for one in row["aborted_transactions"] or ()] for row in rows]
     t.note("aborted from where", told)
@@ -539,30 +465,12 @@ def offsets_in_transactions(t: Tracer) -> None:
     t.cluster.coordinator("txn-offsets", GROUP)
     name = "txn-offsets"
     who = claimed(t, name)
-    mark = {
-        "partition_index": 0,
-        "committed_offset": 5,
-        "committed_leader_epoch": -1,
-        "committed_metadata": "",
-    }
-    base: dict[str, Any] = {
-        "transactional_id": name,
-        "group_id": "txn-offsets",
-        "producer_id": who[0],
-        "producer_epoch": who[1],
-        "generation_id": -1,
-        "topics": [{"name": "txn-offsets", "partitions": [mark]}],
-    }
+    mark = partial(requests.offset_commit_topic, committed_offset=5)
+    base = requests.txn_offset_commit(name, who, "txn-offsets", mark("txn-offsets", 0))
     for version in range(5):
         t("txn_offset_commit", version, **base)
-    t(
-        "add_offsets_to_txn",
-        3,
-        transactional_id=name,
-        producer_id=who[0],
-        producer_epoch=who[1],
-        group_id="txn-offsets",
-    )
+    add_offsets(t, 3, name, who, "txn-offsets")
+    large = mark("txn-offsets", 0, committed_metadata="y" * 4097)
     for version in range(6):
         t("txn_offset_commit", version, **base)
         for changed in (
@@ -570,16 +478,8 @@ def offsets_in_transactions(t: Tracer) -> None:
             {"producer_epoch": who[1] + 1},
             {"group_id": ""},
             {"transactional_id": "txn-offsets-unknown"},
-            {"topics": [{"name": "no-such-topic", "partitions": [mark]}]},
-            {
-                "topics": [
-                    {"name": "txn-offsets", "partitions": [{**mark, "partition_index": 9}]},
-                    {
-                        "name": "txn-offsets",
-                        "partitions": [{**mark, "committed_metadata": "y" * 4097}],
-                    },
-                ]
-            },
+            {"topics": [mark("no-such-topic", 0)]},
+            {"topics": [mark("txn-offsets", 9), large]},
         ):
             t("txn_offset_commit", version, **{**base, **changed})
         if version >= 3:
@@ -598,24 +498,16 @@ def markers_by_hand(t: Tracer) -> None:
     produce(t, 12, "marked", name, who, 0)
 
     def mark(version: int, given: Identity, coordinator_epoch: int, topic: str, at: int) -> None:
-        t(
-            "write_txn_markers",
-            version,
-            markers=[
-                {
-                    "producer_id": given[0],
-                    "producer_epoch": given[1],
-                    "transaction_result": False,
-                    "topics": [{"name": topic, "partition_indexes": [at]}],
-                    "coordinator_epoch": coordinator_epoch,
-                    "transaction_version": 2,
-                }
-            ],
+        row = requests.marker(
+            given,
+            requests.indexes_of(topic, at),
+            coordinator_epoch=coordinator_epoch,
+            transaction_version=2,
         )
+        t("write_txn_markers", version, **requests.write_txn_markers(row))
 
-    alone = {"producer_id": who[0], "producer_epoch": who[1], "topics": []}
     for version in (1, 2):
-        t("write_txn_markers", version, markers=[alone])
+        t("write_txn_markers", version, **requests.write_txn_markers(requests.marker(who)))
     mark(1, who, 0, "no-such-topic", 0)
     mark(1, who, 0, "marked", 9)
     mark(1, (who[0], who[1] - 1), 0, "marked", 0)
@@ -628,11 +520,14 @@ def markers_by_hand(t: Tracer) -> None:
     mark(1, (who[0] + 4444, 3), 5, "marked", 0)
     mark(1, (who[0] + 4444, 3), 4, "marked", 0)
     settle(t, "marked")
-    other = {"producer_id": who[0] + 4445, "producer_epoch": 0, "coordinator_epoch": 0}
     # If the last marker's partition does not exist, Apache Kafka never responds.
-    topics = [[{"name": "marked", "partition_indexes": [index]}] for index in (9, 0, 0)]
-    t("write_txn_markers", 1, markers=[{**other, "topics": one} for one in topics])
-    t("describe_producers", 0, topics=[{"name": "marked", "partition_indexes": [0]}])
+    markers = [
+        requests.marker((who[0] + 4445, 0), requests.indexes_of("marked", index))
+        for index in (9, 0, 0)
+    ]
+    t("write_txn_markers", 1, **requests.write_txn_markers(*markers))
+    row = requests.indexes_of("marked", 0)
+    t("describe_producers", 0, **requests.describe_producers(row))
 
 
 def showing_transactions(t: Tracer) -> None:
@@ -647,13 +542,8 @@ def showing_transactions(t: Tracer) -> None:
     )
     for version in range(3):
         for states, producers in (([], []), (["Ongoing"], []), (["Nonsense"], []), ([], [who[0]])):
-            answer = t.quietly(
-                "list_transactions",
-                version,
-                state_filters=states,
-                producer_id_filters=producers,
-                duration_filter=-1,
-            )
+            body = requests.list_transactions(state_filters=states, producer_id_filters=producers)
+            answer = t.quietly("list_transactions", version, **body)
             t.note(
                 f"list_transactions v{version} {states} {bool(producers)}",
                 [

@@ -14,6 +14,7 @@ import functools
 import importlib
 import io
 import itertools
+import pkgutil
 import socket
 import ssl
 import struct
@@ -109,6 +110,51 @@ def build(entity: type, values: Mapping[str, Any]) -> Any:
         elif field.default is dataclasses.MISSING:
             filled[name] = _zero(hints[name])
     return entity(**filled)
+
+
+@functools.cache
+def _fields_of_any_version(api: str) -> frozenset[str]:
+    key = API_KEYS[api]
+    modules = [
+        overlay.module_of(*one) for one in overlay.messages() if one[::2] == (key, "request")
+    ]
+    if key in api_key_map:
+        package = importlib.import_module(f"kio.schema.{api}")
+        modules += [
+            importlib.import_module(f"kio.schema.{api}.{version.name}.request")
+            for version in pkgutil.iter_modules(package.__path__)
+        ]
+    names: set[str] = set()
+    for module in modules:
+        for value in vars(module).values():
+            if dataclasses.is_dataclass(value):
+                names.update(field.name for field in dataclasses.fields(value))
+    return frozenset(names)
+
+
+def _fitting(api: str, hint: Any, value: Any) -> Any:
+    """Drop the fields that a version does not have; TypeError for a field of no version."""
+    arms = [hint, *getattr(hint, "__args__", ())]
+    arms += [inner for arm in arms for inner in getattr(arm, "__args__", ())]
+    entity = next((a for a in arms if dataclasses.is_dataclass(a)), None)
+    if entity is None or value is None:
+        return value
+    if isinstance(value, Mapping):
+        if unknown := value.keys() - _fields_of_any_version(api):
+            raise TypeError(f"{api} has no {sorted(unknown)} in any version")
+        hints = _hints(entity)
+        return {k: _fitting(api, hints[k], v) for k, v in value.items() if k in hints}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [_fitting(api, entity, item) for item in value]
+    return value
+
+
+def fitted(api: str, version: int, body: Mapping[str, Any]) -> Any:
+    """Return ``body`` without the fields that a version does not have.
+
+    A field that no version has is a TypeError.
+    """
+    return _fitting(api, _entity(api, version, "request"), body)
 
 
 def plain(value: Any) -> Any:
@@ -239,6 +285,10 @@ class RawClient:
         """Send a request and return its response; ConnectionLostError if the broker closes."""
         self.send(api, version, **body)
         return self.receive()
+
+    def ask(self, api: str, version: int, body: Mapping[str, Any]) -> Answer:
+        """Send a body of ``tests/support/requests.py``, without the fields of other versions."""
+        return self.call(api, version, **fitted(api, version, body))
 
     def receive_frame(self) -> bytes:
         """Return one whole frame without its length prefix."""

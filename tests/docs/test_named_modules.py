@@ -1,4 +1,4 @@
-"""The modules, functions, classes and constants that the pages for contributors name exist."""
+"""The modules, functions and constants that pages for contributors and READMEs name exist."""
 
 from __future__ import annotations
 
@@ -10,11 +10,21 @@ from pathlib import Path
 import pytest
 
 from tests.support.pages import ROOT
+from tests.test_tidy import EVERYTHING, PARTS
 
 STEP = re.compile(r"`([a-z_]+(?:/[a-z_0-9]+)+\.py)`((?:,?\s+`[A-Za-z_][A-Za-z_0-9.]*`)*)")
 """A module, and the names after it that it defines."""
 NAME = re.compile(r"`(.+?)`")
-PAGES = ("extending.md", "glossary.md", "request-paths.md")
+MAIN_MODULES = 3
+PAGES = ("design.md", "extending.md", "glossary.md", "request-paths.md")
+MODULES = [
+    str(path.relative_to(ROOT)) for folder in EVERYTHING for path in (ROOT / folder).rglob("*.py")
+]
+READMES = [
+    str(path.relative_to(ROOT))
+    for folder in EVERYTHING
+    for path in sorted((ROOT / folder).rglob("README.md"))
+]
 
 
 @cache
@@ -55,3 +65,29 @@ def test_names_after_a_module_are_found() -> None:
     text = "Change `a/b.py` `One`,\n`two_3` and `c/d.py`, or `e/f.py` `G.h`: `other`."
     found = [(module, NAME.findall(names)) for module, names in STEP.findall(text)]
     assert found == [("a/b.py", ["One", "two_3"]), ("c/d.py", []), ("e/f.py", ["G.h"])]
+
+
+@pytest.mark.parametrize("room", PARTS)
+def test_readme_of_a_room_begins_with_its_bounds_and_main_modules(room: str) -> None:
+    folder = ROOT / room
+    lead = re.split(r"\n(?=\||```|## )", (folder / "README.md").read_text())[0]
+    assert re.search(r"\bm(?:ust|ay) not\b", lead), "it does not say what the room may not know"
+    _, mark, named = " ".join(lead.split()).partition("hree most important modules are ")
+    assert mark, "it does not name the most important modules"
+    modules = re.findall(r"`([a-z_/0-9]+\.py)`", named)[:3]
+    assert len(modules) == MAIN_MODULES
+    assert [name for name in modules if not (folder / name).is_file()] == []
+
+
+@pytest.mark.parametrize("page", READMES)
+def test_modules_that_a_readme_names_exist(page: str) -> None:
+    """A README names modules of its folder, of a folder in it, and tests by their file names."""
+    folder = page.removesuffix("README.md")
+    text = re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.DOTALL)
+    known = [f"/{path}" for path in MODULES if path.startswith((folder, "tests/"))]
+    missing = [
+        name
+        for name in sorted(set(re.findall(r"`([a-z_0-9/]+\.py)`", text)))
+        if name not in MODULES and not any(path.endswith(f"/{name}") for path in known)
+    ]
+    assert not missing

@@ -226,12 +226,15 @@ def record_window(
     pos: int,
     header: BatchHeader,
     max_output_bytes: int = DEFAULT_MAX_OUTPUT_BYTES,
+    max_record_bytes: int | None = None,
 ) -> RecordWindow:
     """Return a window over the records of the batch at ``pos``, decompressed on demand.
 
-    Raises CorruptRecordError for missing bytes, and later for bytes that do not decompress.
+    ``max_record_bytes`` bounds each record of a compressed batch. Raises CorruptRecordError for
+    missing bytes, and later for bytes that do not decompress.
     """
-    return RecordWindow(_record_pieces(buf, pos, header, max_output_bytes))
+    pieces = _record_pieces(buf, pos, header, max_output_bytes)
+    return RecordWindow(pieces, max_record_bytes if header.codec is not Codec.NONE else None)
 
 
 def record_chunks(

@@ -313,6 +313,7 @@ class CompactionRound:
                 self._offsets,
                 start=self.dirty.first_dirty_offset,
                 max_output_bytes=DEFAULT_MAX_OUTPUT_BYTES,
+                max_record_bytes=self._config.max_record_bytes,
             )
         self.next_dirty_offset = self.dirty.end_offset
         if not exhausted:
@@ -327,6 +328,7 @@ class CompactionRound:
             now_ms=self._now_ms,
             delete_retention_ms=self._config.delete_retention_ms,
             max_output_bytes=DEFAULT_MAX_OUTPUT_BYTES,
+            max_record_bytes=self._config.max_record_bytes,
         )
 
     def _transactions_from(self, offset: int) -> Transactions:

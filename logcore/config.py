@@ -7,6 +7,8 @@ from typing import Final
 
 from crc32c import crc32c
 
+from fencepost.logcore.batch import DEFAULT_MAX_OUTPUT_BYTES
+
 MAX_INT64: Final = (1 << 63) - 1
 
 CREATE_TIME: Final = "CreateTime"
@@ -30,6 +32,7 @@ class LogConfig:
     retention_bytes: int = -1
     cleanup_policy: frozenset[str] = frozenset({"delete"})
     max_message_bytes: int = 1_048_588
+    max_decompressed_message_bytes: int = (1 << 31) - 9
     flush_messages: int = MAX_INT64
     flush_ms: int = MAX_INT64
     file_delete_delay_ms: int = 60_000
@@ -50,6 +53,12 @@ class LogConfig:
     def is_compacted(self) -> bool:
         """Whether the log is compacted, so that every record needs a key."""
         return "compact" in self.cleanup_policy
+
+    @property
+    def max_record_bytes(self) -> int | None:
+        """``max_decompressed_message_bytes``; None where the bound of a whole batch is tighter."""
+        bound = self.max_decompressed_message_bytes
+        return bound if bound < DEFAULT_MAX_OUTPUT_BYTES else None
 
     def roll_after_ms(self, name: str, base_offset: int) -> int:
         """Return ``segment_ms`` less a jitter per segment, so that segments roll at various times.

@@ -69,12 +69,16 @@ class CheckBudget:
 
 
 def open_records(
-    data: Buffer, header: BatchHeader, room: CheckBudget | None = None
+    data: Buffer,
+    header: BatchHeader,
+    room: CheckBudget | None = None,
+    max_record_bytes: int | None = None,
 ) -> RecordWindow:
     """Return a window over the records of the batch ``data``, within ``room`` if it is given.
 
     The window raises CorruptRecordError if they do not decompress within
-    DEFAULT_MAX_OUTPUT_BYTES.
+    DEFAULT_MAX_OUTPUT_BYTES, and InvalidRecordError if one of them has more than
+    ``max_record_bytes``, which uncompressed records may have.
     """
     codec = header.codec
     if codec is Codec.NONE:
@@ -86,7 +90,7 @@ def open_records(
     if room is not None:
         room.take(header.record_count, len(stored) * COMPRESSED_BYTE_COST)
         pieces = _within(room, pieces)
-    return RecordWindow(pieces)
+    return RecordWindow(pieces, max_record_bytes)
 
 
 def _within(room: CheckBudget, pieces: Iterator[bytes]) -> Iterator[bytes]:

@@ -40,6 +40,7 @@ from fencepost.logcore.batch import (
 )
 from fencepost.logcore.config import MAX_INT64
 from fencepost.logcore.record_spans import Span, joined, span_chunks
+from fencepost.logcore.record_window import RecordWindow
 
 BYTES_PER_KEY: Final = 184
 """Heap of one entry, digest and offset included: 111 to 141 bytes at rest and 171 while the dict
@@ -164,6 +165,7 @@ def map_offsets(
     *,
     start: int,
     max_output_bytes: int,
+    max_record_bytes: int | None = None,
 ) -> None:
     """Fill ``offsets`` from the dirty ``batches`` until they end or the map is full.
 
@@ -175,7 +177,7 @@ def map_offsets(
             transactions.marker(header, buf)
         elif not transactions.data(header):
             first = header.base_offset
-            window = record_window(buf, 0, header, max_output_bytes)
+            window = record_window(buf, 0, header, max_output_bytes, max_record_bytes)
             for delta, _, key, *_ in chain.from_iterable(span_chunks(header, window)):
                 if key is None or first + delta < start:
                     continue
@@ -234,6 +236,7 @@ class RecordFilter:
     now_ms: int
     delete_retention_ms: int
     max_output_bytes: int
+    max_record_bytes: int | None = None
     figures: CleanerStats = field(default_factory=CleanerStats)
 
     def run(self, batches: Iterable[Batch]) -> Iterator[Buffer]:
@@ -277,11 +280,14 @@ class RecordFilter:
             return buf
         return self._rebuilt(header, buf, choose, kept, horizon)
 
+    def _window(self, header: BatchHeader, buf: Buffer) -> RecordWindow:
+        return record_window(buf, 0, header, self.max_output_bytes, self.max_record_bytes)
+
     def _tally(self, header: BatchHeader, buf: Buffer, choose: Choose) -> _RetainedBatch:
         """Determine the retained part of a batch, chunk by chunk."""
         kept = _RetainedBatch()
         first = header.base_timestamp
-        for spans in span_chunks(header, record_window(buf, 0, header, self.max_output_bytes)):
+        for spans in span_chunks(header, self._window(header, buf)):
             chosen = choose(spans)
             if chosen:
                 times = [wrap_int64(first + time) for _, time, *_ in chosen]
@@ -307,7 +313,7 @@ class RecordFilter:
         The base timestamp becomes the first record's, or the horizon. The batch is read a
         second time, so that only one chunk of it is decompressed at a time.
         """
-        window = record_window(buf, 0, header, self.max_output_bytes)
+        window = self._window(header, buf)
         chunks = span_chunks(header, window)
         before_ms = header.base_timestamp
         if horizon_ms is None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeVar, cast
 
 from fencepost.logcore.errors import InvalidRecordError
+from fencepost.logcore.varint import ONE_BYTE, read_varint
 
 Buffer = bytes | bytearray | memoryview
 T = TypeVar("T")
@@ -33,13 +34,18 @@ class RecordWindow:
     """Encoded records that are decompressed and not read yet.
 
     Readers move ``pos`` from record to record, also beyond the end of ``data``: the skipped bytes
-    are decompressed and dropped.
+    are decompressed and dropped. With ``max_record_bytes`` a larger record is an
+    InvalidRecordError, before its bytes are collected.
     """
 
-    __slots__ = ("_missing", "_parts", "_pieces", "data", "delta", "inflated", "is_last", "pos")
+    __slots__ = (
+        *("_max_record_bytes", "_missing", "_parts", "_pieces"),
+        *("data", "delta", "inflated", "is_last", "pos"),
+    )
 
-    def __init__(self, pieces: Iterator[bytes]) -> None:
+    def __init__(self, pieces: Iterator[bytes], max_record_bytes: int | None = None) -> None:
         self._pieces = pieces
+        self._max_record_bytes = max_record_bytes
         self._parts: list[bytes] = []
         self._missing = 0
         self.data = b""
@@ -68,9 +74,35 @@ class RecordWindow:
 
     def want(self, size: int, end: int) -> None:
         """Request all bytes of a record of ``size`` bytes, whose ``end`` lies after ``data``."""
+        self._check_size(size)
         if size < 0 or self.is_last:
             raise InvalidRecordError(f"a record of {size} bytes leaves the records of its batch")
         self._missing = end - len(self.data)
+
+    def _check_size(self, size: int) -> None:
+        """Raise InvalidRecordError if a record's ``size``, without its length field, is too large.
+
+        Source: ``DefaultRecord.readFrom``.
+        """
+        if self._max_record_bytes is not None and size > self._max_record_bytes:
+            raise InvalidRecordError(
+                f"Invalid record size: {size} exceeds the configured maximum record size of"
+                f" {self._max_record_bytes}."
+            )
+
+    def _check_sizes(self, data: bytes, pos: int, count: int) -> None:
+        """Check the sizes of ``count`` records that were read from ``data`` at ``pos``.
+
+        The readers do not check them: they are called for every record, and few topics have a
+        bound.
+        """
+        for _ in range(count):
+            size = ONE_BYTE[data[pos]]
+            pos += 1
+            if size is None:
+                size, pos = read_varint(data, pos - 1)
+            self._check_size(size)
+            pos += size
 
     def advance(self) -> bool:
         """Decompress one more piece; return False while requested or skipped bytes are missing.
@@ -109,7 +141,10 @@ class RecordWindow:
             raise InvalidRecordError(f"a batch of {count} records")
         try:
             while count:
+                data, pos = self.data, self.pos
                 found = read(self, min(count, CHUNK_RECORDS))
+                if self._max_record_bytes is not None:
+                    self._check_sizes(data, pos, len(found))
                 count -= len(found)
                 yield found
                 if not found:

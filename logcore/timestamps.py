@@ -33,7 +33,9 @@ Search = Generator[None, None, TimestampOffset | None]
 def first_not_before(log: Log, timestamp_ms: int, start_offset: int) -> Search:
     """Find the first record at or after ``start_offset`` that is not older than the target."""
     for segment in _each(log):
-        found = yield from first_in(segment, timestamp_ms, start_offset)
+        found = yield from first_in(
+            segment, timestamp_ms, start_offset, log.config.max_record_bytes
+        )
         if found is not None and log.holds((segment,)):
             return found
         yield
@@ -57,9 +59,10 @@ def latest(log: Log, start_offset: int) -> Search:
             break
         one = None
         if log.holds((segment,)):
-            one = yield from first_in(segment, bound, start_offset)
+            most_bytes = log.config.max_record_bytes
+            one = yield from first_in(segment, bound, start_offset, most_bytes)
             if one is None:
-                one = yield from _latest_in(segment, start_offset)
+                one = yield from _latest_in(segment, start_offset, most_bytes)
         if not log.holds((segment,)):
             return (yield from latest(log, start_offset))
         if one is not None and (found is None or _rank(one) > _rank(found)):
@@ -85,8 +88,13 @@ def _each(log: Log) -> Iterator[Segment]:
             offset = log.end_of(segment)
 
 
-def first_in(segment: Segment, timestamp_ms: int, start_offset: int) -> Search:
-    """Find the first record in one segment that is not older than ``timestamp_ms``."""
+def first_in(
+    segment: Segment, timestamp_ms: int, start_offset: int, max_record_bytes: int | None = None
+) -> Search:
+    """Find the first record in one segment that is not older than ``timestamp_ms``.
+
+    Raises InvalidRecordError if a batch on the way has a record of more than ``max_record_bytes``.
+    """
     if segment.max_timestamp < timestamp_ms:
         return None
     _, offset = segment.time_index.lookup(timestamp_ms)
@@ -98,7 +106,7 @@ def first_in(segment: Segment, timestamp_ms: int, start_offset: int) -> Search:
             if header.max_timestamp < timestamp_ms or header.last_offset < start_offset:
                 yield
                 continue
-            for chunk in _times(header, batch, start_offset):
+            for chunk in _times(header, batch, start_offset, max_record_bytes):
                 for offset, time_ms in chunk:
                     if time_ms >= timestamp_ms:
                         return TimestampOffset(offset, time_ms, header.leader_epoch)
@@ -107,15 +115,16 @@ def first_in(segment: Segment, timestamp_ms: int, start_offset: int) -> Search:
 
 
 def _times(
-    header: BatchHeader, batch: memoryview, start_offset: int
+    header: BatchHeader, batch: memoryview, start_offset: int, max_record_bytes: int | None
 ) -> Iterator[Iterable[tuple[int, int]]]:
     """Yield offset and time of each record of a batch at or after ``start_offset``, in chunks."""
     base = header.base_offset
-    for chunk in record_times(header, record_window(batch, 0, header)):
+    window = record_window(batch, 0, header, max_record_bytes=max_record_bytes)
+    for chunk in record_times(header, window):
         yield ((base + delta, time) for delta, time in chunk if base + delta >= start_offset)
 
 
-def _latest_in(segment: Segment, start_offset: int) -> Search:
+def _latest_in(segment: Segment, start_offset: int, max_record_bytes: int | None) -> Search:
     """Find the first record with the largest timestamp in a segment, from the log start on."""
     found: TimestampOffset | None = None
     with segment.file.pinned():
@@ -124,7 +133,7 @@ def _latest_in(segment: Segment, start_offset: int) -> Search:
             most = NO_TIMESTAMP if found is None else found.timestamp_ms
             if header.max_timestamp <= most or header.last_offset < start_offset:
                 continue
-            for chunk in _times(header, batch, start_offset):
+            for chunk in _times(header, batch, start_offset, max_record_bytes):
                 for offset, time_ms in chunk:
                     if time_ms > most:
                         most = time_ms

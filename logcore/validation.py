@@ -108,7 +108,7 @@ def validating(
     target = _CODECS.get(config.compression_type, header.codec)
     if target is not header.codec and room is not None:
         raise CheckBudgetExceededError
-    window = open_records(data, header, room)
+    window = open_records(data, header, room, config.max_record_bytes)
     keyless = yield from check_records(window, header, room, want_keys=config.is_compacted)
     yield from _check_times(data, header, config, now_ms)
     if keyless:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,8 @@ from partition_driver import T0, marker, open_partition
 
 from fencepost.logcore.cleaner_choice import CleanerChoice
 from fencepost.logcore.compaction import CleanerThrottle, CompactionCancelled
-from fencepost.logcore.errors import CorruptRecordError
+from fencepost.logcore.compression import Codec
+from fencepost.logcore.errors import CorruptRecordError, InvalidRecordError
 from fencepost.logcore.partition import Partition
 from fencepost.logcore.reading import Isolation
 from fencepost.logcore.record_retention import BYTES_PER_KEY
@@ -333,6 +335,23 @@ def test_damage_is_reported_and_not_rewritten(tmp_path: Path) -> None:
     assert told == [partition]
     choice.forget("orders", 0)
     assert chosen(choice, partition) is partition
+
+
+def test_record_above_the_decompressed_bound_stops_compaction(tmp_path: Path) -> None:
+    partition = opened(tmp_path)
+    for turn in range(12):
+        pairs = [(b"k", b"%03d" % turn + b"." * 100), (b"l", b"x")]
+        put(partition, pairs, codec=Codec.GZIP)
+    fill_active(partition)
+    before, config = essence(partition), partition.log.config
+    body = 103 + 8  # attributes, timestamp, offset, key and its length, value's length, headers
+    partition.log.config = replace(config, max_decompressed_message_bytes=body - 1)
+    with pytest.raises(InvalidRecordError, match=f"{body} exceeds"):
+        compact(partition)
+    assert essence(partition) == before
+    partition.log.config = replace(config, max_decompressed_message_bytes=body)
+    assert compact(partition) == bases(partition)[-1]
+    assert last_values(committed(partition))[b"k"].startswith(b"011")
 
 
 def chosen(choice: CleanerChoice, *partitions: Partition, now_ms: int = T0) -> Partition | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 import cramjam
@@ -275,6 +276,27 @@ def test_inflated_bytes_of_a_batch(codec: Codec) -> None:
                 admitted(data, config)
         else:
             admitted(data, config)
+
+
+@COMPRESSED
+def test_decompressed_bytes_of_a_record(codec: Codec) -> None:
+    value = bytes(1000)
+    body = len(many(1, value=value)) - HEADER_SIZE - 2  # the length field has two bytes
+    config = LogConfig(max_decompressed_message_bytes=body)
+    admitted(many(3, codec, value=value), config)
+    for target in ("producer", "uncompressed"):
+        tighter = replace(config, max_decompressed_message_bytes=body - 1, compression_type=target)
+        with pytest.raises(InvalidRecordError, match=f"{body} exceeds"):
+            admitted(many(3, codec, value=value), tighter)
+        admitted(many(3, value=value), tighter)
+
+
+@pytest.mark.parametrize("excess", [-1, 0])
+def test_bound_of_a_record_counts_where_it_is_tighter_than_a_batchs(excess: int) -> None:
+    bound = DEFAULT_MAX_OUTPUT_BYTES + excess
+    expected = bound if excess < 0 else None
+    assert LogConfig(max_decompressed_message_bytes=bound).max_record_bytes == expected
+    assert LogConfig().max_record_bytes is None
 
 
 @CODECS

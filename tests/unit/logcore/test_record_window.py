@@ -20,6 +20,7 @@ from fencepost.logcore.batch import (
     iter_records,
     parse_header,
     record_chunks,
+    record_window,
 )
 from fencepost.logcore.compression import PIECE_BYTES, Codec, compress, inflated_pieces
 from fencepost.logcore.errors import CorruptRecordError, InvalidRecordError
@@ -27,6 +28,7 @@ from fencepost.logcore.record_check import check_records, record_times
 from fencepost.logcore.record_codec import RecordBase, decode_chunk
 from fencepost.logcore.record_spans import span_chunks
 from fencepost.logcore.record_window import CHUNK_RECORDS, RecordWindow
+from fencepost.logcore.varint import read_varint
 from tests.unit.logcore.batch_driver import EDITS, edited, record_lists, with_payload
 
 CODECS = pytest.mark.parametrize("codec", list(Codec))
@@ -159,3 +161,43 @@ def test_damage_is_found_where_it_is(codec: Codec) -> None:
     assert next(records).offset == 0
     with pytest.raises(CorruptRecordError):
         list(records)
+
+
+@pytest.mark.parametrize("read", READERS)
+@pytest.mark.parametrize("sizes", [(5, 4), (4, 200, 5), (4, PIECE_BYTES, 5), (5 * PIECE_BYTES, 4)])
+@pytest.mark.parametrize("codec", [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD])
+def test_record_of_compressed_batch_above_the_bound_is_invalid(
+    read: Read, sizes: tuple[int, ...], codec: Codec
+) -> None:
+    records = [LogRecord(at, 5, b"k", bytes(size)) for at, size in enumerate(sizes)]
+    batch = encode_batch(records, codec=codec)
+    header = parse_header(batch)
+    (largest,) = {_body_size(LogRecord(0, 5, b"k", bytes(max(sizes))))}
+    whole = read(header, record_window(batch, 0, header))
+    assert read(header, record_window(batch, 0, header, max_record_bytes=largest)) == whole
+    with pytest.raises(InvalidRecordError, match=f"{largest} exceeds .* size of {largest - 1}"):
+        read(header, record_window(batch, 0, header, max_record_bytes=largest - 1))
+    # Kafka bounds what it decompresses: uncompressed records are bounded by their batch.
+    plain = encode_batch(records)
+    header = parse_header(plain)
+    assert read(header, record_window(plain, 0, header, max_record_bytes=1)) == whole
+
+
+def _body_size(record: LogRecord) -> int:
+    """Return the size of a record's encoding without its length field."""
+    raw = encode_batch([record])[HEADER_SIZE:]
+    return read_varint(raw, 0)[0]
+
+
+def test_record_above_the_bound_is_refused_before_its_bytes_are_collected() -> None:
+    bound = MIB
+    batch = encode_batch([LogRecord(0, 5, b"k", bytes(40 * MIB))], codec=Codec.GZIP)
+    header = parse_header(batch)
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidRecordError):
+            decoded(header, record_window(batch, 0, header, max_record_bytes=bound))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < bound

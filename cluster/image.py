@@ -36,6 +36,7 @@ count as online."""
 
 TOPIC_RESOURCE: Final = 2
 BROKER_RESOURCE: Final = 4
+CLIENT_METRICS_RESOURCE: Final = 16
 GROUP_RESOURCE: Final = 32
 """The types of resources with settings (kafka: ``ConfigResource.Type``)."""
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from fencepost.coordinator.config.broker_keys import BROKER_KEYS, REPLACED
+from fencepost.coordinator.config.client_metrics import CLIENT_METRICS_KEYS
 from fencepost.coordinator.config.group_keys import GROUP_OWN_KEYS
 from fencepost.coordinator.config.ignored_keys import IGNORED_KEYS
 from fencepost.coordinator.config.key import ConfigKey
-from fencepost.coordinator.config.topic_keys import TOPIC_KEYS
+from fencepost.coordinator.config.topic_keys import REFUSED_TOPIC_KEYS, TOPIC_KEYS
 
 _LIMITS = {-(1 << 31), (1 << 31) - 1, -(1 << 63), (1 << 63) - 1}
 """The bounds of the integer types, which a table does not repeat."""
@@ -96,7 +97,12 @@ def group_table() -> str:
 def inert_table() -> str:
     """Return the table of keys that are accepted without effect or refused, with the reasons."""
     rows = []
-    for where, keys in (("broker", BROKER_KEYS), ("topic", TOPIC_KEYS), ("group", GROUP_OWN_KEYS)):
+    for where, keys in (
+        ("broker", BROKER_KEYS),
+        ("topic", TOPIC_KEYS),
+        ("group", GROUP_OWN_KEYS),
+        ("client metrics", CLIENT_METRICS_KEYS),
+    ):
         reasons: dict[str, list[str]] = {}
         for key in keys.values():
             if key.inert:
@@ -106,5 +112,8 @@ def inert_table() -> str:
     for name, why in IGNORED_KEYS.items():
         reasons.setdefault(why, []).append(f"`{name}`")
     rows += [("broker, not kept", ", ".join(names), cell(why)) for why, names in reasons.items()]
-    rows += [("refused", f"`{name}`", cell(advice)) for name, advice in REPLACED.items()]
+    for where, refused in (("broker", REPLACED), ("topic", REFUSED_TOPIC_KEYS)):
+        rows += [
+            (f"{where}, refused", f"`{name}`", cell(reason)) for name, reason in refused.items()
+        ]
     return table(("of", "keys", "why"), rows)

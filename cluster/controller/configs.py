@@ -20,7 +20,12 @@ from fencepost.cluster.controller.errors import (
 )
 from fencepost.cluster.controller.outcome import ControllerResult
 from fencepost.cluster.controller.view import ControllerView
-from fencepost.cluster.image import BROKER_RESOURCE, GROUP_RESOURCE, TOPIC_RESOURCE
+from fencepost.cluster.image import (
+    BROKER_RESOURCE,
+    CLIENT_METRICS_RESOURCE,
+    GROUP_RESOURCE,
+    TOPIC_RESOURCE,
+)
 from fencepost.cluster.records import ClearElrRecord, ConfigRecord, MetadataRecord
 
 Resource = tuple[int, str]
@@ -117,7 +122,7 @@ def _altered(
     if kind == TOPIC_RESOURCE and name not in view.image.topics:
         raise UnknownTopicOrPartitionError(f"The topic '{name}' does not exist.")
     _check_min_isr(view, resource, after, wanted)
-    _check_group_limit(view, resource, after)
+    _check_limit(view, resource, after)
     if validate_only:
         return ControllerResult(None)
     records: list[MetadataRecord] = [
@@ -133,12 +138,18 @@ def _altered(
     return ControllerResult(None, tuple(records))
 
 
-def _check_group_limit(view: ControllerView, resource: Resource, after: Mapping[str, str]) -> None:
-    configs, limit = view.image.configs, view.settings.max_configured_groups
-    if resource[0] != GROUP_RESOURCE or not after or configs.get(resource):
+def _check_limit(view: ControllerView, resource: Resource, after: Mapping[str, str]) -> None:
+    """Raise PolicyViolationError if too many resources that need not exist have settings."""
+    configs, settings = view.image.configs, view.settings
+    limits = {
+        GROUP_RESOURCE: (settings.max_configured_groups, "groups have settings"),
+        CLIENT_METRICS_RESOURCE: (settings.max_client_metrics, "client metrics subscriptions"),
+    }
+    if resource[0] not in limits or not after or configs.get(resource):
         return
-    if sum(kind == GROUP_RESOURCE for kind, _ in configs) >= limit:
-        raise PolicyViolationError(f"{limit} groups have settings (max_configured_groups)")
+    limit, what = limits[resource[0]]
+    if sum(kind == resource[0] for kind, _ in configs) >= limit:
+        raise PolicyViolationError(f"there are {limit} {what} already")
 
 
 def _check_min_isr(

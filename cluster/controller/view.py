@@ -69,6 +69,8 @@ class ControllerSettings:
     """``fencepost.max.partitions``: the most partitions of all topics."""
     max_configured_groups: int = 10_000
     """The most groups with settings. The settings stay when a group is deleted."""
+    max_client_metrics: int = 1_000
+    """The most client metrics subscriptions."""
     internal_topics: frozenset[str] = frozenset()
     """Topics that no request may delete or enlarge."""
     broker_topics: frozenset[str] = frozenset()

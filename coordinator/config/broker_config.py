@@ -33,7 +33,7 @@ from fencepost.coordinator.config.key import (
 )
 from fencepost.coordinator.config.security_keys import OF_LISTENERS
 from fencepost.coordinator.config.settings_file import read_file
-from fencepost.coordinator.config.topic_keys import TOPIC_KEYS
+from fencepost.coordinator.config.topic_keys import REFUSED_TOPIC_KEYS, TOPIC_KEYS
 from fencepost.coordinator.errors import InvalidRequestError
 from fencepost.coordinator.runtime.background import survived
 from fencepost.logcore.config import LogConfig
@@ -66,11 +66,12 @@ HIDDEN_SEGMENT_BYTES = "internal.segment.bytes"
 """Overrides ``segment.bytes`` without its lower bound."""
 
 
+REMOTE_STORAGE = "remote.storage.enable"
+
+
 def shown_topic_keys(overrides: Mapping[str, str]) -> list[ConfigKey]:
-    """Return the topic keys that DescribeConfigs shows: the hidden one only if it is set."""
-    return [
-        key for name, key in TOPIC_KEYS.items() if name != HIDDEN_SEGMENT_BYTES or name in overrides
-    ]
+    """Return the topic keys that DescribeConfigs shows: internal ones only if they are set."""
+    return [key for name, key in TOPIC_KEYS.items() if not key.internal or name in overrides]
 
 
 LISTENER_PREFIX = "listener.name."
@@ -86,6 +87,7 @@ class ConfigSource(IntEnum):
     STATIC_BROKER = 4
     DEFAULT = 5
     BROKER_LOGGER = 6
+    CLIENT_METRICS = 7
     GROUP = 8
 
 
@@ -302,10 +304,8 @@ class BrokerConfig:
         found = []
         if name in overrides:
             found.append(Setting(name, overrides[name], ConfigSource.TOPIC))
-        key = TOPIC_KEYS[name]
-        if key.synonyms:
-            return found + self.synonyms(key.synonyms[0].name)
-        return [*found, Setting(name, key.default, ConfigSource.DEFAULT)]
+        synonyms = TOPIC_KEYS[name].synonyms
+        return found + self.synonyms(synonyms[0].name) if synonyms else found
 
     def topic_source(self, name: str, overrides: Mapping[str, str]) -> ConfigSource:
         """Return the level that the value of a topic key comes from."""
@@ -530,8 +530,11 @@ def check_topic_configs(config: BrokerConfig, overrides: Mapping[str, str]) -> N
     """Check the settings of a topic. Raises ConfigError."""
     for name, text in overrides.items():
         if name not in TOPIC_KEYS:
-            raise ConfigError(name, text, "unknown topic configuration")
-        TOPIC_KEYS[name].parse(text)
+            reason = REFUSED_TOPIC_KEYS.get(name, "unknown topic configuration")
+            raise ConfigError(name, text, reason)
+        if TOPIC_KEYS[name].parse(text) is True and name == REMOTE_STORAGE:
+            # Source: ``LogConfig.validateRemoteStorageOnlyIfSystemEnabled``.
+            raise ConfigError(name, text, TOPIC_KEYS[name].inert)
     found = log_config(config, overrides)
     shortest, longest = found.min_compaction_lag_ms, found.max_compaction_lag_ms
     if shortest > longest:

@@ -63,6 +63,9 @@ log.message.timestamp.after.max.ms LONG 3600000 unit=ms low=0 dynamic
     A producer's time may lie at most this far in the future.
 message.max.bytes INT 1048588 unit=bytes low=0 dynamic
     The largest record batch that is accepted, after compression.
+max.decompressed.message.bytes INT 2147483639 unit=bytes low=1 high=2147483639 dynamic
+    The largest record of a compressed batch, decompressed. A larger one is refused, and if it is
+    stored already, compaction and lookups by timestamp fail. A batch may have 128 MiB in all.
 compression.type STRING producer of=uncompressed,zstd,lz4,snappy,gzip,producer dynamic
     The codec batches are stored with; producer keeps what was sent.
 compression.gzip.level INT -1 of=-1,1,2,3,4,5,6,7,8,9 dynamic
@@ -116,7 +119,7 @@ auto.leader.rebalance.enable BOOLEAN true
     Whether a controller lets the first replica of each partition lead again by itself.
 leader.imbalance.check.interval.seconds LONG 300 unit=seconds low=1
     How often it looks for that.
-unclean.leader.election.interval.ms LONG 300000 unit=ms low=1
+unclean.leader.election.interval.ms LONG 300000 unit=ms low=1 internal
     How often a controller looks for partitions without a leader that may get an unclean one.
 metadata.max.idle.interval.ms INT 500 unit=ms low=0
     A controller that has written no record for so long writes a NoOpRecord if a broker reads the
@@ -139,7 +142,7 @@ log.cleaner.dedupe.buffer.size LONG 134217728 unit=bytes low=1024 dynamic
     Memory for the keys of one round; with more keys a log takes several rounds.
 log.cleaner.io.max.bytes.per.second DOUBLE 1.7976931348623157E308 unit=bytes/s low=1 dynamic
     What the cleaner may read and write together.
-log.initial.task.delay.ms LONG 30000 unit=ms low=0
+log.initial.task.delay.ms LONG 30000 unit=ms low=0 internal
     How long after the start retention first runs.
 log.flush.offset.checkpoint.interval.ms INT 60000 unit=ms low=0
     How often recovery points are written.
@@ -157,7 +160,7 @@ producer.id.expiration.ms INT 86400000 unit=ms low=1 dynamic
     A partition forgets a producer that wrote nothing for this long.
 max.producer.ids INT 100000 unit=producers low=1 dynamic
     Producers remembered, once for each partition; beyond it the longest idle is forgotten.
-producer.id.expiration.check.interval.ms INT 600000 unit=ms low=1
+producer.id.expiration.check.interval.ms INT 600000 unit=ms low=1 internal
     How often partitions look for producers to forget.
 socket.request.max.bytes INT 104857600 unit=bytes low=1
     The largest request; a larger one closes its connection.
@@ -170,7 +173,7 @@ connections.max.idle.ms LONG 600000 unit=ms low=-1
     A connection without requests is closed after this long; -1 keeps it.
 max.connections.per.ip INT 10000 low=0 dynamic
     Open connections of one address; Kafka's default sets no bound.
-unstable.api.versions.enable BOOLEAN false
+unstable.api.versions.enable BOOLEAN false internal
     Serve versions that Kafka calls unstable (InitProducerId 6).
 fencepost.history.enable BOOLEAN true
     Keep the causes of the coordinators' decisions in __fencepost_history.

@@ -42,9 +42,13 @@ _DURATION = re.compile(
 _SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 
 
+STREAMS_ASSIGNOR = "streams.assignor.name"
+STREAMS_ASSIGNORS = "group.streams.assignors"
+
+
 def broker_key(name: str) -> str:
     """Return the broker key that gives the default of a group's key."""
-    return f"group.{name}"
+    return STREAMS_ASSIGNORS if name == STREAMS_ASSIGNOR else f"group.{name}"
 
 
 def check(config: BrokerConfig, settings: Mapping[str, str]) -> None:
@@ -58,6 +62,9 @@ def check(config: BrokerConfig, settings: Mapping[str, str]) -> None:
             raise ConfigError(
                 name, text, "it must be earliest, latest or by_duration:PnDTnHnMn.nS, not negative"
             )
+        if name == STREAMS_ASSIGNOR and value not in config.items(STREAMS_ASSIGNORS):
+            assignors = ", ".join(config.items(STREAMS_ASSIGNORS))
+            raise ConfigError(name, text, f"the registered task assignors are: {assignors}")
         if isinstance(value, int) and not isinstance(value, bool):
             _check_bounds(config, name, value)
             values[name] = value
@@ -106,3 +113,8 @@ def places(config: BrokerConfig, name: str, settings: Mapping[str, str]) -> list
     if broker_key(name) in BROKER_KEYS:
         return found + config.settings(broker_key(name))
     return [*found, Setting(name, GROUP_OWN_KEYS[name].default, ConfigSource.DEFAULT)]
+
+
+def shown_value(name: str, text: str | None) -> str | None:
+    """Return a group's setting as DescribeConfigs shows it; the first assignor is the default."""
+    return text.partition(",")[0].strip() if name == STREAMS_ASSIGNOR and text else text

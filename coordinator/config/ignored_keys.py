@@ -1,7 +1,7 @@
 """Keys of Apache Kafka's brokers that are accepted with a warning, and not stored.
 
-With the keys in ``unused_keys.py``, which tools may query, these are all keys of Kafka 3.9 and 4.3
-that have no effect here. Source: ``AbstractKafkaConfig.CONFIG_DEF``.
+With the keys in ``unused_keys.py``, which tools may query, these are all keys of Kafka 3.9, 4.3 and
+4.4 that have no effect here. Source: ``AbstractKafkaConfig.CONFIG_DEF``.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ a page of DescribeTopicPartitions has at most 2,000 partitions
 expressions are matched when topics change
     group.consumer.regex.refresh.interval.ms
 records are kept on the disk: tiered storage is not served
-    follower.fetch.last.tiered.offset.enable log.local.retention.bytes log.local.retention.ms
-    remote.fetch.max.wait.ms remote.list.offsets.request.timeout.ms
+    follower.fetch.last.tiered.offset.enable remote.fetch.max.wait.ms
+    remote.list.offsets.request.timeout.ms
     remote.log.index.file.cache.total.size.bytes remote.log.index.file.cache.ttl.ms
     remote.log.manager.copier.thread.pool.size remote.log.manager.copy.max.bytes.per.second
     remote.log.manager.copy.quota.window.num remote.log.manager.copy.quota.window.size.seconds
@@ -86,7 +86,8 @@ records are kept on the disk: tiered storage is not served
     remote.log.storage.manager.class.path remote.log.storage.manager.impl.prefix
     remote.log.storage.system.enable
 share groups are not served
-    group.share.enable group.share.initialize.retry.interval.ms group.share.max.groups
+    group.share.dlq.manager.class.name group.share.enable
+    group.share.initialize.retry.interval.ms group.share.max.groups
     group.share.persister.class.name
     share.coordinator.append.linger.ms share.coordinator.cached.buffer.max.bytes
     share.coordinator.cold.partition.snapshot.interval.ms share.coordinator.load.buffer.size
@@ -95,6 +96,8 @@ share groups are not served
     share.coordinator.state.topic.num.partitions share.coordinator.state.topic.prune.interval.ms
     share.coordinator.state.topic.replication.factor share.coordinator.state.topic.segment.bytes
     share.coordinator.threads share.coordinator.write.timeout.ms
+streams groups are not served
+    group.streams.topology.description.plugin.class
 delegation tokens are not served
     delegation.token.expiry.check.interval.ms delegation.token.expiry.time.ms
     delegation.token.master.key delegation.token.max.lifetime.ms delegation.token.secret.key

@@ -93,6 +93,8 @@ class ConfigKey:
     """Whether the choices may be written in upper case."""
     form: str = ""
     """The name in :data:`FORMS` of the function that checks the text; empty for none."""
+    internal: bool = False
+    """Whether DescribeConfigs shows the key only if it is set (``ConfigDef.defineInternal``)."""
 
     def parse(self, text: str) -> Value:
         """Return the value that ``text`` stands for. Raises :class:`ConfigError`."""
@@ -220,8 +222,25 @@ def throttled_replicas(text: str) -> frozenset[tuple[int, int]] | None:
     return frozenset((int(index), int(broker)) for index, _, broker in entries)
 
 
+def distinct_items(text: str) -> list[str]:
+    """Return the items of a list. Raises ValueError if one is repeated."""
+    items = [item.strip() for item in text.split(",")] if text.strip() else []
+    if len(set(items)) < len(items):
+        raise ValueError("an item is repeated")
+    return items
+
+
+def dead_letter_topic(text: str) -> str:
+    """Return ``text`` unless it names an internal topic. Raises ValueError."""
+    if text.startswith("__"):
+        raise ValueError("the name of a dead-letter topic does not start with __")
+    return text
+
+
 FORMS: Mapping[str, Callable[[str], object]] = {
     "counts-of-addresses": counts_of_addresses,
+    "dead-letter-topic": dead_letter_topic,
+    "distinct-items": distinct_items,
     "replica-selector": replica_selector,
     "throttled-replicas": throttled_replicas,
 }
@@ -239,7 +258,8 @@ def read_key(line: str, doc: str, inert: str = "") -> ConfigKey:
 
     The constraints are ``unit=``, ``low=``, ``high=``, ``form=``, and ``of=`` with choices
     separated by commas. ``dynamic`` means that the key can be changed while the broker runs,
-    ``any-case`` that its choices may be written in upper case.
+    ``any-case`` that its choices may be written in upper case, ``internal`` that only a set key is
+    described.
     """
     name, kind, default, *rest = line.split()
     given = dict(item.partition("=")[::2] for item in rest)
@@ -257,6 +277,7 @@ def read_key(line: str, doc: str, inert: str = "") -> ConfigKey:
         any_case="any-case" in given,
         inert=inert,
         form=given.get("form", ""),
+        internal="internal" in given,
     )
 
 

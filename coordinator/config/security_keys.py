@@ -76,6 +76,11 @@ sasl.oauthbearer.expected.issuer STRING -
     The required issuer of a token.
 sasl.oauthbearer.expected.audience LIST ""
     The audiences of which a token must name one.
+sasl.oauthbearer.allow.unverified.issuer BOOLEAN false
+    Accept tokens of any issuer where sasl.oauthbearer.expected.issuer is not set; otherwise the
+    broker does not start without it.
+sasl.oauthbearer.allow.unverified.audience BOOLEAN false
+    The same for sasl.oauthbearer.expected.audience.
 sasl.oauthbearer.clock.skew.seconds INT 30 unit=seconds low=0
     By how much others' clocks may differ.
 sasl.oauthbearer.scope.claim.name STRING scope

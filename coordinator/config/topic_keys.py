@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from fencepost.coordinator.config.broker_keys import BROKER_KEYS
 from fencepost.coordinator.config.key import ConfigKey, ConfigType, Synonym
 from fencepost.coordinator.config.replication_keys import REPLICATION_TOPIC_KEYS
+from fencepost.coordinator.config.unused_keys import UNUSED_TOPIC_KEYS
 
 _HOUR_MS = 3_600_000
 _MINUTE_MS = 60_000
@@ -47,8 +48,12 @@ TOPIC_KEYS: Mapping[str, ConfigKey] = {
         ConfigKey(
             "internal.segment.bytes", ConfigType.INT, None,
             "Segment size below the smallest segment.bytes; for tests.", "bytes", 1, updatable=True,
+            internal=True,
         ),
+        _topic("local.retention.bytes", "log.local.retention.bytes"),
+        _topic("local.retention.ms", "log.local.retention.ms"),
         _topic("max.compaction.lag.ms", "log.cleaner.max.compaction.lag.ms"),
+        _topic("max.decompressed.message.bytes", "max.decompressed.message.bytes"),
         _topic("max.message.bytes", "message.max.bytes"),
         _topic("message.timestamp.after.max.ms", "log.message.timestamp.after.max.ms"),
         _topic("message.timestamp.before.max.ms", "log.message.timestamp.before.max.ms"),
@@ -57,6 +62,8 @@ TOPIC_KEYS: Mapping[str, ConfigKey] = {
         _topic("min.compaction.lag.ms", "log.cleaner.min.compaction.lag.ms"),
         _topic("min.insync.replicas", "min.insync.replicas"),
         _topic("preallocate", "log.preallocate"),
+        _topic("remote.copy.lag.bytes", "log.remote.copy.lag.bytes"),
+        _topic("remote.copy.lag.ms", "log.remote.copy.lag.ms"),
         _topic("retention.bytes", "log.retention.bytes"),
         _topic(
             "retention.ms", "log.retention.ms",
@@ -70,6 +77,14 @@ TOPIC_KEYS: Mapping[str, ConfigKey] = {
         _topic("segment.ms", "log.roll.ms", Synonym("log.roll.hours", _HOUR_MS)),
         _topic("unclean.leader.election.enable", "unclean.leader.election.enable"),
         *REPLICATION_TOPIC_KEYS,
+        *UNUSED_TOPIC_KEYS,
     )
 }  # fmt: skip
 """Topic keys by name."""
+
+REFUSED_TOPIC_KEYS: Mapping[str, str] = {
+    "message.downconversion.enable": "Kafka 4.0 removed it",
+    "message.format.version": "Kafka 4.0 removed it",
+    "message.timestamp.difference.max.ms": "Kafka 4.0 removed it",
+}
+"""Topic keys of Kafka 3.9 that the broker refuses as Kafka 4 does, and the reason."""

@@ -28,6 +28,13 @@ coordinator records are small
     offsets.topic.compression.codec INT 0
 segments are read batch by batch
     log.cleaner.io.buffer.size INT 524288 low=0 dynamic
+records are kept on the disk: tiered storage is not served
+    log.local.retention.bytes LONG -2 unit=bytes low=-2 dynamic
+    log.local.retention.ms LONG -2 unit=ms low=-2 dynamic
+    log.remote.copy.lag.bytes LONG -1 unit=bytes low=-1 dynamic
+    log.remote.copy.lag.ms LONG 0 unit=ms low=-1 dynamic
+a target assignment is computed at the heartbeat that needs it, or by a custom assignor's process
+    group.consumer.assignor.offload.enable BOOLEAN true dynamic internal
 the operating system sizes its buffers
     socket.send.buffer.bytes INT 102400
     socket.receive.buffer.bytes INT 102400
@@ -53,6 +60,9 @@ share groups are not served
     group.share.max.share.sessions INT 2000 low=1
     group.share.max.size INT 200 low=1 high=1000
     group.share.assignors LIST simple
+    group.share.assignor.offload.enable BOOLEAN true dynamic internal
+    errors.deadletterqueue.auto.create.topics.enable BOOLEAN false dynamic
+    errors.deadletterqueue.topic.name.prefix STRING dlq. dynamic
 streams groups are not served
     group.streams.session.timeout.ms INT 45000 low=1
     group.streams.min.session.timeout.ms INT 45000 low=1
@@ -67,9 +77,19 @@ streams groups are not served
     group.streams.num.standby.replicas INT 0 low=0
     group.streams.max.standby.replicas INT 2 low=0
     group.streams.max.size INT 2147483647 low=1
+    group.streams.assignors LIST sticky
+    group.streams.assignor.offload.enable BOOLEAN true dynamic internal
+    group.streams.rack.aware.assignment.tags LIST "" form=distinct-items
+    group.streams.acceptable.recovery.lag LONG 10000 low=0 internal
+    group.streams.num.warmup.replicas INT 2 low=0 internal
+    group.streams.max.warmup.replicas INT 20 low=0 internal
+    group.streams.task.offset.interval.ms INT 60000 low=1 internal
+    group.streams.min.task.offset.interval.ms INT 15000 low=1 internal
 """
 
 _GROUP = """
+a target assignment is computed at the heartbeat that needs it, or by a custom assignor's process
+    consumer.assignor.offload.enable BOOLEAN - internal
 share groups are not served
     share.session.timeout.ms INT - low=1
     share.heartbeat.interval.ms INT - low=1
@@ -80,12 +100,37 @@ share groups are not served
     share.auto.offset.reset STRING latest
     share.isolation.level STRING read_uncommitted of=read_committed,read_uncommitted
     share.renew.acknowledge.enable BOOLEAN true
+    share.assignor.offload.enable BOOLEAN - internal
+    errors.deadletterqueue.topic.name STRING "" form=dead-letter-topic
+    errors.deadletterqueue.copy.record.enable BOOLEAN false
 streams groups are not served
     streams.session.timeout.ms INT - low=1
     streams.heartbeat.interval.ms INT - low=1
     streams.assignment.interval.ms INT - low=0
     streams.initial.rebalance.delay.ms INT - low=0
     streams.num.standby.replicas INT - low=0
+    streams.assignor.name STRING -
+    streams.assignor.offload.enable BOOLEAN - internal
+    streams.rack.aware.assignment.tags LIST - form=distinct-items
+    streams.acceptable.recovery.lag LONG - low=0 internal
+    streams.num.warmup.replicas INT - low=0 internal
+    streams.task.offset.interval.ms INT - low=1 internal
+"""
+
+_TOPIC = """
+records are kept on the disk: tiered storage is not served
+    remote.storage.enable BOOLEAN false
+    remote.log.copy.disable BOOLEAN false
+    remote.log.delete.on.disable BOOLEAN false
+share groups are not served
+    errors.deadletterqueue.group.enable BOOLEAN false
+"""
+
+_CLIENT_METRICS = """
+clients are not asked for their metrics
+    metrics LIST "" form=distinct-items
+    interval.ms INT 300000 unit=ms
+    match LIST "" form=distinct-items
 """
 
 
@@ -101,5 +146,9 @@ def _keys(table: str) -> tuple[ConfigKey, ...]:
 
 
 UNUSED_BROKER_KEYS = _keys(_BROKER)
+UNUSED_TOPIC_KEYS = _keys(_TOPIC)
+"""Keys of topics for which no broker key gives the default."""
 UNUSED_GROUP_KEYS = _keys(_GROUP)
 """Keys that can be set for a single group."""
+UNUSED_CLIENT_METRICS_KEYS = _keys(_CLIENT_METRICS)
+"""Keys of client metrics subscriptions (KIP-714)."""

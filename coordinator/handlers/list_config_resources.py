@@ -1,6 +1,6 @@
 """ListConfigResources (74): list resources that have or may have settings (KIP-1142).
 
-Version 0 lists only client metrics subscriptions, and the list is always empty.
+Version 0 lists only client metrics subscriptions.
 
 Source: ``KafkaApis.handleListConfigResources``.
 """
@@ -43,8 +43,6 @@ def run(ctx: Context) -> Steps[Entity]:
 def _names(ctx: Context, kind: ResourceType) -> Iterable[str]:
     if kind is ResourceType.TOPIC:
         return list(ctx.broker.metadata.topics)
-    if kind is ResourceType.GROUP:
-        return ctx.broker.metadata.configured_groups()
-    if kind is ResourceType.CLIENT_METRICS:
-        return ()
+    if kind in {ResourceType.GROUP, ResourceType.CLIENT_METRICS}:
+        return ctx.broker.metadata.configured(kind)
     return (str(ctx.broker.node_id),)

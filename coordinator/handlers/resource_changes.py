@@ -121,8 +121,8 @@ def _check_permission(ctx: Context, kind: int, name: str, permit: Permit) -> Non
     if kind == ResourceType.BROKER and name != DEFAULT_SETTINGS:
         _check_changeable(ctx, name)
     permit()
-    if kind == ResourceType.GROUP and ctx.on_znodes is not None:
-        # Kafka 3.9, the last release with ZooKeeper, has no group settings.
+    if kind in {ResourceType.GROUP, ResourceType.CLIENT_METRICS} and ctx.on_znodes is not None:
+        # Kafka 3.9, the last release with ZooKeeper, has no such settings on znodes.
         raise InvalidRequestError(f"Unknown resource type {kind}")
 
 

@@ -11,7 +11,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from fencepost.coordinator.broker_services import Services
-from fencepost.coordinator.config import group_settings, logs
+from fencepost.coordinator.config import client_metrics, group_settings, logs
 from fencepost.coordinator.config.broker_config import (
     BROKER_KEYS,
     BrokerConfig,
@@ -21,6 +21,7 @@ from fencepost.coordinator.config.broker_config import (
     Setting,
     shown_topic_keys,
 )
+from fencepost.coordinator.config.client_metrics import CLIENT_METRICS_KEYS
 from fencepost.coordinator.config.group_keys import GROUP_OWN_KEYS
 from fencepost.coordinator.config.key import text_of
 from fencepost.coordinator.errors import InvalidRequestError
@@ -71,8 +72,9 @@ def describe(broker: Services, kind: int, name: str) -> list[Described]:
     if kind in {ResourceType.GROUP, ResourceType.CLIENT_METRICS}:
         if not name:
             raise InvalidRequestError("the name of the resource is empty")
-        # Client metrics subscriptions have no settings.
-        return _describe_group(broker, name) if kind == ResourceType.GROUP else []
+        if kind == ResourceType.GROUP:
+            return _describe_group(broker, name)
+        return _describe_client_metrics(broker, name)
     raise InvalidRequestError(f"Unsupported resource type: {kind}")
 
 
@@ -96,10 +98,25 @@ def _describe_topic(broker: Services, name: str) -> list[Described]:
 
 def _describe_group(broker: Services, name: str) -> list[Described]:
     config, own = broker.config, broker.metadata.group_settings(name)
-    return [
+    described = (
         _described(key, group_settings.places(config, key.name, own))
         for key in GROUP_OWN_KEYS.values()
+    )
+    return [
+        one._replace(value=group_settings.shown_value(one.key.name, one.value))
+        for one in described
+        if not one.key.internal or one.source is not ConfigSource.DEFAULT
     ]
+
+
+def _describe_client_metrics(broker: Services, name: str) -> list[Described]:
+    own = broker.metadata.client_metrics_settings(name)
+    found = []
+    for key in CLIENT_METRICS_KEYS.values():
+        levels = client_metrics.levels(key.name, own)
+        default = Setting(key.name, key.default, ConfigSource.DEFAULT)
+        found.append(_described(key, [*levels, default])._replace(synonyms=levels))
+    return found
 
 
 def _describe_broker(broker: Services, name: str) -> list[Described]:
@@ -120,7 +137,11 @@ def _describe_broker(broker: Services, name: str) -> list[Described]:
             for one in found
         ]
     check_node(broker, name)
-    own = [_broker_key(config, key, config.settings(key.name)) for key in BROKER_KEYS.values()]
+    own = [
+        _broker_key(config, key, settings)
+        for key in BROKER_KEYS.values()
+        if len(settings := config.settings(key.name)) > 1 or not key.internal
+    ]
     return [*own, *(_broker_key(config, *one) for one in others.values())]
 
 

@@ -7,18 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fencepost.cluster.image import BROKER_RESOURCE, GROUP_RESOURCE, TOPIC_RESOURCE
-from fencepost.coordinator.config import group_settings
+from fencepost.cluster.image import (
+    BROKER_RESOURCE,
+    CLIENT_METRICS_RESOURCE,
+    GROUP_RESOURCE,
+    TOPIC_RESOURCE,
+)
+from fencepost.coordinator.config import client_metrics, group_settings
 from fencepost.coordinator.config.broker_config import (
     BROKER_KEYS,
     LISTENER_PREFIX,
     TOPIC_KEYS,
     BrokerConfig,
-    ConfigError,
     ConfigKey,
     ConfigType,
     check_topic_configs,
 )
+from fencepost.coordinator.config.client_metrics import CLIENT_METRICS_KEYS
+from fencepost.coordinator.config.group_keys import GROUP_OWN_KEYS
 from fencepost.coordinator.errors import InvalidRequestError
 from fencepost.coordinator.metadata.metadata import DEFAULT_SETTINGS
 from fencepost.coordinator.metadata.state_topics import check_state_topic
@@ -41,9 +47,16 @@ def check_configs(
             _check_for_all_brokers(configs)
     elif kind == GROUP_RESOURCE:
         group_settings.check(config, configs)
-    else:
-        for key, value in configs.items():
-            raise ConfigError(key, value, "clients have no settings here")
+    elif kind == CLIENT_METRICS_RESOURCE:
+        client_metrics.check(configs)
+
+
+_KEYS: Mapping[int, Mapping[str, ConfigKey]] = {
+    TOPIC_RESOURCE: TOPIC_KEYS,
+    BROKER_RESOURCE: BROKER_KEYS,
+    GROUP_RESOURCE: GROUP_OWN_KEYS,
+    CLIENT_METRICS_RESOURCE: CLIENT_METRICS_KEYS,
+}
 
 
 def list_default(kind: int, key: str) -> str | None:
@@ -52,9 +65,7 @@ def list_default(kind: int, key: str) -> str | None:
     The broker's own settings are ignored, since other brokers may not share them. Source:
     ``ConfigurationControlManager.getParts``, ``KafkaConfigSchema.getDefault``.
     """
-    keys: Mapping[str, ConfigKey] = {}
-    if kind in (TOPIC_RESOURCE, BROKER_RESOURCE):
-        keys = TOPIC_KEYS if kind == TOPIC_RESOURCE else BROKER_KEYS
+    keys: Mapping[str, ConfigKey] = _KEYS.get(kind, {})
     if key not in keys or keys[key].type is not ConfigType.LIST:
         return None
     return keys[key].default or ""

@@ -15,6 +15,7 @@ from uuid import UUID
 from fencepost.cluster.controller.activation import ELR_VERSION, METADATA_VERSION
 from fencepost.cluster.image import (
     BROKER_RESOURCE,
+    CLIENT_METRICS_RESOURCE,
     GROUP_RESOURCE,
     MetadataImage,
     TopicImage,
@@ -206,9 +207,13 @@ class Metadata:
         """Return a group's own settings."""
         return self.image.configs.get((GROUP_RESOURCE, group_id), {})
 
-    def configured_groups(self) -> list[str]:
-        """Return the groups that have settings of their own."""
-        return [name for kind, name in self.image.configs if kind == GROUP_RESOURCE]
+    def client_metrics_settings(self, subscription: str) -> Mapping[str, str]:
+        """Return the settings of a client metrics subscription."""
+        return self.image.configs.get((CLIENT_METRICS_RESOURCE, subscription), {})
+
+    def configured(self, resource_type: int) -> list[str]:
+        """Return the names of the resources of a type that have settings of their own."""
+        return [name for kind, name in self.image.configs if kind == resource_type]
 
     # --- features ---
 

@@ -32,6 +32,11 @@ from fencepost.logcore.clock import Clock
 
 OAUTHBEARER: Final = "OAUTHBEARER"
 URL: Final = "sasl.oauthbearer.jwks.endpoint.url"
+_UNVERIFIED: Final = {
+    "sasl.oauthbearer.expected.issuer": "sasl.oauthbearer.allow.unverified.issuer",
+    "sasl.oauthbearer.expected.audience": "sasl.oauthbearer.allow.unverified.audience",
+}
+"""What is expected of a token, and the key that allows a start without it."""
 UNSECURED: Final = "unsecured"
 """The prefix of the options in ``sasl.jaas.config`` that enable unsecured tokens."""
 
@@ -127,6 +132,12 @@ def oauth_login(
         raise ConfigError(URL, url, f"it must be a URL of {', '.join(SCHEMES)}")
     if find_spec("jwt") is None or find_spec("cryptography") is None:
         raise ConfigError(URL, url, "signed tokens need PyJWT: pip install 'fencepost[oauth]'")
+    for expected, allow in _UNVERIFIED.items():
+        if not of(expected) and not of(allow):
+            # Source: ``BrokerJwtValidator.configure``.
+            raise ConfigError(
+                expected, None, f"it must be set, or {allow}=true leaves it unverified"
+            )
     keys = KeySet(
         url,
         clock,

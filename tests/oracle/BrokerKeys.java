@@ -7,10 +7,11 @@ import org.apache.kafka.common.config.ConfigException;
 import org.apache.kafka.server.config.AbstractKafkaConfig;
 
 /**
- * Prints the configuration keys of Kafka's brokers, one to a line, with tabs between: name, type,
- * default ("-" for none), whether it is dynamic, and the texts that are accepted and refused for it,
- * each followed by a "|". The texts are every number and word of the key's validator, the neighbours
- * of these numbers, and the bounds of the types. Runs on the jars of 3.9 and of 4.3.
+ * Prints the configuration keys of Kafka's brokers, topics, groups and client metrics subscriptions,
+ * one to a line, with tabs between: the kind of resource, name, type, default ("-" for none), whether
+ * it is dynamic, whether it is internal, and the texts that are accepted and refused for it, each
+ * followed by a "|". The texts are every number and word of the key's validator, the neighbours of
+ * these numbers, and the bounds of the types. Runs on the jars of 3.9, 4.3 and 4.4.
  */
 public class BrokerKeys {
     private static final List<String> NUMBERS = List.of(
@@ -21,15 +22,38 @@ public class BrokerKeys {
     private static final Pattern WORD = Pattern.compile("[\\w.-]+");
 
     public static void main(String[] none) throws Exception {
-        Set<String> dynamic = dynamic();
-        for (ConfigDef.ConfigKey key : AbstractKafkaConfig.CONFIG_DEF.configKeys().values()) {
+        print("broker", AbstractKafkaConfig.CONFIG_DEF, dynamic());
+        print("topic", definition("org.apache.kafka.storage.internals.log.LogConfig"), Set.of());
+        print("group", definition("org.apache.kafka.coordinator.group.GroupConfig"), Set.of());
+        print("client-metrics", definition("org.apache.kafka.server.metrics.ClientMetricsConfigs"), Set.of());
+    }
+
+    /** Returns the definition of a class; an empty one where the version does not have the class. */
+    private static ConfigDef definition(String name) throws Exception {
+        Class<?> type;
+        try {
+            type = Class.forName(name);
+        } catch (ClassNotFoundException hasNoSuchKeys) {
+            return new ConfigDef();
+        }
+        for (Field field : type.getDeclaredFields()) {
+            if (List.of("CONFIG", "CONFIG_DEF").contains(field.getName())) {
+                field.setAccessible(true);
+                return (ConfigDef) field.get(null);
+            }
+        }
+        throw new NoSuchFieldException(name);
+    }
+
+    private static void print(String kind, ConfigDef definition, Set<String> dynamic) {
+        for (ConfigDef.ConfigKey key : definition.configKeys().values()) {
             StringBuilder accepted = new StringBuilder();
             StringBuilder refused = new StringBuilder();
             for (String text : texts(key)) (accepts(key, text) ? accepted : refused).append(text).append('|');
             boolean hasNone = key.defaultValue == null || key.defaultValue == ConfigDef.NO_DEFAULT_VALUE;
-            System.out.println(String.join("\t", key.name, key.type.name(),
+            System.out.println(String.join("\t", kind, key.name, key.type.name(),
                 hasNone ? "-" : '"' + ConfigDef.convertToString(key.defaultValue, key.type) + '"',
-                String.valueOf(dynamic.contains(key.name)), accepted, refused));
+                String.valueOf(dynamic.contains(key.name)), String.valueOf(key.internalConfig), accepted, refused));
         }
     }
 

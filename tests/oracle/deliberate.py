@@ -332,10 +332,6 @@ def _continues(request: Mapping[str, Any]) -> bool:
     return request.get("producer_id", -1) != -1
 
 
-def _of_client_metrics(request: Mapping[str, Any]) -> bool:
-    return any(one["resource_type"] == 16 for one in request["resources"])
-
-
 KINDS = (
     Kind("join_group", ".member_id", ..., "", "a refused JoinGroup tells the id that was asked"),
     Kind("list_groups", ".groups", ..., ..., REFUSED_JOIN),
@@ -353,17 +349,6 @@ KINDS = (
         "which settings and loggers a broker has: of all that Apache Kafka has, those that mean"
         " something here",
         when=_of_a_broker,
-    ),
-    *(
-        Kind(
-            api,
-            ".responses[].error_code",
-            "invalid_config",
-            "invalid_request",
-            "settings that client metrics (KIP-714) do not have: Apache Kafka has another error",
-            when=_of_client_metrics,
-        )
-        for api in ("alter_configs", "incremental_alter_configs")
     ),
     *(
         Kind(
@@ -400,14 +385,6 @@ KINDS = (
         "anybody may send what brokers ask each other, so no transaction takes in by it what the"
         " coordinators alone write, whatever else is wrong with it; Apache Kafka adds it",
         parts=True,
-    ),
-    Kind(
-        "describe_configs",
-        ".results[].configs",
-        ...,
-        ...,
-        "there are no subscriptions of client metrics (KIP-714) here, so they have no settings",
-        when=_of_client_metrics,
     ),
     *(
         Kind(
@@ -672,17 +649,6 @@ RIGHTS = (
         [],
         ...,
         "a refusal has no rows; Apache Kafka's names all that was asked for, with no replicas",
-    ),
-    *(
-        Kind(
-            api,
-            ".responses[].error_code",
-            "invalid_config",
-            "none",
-            "there are no subscriptions of client metrics (KIP-714) here, so nothing sets them",
-            when=_of_client_metrics,
-        )
-        for api in ("alter_configs", "incremental_alter_configs")
     ),
 )
 """Kinds of difference in the authorisation matrix (test_authorisation.py)."""

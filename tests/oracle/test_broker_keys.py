@@ -1,22 +1,27 @@
-"""Every configuration key of Apache Kafka's brokers: its name, type, default, bounds and scope.
+"""Every configuration key of Apache Kafka: its name, type, default, bounds and scope.
 
-``BrokerKeys.java`` queries the real definitions, including the texts that each key accepts. Where
-both versions have a key, 4.3 decides. The tables list deliberate differences; a key that no longer
-differs fails too.
+``BrokerKeys.java`` queries the real definitions for brokers, topics, groups and client metrics,
+including the texts that each key accepts. Where several versions have a key, the newest decides.
+The tables list deliberate differences; a key that no longer differs fails too.
 """
 
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from fencepost.coordinator.config.broker_keys import BROKER_KEYS, REPLACED, SYNONYMS
+from fencepost.coordinator.config.client_metrics import CLIENT_METRICS_KEYS
+from fencepost.coordinator.config.group_keys import GROUP_OWN_KEYS
+from fencepost.coordinator.config.group_settings import broker_key
 from fencepost.coordinator.config.ignored_keys import IGNORED_KEYS
 from fencepost.coordinator.config.key import ConfigError, ConfigKey
-from tests.support import kafka, kafka39
+from fencepost.coordinator.config.topic_keys import REFUSED_TOPIC_KEYS, TOPIC_KEYS
+from tests.support import kafka, kafka39, kafka44
 from tests.support.broker_keys import KafkaKey, path_of
 from tests.support.kafka import required
 
@@ -24,7 +29,17 @@ MAIN = Path(__file__).with_name("BrokerKeys.java")
 COMMANDS: dict[str, Callable[..., list[str]]] = {
     "3.9": kafka39.java_command,
     "4.3": kafka.java_command,
+    "4.4": partial(kafka.java_command, libs=kafka44.jars),
 }
+OURS: dict[str, Mapping[str, ConfigKey]] = {
+    "broker": BROKER_KEYS,
+    "topic": TOPIC_KEYS,
+    "group": GROUP_OWN_KEYS,
+    "client-metrics": CLIENT_METRICS_KEYS,
+}
+REFUSED = REPLACED.keys() | REFUSED_TOPIC_KEYS.keys()
+"""Keys that are refused on purpose; the two tables give the reasons."""
+MAX_REFUSED = 10
 
 DEFAULTS = {
     "broker.id": "numbers are not generated",
@@ -102,6 +117,7 @@ WIDER = {
     "group.consumer.assignors": "the assignors are looked up when the broker starts",
     "group.coordinator.rebalance.protocols": "the classic protocol is always served",
     "group.share.assignors": "share groups are not served",
+    "group.streams.assignors": "streams groups are not served",
     "listeners": "empty means that it is not set",
     "process.roles": "the start says what is missing",
     "sasl.enabled.mechanisms": "an item of a list that is named twice counts once",
@@ -158,52 +174,103 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     return {version: told(version, directory) for version in COMMANDS}
 
 
+RESOURCE_DIFFERENCES: dict[str, dict[str, set[str]]] = {
+    # No segment has a negative size.
+    "topic": {"internal.segment.bytes": {"narrower"}},
+    # Group settings are checked together, with the broker's: ``group_settings.check``.
+    "group": {"share.auto.offset.reset": {"wider"}},
+    "client-metrics": {},
+}
+"""How keys of other resources differ: aspects by key."""
+
+
 @pytest.mark.parametrize("version", COMMANDS)
 def test_the_keys_that_unit_tests_read_are_those_of_the_jars(
     lines: dict[str, list[str]], version: str
 ) -> None:
-    expected = sorted("\t".join(line.split("\t")[:4]) for line in lines[version])
+    expected = sorted("\t".join(line.split("\t")[:4]) for line in of_kind("broker", lines[version]))
     assert path_of(version).read_text().splitlines() == expected
 
 
 def test_every_key_is_known(lines: dict[str, list[str]]) -> None:
-    names = {KafkaKey.read(line).name for of_version in lines.values() for line in of_version}
-    known = BROKER_KEYS.keys() | IGNORED_KEYS.keys() | REPLACED.keys() | SYNONYMS.keys()
-    assert names - known == set()
-    assert IGNORED_KEYS.keys() - names == set()
+    for kind, ours in OURS.items():
+        names = {KafkaKey.read(line).name for line in of_kind(kind, *lines.values())}
+        known = ours.keys() | REFUSED
+        if kind == "broker":
+            known |= IGNORED_KEYS.keys() | SYNONYMS.keys()
+            assert IGNORED_KEYS.keys() - names == set()
+        assert names, kind
+        assert names - known == set(), kind
+
+
+def test_few_keys_are_refused(lines: dict[str, list[str]]) -> None:
+    names = {KafkaKey.read(line).name for kind in OURS for line in of_kind(kind, *lines.values())}
+    assert REFUSED - names == {"port"}, "no key of these versions"
+    assert len(REFUSED) <= MAX_REFUSED
+    assert all({**REPLACED, **REFUSED_TOPIC_KEYS}.values())
 
 
 def test_types_defaults_bounds_and_scopes_are_kafkas(lines: dict[str, list[str]]) -> None:
-    found: dict[str, set[str]] = {what: set() for what in ("type", *TABLES)}
-    for line in decisive(lines):
+    found: dict[str, set[str]] = {what: set() for what in ("type", "internal", *TABLES)}
+    for line in decisive("broker", lines):
         theirs = KafkaKey.read(line)
         ours = BROKER_KEYS.get(SYNONYMS.get(theirs.name, theirs.name))
         if ours is not None:
             for what in differences(ours, theirs, line):
                 found[what].add(theirs.name)
     assert not found.pop("type")
+    assert not found.pop("internal")
     for what, names in found.items():
         assert names == TABLES[what].keys(), what
 
 
-def decisive(lines: dict[str, list[str]]) -> list[str]:
-    """Return the lines of 4.3, and the lines of 3.9 for keys that 4.3 does not have."""
-    newer = {KafkaKey.read(line).name for line in lines["4.3"]}
-    return [
-        *lines["4.3"],
-        *(line for line in lines["3.9"] if KafkaKey.read(line).name not in newer),
-    ]
+@pytest.mark.parametrize("kind", ["topic", "group", "client-metrics"])
+def test_keys_of_other_resources_are_kafkas(lines: dict[str, list[str]], kind: str) -> None:
+    found: dict[str, set[str]] = {}
+    for line in decisive(kind, lines):
+        theirs = KafkaKey.read(line)
+        if theirs.name not in REFUSED:
+            ours = OURS[kind][theirs.name]
+            # These keys have no scope: they may be changed at any time.
+            differ = differences(ours, theirs, line) - {"fixed", "looser"}
+            if kind == "group" and ours.default is None and ours.name != "streams.assignor.name":
+                key = BROKER_KEYS[broker_key(ours.name)]
+                assert key.default == theirs.default, ours.name
+                differ -= {"default"}
+            if differ:
+                found[theirs.name] = differ
+    assert found == RESOURCE_DIFFERENCES[kind]
+
+
+def of_kind(kind: str, *versions: list[str]) -> Iterator[str]:
+    """Yield the lines of one kind of resource, from the name of the key on."""
+    for version in versions:
+        for line in version:
+            found, _, rest = line.partition("\t")
+            if found == kind:
+                yield rest
+
+
+def decisive(kind: str, lines: dict[str, list[str]]) -> list[str]:
+    """Return the line of each key of a kind, of the newest version that has the key."""
+    newest: dict[str, str] = {}
+    for version in COMMANDS:
+        newest |= {KafkaKey.read(line).name: line for line in of_kind(kind, lines[version])}
+    return list(newest.values())
 
 
 def differences(ours: ConfigKey, theirs: KafkaKey, line: str) -> set[str]:
     """Return the aspects of a key that differ from Kafka's."""
-    accepted, refused = (column.split("|")[:-1] for column in line.split("\t")[4:])
+    is_internal, *texts = line.split("\t")[4:]
+    accepted, refused = (column.split("|")[:-1] for column in texts)
     assert accepted
     found = set()
     if ours.type.name != theirs.type:
         found.add("type")
     if ours.default != theirs.default:
         found.add("default")
+    if ours.internal != (is_internal == "true"):
+        found.add("internal")
     if not all(accepts(ours, text) for text in accepted):
         found.add("narrower")
     if any(accepts(ours, text) for text in refused):

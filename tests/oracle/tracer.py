@@ -70,13 +70,14 @@ UNORDERED = frozenset(
     }
 )
 
-FOREIGN_SETTINGS = (
-    "follower.replication.",
-    "leader.replication.",
-    "local.retention.",
-    "remote.",
+NEWER_SETTINGS = (
+    "errors.deadletterqueue.",
+    "max.decompressed.",
+    "remote.copy.lag.",
+    "streams.assignor.name",
+    "streams.rack.aware.",
 )
-"""Topic settings of tiered storage and of replication; a single node has neither."""
+"""Settings of topics and groups that Apache Kafka has since 4.4."""
 
 Step = tuple[str, Any]
 
@@ -95,7 +96,7 @@ class Masks:
             return {k: self.shown(v, k) for k, v in value.items() if k not in WORDING}
         if isinstance(value, list | tuple):
             if name == "configs":
-                value = [c for c in value if not c["name"].startswith(FOREIGN_SETTINGS)]
+                value = [c for c in value if not c["name"].startswith(NEWER_SETTINGS)]
             items = [self.shown(item, name) for item in value]
             # Apache Kafka responds in the order of its hash tables.
             return sorted(items, key=_order) if name in self.unordered else items

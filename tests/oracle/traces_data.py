@@ -11,7 +11,7 @@ from typing import Any
 
 import cramjam
 
-from tests.oracle.tracer import FOREIGN_SETTINGS, Tracer
+from tests.oracle.tracer import NEWER_SETTINGS, Tracer
 from tests.support import cluster, requests
 from tests.support.batches import CONTROL, NOW_MS, batch, seal
 from tests.support.raw import Answer
@@ -480,7 +480,6 @@ GROUP_VALUES = {
     "streams.assignment.interval.ms": ("-1", "0", "15000", "15001"),
     "streams.initial.rebalance.delay.ms": ("-1", "0", "100000000", "2147483648"),
     "streams.num.standby.replicas": ("-1", "0", "2", "3"),
-    "streams.task.offset.interval.ms": ("60000",),
     "share.no.such.key": ("1",),
     "group.share.session.timeout.ms": ("45000",),
 }
@@ -507,7 +506,7 @@ def shown(t: Tracer, version: int, kind: int, name: str, wanted: list[str] | Non
                     c.get("config_type"),
                 )
                 for c in result["configs"]
-                if not c["name"].startswith(FOREIGN_SETTINGS)
+                if not c["name"].startswith(NEWER_SETTINGS)
             ),
         ],
     )

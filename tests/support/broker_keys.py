@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-VERSIONS = ("3.9", "4.3")
+VERSIONS = ("3.9", "4.3", "4.4")
 
 
 @dataclass(frozen=True)
@@ -20,13 +20,13 @@ class KafkaKey:
 
     @classmethod
     def read(cls, line: str) -> KafkaKey:
-        """Parse a line of ``BrokerKeys.java``; further columns are ignored."""
+        """Parse the columns of ``BrokerKeys.java`` from the name on; further ones are ignored."""
         name, kind, default, is_dynamic = line.split("\t")[:4]
         return cls(name, kind, None if default == "-" else default[1:-1], is_dynamic == "true")
 
 
 def path_of(version: str) -> Path:
-    """Return a version's file: the first four columns of ``BrokerKeys.java``'s output, sorted."""
+    """Return a version's file: name, type, default and scope of its broker keys, sorted."""
     return Path(__file__).with_name(f"broker_keys_{version.replace('.', '')}.tsv")
 
 

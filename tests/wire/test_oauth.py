@@ -41,6 +41,7 @@ def bootstrap(tmp_path_factory: pytest.TempPathFactory, keys: str) -> Iterator[s
         "sasl.enabled.mechanisms": "OAUTHBEARER",
         "sasl.oauthbearer.jwks.endpoint.url": keys,
         "sasl.oauthbearer.expected.audience": "fencepost",
+        "sasl.oauthbearer.allow.unverified.issuer": "true",
         "connection.failed.authentication.delay.ms": "0",
     }
     with Broker.in_thread(tmp_path_factory.mktemp("broker"), config=config) as broker:

@@ -1,4 +1,4 @@
-"""Every key of Apache Kafka 3.9's and 4.3's brokers is accepted, alone and for a listener."""
+"""Every broker key of Apache Kafka 3.9, 4.3 and 4.4 is accepted, alone and for a listener."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_keys_for_zookeeper_say_that_there_is_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "name"), [("3.9", "broker.conf"), ("4.3", "settings"), ("4.3", "broker.toml")]
+    ("version", "name"), [("3.9", "broker.conf"), ("4.3", "settings"), ("4.4", "broker.toml")]
 )
 def test_a_broker_starts_with_all_keys_at_their_defaults(
     tmp_path: Path, version: str, name: str

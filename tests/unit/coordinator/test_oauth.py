@@ -489,6 +489,18 @@ def test_settings_that_can_not_be(options: dict[str, str], reason: str) -> None:
         check_logins(configured(**options), LISTENER)
 
 
+@pytest.mark.parametrize("claim", ["issuer", "audience"])
+def test_broker_starts_without_expected_claim_only_if_that_is_allowed(claim: str) -> None:
+    other = {"issuer": "audience", "audience": "issuer"}[claim]
+    options = {JWKS: "https://issuer/keys", f"sasl.oauthbearer.expected.{other}": "x"}
+    with pytest.raises(ConfigError, match=rf"^sasl\.oauthbearer\.expected\.{claim}: "):
+        check_logins(configured(**options), LISTENER)
+    allow = f"sasl.oauthbearer.allow.unverified.{claim}"
+    check_logins(configured(**options, **{allow: "true"}), LISTENER)
+    listener = f"listener.name.{LISTENER.lower()}.oauthbearer.{allow}"
+    check_logins(configured(**options, **{listener: "true"}), LISTENER)
+
+
 def test_who_believes_everybody_lets_strangers_in() -> None:
     everywhere = "0.0.0.0"
     listener = ListenerConfig(

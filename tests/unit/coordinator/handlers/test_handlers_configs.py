@@ -66,11 +66,17 @@ def test_describing_a_broker_and_other_resources(client):
     assert _describe(client, BROKER, "4")[0] == "invalid_request"
     assert _describe(client, BROKER, "")[0] == "none"
     code, found = _describe(client, GROUP, "g")
-    assert (code, len(found)) == ("none", 17)
-    assert {name.split(".")[0] for name in found} == {"consumer", "share", "streams"}
+    assert (code, len(found)) == ("none", 21)
+    kinds = {name.split(".")[0] for name in found}
+    assert kinds == {"consumer", "errors", "share", "streams"}
     assert {one["config_source"] for one in found.values()} == {5}
     assert _describe(client, GROUP, "")[0] == "invalid_request"
-    assert _describe(client, METRICS, "m") == ("none", {})
+    code, found = _describe(client, METRICS, "m", include_synonyms=True)
+    assert code == "none"
+    assert {
+        (one["name"], one["value"], one["config_source"], *one["synonyms"])
+        for one in found.values()
+    } == {("metrics", "", 5), ("interval.ms", "300000", 5), ("match", "", 5)}
     assert _describe(client, 3, "m")[0] == "invalid_request"
 
 
@@ -106,6 +112,91 @@ def test_a_group_has_settings_of_its_own(client):
     assert joined["heartbeat_interval"] == 15_000
     assert _alter(client, GROUP, "own", (beat, DELETE, None)) == "none"
     assert _describe(client, GROUP, "own")[1][beat]["value"] == "5000"
+
+
+def test_topic_keys_are_those_of_kafka_with_their_sources(client, topic):
+    _, found = _describe(client, TOPIC, topic, include_synonyms=True)
+    assert len(found) == 37, "all 38 but the internal one"
+    entry = found["max.decompressed.message.bytes"]
+    assert (entry["value"], entry["config_source"], entry["config_type"]) == ("2147483639", 5, 3)
+    synonyms = {
+        name: [one["name"] for one in found[name]["synonyms"]]
+        for name in ("max.decompressed.message.bytes", "remote.copy.lag.ms", "local.retention.ms")
+    }
+    assert synonyms == {
+        "max.decompressed.message.bytes": ["max.decompressed.message.bytes"],
+        "remote.copy.lag.ms": ["log.remote.copy.lag.ms"],
+        "local.retention.ms": ["log.local.retention.ms"],
+    }
+    for name in ("remote.storage.enable", "errors.deadletterqueue.group.enable"):
+        entry = found[name]
+        assert (entry["value"], entry["config_source"], entry["synonyms"]) == ("false", 5, [])
+    assert _alter(client, TOPIC, topic, ("internal.segment.bytes", SET, "9000")) == "none"
+    assert len(_describe(client, TOPIC, topic)[1]) == 38
+    for change, code in (
+        (("max.decompressed.message.bytes", SET, "0"), "invalid_config"),
+        (("max.decompressed.message.bytes", SET, "2147483640"), "invalid_config"),
+        (("remote.copy.lag.bytes", SET, "-2"), "invalid_config"),
+        (("remote.copy.lag.ms", SET, "-1"), "none"),
+        (("remote.storage.enable", SET, "false"), "none"),
+        (("remote.storage.enable", SET, "true"), "invalid_config"),
+        (("message.format.version", SET, "3.0-IV1"), "invalid_config"),
+    ):
+        assert _alter(client, TOPIC, topic, change) == code, change
+
+
+def test_internal_keys_of_a_group_are_described_only_when_set(client):
+    internal = "streams.num.warmup.replicas"
+    assert internal not in _describe(client, GROUP, "warm")[1]
+    for change, code in (
+        ((internal, SET, "21"), "invalid_config"),
+        ((internal, SET, "20"), "none"),
+        (("streams.task.offset.interval.ms", SET, "14999"), "invalid_config"),
+        (("streams.task.offset.interval.ms", SET, "15000"), "none"),
+        (("streams.assignor.name", SET, "other"), "invalid_config"),
+        (("streams.assignor.name", SET, "sticky"), "none"),
+        (("streams.rack.aware.assignment.tags", SET, "zone,zone"), "invalid_config"),
+        (("streams.rack.aware.assignment.tags", SET, "zone,rack"), "none"),
+        (("errors.deadletterqueue.topic.name", SET, "__dlq"), "invalid_config"),
+        (("errors.deadletterqueue.topic.name", SET, "dlq.orders"), "none"),
+    ):
+        assert _alter(client, GROUP, "warm", change) == code, change
+    _, found = _describe(client, GROUP, "warm", include_synonyms=True)
+    assert len(found) == 23
+    assert [(one["name"], one["value"], one["source"]) for one in found[internal]["synonyms"]] == [
+        (internal, "20", 8), ("group.streams.num.warmup.replicas", "2", 5),
+    ]  # fmt: skip
+    _, other = _describe(client, GROUP, "cold", include_synonyms=True)
+    (synonym,) = other["streams.assignor.name"]["synonyms"]
+    assert (synonym["name"], synonym["value"]) == ("group.streams.assignors", "sticky")
+
+
+def test_client_metrics_subscriptions_are_kept_and_listed(client):
+    name = unique("metrics")
+    for change, code in (
+        (("interval.ms", SET, "99"), "invalid_request"),
+        (("interval.ms", SET, "3600001"), "invalid_request"),
+        (("interval.ms", SET, "x"), "invalid_config"),
+        (("interval.ms", SET, "100"), "none"),
+        (("match", SET, "client_id"), "invalid_config"),
+        (("match", SET, "client=a"), "invalid_config"),
+        (("match", SET, "client_id=("), "invalid_config"),
+        (("match", SET, "client_id=a.*, client_source_port=9"), "none"),
+        (("metrics", APPEND, "org.apache.kafka."), "none"),
+        (("no.such.key", SET, "1"), "invalid_request"),
+    ):
+        assert _alter(client, METRICS, name, change) == code, change
+    _, found = _describe(client, METRICS, name, include_synonyms=True)
+    entry = found["interval.ms"]
+    assert (entry["value"], entry["config_source"]) == ("100", 7)
+    assert [(one["name"], one["source"]) for one in entry["synonyms"]] == [("interval.ms", 7)]
+    assert found["match"]["value"] == "client_id=a.*,client_source_port=9"
+    assert name in {
+        one["resource_name"] for one in client.call("list_config_resources", 0)["config_resources"]
+    }
+    removed = [(key, DELETE, None) for key in found]
+    assert _alter(client, METRICS, name, *removed) == "none"
+    assert _alter(client, METRICS, "", ("interval.ms", SET, "100")) == "invalid_request"
 
 
 def test_changing_a_topic_step_by_step(client, topic):

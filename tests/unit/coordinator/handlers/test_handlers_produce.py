@@ -17,6 +17,8 @@ from tests.support.waits import until
 from tests.unit.coordinator.handlers.asking import txn_batch
 
 UNKNOWN = "unknown_topic_or_partition"
+BOUND = "max.decompressed.message.bytes"
+MAX_TIMESTAMP = -3
 
 
 # --- Produce --------------------------------------------------------------------------------------
@@ -50,6 +52,43 @@ def test_an_unknown_id(client):
     answer = client.call("produce", 13, acks=1, topic_data=[entry])
     part = answer["responses"][0]["partition_responses"][0]
     assert part["error_code"] == "unknown_topic_id"
+
+
+def test_record_above_the_decompressed_bound_of_its_topic(client):
+    """The bound counts for Produce and for lookups by timestamp, as soon as it is set."""
+    name = client.create_topic(unique("p"))
+    records = gzip.compress(batch([b"x" * 300])[HEADER.size :])
+    compressed = seal(records, count=1, attributes=1)
+
+    def produced() -> str:
+        entry = {"name": name, "partition_data": [{"index": 0, "records": compressed}]}
+        answer = client.call("produce", 9, acks=-1, topic_data=[entry])
+        return answer["responses"][0]["partition_responses"][0]["error_code"]
+
+    def found(timestamp: int) -> tuple[str, int]:
+        part = {"partition_index": 0, "timestamp": timestamp, "current_leader_epoch": -1}
+        topics = [{"name": name, "partitions": [part]}]
+        answer = client.call("list_offsets", 7, replica_id=-1, topics=topics)
+        (row,) = answer["topics"][0]["partitions"]
+        return row["error_code"], row["offset"]
+
+    def bound(size: int) -> None:
+        entry = {"name": BOUND, "config_operation": 0, "value": str(size)}
+        resource = {"resource_type": 2, "resource_name": name, "configs": [entry]}
+        answer = client.call("incremental_alter_configs", 1, resources=[resource])
+        assert answer["responses"][0]["error_code"] == "none"
+
+    body = 300 + 7
+    bound(body - 1)
+    assert produced() == "invalid_record"
+    bound(body)
+    assert produced() == "none"
+    assert found(0) == found(MAX_TIMESTAMP) == ("none", 0)
+    bound(body - 1)
+    assert found(0) == found(MAX_TIMESTAMP) == ("invalid_record", -1)
+    assert client.fetch(name)["records"][HEADER.size :] == records, "consumers decompress it"
+    bound(body)
+    assert found(0) == ("none", 0)
 
 
 @pytest.mark.parametrize("acks", [2, -2, 127])

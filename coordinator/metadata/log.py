@@ -67,7 +67,7 @@ from fencepost.coordinator.metadata.snapshots import (
 from fencepost.logcore.batch import NO_TIMESTAMP, decode_records
 from fencepost.logcore.clock import Clock
 from fencepost.logcore.config import LogConfig
-from fencepost.logcore.errors import CorruptRecordError, LogError
+from fencepost.logcore.errors import CorruptRecordError, LogError, NoSpaceError
 from fencepost.logcore.fs import FileSystem
 from fencepost.logcore.machine import Record
 from fencepost.logcore.partition import Partition
@@ -197,7 +197,8 @@ class MetadataLog(Metadata):
         """Append the records of a change, force them to disk, and install the next image.
 
         Raises CorruptRecordError for records that do not fit the image, and LogError; the metadata
-        are unchanged then.
+        are unchanged then. Only if the flush is refused for want of room (NoSpaceError), the change
+        has been made, and a later flush makes it durable.
         """
         self._append(encode_all(records), without_partition_records(records))
 
@@ -224,11 +225,14 @@ class MetadataLog(Metadata):
                 self._records += len(batch)
                 self._last_timestamp_ms = now_ms
             if self._forces:
-                self.force()
+                self._flush()
         except LogError:
             loader.forget(self.image)
             raise
         self.install(image)
+        if self._forces:
+            # A refused flush leaves the records in the log, so the image must have them as well.
+            self._check_forced()
 
     def _batches(self, values: list[bytes]) -> list[Sequence[bytes]]:
         """Return the values of a change in batches; several batches form a metadata transaction."""
@@ -261,20 +265,28 @@ class MetadataLog(Metadata):
 
     def force(self) -> None:
         """Force all changes to disk. Raises ``LogError``; no change may be confirmed then."""
+        self._flush()
+        self._check_forced()
+
+    def _flush(self) -> None:
         if self.partition.recovery_point < self.partition.log_end_offset:
             self.partition.flushes.run(self._clock.now_ms())
+
+    def _check_forced(self) -> None:
+        if self.partition.recovery_point < self.partition.log_end_offset:
+            raise NoSpaceError(f"{self.partition.name} is not on disk: the flush was refused")
 
     def compact(self, factor: int | None = None) -> None:
         """Write a snapshot if the log has outgrown the last one, and delete the records before it.
 
         The log may hold ``factor`` times as many records as a snapshot, by default COMPACT_FACTOR,
-        plus the slack. If the snapshot cannot be written, the log does not change.
+        plus the slack. If the log cannot be flushed or the snapshot written, nothing changes.
         """
         if not self.has_grown(factor):
             return
         try:
             self.write_snapshot()
-        except OSError as error:
+        except (OSError, NoSpaceError) as error:
             _log.warning("snapshot of the metadata not written", cause=str(error))
         else:
             self._loader.removed.clear()

@@ -22,7 +22,6 @@ from fencepost.coordinator.storage.log_manager import LogManager
 from fencepost.coordinator.storage.replica_manager import ReplicaManager
 from fencepost.logcore.checkpoints import RECOVERY_POINT_CHECKPOINT
 from fencepost.logcore.clock import Clock, cluster_clock
-from fencepost.logcore.errors import NoSpaceError
 from fencepost.logcore.fs import FileSystem
 from fencepost.logcore.partition import Partition
 
@@ -110,12 +109,8 @@ class Storage:
         With a remote controller, or one in this process that shares its directory with a broker,
         the broker has only seen durable records.
         """
-        if self.own_log is None or not self.is_broker:
-            return
-        self.own_log.force()
-        partition = self.own_log.partition
-        if partition.recovery_point < partition.log_end_offset:
-            raise NoSpaceError(f"{partition.name} is not on disk")  # the flush was refused
+        if self.own_log is not None and self.is_broker:
+            self.own_log.force()
 
     def _open_logs(self) -> LogManager:
         logs = LogManager(

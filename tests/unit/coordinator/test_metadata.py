@@ -31,7 +31,7 @@ from fencepost.coordinator.metadata.names import (
     is_internal,
 )
 from fencepost.coordinator.metadata.publication import Subscriber
-from fencepost.logcore.errors import LogError
+from fencepost.logcore.errors import LogError, NoSpaceError
 from fencepost.logcore.fs import FileSystem
 from tests.support.faults import FaultyDisk
 from tests.support.metadata_changes import (
@@ -265,6 +265,24 @@ def test_a_failed_append_changes_nothing(tmp_path):
     assert list(node.log.topics) == ["a"]
     fs.fails = {}
     assert list(Node(tmp_path).log.topics) == ["a"]
+
+
+async def test_refused_flush_is_an_error_and_a_later_one_makes_the_change_durable(tmp_path):
+    fs = FaultyDisk()
+    node = Node(tmp_path, fs=fs)
+    create_topic(node.log, "a", 1, {})
+    node.log.partition.flushes.roll(0)
+    fs.fails = {"sync_directory": errno.EMFILE}
+    with pytest.raises(NoSpaceError, match="is not on disk"):
+        create_topic(node.log, "b", 1, {})
+    with pytest.raises(NoSpaceError, match="is not on disk"):
+        node.log.force()
+    # The records are in the log, where later ones follow them.
+    assert list(node.log.topics) == ["a", "b"]
+    fs.fails = {}
+    create_topic(node.log, "c", 1, {})
+    assert node.log.partition.recovery_point == node.log.partition.log_end_offset
+    assert list(Node(tmp_path).log.topics) == ["a", "b", "c"]
 
 
 def test_topic_ids_do_not_begin_with_a_dash_in_base64(monkeypatch):

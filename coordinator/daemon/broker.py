@@ -47,6 +47,7 @@ from fencepost.coordinator.daemon.data_directory import (
     note_joined,
 )
 from fencepost.coordinator.daemon.errors import BrokerError
+from fencepost.coordinator.daemon.metadata_failure import stop_on_failure
 from fencepost.coordinator.daemon.serving import Listeners, certificates_of, check_listeners
 from fencepost.coordinator.handlers import Registry
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
@@ -145,7 +146,8 @@ class Broker:
         self.controller_part: ControllerPart | None = None
         """The controller role of this node, if it is the controller of other brokers."""
         self.on_lost: Callable[[BrokerError], None] | None = None
-        """Called when the broker must stop because it has lost its membership in the cluster."""
+        """Called when the broker must stop: its membership or its metadata log is lost."""
+        self._is_stopping = False
         self.certificates = certificates_of(self.config, every, self.clock)
         """Certificates of the TLS listeners; None without such a listener."""
         self._lock: int | None = None
@@ -264,6 +266,7 @@ class Broker:
             self._services = services = Services(
                 self.storage, cluster_id=cluster_id, advertised=self.advertised_on
             )
+            stop_on_failure(self.storage.metadata_log, self._lost)
             await services.start()
             await self._add_users(services)
             await self._serve(services)
@@ -381,6 +384,7 @@ class Broker:
             threads,
         )
         self._keep_private(f"{directory}/{_METADATA_DIRECTORY}")
+        stop_on_failure(part.storage.metadata_log, self._lost)
         await self._add_users(part.services)
         await part.serve(self.certificates)
         return part
@@ -392,20 +396,18 @@ class Broker:
         address = part.listeners.address_of(self.roles.controller_listener)
         return replace(self.roles, bootstrap=(address,), voters=())
 
-    def _lost(self, why: MembershipError) -> None:
+    def _lost(self, why: Exception) -> None:
         _log.error("the broker has to stop", cause=str(why))
         if self.on_lost is not None:
             self.on_lost(BrokerError(str(why)))
-        else:
+        elif not self._is_stopping:
             spawn(self.stop(), "stop a broker that has to")
 
     def open(self) -> str:
         """Lock the data directory and load it without serving it; :meth:`stop` closes it again.
 
-        Returns the cluster id.
-
-        For commands that work on a stopped broker's data. Raises BrokerError, MetadataError,
-        LogError, OSError.
+        Returns the cluster id. For commands that work on a stopped broker's data. Raises
+        BrokerError, MetadataError, LogError, OSError.
         """
         directory = self._take_directory()
         meta = identify(self.fs, directory, self.config.int("node.id"))
@@ -519,6 +521,7 @@ class Broker:
         A failing step is logged, and the logs are closed all the same. Does nothing if the broker
         is not started.
         """
+        self._is_stopping = True
         if isinstance(self.clock, MovedClock):
             self.clock.detach(self)
         if self._metrics is not None:
@@ -531,6 +534,7 @@ class Broker:
             self._member = self.controller_part = None
             self._server = self._maintenance = self.cleaner = self._lock = None
             self._services = self._storage = self._metrics = None
+            self._is_stopping = False
 
     def _steps_of_a_stop(self) -> list[Step]:
         """Return the steps of the shutdown in their order."""

@@ -10,6 +10,7 @@ import pytest
 from on_faulty_disk import Running, running
 from structlog.testing import capture_logs
 
+from fencepost.coordinator.daemon.errors import BrokerError
 from fencepost.protocol.api import APIS, ApiKey
 from tests.support.batches import batch
 from tests.support.cluster import GROUP, READ_COMMITTED, TRANSACTION, Answer, Cluster
@@ -551,15 +552,26 @@ def test_a_change_of_metadata_waits_for_the_disk_and_nobody_else_does(tmp_path, 
         assert metadata.recovery_point == after == metadata.log_end_offset
 
 
-def test_a_change_of_metadata_that_does_not_reach_the_disk_is_refused(tmp_path):
+@pytest.mark.parametrize("kind", ["sync", "write"])
+def test_failed_metadata_log_refuses_the_change_and_ends_the_broker(tmp_path, kind):
+    """A running broker would go on with a change that it has refused."""
     version, body = CHANGES["create_topics"]
 
-    def broken(kind: str, path: str) -> None:
-        if kind == "sync" and "__cluster_metadata" in path:
+    def broken(step: str, path: str) -> None:
+        if step == kind and "__cluster_metadata" in path:
             raise OSError(errno.EIO, "Input/output error")
 
+    lost: list[BrokerError] = []
     with running(tmp_path) as one:
+        one.broker.on_lost = lost.append
+        client = one.connect()
         one.disk.before = broken
-        answer = one.connect().call("create_topics", version, **body)
+        answer = client.call("create_topics", version, **body)
         assert set(errors_in(answer)) - {"none"} == {"kafka_storage_error"}
-        assert one.broker.services.metadata.partition.offline is not None
+        until(lambda: lost, "the broker has to stop")
+    (why,) = lost
+    assert str(why).startswith("__cluster_metadata-0 is off line: ")
+    assert not (tmp_path / ".kafka_cleanshutdown").exists()
+    with running(tmp_path) as one:
+        # The change was not confirmed: it may be there or not.
+        assert one.client.create_topic("after") == "after"

@@ -6,7 +6,8 @@ adds topic ids to the response, version 12 to requests (versions 10 and 11 refus
 contains an id).
 
 For an automatically created topic the response is UNKNOWN_TOPIC_OR_PARTITION once, as from Kafka's
-brokers, where the controller creates the topic in the meantime; every client retries.
+brokers, where the controller creates the topic in the meantime; every client retries. The response
+is the same if the controller cannot create it, or cannot write its log.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from fencepost.coordinator.handlers.topic_creation import ask_for_topic
 from fencepost.coordinator.metadata.names import METADATA_TOPIC, check_name, is_internal
 from fencepost.coordinator.runtime.late_imports import NEW_TOPIC_MODULES, load
 from fencepost.coordinator.runtime.turns import Work
+from fencepost.logcore.errors import LogError
 from fencepost.logcore.machine import DomainError
 from fencepost.protocol import ApiKey, Entity
 from fencepost.protocol.steps import Steps
@@ -57,7 +59,10 @@ def run(ctx: Context) -> Work[Entity]:
                 described = yield from _described(ctx, topic, endpoints)
                 topics.append(described)
     else:
-        yield from forced(ctx, _asked(ctx, asked, topics, endpoints))
+        try:
+            yield from forced(ctx, _asked(ctx, asked, topics, endpoints))
+        except LogError as error:
+            _log.warning("new topics may not be on disk", cause=str(error))
     include_cluster = getattr(body, "include_cluster_authorized_operations", False)
     return make.message(
         brokers=tuple(

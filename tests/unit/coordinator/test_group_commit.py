@@ -575,3 +575,28 @@ def test_failed_metadata_log_refuses_the_change_and_ends_the_broker(tmp_path, ki
     with running(tmp_path) as one:
         # The change was not confirmed: it may be there or not.
         assert one.client.create_topic("after") == "after"
+
+
+@pytest.mark.parametrize("kind", ["sync", "write"])
+@pytest.mark.parametrize("api_version", [0, 4, 12, 13])
+def test_metadata_is_answered_when_its_new_topic_does_not_reach_the_disk(
+    tmp_path, kind, api_version
+):
+    """Apache Kafka's controller creates the topic later, so a failure changes no response."""
+
+    def broken(step: str, path: str) -> None:
+        if step == kind and "__cluster_metadata" in path:
+            raise OSError(errno.EIO, "Input/output error")
+
+    with running(tmp_path) as one:
+        one.broker.on_lost = lambda _why: None
+        one.client.create_topic("t")
+        one.disk.before = broken
+        body = {"allow_auto_topic_creation": True} if api_version >= 4 else {}
+        topics = [{"name": "t"}, {"name": "new"}, {"name": "newer"}]
+        if api_version >= 10:
+            topics = [{**topic, "topic_id": None} for topic in topics]
+        answer = one.connect().call("metadata", api_version, topics=topics, **body)
+        errors = {topic["name"]: topic["error_code"] for topic in answer["topics"]}
+    unknown = "unknown_topic_or_partition"
+    assert errors == {"t": "none", "new": unknown, "newer": unknown}

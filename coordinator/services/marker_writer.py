@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from dataclasses import field
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
@@ -165,6 +165,8 @@ class MarkerWriter:
         self._beginning: dict[str, _Transaction] = {}
         """The transactions whose markers are not all routed, or not all begun on this broker."""
         self._unfinished: deque[_LocalWrite] = deque()
+        self._results: deque[Result] = deque()
+        """Results that are not reported yet: each may end a transaction, which appends a record."""
         self._worker: asyncio.Task[None] | None = None
         self._others: OtherBrokers | None = None
         self._sends: set[asyncio.Task[None]] = set()
@@ -276,20 +278,25 @@ class MarkerWriter:
         self._transactions.clear()
         self._beginning.clear()
         self._unfinished.clear()
+        self._results.clear()
         for task in self._sends:
             task.cancel()
 
     # --- queues ---
 
     def _go_on(self, end: float) -> None:
-        """Look up leaders, send and write until ``end``; leave the rest to the worker.
+        """Report, look up leaders, send and write until ``end``; leave the rest to the worker.
 
         A minimum of work is done even after ``end``: a transaction of common size finishes in one
         turn.
         """
         if self._closed:
             return
-        self._take(self.queues.route(lambda: monotonic_s() >= end))
+        self._results.extend(self.queues.route(lambda: monotonic_s() >= end))
+        while self._results:
+            self._take(self._results.popleft())
+            if monotonic_s() >= end:
+                break
         self._set_retries(MAX_RETRY_ELSEWHERE_MS)
         begun: list[_LocalWrite] = []
         for send in self.queues.next_requests():
@@ -308,16 +315,17 @@ class MarkerWriter:
                 self._unfinished.append(write)
             if monotonic_s() >= end:
                 break
-        for name, one in tuple(self._beginning.items()):
-            if self.queues.is_begun(name):
-                del self._beginning[name]
-                one.attempt_over()
+        if not self._results:  # an attempt is over once its markers are reported
+            for name, one in tuple(self._beginning.items()):
+                if self.queues.is_begun(name):
+                    del self._beginning[name]
+                    one.attempt_over()
         if self._has_work:
             self._leave_to_worker()
 
     @property
     def _has_work(self) -> bool:
-        return bool(self._unfinished or self._beginning) or not self.queues.is_idle
+        return bool(self._unfinished or self._beginning or self._results) or not self.queues.is_idle
 
     def _leave_to_worker(self) -> None:
         if self._worker is None and not self._closed:
@@ -353,35 +361,37 @@ class MarkerWriter:
             codes = None if self._others is None else await self._others.send(send)
         except Exception as error:  # noqa: BLE001 - the transactions must end after any error
             tell("markers", error, broker=send.broker_id)
-        self._answered(send, codes)
+        # One response may end 2,000 transactions.
+        self._results.extend(self._answered(send, codes))
         self._go_on(_end_of_slice())
 
-    def _answered(self, send: SendMarkers, codes: Codes | None) -> None:
+    def _answered(self, send: SendMarkers, codes: Codes | None) -> list[Result]:
+        results = []
         if codes is None:
             self.queues.failed(send)
         else:
-            self._take(self.queues.answered(send, codes))
+            results = self.queues.answered(send, codes)
         is_own = send.broker_id == self._node_id
         self._set_retries(MAX_RETRY_MS if is_own else MAX_RETRY_ELSEWHERE_MS)
+        return results
 
-    def _take(self, results: Iterable[Result]) -> None:
+    def _take(self, result: Result) -> None:
         from fencepost.txn.marker_queues import CancelledMarkers  # noqa: PLC0415 - as in ``queues``
 
-        for result in results:
-            request = result.request
-            transaction = self._transactions.get(request.transactional_id)
-            if request.transactional_id not in self.queues:
-                self._transactions.pop(request.transactional_id, None)
-            if isinstance(result, CancelledMarkers):
-                _log.warning(
-                    "markers given up",
-                    transactional_id=request.transactional_id,
-                    coordinator_epoch=request.coordinator_epoch,
-                    cause=result.cause,
-                )
-            elif transaction is not None:
-                with survived("markers"):  # the reports of the other transactions follow
-                    transaction.report(request.written(result.partitions))
+        request = result.request
+        transaction = self._transactions.get(request.transactional_id)
+        if request.transactional_id not in self.queues:
+            self._transactions.pop(request.transactional_id, None)
+        if isinstance(result, CancelledMarkers):
+            _log.warning(
+                "markers given up",
+                transactional_id=request.transactional_id,
+                coordinator_epoch=request.coordinator_epoch,
+                cause=result.cause,
+            )
+        elif transaction is not None:
+            with survived("markers"):  # the reports of the other transactions follow
+                transaction.report(request.written(result.partitions))
 
     # --- partitions of this broker ---
 
@@ -439,13 +449,12 @@ class MarkerWriter:
     def _settle(self, write: _LocalWrite) -> None:
         """Report the committed markers; schedule the others again."""
         write.appends.settle()
-        self._answered(
-            write.send,
-            {
-                producer_id: {partition: code.name.upper() for partition, code in told.items()}
-                for producer_id, told in write.appends.codes.items()
-            },
-        )
+        codes = {
+            producer_id: {partition: code.name.upper() for partition, code in told.items()}
+            for producer_id, told in write.appends.codes.items()
+        }
+        for result in self._answered(write.send, codes):  # of one transaction
+            self._take(result)
         self._attempted(write)
 
     def _attempted(self, write: _LocalWrite) -> None:

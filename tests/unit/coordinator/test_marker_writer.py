@@ -15,7 +15,12 @@ from fencepost.coordinator.services.marker_writer import MAX_RETRY_MS, MarkerWri
 from fencepost.logcore.errors import StorageError
 from fencepost.logcore.machine import EndMarker, ProducerStamp
 from fencepost.txn.commands import MarkersWritten, TopicPartition, WriteMarkers
-from fencepost.txn.marker_queues import Codes, SendMarkers
+from fencepost.txn.marker_queues import (
+    MAX_PARTITIONS_PER_REQUEST,
+    Codes,
+    NoDestination,
+    SendMarkers,
+)
 from tests.support.waits import until_true
 from tests.unit.coordinator.services import Services
 
@@ -30,7 +35,7 @@ class Bench:
         self.services = services
         self.writer: MarkerWriter = services.txns.markers
         self.epoch = 5
-        self.leaders: dict[TopicPartition, int] = {}
+        self.leaders: dict[TopicPartition, int | NoDestination] = {}
         self.asked: dict[str, int] = {}
         self.reported: dict[str, int] = {}
         """The number of reported partitions by transaction."""
@@ -83,7 +88,7 @@ class Turns:
         return self.longest_ms
 
 
-MARKER_MS, LOOKUP_MS = 0.1, 0.01
+MARKER_MS, LOOKUP_MS, REPORT_MS = 0.1, 0.01, 0.1
 ALLOWED_MS = SLICE_MS + 4
 """A turn ends after the last piece of work that began in its slice."""
 
@@ -100,7 +105,7 @@ def with_costs(
             raise error
         return True
 
-    def leader_of(partition: TopicPartition) -> int:
+    def leader_of(partition: TopicPartition) -> int | NoDestination:
         time.now += LOOKUP_MS / 1000
         return bench.leaders.get(partition, HERE)
 
@@ -229,6 +234,34 @@ async def test_a_large_transaction_keeps_no_turn_for_long(
     assert bench.reported == {"small": 1, "large": count}
     assert not len(bench.writer.queues)
     assert not bench.writer._transactions
+
+
+@pytest.mark.parametrize("why", ["one response", "a deleted topic"])
+async def test_many_transactions_that_end_at_once_keep_no_turn_for_long(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    time, others, place = with_costs(bench, monkeypatch), Others(), ("t", 0)
+    bench.writer.join(others)
+
+    def report(written: MarkersWritten) -> None:
+        time.now += REPORT_MS / 1000
+        bench.report(written)
+
+    is_deleted = why == "a deleted topic"
+    bench.leaders[place] = NoDestination.NO_LEADER if is_deleted else THERE
+    names = [f"x{number}" for number in range(MAX_PARTITIONS_PER_REQUEST)]
+    for name in ("first", *names):
+        bench.write(name, place, report=report)
+    turns = Turns(time)
+    if is_deleted:
+        bench.leaders[place] = NoDestination.NO_PARTITION
+        bench.writer.leaders_changed()
+    else:
+        await until_true(lambda: others.sends, "a request")
+        others.may_answer.set()
+    await until_true(lambda: len(bench.reported) == 1 + len(names), "all reports")
+    assert turns.end() <= ALLOWED_MS
+    assert set(bench.answered) == {"first", *names}
 
 
 @pytest.mark.parametrize("how", ["retry", "leaders changed"])

@@ -31,8 +31,7 @@ T = TypeVar("T")
 def in_turn(ctx: Context, change: Work[T]) -> Work[T]:
     """Run ``change`` after the previous ACL requests, on which its validation depends.
 
-    A broker that writes to ZooKeeper does not wait: its requests keep the image with which they
-    began, and other brokers write to ZooKeeper at the same time.
+    On ZooKeeper, the registry has done that before it took the image for the request.
     """
     if ctx.on_znodes is not None:
         return change

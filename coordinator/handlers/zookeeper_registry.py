@@ -5,6 +5,7 @@ Source: the listeners of each request in ``common/message/*.json`` of branch 3.9
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -43,10 +44,10 @@ _OF_QUORUMS: Final = frozenset(
 )
 """APIs that need a KRaft quorum."""
 
-_OF_NOBODY: Final = frozenset(
+_ACLS: Final = frozenset({ApiKey.CREATE_ACLS, ApiKey.DELETE_ACLS})
+
+_OF_NOBODY: Final = _ACLS | frozenset(
     {
-        ApiKey.CREATE_ACLS,
-        ApiKey.DELETE_ACLS,
         ApiKey.ALTER_CLIENT_QUOTAS,
         ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
     }
@@ -64,15 +65,26 @@ def zookeeper_registry(services: Services) -> Registry:
     def as_controller(_run: Run) -> Run:
         return lambda ctx: decided(ctx) or ctx.respond.error(ErrorCode.not_controller)
 
-    def up_to_date(run: Run) -> Run:
-        async def after_others(ctx: Context) -> Any:
+    def up_to_date(run: Run) -> Callable[[Context], Work[Entity]]:
+        """Handle changes of users, quotas and ACLs, once the changes of others are known."""
+
+        def after_others(ctx: Context) -> Work[Entity]:
             node = services.on_zookeeper
-            await node.catch_up()
+            catching_up = spawn(node.catch_up(), "read others' changes")
+            yield catching_up
+            catching_up.result()
             authorizer = services.authorizer
             acls = None if authorizer is None else authorizer.rules
-            return run(replace(ctx, on_znodes=node.own_access_decisions(acls)))
+            decided_here = run(replace(ctx, on_znodes=node.own_access_decisions(acls)))
+            answer: Entity = yield from decided_here  # type: ignore[misc]
+            return answer
 
         return after_others
+
+    def one_at_a_time(run: Run) -> Run:
+        """Handle changes of ACLs, each after the previous one, as ``AclAuthorizer`` does."""
+        after_others = up_to_date(run)
+        return lambda ctx: services.acl_requests.run(after_others(ctx))
 
     def here_or_there(forwarded: Run) -> Run:
         return lambda ctx: decided(ctx) or forwarded(ctx)
@@ -109,6 +121,7 @@ def zookeeper_registry(services: Services) -> Registry:
             **dict.fromkeys(FORWARDED - _OF_QUORUMS - _OF_NOBODY, here_or_there),
             **dict.fromkeys(map(int, _SETTINGS), anywhere),
             **dict.fromkeys(map(int, _OF_NOBODY), up_to_date),
+            **dict.fromkeys(map(int, _ACLS), one_at_a_time),
             **dict.fromkeys(map(int, _OF_THE_CONTROLLER), as_controller),
         },
     )

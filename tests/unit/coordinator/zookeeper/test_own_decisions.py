@@ -1,4 +1,4 @@
-"""ACL changes that a broker decides on while other brokers change ACLs as well."""
+"""Changes that a broker decides on by itself, beside the changes of other clients and brokers."""
 
 from __future__ import annotations
 
@@ -54,10 +54,25 @@ async def services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
         await node.stop()
 
 
+def request(services: Services, api: ApiKey, version: int, **body: Any) -> Context:
+    """Return a request to this broker."""
+    return Context(
+        services,
+        zookeeper_registry(services),
+        api,
+        version,
+        0,
+        "client",
+        request_factory(api, version).message(**body),
+        response_factory(api, version),
+        "127.0.0.1",
+        Connection(),
+    )
+
+
 def deletion(services: Services) -> Context:
     """Return a request to delete all ACLs of topics."""
-    make = request_factory(ApiKey.DELETE_ACLS, VERSION)
-    wanted = make.DeleteAclsFilter(
+    wanted = request_factory(ApiKey.DELETE_ACLS, VERSION).DeleteAclsFilter(
         resource_type_filter=2,
         resource_name_filter=None,
         pattern_type_filter=1,
@@ -66,18 +81,30 @@ def deletion(services: Services) -> Context:
         operation=1,
         permission_type=1,
     )
-    return Context(
-        services,
-        zookeeper_registry(services),
-        ApiKey.DELETE_ACLS,
-        VERSION,
-        0,
-        "client",
-        make.DeleteAclsRequest(filters=(wanted,)),
-        response_factory(ApiKey.DELETE_ACLS, VERSION),
-        "127.0.0.1",
-        Connection(),
+    return request(services, ApiKey.DELETE_ACLS, VERSION, filters=(wanted,))
+
+
+def creation(services: Services, topic: str, *users: str) -> Context:
+    """Return a request to create the ACLs that :meth:`Znodes.deny` writes."""
+    make = request_factory(ApiKey.CREATE_ACLS, VERSION)
+    acls = tuple(
+        make.AclCreation(
+            resource_type=2,
+            resource_name=topic,
+            resource_pattern_type=3,
+            principal=f"User:{user}",
+            host="*",
+            operation=2,
+            permission_type=2,
+        )
+        for user in users
     )
+    return request(services, ApiKey.CREATE_ACLS, VERSION, creations=acls)
+
+
+def begin(ctx: Context) -> Iterator[Any]:
+    """Return the steps of a request."""
+    return cast("Iterator[Any]", ctx.registry.handler(ctx.api_key).run(ctx))
 
 
 async def answered(work: Iterator[Any]) -> Entity:
@@ -96,8 +123,9 @@ async def test_acl_that_another_broker_creates_during_a_deletion_stays(services:
     znodes = cast("Znodes", node.session)
     znodes.deny("first", ["a"])
     await node.access.reload()
-    ctx = deletion(services)
-    work = await cast("Any", ctx.registry.handler(ctx.api_key).run(ctx))
+    work = begin(deletion(services))
+    await asyncio.wait({next(work)}, timeout=10)  # it knows the changes of others
+    next(work)  # and has taken the image
     znodes.deny("second", ["b"])
     await node.access.reload()
 
@@ -115,11 +143,26 @@ async def test_acl_that_another_broker_deletes_during_a_deletion_is_no_error(
     znodes = cast("Znodes", node.session)
     znodes.deny("first", ["a"])
     await node.access.reload()
-    ctx = deletion(services)
-    work = await cast("Any", ctx.registry.handler(ctx.api_key).run(ctx))
+    work = begin(deletion(services))
+    await asyncio.wait({next(work)}, timeout=10)  # it knows the changes of others
+    next(work)  # and has taken the image
     del znodes.data[f"{TOPICS}/first"]
     await node.access.reload()
 
     (result,) = (await answered(work)).filter_results
     assert result.error_code is ErrorCode.none
     assert not services.metadata.image.acls
+
+
+async def test_acl_requests_of_one_broker_follow_each_other(services: Services) -> None:
+    """A creation must not rely on an ACL that an earlier request is about to delete."""
+    node = services.on_zookeeper
+    cast("Znodes", node.session).deny("t", ["a"])
+    await node.access.reload()
+    deleting = asyncio.create_task(answered(begin(deletion(services))))
+    creating = asyncio.create_task(answered(begin(creation(services, "t", "a", "b"))))
+    (deleted,) = (await deleting).filter_results
+    assert [one.principal for one in deleted.matching_acls] == ["User:a"]
+    assert {one.error_code for one in (await creating).results} == {ErrorCode.none}
+    acls = services.metadata.image.acls.values()
+    assert {one.principal for one in acls} == {"User:a", "User:b"}

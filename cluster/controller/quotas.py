@@ -14,7 +14,7 @@ from fencepost.cluster.controller.acls import ReasonAgainst
 from fencepost.cluster.controller.errors import InvalidRequestError, PolicyViolationError
 from fencepost.cluster.controller.outcome import ControllerResult
 from fencepost.cluster.controller.view import ControllerView
-from fencepost.cluster.image import Entity
+from fencepost.cluster.image import Entity, MetadataImage
 from fencepost.cluster.quota_entities import (
     ENTITY_TYPES,
     reason_against,
@@ -83,14 +83,12 @@ def alter_client_quotas(
     errors: list[DomainError | None] = []
     records: list[MetadataRecord] = []
     for one in alterations:
-        entity = _entity_of(one.named)
-        now = view.image.quotas.get(entity, {})
-        parts = tuple(EntityData(*part) for part in entity)
+        parts = tuple(EntityData(*part) for part in _entity_of(one.named))
         changed = [
             ClientQuotaRecord(parts, key, value or 0.0, remove=value is None)
             for key, value in _changes(view, one).items()
         ]
-        more = sum((record.key not in now) - record.remove for record in changed)
+        more = added_quotas(view.image, changed)
         error: DomainError | None = None
         if more > 0 and quota_count + more > MAX_QUOTAS:
             error = PolicyViolationError(f"there may be {MAX_QUOTAS} quotas (MAX_QUOTAS)")
@@ -101,6 +99,16 @@ def alter_client_quotas(
             quota_count += more
         errors.append(error)
     return ControllerResult(errors, tuple(records))
+
+
+def added_quotas(image: MetadataImage, records: Iterable[MetadataRecord]) -> int:
+    """Return the number of quotas that the records add to those of the image."""
+    added = 0
+    for record in records:
+        if isinstance(record, ClientQuotaRecord):
+            entity = tuple((part.entity_type, part.entity_name) for part in record.entity)
+            added += (record.key not in image.quotas.get(entity, {})) - record.remove
+    return added
 
 
 def _entity_of(named: Mapping[str, str | None]) -> Entity:

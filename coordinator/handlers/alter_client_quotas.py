@@ -15,12 +15,13 @@ from fencepost.cluster.acl import Operation
 from fencepost.cluster.controller.acls import ReasonAgainst
 from fencepost.cluster.controller.machine import Controller
 from fencepost.cluster.controller.outcome import ControllerResult
-from fencepost.cluster.controller.quotas import ClientQuotaAlteration
+from fencepost.cluster.controller.quotas import ClientQuotaAlteration, added_quotas
+from fencepost.cluster.image import MetadataImage
+from fencepost.cluster.records import MetadataRecord
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import code_and_message, each_row
 from fencepost.coordinator.handlers.deciding import decided_by_item
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.security.quota_table import QuotaTable
 from fencepost.logcore.machine import DomainError
 from fencepost.protocol import ApiKey, Entity
 from fencepost.protocol.steps import Steps
@@ -61,7 +62,7 @@ def run(ctx: Context) -> Work[Entity]:
     checked = yield from ctx.controller.look().check_quotas(asked)
     if not ctx.body.validate_only:
         good = [at for at, (_, error) in enumerate(checked) if error is None]
-        alter = partial(_alter, ctx.broker.quotas.table, ctx.metadata.reason_against)
+        alter = partial(_alter, _QuotaCount(ctx), ctx.metadata.reason_against)
         errors = yield from decided_by_item(
             ctx, [checked[at].alteration for at in good], alter, _characters
         )
@@ -94,10 +95,35 @@ def _characters(one: ClientQuotaAlteration) -> int:
     return len(one.ops) * sum(len(name or "") for name in one.named.values())
 
 
+class _QuotaCount:
+    """The number of quotas before the next decision on a request.
+
+    A broker on ZooKeeper decides on the image with which the request began and the changes that the
+    request has made since; this broker's table follows when they are written.
+    """
+
+    def __init__(self, ctx: Context) -> None:
+        self._table = ctx.broker.quotas.table
+        self._own: int | None = None
+        if ctx.on_znodes is not None:
+            self._own = sum(map(len, ctx.metadata.image.quotas.values()))
+
+    @property
+    def now(self) -> int:
+        return self._table.count if self._own is None else self._own
+
+    def decided(self, image: MetadataImage, records: Sequence[MetadataRecord]) -> None:
+        """Count the records of a decision on ``image``."""
+        if self._own is not None:
+            self._own += added_quotas(image, records)
+
+
 def _alter(
-    table: QuotaTable,
+    count: _QuotaCount,
     reason_against: ReasonAgainst,
     some: Sequence[ClientQuotaAlteration],
     one: Controller,
 ) -> ControllerResult[list[DomainError | None]]:
-    return one.alter_client_quotas(some, table.count, reason_against)
+    result = one.alter_client_quotas(some, count.now, reason_against)
+    count.decided(one.image, result.records)
+    return result

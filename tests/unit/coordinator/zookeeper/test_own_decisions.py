@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 from kio.schema.errors import ErrorCode
 
+from fencepost.cluster.controller import quotas
 from fencepost.coordinator.broker_services import Services
 from fencepost.coordinator.handlers import Context
 from fencepost.coordinator.handlers.zookeeper_registry import zookeeper_registry
@@ -166,3 +167,28 @@ async def test_acl_requests_of_one_broker_follow_each_other(services: Services) 
     assert {one.error_code for one in (await creating).results} == {ErrorCode.none}
     acls = services.metadata.image.acls.values()
     assert {one.principal for one in acls} == {"User:a", "User:b"}
+
+
+async def test_one_request_makes_no_more_quotas_than_there_may_be(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quotas, "MAX_QUOTAS", 3)
+
+    async def alter(*users: str, value: float | None = 1e6) -> list[ErrorCode]:
+        make = request_factory(ApiKey.ALTER_CLIENT_QUOTAS, 1)
+        op = make.OpData(key="producer_byte_rate", value=value or 0.0, remove=value is None)
+        entries = tuple(
+            make.EntryData(
+                entity=(make.EntityData(entity_type="user", entity_name=user),), ops=(op,)
+            )
+            for user in users
+        )
+        ctx = request(services, ApiKey.ALTER_CLIENT_QUOTAS, 1, entries=entries, validate_only=False)
+        return [one.error_code for one in (await answered(begin(ctx))).entries]
+
+    none, over = ErrorCode.none, ErrorCode.policy_violation
+    assert await alter("a") == [none]
+    assert await alter("a", "b", "c", "d", value=2e6) == [none, none, none, over]
+    assert await alter("a", value=None) == [none]
+    assert await alter("b", "d", "e") == [none, none, over]
+    assert len(services.metadata.image.quotas) == 3

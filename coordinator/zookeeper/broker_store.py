@@ -12,19 +12,19 @@ Source: ``ZkAdminManager.incrementalAlterConfigs``, ``KafkaZkClient.setOrCreateE
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
 
 from fencepost.cluster.delta import replayed
 from fencepost.cluster.image import BROKER_RESOURCE, MetadataImage
 from fencepost.cluster.records import ConfigRecord, MetadataRecord
 from fencepost.coordinator.config.broker_config import BrokerConfig, is_password
-from fencepost.coordinator.errors import MetadataUnavailableError
+from fencepost.coordinator.errors import MetadataUnavailableError, RequestTimedOutError
 from fencepost.coordinator.metadata.kraft_metadata_cache import KRaftMetadataCache
 from fencepost.coordinator.runtime.background import spawn
 from fencepost.coordinator.zookeeper import access_znodes
-from fencepost.coordinator.zookeeper.access import Access, change_of, reason_against
+from fencepost.coordinator.zookeeper.access import GIVE_UP_MS, Access, change_of, reason_against
 from fencepost.coordinator.zookeeper.access_znodes import Change
 from fencepost.coordinator.zookeeper.errors import ZooKeeperError
 from fencepost.coordinator.zookeeper.loading import config_records, read_config
@@ -81,15 +81,16 @@ class BrokerStore(ZooKeeperMetadata):
         return nullcontext()
 
     async def read(self, resources: Collection[tuple[int, str]]) -> None:
-        """Read the current settings of these resources. Raises MetadataUnavailableError."""
-        try:
+        """Read the current settings of these resources.
+
+        Raises MetadataUnavailableError, RequestTimedOutError.
+        """
+        async with _in_time("ZooKeeper has not returned the settings in time."):
             for kind, name in resources:
                 if kind == BROKER_RESOURCE or name in self.image.topics:
                     values = await read_config(self._session, kind, name) or {}
                     now = self.image.configs.get((kind, name), {})
                     self._replay(config_records(kind, name, now, values))
-        except ZooKeeperError as error:
-            raise MetadataUnavailableError(str(error)) from error
 
     def _replay(self, records: Sequence[MetadataRecord]) -> None:
         self.image = replayed(
@@ -140,7 +141,8 @@ class BrokerStore(ZooKeeperMetadata):
         """Write the changes since the last call; the future is done once ZooKeeper has them.
 
         The caller may call it for each item of a request, so that each has its own result. The
-        future raises MetadataUnavailableError, or the errors of :meth:`Access.change`.
+        future raises MetadataUnavailableError, RequestTimedOutError, or the errors of
+        :meth:`Access.change`.
         """
         settings, self._settings = self._settings, {}
         changes, self._changes = self._changes, {}
@@ -151,17 +153,30 @@ class BrokerStore(ZooKeeperMetadata):
     async def _write(
         self, settings: Collection[tuple[int, str]], changes: Mapping[str, Sequence[Change]]
     ) -> None:
-        try:
+        async with _in_time("ZooKeeper has not taken the settings in time."):
             for kind, name in settings:
                 await self._write_settings(kind, name)
-        except ZooKeeperError as error:
-            raise MetadataUnavailableError(str(error)) from error
         if changes:
             await self._access.change(changes)
 
     async def _write_settings(self, kind: int, name: str) -> None:
         values = self.image.configs.get((kind, name), {})
         await self._session.do([put_settings(kind, name, values), tell_settings(kind, name)])
+
+
+@asynccontextmanager
+async def _in_time(late: str) -> AsyncIterator[None]:
+    """Run the block for at most GIVE_UP_MS, without which a lost connection would hold a request.
+
+    Raises RequestTimedOutError(``late``) then, and MetadataUnavailableError for a ZooKeeperError.
+    """
+    try:
+        async with asyncio.timeout(GIVE_UP_MS / 1000):
+            yield
+    except TimeoutError:
+        raise RequestTimedOutError(late) from None
+    except ZooKeeperError as error:
+        raise MetadataUnavailableError(str(error)) from error
 
 
 async def encode_anew(session: Session, node_id: int, passwords: Passwords) -> None:

@@ -442,7 +442,7 @@ class ZooKeeperNode:
     async def own_decisions(self, resources: Collection[tuple[int, str]]) -> ControllerServices:
         """Return services that decide on one request for settings, from their current values.
 
-        Raises MetadataUnavailableError.
+        Raises MetadataUnavailableError, RequestTimedOutError.
         """
         store = self._own_store()
         await store.read(resources)

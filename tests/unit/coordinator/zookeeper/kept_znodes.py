@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -46,12 +47,15 @@ class Znodes(Session):
         self.data: dict[str, bytes] = {}
         self.is_away = False
         """Whether writes fail as they do without a connection."""
+        self.is_silent = False
+        """Whether reads and writes get no answer."""
         self.attempts = 0
         """The number of attempted writes."""
         self._versions: dict[str, int] = {}
         self._count = 0
 
     async def get(self, path: str, changed: Callable[[], object] | None = None) -> Node | None:
+        await self._answer_unless_silent()
         data = self.data.get(path)
         return None if data is None else Node(data, self._versions.get(path, 0), 0, 0, 0)
 
@@ -68,6 +72,7 @@ class Znodes(Session):
 
     async def do(self, writes: Sequence[Write]) -> list[Any]:
         self.attempts += 1
+        await self._answer_unless_silent()
         if self.is_away:
             raise ZooKeeperError("away")
         for at, one in enumerate(writes):
@@ -87,6 +92,10 @@ class Znodes(Session):
                 case Delete(path):
                     self.data.pop(path, None)
         return [None for _ in writes]
+
+    async def _answer_unless_silent(self) -> None:
+        if self.is_silent:
+            await asyncio.get_running_loop().create_future()
 
     def deny(self, topic: str, users: Sequence[str]) -> None:
         """Write a DENY for each of ``users`` to a topic's znode."""

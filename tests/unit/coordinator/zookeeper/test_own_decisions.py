@@ -12,11 +12,15 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.controller import quotas
+from fencepost.cluster.image import BROKER_RESOURCE
+from fencepost.cluster.records import ConfigRecord
 from fencepost.coordinator.broker_services import Services
+from fencepost.coordinator.errors import RequestTimedOutError
 from fencepost.coordinator.handlers import Context
 from fencepost.coordinator.handlers.zookeeper_registry import zookeeper_registry
 from fencepost.coordinator.security.principal import Session as Client
 from fencepost.coordinator.storage.storage import Storage
+from fencepost.coordinator.zookeeper import broker_store
 from fencepost.coordinator.zookeeper import node as node_module
 from fencepost.coordinator.zookeeper.broker_store import ZooKeeperMetadata
 from fencepost.coordinator.zookeeper.node import ZooKeeperNode
@@ -192,3 +196,19 @@ async def test_one_request_makes_no_more_quotas_than_there_may_be(
     assert await alter("a", value=None) == [none]
     assert await alter("b", "d", "e") == [none, none, over]
     assert len(services.metadata.image.quotas) == 3
+
+
+async def test_settings_wait_for_a_silent_zookeeper_for_a_limited_time(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, own = services.on_zookeeper, (BROKER_RESOURCE, "1")
+    store = (await node.own_decisions([own])).active.store
+    monkeypatch.setattr(broker_store, "GIVE_UP_MS", 1)
+    cast("Znodes", node.session).is_silent = True
+    with pytest.raises(RequestTimedOutError, match="has not returned the settings in time"):
+        await node.own_decisions([own])
+    store.append([ConfigRecord(*own, "log.retention.ms", "1")])
+    written = store.durable()
+    assert written is not None
+    with pytest.raises(RequestTimedOutError, match="has not taken the settings in time"):
+        await written

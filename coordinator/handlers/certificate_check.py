@@ -1,6 +1,7 @@
 """Validation of changed certificate settings before they are stored.
 
-Source: ``DynamicBrokerConfig.validate``, ``SslFactory.validateReconfiguration``.
+Source: ``ConfigAdminManager.validateBrokerConfigChange`` (KAFKA-13609: INVALID_REQUEST),
+``DynamicBrokerConfig.validate``, ``SslFactory.validateReconfiguration``.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 from fencepost.cluster.acl import Operation
 from fencepost.cluster.controller.configs import OpType
 from fencepost.coordinator.config.broker_config import LISTENER_PREFIX, ConfigSource
+from fencepost.coordinator.errors import InvalidRequestError
 from fencepost.coordinator.handlers import Context
 from fencepost.coordinator.handlers.resources import ResourceType
 from fencepost.coordinator.metadata.metadata import DEFAULT_SETTINGS
@@ -21,8 +23,8 @@ def check_certificates(ctx: Context, resource: Any) -> Work[None]:
 
     Another broker's certificates are on that broker's host. The check waits for file reads, so it
     is separate from the code that stores settings. It is skipped for a client that may not change
-    the settings, and must not see the errors of file reads. Raises ConfigError and
-    InvalidRequestError.
+    the settings, and must not see the errors of file reads. Raises InvalidRequestError, and
+    ConfigError for an unknown key.
     """
     check, config, name = ctx.broker.check_certificates, ctx.broker.config, resource.resource_name
     if name not in {DEFAULT_SETTINGS, str(ctx.broker.node_id)}:
@@ -47,4 +49,4 @@ def check_certificates(ctx: Context, resource: Any) -> Work[None]:
     yield checked
     refusal = checked.result()
     if refusal is not None:
-        raise refusal
+        raise InvalidRequestError(str(refusal))

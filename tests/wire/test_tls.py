@@ -1003,7 +1003,7 @@ def test_a_certificate_is_renewed_by_request(tmp_path: Path, authority: Authorit
             (str(fewer), "Keystore SubjectAltNames do not match"),
         ):
             answer = altered(client, "1", (key, value))
-            assert answer["error_code"] == "invalid_config"
+            assert answer["error_code"] == "invalid_request"
             assert reason in answer["error_message"]
         answer = altered(client, "1", (key.removeprefix("listener.name.ssl."), str(fresh)))
         assert answer["error_code"] == "invalid_request"
@@ -1065,7 +1065,7 @@ def test_certificate_of_another_broker_is_not_looked_for_here(
             lambda one: decide(one.services.metadata, lambda _: ControllerResult(None, (other,)))
         )
         assert altered(client, "2", (key, "/on/its/host.pem"))["error_code"] == "none"
-        assert altered(client, "1", (key, "/on/its/host.pem"))["error_code"] == "invalid_config"
+        assert altered(client, "1", (key, "/on/its/host.pem"))["error_code"] == "invalid_request"
 
 
 def test_alter_configs_tries_certificates_out_as_well(tmp_path: Path, authority: Authority) -> None:
@@ -1085,7 +1085,7 @@ def test_alter_configs_tries_certificates_out_as_well(tmp_path: Path, authority:
     ):
         before = shown_to(served, authority)
         code, message = replaced(client, second.file)
-        assert code == "invalid_config"
+        assert code == "invalid_request"
         assert "DistinguishedName does not match" in message
         assert shown_to(served, authority) == before
         assert replaced(client, same.file)[0] == "none"

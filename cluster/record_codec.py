@@ -1,7 +1,7 @@
 """Encodes and decodes metadata records.
 
 A record's value is the version of the frame (1), the type's key and its version, each an unsigned
-varint, then the fields in the flexible encoding of KIP-482. One table per type lists the fields. An
+varint, then the fields in the flexible encoding of KIP-482. :data:`_SCHEMAS` lists the fields. An
 unknown type or version, and trailing bytes, are refused: the records after one that cannot be
 decoded must not be applied.
 
@@ -11,6 +11,7 @@ Source: ``AbstractApiMessageSerde``, ``MetadataRecordSerde``; the schemas ``meta
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields
@@ -18,40 +19,14 @@ from operator import attrgetter
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
+from fencepost.cluster import records
 from fencepost.cluster.records import (
-    AbortTransactionRecord,
-    AccessControlEntryRecord,
-    BeginTransactionRecord,
-    BrokerEndpoint,
-    BrokerFeature,
     BrokerRegistrationChangeRecord,
-    ClearElrRecord,
-    ClientQuotaRecord,
-    ConfigRecord,
-    ControllerEndpoint,
-    ControllerFeature,
-    DelegationTokenRecord,
-    EndTransactionRecord,
-    EntityData,
-    FeatureLevelRecord,
-    FenceBrokerRecord,
     MetadataRecord,
-    NoOpRecord,
     PartitionChangeRecord,
     PartitionRecord,
-    ProducerIdsRecord,
     RegisterBrokerRecord,
-    RegisterControllerRecord,
-    RemoveAccessControlEntryRecord,
-    RemoveDelegationTokenRecord,
-    RemoveTopicRecord,
-    RemoveUserScramCredentialRecord,
     TopicRecord,
-    UnfenceBrokerRecord,
-    UnregisterBrokerRecord,
-    UnregisterControllerRecord,
-    UserScramCredentialRecord,
-    ZkMigrationStateRecord,
 )
 from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.fields import FieldReader, FieldWriter
@@ -75,240 +50,189 @@ class Field(NamedTuple):
     nullable: bool = False
 
 
-_PARTS: Final[Mapping[type, tuple[Field, ...]]] = {
-    BrokerEndpoint: (
-        Field("name", "string"),
-        Field("host", "string"),
-        Field("port", "uint16"),
-        Field("security_protocol", "int16"),
-    ),
-    BrokerFeature: (
-        Field("name", "string"),
-        Field("min_supported_version", "int16"),
-        Field("max_supported_version", "int16"),
-    ),
-    EntityData: (
-        Field("entity_type", "string"),
-        Field("entity_name", "string", nullable=True),
-    ),
-    ControllerEndpoint: (
-        Field("name", "string"),
-        Field("host", "string"),
-        Field("port", "uint16"),
-        Field("security_protocol", "int16"),
-    ),
-    ControllerFeature: (
-        Field("name", "string"),
-        Field("min_supported_version", "int16"),
-        Field("max_supported_version", "int16"),
-    ),
-}
+_SCHEMAS: Final = """
+BrokerEndpoint
+  name string
+  host string
+  port uint16
+  security_protocol int16
+BrokerFeature
+  name string
+  min_supported_version int16
+  max_supported_version int16
+EntityData
+  entity_type string
+  entity_name string nullable
+ControllerEndpoint
+  name string
+  host string
+  port uint16
+  security_protocol int16
+ControllerFeature
+  name string
+  min_supported_version int16
+  max_supported_version int16
+RegisterBrokerRecord 0 4
+  broker_id int32
+  is_migrating_zk_broker bool since=2
+  incarnation_id uuid
+  broker_epoch int64
+  end_points []BrokerEndpoint
+  features []BrokerFeature
+  rack string nullable
+  fenced bool
+  in_controlled_shutdown bool since=1
+  log_dirs []uuid since=3 tag=0
+  cordoned_log_dirs []uuid nullable since=4 tag=1
+UnregisterBrokerRecord 1 0
+  broker_id int32
+  broker_epoch int64
+TopicRecord 2 0
+  name string
+  topic_id uuid
+PartitionRecord 3 2
+  partition_id int32
+  topic_id uuid
+  replicas []int32
+  isr []int32
+  removing_replicas []int32
+  adding_replicas []int32
+  leader int32
+  leader_recovery_state int8 tag=0
+  leader_epoch int32
+  partition_epoch int32
+  directories []uuid since=1
+  eligible_leader_replicas []int32 nullable since=2 tag=1
+  last_known_elr []int32 nullable since=2 tag=2
+ConfigRecord 4 0
+  resource_type int8
+  resource_name string
+  name string
+  value string nullable
+PartitionChangeRecord 5 2
+  partition_id int32
+  topic_id uuid
+  isr []int32 nullable tag=0
+  leader int32 tag=1
+  replicas []int32 nullable tag=2
+  removing_replicas []int32 nullable tag=3
+  adding_replicas []int32 nullable tag=4
+  leader_recovery_state int8 tag=5
+  directories []uuid nullable since=1 tag=8
+  eligible_leader_replicas []int32 nullable since=2 tag=6
+  last_known_elr []int32 nullable since=2 tag=7
+FenceBrokerRecord 7 0
+  id int32
+  epoch int64
+UnfenceBrokerRecord 8 0
+  id int32
+  epoch int64
+RemoveTopicRecord 9 0
+  topic_id uuid
+DelegationTokenRecord 10 0
+  owner string
+  requester string
+  renewers []string
+  issue_timestamp int64
+  max_timestamp int64
+  expiration_timestamp int64
+  token_id string
+UserScramCredentialRecord 11 0
+  name string
+  mechanism int8
+  salt bytes
+  stored_key bytes
+  server_key bytes
+  iterations int32
+FeatureLevelRecord 12 0
+  name string
+  feature_level int16
+ClientQuotaRecord 14 0
+  entity []EntityData
+  key string
+  value float64
+  remove bool
+ProducerIdsRecord 15 0
+  broker_id int32
+  broker_epoch int64
+  next_producer_id int64
+BrokerRegistrationChangeRecord 17 3
+  broker_id int32
+  broker_epoch int64
+  fenced int8 tag=0
+  in_controlled_shutdown int8 since=1 tag=1
+  log_dirs []uuid since=2 tag=2
+  cordoned_log_dirs []uuid nullable since=3 tag=3
+AccessControlEntryRecord 18 0
+  id uuid
+  resource_type int8
+  resource_name string
+  pattern_type int8
+  principal string
+  host string
+  operation int8
+  permission_type int8
+RemoveAccessControlEntryRecord 19 0
+  id uuid
+NoOpRecord 20 0
+ZkMigrationStateRecord 21 0
+  zk_migration_state int8
+RemoveUserScramCredentialRecord 22 0
+  name string
+  mechanism int8
+BeginTransactionRecord 23 0
+  name string nullable tag=0
+EndTransactionRecord 24 0
+AbortTransactionRecord 25 0
+  reason string nullable tag=0
+RemoveDelegationTokenRecord 26 0
+  token_id string
+RegisterControllerRecord 27 0
+  controller_id int32
+  incarnation_id uuid
+  zk_migration_ready bool
+  end_points []ControllerEndpoint
+  features []ControllerFeature
+ClearElrRecord 28 0
+  topic_name string
+UnregisterControllerRecord 29 0
+  controller_id int32
+"""
+"""The structures inside records, then the records with their key and their newest version; below
+each, its fields in the order of the schema."""
 
-_RECORDS: Final[Mapping[type, tuple[int, int, tuple[Field, ...]]]] = {
-    RegisterBrokerRecord: (
-        0,
-        4,
-        (
-            Field("broker_id", "int32"),
-            Field("is_migrating_zk_broker", "bool", since=2),
-            Field("incarnation_id", "uuid"),
-            Field("broker_epoch", "int64"),
-            Field("end_points", BrokerEndpoint, array=True),
-            Field("features", BrokerFeature, array=True),
-            Field("rack", "string", nullable=True),
-            Field("fenced", "bool"),
-            Field("in_controlled_shutdown", "bool", since=1),
-            Field("log_dirs", "uuid", array=True, since=3, tag=0),
-            Field("cordoned_log_dirs", "uuid", array=True, since=4, tag=1, nullable=True),
-        ),
-    ),
-    UnregisterBrokerRecord: (
-        1,
-        0,
-        (
-            Field("broker_id", "int32"),
-            Field("broker_epoch", "int64"),
-        ),
-    ),
-    TopicRecord: (
-        2,
-        0,
-        (
-            Field("name", "string"),
-            Field("topic_id", "uuid"),
-        ),
-    ),
-    PartitionRecord: (
-        3,
-        2,
-        (
-            Field("partition_id", "int32"),
-            Field("topic_id", "uuid"),
-            Field("replicas", "int32", array=True),
-            Field("isr", "int32", array=True),
-            Field("removing_replicas", "int32", array=True),
-            Field("adding_replicas", "int32", array=True),
-            Field("leader", "int32"),
-            Field("leader_recovery_state", "int8", tag=0),
-            Field("leader_epoch", "int32"),
-            Field("partition_epoch", "int32"),
-            Field("directories", "uuid", array=True, since=1),
-            Field("eligible_leader_replicas", "int32", array=True, since=2, tag=1, nullable=True),
-            Field("last_known_elr", "int32", array=True, since=2, tag=2, nullable=True),
-        ),
-    ),
-    ConfigRecord: (
-        4,
-        0,
-        (
-            Field("resource_type", "int8"),
-            Field("resource_name", "string"),
-            Field("name", "string"),
-            Field("value", "string", nullable=True),
-        ),
-    ),
-    PartitionChangeRecord: (
-        5,
-        2,
-        (
-            Field("partition_id", "int32"),
-            Field("topic_id", "uuid"),
-            Field("isr", "int32", array=True, tag=0, nullable=True),
-            Field("leader", "int32", tag=1),
-            Field("replicas", "int32", array=True, tag=2, nullable=True),
-            Field("removing_replicas", "int32", array=True, tag=3, nullable=True),
-            Field("adding_replicas", "int32", array=True, tag=4, nullable=True),
-            Field("leader_recovery_state", "int8", tag=5),
-            Field("directories", "uuid", array=True, since=1, tag=8, nullable=True),
-            Field("eligible_leader_replicas", "int32", array=True, since=2, tag=6, nullable=True),
-            Field("last_known_elr", "int32", array=True, since=2, tag=7, nullable=True),
-        ),
-    ),
-    FenceBrokerRecord: (
-        7,
-        0,
-        (
-            Field("id", "int32"),
-            Field("epoch", "int64"),
-        ),
-    ),
-    UnfenceBrokerRecord: (
-        8,
-        0,
-        (
-            Field("id", "int32"),
-            Field("epoch", "int64"),
-        ),
-    ),
-    RemoveTopicRecord: (9, 0, (Field("topic_id", "uuid"),)),
-    DelegationTokenRecord: (
-        10,
-        0,
-        (
-            Field("owner", "string"),
-            Field("requester", "string"),
-            Field("renewers", "string", array=True),
-            Field("issue_timestamp", "int64"),
-            Field("max_timestamp", "int64"),
-            Field("expiration_timestamp", "int64"),
-            Field("token_id", "string"),
-        ),
-    ),
-    UserScramCredentialRecord: (
-        11,
-        0,
-        (
-            Field("name", "string"),
-            Field("mechanism", "int8"),
-            Field("salt", "bytes"),
-            Field("stored_key", "bytes"),
-            Field("server_key", "bytes"),
-            Field("iterations", "int32"),
-        ),
-    ),
-    FeatureLevelRecord: (
-        12,
-        0,
-        (
-            Field("name", "string"),
-            Field("feature_level", "int16"),
-        ),
-    ),
-    ClientQuotaRecord: (
-        14,
-        0,
-        (
-            Field("entity", EntityData, array=True),
-            Field("key", "string"),
-            Field("value", "float64"),
-            Field("remove", "bool"),
-        ),
-    ),
-    ProducerIdsRecord: (
-        15,
-        0,
-        (
-            Field("broker_id", "int32"),
-            Field("broker_epoch", "int64"),
-            Field("next_producer_id", "int64"),
-        ),
-    ),
-    BrokerRegistrationChangeRecord: (
-        17,
-        3,
-        (
-            Field("broker_id", "int32"),
-            Field("broker_epoch", "int64"),
-            Field("fenced", "int8", tag=0),
-            Field("in_controlled_shutdown", "int8", since=1, tag=1),
-            Field("log_dirs", "uuid", array=True, since=2, tag=2),
-            Field("cordoned_log_dirs", "uuid", array=True, since=3, tag=3, nullable=True),
-        ),
-    ),
-    AccessControlEntryRecord: (
-        18,
-        0,
-        (
-            Field("id", "uuid"),
-            Field("resource_type", "int8"),
-            Field("resource_name", "string"),
-            Field("pattern_type", "int8"),
-            Field("principal", "string"),
-            Field("host", "string"),
-            Field("operation", "int8"),
-            Field("permission_type", "int8"),
-        ),
-    ),
-    RemoveAccessControlEntryRecord: (19, 0, (Field("id", "uuid"),)),
-    NoOpRecord: (20, 0, ()),
-    ZkMigrationStateRecord: (21, 0, (Field("zk_migration_state", "int8"),)),
-    RemoveUserScramCredentialRecord: (
-        22,
-        0,
-        (
-            Field("name", "string"),
-            Field("mechanism", "int8"),
-        ),
-    ),
-    BeginTransactionRecord: (23, 0, (Field("name", "string", tag=0, nullable=True),)),
-    EndTransactionRecord: (24, 0, ()),
-    AbortTransactionRecord: (25, 0, (Field("reason", "string", tag=0, nullable=True),)),
-    RemoveDelegationTokenRecord: (26, 0, (Field("token_id", "string"),)),
-    RegisterControllerRecord: (
-        27,
-        0,
-        (
-            Field("controller_id", "int32"),
-            Field("incarnation_id", "uuid"),
-            Field("zk_migration_ready", "bool"),
-            Field("end_points", ControllerEndpoint, array=True),
-            Field("features", ControllerFeature, array=True),
-        ),
-    ),
-    ClearElrRecord: (28, 0, (Field("topic_name", "string"),)),
-    UnregisterControllerRecord: (29, 0, (Field("controller_id", "int32"),)),
-}
-"""Key, newest version and fields of each record type, in the order of the schema."""
+
+def _read_schemas() -> tuple[dict[type, tuple[Field, ...]], dict[type, tuple[int, int]]]:
+    """Return the fields of each class, and key and newest version of the records."""
+    layouts: dict[type, tuple[Field, ...]] = {}
+    versions: dict[type, tuple[int, int]] = {}
+    for entry in re.split(r"\n(?! )", _SCHEMAS.strip()):
+        head, *lines = entry.splitlines()
+        name, *numbers = head.split()
+        kind = getattr(records, name)
+        layouts[kind] = tuple(map(_read_field, lines))
+        if numbers:
+            key, newest = map(int, numbers)
+            versions[kind] = key, newest
+    return layouts, versions
+
+
+def _read_field(line: str) -> Field:
+    name, kind, *more = line.split()
+    element = kind.removeprefix("[]")
+    given = dict(item.partition("=")[::2] for item in more)
+    return Field(
+        name,
+        getattr(records, element, element),
+        array=kind != element,
+        since=int(given.get("since", 0)),
+        tag=int(given["tag"]) if "tag" in given else None,
+        nullable="nullable" in given,
+    )
+
+
+_LAYOUTS, _VERSIONS = _read_schemas()
+"""Fields by class; key and newest version by record type."""
 
 _WRITTEN_SINCE: Final[Mapping[type, tuple[tuple[int, int], ...]]] = {
     RegisterBrokerRecord: ((30, 4), (17, 3), (8, 2), (0, 1)),
@@ -429,7 +353,7 @@ def _codec_of(field: Field, version: int) -> tuple[Read, Write]:
             return FieldReader.nullable_string, FieldWriter.string
         read, write = _PRIMITIVES[field.kind]
     else:
-        part = _structure(field.kind, _PARTS[field.kind], version)
+        part = _structure(field.kind, _LAYOUTS[field.kind], version)
         read, write = part.read, part.write
     return _array(read, write, field) if field.array else (read, write)
 
@@ -456,7 +380,7 @@ def _array(read: Read, write: Write, field: Field) -> tuple[Read, Write]:
 
 _STRUCTURES: Final[dict[tuple[int, int], Structure]] = {}
 """The structures used so far, by key and version."""
-_BY_KEY: Final = {key: (kind, newest, layout) for kind, (key, newest, layout) in _RECORDS.items()}
+_BY_KEY: Final = {key: (kind, newest) for kind, (key, newest) in _VERSIONS.items()}
 
 
 def _structure_of(key: int, version: int) -> Structure:
@@ -464,12 +388,12 @@ def _structure_of(key: int, version: int) -> Structure:
     if found is None:
         if key not in _BY_KEY:
             raise CorruptRecordError(f"there is no metadata record with the key {key}")
-        kind, newest, layout = _BY_KEY[key]
+        kind, newest = _BY_KEY[key]
         if version > newest:
             raise CorruptRecordError(
                 f"version {version} of {kind.__name__}; {newest} is the newest that is known here"
             )
-        found = _STRUCTURES[key, version] = _structure(kind, layout, version)
+        found = _STRUCTURES[key, version] = _structure(kind, _LAYOUTS[kind], version)
     return found
 
 
@@ -484,7 +408,7 @@ def record_version(kind: type[MetadataRecord], metadata_version: int = METADATA_
 def encode(record: MetadataRecord, metadata_version: int = METADATA_VERSION) -> bytes:
     """Encode a record. Raises ValueError for a field that the level's version lacks."""
     kind = type(record)
-    key = _RECORDS[kind][0]
+    key = _VERSIONS[kind][0]
     version = record_version(kind, metadata_version)
     out = FieldWriter(None, flexible=True)
     out.uvarint(FRAME_VERSION)

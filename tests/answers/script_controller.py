@@ -76,6 +76,7 @@ def cases(stem: str) -> list[Case]:
         ),
         ("update_features", 2, {**WAIT, "feature_updates": [to(1, SAFE)], "validate_only": True}),
         ("unregister_broker", 0, {"broker_id": 555}),
+        ("unregister_controller", 0, {"controller_id": 555}),
         ("delete_topics", 6, {**WAIT, "topics": [{"name": stem, "topic_id": None}] * 2}),
         ("delete_topics", 5, {**WAIT, "topic_names": [stem, f"{stem}-none"]}),
     ]

@@ -233,6 +233,21 @@ def test_a_login_and_a_request(served: Served, version: int) -> None:
         assert (session.mechanism, session.expires_at_ms) == ("SCRAM-SHA-256", None)
 
 
+def test_node_and_cluster_of_a_client_are_compared_after_its_login(served: Served) -> None:
+    meant = {"cluster_id": "another", "node_id": 99}
+    with RawClient(served.bootstrap) as client:
+        assert client.call("api_versions", 5, **VERSIONS, **meant)["error_code"] == "none"
+        assert log_in(client, version=2)["error_code"] == "none"
+        answer = client.call("api_versions", 5, **VERSIONS, **meant)
+        assert answer["error_code"] == "rebootstrap_required"
+
+
+def test_ids_that_are_not_valid_are_refused_before_the_login(served: Served) -> None:
+    with RawClient(served.bootstrap) as client:
+        answer = client.call("api_versions", 5, **VERSIONS, node_id=1)
+        assert (answer["error_code"], answer["api_keys"]) == ("invalid_request", [])
+
+
 def test_bare_tokens(served: Served) -> None:
     with RawClient(served.bootstrap) as client:
         assert client.call("sasl_handshake", 0, mechanism="PLAIN")["error_code"] == "none"

@@ -35,6 +35,17 @@ def test_it_serves_the_apis_of_a_controller_and_no_others(node: Node) -> None:
     assert served <= kafkas
 
 
+def test_controller_does_not_compare_the_ids_of_a_client(node: Node) -> None:
+    software = {"client_software_name": "x", "client_software_version": "1"}
+    with RawClient(node.bootstrap) as client:
+        for meant, error in (
+            ({"cluster_id": "another", "node_id": 99}, "none"),
+            ({"node_id": 99}, "invalid_request"),
+        ):
+            answer = client.call("api_versions", 5, **software, **meant)
+            assert answer["error_code"] == error
+
+
 # --- joining ---
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import uuid
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fencepost.cluster.acl import Operation
+from fencepost.coordinator.daemon.broker import Broker
 from tests.support.cluster import GROUP, TRANSACTION, Cluster, unique
 from tests.support.guarded import Guarded, group, transactional_id
-from tests.support.raw import Answer
+from tests.support.raw import Answer, RawClient
 
 NODE = 3
 SOFTWARE = {"client_software_name": "raw", "client_software_version": "1"}
@@ -52,6 +54,25 @@ def test_client_that_means_another_node_is_sent_to_its_bootstrap_servers(
     assert bool(answer["api_keys"]) is (error == "none")
     # The connection stays open, and older versions have no ids.
     assert client.call("api_versions", 4, **SOFTWARE)["api_keys"]
+
+
+def test_ids_are_known_on_the_first_connection(tmp_path: Path) -> None:
+    """The first request after a first start, and after a restart, may name them."""
+    told = None
+    for node in (7, 7):
+        with (
+            Broker.in_thread(tmp_path, config={"node.id": str(node)}) as broker,
+            RawClient(broker.bootstrap) as client,
+        ):
+            cluster_id = dict(
+                line.split("=", 1)
+                for line in (tmp_path / "meta.properties").read_text().splitlines()
+                if "=" in line
+            )["cluster.id"]
+            meant = {"cluster_id": cluster_id, "node_id": node}
+            assert client.call("api_versions", 5, **SOFTWARE, **meant)["error_code"] == "none"
+            assert told in (None, cluster_id)
+            told = cluster_id
 
 
 # --- TxnOffsetCommit 6 (KIP-1319) ----------------------------------------------------------------

@@ -18,6 +18,7 @@ from fencepost.cluster.controller.errors import (
     DuplicateBrokerRegistrationError,
     InconsistentClusterIdError,
     InvalidRegistrationError,
+    InvalidRequestError,
     UnsupportedFeatureLevelError,
 )
 from fencepost.cluster.controller.heartbeats import (
@@ -214,8 +215,10 @@ def register_controller(request: ControllerRegistrationRequest) -> ControllerRes
 def unregister_controller(view: ControllerView, controller_id: int) -> ControllerResult[None]:
     """Remove a controller's registration.
 
-    Raises UnsupportedFeatureLevelError, ControllerIdNotRegisteredError.
+    Raises InvalidRequestError, UnsupportedFeatureLevelError, ControllerIdNotRegisteredError.
     """
+    if controller_id == view.settings.node_id:
+        raise InvalidRequestError("Controller cannot unregister itself while it is active.")
     if view.image.features.get(METADATA_VERSION, 0) < FIRST_WITH_CONTROLLER_UNREGISTRATION:
         raise UnsupportedFeatureLevelError(
             "The current MetadataVersion is too old to support controller unregistration."

@@ -44,7 +44,7 @@ class InvalidReplicaAssignmentError(ClusterError):
 
 
 class InvalidRequestError(ClusterError):
-    """The request contradicts itself (INVALID_REQUEST)."""
+    """The request contradicts itself or the node's role (INVALID_REQUEST)."""
 
 
 class PolicyViolationError(ClusterError):

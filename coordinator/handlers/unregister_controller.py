@@ -1,8 +1,9 @@
 """UnregisterController (94): remove the registration of a controller that was decommissioned.
 
-The registration is not the vote: a voter remains one, and a running controller registers again.
+The registration is not the vote: a voter remains one. The active controller refuses to remove its
+own registration, and any other running controller registers again.
 
-Source: ``ClusterControlManager.unregisterController``; KIP-1312.
+Source: ``QuorumController.unregisterController``, ``ClusterControlManager``; KIP-1312.
 """
 
 from __future__ import annotations

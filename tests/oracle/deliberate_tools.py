@@ -22,7 +22,7 @@ class Otherwise:
 ONE_REPLICA = "eligible leader replicas (KIP-966) make it a dynamic setting; there is one replica"
 NO_SHARE_GROUPS = "share groups are not served, and so not advertised"
 NO_STREAMS_GROUPS = "streams groups are not served, and so not advertised"
-OF_4_4 = "Apache Kafka 4.4 has this version as well, and the one compared with is 4.3"
+OF_4_4 = "Apache Kafka 4.4 has these versions as well, and the one compared with is 4.3"
 NO_TOKENS = "delegation tokens are not served; Apache Kafka refuses them on such a listener as well"
 NO_TELEMETRY = "clients are not asked for their metrics, so no subscription is taken"
 UNKNOWN_KEY = "a broker setting that nothing reads is refused by name"

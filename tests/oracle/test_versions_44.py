@@ -376,9 +376,13 @@ def deleted_groups(t: Tracer) -> None:
 
 
 def controllers(t: Tracer) -> None:
-    for controller_id in (77, -1, 2**31 - 1):
-        answer = t.cluster.call("unregister_controller", 0, controller_id=controller_id)
-        t.note(f"unregister {controller_id}", [answer["error_code"], answer["error_message"]])
+    """Before and after the upgrade to the first metadata.version that allows it."""
+    level = {"feature": "metadata.version", "max_version_level": 33, "upgrade_type": 1}
+    for _ in range(2):
+        for controller_id in (77, -1, 2**31 - 1, 1):
+            answer = t.cluster.call("unregister_controller", 0, controller_id=controller_id)
+            t.note(f"unregister {controller_id}", [answer["error_code"], answer["error_message"]])
+        t("update_features", 2, timeout=10_000, feature_updates=[level])
 
 
 TRACES = {

@@ -18,6 +18,7 @@ from fencepost.cluster.controller.errors import (
     DuplicateBrokerRegistrationError,
     InconsistentClusterIdError,
     InvalidRegistrationError,
+    InvalidRequestError,
     StaleBrokerEpochError,
     UnsupportedFeatureLevelError,
 )
@@ -358,9 +359,16 @@ def test_unregister_controller_removes_its_registration() -> None:
 def test_unregister_controller_needs_metadata_version_33(level: int) -> None:
     cluster = Cluster()
     cluster.append([FeatureLevelRecord(METADATA_VERSION, level)])
-    for controller_id in (7, 3000):
-        with pytest.raises(UnsupportedFeatureLevelError, match="too old to support controller"):
-            cluster.controller.unregister_controller(controller_id)
+    with pytest.raises(UnsupportedFeatureLevelError, match="too old to support controller"):
+        cluster.controller.unregister_controller(7)
+
+
+@pytest.mark.parametrize("level", [30, 33])
+def test_active_controller_does_not_unregister_itself(level: int) -> None:
+    cluster = Cluster()
+    cluster.append([FeatureLevelRecord(METADATA_VERSION, level)])
+    with pytest.raises(InvalidRequestError, match="cannot unregister itself while it is active"):
+        cluster.controller.unregister_controller(SETTINGS.node_id)
 
 
 def test_an_offline_directory_moves_what_lies_in_it() -> None:

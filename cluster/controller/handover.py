@@ -80,9 +80,10 @@ def as_standalone(
 ) -> tuple[MetadataImage, list[str]]:
     """Return the image with this broker as the only one, and the reasons against the conversion.
 
-    ``features`` are the ranges that a standalone broker supports. The broker must be in the ISR of
-    every partition. Replicas elsewhere, other brokers and the controllers are removed, as are the
-    features of share groups and streams groups, which a standalone broker lacks.
+    ``features`` are the ranges of the features to keep. The broker must be in the ISR of every
+    partition, or an eligible leader of it (KIP-966): with eligible leaders the ISR is empty once
+    its last member has stopped. Replicas elsewhere, other brokers and the controllers are removed,
+    as are other features.
     """
     reasons: list[str] = []
     levels = {name: level for name, level in image.features.items() if name in features}
@@ -96,7 +97,9 @@ def as_standalone(
     alone: dict[PartitionRegistration, PartitionRegistration] = {}
     for name, topic in image.topics.items():
         missing = [
-            str(index) for index, one in enumerate(topic.partitions) if broker_id not in one.isr
+            str(index)
+            for index, one in enumerate(topic.partitions)
+            if broker_id not in one.isr and broker_id not in one.elr
         ]
         if missing:
             reasons.append(f"it is not in the ISR of {name}, partitions {', '.join(missing)}")

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from fencepost.cluster.controller.activation import METADATA_VERSION
 from fencepost.cluster.controller.handover import without_leaders
 from fencepost.coordinator.config import properties
 from fencepost.coordinator.config.broker_config import BrokerConfig
@@ -36,6 +37,7 @@ from fencepost.coordinator.config.listeners import (
 )
 from fencepost.coordinator.config.roles import BOOTSTRAP, ROLES, VOTERS, roles_of
 from fencepost.coordinator.metadata.control_records import Voter
+from fencepost.coordinator.metadata.metadata import FEATURES
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
 from fencepost.coordinator.metadata.quorum_state import (
     is_of_member,
@@ -371,6 +373,9 @@ def _warnings(
     for topic in sorted(metadata.image.topics):
         for key, why in harm(topic, metadata.image.topic_configs(topic)).items():
             yield f"{key} of {topic} is not handed over: {why}"
+    level = metadata.image.features.get(METADATA_VERSION, 0)
+    if level > FEATURES[METADATA_VERSION][0]:
+        yield f"metadata.version is {level}: the controllers must be of Apache Kafka 4.4 or later"
     if metadata.image.features.get("share.version", 0) == 0:
         yield (
             "share groups and streams groups are off, as they were here; kafka-features upgrade"

@@ -18,10 +18,12 @@ from fencepost.cluster.image_records import image_values
 from fencepost.cluster.record_codec import encode
 from fencepost.cluster.records import MetadataRecord
 from fencepost.coordinator.metadata.framing import data_batch
+from fencepost.coordinator.metadata.stopped import read_stopped
+from fencepost.logcore.fs import OsFileSystem
 from fencepost.tools.decisions import decide
 from tests.oracle.conftest import Written
 from tests.oracle.interchange import fencepost
-from tests.support.kafka import Libs, jars, run_tool
+from tests.support.kafka import Kafka, Libs, jars, run_tool
 from tests.support.kafka44 import jars as jars_of_4_4
 from tests.support.metadata_changes import create_topic, delete_topic, set_broker_configs
 from tests.unit.cluster.test_records import random_record
@@ -118,6 +120,21 @@ def test_a_log_and_a_snapshot_of_apache_kafka(by_kafka_metadata: list[Path]) -> 
     assert ours == by_kafka(by_kafka_metadata)
     assert types(ours) >= {"LEADER_CHANGE", "PARTITION_RECORD", "BEGIN_TRANSACTION_RECORD"}
     assert types(ours) >= {"SNAPSHOT_HEADER", "SNAPSHOT_FOOTER"}
+
+
+def test_zero_checkpoint_of_4_4_has_the_first_records(tmp_path: Path) -> None:
+    """``kafka-storage format`` writes the features into the zero checkpoint (KIP-1170)."""
+    kafka = Kafka(tmp_path, {}, format_words=["--standalone"], libs=jars_of_4_4)
+    kafka.tell({"controller.quorum.bootstrap.servers": kafka.controller})
+    kafka.format()
+    log = kafka.data_dir / "__cluster_metadata-0"
+    checkpoint = log / f"{0:020}-{0:010}.checkpoint"
+    ours = by_fencepost([checkpoint])
+    assert ours == by_kafka([checkpoint], jars_of_4_4)
+    assert types(ours) >= {"SNAPSHOT_HEADER", "KRAFT_VOTERS", "FEATURE_LEVEL_RECORD"}
+    stopped = read_stopped(OsFileSystem(), str(log))
+    assert stopped is not None
+    assert stopped.image.features.items() >= {"metadata.version": 33, "share.version": 2}.items()
 
 
 @pytest.fixture

@@ -19,6 +19,8 @@ from fencepost.tools.ports import hold_port
 from tests.crash.stubborn_client import StubbornClient
 from tests.oracle.desk import Tools, tools_at_hand
 from tests.oracle.interchange import fencepost
+from tests.oracle.test_joining_44 import LATEST
+from tests.oracle.test_joining_44 import levels as levels_of_4_4
 from tests.oracle.test_metadata_dumps import by_fencepost, by_kafka, types
 from tests.oracle.tool_scenes import (
     ACLS,
@@ -30,7 +32,8 @@ from tests.oracle.tool_scenes import (
 )
 from tests.support.cluster import READ_COMMITTED, READ_UNCOMMITTED, Cluster
 from tests.support.daemon import Daemon
-from tests.support.kafka import START_S
+from tests.support.kafka import START_S, Libs, jars, run_tool
+from tests.support.kafka44 import jars as jars_of_4_4
 from tests.support.pipeline import QUIET
 from tests.support.promoted import PromotedBroker, PromotedController
 from tests.support.waits import until
@@ -80,8 +83,9 @@ CREATE = "--create --topic"
 class Grown:
     """A single broker, its address, and the output folder of its promotion."""
 
-    def __init__(self, directory: Path, *controllers: int) -> None:
+    def __init__(self, directory: Path, *controllers: int, libs: Libs = jars) -> None:
         self.directory, self.output = directory, directory / "out"
+        self.libs = libs
         held = [hold_port() for _ in (0, *controllers)]
         for one in held:
             weakref.finalize(self, one.close)
@@ -98,7 +102,7 @@ class Grown:
         at = ",".join(f"{one}@{address}" for one, address in self.named.items())
         told = ("--controller", at, "--output", self.output, "--listen", self.address)
         fencepost("cluster", "promote", self.data_dir, *told, *pairs, *options)
-        self.controllers = [PromotedController(one, self.output) for one in self.named]
+        self.controllers = [PromotedController(one, self.output, self.libs) for one in self.named]
 
     def start(self) -> None:
         """Start the controllers, and the broker as a member of their cluster."""
@@ -118,9 +122,9 @@ class Grown:
 
 
 @contextmanager
-def grown(directory: Path, *controllers: int) -> Iterator[Grown]:
-    """Yield a running broker; kill all nodes at the end."""
-    one = Grown(directory, *controllers)
+def grown(directory: Path, *controllers: int, libs: Libs = jars) -> Iterator[Grown]:
+    """Yield a running broker; kill all nodes at the end. ``libs`` are those of the controllers."""
+    one = Grown(directory, *controllers, libs=libs)
     one.broker.start()
     try:
         yield one
@@ -214,6 +218,38 @@ def test_everything_is_there_afterwards_and_on_the_way_back(tmp_path: Path) -> N
                 *(b"before", b"after", b"alone", b"again")
             ]
         client.close()
+
+
+def test_broker_grows_into_a_quorum_of_4_4_that_is_finalized_and_comes_back(
+    tmp_path: Path,
+) -> None:
+    """The levels that the cluster was raised to are kept, also through the way back."""
+    with grown(tmp_path, 100, libs=jars_of_4_4) as one:
+        values: list[bytes | None] = []
+
+        def produce(value: bytes) -> None:
+            values.append(value)
+            with Cluster(one.address) as cluster:
+                until(lambda: cluster.produce("t", [value])["error_code"] == "none", "a record")
+                assert cluster.values("t") == values
+
+        with Cluster(one.address) as cluster:
+            cluster.create_topic("t")
+        produce(b"before")
+        one.promote()
+        one.start()
+        produce(b"in the cluster")
+        words = ("--bootstrap-server", one.address, "upgrade", "--release-version", "4.4")
+        run_tool(FEATURES, *words, libs=jars_of_4_4)
+        until(lambda: levels_of_4_4(one.address) == LATEST, "the broker knows the new levels")
+        back(one)
+        assert levels_of_4_4(one.address) == {"metadata.version": 33}
+        produce(b"alone")
+        one.output = tmp_path / "again"
+        one.promote()
+        one.start()
+        assert levels_of_4_4(one.address) == LATEST
+        produce(b"again")
 
 
 def check_all_is_there(

@@ -278,6 +278,14 @@ class Kafka:
 
     def launch(self) -> None:
         """Format the storage, and start the process."""
+        properties = self.format()
+        command = java_command(
+            "kafka.Kafka", str(properties), options=self._java_options, libs=self._libs
+        )
+        self.child = Child(command)
+
+    def format(self) -> Path:
+        """Format the storage unless it is; return the file of properties."""
         properties = self._directory / "server.properties"
         properties.write_text(
             "".join(f"{key}={value}\n" for key, value in self._properties().items())
@@ -293,10 +301,7 @@ class Kafka:
                 *self.format_words,
                 libs=self._libs,
             )
-        command = java_command(
-            "kafka.Kafka", str(properties), options=self._java_options, libs=self._libs
-        )
-        self.child = Child(command)
+        return properties
 
     def wait(self) -> Kafka:
         """Wait until it serves."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.support.daemon import Daemon
-from tests.support.kafka import START_S, java_command
+from tests.support.kafka import START_S, Libs, jars, java_command
 from tests.support.processes import Child
 
 
@@ -24,8 +24,9 @@ class PromotedBroker(Daemon):
 class PromotedController:
     """A controller of Apache Kafka with its ``controller.properties``."""
 
-    def __init__(self, node_id: int, output: Path) -> None:
-        self.node_id = node_id
+    def __init__(self, node_id: int, output: Path, libs: Libs = jars) -> None:
+        """``libs`` returns the jars of the release."""
+        self.node_id, self._libs = node_id, libs
         self.room = output / f"controller-{node_id}"
         self.child: Child | None = None
 
@@ -37,7 +38,7 @@ class PromotedController:
     def launch(self) -> PromotedController:
         """Start it without waiting."""
         file = self.room / "controller.properties"
-        self.child = Child(java_command("kafka.Kafka", str(file)))
+        self.child = Child(java_command("kafka.Kafka", str(file), libs=self._libs))
         return self
 
     def start(self) -> PromotedController:

@@ -329,6 +329,14 @@ def test_a_kill_of_the_broker_is_said() -> None:
     assert [one for one in promote(disk).warnings if "not stopped cleanly" in one]
 
 
+def test_promotion_at_metadata_version_33_needs_controllers_of_4_4() -> None:
+    disk = grown()
+    assert not [one for one in promote(disk).warnings if "4.4" in one]
+    start(disk).metadata_log.append([FeatureLevelRecord("metadata.version", 33)])
+    assert [one for one in promote(disk).warnings if "must be of Apache Kafka 4.4" in one]
+    assert given(disk).features["metadata.version"] == 33
+
+
 # --- repeated and interrupted promotions ---
 
 
@@ -454,7 +462,8 @@ def test_replicas_of_others_are_forgotten() -> None:
     assert one.leader_epoch == mixed.leader_epoch
     assert after.topics_by_id[topic.topic_id] is after.topics["orders.eu"]
     apart = replace(mixed, isr=(2,))
-    topics = {topic.name: replace(topic, partitions=(apart, mixed, apart))}
+    stopped = replace(mixed, isr=(), elr=(1,), leader=NO_LEADER)
+    topics = {topic.name: replace(topic, partitions=(apart, stopped, apart))}
     _, reasons = as_standalone(replace(image, topics=topics), 1, directory, {})
     assert reasons == ["it is not in the ISR of orders.eu, partitions 0, 2"]
 

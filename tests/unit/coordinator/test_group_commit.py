@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from on_faulty_disk import Running, running
 from structlog.testing import capture_logs
 
 from fencepost.coordinator.daemon.errors import BrokerError
@@ -17,6 +16,7 @@ from tests.support.cluster import GROUP, READ_COMMITTED, TRANSACTION, Answer, Cl
 from tests.support.faults import FaultyDisk
 from tests.support.raw import errors_in
 from tests.support.waits import until
+from tests.unit.coordinator.on_faulty_disk import Running, running
 
 PRODUCE = APIS[ApiKey.PRODUCE]
 VERSIONS = range(PRODUCE.min_version, PRODUCE.max_version + 1)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from on_faulty_disk import Running, running
 
 from fencepost.logcore.checkpoints import (
     LEADER_EPOCH_CHECKPOINT,
@@ -22,6 +21,7 @@ from tests.support.daemon import Daemon
 from tests.support.faults import FaultyDisk
 from tests.support.targets import SETTINGS
 from tests.support.waits import until
+from tests.unit.coordinator.on_faulty_disk import Running, running
 
 NEVER = {"flush_messages": str(2**63 - 1)}
 SMALL = {"segment.bytes": str(1 << 20)}

@@ -6,9 +6,10 @@ import random
 from collections.abc import Callable
 from typing import Protocol
 
-from group_driver import Driver, Entry, load
 from hypothesis import strategies as st
-from log_compaction import every_variant, partly_compacted
+
+from tests.unit.groups.group_driver import Driver, Entry, load
+from tests.unit.groups.log_compaction import every_variant, partly_compacted
 
 ACTIONS = 20
 """A step is three small numbers, so that a failing history shrinks to a few steps."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from group_driver import Entry, Marker, load
-
 from fencepost.logcore.machine import ProducerStamp
 from tests.support.cleaned import Step, cleaned_logs, some_ends
+from tests.unit.groups.group_driver import Entry, Marker, load
 
 
 def steps_of(log: Sequence[Entry]) -> list[Step]:

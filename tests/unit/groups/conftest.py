@@ -3,8 +3,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from cleaned_groups import loads_back
-from group_driver import MADE
+
+from tests.unit.groups.cleaned_groups import loads_back
+from tests.unit.groups.group_driver import MADE
 
 ENDS = 4
 """The number of offsets up to which a scenario's log is compacted."""

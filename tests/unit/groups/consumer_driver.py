@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from group_driver import Driver, G
-
 from fencepost.groups.commands import TopicVisibility
 from fencepost.groups.consumer_commands import (
     ConsumerHeartbeat,
@@ -20,6 +18,7 @@ from fencepost.groups.consumer_group import ConsumerGroup, flat
 from fencepost.groups.errors import FencedMemberEpochError, UnknownMemberIdError
 from fencepost.groups.regex import reason_against
 from fencepost.logcore.steps import finish
+from tests.unit.groups.group_driver import Driver, G
 
 T, U, V = b"t" * 16, b"u" * 16, b"v" * 16
 CONSUMER_SESSION = 45_000

@@ -12,11 +12,6 @@ import contextlib
 import random
 from collections import Counter
 
-from consumer_driver import CONSUMER_SESSION, Client, ConsumerDriver, TopicsImage, changed, settings
-from group_driver import REBALANCE, SESSION, G
-from mixed_driver import COOPERATIVE, ClassicClient
-from telling import GONE
-
 from fencepost.groups.classic_group import ClassicGroup
 from fencepost.groups.commands import (
     CommitOffsets,
@@ -28,6 +23,17 @@ from fencepost.groups.commands import (
 )
 from fencepost.groups.consumer_group import ConsumerGroup
 from fencepost.logcore.machine import DomainError
+from tests.unit.groups.consumer_driver import (
+    CONSUMER_SESSION,
+    Client,
+    ConsumerDriver,
+    TopicsImage,
+    changed,
+    settings,
+)
+from tests.unit.groups.group_driver import REBALANCE, SESSION, G
+from tests.unit.groups.mixed_driver import COOPERATIVE, ClassicClient
+from tests.unit.groups.telling import GONE
 
 Partition = tuple[bytes, int]
 REBALANCES = ("group-epoch-bumped", "generation-started")

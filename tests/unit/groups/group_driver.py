@@ -13,8 +13,6 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from telling import Seen, check_told, seen
-
 from fencepost.groups import records
 from fencepost.groups.classic_group import ClassicGroup
 from fencepost.groups.classic_state import ClassicState
@@ -44,6 +42,7 @@ from fencepost.groups.reconcile import MemberState
 from fencepost.groups.shard import MAX_BATCH_BYTES
 from fencepost.logcore.budget import Account
 from fencepost.logcore.machine import Decision, DomainError, Event, ProducerStamp, Record
+from tests.unit.groups.telling import Seen, check_told, seen
 
 G = "g"
 NOW = 1_000_000

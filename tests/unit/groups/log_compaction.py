@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 
-from group_driver import Entry
+from tests.unit.groups.group_driver import Entry
 
 
 def _fates(log: Sequence[Entry]) -> dict[int, bool | None]:

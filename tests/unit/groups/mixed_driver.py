@@ -5,9 +5,6 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from consumer_driver import ConsumerDriver
-from group_driver import PARKED, REBALANCE, SESSION, G, subscription
-
 from fencepost.groups.assignors.client.protocol import decode_assignment, decode_subscription
 from fencepost.groups.commands import (
     Heartbeat,
@@ -25,6 +22,8 @@ from fencepost.groups.errors import (
     RebalanceInProgressError,
     UnknownMemberIdError,
 )
+from tests.unit.groups.consumer_driver import ConsumerDriver
+from tests.unit.groups.group_driver import PARKED, REBALANCE, SESSION, G, subscription
 
 MY_FAULT = (IllegalGenerationError, UnknownMemberIdError, FencedInstanceIdError)
 

@@ -7,7 +7,13 @@ import itertools
 import random
 
 import pytest
-from churn import (
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+
+from fencepost.groups.commands import DeleteGroup, ExpireOffsets, TopicsDeleted
+from fencepost.groups.consumer_group import ConsumerGroup
+from fencepost.logcore.machine import DomainError
+from tests.unit.groups.churn import (
     every_prefix_loads,
     every_variant_loads_back,
     live,
@@ -15,7 +21,7 @@ from churn import (
     log_loads_back,
     long_life,
 )
-from consumer_driver import (
+from tests.unit.groups.consumer_driver import (
     CONSUMER_SESSION,
     Client,
     ConsumerDriver,
@@ -25,13 +31,7 @@ from consumer_driver import (
     settings,
     settle,
 )
-from group_driver import RETENTION, Driver, G
-from hypothesis import HealthCheck, given
-from hypothesis import settings as hypothesis_settings
-
-from fencepost.groups.commands import DeleteGroup, ExpireOffsets, TopicsDeleted
-from fencepost.groups.consumer_group import ConsumerGroup
-from fencepost.logcore.machine import DomainError
+from tests.unit.groups.group_driver import RETENTION, Driver, G
 
 NAMES = (("t",), ("t", "u"), ("u",), ("t", "new"))
 

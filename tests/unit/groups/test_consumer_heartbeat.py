@@ -6,20 +6,6 @@ import gc
 from dataclasses import replace
 
 import pytest
-from consumer_driver import (
-    CONSUMER_SESSION,
-    IMAGE,
-    REBALANCE,
-    SETTINGS,
-    ConsumerDriver,
-    T,
-    U,
-    V,
-    changed,
-    settings,
-    settle,
-)
-from group_driver import G
 
 from fencepost.groups import records
 from fencepost.groups.commands import DescribeGroup, ListGroups
@@ -39,6 +25,20 @@ from fencepost.groups.errors import (
 from fencepost.groups.limits import GroupLimits
 from fencepost.groups.reconcile import MemberState
 from fencepost.logcore.machine import InvalidRegularExpressionError
+from tests.unit.groups.consumer_driver import (
+    CONSUMER_SESSION,
+    IMAGE,
+    REBALANCE,
+    SETTINGS,
+    ConsumerDriver,
+    T,
+    U,
+    V,
+    changed,
+    settings,
+    settle,
+)
+from tests.unit.groups.group_driver import G
 
 ALL_T = ((T, (0, 1, 2, 3)),)
 

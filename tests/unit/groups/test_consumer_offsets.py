@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from consumer_driver import CONSUMER_SESSION, ConsumerDriver, T
-from group_driver import RETENTION, Driver, G, empty, stable
 
 from fencepost.groups.classic_group import ClassicGroup
 from fencepost.groups.commands import (
@@ -31,6 +29,8 @@ from fencepost.groups.errors import (
     UnknownMemberIdError,
     UnsupportedGroupRequestError,
 )
+from tests.unit.groups.consumer_driver import CONSUMER_SESSION, ConsumerDriver, T
+from tests.unit.groups.group_driver import RETENTION, Driver, G, empty, stable
 
 
 def commit(driver, epoch, member_id="m", *offsets, **fields):

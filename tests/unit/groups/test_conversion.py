@@ -6,10 +6,6 @@ import struct
 from typing import Any
 
 import pytest
-from churn import every_prefix_loads, every_variant_loads_back
-from consumer_driver import ConsumerDriver, T, settings, settle
-from group_driver import PARKED, REBALANCE, SESSION, Driver, G, subscription
-from mixed_driver import COOPERATIVE, ClassicClient, assigned
 
 from fencepost.groups.assignors.client.protocol import decode_assignment
 from fencepost.groups.classic_group import ClassicGroup
@@ -28,6 +24,10 @@ from fencepost.groups.errors import (
     UnknownMemberIdError,
 )
 from fencepost.groups.limits import GroupLimits
+from tests.unit.groups.churn import every_prefix_loads, every_variant_loads_back
+from tests.unit.groups.consumer_driver import ConsumerDriver, T, settings, settle
+from tests.unit.groups.group_driver import PARKED, REBALANCE, SESSION, Driver, G, subscription
+from tests.unit.groups.mixed_driver import COOPERATIVE, ClassicClient, assigned
 
 
 def classic_pair(**more: Any) -> tuple[ConsumerDriver, ClassicClient, ClassicClient]:

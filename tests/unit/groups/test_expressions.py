@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from consumer_driver import ConsumerDriver, T, TopicsImage, V, changed, settle
-from group_driver import Entry, G
 
 from fencepost.groups import consumer_records as cr
 from fencepost.groups.commands import DeleteGroup, TopicVisibility
@@ -15,6 +13,8 @@ from fencepost.groups.limits import GroupLimits
 from fencepost.groups.regex import RegexScan
 from fencepost.logcore.machine import InvalidRegularExpressionError
 from fencepost.logcore.regex import AT_ONCE, BUILD_STEPS, Regex
+from tests.unit.groups.consumer_driver import ConsumerDriver, T, TopicsImage, V, changed, settle
+from tests.unit.groups.group_driver import Entry, G
 
 TOPICS = 40
 MANY = TopicsImage(

@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fleet import Fleet
-from group_driver import MADE
 
 from fencepost.groups import consumer, member_update
 from fencepost.groups.machine import GroupMachine
 from fencepost.groups.reconcile import reconcile
 from fencepost.logcore.machine import Decision
+from tests.unit.groups.fleet import Fleet
+from tests.unit.groups.group_driver import MADE
 
 REBALANCES_PER_FLEET = 50
 """After so many a new fleet starts, as a log and its reloads grow with the fleet's age."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from consumer_driver import ConsumerDriver
-from group_driver import NOW, RETENTION, Driver, Entry, G, load
 
 from fencepost.groups import records
 from fencepost.groups.commands import (
@@ -31,6 +29,8 @@ from fencepost.groups.records import OffsetCommitValue
 from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.fields import FieldWriter
 from fencepost.logcore.machine import InvariantViolation, Record
+from tests.unit.groups.consumer_driver import ConsumerDriver
+from tests.unit.groups.group_driver import NOW, RETENTION, Driver, Entry, G, load
 
 OFFSET = records.offset_commit(G, "t", 0, OffsetCommitValue(5, -1, "", NOW))
 

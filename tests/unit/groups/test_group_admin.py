@@ -5,19 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from group_driver import (
-    NOW,
-    RANGE,
-    SESSION,
-    Driver,
-    Entry,
-    G,
-    completing,
-    empty,
-    initial,
-    preparing,
-    stable,
-)
 
 from fencepost.groups import records
 from fencepost.groups.commands import (
@@ -43,6 +30,19 @@ from fencepost.groups.machine import GroupMachine
 from fencepost.groups.shard import Handover
 from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.machine import InvariantViolation, Record
+from tests.unit.groups.group_driver import (
+    NOW,
+    RANGE,
+    SESSION,
+    Driver,
+    Entry,
+    G,
+    completing,
+    empty,
+    initial,
+    preparing,
+    stable,
+)
 
 # --- describing ----------------------------------------------------------------------------------
 

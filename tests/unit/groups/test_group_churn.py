@@ -10,7 +10,19 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from churn import (
+from hypothesis import HealthCheck, given, settings
+
+from fencepost.groups.commands import (
+    DeleteGroup,
+    DeleteOffsets,
+    ExpireOffsets,
+    JoinGroupResult,
+    SyncGroupResult,
+    TopicsDeleted,
+)
+from fencepost.groups.errors import GroupError, MemberIdRequiredError
+from fencepost.groups.limits import GroupLimits
+from tests.unit.groups.churn import (
     every_prefix_loads,
     every_variant_loads_back,
     live,
@@ -18,7 +30,7 @@ from churn import (
     log_loads_back,
     long_life,
 )
-from group_driver import (
+from tests.unit.groups.group_driver import (
     DELAY,
     PARKED,
     RETENTION,
@@ -31,19 +43,7 @@ from group_driver import (
     stable,
     subscription,
 )
-from hypothesis import HealthCheck, given, settings
-from log_compaction import every_variant
-
-from fencepost.groups.commands import (
-    DeleteGroup,
-    DeleteOffsets,
-    ExpireOffsets,
-    JoinGroupResult,
-    SyncGroupResult,
-    TopicsDeleted,
-)
-from fencepost.groups.errors import GroupError, MemberIdRequiredError
-from fencepost.groups.limits import GroupLimits
+from tests.unit.groups.log_compaction import every_variant
 
 PROTOCOLS = (
     (("range", subscription("t")),),

@@ -5,21 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from group_driver import (
-    DELAY,
-    NOW,
-    PARKED,
-    RANGE,
-    REBALANCE,
-    SESSION,
-    Driver,
-    completing,
-    empty,
-    initial,
-    preparing,
-    stable,
-    subscription,
-)
 
 from fencepost.groups.commands import JoinGroupResult
 from fencepost.groups.errors import (
@@ -35,6 +20,21 @@ from fencepost.groups.errors import (
 from fencepost.groups.limits import GroupLimits
 from fencepost.groups.records import GroupMetadataValue
 from fencepost.logcore.machine import InvariantViolation
+from tests.unit.groups.group_driver import (
+    DELAY,
+    NOW,
+    PARKED,
+    RANGE,
+    REBALANCE,
+    SESSION,
+    Driver,
+    completing,
+    empty,
+    initial,
+    preparing,
+    stable,
+    subscription,
+)
 
 BOTH = (("a", b"1"), ("b", b"2"))
 

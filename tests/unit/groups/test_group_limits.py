@@ -6,8 +6,6 @@ import dataclasses
 import inspect
 
 import pytest
-from consumer_driver import ConsumerDriver
-from group_driver import NOW, Driver, G, stable
 
 from fencepost.groups import limits as limits_module
 from fencepost.groups.commands import DeleteGroup, JoinGroup, OffsetToCommit, TxnCommitOffsets
@@ -23,6 +21,8 @@ from fencepost.groups.machine import GroupMachine
 from fencepost.groups.records import batch_bytes
 from fencepost.logcore.budget import Budget
 from fencepost.logcore.machine import ProducerStamp
+from tests.unit.groups.consumer_driver import ConsumerDriver
+from tests.unit.groups.group_driver import NOW, Driver, G, stable
 
 
 def refused(driver: Driver, token: int) -> bool:

@@ -3,20 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from group_driver import (
-    NOW,
-    RETENTION,
-    SESSION,
-    Driver,
-    Entry,
-    G,
-    completing,
-    empty,
-    initial,
-    preparing,
-    stable,
-    subscription,
-)
 
 from fencepost.groups import offsets, records
 from fencepost.groups.commands import (
@@ -43,6 +29,20 @@ from fencepost.groups.errors import (
 )
 from fencepost.groups.limits import GroupLimits
 from fencepost.logcore.machine import ProducerStamp
+from tests.unit.groups.group_driver import (
+    NOW,
+    RETENTION,
+    SESSION,
+    Driver,
+    Entry,
+    G,
+    completing,
+    empty,
+    initial,
+    preparing,
+    stable,
+    subscription,
+)
 
 ID_A, ID_B = b"A" * 16, b"B" * 16
 P = 77

@@ -6,13 +6,22 @@ import itertools
 from pathlib import Path
 
 import pytest
-from group_driver import SESSION, Driver, G, completing, empty, initial, preparing, stable
 
 from fencepost.groups import classic_group
 from fencepost.groups.classic_state import TRANSITIONS, ClassicState, require_transition
 from fencepost.groups.commands import DeleteGroup, ExpireOffsets
 from fencepost.groups.diagram import classic_diagram, consumer_member_diagram
 from fencepost.logcore.machine import InvariantViolation
+from tests.unit.groups.group_driver import (
+    SESSION,
+    Driver,
+    G,
+    completing,
+    empty,
+    initial,
+    preparing,
+    stable,
+)
 
 E = ClassicState.EMPTY
 P = ClassicState.PREPARING_REBALANCE

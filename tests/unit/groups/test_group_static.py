@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import pytest
-from group_driver import (
-    REBALANCE,
-    SESSION,
-    Driver,
-    completing,
-    stable,
-    subscription,
-)
 
 from fencepost.groups.commands import JoinMember, LeavingMember
 from fencepost.groups.errors import (
     FencedInstanceIdError,
     RebalanceInProgressError,
     UnknownMemberIdError,
+)
+from tests.unit.groups.group_driver import (
+    REBALANCE,
+    SESSION,
+    Driver,
+    completing,
+    stable,
+    subscription,
 )
 
 OTHER = (("range", subscription("u")),)

@@ -3,17 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from group_driver import (
-    REBALANCE,
-    SESSION,
-    Driver,
-    G,
-    completing,
-    empty,
-    initial,
-    preparing,
-    stable,
-)
 
 from fencepost.groups.commands import Heartbeat, HeartbeatResult, LeaveGroup, SyncGroup
 from fencepost.groups.errors import (
@@ -26,6 +15,17 @@ from fencepost.groups.errors import (
     UnknownMemberIdError,
 )
 from fencepost.groups.records import batch_bytes
+from tests.unit.groups.group_driver import (
+    REBALANCE,
+    SESSION,
+    Driver,
+    G,
+    completing,
+    empty,
+    initial,
+    preparing,
+    stable,
+)
 
 
 def sync_command(group_id: str, generation: int, member_id: str, instance: str | None):

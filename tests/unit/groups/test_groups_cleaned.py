@@ -10,13 +10,14 @@ import random
 from collections.abc import Callable
 
 import pytest
-from cleaned_groups import loads_back
-from group_driver import Driver
-from test_consumer_churn import SCENARIOS as CONSUMER
-from test_consumer_churn import Churn as ConsumerChurn
-from test_conversion import there_and_back
-from test_group_churn import SCENARIOS as CLASSIC
-from test_group_churn import Churn as ClassicChurn
+
+from tests.unit.groups.cleaned_groups import loads_back
+from tests.unit.groups.group_driver import Driver
+from tests.unit.groups.test_consumer_churn import SCENARIOS as CONSUMER
+from tests.unit.groups.test_consumer_churn import Churn as ConsumerChurn
+from tests.unit.groups.test_conversion import there_and_back
+from tests.unit.groups.test_group_churn import SCENARIOS as CLASSIC
+from tests.unit.groups.test_group_churn import Churn as ClassicChurn
 
 pytestmark = pytest.mark.slow
 

@@ -12,12 +12,8 @@ import contextlib
 from typing import Any
 
 import pytest
-from churn import live, lives, log_loads_back, long_life
-from consumer_driver import CONSUMER_SESSION, ConsumerDriver, T, V, changed, settings
-from group_driver import DELAY, PARKED, REBALANCE, SESSION, Driver, G, subscription
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
-from mixed_driver import assigned
 
 from fencepost.groups.classic_group import ClassicGroup
 from fencepost.groups.commands import (
@@ -35,6 +31,25 @@ from fencepost.groups.consumer_group import ConsumerGroup
 from fencepost.groups.errors import MemberIdRequiredError
 from fencepost.groups.limits import GroupLimits
 from fencepost.logcore.machine import DomainError
+from tests.unit.groups.churn import live, lives, log_loads_back, long_life
+from tests.unit.groups.consumer_driver import (
+    CONSUMER_SESSION,
+    ConsumerDriver,
+    T,
+    V,
+    changed,
+    settings,
+)
+from tests.unit.groups.group_driver import (
+    DELAY,
+    PARKED,
+    REBALANCE,
+    SESSION,
+    Driver,
+    G,
+    subscription,
+)
+from tests.unit.groups.mixed_driver import assigned
 
 LIMITS = GroupLimits(
     max_group_size=5,

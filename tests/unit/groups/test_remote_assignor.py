@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from consumer_driver import ConsumerDriver, T, settings, settle
-from group_driver import G
 
 from fencepost.groups import shard
 from fencepost.groups.assignors.model import AssignorRegistry, run
@@ -18,6 +16,8 @@ from fencepost.groups.assignors.remote import (
     TargetComputed,
 )
 from fencepost.groups.assignors.uniform import UniformAssignor
+from tests.unit.groups.consumer_driver import ConsumerDriver, T, settings, settle
+from tests.unit.groups.group_driver import G
 
 
 def driver() -> ConsumerDriver:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from telling import Seen, check_told
 
 from fencepost.logcore.machine import Event
+from tests.unit.groups.telling import Seen, check_told
 
 ONE = Seen("classic", 3, {"m": ("c", "/h", 0)})
 WHO = {"client_id": "c", "client_host": "/h"}

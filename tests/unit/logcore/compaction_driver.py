@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from partition_driver import T0, config
-
 from fencepost.logcore.batch import (
     LogRecord,
     decode_records,
@@ -21,6 +19,7 @@ from fencepost.logcore.machine import EndMarker, ProducerStamp, Record
 from fencepost.logcore.partition import Partition
 from fencepost.logcore.reading import Isolation
 from tests.support.partitions import append_batch, fetch_bytes
+from tests.unit.logcore.partition_driver import T0, config
 
 Pairs = Sequence[tuple[bytes, bytes | None]]
 

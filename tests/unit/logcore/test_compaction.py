@@ -7,7 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from compaction_driver import (
+
+from fencepost.logcore.cleaner_choice import CleanerChoice
+from fencepost.logcore.compaction import CleanerThrottle, CompactionCancelled
+from fencepost.logcore.compression import Codec
+from fencepost.logcore.errors import CorruptRecordError, InvalidRecordError
+from fencepost.logcore.partition import Partition
+from fencepost.logcore.reading import Isolation
+from fencepost.logcore.record_retention import BYTES_PER_KEY
+from tests.support.clock import ManualClock
+from tests.support.faults import MortalDisk
+from tests.support.partitions import fetch_bytes, retain
+from tests.unit.logcore.compaction_driver import (
     COMPACTED,
     commit_offsets,
     committed,
@@ -20,18 +31,7 @@ from compaction_driver import (
     put,
     small,
 )
-from partition_driver import T0, marker, open_partition
-
-from fencepost.logcore.cleaner_choice import CleanerChoice
-from fencepost.logcore.compaction import CleanerThrottle, CompactionCancelled
-from fencepost.logcore.compression import Codec
-from fencepost.logcore.errors import CorruptRecordError, InvalidRecordError
-from fencepost.logcore.partition import Partition
-from fencepost.logcore.reading import Isolation
-from fencepost.logcore.record_retention import BYTES_PER_KEY
-from tests.support.clock import ManualClock
-from tests.support.faults import MortalDisk
-from tests.support.partitions import fetch_bytes, retain
+from tests.unit.logcore.partition_driver import T0, marker, open_partition
 
 DAY = 86_400_000
 

@@ -9,7 +9,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from compaction_driver import (
+
+from fencepost.logcore.compression import Codec
+from fencepost.logcore.config import LogConfig
+from fencepost.logcore.partition import Partition
+from tests.support.faults import Killed, MortalDisk
+from tests.unit.logcore.compaction_driver import (
     COMPACTED,
     commit_offsets,
     compact,
@@ -20,12 +25,7 @@ from compaction_driver import (
     put,
     small,
 )
-from partition_driver import T0, open_partition
-
-from fencepost.logcore.compression import Codec
-from fencepost.logcore.config import LogConfig
-from fencepost.logcore.partition import Partition
-from tests.support.faults import Killed, MortalDisk
+from tests.unit.logcore.partition_driver import T0, open_partition
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from partition_driver import T0, append, client_batch, config, marker, open_partition, state_of
 
 from fencepost.logcore.errors import NoSpaceError, StorageError
 from fencepost.logcore.fs import OsFileSystem, handle_limit, held_handles
@@ -19,6 +18,15 @@ from fencepost.logcore.reading import Isolation
 from tests.support.descriptors import free_descriptors
 from tests.support.faults import FaultyDisk
 from tests.support.partitions import fetch_bytes
+from tests.unit.logcore.partition_driver import (
+    T0,
+    append,
+    client_batch,
+    config,
+    marker,
+    open_partition,
+    state_of,
+)
 
 ALL = 0, 1 << 30, Isolation.READ_UNCOMMITTED
 

@@ -5,15 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from compaction_driver import (
-    commit_offsets,
-    compact,
-    end,
-    fill_active,
-    put,
-    small,
-)
-from partition_driver import T0, marker, open_partition
 
 from fencepost.logcore.batch import LogRecord
 from fencepost.logcore.checkpoints import (
@@ -31,6 +22,15 @@ from fencepost.logcore.errors import InvalidRecordError
 from fencepost.logcore.fs import OsFileSystem
 from tests.support.faults import MortalDisk
 from tests.support.old_formats import encode_message_set
+from tests.unit.logcore.compaction_driver import (
+    commit_offsets,
+    compact,
+    end,
+    fill_active,
+    put,
+    small,
+)
+from tests.unit.logcore.partition_driver import T0, marker, open_partition
 
 FS = OsFileSystem()
 

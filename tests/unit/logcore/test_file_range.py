@@ -6,12 +6,18 @@ import gc
 from pathlib import Path
 
 import pytest
-from partition_driver import append, client_batch, delete, open_partition, read_log
 
 from fencepost.logcore.file_range import MIN_RANGE_BYTES, FileRange
 from fencepost.logcore.partition import Partition
 from fencepost.logcore.reading import Isolation
 from tests.support.faults import FaultyDisk
+from tests.unit.logcore.partition_driver import (
+    append,
+    client_batch,
+    delete,
+    open_partition,
+    read_log,
+)
 
 ALL = 0, 1 << 30, Isolation.READ_UNCOMMITTED
 

@@ -7,7 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from partition_driver import (
+
+from fencepost.logcore.durable import SEALED_AT_ONCE
+from fencepost.logcore.errors import StorageError
+from fencepost.logcore.partition import Partition
+from tests.support.faults import FaultyDisk
+from tests.support.partitions import retain
+from tests.unit.logcore.partition_driver import (
     T0,
     LateFlusher,
     append,
@@ -18,12 +24,6 @@ from partition_driver import (
     open_partition,
     read_log,
 )
-
-from fencepost.logcore.durable import SEALED_AT_ONCE
-from fencepost.logcore.errors import StorageError
-from fencepost.logcore.partition import Partition
-from tests.support.faults import FaultyDisk
-from tests.support.partitions import retain
 
 SMALL = config(segment_bytes=500, index_interval_bytes=100)
 

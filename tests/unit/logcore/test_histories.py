@@ -18,7 +18,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
-from dumb_log import Chunk, DumbLog, DumbRound, Item
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -43,6 +42,7 @@ from fencepost.protocol.steps import finish
 from tests.support.clock import ManualClock
 from tests.support.memory_disk import MemoryDisk, split
 from tests.support.partitions import append_batch, fetch_bytes, retain
+from tests.unit.logcore.dumb_log import Chunk, DumbLog, DumbRound, Item
 
 HISTORIES = int(os.environ.get("HISTORIES", "500"))
 """The number of histories, over all cleanup policies."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from compaction_driver import committed, compact, essence, fill_active, put, small
-from partition_driver import T0, config, fetch_all, last_offset, open_partition
 
 from fencepost.logcore.batch import LogRecord, decode_records, iter_headers
 from fencepost.logcore.compression import Codec
@@ -22,6 +20,15 @@ from fencepost.protocol.steps import finish
 from tests.support.faults import MortalDisk
 from tests.support.old_formats import encode_message_set
 from tests.support.partitions import fetch_bytes
+from tests.unit.logcore.compaction_driver import (
+    committed,
+    compact,
+    essence,
+    fill_active,
+    put,
+    small,
+)
+from tests.unit.logcore.partition_driver import T0, config, fetch_all, last_offset, open_partition
 
 MIXTURES = {
     "v0": [(0, Codec.NONE)],

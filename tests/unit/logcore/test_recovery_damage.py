@@ -9,17 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from partition_driver import (
-    T0,
-    append,
-    config,
-    crash_image,
-    delete,
-    fetch_all,
-    open_partition,
-    state_of,
-)
-from test_recovery import damage, last_batches, segments
 
 from fencepost.logcore.batch import iter_headers, parse_header
 from fencepost.logcore.dump import dump_file
@@ -32,6 +21,17 @@ from fencepost.logcore.strays import is_stray
 from fencepost.logcore.verify import verify_partition
 from tests.support.faults import CHANGES, FaultyDisk, Killed, MortalDisk
 from tests.support.partitions import fetch_bytes, retain
+from tests.unit.logcore.partition_driver import (
+    T0,
+    append,
+    config,
+    crash_image,
+    delete,
+    fetch_all,
+    open_partition,
+    state_of,
+)
+from tests.unit.logcore.test_recovery import damage, last_batches, segments
 
 FS = OsFileSystem()
 LOG = f"orders-0/{0:020d}.log"

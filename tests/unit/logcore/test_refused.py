@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from partition_driver import T0, append, client_batch, marker, open_partition, read_log
 
 from fencepost.logcore.batch import parse_header
 from fencepost.logcore.errors import (
@@ -24,6 +23,14 @@ from fencepost.logcore.producer_limit import ProducerLimit
 from fencepost.logcore.refused import MAX_REFUSED_PRODUCERS, RefusedSequences
 from tests.support.faults import FaultyDisk
 from tests.support.partitions import append_batch
+from tests.unit.logcore.partition_driver import (
+    T0,
+    append,
+    client_batch,
+    marker,
+    open_partition,
+    read_log,
+)
 
 PID = 7
 IN_FLIGHT = 5

@@ -7,8 +7,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from compaction_driver import COMPACTED, compact, fill_active, put
-from partition_driver import append, marker, open_partition
 
 from fencepost.coordinator.metrics import tally
 from fencepost.coordinator.metrics.tally import BATCHES_PER_STEP, MIN_RUNS, Tally
@@ -16,6 +14,8 @@ from fencepost.logcore.batch import decode_records, iter_headers
 from fencepost.logcore.partition import Partition
 from fencepost.logcore.reading import Isolation
 from tests.support.partitions import fetch_bytes
+from tests.unit.logcore.compaction_driver import COMPACTED, compact, fill_active, put
+from tests.unit.logcore.partition_driver import append, marker, open_partition
 
 PRODUCERS = 4
 STEPS = 120

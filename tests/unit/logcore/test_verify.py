@@ -6,8 +6,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from compaction_driver import COMPACTED, commit_offsets, compact, end, fill_active, put
-from partition_driver import CONFIG, T0, append, crash_image, marker, open_partition, read_log
 
 from fencepost.logcore.checkpoints import (
     COPY_SUFFIX,
@@ -23,6 +21,23 @@ from fencepost.logcore.fs import OsFileSystem
 from fencepost.logcore.repair import plan_truncation, rebuild_indexes, stale_indexes, truncate
 from fencepost.logcore.verify import verify_data_directory, verify_partition
 from tests.support.clock import ManualClock
+from tests.unit.logcore.compaction_driver import (
+    COMPACTED,
+    commit_offsets,
+    compact,
+    end,
+    fill_active,
+    put,
+)
+from tests.unit.logcore.partition_driver import (
+    CONFIG,
+    T0,
+    append,
+    crash_image,
+    marker,
+    open_partition,
+    read_log,
+)
 
 FS = OsFileSystem()
 SMALL = LogConfig(**{**CONFIG.__dict__, "segment_bytes": 2_000, "index_interval_bytes": 300})

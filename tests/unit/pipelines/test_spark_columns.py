@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 pa = pytest.importorskip("pyarrow")
 
-from fencepost.cli import partitioner as one_key  # noqa: E402
+from fencepost.client import partitioner as one_key  # noqa: E402
 from fencepost.logcore.batch import (  # noqa: E402
     BatchHeader,
     Codec,

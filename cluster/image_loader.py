@@ -132,6 +132,12 @@ class ImageLoader:
                     self._shared[id(known), similar.body] = known, then
             partitions[index] = then
 
+    def add_partitions(
+        self, topic_id: UUID, first: int, registrations: Iterable[PartitionRegistration]
+    ) -> None:
+        """Replay the records of a topic's new partitions, which result in ``registrations``."""
+        self._delta.partitions_of(topic_id).update(enumerate(registrations, first))
+
     def change_all(self, change: PartitionChangeRecord, replicas: tuple[int, ...]) -> list[bytes]:
         """Replay ``change`` for each partition that has exactly these replicas.
 

@@ -224,6 +224,12 @@ class Controller:
 
     # --- topics, settings, features ---
 
+    def prepare_topic(
+        self, topic: topics.NewTopic, *, topic_id: UUID, draw: RandomSource
+    ) -> Steps[topics.PreparedPartitions | None]:
+        """See :func:`topics.prepare_topic`."""
+        return topics.prepare_topic(self.view, topic, topic_id=topic_id, draw=draw)
+
     def create_topic(
         self,
         topic: topics.NewTopic,
@@ -233,6 +239,7 @@ class Controller:
         check_configs: configs.CheckConfigs,
         take: Take = unlimited,
         validate_only: bool = False,
+        prepared: topics.PreparedPartitions | None = None,
     ) -> ControllerResult[topics.CreatedTopic]:
         """See :func:`topics.create_topic`."""
         return topics.create_topic(
@@ -243,6 +250,7 @@ class Controller:
             check_configs=check_configs,
             take=take,
             validate_only=validate_only,
+            prepared=prepared,
         )
 
     def create_internal_topic(
@@ -250,6 +258,17 @@ class Controller:
     ) -> ControllerResult[topics.CreatedTopic | None]:
         """See :func:`topics.create_internal_topic`."""
         return topics.create_internal_topic(self.view, topic, topic_id=topic_id, draw=draw)
+
+    def prepare_partitions(
+        self,
+        name: str,
+        count: int,
+        *,
+        assignments: Sequence[Sequence[int]] | None,
+        draw: RandomSource,
+    ) -> Steps[topics.PreparedPartitions | None]:
+        """See :func:`topics.prepare_partitions`."""
+        return topics.prepare_partitions(self.view, name, count, assignments=assignments, draw=draw)
 
     def create_partitions(
         self,
@@ -260,6 +279,7 @@ class Controller:
         draw: RandomSource,
         take: Take = unlimited,
         validate_only: bool = False,
+        prepared: topics.PreparedPartitions | None = None,
     ) -> ControllerResult[int]:
         """See :func:`topics.create_partitions`."""
         return topics.create_partitions(
@@ -270,6 +290,7 @@ class Controller:
             draw=draw,
             take=take,
             validate_only=validate_only,
+            prepared=prepared,
         )
 
     def adopt_topic(self, topic: adoption.AdoptedTopic) -> ControllerResult[None]:

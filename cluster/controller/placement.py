@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from fencepost.cluster.controller.errors import InvalidReplicationFactorError
 from fencepost.cluster.controller.view import ControllerView
 from fencepost.cluster.image import BrokerRegistration
+from fencepost.logcore.steps import Steps
 from fencepost.logcore.values import dataclass
 
 _NOBODY = -1
@@ -117,7 +118,7 @@ class _RackList:
 
 def place(
     view: ControllerView, partitions: int, replication_factor: int, draw: RandomSource
-) -> Sequence[tuple[int, ...]]:
+) -> Steps[Sequence[tuple[int, ...]]]:
     """Return the replicas of each new partition; raises InvalidReplicationFactorError.
 
     Brokers in controlled shutdown, and brokers whose directories are all cordoned, get no replica.
@@ -137,11 +138,15 @@ def place(
         )
     if racks.total == 1:
         return [racks.place(1)] * partitions
-    placements = [racks.place(replication_factor) for _ in range(partitions)]
-    if not all(any(view.is_active(one) for one in replicas) for replicas in placements):
-        raise InvalidReplicationFactorError(
-            "All brokers are currently fenced or in controlled shutdown."
-        )
+    placements = []
+    for _ in range(partitions):
+        replicas = racks.place(replication_factor)
+        if not any(map(view.is_active, replicas)):
+            raise InvalidReplicationFactorError(
+                "All brokers are currently fenced or in controlled shutdown."
+            )
+        placements.append(replicas)
+        yield
     return placements
 
 

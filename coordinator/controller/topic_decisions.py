@@ -7,13 +7,14 @@ placement of replicas and the checks of settings, and logs the results.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
 import structlog
 
-from fencepost.cluster.controller.topics import CreatedTopic, NewTopic
+from fencepost.cluster.controller.machine import Controller
+from fencepost.cluster.controller.topics import CreatedTopic, NewTopic, PreparedPartitions
 from fencepost.cluster.image import TopicImage
 from fencepost.cluster.topic_names import Take, unlimited
 from fencepost.coordinator.config.broker_config import BrokerConfig
@@ -23,11 +24,31 @@ from fencepost.coordinator.metadata.config_checks import check_configs
 from fencepost.coordinator.metadata.log import new_topic_id
 from fencepost.coordinator.metadata.metadata import SETTINGS_OF, Metadata
 from fencepost.coordinator.metadata.names import METADATA_TOPIC, is_internal
+from fencepost.logcore.steps import Steps
 
 _log = structlog.get_logger(__name__)
 
 DRAW: Final = random.SystemRandom()
 """Chooses the brokers of new replicas."""
+
+
+PREPARED_FROM: Final = 500
+"""New partitions of one request from which they are prepared in steps before the decision."""
+
+MAX_PREPARATIONS: Final = 3
+"""Attempts to prepare partitions while brokers come and go."""
+
+
+def prepare(
+    look: Callable[[], Controller],
+    steps: Callable[[Controller], Steps[PreparedPartitions | None]],
+) -> Steps[PreparedPartitions | None]:
+    """Prepare partitions, again if the brokers have changed meanwhile."""
+    for _ in range(MAX_PREPARATIONS):
+        prepared = yield from steps(look())
+        if prepared is None or prepared.brokers is look().image.brokers:
+            break
+    return prepared
 
 
 def create_topic(
@@ -37,10 +58,12 @@ def create_topic(
     *,
     take: Take = unlimited,
     validate_only: bool = False,
+    prepared: PreparedPartitions | None = None,
 ) -> CreatedTopic:
     """Create a topic, or with ``validate_only`` only check that it may be created.
 
-    Raises InvalidRequestError for the metadata topic, ConfigError, and the errors of
+    The topic gets the id of its ``prepared`` partitions. Raises InvalidRequestError for the
+    metadata topic, ConfigError, and the errors of
     :func:`fencepost.cluster.controller.topics.create_topic`.
     """
     if topic.name == METADATA_TOPIC:
@@ -48,11 +71,12 @@ def create_topic(
     created = decide(
         lambda one: one.create_topic(
             topic,
-            topic_id=new_topic_id(),
+            topic_id=new_topic_id() if prepared is None else prepared.records.topic_id,
             draw=DRAW,
             check_configs=partial(check_configs, config),
             take=take,
             validate_only=validate_only,
+            prepared=prepared,
         )
     )
     if not validate_only:

@@ -77,9 +77,9 @@ def forced(ctx: Context, changes: Work[T]) -> Work[T]:
 
 
 def each_topic(
-    ctx: Context, change: Callable[[Context, str, Any | None], Entity]
+    ctx: Context, change: Callable[[Context, str, Any | None], Steps[Entity]]
 ) -> Work[tuple[Entity, ...]]:
-    """Call ``change(ctx, name, topic)`` for each topic name in the request; return the results.
+    """Run ``change(ctx, name, topic)`` for each topic name in the request; return the results.
 
     ``topic`` is None for a name that occurs twice. Returns once the changes are on disk. Raises
     StorageError.
@@ -89,7 +89,7 @@ def each_topic(
         answers = []
         for name, topic in (yield from by_name(ctx.body.topics)).items():
             yield
-            answers.append(change(ctx, name, topic))
+            answers.append((yield from change(ctx, name, topic)))
         return tuple(answers)
 
     return forced(ctx, changes())

@@ -7,12 +7,14 @@ Source: ``ReplicationControlManager.createPartitions``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.acl import Operation, ResourceType
-from fencepost.coordinator.controller.topic_decisions import DRAW
+from fencepost.cluster.controller.topics import PreparedPartitions
+from fencepost.coordinator.controller.topic_decisions import DRAW, PREPARED_FROM, prepare
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.errors import InvalidRequestError, TopicAuthorizationError
 from fencepost.coordinator.handlers import Context, handles
@@ -45,7 +47,7 @@ def run(ctx: Context) -> Work[Entity]:
     return ctx.respond.CreatePartitionsResponse(results=results)
 
 
-def _answer(ctx: Context, name: str, topic: Any | None) -> Entity:
+def _answer(ctx: Context, name: str, topic: Any | None) -> Steps[Entity]:
     code, message = ErrorCode.none, None
     try:
         if topic is None:
@@ -54,6 +56,7 @@ def _answer(ctx: Context, name: str, topic: Any | None) -> Entity:
             raise TopicAuthorizationError("Topic authorization failed.")
         assignments = topic.assignments
         wanted = None if assignments is None else [one.broker_ids for one in assignments]
+        prepared = yield from _prepared(ctx, name, topic.count, wanted)
         decider(ctx)(
             lambda one: one.create_partitions(
                 name,
@@ -62,8 +65,24 @@ def _answer(ctx: Context, name: str, topic: Any | None) -> Entity:
                 draw=DRAW,
                 take=ctx.takes_partitions(strict_since=FIRST_TO_WAIT),
                 validate_only=ctx.body.validate_only,
+                prepared=prepared,
             )
         )
     except DomainError as error:
         code, message = error_code(error), str(error)
     return _row(ctx, name, code, message)
+
+
+def _prepared(
+    ctx: Context, name: str, count: int, wanted: Sequence[Sequence[int]] | None
+) -> Steps[PreparedPartitions | None]:
+    """Prepare many partitions, so that the decision takes a short turn."""
+    topic = ctx.metadata.topic(name)
+    if topic is None or count - len(topic.partitions) < PREPARED_FROM:
+        return None
+    return (
+        yield from prepare(
+            ctx.controller.look,
+            lambda one: one.prepare_partitions(name, count, assignments=wanted, draw=DRAW),
+        )
+    )

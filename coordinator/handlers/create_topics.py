@@ -19,7 +19,13 @@ from fencepost.cluster.acl import Operation, ResourceType
 from fencepost.cluster.controller.topics import NewTopic, check_request_size
 from fencepost.coordinator.config.broker_config import shown_topic_keys
 from fencepost.coordinator.config.key import text_of
-from fencepost.coordinator.controller.topic_decisions import create_topic, with_fixed_configs
+from fencepost.coordinator.controller.topic_decisions import (
+    DRAW,
+    PREPARED_FROM,
+    create_topic,
+    prepare,
+    with_fixed_configs,
+)
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.errors import (
     InvalidRequestError,
@@ -28,6 +34,7 @@ from fencepost.coordinator.errors import (
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import each_row, each_topic, open_coordinator
 from fencepost.coordinator.handlers.deciding import decider
+from fencepost.coordinator.metadata.log import new_topic_id
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
 from fencepost.coordinator.runtime.late_imports import NEW_TOPIC_MODULES, load
 from fencepost.coordinator.runtime.turns import Work
@@ -87,7 +94,7 @@ def _partitions(ctx: Context) -> Steps[int]:
     return total
 
 
-def _create(ctx: Context, name: str, topic: Any | None, *, total: int) -> Entity:
+def _create(ctx: Context, name: str, topic: Any | None, *, total: int) -> Steps[Entity]:
     try:
         if topic is None:
             raise InvalidRequestError("Duplicate topic name.")
@@ -97,18 +104,27 @@ def _create(ctx: Context, name: str, topic: Any | None, *, total: int) -> Entity
         configs = with_fixed_configs(
             ctx.metadata, name, {entry.name: entry.value for entry in topic.configs}
         )
+        wanted = NewTopic(
+            name,
+            topic.num_partitions,
+            topic.replication_factor,
+            [(one.partition_index, one.broker_ids) for one in topic.assignments],
+            configs,
+        )
+        prepared = None
+        if total >= PREPARED_FROM and ctx.metadata.topic(name) is None:
+            topic_id = new_topic_id()
+            prepared = yield from prepare(
+                ctx.controller.look,
+                lambda one: one.prepare_topic(wanted, topic_id=topic_id, draw=DRAW),
+            )
         created = create_topic(
             decider(ctx),
             ctx.broker.config,
-            NewTopic(
-                name,
-                topic.num_partitions,
-                topic.replication_factor,
-                [(one.partition_index, one.broker_ids) for one in topic.assignments],
-                configs,
-            ),
+            wanted,
             take=ctx.takes_partitions(strict_since=FIRST_TO_WAIT),
             validate_only=ctx.body.validate_only,
+            prepared=prepared,
         )
     except DomainError as error:
         return _refused(ctx, name, error_code(error), str(error))

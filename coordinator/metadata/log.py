@@ -45,7 +45,7 @@ from fencepost.cluster.records import (
     EndTransactionRecord,
     MetadataRecord,
 )
-from fencepost.cluster.topic_records import encode_all, without_partition_records
+from fencepost.cluster.topic_records import TopicRecords, encode_all, without_partition_records
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.metadata.control_records import leader_change
 from fencepost.coordinator.metadata.errors import MetadataError
@@ -200,7 +200,21 @@ class MetadataLog(Metadata):
         are unchanged then. Only if the flush is refused for want of room (NoSpaceError), the change
         has been made, and a later flush makes it durable.
         """
-        self._append(encode_all(records), without_partition_records(records))
+        if isinstance(records, TopicRecords) and records.is_prepared:
+            self._append_prepared(records)
+        else:
+            self._append(encode_all(records), without_partition_records(records))
+
+    def _append_prepared(self, records: TopicRecords) -> None:
+        """Append the records of many new partitions, which are encoded already."""
+        values, loader = encode_all(records.head), self._loader
+        try:
+            loader.replay(values, self.image.offset, self.epoch, records.head)
+            loader.add_partitions(records.topic_id, records.first, records.registrations)
+        except LogError:
+            loader.forget(self.image)
+            raise
+        self._append([], (), [*values, *records.values])
 
     def _append(
         self,

@@ -30,6 +30,7 @@ from fencepost.cluster.records import ConfigRecord, PartitionRecord, RemoveTopic
 from fencepost.cluster.topic_names import MAX_NAME_CHARACTERS
 from fencepost.cluster.topic_records import TopicRecords, encode_all, without_partition_records
 from fencepost.logcore.machine import DomainError
+from fencepost.logcore.steps import finish
 from tests.unit.cluster.controller.cluster_driver import SETTINGS, Cluster, any_config, directory
 
 TOPIC_ID = UUID(int=1 << 90)
@@ -59,6 +60,50 @@ def test_create_topics() -> None:
         assert state.leader == state.replicas[0]
         assert (state.leader_epoch, state.partition_epoch) == (0, 0)
         assert state.directories == tuple(directory(one) for one in state.replicas)
+
+
+@pytest.mark.parametrize("assignment", [(), [(1, [0, 2]), (0, [2, 1])]])
+def test_prepared_topic_is_the_one_that_a_single_step_creates(
+    assignment: Sequence[tuple[int, Sequence[int]]],
+) -> None:
+    cluster, other = Cluster(), Cluster()
+    wanted = NewTopic("foo", assignment=assignment) if assignment else NewTopic("foo", 7, 2)
+    one = cluster.controller
+    prepared = finish(one.prepare_topic(wanted, topic_id=TOPIC_ID, draw=random.Random(1)))
+    assert prepared is not None
+    assert create(cluster, wanted, prepared=prepared, draw=None) == create(other, wanted)
+    assert cluster.image.topics == other.image.topics
+    added = finish(one.prepare_partitions("foo", 9, assignments=None, draw=random.Random(1)))
+    for each, given in ((cluster, added), (other, None)):
+        each.do(
+            each.controller.create_partitions(
+                "foo", 9, assignments=None, draw=random.Random(1), prepared=given
+            )
+        )
+    assert cluster.image.topics == other.image.topics
+    assert len(cluster.image.topics["foo"].partitions) == 9
+
+
+def test_prepared_partitions_are_placed_again_after_a_change_of_brokers_or_partitions() -> None:
+    cluster = Cluster()
+    one, draw = cluster.controller, random.Random(1)
+    wanted = NewTopic("foo", 7, 3)
+    prepared = finish(one.prepare_topic(wanted, topic_id=TOPIC_ID, draw=draw))
+    cluster.fence(1)
+    create(cluster, wanted, prepared=prepared)
+    assert all(1 not in state.isr for state in cluster.image.topics["foo"].partitions)
+    added = finish(one.prepare_partitions("foo", 9, assignments=None, draw=draw))
+    for count in (8, 9):
+        cluster.do(one.create_partitions("foo", count, assignments=None, draw=draw, prepared=added))
+        assert len(cluster.image.topics["foo"].partitions) == count
+
+
+def test_partitions_that_cannot_be_placed_are_not_prepared() -> None:
+    one, draw = Cluster().controller, random.Random(1)
+    for topic in (NewTopic("foo", 1, 4), NewTopic("foo", 0, 1), NewTopic("foo", 10_001, 1)):
+        assert finish(one.prepare_topic(topic, topic_id=TOPIC_ID, draw=draw)) is None
+    for count in (0, 9):
+        assert finish(one.prepare_partitions("no", count, assignments=None, draw=draw)) is None
 
 
 def test_create_topics_with_the_controller_s_numbers() -> None:
@@ -222,7 +267,7 @@ def test_delete_topics() -> None:
 
 
 def placed(cluster: Cluster, partitions: int, factor: int, seed: int) -> list[tuple[int, ...]]:
-    return place(cluster.controller.view, partitions, factor, random.Random(seed))
+    return [*finish(place(cluster.controller.view, partitions, factor, random.Random(seed)))]
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -119,6 +119,51 @@ async def test_leaders_come_back_with_their_broker(tmp_path: Path) -> None:
         watch.check()
 
 
+async def test_partitions_of_one_topic_on_many_brokers(tmp_path: Path) -> None:
+    """With 30 brokers, most of the 10,000 partitions have replicas that no other one has."""
+    listeners = {"listeners": "CONTROLLER://127.0.0.1:0"}
+    config = {**CONFIG, **listeners, "broker.session.timeout.ms": "600000"}
+    async with Broker(tmp_path, config=config) as decides:
+        cluster_id = decides.services.cluster_id
+        brokers = [Pretender(decides.bootstrap, one, cluster_id) for one in range(1, 31)]
+        for one in brokers:
+            await asyncio.to_thread(one.join)
+        wide = {"name": "wide", "num_partitions": 10_000, "replication_factor": 3}
+        assigned = [
+            {"partition_index": index, "broker_ids": [1 + (index + one) % 30 for one in (0, 1, 7)]}
+            for index in range(10_000)
+        ]
+        given = {"name": "given", "num_partitions": -1, "replication_factor": -1}
+        requests = {
+            "create_topics": {
+                "topics": [{**wide, "assignments": [], "configs": []}],
+            },
+            "create_partitions": {
+                "topics": [{"name": "wide", "count": 20_000, "assignments": None}],
+            },
+            "create_topics of given replicas": {
+                "topics": [{**given, "assignments": assigned, "configs": []}],
+            },
+        }
+        for what, body in requests.items():
+            api, call = what.partition(" ")[0], brokers[0].controller.call
+            with watched_loop() as watch:
+                answer = await asyncio.to_thread(
+                    call, api, 3, timeout=10_000, validate_only=False, **body
+                )
+            assert set(errors_in(answer)) == {"none"}, what
+            watch.check()
+        for one in brokers:
+            one.close()
+        topics = dict(decides.services.metadata.topics)
+        assert {name: len(topic.partitions) for name, topic in topics.items()} == {
+            "wide": 20_000,
+            "given": 10_000,
+        }
+    async with Broker(tmp_path, config=config) as again:
+        assert again.services.metadata.topics == topics
+
+
 async def test_many_partitions_are_moved_and_their_moves_cancelled(tmp_path: Path) -> None:
     async with many(tmp_path) as cluster:
         third = Pretender(cluster.decides.bootstrap, 3, cluster.services.cluster_id)

@@ -140,6 +140,18 @@ def test_tv2_end_at_the_last_epoch_moves_to_a_new_producer_id(
     driver.write_markers()
 
 
+@pytest.mark.parametrize("commit", [True, False])
+def test_kafka_20310_retried_end_over_the_overflow_is_known_after_the_coordinator_moved(
+    shard: Callable[..., Driver], commit: bool
+) -> None:
+    """The records hold the previous producer id."""
+    driver = shard()
+    driver.place(metadata(S.ONGOING, identity=OLD))
+    answer = driver.ended(OLD, commit=commit)
+    driver.reload()
+    assert driver.ended(OLD, commit=commit) == answer == (1000, 0)
+
+
 @pytest.mark.parametrize("start", range(32_763, 32_768))
 @pytest.mark.parametrize("tv", [0, 2])
 def test_kafka_18660_ten_transactions_over_the_end_of_the_epochs(

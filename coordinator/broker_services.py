@@ -16,7 +16,7 @@ from fencepost.cluster.image import LocalPartition, MetadataImage, TopicImage
 from fencepost.coordinator.config.broker_config import BrokerConfig, ConfigError
 from fencepost.coordinator.errors import MetadataUnavailableError
 from fencepost.coordinator.history.entries import CLUSTER, PARTITION
-from fencepost.coordinator.history.recorder import History
+from fencepost.coordinator.history.recorder import HistoryRecorder
 from fencepost.coordinator.metadata.publication import Subscriber
 from fencepost.coordinator.metadata.server_secret import server_secret
 from fencepost.coordinator.runtime.background import Step
@@ -26,7 +26,7 @@ from fencepost.coordinator.security.acls import AclPublisher
 from fencepost.coordinator.security.authorizer import Authorizer
 from fencepost.coordinator.security.quota_table import QuotaTable
 from fencepost.coordinator.security.quotas import ClientQuotas
-from fencepost.coordinator.security.replication_quota import ReplicationQuota, Side
+from fencepost.coordinator.security.replication_quota import ReplicationQuota, ReplicationSide
 from fencepost.coordinator.services.groups import GroupCoordinator
 from fencepost.coordinator.services.txns import TxnCoordinator
 from fencepost.coordinator.storage.appends import Appends
@@ -37,11 +37,11 @@ from fencepost.txn.ids import ProducerIdBlock
 
 if TYPE_CHECKING:
     from fencepost.coordinator.controller.active import ActiveController
-    from fencepost.coordinator.controller.metadata_log_reader import Observer
+    from fencepost.coordinator.controller.metadata_log_reader import ObserverState
     from fencepost.coordinator.replication.controller_channel import ControllerChannel
     from fencepost.coordinator.runtime.origin import Origin
     from fencepost.coordinator.security.password_checks import PasswordChecks
-    from fencepost.coordinator.security.users import Users
+    from fencepost.coordinator.security.users import ScramUsers
     from fencepost.coordinator.zookeeper.node import ZooKeeperNode
 
 Address = tuple[str, int]
@@ -90,16 +90,18 @@ class Services:
         self.zookeeper: ZooKeeperNode | None = None
         """This broker's membership in a ZooKeeper cluster."""
         self._active_controller: ActiveController | None = None
-        self._users: Users | None = None
+        self._users: ScramUsers | None = None
         self._password_checks: PasswordChecks | None = None
         self.topics_coming: set[str] = set()
         """Topics with a CreateTopics request in flight to the controller."""
         self.fetches = Fetches(storage)
         """Serves Fetch requests."""
         self.fetches.throttle = ReplicationQuota(
-            self.config, self.clock, Side.LEADER, node_id=self.node_id
+            self.config, self.clock, ReplicationSide.LEADER, node_id=self.node_id
         )
-        self.history = History(self.internal_topic, storage.logs, storage.config, storage.clock)
+        self.history = HistoryRecorder(
+            self.internal_topic, storage.logs, storage.config, storage.clock
+        )
         """Records the causes of changes to groups and transactions."""
         self.replicas.remember = self.remember_replica
         self.groups = GroupCoordinator(storage, self.history.remember, self.internal_topic)
@@ -204,7 +206,7 @@ class Services:
         await self.storage.durable()
         return ProducerIdBlock(block.first, block.size)
 
-    def observers(self) -> list[Observer]:
+    def observers(self) -> list[ObserverState]:
         """Return the brokers that fetch the metadata log from this controller."""
         return [] if self._active_controller is None else self._active_controller.observers()
 
@@ -216,13 +218,13 @@ class Services:
         self.history.remember(scope, event.subject, event, origin, trigger)
 
     @property
-    def users(self) -> Users:
+    def users(self) -> ScramUsers:
         """Return the users with SCRAM credentials."""
         if self._users is None:
-            from fencepost.coordinator.security.users import Users  # noqa: PLC0415 - most brokers have none
+            from fencepost.coordinator.security.users import ScramUsers  # noqa: PLC0415 - most brokers have none
 
             draw_secret = partial(server_secret, self.storage.fs, self.storage.directory)
-            self._users = Users(self.metadata, draw_secret)
+            self._users = ScramUsers(self.metadata, draw_secret)
         return self._users
 
     @property

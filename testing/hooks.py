@@ -18,7 +18,13 @@ from fencepost.coordinator.daemon.broker import split_address
 from fencepost.coordinator.daemon.errors import BrokerError
 from fencepost.coordinator.history.entries import Entry, decode_value
 from fencepost.coordinator.metadata.names import HISTORY_TOPIC
-from fencepost.coordinator.server.http import HttpError, HttpServer, Request, Response, serve_http
+from fencepost.coordinator.server.http import (
+    HttpError,
+    HttpRequest,
+    HttpResponse,
+    HttpServer,
+    serve_http,
+)
 from fencepost.coordinator.server.http_messages import is_loopback
 from fencepost.logcore.batch import decode_records
 from fencepost.logcore.machine import DomainError
@@ -81,7 +87,7 @@ class Hooks:
             self.faults.detach(self._broker)
             self._broker = None
 
-    async def _answer(self, request: Request) -> Response:
+    async def _answer(self, request: HttpRequest) -> HttpResponse:
         first, _, rest = request.path.strip("/").partition("/")
         method = "GET" if request.method == "HEAD" else request.method
         known = _PATHS.get(first)
@@ -95,7 +101,7 @@ class Hooks:
             told = await answer(request, rest)
         except (ValueError, TypeError, DomainError, ConfigError, RuntimeError) as error:
             raise HttpError(400, str(error)) from error
-        return Response(200, JSON, json.dumps(told, default=str).encode() + b"\n")
+        return HttpResponse(200, JSON, json.dumps(told, default=str).encode() + b"\n")
 
     @property
     def _running(self) -> Broker:
@@ -109,10 +115,10 @@ class Hooks:
         now_ms = self.clock.now_ms()
         return {"now_ms": now_ms, "now": utc(now_ms), "auto": self.clock.auto}
 
-    async def _get_clock(self, _request: Request, _rest: str) -> object:
+    async def _get_clock(self, _request: HttpRequest, _rest: str) -> object:
         return self._time()
 
-    async def _post_clock(self, request: Request, rest: str) -> object:
+    async def _post_clock(self, request: HttpRequest, rest: str) -> object:
         """Handle ``/clock``, which sets ``auto``, or ``/clock/advance``."""
         if rest == "advance":
             told = _body(request, seconds=(int, float), ms=(int, float), speed=(int, float))
@@ -124,13 +130,13 @@ class Hooks:
         self.clock.auto = told.get("auto", self.clock.auto)
         return self._time()
 
-    async def _get_fired(self, request: Request, _rest: str) -> object:
+    async def _get_fired(self, request: HttpRequest, _rest: str) -> object:
         since_ms = int(request.query.get("since_ms", "0"))
         return {"fired": [one.as_json() for one in self.clock.fired if one.at_ms >= since_ms]}
 
     # --- faults ---
 
-    async def _post_faults(self, request: Request, _rest: str) -> object:
+    async def _post_faults(self, request: HttpRequest, _rest: str) -> object:
         told = _body(
             request,
             **dict.fromkeys(_FAULT_FIELDS, object),
@@ -149,7 +155,7 @@ class Hooks:
         self._handles[number] = fault
         return self._told(number)
 
-    async def _get_faults(self, request: Request, rest: str) -> object:
+    async def _get_faults(self, request: HttpRequest, rest: str) -> object:
         """Return all faults, or one; with ``hits``, after that many requests or ``wait_s`` s."""
         if not rest:
             return {"faults": [self._told(number) for number in self._handles]}
@@ -164,7 +170,7 @@ class Hooks:
                 raise HttpError(408, str(error)) from error
         return self._told(int(rest))
 
-    async def _delete_faults(self, _request: Request, rest: str) -> object:
+    async def _delete_faults(self, _request: HttpRequest, rest: str) -> object:
         if rest:
             self._handle(rest).remove()
             del self._handles[int(rest)]
@@ -196,7 +202,7 @@ class Hooks:
 
     # --- queries ---
 
-    async def _get_topics(self, _request: Request, _rest: str) -> object:
+    async def _get_topics(self, _request: HttpRequest, _rest: str) -> object:
         topics = self._running.services.metadata.topics.values()
         return {
             "topics": [
@@ -205,7 +211,7 @@ class Hooks:
             ]
         }
 
-    async def _post_topics(self, request: Request, _rest: str) -> object:
+    async def _post_topics(self, request: HttpRequest, _rest: str) -> object:
         told = _body(request, name=str, partitions=int, config=dict)
         if "name" not in told:
             raise ValueError("a topic has a name")
@@ -215,7 +221,7 @@ class Hooks:
         created = create_topic(services.active_controller.decide, services.config, topic)
         return {"name": created.name, "partitions": created.partitions}
 
-    async def _get_history(self, request: Request, _rest: str) -> object:
+    async def _get_history(self, request: HttpRequest, _rest: str) -> object:
         """Return the history, filtered by ``?group=…`` or ``?transactional_id=…``, newest last."""
         scopes = {"group": "group", "transactional_id": "transaction"}
         wanted = {(scopes[name], value) for name, value in request.query.items() if name in scopes}
@@ -241,7 +247,7 @@ class Hooks:
         return [one for one in decoded if one is not None]
 
 
-def _body(request: Request, **fields: Any) -> dict[str, Any]:
+def _body(request: HttpRequest, **fields: Any) -> dict[str, Any]:
     """Return the JSON object in a request; check its fields. Raises HttpError, ValueError."""
     if not request.body:
         return {}

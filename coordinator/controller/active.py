@@ -23,7 +23,7 @@ from fencepost.cluster.controller.machine import Controller
 from fencepost.cluster.controller.outcome import ControllerResult
 from fencepost.cluster.controller.view import ControllerSettings
 from fencepost.cluster.records import MetadataRecord
-from fencepost.coordinator.controller.metadata_log_reader import MetadataLogReader, Observer
+from fencepost.coordinator.controller.metadata_log_reader import MetadataLogReader, ObserverState
 from fencepost.coordinator.controller.store import MetadataStore
 from fencepost.coordinator.runtime.background import call_later
 from fencepost.coordinator.runtime.origin import Origin
@@ -101,7 +101,7 @@ class ActiveController:
             raise RuntimeError("a controller on ZooKeeper has no log of metadata")
         return self._log
 
-    def observers(self) -> list[Observer]:
+    def observers(self) -> list[ObserverState]:
         """Return the brokers that read the metadata log."""
         return [] if self._log is None else self._log.observers()
 

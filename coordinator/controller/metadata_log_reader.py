@@ -21,7 +21,11 @@ from fencepost.coordinator.controller.errors import (
 from fencepost.coordinator.metadata.log import MetadataLog
 from fencepost.coordinator.metadata.snapshots import SnapshotId, snapshots
 from fencepost.coordinator.runtime.background import Threads, spawn
-from fencepost.coordinator.runtime.delayed_fetch import DelayedFetch, DelayedFetches, Watched
+from fencepost.coordinator.runtime.delayed_fetch import (
+    DelayedFetch,
+    DelayedFetches,
+    WatchedPartition,
+)
 from fencepost.coordinator.runtime.flusher import Flusher
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.logcore.clock import Clock
@@ -56,7 +60,7 @@ _NEVER_A_RANGE: Final = 1 << 62
 """Minimum size for sending bytes straight from the file; never reached, since fetches are small."""
 
 
-class Diverging(NamedTuple):
+class DivergingEpoch(NamedTuple):
     """The log of the observer diverges from this one at ``end_offset``."""
 
     epoch: int
@@ -64,16 +68,16 @@ class Diverging(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class MetadataRead:
     """The result of a fetch: records, or a truncation point, or a snapshot to fetch first."""
 
     records: bytes = b""
-    diverging: Diverging | None = None
+    diverging: DivergingEpoch | None = None
     snapshot: SnapshotId | None = None
 
 
 @dataclass(slots=True)
-class Observer:
+class ObserverState:
     """A replica that reads the metadata log."""
 
     replica_id: int
@@ -98,7 +102,7 @@ class MetadataLogReader:
         self._flusher = flusher
         self._snapshot: tuple[int, SnapshotId | None] = -1, None
         """The newest snapshot, and the log start offset for which it was looked up."""
-        self._observers: dict[int, Observer] = {}
+        self._observers: dict[int, ObserverState] = {}
         self.delayed = DelayedFetches()
         """Fetches in purgatory."""
         self.delayed.close()
@@ -154,7 +158,7 @@ class MetadataLogReader:
         """The high watermark: a record is committed once it is on the disk of the only voter."""
         return min(self.partition.recovery_point, self.partition.log_end_offset)
 
-    def read(self, offset: int, last_fetched_epoch: int, max_bytes: int) -> Read:
+    def read(self, offset: int, last_fetched_epoch: int, max_bytes: int) -> MetadataRead:
         """Read from ``offset``, the log end offset of an observer.
 
         ``last_fetched_epoch`` is the epoch of the observer's last record. Raises StorageError.
@@ -167,28 +171,28 @@ class MetadataLogReader:
             or last_fetched_epoch < snapshot.epoch
             or (offset == start and last_fetched_epoch != snapshot.epoch)
         ):
-            return Read(snapshot=snapshot)
+            return MetadataRead(snapshot=snapshot)
         if offset or last_fetched_epoch:
             end = self._end_of(last_fetched_epoch)
             if (diverging := diverging_epoch(end, last_fetched_epoch, offset, start)) is not None:
-                return Read(diverging=Diverging(*diverging))
+                return MetadataRead(diverging=DivergingEpoch(*diverging))
         if offset >= partition.log_end_offset:
-            return Read()
+            return MetadataRead()
         limit = max(1, min(max_bytes, MAX_FETCH_BYTES))
         read = partition.reader.fetch(
             offset, limit, Isolation.LOG_END, at_least_one=True, min_range_bytes=_NEVER_A_RANGE
         )
-        return Read(bytes(read.records))  # type: ignore[arg-type]
+        return MetadataRead(bytes(read.records))  # type: ignore[arg-type]
 
-    def _end_of(self, epoch: int) -> Diverging:
+    def _end_of(self, epoch: int) -> DivergingEpoch:
         """Return the largest epoch up to ``epoch``, and its end offset."""
         reader = self.partition.reader
-        found = Diverging(*reader.offset_for_leader_epoch(epoch))
+        found = DivergingEpoch(*reader.offset_for_leader_epoch(epoch))
         if found.epoch < 0:
-            return Diverging(max(reader.latest_epoch, 0), self.partition.log_end_offset)
+            return DivergingEpoch(max(reader.latest_epoch, 0), self.partition.log_end_offset)
         return found
 
-    def is_worth_an_answer(self, read: Read, known_high_watermark: int) -> bool:
+    def is_worth_an_answer(self, read: MetadataRead, known_high_watermark: int) -> bool:
         """Return whether a read has news for an observer that knows this high watermark."""
         return bool(
             read.records
@@ -207,7 +211,7 @@ class MetadataLogReader:
             known_high_watermark=known_high_watermark,
         )
         try:
-            poll.watch(Watched(self.partition, offset, 1))
+            poll.watch(WatchedPartition(self.partition, offset, 1))
             yield poll.over
         finally:
             poll.cancel()
@@ -271,13 +275,13 @@ class MetadataLogReader:
         caught_up_ms = -1 if known is None else known.last_caught_up_ms
         if offset >= self.partition.log_end_offset:
             caught_up_ms = now_ms
-        self._observers[replica_id] = Observer(
+        self._observers[replica_id] = ObserverState(
             replica_id, directory_id, offset, now_ms, caught_up_ms
         )
         if len(self._observers) > MAX_OBSERVERS:
             del self._observers[next(iter(self._observers))]
 
-    def observers(self) -> list[Observer]:
+    def observers(self) -> list[ObserverState]:
         """Return the observers that have fetched lately, by id."""
         since_ms = self._clock.now_ms() - OBSERVER_TIMEOUT_MS
         recent = (one for one in self._observers.values() if one.last_fetch_ms >= since_ms)

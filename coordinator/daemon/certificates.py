@@ -44,7 +44,7 @@ _DAY_S: Final = 86_400
 _log = structlog.get_logger(__name__)
 
 
-class Certificates:
+class ListenerCertificates:
     """The certificates of the TLS listeners. Raises ConfigError for their settings."""
 
     def __init__(
@@ -93,9 +93,9 @@ class Certificates:
     def look(self) -> None:
         """Check all certificates now, in a task."""
         if self._is_running and (self._again is None or self._again.done()):
-            self._again = spawn(self._look_again(), "look at certificates")
+            self._again = spawn(self._schedule_check(), "look at certificates")
 
-    async def _look_again(self) -> None:
+    async def _schedule_check(self) -> None:
         await self.refresh()
 
     async def refresh(self) -> None:

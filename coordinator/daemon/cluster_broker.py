@@ -35,20 +35,20 @@ from fencepost.coordinator.replication.controller_channel import (
 )
 from fencepost.coordinator.replication.controller_connection import (
     ControllerConnection,
-    Newest,
+    NewestVersionRequest,
     error_name,
 )
 from fencepost.coordinator.replication.directories import Directories
 from fencepost.coordinator.replication.errors import MembershipError
 from fencepost.coordinator.replication.fetchers import ReplicaFetcherManager
-from fencepost.coordinator.replication.history_place import HistoryPlace
+from fencepost.coordinator.replication.history_place import HistoryPartition
 from fencepost.coordinator.replication.isr_changes import IsrChanges
 from fencepost.coordinator.replication.marker_sender import MarkerSender
-from fencepost.coordinator.replication.membership import Membership
+from fencepost.coordinator.replication.membership import BrokerMembership
 from fencepost.coordinator.replication.peers import Peers
 from fencepost.coordinator.replication.producer_ids import ControllersProducerIds
-from fencepost.coordinator.replication.quorum import Quorum, intervals_of
-from fencepost.coordinator.replication.verifier import Verifier
+from fencepost.coordinator.replication.quorum import QuorumConfig, intervals_of
+from fencepost.coordinator.replication.verifier import RemoteVerifier
 from fencepost.coordinator.runtime.background import Step
 from fencepost.coordinator.storage.replica_manager import ReplicaManager
 from fencepost.logcore.checkpoints import MetaProperties
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 CONTROLLERS: Final = 2
 """The endpoint type of DescribeCluster on a controller's listener (KIP-919)."""
 
-_ABOUT_CONTROLLERS: Final = Newest(
+_ABOUT_CONTROLLERS: Final = NewestVersionRequest(
     ApiKey.DESCRIBE_CLUSTER, lambda make: make.message(endpoint_type=CONTROLLERS)
 )
 
@@ -80,7 +80,7 @@ _PROTOCOLS: Final = {
 _log = structlog.get_logger(__name__)
 
 
-class Place(Protocol):
+class ClusterView(Protocol):
     """A member's view of its cluster; any thread may read it."""
 
     @property
@@ -122,32 +122,32 @@ class ClusterBroker:
         self._quorum = self._way_to_controllers(config, roles)
         self._beside_controller = roles.is_controller
         """Whether a controller runs in this process, and its decisions go to the history."""
-        self._membership: Membership | None = None
+        self._membership: BrokerMembership | None = None
         self._channels: list[RemoteControllerChannel] = []
         self._peers: Peers | None = None
         self._fetchers: ReplicaFetcherManager | None = None
         self._isr_changes: IsrChanges | None = None
         self._directories: Directories | None = None
         self._directory_id = UNASSIGNED
-        self._verifier: Verifier | None = None
+        self._verifier: RemoteVerifier | None = None
 
     def _listeners_within(self, config: BrokerConfig) -> dict[str, str]:
         """Return listener names that other nodes use, by configuration key. Raises ConfigError."""
         return {BETWEEN_BROKERS: between_brokers(config)[0]}
 
-    def _way_to_controllers(self, config: BrokerConfig, roles: Roles) -> Quorum:
+    def _way_to_controllers(self, config: BrokerConfig, roles: Roles) -> QuorumConfig:
         """Return how to find the controllers and connect to them. Raises ConfigError."""
-        return Quorum.of(config, roles)
+        return QuorumConfig.of(config, roles)
 
     @property
-    def membership(self) -> Membership:
+    def membership(self) -> BrokerMembership:
         """The registration. Raises RuntimeError before :meth:`join`."""
         if self._membership is None:
             raise RuntimeError("the broker has not joined its cluster")
         return self._membership
 
     @property
-    def place(self) -> Place:
+    def place(self) -> ClusterView:
         """The member's view of its cluster. Raises RuntimeError before :meth:`join`."""
         return self.membership
 
@@ -206,7 +206,7 @@ class ClusterBroker:
             rack=self._config.text("broker.rack"),
             previous_broker_epoch=previous_broker_epoch,
         )
-        self._membership = Membership(
+        self._membership = BrokerMembership(
             self._quorum, registration, intervals_of(self._config), self._on_lost
         )
         return await self._membership.join()
@@ -260,7 +260,7 @@ class ClusterBroker:
         """Start following, replicating and coordinating, as the installed image says."""
         config, clock, place = self._config, cluster_clock(services.clock), self.place
         services.controller = self.channel(FORWARDING_TIMEOUT_MS)
-        services.history.place = HistoryPlace(
+        services.history.place = HistoryPartition(
             config,
             services.metadata,
             services.replicas,
@@ -305,7 +305,7 @@ class ClusterBroker:
         producer ids.
         """
         storage, txns = services.storage, services.txns
-        self._verifier = Verifier(storage, peers, txns.coordinator_of)
+        self._verifier = RemoteVerifier(storage, peers, txns.coordinator_of)
         ids = ControllersProducerIds(
             self.channel(FORWARDING_TIMEOUT_MS),
             services.node_id,

@@ -14,24 +14,31 @@ from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.config.key import Value, counts_of_addresses, plain_address
 from fencepost.coordinator.config.listeners import between_brokers
 from fencepost.coordinator.security.quotas import ClientQuotas
-from fencepost.coordinator.security.rates import Window
-from fencepost.coordinator.server.connection_limits import TOO_FAST, TOO_MANY, Bound, Bounds
+from fencepost.coordinator.security.rates import RateWindow
+from fencepost.coordinator.server.connection_limits import (
+    TOO_FAST,
+    TOO_MANY,
+    ConnectionLimit,
+    ServerLimits,
+)
 from fencepost.coordinator.server.server import Server
 
 _log = structlog.get_logger(__name__)
 
 
-def window_of(config: BrokerConfig) -> Window:
+def window_of(config: BrokerConfig) -> RateWindow:
     """Return the window over which rates are measured."""
-    return Window(config.int("quota.window.num"), 1000 * config.int("quota.window.size.seconds"))
+    return RateWindow(
+        config.int("quota.window.num"), 1000 * config.int("quota.window.size.seconds")
+    )
 
 
-def bounds_of(config: BrokerConfig, listeners: Iterable[str]) -> Bounds:
+def bounds_of(config: BrokerConfig, listeners: Iterable[str]) -> ServerLimits:
     """Return the limits in force now."""
-    return Bounds(
-        broker=Bound(config.int(TOO_MANY), config.int(TOO_FAST)),
+    return ServerLimits(
+        broker=ConnectionLimit(config.int(TOO_MANY), config.int(TOO_FAST)),
         listeners={
-            name: Bound(
+            name: ConnectionLimit(
                 _number(config.on_listener(name, TOO_MANY)),
                 _number(config.on_listener(name, TOO_FAST)),
             )

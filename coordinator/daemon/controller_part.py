@@ -24,7 +24,7 @@ from fencepost.coordinator.storage.storage import Storage
 
 if TYPE_CHECKING:
     from fencepost.coordinator.config.broker_config import BrokerConfig
-    from fencepost.coordinator.daemon.certificates import Certificates
+    from fencepost.coordinator.daemon.certificates import ListenerCertificates
     from fencepost.coordinator.runtime.background import Threads
     from fencepost.coordinator.server.server import Server
     from fencepost.logcore.checkpoints import MetaProperties
@@ -72,7 +72,7 @@ class ControllerPart:
         services.history.place = lambda: None  # the broker beside it writes the entries
         return cls(listeners, storage, services)
 
-    async def serve(self, certificates: Certificates | None) -> None:
+    async def serve(self, certificates: ListenerCertificates | None) -> None:
         """Start the active controller and accept brokers. Raises BrokerError."""
         self._server = self.listeners.prepare(self.services, controller_registry())
         await self.listeners.open(self._server, certificates)

@@ -64,15 +64,19 @@ class MetricsListener:
     async def serve(self, config: BrokerConfig) -> Endpoint:
         """Start the endpoint. Raises ConfigError for an unusable file, and OSError."""
         from fencepost.coordinator.metrics.endpoint import Endpoint  # noqa: PLC0415 - few brokers serve metrics
-        from fencepost.coordinator.server.http_access import AccessError, RenewedContext, Users  # noqa: PLC0415
+        from fencepost.coordinator.server.http_access import (  # noqa: PLC0415
+            HttpAccessError,
+            HttpUsers,
+            RenewedContext,
+        )
         from fencepost.protocol.server_tls import ServerTlsError  # noqa: PLC0415
 
         try:
             tls = RenewedContext(self.certificate, self.key or None) if self.certificate else None
-            users = Users(self.users) if self.users else None
+            users = HttpUsers(self.users) if self.users else None
         except ServerTlsError as error:
             raise ConfigError(_CERTIFICATE, self.certificate, str(error)) from None
-        except AccessError as error:
+        except HttpAccessError as error:
             raise ConfigError(_USERS, self.users, str(error)) from None
         endpoint = Endpoint(
             compat=config.items("fencepost.metrics.compat"),

@@ -48,7 +48,7 @@ small request takes 15 ms while the cleaner runs; two threads that compute all t
 of their speed to the shorter interval."""
 
 
-class Hooks(Protocol):
+class ProcessHooks(Protocol):
     """Hooks by which tests control a broker in another process: its clock, and a listener."""
 
     @property
@@ -71,7 +71,7 @@ def serve(
     add_scram: Sequence[str] = (),
     log_level: str = "INFO",
     log_format: str = "auto",
-    hooks: Hooks | None = None,
+    hooks: ProcessHooks | None = None,
 ) -> int:
     """Run a broker until SIGTERM or SIGINT, and return the exit status.
 
@@ -129,7 +129,7 @@ def _settings(pairs: Sequence[str], config_file: Path | None) -> dict[str, str]:
 
 
 async def _run(
-    broker: Broker, settings: Callable[[], Mapping[str, str]], hooks: Hooks | None
+    broker: Broker, settings: Callable[[], Mapping[str, str]], hooks: ProcessHooks | None
 ) -> None:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(report)
@@ -156,7 +156,7 @@ async def _run(
         sys.stdout.write(f"test hooks {hooked}\n")
     sys.stdout.flush()
     notifier.ready(_listening(broker))
-    reloads = _Reloads(broker, settings, notifier)
+    reloads = _SettingsReloader(broker, settings, notifier)
     loop.add_signal_handler(signal.SIGHUP, reloads.begin)
     preparing = spawn(broker.warm_up(), "first contact")
     await stop.wait()
@@ -204,7 +204,7 @@ def _ignore(loop: asyncio.AbstractEventLoop, *numbers: int) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-async def _hooked(broker: Broker, hooks: Hooks) -> str:
+async def _hooked(broker: Broker, hooks: ProcessHooks) -> str:
     try:
         return await hooks.start(broker)
     except OSError as error:
@@ -217,7 +217,7 @@ def _listening(broker: Broker) -> str:
     return f"listening {f'[{host}]' if ':' in host else host}:{port}"
 
 
-class _Reloads:
+class _SettingsReloader:
     """Reloads the settings file: applies all changes, or none if any setting is invalid."""
 
     def __init__(

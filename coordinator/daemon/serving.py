@@ -24,7 +24,7 @@ from fencepost.protocol.limits import ConnectionLimits
 if TYPE_CHECKING:
     from fencepost.coordinator.broker_services import Services
     from fencepost.coordinator.config.broker_config import BrokerConfig
-    from fencepost.coordinator.daemon.certificates import Certificates
+    from fencepost.coordinator.daemon.certificates import ListenerCertificates
     from fencepost.coordinator.handlers import Registry
     from fencepost.coordinator.security.logins import Logins
     from fencepost.logcore.clock import Clock
@@ -98,7 +98,7 @@ class Listeners:
         keep_to(server, config, services.quotas, self.all)
         return server
 
-    async def open(self, server: Server, certificates: Certificates | None) -> None:
+    async def open(self, server: Server, certificates: ListenerCertificates | None) -> None:
         """Accept connections on all listeners. Raises BrokerError."""
         if certificates is not None:
             try:
@@ -139,15 +139,15 @@ def check_listeners(config: BrokerConfig, listeners: Iterable[ListenerConfig]) -
 
 def certificates_of(
     config: BrokerConfig, listeners: Iterable[ListenerConfig], clock: Clock
-) -> Certificates | None:
+) -> ListenerCertificates | None:
     """Return the certificates of TLS listeners; None without any. Raises ConfigError."""
     encrypted = [one for one in listeners if one.is_tls]
     if not encrypted:
         return None
     # Few brokers have TLS listeners.
-    from fencepost.coordinator.daemon.certificates import Certificates  # noqa: PLC0415
+    from fencepost.coordinator.daemon.certificates import ListenerCertificates  # noqa: PLC0415
 
-    return Certificates(config, encrypted, clock)
+    return ListenerCertificates(config, encrypted, clock)
 
 
 def _logins(services: Services, listeners: Iterable[ListenerConfig]) -> Logins | None:

@@ -24,7 +24,7 @@ from fencepost.protocol import ApiKey
 from fencepost.protocol.codec import prepare
 
 
-class _Part(NamedTuple):
+class _WarmUpPart(NamedTuple):
     """Modules that handlers import on demand, followed by the messages of some requests."""
 
     modules: Sequence[str]
@@ -34,8 +34,8 @@ class _Part(NamedTuple):
 
 _PARTS = (
     # The first requests of every client, and of a transactional producer.
-    _Part((), ((ApiKey.API_VERSIONS, 3), (ApiKey.METADATA, 13))),
-    _Part(
+    _WarmUpPart((), ((ApiKey.API_VERSIONS, 3), (ApiKey.METADATA, 13))),
+    _WarmUpPart(
         (*TXN_MODULES, *CONTROLLER_MODULES),
         (
             (ApiKey.FIND_COORDINATOR, 2),
@@ -46,9 +46,9 @@ _PARTS = (
         ),
     ),
     # Creating a topic, also automatically on a Metadata request.
-    _Part(NEW_TOPIC_MODULES, ((ApiKey.CREATE_TOPICS, 4),)),
+    _WarmUpPart(NEW_TOPIC_MODULES, ((ApiKey.CREATE_TOPICS, 4),)),
     # Joining a group.
-    _Part(
+    _WarmUpPart(
         GROUP_MODULES,
         (
             (ApiKey.JOIN_GROUP, 5),

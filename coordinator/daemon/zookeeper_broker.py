@@ -22,15 +22,15 @@ from fencepost.coordinator.config.roles import Roles
 from fencepost.coordinator.daemon.cluster_broker import ClusterBroker
 from fencepost.coordinator.errors import RequestTimedOutError
 from fencepost.coordinator.replication.controller_channel import ControllerChannel
-from fencepost.coordinator.replication.controller_connection import Newest, error_name
+from fencepost.coordinator.replication.controller_connection import NewestVersionRequest, error_name
 from fencepost.coordinator.replication.errors import MembershipError
 from fencepost.coordinator.replication.peers import security_of
-from fencepost.coordinator.replication.quorum import Quorum
+from fencepost.coordinator.replication.quorum import QuorumConfig
 from fencepost.coordinator.runtime.background import Step
 from fencepost.coordinator.storage.replica_manager import ReplicaManager
 from fencepost.coordinator.zookeeper.broker_store import ZooKeeperMetadata
-from fencepost.coordinator.zookeeper.channels import Channels
-from fencepost.coordinator.zookeeper.loading import Loaded
+from fencepost.coordinator.zookeeper.channels import ControllerChannelManager
+from fencepost.coordinator.zookeeper.loading import ZkImage
 from fencepost.coordinator.zookeeper.node import ZooKeeperNode
 from fencepost.coordinator.zookeeper.request_batch import BrokerRequestBatch
 from fencepost.coordinator.zookeeper.zk_controller import ZkController
@@ -67,10 +67,10 @@ class ZooKeeperBroker(ClusterBroker):
     def _listeners_within(self, config: BrokerConfig) -> dict[str, str]:
         return {**super()._listeners_within(config), CONTROL_PLANE: control_plane(config)[0]}
 
-    def _way_to_controllers(self, config: BrokerConfig, _roles: Roles) -> Quorum:
+    def _way_to_controllers(self, config: BrokerConfig, _roles: Roles) -> QuorumConfig:
         name, protocol = control_plane(config)
         mechanism = config.text("sasl.mechanism.inter.broker.protocol") or ""
-        return Quorum(
+        return QuorumConfig(
             bootstrap=(),
             voters={},
             listener=name,
@@ -127,7 +127,7 @@ class ZooKeeperBroker(ClusterBroker):
     def _on_controller_failover(
         self,
         services: Services,
-        loaded: Loaded,
+        loaded: ZkImage,
         controller: BrokerRequestBatch,
         epoch_version: int,
         on_lost: Callable[[], None],
@@ -137,7 +137,7 @@ class ZooKeeperBroker(ClusterBroker):
             self._node.session,
             cluster_clock(services.clock),
             loaded,
-            lambda answered: Channels(
+            lambda answered: ControllerChannelManager(
                 node_id=controller.broker_id,
                 listener=self._quorum.listener,
                 security=self._quorum.security,
@@ -145,7 +145,7 @@ class ZooKeeperBroker(ClusterBroker):
                 answered=answered,
             ),
             services.decided,
-            teller=controller,
+            batch=controller,
             cluster_id=self._cluster_id,
             epoch_version=epoch_version,
             on_lost=on_lost,
@@ -162,7 +162,7 @@ class ZooKeeperBroker(ClusterBroker):
         if node.broker_epoch < 0 or not self._config.bool("controlled.shutdown.enable"):
             return
         node.in_controlled_shutdown = True
-        asked = Newest(
+        asked = NewestVersionRequest(
             ApiKey.CONTROLLED_SHUTDOWN,
             lambda make: make.message(
                 broker_id=self._config.int("node.id"), broker_epoch=node.broker_epoch
@@ -177,7 +177,7 @@ class ZooKeeperBroker(ClusterBroker):
                 await asyncio.sleep(backoff_ms / 1000)
         _log.warning("stops though it could not hand over everything that it leads")
 
-    async def _hand_over(self, channel: ControllerChannel, asked: Newest) -> bool:
+    async def _hand_over(self, channel: ControllerChannel, asked: NewestVersionRequest) -> bool:
         """Ask the controller to move leadership away; return whether it has moved all of it."""
         if self._node.controller is None:
             _log.info("no controller is known to take over")

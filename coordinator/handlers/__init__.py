@@ -58,8 +58,8 @@ from fencepost.cluster.topic_names import unlimited
 from fencepost.coordinator.errors import ClusterAuthorizationError
 from fencepost.coordinator.runtime.origin import Origin, origin_of
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.security.principal import Session
-from fencepost.coordinator.security.throttle import Throttle
+from fencepost.coordinator.security.principal import ClientSession
+from fencepost.coordinator.security.throttle import RequestQuotas
 from fencepost.logcore.values import dataclass
 from fencepost.protocol.api import (
     APIS,
@@ -85,12 +85,12 @@ Run = Callable[["Context"], "Answer | Awaitable[Answer | Work[Answer]] | Work[An
 """
 
 
-class Peer(Protocol):
+class ClientConnection(Protocol):
     """The part of a request's connection that a handler can use."""
 
     client_software: tuple[str, str] | None
     """The client's name and version, if the client has sent them (KIP-511)."""
-    session: Session
+    session: ClientSession
     """The client's principal and the listener that it connected to."""
 
 
@@ -132,11 +132,11 @@ class Context:
     respond: ResponseFactory
     peer_host: str
     """The client's address; DescribeGroups shows it with a slash before it."""
-    connection: Peer
+    connection: ClientConnection
     """The connection that the request came on."""
     size_bytes: int = 0
     """The request's size on the wire, in bytes."""
-    throttle: Throttle | None = None
+    throttle: RequestQuotas | None = None
     """The request's quotas; None if the broker has no quota configured."""
     frame: bytes = b""
     """The raw request, kept if the active controller must answer it."""

@@ -13,7 +13,7 @@ from fencepost.cluster.controller.configs import OpType
 from fencepost.coordinator.config.broker_config import LISTENER_PREFIX, ConfigSource
 from fencepost.coordinator.errors import InvalidRequestError
 from fencepost.coordinator.handlers import Context
-from fencepost.coordinator.handlers.resources import ResourceType
+from fencepost.coordinator.handlers.resources import ConfigResourceType
 from fencepost.coordinator.metadata.metadata import DEFAULT_SETTINGS
 from fencepost.coordinator.runtime.turns import Work
 
@@ -30,7 +30,7 @@ def check_certificates(ctx: Context, resource: Any) -> Work[None]:
     if name not in {DEFAULT_SETTINGS, str(ctx.broker.node_id)}:
         return
     about = [entry for entry in resource.configs if entry.name.startswith(LISTENER_PREFIX)]
-    if check is None or resource.resource_type != ResourceType.BROKER or not about:
+    if check is None or resource.resource_type != ConfigResourceType.BROKER or not about:
         return
     if not ctx.may_on_cluster(Operation.ALTER_CONFIGS, audited=False):
         return

@@ -19,7 +19,7 @@ from fencepost.coordinator.errors import (
 from fencepost.coordinator.handlers import Context
 from fencepost.coordinator.handlers.answers import each_row, forced
 from fencepost.coordinator.handlers.certificate_check import check_certificates
-from fencepost.coordinator.handlers.resources import ResourceType as Kind
+from fencepost.coordinator.handlers.resources import ConfigResourceType as Kind
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.logcore.machine import DomainError
 from fencepost.protocol import Entity

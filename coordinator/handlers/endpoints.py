@@ -18,7 +18,7 @@ from fencepost.cluster.image import NO_LEADER, PartitionRegistration, TopicImage
 from fencepost.coordinator.handlers import Context
 
 
-class BrokerNode(NamedTuple):
+class BrokerEndpoint(NamedTuple):
     """A broker's address for the clients of one listener."""
 
     node_id: int
@@ -28,7 +28,7 @@ class BrokerNode(NamedTuple):
     is_fenced: bool = False
 
 
-class PartitionState(NamedTuple):
+class PartitionMetadata(NamedTuple):
     """The state of a partition as reported to clients."""
 
     error: ErrorCode
@@ -52,18 +52,18 @@ class Endpoints:
         host, port = ctx.advertised
         self._registered = image.brokers
         self._zookeeper = broker.zookeeper
-        self.nodes = {self._own: BrokerNode(self._own, host, port, broker.rack)}
+        self.nodes = {self._own: BrokerEndpoint(self._own, host, port, broker.rack)}
         """All brokers with the listener, including fenced ones, by id."""
         for broker_id, one in image.brokers.items():
             endpoint = one.listeners.get(listener)
             if endpoint is not None and broker_id != self._own:
-                self.nodes[broker_id] = BrokerNode(
+                self.nodes[broker_id] = BrokerEndpoint(
                     broker_id, endpoint.host, endpoint.port, one.rack, one.fenced
                 )
         nodes = self.nodes.values()
         self.alive = [one for one in sorted(nodes) if not one.is_fenced]
         """The brokers that are not fenced, ordered by id."""
-        self._states: dict[int, PartitionState] = {}
+        self._states: dict[int, PartitionMetadata] = {}
         """The state by the ``id()`` of a registration, which many partitions share."""
 
     @property
@@ -78,7 +78,7 @@ class Endpoints:
         alive = self.alive
         return alive[0].node_id if len(alive) == 1 else random.choice(alive).node_id  # noqa: S311 - not used for security
 
-    def state(self, topic: TopicImage, index: int) -> PartitionState:
+    def state(self, topic: TopicImage, index: int) -> PartitionMetadata:
         """Return the state of a partition."""
         registration = topic.partitions[index]
         found = self._states.get(id(registration))
@@ -92,7 +92,7 @@ class Endpoints:
             )
         return found
 
-    def _state(self, registration: PartitionRegistration) -> PartitionState:
+    def _state(self, registration: PartitionRegistration) -> PartitionMetadata:
         leader, error = registration.leader, ErrorCode.none
         if leader not in self.nodes:
             error = (
@@ -101,7 +101,7 @@ class Endpoints:
                 else ErrorCode.leader_not_available
             )
             leader = NO_LEADER
-        return PartitionState(
+        return PartitionMetadata(
             error,
             leader,
             registration.leader_epoch,

@@ -26,7 +26,7 @@ from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles, with_wait
 from fencepost.coordinator.runtime.background import spawn
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.security.principal import Principal, Session, plain_host
+from fencepost.coordinator.security.principal import ClientSession, Principal, plain_host
 from fencepost.logcore.machine import DomainError
 from fencepost.logcore.tracebacks import without_traceback
 from fencepost.logcore.values import dataclass
@@ -50,10 +50,10 @@ _LENGTH_BYTES: Final = 4
 
 
 @dataclass(slots=True)
-class _Client:
+class _EnvelopeClient:
     """The client of a forwarded request, as the forwarding broker describes it."""
 
-    session: Session
+    session: ClientSession
     client_software: tuple[str, str] | None = None
 
 
@@ -92,7 +92,7 @@ def run(ctx: Context) -> Work[Entity]:
         body=request.body,
         respond=response_factory(request.api_key, request.api_version),
         peer_host=host,
-        connection=_Client(Session(host, listener, principal)),
+        connection=_EnvelopeClient(ClientSession(host, listener, principal)),
         size_bytes=len(body.request_data),
         throttle=throttle,
     )

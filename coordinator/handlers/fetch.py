@@ -30,8 +30,8 @@ from fencepost.coordinator.storage.fetch_sessions import (
     FINAL_EPOCH,
     NO_REPLICA,
     NO_SESSION,
+    CachedPartition,
     FetchedPartition,
-    PartitionFetch,
 )
 from fencepost.coordinator.storage.fetches import Fetch
 from fencepost.logcore.errors import FencedLeaderEpochError, StorageError
@@ -98,11 +98,11 @@ def _rights(ctx: Context, *, follows: bool) -> Callable[[str | None], bool]:
     return lambda name: name is None or ctx.may(Operation.READ, ResourceType.TOPIC, name)
 
 
-def _asked(ctx: Context) -> Iterator[PartitionFetch]:
+def _asked(ctx: Context) -> Iterator[CachedPartition]:
     by_id = ctx.version >= FIRST_BY_ID
     for topic in ctx.body.topics:
         for part in topic.partitions:
-            yield PartitionFetch(
+            yield CachedPartition(
                 (topic.topic_id if by_id else topic.topic, part.partition),
                 part.fetch_offset,
                 part.partition_max_bytes,

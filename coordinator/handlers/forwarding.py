@@ -26,7 +26,7 @@ from kio.serial import entity_writer
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.errors import RequestTimedOutError
 from fencepost.coordinator.handlers import CloseConnection, Context, Handler, Run
-from fencepost.coordinator.handlers.resources import ResourceType
+from fencepost.coordinator.handlers.resources import ConfigResourceType
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.principal import Principal
 from fencepost.logcore.tracebacks import without_traceback
@@ -42,7 +42,7 @@ _log = structlog.get_logger(__name__)
 _write_principal = entity_writer(DefaultPrincipalData)
 
 _CONFIGS: Final = frozenset({ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS})
-_HERE: Final = frozenset({ResourceType.BROKER, ResourceType.BROKER_LOGGER})
+_HERE: Final = frozenset({ConfigResourceType.BROKER, ConfigResourceType.BROKER_LOGGER})
 """The resources whose configs only the receiving broker can check."""
 
 
@@ -69,14 +69,15 @@ def _configs(ctx: Context, handler: Handler) -> Work[Any]:
         rows = tuple(
             one
             for one in ctx.body.resources
-            if one.resource_type == kind and (one.resource_name or kind == ResourceType.BROKER)
+            if one.resource_type == kind
+            and (one.resource_name or kind == ConfigResourceType.BROKER)
         )
         if rows:
-            validate_only = kind == ResourceType.BROKER or ctx.body.validate_only
+            validate_only = kind == ConfigResourceType.BROKER or ctx.body.validate_only
             body = replace(ctx.body, resources=rows, validate_only=validate_only)
             answer: Any = yield from handler.run(replace(ctx, body=body))  # type: ignore[misc]
             for one in answer.responses:
-                if kind == ResourceType.BROKER_LOGGER or one.error_code:
+                if kind == ConfigResourceType.BROKER_LOGGER or one.error_code:
                     known[one.resource_type, one.resource_name] = one
     if not known:
         return (yield from _forwarded(ctx, handler, ctx.frame))

@@ -6,7 +6,7 @@ from typing import Any
 
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.config_changes import each_resource, permit, refused
-from fencepost.coordinator.handlers.resource_changes import Change, change
+from fencepost.coordinator.handlers.resource_changes import ConfigChange, change
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.protocol import ApiKey, Entity
 
@@ -25,7 +25,7 @@ def run(ctx: Context) -> Work[Entity]:
             ctx,
             resource.resource_type,
             resource.resource_name,
-            [Change(one.name, one.config_operation, one.value) for one in resource.configs],
+            [ConfigChange(one.name, one.config_operation, one.value) for one in resource.configs],
             validate_only=ctx.body.validate_only,
             permit=permit(ctx, resource),
         )

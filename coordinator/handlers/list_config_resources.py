@@ -13,7 +13,7 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.acl import Operation
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.handlers.resources import ResourceType
+from fencepost.coordinator.handlers.resources import ConfigResourceType
 from fencepost.protocol import ApiKey, Entity
 from fencepost.protocol.steps import Steps
 
@@ -24,14 +24,14 @@ def run(ctx: Context) -> Steps[Entity]:
     make = ctx.respond
     ctx.require_on_cluster(Operation.DESCRIBE_CONFIGS)
     wanted = set()
-    for number in getattr(ctx.body, "resource_types", (ResourceType.CLIENT_METRICS,)):
+    for number in getattr(ctx.body, "resource_types", (ConfigResourceType.CLIENT_METRICS,)):
         try:
-            wanted.add(ResourceType(number))
+            wanted.add(ConfigResourceType(number))
         except ValueError:
             return make.error(ErrorCode.unsupported_version)
         yield
     resources = []
-    for kind in sorted(wanted or set(ResourceType), reverse=True):
+    for kind in sorted(wanted or set(ConfigResourceType), reverse=True):
         for name in _names(ctx, kind):
             resources.append(make.ConfigResource(resource_name=name, resource_type=kind))
             yield
@@ -40,9 +40,9 @@ def run(ctx: Context) -> Steps[Entity]:
     )
 
 
-def _names(ctx: Context, kind: ResourceType) -> Iterable[str]:
-    if kind is ResourceType.TOPIC:
+def _names(ctx: Context, kind: ConfigResourceType) -> Iterable[str]:
+    if kind is ConfigResourceType.TOPIC:
         return list(ctx.broker.metadata.topics)
-    if kind in {ResourceType.GROUP, ResourceType.CLIENT_METRICS}:
+    if kind in {ConfigResourceType.GROUP, ConfigResourceType.CLIENT_METRICS}:
         return ctx.broker.metadata.configured(kind)
     return (str(ctx.broker.node_id),)

@@ -146,7 +146,7 @@ def _unknown(ctx: Context, name: str) -> Steps[Entity]:
             yield from _create(ctx, name)
         except ThrottlingQuotaExceededError:
             if ctx.throttle is not None:
-                ctx.throttle.asks_again()
+                ctx.throttle.discard_mutations()
         except DomainError as error:
             _log.warning("topic not created", topic=name, cause=str(error))
     return _refused(ctx, name, None, ErrorCode.unknown_topic_or_partition)

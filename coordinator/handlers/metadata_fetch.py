@@ -12,7 +12,7 @@ from typing import Any, Final
 from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.acl import Operation
-from fencepost.coordinator.controller.metadata_log_reader import MetadataLogReader, Read
+from fencepost.coordinator.controller.metadata_log_reader import MetadataLogReader, MetadataRead
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles, replica_id_of, request_ms
 from fencepost.coordinator.metadata.names import METADATA_TOPIC_ID
@@ -40,12 +40,12 @@ def run(ctx: Context) -> Work[Entity]:
         return ctx.respond.error(ErrorCode.invalid_request)
     numbers = (part.fetch_offset, part.last_fetched_epoch, part.current_leader_epoch)
     if request_ms(body.max_wait) < 0 or min(numbers) < 0:
-        return _answer(ctx, log, Read(), ErrorCode.invalid_request)
+        return _answer(ctx, log, MetadataRead(), ErrorCode.invalid_request)
     try:
         check_leader_epoch(part.current_leader_epoch, log.epoch)
         read = yield from _read(ctx, log, part, request_ms(body.max_wait))
     except DomainError as error:
-        return _answer(ctx, log, Read(), error_code(error))
+        return _answer(ctx, log, MetadataRead(), error_code(error))
     return _answer(ctx, log, read, ErrorCode.none)
 
 
@@ -58,11 +58,11 @@ def _only_partition(body: Any) -> Any | None:
     return topic.partitions[0]
 
 
-def _read(ctx: Context, log: MetadataLogReader, part: Any, max_wait_ms: int) -> Work[Read]:
+def _read(ctx: Context, log: MetadataLogReader, part: Any, max_wait_ms: int) -> Work[MetadataRead]:
     replica_id = replica_id_of(ctx.body)
     high_watermark = getattr(part, "high_watermark", NOT_ASKED)
 
-    def read() -> Read:
+    def read() -> MetadataRead:
         found = log.read(part.fetch_offset, part.last_fetched_epoch, ctx.body.max_bytes)
         if replica_id >= 0 and found.diverging is None and found.snapshot is None:
             directory_id = getattr(part, "replica_directory_id", None)
@@ -77,7 +77,7 @@ def _read(ctx: Context, log: MetadataLogReader, part: Any, max_wait_ms: int) -> 
     return read()
 
 
-def _answer(ctx: Context, log: MetadataLogReader, read: Read, code: ErrorCode) -> Entity:
+def _answer(ctx: Context, log: MetadataLogReader, read: MetadataRead, code: ErrorCode) -> Entity:
     make, node_id = ctx.respond, ctx.broker.node_id
     further: dict[str, Entity] = {}
     if read.diverging is not None:

@@ -18,7 +18,7 @@ from fencepost.coordinator.config.broker_config import ConfigError
 from fencepost.coordinator.errors import InvalidRequestError
 from fencepost.coordinator.handlers import Context
 from fencepost.coordinator.handlers.deciding import decider
-from fencepost.coordinator.handlers.resources import ResourceType, check_node
+from fencepost.coordinator.handlers.resources import ConfigResourceType, check_node
 from fencepost.coordinator.metadata.config_checks import check_configs, list_default
 from fencepost.coordinator.metadata.metadata import DEFAULT_SETTINGS
 from fencepost.coordinator.metadata.names import check_name
@@ -27,7 +27,7 @@ MAX_CHANGES_PER_RESOURCE = 1_000
 """The limit for one resource in a request, several times the number of existing keys."""
 
 
-class Change(NamedTuple):
+class ConfigChange(NamedTuple):
     """One incremental change; ``operation`` is a number of :class:`OpType`."""
 
     name: str
@@ -60,7 +60,7 @@ def replace(
         if key in configs:
             raise InvalidRequestError(f"Error due to duplicate config keys : {key}")
         configs[key] = value
-    if kind == ResourceType.BROKER_LOGGER:
+    if kind == ConfigResourceType.BROKER_LOGGER:
         raise InvalidRequestError("levels are changed one by one, with IncrementalAlterConfigs")
     _check_permission(ctx, kind, name, permit)
     decider(ctx)(
@@ -77,7 +77,7 @@ def change(
     ctx: Context,
     kind: int,
     name: str,
-    changes: list[Change],
+    changes: list[ConfigChange],
     *,
     validate_only: bool,
     permit: Permit,
@@ -98,7 +98,7 @@ def change(
         if one.value is None and one.operation != OpType.DELETE:
             raise InvalidRequestError(f"Null value not supported for : {one.name}")
     _check_permission(ctx, kind, name, permit)
-    if kind == ResourceType.BROKER_LOGGER:
+    if kind == ConfigResourceType.BROKER_LOGGER:
         _change_logger(ctx.broker, name, changes, validate_only=validate_only)
         return
     wanted = [AlterConfig(one.name, _op_type(one), one.value) for one in changes]
@@ -118,10 +118,13 @@ def _check_permission(ctx: Context, kind: int, name: str, permit: Permit) -> Non
 
     Before this check no stored setting is read; only a broker's id is looked up.
     """
-    if kind == ResourceType.BROKER and name != DEFAULT_SETTINGS:
+    if kind == ConfigResourceType.BROKER and name != DEFAULT_SETTINGS:
         _check_changeable(ctx, name)
     permit()
-    if kind in {ResourceType.GROUP, ResourceType.CLIENT_METRICS} and ctx.on_znodes is not None:
+    if (
+        kind in {ConfigResourceType.GROUP, ConfigResourceType.CLIENT_METRICS}
+        and ctx.on_znodes is not None
+    ):
         # Kafka 3.9, the last release with ZooKeeper, has no such settings on znodes.
         raise InvalidRequestError(f"Unknown resource type {kind}")
 
@@ -141,19 +144,19 @@ def _checks(ctx: Context) -> CheckConfigs:
 
 def _check_resource(kind: int, name: str) -> None:
     if kind not in {
-        ResourceType.TOPIC,
-        ResourceType.BROKER,
-        ResourceType.GROUP,
-        ResourceType.CLIENT_METRICS,
+        ConfigResourceType.TOPIC,
+        ConfigResourceType.BROKER,
+        ConfigResourceType.GROUP,
+        ConfigResourceType.CLIENT_METRICS,
     }:
         raise InvalidRequestError(f"Unsupported resource type: {kind}")
-    if not name and kind != ResourceType.BROKER:
+    if not name and kind != ConfigResourceType.BROKER:
         raise InvalidRequestError("the name of the resource is empty")
-    if kind == ResourceType.TOPIC:
+    if kind == ConfigResourceType.TOPIC:
         check_name(name)
 
 
-def _op_type(one: Change) -> OpType:
+def _op_type(one: ConfigChange) -> OpType:
     try:
         return OpType(one.operation)
     except ValueError:
@@ -168,7 +171,7 @@ def _check_changeable(ctx: Context, name: str) -> None:
 
 
 def _change_logger(
-    broker: Services, name: str, changes: list[Change], *, validate_only: bool
+    broker: Services, name: str, changes: list[ConfigChange], *, validate_only: bool
 ) -> None:
     check_node(broker, name)
     level = logs.level()

@@ -30,7 +30,7 @@ from fencepost.coordinator.metadata.names import check_name
 from fencepost.coordinator.metadata.state_topics import safe_configs, value_in_force
 
 
-class ResourceType(IntEnum):
+class ConfigResourceType(IntEnum):
     """The types of configurable resources; the numbers are Kafka's ``ConfigResource.Type``."""
 
     TOPIC = 2
@@ -61,18 +61,18 @@ def describe(broker: Services, kind: int, name: str) -> list[Described]:
 
     Raises InvalidRequestError, InvalidTopicError, UnknownTopicOrPartitionError.
     """
-    if kind == ResourceType.TOPIC:
+    if kind == ConfigResourceType.TOPIC:
         return _describe_topic(broker, name)
-    if kind == ResourceType.BROKER:
+    if kind == ConfigResourceType.BROKER:
         return _describe_broker(broker, name)
-    if kind == ResourceType.BROKER_LOGGER:
+    if kind == ConfigResourceType.BROKER_LOGGER:
         check_node(broker, name)
         level = Setting(logs.ROOT, logs.level(), ConfigSource.BROKER_LOGGER)
         return [_described(LOGGER, [level])]
-    if kind in {ResourceType.GROUP, ResourceType.CLIENT_METRICS}:
+    if kind in {ConfigResourceType.GROUP, ConfigResourceType.CLIENT_METRICS}:
         if not name:
             raise InvalidRequestError("the name of the resource is empty")
-        if kind == ResourceType.GROUP:
+        if kind == ConfigResourceType.GROUP:
             return _describe_group(broker, name)
         return _describe_client_metrics(broker, name)
     raise InvalidRequestError(f"Unsupported resource type: {kind}")

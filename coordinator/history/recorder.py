@@ -67,7 +67,7 @@ class HistoryLimits:
     """Bytes of one write, after which other callbacks get their turn."""
 
 
-class History:
+class HistoryRecorder:
     """The history, ``services.history``, used on one event loop; if disabled, it only counts."""
 
     def __init__(
@@ -105,7 +105,7 @@ class History:
         """The number of events that are not written yet."""
         return len(self._queue)
 
-    def take_over(self, other: History) -> None:
+    def take_over(self, other: HistoryRecorder) -> None:
         """Take over the queue and the counts of ``other``, which records nothing more."""
         self.counts += other.counts
         waiting, other._queue = other._queue, deque()

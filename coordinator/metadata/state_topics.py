@@ -32,7 +32,7 @@ UNCLEAN_LEADER_ELECTION: Final = "unclean.leader.election.enable"
 COMPACT: Final = frozenset({"compact"})
 
 
-class Range(NamedTuple):
+class SafeRange(NamedTuple):
     """The values of a setting that keep state, and the reason against other values."""
 
     low: int
@@ -40,21 +40,21 @@ class Range(NamedTuple):
     reason: str
 
 
-SAFE: Final[Mapping[str, Range]] = {
-    "retention.ms": Range(-1, -1, "state has no age at which it may go"),
-    "retention.bytes": Range(-1, -1, "state has no size at which it may go"),
-    "delete.retention.ms": Range(
+SAFE: Final[Mapping[str, SafeRange]] = {
+    "retention.ms": SafeRange(-1, -1, "state has no age at which it may go"),
+    "retention.bytes": SafeRange(-1, -1, "state has no size at which it may go"),
+    "delete.retention.ms": SafeRange(
         _DAY_MS, MAX_INT64, "a replica that misses a tombstone brings back what it deleted"
     ),
-    "min.compaction.lag.ms": Range(
+    "min.compaction.lag.ms": SafeRange(
         0, 7 * _DAY_MS, "a coordinator that takes over reads all that is not compacted"
     ),
-    "max.compaction.lag.ms": Range(_HOUR_MS, MAX_INT64, "each lag begins a segment"),
-    "max.message.bytes": Range(1_048_588, MAX_INT32, "a group's state is one record"),
-    "message.timestamp.before.max.ms": Range(
+    "max.compaction.lag.ms": SafeRange(_HOUR_MS, MAX_INT64, "each lag begins a segment"),
+    "max.message.bytes": SafeRange(1_048_588, MAX_INT32, "a group's state is one record"),
+    "message.timestamp.before.max.ms": SafeRange(
         _HOUR_MS, MAX_INT64, "a coordinator's writes would be refused"
     ),
-    "message.timestamp.after.max.ms": Range(
+    "message.timestamp.after.max.ms": SafeRange(
         _HOUR_MS, MAX_INT64, "a coordinator's writes would be refused"
     ),
 }

@@ -13,21 +13,21 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Final
 
 from fencepost.coordinator.metrics import health, own, snapshot
-from fencepost.coordinator.metrics.exposition import OPENMETRICS, PROMETHEUS, SLICE_MS, Page
+from fencepost.coordinator.metrics.exposition import OPENMETRICS, PROMETHEUS, SLICE_MS, ScrapePage
 from fencepost.coordinator.metrics.families import Series
-from fencepost.coordinator.metrics.lag import Lags
-from fencepost.coordinator.metrics.view import Rates, View
+from fencepost.coordinator.metrics.lag import LagTallies
+from fencepost.coordinator.metrics.view import ByteRates, MetricsView
 from fencepost.coordinator.runtime.background import Pace, call_later, spawn
 from fencepost.coordinator.runtime.histogram import Histogram
 from fencepost.coordinator.server.http import (
     HttpError,
+    HttpRequest,
+    HttpResponse,
     HttpServer,
-    Request,
-    Response,
     Tls,
     serve_http,
 )
-from fencepost.coordinator.server.http_access import Users
+from fencepost.coordinator.server.http_access import HttpUsers
 from fencepost.coordinator.server.http_messages import text_response
 from fencepost.coordinator.server.request_watch import RequestWatch
 from fencepost.logcore.clock import monotonic_s
@@ -61,7 +61,7 @@ class Endpoint:
         *,
         compat: Sequence[str],
         max_series: int,
-        users: Users | None = None,
+        users: HttpUsers | None = None,
         tls: Tls | None = None,
     ) -> None:
         self._users, self._tls = users, tls
@@ -76,8 +76,8 @@ class Endpoint:
         self._tick: asyncio.TimerHandle | None = None
         self._due = 0.0
         self._loop_lag = Histogram(LAG_BOUNDS)
-        self._lags, self._rates = Lags(), Rates()
-        self._scrapes: dict[str, tuple[asyncio.Task[None], Page]] = {}
+        self._lags, self._rates = LagTallies(), ByteRates()
+        self._scrapes: dict[str, tuple[asyncio.Task[None], ScrapePage]] = {}
         """Scrapes in progress, by format."""
         self._one_at_a_time = asyncio.Lock()
         self._began = own.began()
@@ -132,7 +132,7 @@ class Endpoint:
 
     # --- requests ---
 
-    async def _handle(self, request: Request) -> Response:
+    async def _handle(self, request: HttpRequest) -> HttpResponse:
         answer = {"/metrics": self._metrics, "/healthz": self._healthz, "/readyz": self._readyz}
         if request.path not in answer:
             raise HttpError(404, f"there are {', '.join(answer)}")
@@ -140,30 +140,30 @@ class Endpoint:
             raise HttpError(405, "GET it", {"Allow": "GET, HEAD"})
         return await answer[request.path](request)
 
-    async def _healthz(self, _request: Request) -> Response:
+    async def _healthz(self, _request: HttpRequest) -> HttpResponse:
         return text_response(200, "ok")
 
-    async def _readyz(self, _request: Request) -> Response:
+    async def _readyz(self, _request: HttpRequest) -> HttpResponse:
         why = health.unready(self.stage, self.services)
         return text_response(503, why) if why else text_response(200, "ready")
 
-    async def _metrics(self, request: Request) -> Response:
+    async def _metrics(self, request: HttpRequest) -> HttpResponse:
         if self._users is not None:
             self._users.check(request.headers)
         wanted = _format(request.headers.get("accept", ""))
         if wanted not in self._scrapes:
-            page = Page(wanted, self._max_series)
+            page = ScrapePage(wanted, self._max_series)
             task = spawn(self._scrape(page), "scrape")
             self._scrapes[wanted] = task, page
             task.add_done_callback(lambda _: self._scrapes.pop(wanted))
         task, page = self._scrapes[wanted]
         # A client that disconnects does not cancel the scrape: other requests may wait for it.
         await asyncio.shield(task)
-        return Response(200, wanted, _sent(page.pieces))
+        return HttpResponse(200, wanted, _sent(page.pieces))
 
     # --- a scrape ---
 
-    async def _scrape(self, page: Page) -> None:
+    async def _scrape(self, page: ScrapePage) -> None:
         """Collect all samples and write them to the page."""
         async with self._one_at_a_time:
             since = monotonic_s()
@@ -175,7 +175,7 @@ class Endpoint:
                 await self._add_broker(page, services, server, pace)
             self._took = monotonic_s() - since
             self._scraped += 1
-            about = Page(page.content_type, ABOUT_ITSELF)
+            about = ScrapePage(page.content_type, ABOUT_ITSELF)
             await about.add(self._of_scrape(page), pace)
             page.pieces += about.pieces
             page.end()
@@ -184,13 +184,15 @@ class Endpoint:
         yield own.one("fencepost_ready", int(not health.unready(self.stage, self.services)))
         yield own.some("fencepost_event_loop_lag_seconds", ("", self._loop_lag))
 
-    def _of_scrape(self, page: Page) -> Iterator[Series]:
+    def _of_scrape(self, page: ScrapePage) -> Iterator[Series]:
         yield own.one("fencepost_scrapes_total", self._scraped)
         yield own.one("fencepost_scrape_seconds", self._took)
         yield own.one("fencepost_metrics_series", page.series)
         yield own.one("fencepost_metrics_dropped_series", page.dropped)
 
-    async def _add_broker(self, page: Page, services: Services, server: Server, pace: Pace) -> None:
+    async def _add_broker(
+        self, page: ScrapePage, services: Services, server: Server, pace: Pace
+    ) -> None:
         seen = await snapshot.take(services, self._max_series, pace)
         await self._lags.fill(seen, services.logs.cleaned, pace)
         page.dropped += seen.missed
@@ -211,14 +213,14 @@ class Endpoint:
                 for name, one in traffic.items()
                 for direction in ("bytes_in", "bytes_out")
             }
-            view = View(services, server, seen, self._rates.after(counts, monotonic_s()))
+            view = MetricsView(services, server, seen, self._rates.after(counts, monotonic_s()))
             for name in self._compat:
                 await page.add(_series_of(name)(view), pace)
 
 
-def _series_of(name: str) -> Callable[[View], Iterator[Series]]:
+def _series_of(name: str) -> Callable[[MetricsView], Iterator[Series]]:
     module = import_module(f"fencepost.coordinator.metrics.{COMPAT[name]}")
-    found: Callable[[View], Iterator[Series]] = module.series
+    found: Callable[[MetricsView], Iterator[Series]] = module.series
     return found
 
 

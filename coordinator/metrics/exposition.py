@@ -28,7 +28,7 @@ is never urgent."""
 
 
 @dataclass(slots=True)
-class Page:
+class ScrapePage:
     """The response to a scrape, while it is collected; ``max_series`` samples at most."""
 
     content_type: str

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from fencepost.coordinator.metrics.families import Sample, Series, labels, read_families
-from fencepost.coordinator.metrics.view import View
+from fencepost.coordinator.metrics.view import MetricsView
 from fencepost.coordinator.runtime.histogram import Histogram
 from fencepost.protocol.api import KNOWN_APIS, ApiKey
 
@@ -125,7 +125,7 @@ QUANTILES: Final = ("0.50", "0.75", "0.95", "0.98", "0.99", "0.999")
 _STATES: Final = ("Stable", "Empty", "Dead", "PreparingRebalance", "CompletingRebalance")
 
 
-def series(view: View) -> Iterator[Series]:
+def series(view: MetricsView) -> Iterator[Series]:
     """Yield all families."""
     yield from _of_traffic(view)
     yield from _of_requests(view)
@@ -138,7 +138,7 @@ def _one(name: str, value: float) -> Series:
     return FAMILIES[name], [("", value)]
 
 
-def _of_traffic(view: View) -> Iterator[Series]:
+def _of_traffic(view: MetricsView) -> Iterator[Series]:
     snapshot = view.snapshot
     for name, value in (
         ("messagesin", "records_in"),
@@ -166,7 +166,7 @@ def _of_traffic(view: View) -> Iterator[Series]:
     )
 
 
-def _of_requests(view: View) -> Iterator[Series]:
+def _of_requests(view: MetricsView) -> Iterator[Series]:
     totals: Counter[int] = Counter()
     answered: dict[tuple[str, int], int] = {}
     seconds: dict[str, Histogram] = {}
@@ -210,7 +210,7 @@ def _of_requests(view: View) -> Iterator[Series]:
         )
 
 
-def _of_node(view: View) -> Iterator[Series]:
+def _of_node(view: MetricsView) -> Iterator[Series]:
     snapshot = view.snapshot
     replicas, logins = view.services.replicas, view.server.logins
     counts = replicas.counts(snapshot.offline)
@@ -250,7 +250,7 @@ def _of_node(view: View) -> Iterator[Series]:
     )
 
 
-def _of_controller(view: View) -> Iterator[Series]:
+def _of_controller(view: MetricsView) -> Iterator[Series]:
     """Yield the controller's metrics; none on a broker whose controllers are other nodes."""
     if view.controller is None:
         return
@@ -271,7 +271,7 @@ def _of_controller(view: View) -> Iterator[Series]:
         yield _one(f"kafka_controller_kafkacontroller_{name}", value)
 
 
-def _of_logs(view: View) -> Iterator[Series]:
+def _of_logs(view: MetricsView) -> Iterator[Series]:
     for name, value in (
         ("size", "size"),
         ("logstartoffset", "start"),
@@ -290,7 +290,7 @@ def _of_logs(view: View) -> Iterator[Series]:
     yield _one(f"{name}_count", took.count)
 
 
-def _of_groups(view: View) -> Iterator[Series]:
+def _of_groups(view: MetricsView) -> Iterator[Series]:
     snapshot = view.snapshot
     states = Counter(one.state for one in snapshot.groups)
     prefix = "kafka_coordinator_group_groupmetadatamanager_num"

@@ -7,7 +7,7 @@ from typing import Final
 
 from fencepost.cluster.image import PartitionRegistration
 from fencepost.coordinator.metrics.families import Series, label, labels, read_families
-from fencepost.coordinator.metrics.view import View
+from fencepost.coordinator.metrics.view import MetricsView
 
 FAMILIES: Final = read_families("""
 kafka_brokers gauge
@@ -43,7 +43,7 @@ kafka_consumergroup_members gauge consumergroup
 """)
 
 
-def series(view: View) -> Iterator[Series]:
+def series(view: MetricsView) -> Iterator[Series]:
     """Yield all families."""
     snapshot, node_id = view.snapshot, view.services.node_id
     host, port = view.services.advertised()

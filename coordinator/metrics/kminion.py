@@ -9,7 +9,7 @@ from typing import Final
 
 from fencepost.coordinator.metrics.families import Series, labels, read_families
 from fencepost.coordinator.metrics.snapshot import GroupRow
-from fencepost.coordinator.metrics.view import View
+from fencepost.coordinator.metrics.view import MetricsView
 from fencepost.logcore.values import dataclass
 
 FAMILIES: Final = read_families("""
@@ -57,7 +57,7 @@ VERSION: Final = "v4.3"
 """The release of Apache Kafka whose behaviour this broker has."""
 
 
-def series(view: View) -> Iterator[Series]:
+def series(view: MetricsView) -> Iterator[Series]:
     """Yield all families."""
     yield FAMILIES["kminion_exporter_up"], [(labels(version="fencepost"), 1)]
     yield from _of_cluster(view)
@@ -65,7 +65,7 @@ def series(view: View) -> Iterator[Series]:
     yield from _of_groups(view)
 
 
-def _of_cluster(view: View) -> Iterator[Series]:
+def _of_cluster(view: MetricsView) -> Iterator[Series]:
     services, node_id = view.services, view.services.node_id
     host, port = services.advertised()
     controller = view.controller
@@ -85,7 +85,7 @@ def _of_cluster(view: View) -> Iterator[Series]:
     yield FAMILIES["kminion_kafka_broker_log_dir_size_total_bytes"], [(labels(**who), size)]
 
 
-def _of_topics(view: View) -> Iterator[Series]:
+def _of_topics(view: MetricsView) -> Iterator[Series]:
     snapshot, config = view.snapshot, view.services.config
     configs_of = view.services.metadata.topic_configs
     policy = ",".join(config.items("log.cleanup.policy"))
@@ -129,7 +129,7 @@ def _of_topics(view: View) -> Iterator[Series]:
         )
 
 
-def _replication(view: View, topic: str) -> int:
+def _replication(view: MetricsView, topic: str) -> int:
     first = view.services.replicas.registration(topic, 0)
     return 1 if first is None else len(first.replicas)
 
@@ -153,7 +153,7 @@ def _assigned(row: GroupRow) -> _Assigned:
     return found
 
 
-def _of_groups(view: View) -> Iterator[Series]:
+def _of_groups(view: MetricsView) -> Iterator[Series]:
     snapshot, node_id = view.snapshot, view.services.node_id
     groups = snapshot.groups
     names = [labels(group_id=one.group_id) for one in groups]

@@ -18,7 +18,7 @@ from fencepost.coordinator.metrics.snapshot import (
     TopicPartition,
     timestamp_at,
 )
-from fencepost.coordinator.metrics.tally import Tally
+from fencepost.coordinator.metrics.tally import PartitionTally
 from fencepost.coordinator.runtime.background import Pace
 from fencepost.logcore.clock import monotonic_s
 
@@ -29,15 +29,15 @@ MAX_RUNS: Final = 200_000
 """Runs of offsets without records that are kept for all partitions together; 32 bytes each."""
 
 
-class Lags:
+class LagTallies:
     """The tallies of all partitions with committed offsets, kept from scrape to scrape."""
 
     def __init__(self) -> None:
         self.unseen = 0
         """Offsets that the last scrape counted as records without scanning them."""
-        self._decided: dict[TopicPartition, Tally] = {}
+        self._decided: dict[TopicPartition, PartitionTally] = {}
         """Tallies up to the last stable offset."""
-        self._held: dict[TopicPartition, Tally] = {}
+        self._held: dict[TopicPartition, PartitionTally] = {}
         """Tallies from the last stable offset to the high watermark."""
 
     async def fill(
@@ -82,9 +82,9 @@ class Lags:
         if decided is None or not (
             decided.partition is partition and decided.cleaned == cleaned and decided.start <= low
         ):
-            decided = self._decided[key] = Tally(partition, low, cleaned, aborts=True)
+            decided = self._decided[key] = PartitionTally(partition, low, cleaned, aborts=True)
         if held is None or held.partition is not partition or held.start != at.stable:
-            held = self._held[key] = Tally(partition, at.stable, cleaned, aborts=False)
+            held = self._held[key] = PartitionTally(partition, at.stable, cleaned, aborts=False)
         for tally, limit in ((decided, at.stable), (held, at.high)):
             for _ in _in_time(tally.learn(limit), until):
                 await pace()

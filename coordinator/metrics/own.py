@@ -259,7 +259,9 @@ def of_server(server: Server) -> Iterator[Series]:
     yield some(
         "fencepost_certificate_stale", *((name, int(tls.is_stale)) for name, tls in encrypted)
     )
-    yield one("fencepost_connections_waiting", 0 if server.doors is None else server.doors.waiting)
+    yield one(
+        "fencepost_connections_waiting", 0 if server.acceptor is None else server.acceptor.waiting
+    )
     yield some(
         "fencepost_connection_throttle_seconds_total",
         *(

@@ -32,7 +32,7 @@ MIN_RUNS: Final = 64
 """Runs that every tally may keep, regardless of the number of tallies."""
 
 
-class Tally:
+class PartitionTally:
     """Hidden and aborted offsets of a partition from ``start`` to ``end``.
 
     ``aborts``: whether all transactions in the range have ended. Beyond the last stable offset they

@@ -18,7 +18,7 @@ RATE_SECONDS: Final = 900
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class MetricsView:
     """The broker during one scrape."""
 
     services: Services
@@ -44,7 +44,7 @@ class View:
         return services.node_id if "controller" in roles else None
 
 
-class Rates:
+class ByteRates:
     """Bytes per second over the last quarter of an hour, from the counters at each scrape.
 
     Source: the exponentially weighted rates of Kafka's meters (``FifteenMinuteRate``).

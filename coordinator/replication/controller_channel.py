@@ -29,7 +29,7 @@ from fencepost.coordinator.errors import RequestTimedOutError
 from fencepost.coordinator.replication.controller_connection import (
     Address,
     ControllerConnection,
-    Newest,
+    NewestVersionRequest,
     Request,
 )
 from fencepost.coordinator.runtime.background import call_later, spawn
@@ -187,7 +187,9 @@ class RemoteControllerChannel:
 
     async def _ask(self, to: Address, request: Request, timeout_ms: float) -> Entity:
         """Return the response; raise TimeoutError once ``find`` returns another controller."""
-        api_key = request.api_key if isinstance(request, Newest) else request.__api_key__
+        api_key = (
+            request.api_key if isinstance(request, NewestVersionRequest) else request.__api_key__
+        )
         if not self._takes(api_key):
             raise UnsupportedVersion(api_key, 0)
         loop = asyncio.get_running_loop()

@@ -20,7 +20,7 @@ from fencepost.protocol.schema import Entity
 
 CONNECT_TIMEOUT_MS: Final = 2_000
 
-NONSENSE: Final = (OverflowError, TypeError, ValueError)
+UNUSABLE_RESPONSES: Final = (OverflowError, TypeError, ValueError)
 """Exceptions from a response that decodes, but holds an impossible host or port, or a null list.
 The caller may retry: a later response may be valid."""
 
@@ -29,7 +29,7 @@ Address = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Newest:
+class NewestVersionRequest:
     """A request to be built in the newest version that both sides support."""
 
     api_key: int
@@ -41,7 +41,7 @@ class Newest:
 
 
 Request = Entity
-"""A kio entity of one version, or :class:`Newest`."""
+"""A kio entity of one version, or :class:`NewestVersionRequest`."""
 
 
 class ControllerConnection:
@@ -64,14 +64,14 @@ class ControllerConnection:
             async with asyncio.timeout(timeout_ms / 1000):
                 client = await self._connected(to)
                 self.versions = await client.versions()
-                if isinstance(request, Newest):
+                if isinstance(request, NewestVersionRequest):
                     request = request.at(newest(request.api_key, self.versions))
                 return await client.request(
                     request.__api_key__, request.__version__, request, deadline_ms=timeout_ms
                 )
         except BaseException as error:
             await self.close()
-            if isinstance(error, NONSENSE) and not isinstance(error, WireError):
+            if isinstance(error, UNUSABLE_RESPONSES) and not isinstance(error, WireError):
                 raise BrokerUnreachable(f"{to[0]}:{to[1]}: {error!r}") from error
             raise
 

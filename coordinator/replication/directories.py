@@ -20,7 +20,7 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.image import LOST, UNASSIGNED, LocalPartition
 from fencepost.coordinator.replication.controller_channel import ControllerChannel
-from fencepost.coordinator.replication.controller_connection import Newest
+from fencepost.coordinator.replication.controller_connection import NewestVersionRequest
 from fencepost.coordinator.runtime.background import call_later
 from fencepost.coordinator.storage.replica_manager import ReplicaManager
 from fencepost.protocol.api import ApiKey
@@ -91,7 +91,9 @@ class Directories:
         self._is_armed = False
         if self._wanted and not self._in_flight:
             self._in_flight = dict(list(self._wanted.items())[:MAX_ASSIGNMENTS])
-            request = Newest(ApiKey.ASSIGN_REPLICAS_TO_DIRS, partial(self._entity, self._in_flight))
+            request = NewestVersionRequest(
+                ApiKey.ASSIGN_REPLICAS_TO_DIRS, partial(self._entity, self._in_flight)
+            )
             self._channel.send(request).add_done_callback(self._answered)
 
     def _entity(self, assigned: dict[Key, UUID], make: RequestFactory) -> Entity:

@@ -53,7 +53,7 @@ from fencepost.coordinator.runtime.background import (
     tell,
 )
 from fencepost.coordinator.runtime.key_partition import java_string_hash
-from fencepost.coordinator.security.replication_quota import ReplicationQuota, Side
+from fencepost.coordinator.security.replication_quota import ReplicationQuota, ReplicationSide
 from fencepost.logcore.clock import Clock
 from fencepost.logcore.errors import (
     CorruptRecordError,
@@ -129,7 +129,7 @@ class ReplicaFetcherManager:
         self.node_id = node_id
         self.image, self.broker_epoch, self.on_disk = image, broker_epoch, on_disk
         self._log_of, self._remember = log_of, remember
-        self.quota = ReplicationQuota(config, clock, Side.FOLLOWER, node_id=node_id)
+        self.quota = ReplicationQuota(config, clock, ReplicationSide.FOLLOWER, node_id=node_id)
         """The quota of throttled replicas on this broker as a follower."""
         self._followed: dict[Key, FollowedPartition] = {}
         self._fetchers: dict[tuple[int, int], _ReplicaFetcher] = {}

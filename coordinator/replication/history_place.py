@@ -21,7 +21,7 @@ from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.metadata.metadata import Metadata
 from fencepost.coordinator.metadata.names import HISTORY_TOPIC
 from fencepost.coordinator.replication.controller_channel import ControllerChannel
-from fencepost.coordinator.replication.controller_connection import Newest
+from fencepost.coordinator.replication.controller_connection import NewestVersionRequest
 from fencepost.coordinator.storage.replica_manager import ReplicaManager
 from fencepost.logcore.machine import DomainError
 from fencepost.logcore.partition import Partition
@@ -38,7 +38,7 @@ _OVERTAKEN: Final = (ErrorCode.topic_already_exists, ErrorCode.invalid_partition
 _log = structlog.get_logger(__name__)
 
 
-class HistoryPlace:
+class HistoryPartition:
     """Finds the partition of this broker, or has it created. Belongs to the running loop."""
 
     def __init__(
@@ -92,11 +92,13 @@ class HistoryPlace:
         self._asked = self._channel.send(self._request(topic, nodes))
         self._asked.add_done_callback(self._answered)
 
-    def _request(self, topic: TopicImage | None, nodes: Sequence[int]) -> Newest:
+    def _request(self, topic: TopicImage | None, nodes: Sequence[int]) -> NewestVersionRequest:
         if topic is None:
-            return Newest(ApiKey.CREATE_TOPICS, partial(self._create, nodes=nodes))
+            return NewestVersionRequest(ApiKey.CREATE_TOPICS, partial(self._create, nodes=nodes))
         count = len(topic.partitions) + 1
-        return Newest(ApiKey.CREATE_PARTITIONS, partial(_grow, count=count, nodes=nodes))
+        return NewestVersionRequest(
+            ApiKey.CREATE_PARTITIONS, partial(_grow, count=count, nodes=nodes)
+        )
 
     def _create(self, make: RequestFactory, nodes: Sequence[int]) -> Entity:
         row = make.CreatableReplicaAssignment(partition_index=0, broker_ids=nodes)

@@ -20,7 +20,7 @@ from fencepost.cluster.alter_partition import AlterPartitionRequest, AlterPartit
 from fencepost.cluster.errors import Errors
 from fencepost.cluster.isr import AlteredPartition, IsrChange
 from fencepost.coordinator.replication.controller_channel import ControllerChannel
-from fencepost.coordinator.replication.controller_connection import Newest
+from fencepost.coordinator.replication.controller_connection import NewestVersionRequest
 from fencepost.coordinator.runtime.background import call_later, survived
 from fencepost.coordinator.storage.replica_manager import ReplicaManager
 from fencepost.logcore.clock import Clock
@@ -68,7 +68,9 @@ class IsrChanges:
         now_ms = self._clock.monotonic_ms()
         request = self._queue.next_request(now_ms)
         if request is not None:
-            sent = self._channel.send(Newest(ApiKey.ALTER_PARTITION, partial(_entity, request)))
+            sent = self._channel.send(
+                NewestVersionRequest(ApiKey.ALTER_PARTITION, partial(_entity, request))
+            )
             sent.add_done_callback(self._answered)
         elif self._queue.in_flight is None and self._queue.retry_at_ms is not None:
             pause_ms = max(1, self._queue.retry_at_ms - now_ms)

@@ -33,9 +33,9 @@ from fencepost.cluster.observer import MetadataDivergedError
 from fencepost.coordinator.replication.controller_channel import RemoteControllerChannel
 from fencepost.coordinator.replication.controller_connection import Address
 from fencepost.coordinator.replication.errors import MembershipError
-from fencepost.coordinator.replication.observing import Observing
-from fencepost.coordinator.replication.quorum import Quorum
-from fencepost.coordinator.replication.registering import Registering
+from fencepost.coordinator.replication.observing import MetadataFetcher
+from fencepost.coordinator.replication.quorum import QuorumConfig
+from fencepost.coordinator.replication.registering import BrokerRegistrar
 from fencepost.coordinator.runtime.background import report, spawn, survived
 from fencepost.logcore.errors import LogError
 from fencepost.logcore.tracebacks import without_traceback
@@ -47,7 +47,7 @@ CLOSE_TIMEOUT_S: Final = 5.0
 """The time limit for the thread to end."""
 
 
-class Membership:
+class BrokerMembership:
     """The membership of one broker. Its methods belong to the owner's loop.
 
     ``on_lost`` is called on that loop if the broker must stop: its broker epoch is invalid, or it
@@ -56,7 +56,7 @@ class Membership:
 
     def __init__(
         self,
-        quorum: Quorum,
+        quorum: QuorumConfig,
         registration: RegisterBroker,
         intervals: LifecycleIntervals,
         on_lost: Callable[[MembershipError], None],
@@ -68,7 +68,7 @@ class Membership:
         self._unfenced: asyncio.Future[None] = self._owner.create_future()
         self._released: asyncio.Future[None] = self._owner.create_future()
         self.lifecycle = BrokerLifecycleManager(registration, intervals)
-        self._observing = Observing(
+        self._observing = MetadataFetcher(
             quorum,
             node_id=registration.broker_id,
             cluster_id=registration.cluster_id,
@@ -82,7 +82,7 @@ class Membership:
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
-        self._registering: Registering
+        self._registering: BrokerRegistrar
         self._ready = threading.Event()
 
     # --- state that any thread may read ---
@@ -213,7 +213,7 @@ class Membership:
             request_timeout_ms=self._quorum.socket_timeout_ms,
             security=self._quorum.security,
         )
-        self._registering = Registering(
+        self._registering = BrokerRegistrar(
             self.lifecycle, channel, applied=self._offset_of_all, on_step=self._stepped
         )
         self._loop = loop

@@ -27,9 +27,9 @@ from fencepost.cluster.observer import (
     Observer,
 )
 from fencepost.coordinator.replication.controller_connection import (
-    NONSENSE,
+    UNUSABLE_RESPONSES,
     ControllerConnection,
-    Newest,
+    NewestVersionRequest,
     error_name,
 )
 from fencepost.coordinator.replication.metadata_wire import (
@@ -40,7 +40,7 @@ from fencepost.coordinator.replication.metadata_wire import (
     snapshot_body,
     snapshot_fetched,
 )
-from fencepost.coordinator.replication.quorum import Quorum
+from fencepost.coordinator.replication.quorum import QuorumConfig
 from fencepost.logcore.errors import CorruptRecordError, LogError
 from fencepost.protocol.api import ApiKey
 from fencepost.protocol.errors import UnsupportedVersion, WireError
@@ -65,7 +65,7 @@ up there is no limit, as its current metadata remains useful."""
 UNLIMITED: Final = float("inf")
 
 
-class Observing:
+class MetadataFetcher:
     """Fetches the metadata of a cluster, and publishes committed images.
 
     ``publish`` gets each image, on the loop of :meth:`run`.
@@ -73,7 +73,7 @@ class Observing:
 
     def __init__(
         self,
-        quorum: Quorum,
+        quorum: QuorumConfig,
         *,
         node_id: int,
         cluster_id: str,
@@ -128,7 +128,7 @@ class Observing:
         try:
             answer = await self._connection.ask(
                 asked.to,
-                Newest(key, partial(body, asked)),
+                NewestVersionRequest(key, partial(body, asked)),
                 timeout_ms=self._quorum.request_timeout_ms,
             )
         except (WireError, OSError) as error:
@@ -140,7 +140,7 @@ class Observing:
             images = self._take(asked, answer, now_ms)
         except MetadataDivergedError as error:
             self._nonsense(asked.to, error, now_ms, DIVERGED_TIMES)
-        except (LogError, WireError, *NONSENSE) as error:
+        except (LogError, WireError, *UNUSABLE_RESPONSES) as error:
             limit = UNLIMITED if self.observer.is_caught_up else MISUNDERSTOOD_TIMES
             self._nonsense(asked.to, error, now_ms, limit)
         else:

@@ -1,8 +1,9 @@
 """Connections to other brokers: one for each broker and purpose, made when it is first needed.
 
-The metadata image has the address of a broker's inter-broker listener. A :class:`Peer` never
-retries a request: only the caller knows whether a retry is safe, and the broker's address may have
-changed. After a failure, the next connection attempt waits for a backoff.
+The metadata image has the address of a broker's inter-broker listener. A
+:class:`BrokerConnection` never retries a request: only the caller knows whether a retry is safe,
+and the broker's address may have changed. After a failure, the next connection attempt waits for a
+backoff.
 
 Source: ``BrokerBlockingSender``, ``NetworkUtils.buildNetworkClient``,
 ``TransactionMarkerChannelManager``.
@@ -125,7 +126,7 @@ def usable_security() -> Iterator[None]:
         raise BrokerUnreachable(str(error)) from None
 
 
-class Peer:
+class BrokerConnection:
     """One connection to one broker. Belongs to the event loop.
 
     Responses come in the order of their requests. Cancelling a call leaves the connection open; the
@@ -254,7 +255,7 @@ class Peers:
         self.listener, protocol = between_brokers(config)
         mechanism = config.text("sasl.mechanism.inter.broker.protocol") or ""
         self._security = security_of(config, self.listener, protocol, mechanism)
-        self._peers: dict[tuple[int, Purpose, int], Peer] = {}
+        self._peers: dict[tuple[int, Purpose, int], BrokerConnection] = {}
 
     def address(self, broker_id: int) -> Address | None:
         """Return a broker's inter-broker address; None if unregistered or without that listener.
@@ -265,7 +266,7 @@ class Peers:
         endpoint = None if known is None else known.listeners.get(self.listener)
         return None if endpoint is None else (endpoint.host, endpoint.port)
 
-    def channel(self, broker_id: int, purpose: Purpose, n: int = 0) -> Peer:
+    def channel(self, broker_id: int, purpose: Purpose, n: int = 0) -> BrokerConnection:
         """Return the ``n``-th connection to a broker for a purpose."""
         key = broker_id, purpose, n
         found = self._peers.get(key)
@@ -279,7 +280,7 @@ class Peers:
                     )
                 return address
 
-            found = self._peers[key] = Peer(
+            found = self._peers[key] = BrokerConnection(
                 where,
                 client_id=purpose.value.format(self._node_id, n),
                 timeout_ms=self._config.int(purpose.timeout_key),

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.replication.controller_channel import ControllerChannel
-from fencepost.coordinator.replication.controller_connection import Newest
+from fencepost.coordinator.replication.controller_connection import NewestVersionRequest
 from fencepost.logcore.machine import DomainError
 from fencepost.logcore.values import dataclass
 from fencepost.protocol import ApiKey
@@ -29,7 +29,7 @@ class ControllersProducerIds:
 
     async def allocate(self) -> ProducerIdBlock:
         """Return a block for this broker alone. Raises ProducerIdsUnavailableError."""
-        request = Newest(
+        request = NewestVersionRequest(
             ApiKey.ALLOCATE_PRODUCER_IDS,
             lambda make: make.message(broker_id=self.node_id, broker_epoch=self.broker_epoch()),
         )

@@ -14,7 +14,7 @@ from fencepost.logcore.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Quorum:
+class QuorumConfig:
     """How to find the controllers, and how to connect to them."""
 
     bootstrap: Sequence[Address]
@@ -34,7 +34,7 @@ class Quorum:
     """``controller.socket.timeout.ms``, for all other requests."""
 
     @classmethod
-    def of(cls, config: BrokerConfig, roles: Roles) -> Quorum:
+    def of(cls, config: BrokerConfig, roles: Roles) -> QuorumConfig:
         """Return the configured quorum. Raises ConfigError."""
         return cls(
             bootstrap=roles.bootstrap,

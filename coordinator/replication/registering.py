@@ -28,7 +28,7 @@ from fencepost.cluster.lifecycle import (
 )
 from fencepost.coordinator.errors import RequestTimedOutError
 from fencepost.coordinator.replication.controller_channel import ControllerChannel
-from fencepost.coordinator.replication.controller_connection import Newest
+from fencepost.coordinator.replication.controller_connection import NewestVersionRequest
 from fencepost.coordinator.replication.errors import MembershipError
 from fencepost.coordinator.runtime.background import tell
 from fencepost.protocol.api import ApiKey
@@ -38,7 +38,7 @@ from fencepost.protocol.schema import Entity
 
 _log = structlog.get_logger(__name__)
 
-_ABOUT_FEATURES: Final = Newest(ApiKey.API_VERSIONS, api_versions_body)
+_ABOUT_FEATURES: Final = NewestVersionRequest(ApiKey.API_VERSIONS, api_versions_body)
 
 
 def registration_body(asked: RegisterBroker, make: RequestFactory) -> Entity:
@@ -89,7 +89,7 @@ def unsupported(features: Mapping[str, tuple[int, int]], finalized: Mapping[str,
     return problems
 
 
-class Registering:
+class BrokerRegistrar:
     """Registers a broker and sends its heartbeats, from :meth:`run` on.
 
     ``applied`` returns the offset of the last metadata record that the broker has applied.
@@ -133,9 +133,11 @@ class Registering:
 
     def _begin(self, asked: RegisterBroker | SendHeartbeat) -> None:
         if isinstance(asked, RegisterBroker):
-            body = Newest(ApiKey.BROKER_REGISTRATION, partial(registration_body, asked))
+            body = NewestVersionRequest(
+                ApiKey.BROKER_REGISTRATION, partial(registration_body, asked)
+            )
         else:
-            body = Newest(ApiKey.BROKER_HEARTBEAT, partial(heartbeat_body, asked))
+            body = NewestVersionRequest(ApiKey.BROKER_HEARTBEAT, partial(heartbeat_body, asked))
         self._channel.send(body).add_done_callback(partial(self._answered, asked))
 
     def _answered(

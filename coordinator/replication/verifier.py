@@ -72,7 +72,7 @@ Refused = Mapping[TopicPartition, DomainError]
 _log = structlog.get_logger(__name__)
 
 
-class Verifier:
+class RemoteVerifier:
     """Sends AddPartitionsToTxn to other brokers, one request in flight to each.
 
     Belongs to the event loop.

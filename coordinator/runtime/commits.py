@@ -25,7 +25,7 @@ from fencepost.logcore.clock import monotonic_s
 from fencepost.logcore.partition import Partition
 
 
-class Held(NamedTuple):
+class PendingRecords(NamedTuple):
     """The records of a partition at the start of a wait: all below ``end``."""
 
     partition: Partition
@@ -33,7 +33,7 @@ class Held(NamedTuple):
     leader_epoch: int
 
     @classmethod
-    def of(cls, partition: Partition) -> Held:
+    def of(cls, partition: Partition) -> PendingRecords:
         """Return all records that the partition has now."""
         return cls(partition, partition.log_end_offset, partition.marks.leader_epoch)
 
@@ -65,7 +65,7 @@ class _Wait:
             self.callback()
 
 
-class _Behind:
+class _HighWatermarkWaits:
     """The waits for the high watermark of one partition, in the order of their requests.
 
     That is also the order of their offsets, since a log is truncated only after a loss of
@@ -130,7 +130,7 @@ class Commits:
 
     def __init__(self, flusher: Flusher) -> None:
         self._flusher = flusher
-        self._behind: dict[Partition, _Behind] = {}
+        self._behind: dict[Partition, _HighWatermarkWaits] = {}
 
         self.has_replicated = False
         """Whether any partition's high watermark depends on other replicas."""
@@ -177,7 +177,7 @@ class Commits:
             behind = self._behind.get(one)
             if behind is None:
                 forget = partial(self._behind.pop, one, None)
-                behind = self._behind[one] = _Behind(one, forget)
+                behind = self._behind[one] = _HighWatermarkWaits(one, forget)
             behind.add(wait)
         return True
 

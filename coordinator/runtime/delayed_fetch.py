@@ -23,7 +23,7 @@ from fencepost.logcore.partition import Partition
 from fencepost.logcore.reading import Isolation
 
 
-class Watched(NamedTuple):
+class WatchedPartition(NamedTuple):
     """One partition of a poll, with its fetch offset and the maximum of its bytes that count."""
 
     partition: Partition
@@ -62,7 +62,7 @@ class DelayedFetch:
         self.over.add_done_callback(self._done)
         polls.add(self)
 
-    def watch(self, one: Watched) -> None:
+    def watch(self, one: WatchedPartition) -> None:
         """Listen to one more partition."""
         place, now = len(self._bytes), self._available(one)
         self._bytes.append(now)
@@ -71,7 +71,7 @@ class DelayedFetch:
         if self._total >= self._min_bytes:
             self.wake()
 
-    def _listener(self, place: int, one: Watched) -> Callable[[], None]:
+    def _listener(self, place: int, one: WatchedPartition) -> Callable[[], None]:
         epoch = one.partition.marks.leader_epoch
 
         def changed() -> None:
@@ -98,7 +98,7 @@ class DelayedFetch:
 
         return changed
 
-    def _available(self, one: Watched) -> int:
+    def _available(self, one: WatchedPartition) -> int:
         return min(one.partition.reader.available_bytes(one.offset, self._isolation), one.max_bytes)
 
     def wake(self) -> None:

@@ -16,7 +16,7 @@ import structlog
 
 from fencepost.cluster.acl import Operation, ResourceType, resource_text
 from fencepost.coordinator.config import logs
-from fencepost.coordinator.security.principal import Session
+from fencepost.coordinator.security.principal import ClientSession
 from fencepost.logcore.clock import monotonic_s
 from fencepost.logcore.values import dataclass
 
@@ -37,10 +37,10 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class AuditedAccess:
     """An access that a client asked for."""
 
-    session: Session
+    session: ClientSession
     operation: Operation
     resource_type: ResourceType
     name: str
@@ -51,7 +51,7 @@ class Access:
 
 
 @dataclass(slots=True)
-class _Allowance:
+class _LogAllowance:
     left: float
     since: float
     left_out: int = 0
@@ -62,18 +62,18 @@ class Audit:
 
     def __init__(self, now: Callable[[], float] = monotonic_s) -> None:
         self._now = now
-        self._allowances: OrderedDict[str, _Allowance] = OrderedDict()
+        self._allowances: OrderedDict[str, _LogAllowance] = OrderedDict()
 
     @property
     def tells_allowed(self) -> bool:
         """Whether allowed accesses are logged."""
         return logs.level() in {"DEBUG", "TRACE"}
 
-    def allowed(self, access: Access, because: Callable[[], str]) -> None:
+    def allowed(self, access: AuditedAccess, because: Callable[[], str]) -> None:
         """Log an allowed access."""
         _log.debug("access allowed", **_words(access), rule=_cut(because()))
 
-    def denied(self, access: Access, because: Callable[[], str]) -> None:
+    def denied(self, access: AuditedAccess, because: Callable[[], str]) -> None:
         """Log a denied access, unless the principal's rate limit is exhausted."""
         who = _cut(str(access.session.principal))
         allowance = self._allowance(who)
@@ -86,20 +86,20 @@ class Audit:
             allowance.left_out = 0
         _log.info("access denied", **_words(access), rule=_cut(because()))
 
-    def _allowance(self, principal: str) -> _Allowance:
+    def _allowance(self, principal: str) -> _LogAllowance:
         now, known = self._now(), self._allowances
         found = known.get(principal)
         if found is None:
             if len(known) >= MAX_PRINCIPALS:
                 known.popitem(last=False)
-            found = known[principal] = _Allowance(LINES_AT_ONCE, now)
+            found = known[principal] = _LogAllowance(LINES_AT_ONCE, now)
         known.move_to_end(principal)
         found.left = min(LINES_AT_ONCE, found.left + (now - found.since) * LINES_PER_S)
         found.since = now
         return found
 
 
-def _words(access: Access) -> dict[str, object]:
+def _words(access: AuditedAccess) -> dict[str, object]:
     return {
         "principal": _cut(str(access.session.principal)),
         "operation": access.operation.name,

@@ -10,8 +10,8 @@ from functools import partial
 
 from fencepost.cluster.acl import Operation, ResourceType
 from fencepost.coordinator.config.broker_config import BrokerConfig, ConfigError
-from fencepost.coordinator.security.audit import Access, Audit
-from fencepost.coordinator.security.principal import Principal, Session
+from fencepost.coordinator.security.audit import Audit, AuditedAccess
+from fencepost.coordinator.security.principal import ClientSession, Principal
 from fencepost.coordinator.security.rules import RuleTable
 
 STANDARD = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
@@ -76,7 +76,7 @@ class Authorizer:
 
     def allows(
         self,
-        session: Session,
+        session: ClientSession,
         operation: Operation,
         resource_type: ResourceType,
         name: str,
@@ -96,12 +96,12 @@ class Authorizer:
         else:
             self.denied += 1
         if audited and (not allowed or self._audit.tells_allowed):
-            access = Access(session, operation, resource_type, name, request, count)
+            access = AuditedAccess(session, operation, resource_type, name, request, count)
             tell = self._audit.allowed if allowed else self._audit.denied
             tell(access, partial(self.reason, session, operation, resource_type, name))
         return allowed
 
-    def operations(self, session: Session, resource_type: ResourceType, name: str) -> int:
+    def operations(self, session: ClientSession, resource_type: ResourceType, name: str) -> int:
         """Return the operations that a client may do on a resource, as a bit mask; -1 is all."""
         if session.principal in self._super_users:
             return -1
@@ -112,7 +112,7 @@ class Authorizer:
         return allowed & ~denied
 
     def allows_some(
-        self, session: Session, operation: Operation, resource_type: ResourceType
+        self, session: ClientSession, operation: Operation, resource_type: ResourceType
     ) -> bool:
         """Return whether a client may do an operation on any resource of this type."""
         # Kafka's authorizer looks up this name, to recognize super users and operations that need
@@ -130,7 +130,7 @@ class Authorizer:
         return known
 
     def reason(
-        self, session: Session, operation: Operation, resource_type: ResourceType, name: str
+        self, session: ClientSession, operation: Operation, resource_type: ResourceType, name: str
     ) -> str:
         """Return the reason for the result of :meth:`allows`, in words."""
         if session.principal in self._super_users:

@@ -19,7 +19,7 @@ from fencepost.coordinator.security.oauth_login import OAUTHBEARER, OauthLogin, 
 from fencepost.coordinator.security.password_checks import PasswordChecks
 from fencepost.coordinator.security.plain_login import PLAIN, PlainLogin
 from fencepost.coordinator.security.scram_login import ScramLogin
-from fencepost.coordinator.security.users import Users
+from fencepost.coordinator.security.users import ScramUsers
 from fencepost.logcore.clock import Clock, SystemClock
 from fencepost.logcore.values import dataclass
 from fencepost.protocol.jaas import JaasError, parse_jaas
@@ -58,7 +58,7 @@ class ListenerLogins:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class LoginFailure:
     """A login that failed, for the operator."""
 
     peer: str
@@ -96,7 +96,7 @@ class Logins:
         cls,
         names: Iterable[str],
         config: BrokerConfig,
-        users: Users,
+        users: ScramUsers,
         checks: PasswordChecks,
         clock: Clock,
     ) -> Logins:
@@ -142,7 +142,7 @@ class Logins:
 
     # --- results ---
 
-    def has_failed(self, failure: Failure) -> None:
+    def has_failed(self, failure: LoginFailure) -> None:
         """Count a failed login, and log it unless this second's limit of lines is used up."""
         self.failed[failure.listener, failure.mechanism or ""] += 1
         if self._lines.may_tell(self._clock.monotonic_ms()):
@@ -188,7 +188,7 @@ def check_logins(config: BrokerConfig, listener: str) -> None:
 
 
 def listener_logins(
-    config: BrokerConfig, listener: str, users: Users, checks: PasswordChecks, clock: Clock
+    config: BrokerConfig, listener: str, users: ScramUsers, checks: PasswordChecks, clock: Clock
 ) -> ListenerLogins:
     """Return the login settings of a listener with SASL. Raises ConfigError."""
     check_logins(config, listener)
@@ -215,7 +215,7 @@ def _mechanism(
     config: BrokerConfig,
     listener: str,
     name: str,
-    users: Users,
+    users: ScramUsers,
     checks: PasswordChecks,
     clock: Clock,
 ) -> Mechanism:

@@ -22,7 +22,7 @@ from fencepost.coordinator.security.key_set import SCHEMES, KeySet
 from fencepost.coordinator.security.mechanism import AuthenticationFailed, Identity
 from fencepost.coordinator.security.scram_login import check_size
 from fencepost.coordinator.security.tokens import (
-    Claims,
+    RequiredClaims,
     SignedTokens,
     TokenRefusedError,
     Tokens,
@@ -145,7 +145,7 @@ def oauth_login(
         backoff_ms=of("sasl.oauthbearer.jwks.endpoint.retry.backoff.ms"),
         max_backoff_ms=of("sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms"),
     )
-    claims = Claims(
+    claims = RequiredClaims(
         of("sasl.oauthbearer.sub.claim.name"),
         of("sasl.oauthbearer.scope.claim.name"),
         skew_ms=of("sasl.oauthbearer.clock.skew.seconds") * 1000,
@@ -173,7 +173,7 @@ def _unsecured(options: Mapping[str, str]) -> UnsecuredTokens:
     if not skew.isdecimal():
         raise ConfigError("unsecuredValidatorAllowableClockSkewMs", skew, "milliseconds, 0 or more")
     return UnsecuredTokens(
-        Claims(
+        RequiredClaims(
             options.get("unsecuredValidatorPrincipalClaimName", "").strip() or "sub",
             options.get("unsecuredValidatorScopeClaimName", "").strip() or "scope",
             tuple(options.get("unsecuredValidatorRequiredScope", "").split()),

@@ -18,7 +18,7 @@ from fencepost.coordinator.security.mechanism import AuthenticationFailed, Ident
 from fencepost.coordinator.security.password_checks import PasswordChecks
 from fencepost.coordinator.security.principal import USER, Principal
 from fencepost.coordinator.security.scram_login import OTHER_USER, check_size
-from fencepost.coordinator.security.users import Users
+from fencepost.coordinator.security.users import ScramUsers
 from fencepost.protocol.scram import stored_key
 
 PLAIN = "PLAIN"
@@ -30,7 +30,7 @@ class PlainLogin:
     """The mechanism PLAIN; ``passwords`` come from the configuration, by user."""
 
     def __init__(
-        self, users: Users, checks: PasswordChecks, passwords: Mapping[str, str] | None = None
+        self, users: ScramUsers, checks: PasswordChecks, passwords: Mapping[str, str] | None = None
     ) -> None:
         self.name = PLAIN
         self.users, self.checks = users, checks

@@ -38,7 +38,7 @@ ANONYMOUS: Final = Principal(USER, "ANONYMOUS")
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class ClientSession:
     """A connection's client; each authentication replaces it."""
 
     host: str

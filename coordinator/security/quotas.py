@@ -26,7 +26,7 @@ from fencepost.cluster.quota_entities import (
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.errors import ThrottlingQuotaExceededError
 from fencepost.coordinator.security.quota_table import QuotaTable
-from fencepost.coordinator.security.rates import Rate, TokenBucket, Window
+from fencepost.coordinator.security.rates import Rate, RateWindow, TokenBucket
 from fencepost.logcore.clock import Clock
 from fencepost.logcore.values import dataclass
 
@@ -49,12 +49,12 @@ ALL_BYTES: Final = 2**31 - 1
 """The largest size a Fetch can ask for."""
 
 
-class Budget:
+class QuotaUsage:
     """The usage of one or more clients under one quota."""
 
     __slots__ = ("bucket", "limit", "rate", "shared_by", "throttled_ms", "throttles", "used_ms")
 
-    def __init__(self, shared_by: Pair, window: Window, *, is_bucket: bool) -> None:
+    def __init__(self, shared_by: Pair, window: RateWindow, *, is_bucket: bool) -> None:
         self.shared_by = shared_by
         """User and client id; an element is empty if all users or clients share the budget."""
         self.rate = Rate(window)
@@ -82,7 +82,7 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class ClientQuota:
     """The quota that applies to a client, and the clients that share its budget."""
 
     entity: Pair
@@ -104,18 +104,18 @@ class ClientQuotas:
     def __init__(self, table: QuotaTable, config: BrokerConfig, clock: Clock) -> None:
         self.table = table
         self._clock = clock
-        self.window = Window(
+        self.window = RateWindow(
             config.int("quota.window.num"), 1000 * config.int("quota.window.size.seconds")
         )
-        self._controller_window = Window(
+        self._controller_window = RateWindow(
             config.int("controller.quota.window.num"),
             1000 * config.int("controller.quota.window.size.seconds"),
         )
         self._limits: dict[str, dict[Pair, float]] = {key: {} for key in CLIENT_KEYS}
-        self._found: dict[str, dict[tuple[str, str], Holding | None]] = {
+        self._found: dict[str, dict[tuple[str, str], ClientQuota | None]] = {
             key: {} for key in CLIENT_KEYS
         }
-        self.budgets: dict[str, OrderedDict[Pair, Budget]] = {
+        self.budgets: dict[str, OrderedDict[Pair, QuotaUsage]] = {
             key: OrderedDict()
             for key in CLIENT_KEYS  # longest unused first
         }
@@ -155,7 +155,7 @@ class ClientQuotas:
         self._found[key].clear()
         return True
 
-    def holding(self, key: str, user: str, client_id: str) -> Holding | None:
+    def holding(self, key: str, user: str, client_id: str) -> ClientQuota | None:
         """Return the quota of a kind that applies to a client; None if there is none."""
         known, who = self._found[key], (user, client_id)
         try:
@@ -165,7 +165,7 @@ class ClientQuotas:
         limits = self._limits[key]
         found = next(
             (
-                Holding(entity, (kept(shared_by[0]), kept(shared_by[1])), limits[entity])
+                ClientQuota(entity, (kept(shared_by[0]), kept(shared_by[1])), limits[entity])
                 for entity, shared_by in candidates(user, client_id)
                 if entity in limits
             ),
@@ -222,12 +222,14 @@ class ClientQuotas:
             return ALL_BYTES
         return int(min(ALL_BYTES, holding.limit * self.window.least_ms / 1000))
 
-    def mutations(self, user: str, client_id: str, *, is_strict: bool) -> Mutations | None:
+    def mutations(self, user: str, client_id: str, *, is_strict: bool) -> PartitionMutations | None:
         """Return the counter of a request's partition mutations; None if no quota applies."""
         budget = self.budget(MUTATION, user, client_id)
-        return None if budget is None else Mutations(budget, self._clock, is_strict=is_strict)
+        return (
+            None if budget is None else PartitionMutations(budget, self._clock, is_strict=is_strict)
+        )
 
-    def budget(self, key: str, user: str, client_id: str) -> Budget | None:
+    def budget(self, key: str, user: str, client_id: str) -> QuotaUsage | None:
         """Return a client's budget; None if no quota applies."""
         holding = self.holding(key, user, client_id)
         if holding is None:
@@ -241,7 +243,7 @@ class ClientQuotas:
         budget.limit, budget.used_ms = holding.limit, now_ms
         return budget
 
-    def _new(self, key: str, holding: Holding, now_ms: int) -> Budget:
+    def _new(self, key: str, holding: ClientQuota, now_ms: int) -> QuotaUsage:
         budgets, shared_by = self.budgets[key], holding.shared_by
         self.forget(now_ms)
         if len(budgets) >= MAX_BUDGETS:
@@ -256,7 +258,7 @@ class ClientQuotas:
                     return budgets[shared_by]
         is_bucket = key == MUTATION
         window = self._controller_window if is_bucket else self.window
-        budgets[shared_by] = budget = Budget(shared_by, window, is_bucket=is_bucket)
+        budgets[shared_by] = budget = QuotaUsage(shared_by, window, is_bucket=is_bucket)
         return budget
 
     def forget(self, now_ms: int | None = None) -> None:
@@ -271,14 +273,14 @@ class ClientQuotas:
                 del budgets[oldest.shared_by]
 
 
-class Mutations:
+class PartitionMutations:
     """Partitions that one request creates and deletes.
 
     A strict request is rejected once the bucket is overdrawn. Any other request gets all its
     partitions, and its client is throttled.
     """
 
-    def __init__(self, budget: Budget, clock: Clock, *, is_strict: bool) -> None:
+    def __init__(self, budget: QuotaUsage, clock: Clock, *, is_strict: bool) -> None:
         self._budget, self._clock, self._is_strict = budget, clock, is_strict
         self._until_ms = 0
 

@@ -15,7 +15,7 @@ MAX_THROTTLE_MS: Final = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class RateWindow:
     """The time over which a rate is measured: ``samples`` of ``sample_ms`` each."""
 
     samples: int = 11
@@ -37,7 +37,7 @@ class Rate:
 
     __slots__ = ("_current", "_samples", "window")
 
-    def __init__(self, window: Window) -> None:
+    def __init__(self, window: RateWindow) -> None:
         self.window = window
         # At most one sample more than the window has: the oldest may have begun before the window.
         self._samples: list[_Sample] = []
@@ -65,7 +65,7 @@ class Rate:
         return sum(sample.value for sample in self._samples) * 1000 / elapsed_ms
 
     def elapsed_ms(self, now_ms: int) -> int:
-        """Return the time since the oldest sample, but at least :attr:`Window.least_ms`."""
+        """Return the time since the oldest sample, but at least :attr:`RateWindow.least_ms`."""
         window, oldest_ms = self.window, now_ms
         for sample in self._samples:
             if now_ms - sample.last_ms >= window.full_ms:
@@ -106,7 +106,7 @@ class TokenBucket:
 
     __slots__ = ("_filled_ms", "_tokens", "window")
 
-    def __init__(self, window: Window) -> None:
+    def __init__(self, window: RateWindow) -> None:
         self.window = window
         self._tokens: float | None = None
         self._filled_ms = 0

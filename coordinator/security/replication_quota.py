@@ -13,11 +13,11 @@ from enum import StrEnum
 
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.config.key import throttled_replicas
-from fencepost.coordinator.security.rates import Rate, Window
+from fencepost.coordinator.security.rates import Rate, RateWindow
 from fencepost.logcore.clock import Clock
 
 
-class Side(StrEnum):
+class ReplicationSide(StrEnum):
     """The side of replication; the value is the prefix of its keys."""
 
     LEADER = "leader"
@@ -26,7 +26,7 @@ class Side(StrEnum):
     @property
     def rate_key(self) -> str:
         """The broker's configuration key, in bytes per second."""
-        if self is Side.LEADER:
+        if self is ReplicationSide.LEADER:
             return "leader.replication.throttled.rate"
         return "follower.replication.throttled.rate"
 
@@ -39,11 +39,13 @@ class Side(StrEnum):
 class ReplicationQuota:
     """The quota of one side, on one broker."""
 
-    def __init__(self, config: BrokerConfig, clock: Clock, side: Side, *, node_id: int) -> None:
+    def __init__(
+        self, config: BrokerConfig, clock: Clock, side: ReplicationSide, *, node_id: int
+    ) -> None:
         self._config, self._clock, self._side = config, clock, side
         self._node_id = node_id
         self._rate = Rate(
-            Window(
+            RateWindow(
                 config.int("replication.quota.window.num"),
                 1000 * config.int("replication.quota.window.size.seconds"),
             )

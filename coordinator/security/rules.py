@@ -49,14 +49,14 @@ Pattern = tuple[PatternType, str]
 _ALL_NAMES: Final[Pattern] = (PatternType.LITERAL, ANYTHING)
 
 
-class Rights(NamedTuple):
+class AclRights(NamedTuple):
     """Denied and allowed operations: bits whose positions are the operations' numbers."""
 
     denied: int = 0
     allowed: int = 0
 
 
-class Decision(NamedTuple):
+class AclDecision(NamedTuple):
     """A decision of the ACLs; ``rule`` is the one that decided."""
 
     allowed: bool | None
@@ -68,8 +68,8 @@ class _Grant(NamedTuple):
     """The ACLs of one holder for one pattern."""
 
     rules: tuple[Acl, ...]
-    rights: Rights
-    named: Rights
+    rights: AclRights
+    named: AclRights
     """The rights without implied operations."""
 
 
@@ -104,7 +104,7 @@ class _Prefixes:
 _NONE: Final = _Prefixes()
 
 
-class _Held:
+class _HolderRules:
     """All ACLs of one holder."""
 
     __slots__ = ("grants", "prefixes")
@@ -126,7 +126,7 @@ class RuleTable:
     def __init__(self) -> None:
         self._by_resource: dict[ResourceType, dict[Pattern, dict[Acl, UUID]]] = {}
         self._prefixes: dict[ResourceType, _Prefixes] = {}
-        self._by_holder: dict[Holder, _Held] = {}
+        self._by_holder: dict[Holder, _HolderRules] = {}
         self._networks: dict[tuple[ResourceType, str], Networks] = {}
         """The address ranges among the hosts of holders, by resource type and principal."""
         self.count = 0
@@ -146,7 +146,7 @@ class RuleTable:
         """Return an ACL's id in the metadata; None if there is no such ACL."""
         return self._by_resource.get(rule.resource_type, {}).get(_pattern(rule), {}).get(rule)
 
-    def rights(self, principal: str, host: str, kind: ResourceType, name: str) -> Rights:
+    def rights(self, principal: str, host: str, kind: ResourceType, name: str) -> AclRights:
         """Return the operations that ACLs allow and deny a client on a resource.
 
         All other operations are denied, unless :meth:`is_ruled` is false for the resource.
@@ -156,7 +156,7 @@ class RuleTable:
             for grant in held.on(name):
                 denied |= grant.rights.denied
                 allowed |= grant.rights.allowed
-        return Rights(denied, allowed)
+        return AclRights(denied, allowed)
 
     def is_ruled(self, kind: ResourceType, name: str) -> bool:
         """Return whether any ACL applies to a resource, for any principal."""
@@ -164,15 +164,15 @@ class RuleTable:
 
     def decide(
         self, principal: str, host: str, operation: Operation, kind: ResourceType, name: str
-    ) -> Decision:
+    ) -> AclDecision:
         """Return the decision on an operation and the ACL behind it; slower than :meth:`rights`."""
         grants = [g for held in self._held(principal, host, kind) for g in held.on(name)]
         for permission in (Permission.DENY, Permission.ALLOW):
             for grant in grants:
                 for rule in grant.rules:
                     if rule.permission is permission and _bits(rule) >> operation & 1:
-                        return Decision(permission is Permission.ALLOW, rule)
-        return Decision(False if self.is_ruled(kind, name) else None)
+                        return AclDecision(permission is Permission.ALLOW, rule)
+        return AclDecision(False if self.is_ruled(kind, name) else None)
 
     def allows_some(
         self, principal: str, host: str, operation: Operation, kind: ResourceType
@@ -226,7 +226,7 @@ class RuleTable:
                     if how in {PatternType.ANY, one} and (one, name) in by_pattern:
                         yield by_pattern[one, name]
 
-    def _held(self, principal: str, host: str, kind: ResourceType) -> Iterator[_Held]:
+    def _held(self, principal: str, host: str, kind: ResourceType) -> Iterator[_HolderRules]:
         by_holder = self._by_holder
         for who in (principal, ANYBODY) if principal != ANYBODY else (ANYBODY,):
             for where in (host, ANYTHING):
@@ -255,7 +255,7 @@ class RuleTable:
         made._by_resource, made._by_holder = self._by_resource.copy(), self._by_holder.copy()
         made._prefixes, made.count = self._prefixes.copy(), self.count
         made._networks = self._networks.copy()
-        draft = _Draft(made)
+        draft = _TableBuilder(made)
         for rule in removed:
             if rule in made:
                 draft.remove(rule)
@@ -267,7 +267,7 @@ class RuleTable:
         return made
 
 
-class _Draft:
+class _TableBuilder:
     """A table under construction. Parts shared with another table are copied before a change."""
 
     def __init__(self, table: RuleTable) -> None:
@@ -355,7 +355,9 @@ class _Draft:
             self._holders.add(holder)
             known = by_holder.get(holder)
             by_holder[holder] = (
-                _Held({}, _NONE) if known is None else _Held(known.grants.copy(), known.prefixes)
+                _HolderRules({}, _NONE)
+                if known is None
+                else _HolderRules(known.grants.copy(), known.prefixes)
             )
         if rule.pattern_type is PatternType.PREFIXED:
             self._texts.setdefault(holder, set()).add(rule.resource_name)
@@ -401,5 +403,5 @@ def _grant(rules: tuple[Acl, ...]) -> _Grant:
                 denied |= _bits(rule, implied=implied)
             elif rule.permission is Permission.ALLOW:
                 allowed |= _bits(rule, implied=implied)
-        sums.append(Rights(denied, allowed))
+        sums.append(AclRights(denied, allowed))
     return _Grant(rules, *sums)

@@ -14,7 +14,7 @@ from typing import Final
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.mechanism import AuthenticationFailed, Identity
 from fencepost.coordinator.security.principal import USER, Principal
-from fencepost.coordinator.security.users import Credential, Users
+from fencepost.coordinator.security.users import Credential, ScramUsers
 from fencepost.protocol.scram import (
     MIN_ITERATIONS,
     ClientFinal,
@@ -49,7 +49,7 @@ def check_size(token: bytes, limit: int = MAX_TOKEN_BYTES) -> None:
 class ScramLogin:
     """SCRAM with one of the two hash functions."""
 
-    def __init__(self, mechanism: ScramMechanism, users: Users) -> None:
+    def __init__(self, mechanism: ScramMechanism, users: ScramUsers) -> None:
         self.name = mechanism.name
         self._mechanism, self._users = mechanism, users
 
@@ -61,7 +61,7 @@ class ScramLogin:
 class ScramExchange:
     """One login."""
 
-    def __init__(self, mechanism: ScramMechanism, users: Users) -> None:
+    def __init__(self, mechanism: ScramMechanism, users: ScramUsers) -> None:
         self.identity: Identity | None = None
         self._mechanism, self._users = mechanism, users
         self._first: ClientFirst

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from fencepost.cluster.quota_entities import FETCH, MUTATION, PRODUCE, REQUEST
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.security.quotas import ClientQuotas, Mutations
+from fencepost.coordinator.security.quotas import ClientQuotas, PartitionMutations
 from fencepost.logcore.clock import monotonic_s
 from fencepost.logcore.tracebacks import without_traceback
 
@@ -70,7 +70,7 @@ class _Timed(Awaitable[T]):
         return self._time_of.timed(self._coroutine.__await__())
 
 
-class Throttle:
+class RequestQuotas:
     """The quotas of one request; without ``counts_time``, its time on the loop is not counted."""
 
     __slots__ = (
@@ -101,17 +101,17 @@ class Throttle:
         self._has_debt = False
         """Whether threads have worked for the request: their time is paid back in full."""
         self._throttle_ms: int | None = None
-        self._mutations: Mutations | None = None
+        self._mutations: PartitionMutations | None = None
 
     # --- for handlers ---
 
-    def inside(self, user: str, client_id: str | None) -> Throttle:
+    def inside(self, user: str, client_id: str | None) -> RequestQuotas:
         """Return the throttle of the request in an Envelope, from a client of another broker.
 
         That broker throttles the client. Mutations of topics are counted here; time on the loop is
         not.
         """
-        return Throttle(self._quotas, self._loop_time, user, client_id, counts_time=False)
+        return RequestQuotas(self._quotas, self._loop_time, user, client_id, counts_time=False)
 
     def timed(self, work: Coroutine[Any, Any, T]) -> Awaitable[T]:
         """Return a coroutine whose time on the loop counts as time of the request."""
@@ -154,7 +154,7 @@ class Throttle:
         if self._mutations is not None:
             self._mutations.take(count)
 
-    def asks_again(self) -> None:
+    def discard_mutations(self) -> None:
         """Do not throttle the client for topics that were not created."""
         self._mutations = None
 

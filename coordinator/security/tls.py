@@ -84,7 +84,7 @@ class TlsSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedTls:
     """A listener's TLS context and certificate, built from its settings at one time."""
 
     settings: TlsSettings
@@ -198,7 +198,7 @@ def _stamp(path: str) -> Stamp | None:
     return state.st_mtime_ns, state.st_ino, state.st_size
 
 
-def load(settings: TlsSettings) -> Loaded:
+def load(settings: TlsSettings) -> LoadedTls:
     """Read the files, and build a context that can complete a handshake. Raises ConfigError.
 
     Call it in a thread: it waits for the disk, and decrypting a key may take long.
@@ -213,7 +213,7 @@ def load(settings: TlsSettings) -> Loaded:
         raise _chain_error(settings, where, "the first certificate can't be read") from error
     context = _context(settings, key, chain, authorities)
     _try_out(settings, context)
-    return Loaded(settings, stamps, context, shown)
+    return LoadedTls(settings, stamps, context, shown)
 
 
 def _identity(settings: TlsSettings) -> tuple[str, list[str]]:
@@ -383,7 +383,7 @@ def reason_of(error: ssl.SSLError) -> str:
 class ListenerTls:
     """The TLS of one listener's new connections; open connections keep the context they have."""
 
-    def __init__(self, loaded: Loaded) -> None:
+    def __init__(self, loaded: LoadedTls) -> None:
         self.take(loaded)
         self.handshake_failures = 0
         """Failed handshakes with clients."""
@@ -392,7 +392,7 @@ class ListenerTls:
         self.is_stale = False
         """Whether files or settings have changed, but cannot be used."""
 
-    def take(self, loaded: Loaded) -> None:
+    def take(self, loaded: LoadedTls) -> None:
         """Use ``loaded`` for new connections."""
         self.loaded = loaded
         self.context = loaded.context
@@ -413,7 +413,7 @@ class ListenerTls:
             return None
         return None if name is None else Principal(USER, name)
 
-    def check(self, fresh: Loaded, now_s: float) -> None:
+    def check(self, fresh: LoadedTls, now_s: float) -> None:
         """Raise ConfigError if ``fresh`` must not replace the current certificate or truststore."""
         settings, shown, before = fresh.settings, fresh.certificate, self.loaded.certificate
         key = _KEYSTORE if settings.keystore else _CHAIN

@@ -38,7 +38,7 @@ class TokenRefusedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Claims:
+class RequiredClaims:
     """Claims required of every token. ``skew_ms`` is the permitted clock skew."""
 
     subject: str = "sub"
@@ -103,7 +103,7 @@ class Tokens(Protocol):
 class UnsecuredTokens:
     """Accepts unsecured tokens without proof: for development."""
 
-    claims: Claims = Claims()
+    claims: RequiredClaims = RequiredClaims()
 
     def check(self, token: str, now_ms: int) -> Work[Identity]:
         """See :class:`Tokens`."""
@@ -121,7 +121,7 @@ class SignedTokens:
     """Accepts tokens signed by an issuer."""
 
     keys: KeySet
-    claims: Claims
+    claims: RequiredClaims
     issuer: str | None = None
     audience: tuple[str, ...] = ()
 

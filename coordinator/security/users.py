@@ -1,6 +1,6 @@
 """SCRAM credentials of users, as the metadata image has them.
 
-Responses do not reveal if a user exists: :meth:`Users.stand_in` gives every unknown name a
+Responses do not reveal if a user exists: :meth:`ScramUsers.stand_in` gives every unknown name a
 credential of its own, always the same.
 
 Source: ``ScramImage``, ``ScramPublisher``; RFC 5802, 5.1.
@@ -66,7 +66,7 @@ def _salt(seed: bytes) -> bytes:
     return "".join(digits).encode()
 
 
-class Users:
+class ScramUsers:
     """All users in the present metadata.
 
     ``draw_secret`` returns the server's secret, which is the same after every start.

@@ -23,14 +23,14 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.runtime.background import call_later
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.security.logins import Failure, ListenerLogins, Logins
+from fencepost.coordinator.security.logins import ListenerLogins, LoginFailure, Logins
 from fencepost.coordinator.security.mechanism import (
     AuthenticationFailed,
     Exchange,
     Identity,
     TooManyLoginsError,
 )
-from fencepost.coordinator.security.principal import Session
+from fencepost.coordinator.security.principal import ClientSession
 from fencepost.coordinator.server.request_stream import RequestStream
 from fencepost.logcore.values import dataclass
 from fencepost.protocol.api import APIS, ApiKey
@@ -96,7 +96,7 @@ class Authenticator:
         rules: ListenerLogins,
         versions: Callable[[Request], Entity],
         now_ms: Callable[[], int],
-        previous: Session | None = None,
+        previous: ClientSession | None = None,
         host: str = "",
     ) -> None:
         self._rules, self._versions, self._now_ms = rules, versions, now_ms
@@ -261,10 +261,10 @@ def _illegal_state(error: UnsupportedVersion) -> Answer:
 # --- gate of a connection ---
 
 
-class Gated(Protocol):
+class GatedConnection(Protocol):
     """A connection, as its gate uses it."""
 
-    session: Session
+    session: ClientSession
     peer_host: str
     next_request: Callable[[], Request | Work[Request | None] | None]
     """Returns the connection's next request."""
@@ -288,7 +288,7 @@ class SaslGate:
 
     def __init__(
         self,
-        connection: Gated,
+        connection: GatedConnection,
         stream: RequestStream,
         logins: Logins,
         rules: ListenerLogins,
@@ -321,7 +321,7 @@ class SaslGate:
             self._is_counted = False
             self._logins.leave(self._connection.peer_host)
 
-    def _begin(self, previous: Session | None = None) -> Authenticator:
+    def _begin(self, previous: ClientSession | None = None) -> Authenticator:
         rules = self._rules
         self._stream.frames.max_bytes = rules.max_receive_bytes
         self._login = Authenticator(
@@ -410,18 +410,21 @@ class SaslGate:
             self._timer.cancel()
         if self._rules.failure_delay_ms:
             pause: asyncio.Future[None] = self._loop.create_future()
-            call_later(self._loop, self._rules.failure_delay_ms, "failed login", _Done(pause))
+            call_later(self._loop, self._rules.failure_delay_ms, "failed login", _Completion(pause))
             yield pause
         self._stream.put(error.answer)
         self._connection.end()
 
     def _fail(self, cause: str, mechanism: str | None, user: str | None = None) -> None:
         peer, listener = self._connection.peer, self._rules.listener
-        self._logins.has_failed(Failure(peer, listener, mechanism, cause, user))
+        self._logins.has_failed(LoginFailure(peer, listener, mechanism, cause, user))
 
 
 def open_gate(
-    connection: Gated, stream: RequestStream, logins: Logins, loop: asyncio.AbstractEventLoop
+    connection: GatedConnection,
+    stream: RequestStream,
+    logins: Logins,
+    loop: asyncio.AbstractEventLoop,
 ) -> SaslGate | None:
     """Require authentication before requests are served; None for a listener without SASL."""
     rules = logins.of(connection.session.listener)
@@ -433,7 +436,7 @@ def open_gate(
     return gate
 
 
-class _Done:
+class _Completion:
     """Completes a future, unless it was cancelled."""
 
     def __init__(self, future: asyncio.Future[None]) -> None:

@@ -31,7 +31,7 @@ from fencepost.coordinator.handlers import CloseConnection, Context, Registry
 from fencepost.coordinator.handlers.api_versions import versions_of
 from fencepost.coordinator.runtime.background import SLICE_MS, call_later
 from fencepost.coordinator.runtime.turns import Job, Turns, Wait, Work, is_to_come
-from fencepost.coordinator.security.principal import Principal, Session, plain_host
+from fencepost.coordinator.security.principal import ClientSession, Principal, plain_host
 from fencepost.coordinator.security.quotas import ClientQuotas
 from fencepost.coordinator.security.throttle import LoopTime
 from fencepost.coordinator.server.connection_limits import ConnectionSlot
@@ -100,9 +100,9 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(self, server: Owner, listener: ListenerConfig) -> None:
         self.listener = listener
         """The listener that accepted the connection."""
-        self.seat: ConnectionSlot | None = None
+        self.slot: ConnectionSlot | None = None
         """The connection's place in the admission counts."""
-        self.session = Session("", listener.name)
+        self.session = ClientSession("", listener.name)
         self._server = server
         self._limits = server.limits
         self._stream = RequestStream(

@@ -1,7 +1,7 @@
 """Limits of connections and of their rate: in total, per listener and per address.
 
-:class:`Admission` counts, without sockets or an event loop. :class:`ConnectionAcceptor` makes
-connecting clients wait at their listener, or refuses them.
+:class:`ConnectionQuotas` counts, without sockets or an event loop. :class:`ConnectionAcceptor`
+makes connecting clients wait at their listener, or refuses them.
 
 Source: ``SocketServer.ConnectionQuotas``, ``SocketServer.Acceptor``; KIP-402, KIP-612.
 """
@@ -18,7 +18,7 @@ from typing import Any, Final
 from fencepost.coordinator.config.listener_config import ListenerConfig
 from fencepost.coordinator.runtime.background import call_later
 from fencepost.coordinator.security.principal import plain_host
-from fencepost.coordinator.security.rates import Rate, Window
+from fencepost.coordinator.security.rates import Rate, RateWindow
 from fencepost.coordinator.server.listener import Listener, first_reserved_file
 from fencepost.logcore.values import dataclass
 
@@ -40,7 +40,7 @@ REASONS: Final = (TOO_MANY, TOO_MANY_OF_IP, TOO_FAST_OF_IP, NO_FILES)
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class ConnectionLimit:
     """The limit of simultaneous connections, and of connections per second."""
 
     count: int = UNLIMITED
@@ -48,11 +48,11 @@ class Bound:
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class ServerLimits:
     """The current limits."""
 
-    broker: Bound = Bound()
-    listeners: Mapping[str, Bound] = field(default_factory=dict)
+    broker: ConnectionLimit = ConnectionLimit()
+    listeners: Mapping[str, ConnectionLimit] = field(default_factory=dict)
     """By listener name."""
     per_ip: int = UNLIMITED
     """The limit of simultaneous connections of one address."""
@@ -64,12 +64,12 @@ class Bounds:
 
 
 class ConnectionSlot:
-    """One counted connection: its place in the counts of :class:`Admission`."""
+    """One counted connection: its place in the counts of :class:`ConnectionQuotas`."""
 
     __slots__ = ("_admission", "host", "listener")
 
-    def __init__(self, admission: Admission, listener: str, host: str) -> None:
-        self._admission: Admission | None = admission
+    def __init__(self, admission: ConnectionQuotas, listener: str, host: str) -> None:
+        self._admission: ConnectionQuotas | None = admission
         self.listener, self.host = listener, host
 
     def leave(self) -> None:
@@ -80,22 +80,25 @@ class ConnectionSlot:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedConnection:
     """A refused connection: the responsible setting, and how long the socket is kept open."""
 
     reason: str
     held_ms: int = 0
 
 
-class Admission:
+class ConnectionQuotas:
     """Counts connections against ``bounds``. ``now_ms`` is a monotonic clock."""
 
     def __init__(
-        self, now_ms: Callable[[], int], bounds: Bounds | None = None, window: Window | None = None
+        self,
+        now_ms: Callable[[], int],
+        bounds: ServerLimits | None = None,
+        window: RateWindow | None = None,
     ) -> None:
         self._now_ms = now_ms
-        self._window = Window() if window is None else window
-        self.bounds = Bounds() if bounds is None else bounds
+        self._window = RateWindow() if window is None else window
+        self.bounds = ServerLimits() if bounds is None else bounds
         """May be replaced at any time."""
         self.ip_rates: dict[str | None, float] = {}
         """The limits of connections per second by address; None is the default."""
@@ -125,7 +128,8 @@ class Admission:
         rate = self._listener_rates[listener]
         rate.record(1, now_ms)
         wait_ms = max(
-            wait_ms, self._throttle_ms(rate, bounds.listeners.get(listener, Bound()).rate, now_ms)
+            wait_ms,
+            self._throttle_ms(rate, bounds.listeners.get(listener, ConnectionLimit()).rate, now_ms),
         )
         if wait_ms:
             self.throttled_ms[listener, TOO_FAST] += wait_ms
@@ -134,33 +138,33 @@ class Admission:
     def has_room(self, listener: str) -> bool:
         """Return whether the limits allow one more connection."""
         bounds = self.bounds
-        if self.by_listener[listener] >= bounds.listeners.get(listener, Bound()).count:
+        if self.by_listener[listener] >= bounds.listeners.get(listener, ConnectionLimit()).count:
             return False
         return self._is_protected(listener) or self.count < bounds.broker.count
 
     # --- admission ---
 
-    def enter(self, listener: str, host: str) -> ConnectionSlot | Refused:
+    def enter(self, listener: str, host: str) -> ConnectionSlot | RefusedConnection:
         """Count a connection, unless its address exceeds a limit; :meth:`has_room` is true."""
         held_ms = self._ip_throttle_ms(listener, host)
         if held_ms:
-            return Refused(TOO_FAST_OF_IP, held_ms)
+            return RefusedConnection(TOO_FAST_OF_IP, held_ms)
         if self.by_ip[host] >= self.bounds.of_ips.get(host, self.bounds.per_ip):
             if not self.by_ip[host]:
                 del self.by_ip[host]
-            return Refused(TOO_MANY_OF_IP)
+            return RefusedConnection(TOO_MANY_OF_IP)
         self.count += 1
         self.by_listener[listener] += 1
         self.by_ip[host] += 1
         return ConnectionSlot(self, listener, host)
 
-    def left(self, seat: ConnectionSlot) -> None:
+    def left(self, slot: ConnectionSlot) -> None:
         """Remove an ended connection from the counts."""
         self.count -= 1
-        self.by_listener[seat.listener] -= 1
-        self.by_ip[seat.host] -= 1
-        if not self.by_ip[seat.host]:
-            del self.by_ip[seat.host]
+        self.by_listener[slot.listener] -= 1
+        self.by_ip[slot.host] -= 1
+        if not self.by_ip[slot.host]:
+            del self.by_ip[slot.host]
 
     @property
     def excess(self) -> int:
@@ -217,7 +221,7 @@ class Admission:
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _WaitingClient:
     """A client that was accepted and waits for admission."""
 
     client: socket.socket
@@ -225,13 +229,13 @@ class _Waiting:
     not_before_ms: float
 
 
-class _Door:
+class _ListenerState:
     """One listener: its sockets, and its waiting clients."""
 
     def __init__(self, config: ListenerConfig) -> None:
         self.config = config
         self.listeners: list[Listener] = []
-        self.waiting: deque[_Waiting] = deque()
+        self.waiting: deque[_WaitingClient] = deque()
         self.timer: asyncio.TimerHandle | None = None
 
 
@@ -245,13 +249,13 @@ class ConnectionAcceptor:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        admission: Admission,
+        admission: ConnectionQuotas,
         enter: Callable[[ListenerConfig, socket.socket, ConnectionSlot], None],
         refused: Callable[[str, str], None],
     ) -> None:
         self._loop, self._admission = loop, admission
         self._enter, self._refused = enter, refused
-        self._doors: dict[str, _Door] = {}
+        self._doors: dict[str, _ListenerState] = {}
         self._held: dict[socket.socket, asyncio.TimerHandle] = {}
 
     @property
@@ -266,7 +270,7 @@ class ConnectionAcceptor:
 
     def open(self, config: ListenerConfig, bound: Iterable[socket.socket]) -> tuple[str, int]:
         """Accept connections on these sockets; return the address of the first."""
-        door = self._doors.setdefault(config.name, _Door(config))
+        door = self._doors.setdefault(config.name, _ListenerState(config))
 
         def arrived(client: socket.socket, address: Any) -> None:
             self._arrived(door, client, address)
@@ -294,7 +298,7 @@ class ConnectionAcceptor:
             if door.waiting:
                 self._let_in(door)
 
-    def _arrived(self, door: _Door, client: socket.socket, address: Any) -> None:
+    def _arrived(self, door: _ListenerState, client: socket.socket, address: Any) -> None:
         if client.fileno() >= first_reserved_file():
             # Close it before the next accept: many clients may arrive in one turn of the event
             # loop.
@@ -303,10 +307,10 @@ class ConnectionAcceptor:
             return
         wait_ms = self._admission.arrived(door.config.name)
         not_before_ms = self._loop.time() * 1000 + wait_ms
-        door.waiting.append(_Waiting(client, address, not_before_ms))
+        door.waiting.append(_WaitingClient(client, address, not_before_ms))
         self._let_in(door)
 
-    def _let_in(self, door: _Door) -> None:
+    def _let_in(self, door: _ListenerState) -> None:
         """Admit waiting clients in order; pause the listener while any of them must wait."""
         if door.timer is not None:
             door.timer.cancel()
@@ -325,17 +329,17 @@ class ConnectionAcceptor:
         for listener in door.listeners:
             listener.hold(is_held=bool(door.waiting))
 
-    def _let_one_in(self, door: _Door, one: _Waiting) -> None:
+    def _let_one_in(self, door: _ListenerState, one: _WaitingClient) -> None:
         host = plain_host(str(one.address[0]))
-        seat = self._admission.enter(door.config.name, host)
-        if isinstance(seat, ConnectionSlot):
-            self._enter(door.config, one.client, seat)
+        slot = self._admission.enter(door.config.name, host)
+        if isinstance(slot, ConnectionSlot):
+            self._enter(door.config, one.client, slot)
             return
-        self._refused(f"{host}:{one.address[1]}", seat.reason)
-        if seat.held_ms and len(self._held) < MAX_HELD:
+        self._refused(f"{host}:{one.address[1]}", slot.reason)
+        if slot.held_ms and len(self._held) < MAX_HELD:
             # The socket is neither read nor answered: this slows down clients that retry at once.
             self._held[one.client] = call_later(
-                self._loop, seat.held_ms, "close a socket", lambda: self._let_go(one.client)
+                self._loop, slot.held_ms, "close a socket", lambda: self._let_go(one.client)
             )
         else:
             one.client.close()

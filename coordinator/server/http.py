@@ -30,10 +30,10 @@ from fencepost.coordinator.runtime.background import spawn, tell
 from fencepost.coordinator.server.http_messages import (
     LAST_CHUNK,
     TEXT,
-    Head,
     HttpError,
-    Request,
-    Response,
+    HttpRequest,
+    HttpResponse,
+    RequestHead,
     check_host,
     chunk,
     is_loopback,
@@ -44,11 +44,19 @@ from fencepost.coordinator.server.http_messages import (
 from fencepost.coordinator.server.listener import Listener, first_reserved_file
 from fencepost.logcore.values import dataclass
 
-__all__ = ["TEXT", "HttpError", "HttpLimits", "HttpServer", "Request", "Response", "serve_http"]
+__all__ = [
+    "TEXT",
+    "HttpError",
+    "HttpLimits",
+    "HttpRequest",
+    "HttpResponse",
+    "HttpServer",
+    "serve_http",
+]
 
 _log = structlog.get_logger(__name__)
 
-Handler = Callable[[Request], Awaitable[Response]]
+Handler = Callable[[HttpRequest], Awaitable[HttpResponse]]
 """Answers one request; may raise HttpError instead."""
 
 Tls = Callable[[], Awaitable[ssl.SSLContext]]
@@ -196,7 +204,7 @@ class HttpServer:
             # A failed or slow handshake is not logged: it concerns only its client.
             client.close()
             return
-        connection = _Connection(
+        connection = _HttpConnection(
             self.limits, self._names, self._handler, self._idle, reader, writer
         )
         try:
@@ -231,13 +239,13 @@ class HttpServer:
 _HEAD_END = b"\r\n\r\n"
 
 
-def _as_bytes(response: Response) -> bytes:
+def _as_bytes(response: HttpResponse) -> bytes:
     """Encode a connection's last response, which has a short body."""
     body = response.body if isinstance(response.body, bytes) else b""
     return response_head(response, is_1_0=False, keeps_alive=False) + body
 
 
-class _Connection:
+class _HttpConnection:
     """One client connection. An error of the client is reported and ends it."""
 
     def __init__(
@@ -285,7 +293,7 @@ class _Connection:
         finally:
             self._idle.pop(self._writer, None)
 
-    async def _read(self, first: bytes) -> tuple[Head, bytes]:
+    async def _read(self, first: bytes) -> tuple[RequestHead, bytes]:
         """Read a request after ``first``, its first byte. Raises HttpError, IncompleteReadError."""
         limits = self._limits
         try:
@@ -323,8 +331,8 @@ class _Connection:
 
     # --- responses ---
 
-    async def _handled(self, head: Head, body: bytes) -> Response:
-        request = Request(head.method, head.path, head.query, head.headers, body)
+    async def _handled(self, head: RequestHead, body: bytes) -> HttpResponse:
+        request = HttpRequest(head.method, head.path, head.query, head.headers, body)
         try:
             return await self._handler(request)
         except HttpError as error:
@@ -333,7 +341,7 @@ class _Connection:
             tell("an HTTP request", error, path=head.path)
             return text_response(500, "the request failed; the log of the broker says why")
 
-    async def _answer(self, head: Head, response: Response) -> bool:
+    async def _answer(self, head: RequestHead, response: HttpResponse) -> bool:
         """Send a response; return whether the connection remains open."""
         body = response.body
         is_whole = isinstance(body, bytes)

@@ -33,11 +33,11 @@ MAX_USERS_BYTES: Final = 65_536
 _log = structlog.get_logger(__name__)
 
 
-class AccessError(ValueError):
+class HttpAccessError(ValueError):
     """A user file cannot be used. The message contains none of its content."""
 
 
-class Users:
+class HttpUsers:
     """The users of a file: one NAME:PASSWORD per line, ``#`` begins a comment."""
 
     def __init__(self, path: str) -> None:
@@ -46,17 +46,17 @@ class Users:
                 raw = file.read(MAX_USERS_BYTES + 1)
                 mode = stat.S_IMODE(Path(path).stat().st_mode)
         except OSError as error:
-            raise AccessError(f"{path}: {error.strerror}") from None
+            raise HttpAccessError(f"{path}: {error.strerror}") from None
         if len(raw) > MAX_USERS_BYTES:
-            raise AccessError(f"{path} has more than {MAX_USERS_BYTES} bytes")
+            raise HttpAccessError(f"{path} has more than {MAX_USERS_BYTES} bytes")
         lines = [line.strip() for line in raw.split(b"\n")]
         pairs = [line for line in lines if line and not line.startswith(b"#")]
         for number, pair in enumerate(pairs, 1):
             name, colon, password = pair.partition(b":")
             if not (name and colon and password):
-                raise AccessError(f"{path}: entry {number} is not NAME:PASSWORD")
+                raise HttpAccessError(f"{path}: entry {number} is not NAME:PASSWORD")
         if not 1 <= len(pairs) <= MAX_USERS:
-            raise AccessError(f"{path} has {len(pairs)} users; it may have 1 to {MAX_USERS}")
+            raise HttpAccessError(f"{path} has {len(pairs)} users; it may have 1 to {MAX_USERS}")
         if mode & 0o044:
             _log.warning("others can read passwords", file=path, mode=f"{mode:o}")
         self._known = [hashlib.sha256(pair).digest() for pair in pairs]

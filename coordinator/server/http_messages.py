@@ -47,7 +47,7 @@ class HttpError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class HttpRequest:
     """A client's request. HEAD is passed on unchanged: the server omits the response body."""
 
     method: str
@@ -62,7 +62,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Response:
+class HttpResponse:
     """A handler's response. A body that is an iterator is sent part by part."""
 
     status: int = 200
@@ -73,7 +73,7 @@ class Response:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class RequestHead:
     """A request without its body."""
 
     method: str
@@ -88,12 +88,12 @@ class Head:
     """Whether the client may send another request on the same connection."""
 
 
-def text_response(status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
+def text_response(status: int, text: str, headers: Mapping[str, str] | None = None) -> HttpResponse:
     """Build a response of one line of plain text."""
-    return Response(status, TEXT, f"{text}\n".encode(), headers or {})
+    return HttpResponse(status, TEXT, f"{text}\n".encode(), headers or {})
 
 
-def parse_head(head: bytes) -> Head:
+def parse_head(head: bytes) -> RequestHead:
     """Parse the request line and headers, with or without the empty line. Raises HttpError."""
     first, *lines = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
     line = _REQUEST_LINE.fullmatch(first)
@@ -113,7 +113,7 @@ def parse_head(head: bytes) -> Head:
         raise HttpError(400, "a request of HTTP/1.1 has a Host header")
     wishes = {one.strip().lower() for one in headers.get("connection", "").split(",")}
     is_1_0 = minor == 0
-    return Head(
+    return RequestHead(
         method,
         path,
         query,
@@ -209,7 +209,7 @@ def is_loopback(host: str) -> bool:
 # --- responses ---
 
 
-def response_head(response: Response, *, is_1_0: bool, keeps_alive: bool) -> bytes:
+def response_head(response: HttpResponse, *, is_1_0: bool, keeps_alive: bool) -> bytes:
     """Encode the status line and the headers, including the empty line."""
     body = response.body
     headers = {

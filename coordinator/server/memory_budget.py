@@ -15,7 +15,7 @@ from collections import OrderedDict
 from typing import Protocol
 
 
-class Holder(Protocol):
+class BudgetHolder(Protocol):
     """A connection, as the budget uses it."""
 
     def release_idle(self) -> bool:
@@ -32,8 +32,8 @@ class RequestBudget:
         self.max_bytes = max_bytes
         self.held_bytes = 0
         """The sum of all grants."""
-        self._held: dict[Holder, int] = {}
-        self._waiting: OrderedDict[Holder, int] = OrderedDict()
+        self._held: dict[BudgetHolder, int] = {}
+        self._waiting: OrderedDict[BudgetHolder, int] = OrderedDict()
 
     @property
     def contended(self) -> bool:
@@ -45,7 +45,7 @@ class RequestBudget:
         """The number of waiting holders."""
         return len(self._waiting)
 
-    def take(self, holder: Holder, size: int) -> bool:
+    def take(self, holder: BudgetHolder, size: int) -> bool:
         """Grant ``holder`` at least ``size`` bytes, or return False and call ``granted`` later."""
         if self._held.get(holder, 0) >= size:
             return True
@@ -55,7 +55,7 @@ class RequestBudget:
         self._waiting[holder] = size
         return False
 
-    def give(self, holder: Holder) -> None:
+    def give(self, holder: BudgetHolder) -> None:
         """Release the grant or request of ``holder``, and serve the waiting holders."""
         self._waiting.pop(holder, None)
         self.held_bytes -= self._held.pop(holder, 0)
@@ -64,7 +64,7 @@ class RequestBudget:
             self._grant(first, size)
             first.granted()
 
-    def _grant(self, holder: Holder, size: int) -> None:
+    def _grant(self, holder: BudgetHolder, size: int) -> None:
         self.held_bytes += size - self._held.get(holder, 0)
         self._held[holder] = size
 

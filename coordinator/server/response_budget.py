@@ -44,7 +44,7 @@ LARGE_ANSWERS = frozenset(
 """APIs whose responses may be many times larger than their requests."""
 
 
-class _Line:
+class _WaitingLine:
     """Requests that wait for the same resource, first come, first served."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -79,9 +79,9 @@ class ResponseBudget:
         self.held_bytes = 0
         """The sum of all bytes held."""
         self._held: dict[Hashable, int] = {}
-        self._for_room = _Line(loop)
+        self._for_room = _WaitingLine(loop)
         self._large = 0
-        self._for_large = _Line(loop)
+        self._for_large = _WaitingLine(loop)
 
     @property
     def contended(self) -> bool:

@@ -17,15 +17,15 @@ from fencepost.coordinator.handlers import Registry
 from fencepost.coordinator.runtime.background import call_later, spawn, survived
 from fencepost.coordinator.runtime.turns import Turns
 from fencepost.coordinator.security.quotas import ClientQuotas
-from fencepost.coordinator.security.rates import Window
+from fencepost.coordinator.security.rates import RateWindow
 from fencepost.coordinator.server.connection import Connection
 from fencepost.coordinator.server.connection_limits import (
     TOO_MANY,
-    Admission,
-    Bound,
-    Bounds,
     ConnectionAcceptor,
+    ConnectionLimit,
+    ConnectionQuotas,
     ConnectionSlot,
+    ServerLimits,
 )
 from fencepost.coordinator.server.listener import BACKLOG
 from fencepost.coordinator.server.memory_budget import RequestBudget
@@ -87,7 +87,7 @@ class Server:
         limits: ConnectionLimits | None = None,
         error_code: Callable[[DomainError], int] = _always_unknown,
         logins: Logins | None = None,
-        window: Window | None = None,
+        window: RateWindow | None = None,
     ) -> None:
         self.broker = broker
         self.registry = Registry() if registry is None else registry
@@ -110,13 +110,16 @@ class Server:
         """The number of connections admitted so far."""
         self.refusals: Counter[str] = Counter()
         """The number of connections refused or closed so far, by the limit responsible."""
-        self.admission = Admission(
+        self.admission = ConnectionQuotas(
             lambda: int(self.loop.time() * 1000),
-            Bounds(Bound(self.limits.max_connections), per_ip=self.limits.max_connections_per_ip),
+            ServerLimits(
+                ConnectionLimit(self.limits.max_connections),
+                per_ip=self.limits.max_connections_per_ip,
+            ),
             window,
         )
         """Enforces the connection limits."""
-        self.doors: ConnectionAcceptor | None = None
+        self.acceptor: ConnectionAcceptor | None = None
         self._arriving: set[asyncio.Task[None]] = set()
         self.addresses: dict[str, tuple[str, int]] = {}
         """The address of each listener, also after its end, in the order of their starts."""
@@ -139,13 +142,15 @@ class Server:
         """
         if listener.is_tls and tls is None:
             raise ValueError(f"nothing to encrypt {listener.name} with")
-        if self.doors is None:
+        if self.acceptor is None:
             self.loop = asyncio.get_running_loop()
-            self.doors = ConnectionAcceptor(self.loop, self.admission, self._arrived, self._refused)
+            self.acceptor = ConnectionAcceptor(
+                self.loop, self.admission, self._arrived, self._refused
+            )
             self.turns = Turns(self.loop)
             self.responses = ResponseBudget(self.loop, self.limits.max_queued_response_bytes)
             self._arm_sweep()
-        address = self.doors.open(listener, bound or await bind(listener))
+        address = self.acceptor.open(listener, bound or await bind(listener))
         if tls is not None:
             self.tls[listener.name] = tls
         self.addresses[listener.name] = address
@@ -168,9 +173,9 @@ class Server:
 
     def stop_accepting(self) -> None:
         """Close the listening sockets; keep open connections."""
-        if self.doors is not None:
-            self.doors.close()
-            self.doors = None
+        if self.acceptor is not None:
+            self.acceptor.close()
+            self.acceptor = None
 
     def reset(self) -> None:
         """Stop accepting, and reset every connection, as after a killed process."""
@@ -207,25 +212,25 @@ class Server:
     # --- connections ---
 
     def _arrived(
-        self, listener: ListenerConfig, client: socket.socket, seat: ConnectionSlot
+        self, listener: ListenerConfig, client: socket.socket, slot: ConnectionSlot
     ) -> None:
         """Create a connection for an admitted socket."""
-        task = spawn(self._connect(listener, client, seat), "accept a connection")
+        task = spawn(self._connect(listener, client, slot), "accept a connection")
         self._arriving.add(task)
         task.add_done_callback(self._arriving.discard)
         if self.admission.excess:
             self.give_way()
 
     async def _connect(
-        self, listener: ListenerConfig, client: socket.socket, seat: ConnectionSlot
+        self, listener: ListenerConfig, client: socket.socket, slot: ConnectionSlot
     ) -> None:
         connection = Connection(self, listener)
-        connection.seat = seat
+        connection.slot = slot
         protocol = self._encrypted(connection) if listener.is_tls else connection
         try:
             await self.loop.connect_accepted_socket(lambda: protocol, client)
         except BaseException:
-            self._left(seat)
+            self._left(slot)
             raise
 
     def _encrypted(self, connection: Connection) -> TlsStream:
@@ -251,21 +256,21 @@ class Server:
         if connection not in self.connections:
             return
         del self.connections[connection]
-        if connection.seat is not None:
-            self._left(connection.seat)
+        if connection.slot is not None:
+            self._left(connection.slot)
         if self._emptied is not None and not self.connections:
             self._emptied.set()
 
-    def _left(self, seat: ConnectionSlot) -> None:
-        seat.leave()
-        if self.doors is not None:
-            self.doors.look_again()
+    def _left(self, slot: ConnectionSlot) -> None:
+        slot.leave()
+        if self.acceptor is not None:
+            self.acceptor.look_again()
 
-    def limit(self, bounds: Bounds) -> None:
+    def limit(self, bounds: ServerLimits) -> None:
         """Apply new limits to connections from now on."""
         self.admission.bounds = bounds
-        if self.doors is not None:
-            self.doors.look_again()
+        if self.acceptor is not None:
+            self.acceptor.look_again()
             self.give_way()
 
     def give_way(self) -> None:

@@ -12,7 +12,7 @@ from typing import Final
 from fencepost.cluster.acl import Operation
 from fencepost.coordinator.handlers import Context, replica_id_of, with_wait
 from fencepost.coordinator.security.quotas import ClientQuotas
-from fencepost.coordinator.security.throttle import LoopTime, Throttle
+from fencepost.coordinator.security.throttle import LoopTime, RequestQuotas
 from fencepost.protocol.api import ApiKey
 from fencepost.protocol.schema import Entity
 
@@ -36,12 +36,14 @@ Source: the callers of ``sendResponseExemptThrottle`` in ``KafkaApis`` (3.9, 4.3
 ``ControllerApis``."""
 
 
-def throttle_of(context: Context, quotas: ClientQuotas | None, spent: LoopTime) -> Throttle | None:
+def throttle_of(
+    context: Context, quotas: ClientQuotas | None, spent: LoopTime
+) -> RequestQuotas | None:
     """Return a request's throttle; None without quotas or for an exempt request."""
     if quotas is None or _is_exempt(context):
         return None
     user = context.connection.session.principal.name
-    return Throttle(quotas, spent, user, context.client_id)
+    return RequestQuotas(quotas, spent, user, context.client_id)
 
 
 def _is_exempt(context: Context) -> bool:

@@ -17,7 +17,7 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.runtime.background import call_later
-from fencepost.coordinator.runtime.commits import Held
+from fencepost.coordinator.runtime.commits import PendingRecords
 from fencepost.coordinator.runtime.errors import ShardError
 from fencepost.coordinator.storage.storage import Storage
 from fencepost.logcore.machine import DomainError, EndMarker
@@ -56,7 +56,7 @@ class MarkerAppends:
         self._logs, self._commits = storage.logs, storage.commits
         self._write_one = write_one
         self._timeout_ms = storage.config.int("request.timeout.ms")
-        self._held: list[tuple[int, TopicPartition, Held]] = []
+        self._held: list[tuple[int, TopicPartition, PendingRecords]] = []
         self._is_late = False
         self.codes: dict[int, dict[TopicPartition, ErrorCode]] = {}
 
@@ -84,7 +84,7 @@ class MarkerAppends:
         self.codes.setdefault(producer_id, {})[partition] = ErrorCode.none
         found = self._logs.find_open(partition)
         if found is not None:
-            self._held.append((producer_id, partition, Held.of(found)))
+            self._held.append((producer_id, partition, PendingRecords.of(found)))
 
     @property
     def waits_for_replicas(self) -> bool:

@@ -82,7 +82,7 @@ class OtherBrokers(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class _Transaction:
+class _EndedTransaction:
     """A request in progress."""
 
     shard: int
@@ -117,7 +117,7 @@ class _LocalWrite:
     send: SendMarkers
     marker: Marker
     appends: MarkerAppends
-    transaction: _Transaction
+    transaction: _EndedTransaction
     at: int = 0
     """The number of markers that the attempt has tried."""
     is_counted: bool = True
@@ -161,8 +161,8 @@ class MarkerWriter:
         self._complete_offsets = complete_offsets
         self._leader_of, self._epoch_of = leader_of, epoch_of
         self._queues: MarkerQueues | None = None
-        self._transactions: dict[str, _Transaction] = {}
-        self._beginning: dict[str, _Transaction] = {}
+        self._transactions: dict[str, _EndedTransaction] = {}
+        self._beginning: dict[str, _EndedTransaction] = {}
         """The transactions whose markers are not all routed, or not all begun on this broker."""
         self._unfinished: deque[_LocalWrite] = deque()
         self._results: deque[Result] = deque()
@@ -221,7 +221,7 @@ class MarkerWriter:
             report(request.written())
             first_attempt_done()
         else:
-            now = _Transaction(shard, report, first_attempt_done, set(partitions[:done]))
+            now = _EndedTransaction(shard, report, first_attempt_done, set(partitions[:done]))
             self._transactions[request.transactional_id] = now
             self._beginning[request.transactional_id] = now
             self.queues.add(request, shard)

@@ -131,7 +131,7 @@ class Verify(Protocol):
         """Return the verdicts, or a future: call again with the same state once it is done."""
 
 
-class Charged(Protocol):
+class RequestCharges(Protocol):
     """The quotas of a request's client: ``Throttle``."""
 
     def timed(self, work: Coroutine[Any, Any, None]) -> Awaitable[None]:
@@ -196,7 +196,7 @@ class Append:
     timeout_ms: int = 30_000
     client: Hashable = None
     """The connection; connections share the checking threads fairly."""
-    throttle: Charged | None = None
+    throttle: RequestCharges | None = None
     """Counts the time that the request takes."""
     refusal: DomainError | None = field(init=False, default=None)
     """The reason why nothing is appended. Errors of the batch itself take precedence."""
@@ -222,7 +222,7 @@ class Append:
 
 
 @dataclass(slots=True)
-class _Progress:
+class _AppendState:
     """The progress of a request, whose parts are checked and appended in order."""
 
     checked: int = 0
@@ -231,7 +231,7 @@ class _Progress:
     """Checks too long for one turn, which run in a thread."""
     ready: deque[Part] = field(default_factory=deque)
     """Parts that are checked, or in ``left``, but not appended yet."""
-    disk: asyncio.Future[None] | None = None
+    verification: asyncio.Future[None] | None = None
     """The verification that the next append waits for; None if it need not wait."""
     commits: list[asyncio.Future[None]] = field(default_factory=list)
     """The response waits for all of them."""
@@ -261,14 +261,14 @@ class Appends:
             for part in append.parts:
                 append.refuse(part, TransactionalIdMissingError(missing))
             return
-        progress = _Progress()
+        progress = _AppendState()
         if not self._at_once(append, progress):
             task = asyncio.shield(self._begin(append, progress))
             yield task
             task.result()
         yield from progress.commits
 
-    def _at_once(self, append: Append, progress: _Progress) -> bool:
+    def _at_once(self, append: Append, progress: _AppendState) -> bool:
         """Check, verify and append in this turn; return False if parts are left."""
         if self._last and any(part.key in self._last for part in append.parts):
             return False
@@ -278,7 +278,7 @@ class Appends:
         self._append(append, progress)
         return not progress.ready
 
-    def _begin(self, append: Append, progress: _Progress) -> asyncio.Task[None]:
+    def _begin(self, append: Append, progress: _AppendState) -> asyncio.Task[None]:
         ahead = {one for part in append.parts if (one := self._last.get(part.key)) is not None}
         gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         work = self._in_turns(append, progress, ahead, gate)
@@ -303,7 +303,7 @@ class Appends:
     async def _in_turns(
         self,
         append: Append,
-        progress: _Progress,
+        progress: _AppendState,
         ahead: set[asyncio.Future[None]],
         gate: asyncio.Future[None],
     ) -> None:
@@ -313,11 +313,11 @@ class Appends:
         while True:
             await self._check_elsewhere(append, progress)
             while progress.ready:
-                if progress.disk is not None:
+                if progress.verification is not None:
                     # The coordinator may be another, slow broker: other clients do not wait for it.
                     # Later requests on this connection do, since this one has no response yet.
                     self._let_pass(append, gate)
-                    await progress.disk
+                    await progress.verification
                 else:
                     await asyncio.sleep(0)
                 self._append(append, progress)
@@ -340,7 +340,7 @@ class Appends:
 
     # --- check ---
 
-    def _check(self, append: Append, progress: _Progress) -> None:
+    def _check(self, append: Append, progress: _AppendState) -> None:
         """Find partitions and check their batches while there is time."""
         room = CheckBudget()
         now_ms = self._clock.now_ms()
@@ -379,7 +379,7 @@ class Appends:
             min_zstd_ok=append.version >= FIRST_WITH_ZSTD,
         )
 
-    async def _check_elsewhere(self, append: Append, progress: _Progress) -> None:
+    async def _check_elsewhere(self, append: Append, progress: _AppendState) -> None:
         """Check in a thread the batches that are too large for one turn."""
         left, progress.left = progress.left, []
         took = None if append.throttle is None else append.throttle.took_in_thread
@@ -391,18 +391,18 @@ class Appends:
 
     # --- verify and append ---
 
-    def _append(self, append: Append, progress: _Progress) -> None:
+    def _append(self, append: Append, progress: _AppendState) -> None:
         """Verify the ready parts, and append them while there is time.
 
         Verification and append share a turn of the event loop, so the transaction cannot end
         between them; parts left for a later turn are verified again. If the verification needs a
-        wait, nothing is appended, and ``progress.disk`` is set.
+        wait, nothing is appended, and ``progress.verification`` is set.
         """
         verified = self._verify(append, progress.ready)
         if isinstance(verified, asyncio.Future):
-            progress.disk = verified
+            progress.verification = verified
             return
-        progress.disk = None
+        progress.verification = None
         until = monotonic_s() + _HALF_A_SLICE_S
         done: list[Part] = []
         while progress.ready:
@@ -496,7 +496,7 @@ class Appends:
 
     # --- commit ---
 
-    def _wait_for_disk(self, append: Append, progress: _Progress, parts: Iterable[Part]) -> None:
+    def _wait_for_disk(self, append: Append, progress: _AppendState, parts: Iterable[Part]) -> None:
         """Make the response wait for the disk if its records, new or duplicate, are not flushed.
 
         A part whose flush fails is refused: its records are not durable.
@@ -522,7 +522,7 @@ class Appends:
             progress.commits.append(future)
 
     def _wait_for_replicas(
-        self, append: Append, progress: _Progress, parts: Iterable[Part]
+        self, append: Append, progress: _AppendState, parts: Iterable[Part]
     ) -> None:
         """Make the response wait until the high watermark has passed the records.
 

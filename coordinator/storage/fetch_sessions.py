@@ -47,7 +47,7 @@ Key = tuple[TopicKey, int]
 
 
 @dataclass(slots=True)
-class PartitionFetch:
+class CachedPartition:
     """A client's request for a partition, and in a session the state last sent to the client.
 
     Source: ``FetchSession.CachedPartition``.
@@ -65,7 +65,7 @@ class PartitionFetch:
     high_watermark: int = -1
     log_start_offset: int = -1
 
-    def renew(self, newer: PartitionFetch) -> None:
+    def renew(self, newer: CachedPartition) -> None:
         """Replace the request by ``newer``.
 
         If the client's leader epoch has changed, the whole state counts as news again: the client
@@ -102,9 +102,9 @@ NOTHING = LogReadInfo(b"", -1, -1, -1, None, is_behind=False)
 
 @dataclass(slots=True)
 class FetchedPartition:
-    """The result of a :class:`PartitionFetch`."""
+    """The result of a :class:`CachedPartition`."""
 
-    asked: PartitionFetch
+    asked: CachedPartition
     read: LogReadInfo = NOTHING
     partition: Partition | None = None
     """The partition, if it may receive more records for this fetch."""
@@ -124,12 +124,12 @@ class FetchSession:
     id: int
     by_topic_id: bool
     created_ms: int
-    partitions: dict[Key, PartitionFetch]
+    partitions: dict[Key, CachedPartition]
     epoch: int = 1
     """The epoch that the next request must have."""
     last_used_ms: int = 0
 
-    def put(self, part: PartitionFetch) -> int:
+    def put(self, part: CachedPartition) -> int:
         """Add or replace a partition; return the number of added partitions."""
         known = self.partitions.setdefault(part.key, part)
         if known is part:
@@ -189,7 +189,7 @@ class FetchSessions:
     def change(
         self,
         session: FetchSession,
-        asked: Iterable[PartitionFetch],
+        asked: Iterable[CachedPartition],
         forgotten: Iterable[Key],
     ) -> Steps[None]:
         """Apply an incremental request's changes.
@@ -217,7 +217,7 @@ class FetchSessions:
 
     def open(
         self,
-        asked: list[PartitionFetch],
+        asked: list[CachedPartition],
         *,
         by_topic_id: bool,
         now_ms: int,

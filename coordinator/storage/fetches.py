@@ -28,18 +28,22 @@ from fencepost.coordinator.errors import (
     UnknownTopicIdError,
 )
 from fencepost.coordinator.runtime.background import tell
-from fencepost.coordinator.runtime.delayed_fetch import DelayedFetch, DelayedFetches, Watched
+from fencepost.coordinator.runtime.delayed_fetch import (
+    DelayedFetch,
+    DelayedFetches,
+    WatchedPartition,
+)
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.storage.fetch_sessions import (
     FINAL_EPOCH,
     INITIAL_EPOCH,
     NO_REPLICA,
     NO_SESSION,
+    CachedPartition,
     FetchedPartition,
     FetchSession,
     FetchSessions,
     Key,
-    PartitionFetch,
     TopicKey,
 )
 from fencepost.coordinator.storage.replica_manager import ReplicaManager
@@ -72,7 +76,7 @@ DEBUGGING_CONSUMER = -2
 class Fetch:
     """One Fetch request. ``asked`` and ``forgotten`` may be iterated once, step by step."""
 
-    asked: Iterable[PartitionFetch]
+    asked: Iterable[CachedPartition]
     forgotten: Iterable[Key]
     by_topic_id: bool
     session_id: int
@@ -98,14 +102,14 @@ class Fetch:
 
 
 @dataclass(slots=True)
-class Fetched:
+class FetchResult:
     """The response: the session id, 0 without a session, and the partitions."""
 
     session_id: int
     partitions: list[FetchedPartition]
 
 
-class Throttle(Protocol):
+class ReplicationThrottle(Protocol):
     """The leader's throttle of replica reassignments: ``ReplicationQuota``."""
 
     def covers(self, configs: Mapping[str, str], index: int) -> bool:
@@ -129,12 +133,12 @@ class Fetches:
         self.sessions = FetchSessions(
             storage.config.int("max.incremental.fetch.session.cache.slots")
         )
-        self.throttle: Throttle | None = None
+        self.throttle: ReplicationThrottle | None = None
         """Throttles followers by ``leader.replication.throttled.rate``."""
         self.delayed = DelayedFetches()
         """Requests that wait for records."""
 
-    def run(self, fetch: Fetch) -> Work[Fetched]:
+    def run(self, fetch: Fetch) -> Work[FetchResult]:
         """Answer a request. Steps that are dropped during a wait leave no state behind.
 
         Raises FetchSessionIdNotFoundError, InvalidFetchSessionEpochError, FetchSessionTopicIdError,
@@ -153,7 +157,7 @@ class Fetches:
             return reading.untold()
         return (yield from reading.told())
 
-    def _begin(self, fetch: Fetch) -> Steps[tuple[FetchSession | None, list[PartitionFetch]]]:
+    def _begin(self, fetch: Fetch) -> Steps[tuple[FetchSession | None, list[CachedPartition]]]:
         """Find or close the session of the request; return it and the partitions to read."""
         sessions, session = self.sessions, None
         if fetch.session_epoch in (FINAL_EPOCH, INITIAL_EPOCH):
@@ -163,7 +167,7 @@ class Fetches:
                 fetch.session_id, fetch.session_epoch, by_topic_id=fetch.by_topic_id
             )
             sessions.advance(session, self.clock.now_ms())
-        asked: list[PartitionFetch] = []
+        asked: list[CachedPartition] = []
         for part in fetch.asked:
             asked.append(part)
             yield
@@ -174,11 +178,11 @@ class Fetches:
         return None, asked
 
     def _sorted_out(
-        self, asked: list[PartitionFetch], may_read: Callable[[str | None], bool]
-    ) -> Steps[tuple[list[PartitionFetch], list[FetchedPartition]]]:
+        self, asked: list[CachedPartition], may_read: Callable[[str | None], bool]
+    ) -> Steps[tuple[list[CachedPartition], list[FetchedPartition]]]:
         """Split partitions into readable and refused ones, once per request."""
         rights: dict[TopicKey, bool] = {}
-        allowed: list[PartitionFetch] = []
+        allowed: list[CachedPartition] = []
         refused: list[FetchedPartition] = []
         for one in asked:
             topic = one.key[0]
@@ -277,7 +281,7 @@ class _Reading:
         fetches: Fetches,
         fetch: Fetch,
         session: FetchSession | None,
-        asked: list[PartitionFetch],
+        asked: list[CachedPartition],
         refused: list[FetchedPartition],
     ) -> None:
         self._fetches, self._fetch, self._asked = fetches, fetch, asked
@@ -348,7 +352,7 @@ class _Reading:
             yield
         self._has_counted = True
 
-    def _read_one(self, asked: PartitionFetch) -> FetchedPartition:
+    def _read_one(self, asked: CachedPartition) -> FetchedPartition:
         fetches, (topic, index) = self._fetches, asked.key
         name, replicas = fetches.topic_name(asked.key), fetches.replicas
         if self._only_leader:
@@ -444,7 +448,9 @@ class _Reading:
                 if partition is not None and (
                     not self._held_back or (partition.topic, partition.index) not in self._held_back
                 ):
-                    poll.watch(Watched(partition, one.asked.offset, max(one.asked.max_bytes, 1)))
+                    poll.watch(
+                        WatchedPartition(partition, one.asked.offset, max(one.asked.max_bytes, 1))
+                    )
                 yield None
             yield poll.over
         finally:
@@ -455,21 +461,21 @@ class _Reading:
         """Return the approximate size of the response."""
         return self._bytes + PARTITION_BYTES * self._news
 
-    def untold(self) -> Fetched:
+    def untold(self) -> FetchResult:
         """Return a response without partitions, after which the client can fetch the same again.
 
         Raises like :meth:`told`.
         """
         if self._session is None:
-            return Fetched(NO_SESSION, [])
+            return FetchResult(NO_SESSION, [])
         self._check_session(self._session)
-        return Fetched(self._fetches.sessions.id_of(self._session), [])
+        return FetchResult(self._fetches.sessions.id_of(self._session), [])
 
     def _check_session(self, session: FetchSession) -> None:
         if session.epoch != self._epoch:
             raise InvalidFetchSessionEpochError(f"fetch session {session.id} went on meanwhile")
 
-    def told(self) -> Steps[Fetched]:
+    def told(self) -> Steps[FetchResult]:
         """Return the response. Raises InvalidFetchSessionEpochError if the session has advanced."""
         session, sessions = self._session, self._fetches.sessions
         throttle = self._fetches.throttle
@@ -481,14 +487,14 @@ class _Reading:
             yield
         self._answers += self._refused
         if session is None:
-            return Fetched((yield from self._opened()), self._answers)
+            return FetchResult((yield from self._opened()), self._answers)
         self._check_session(session)
         told: list[FetchedPartition] = []
         for answer in self._answers:
             if session.is_news(answer):
                 told.append(answer)
             yield
-        return Fetched(sessions.id_of(session), told)
+        return FetchResult(sessions.id_of(session), told)
 
     def _opened(self) -> Steps[int]:
         """Open a session for a full request; return its id, 0 without a session."""

@@ -37,7 +37,7 @@ from fencepost.coordinator.errors import (
 from fencepost.coordinator.runtime.background import spawn, tell
 from fencepost.coordinator.zookeeper import access_znodes as formats
 from fencepost.coordinator.zookeeper import znodes
-from fencepost.coordinator.zookeeper.access_znodes import AccessRecord, Change
+from fencepost.coordinator.zookeeper.access_znodes import AccessRecord, SecurityChange
 from fencepost.coordinator.zookeeper.change_notifications import ChangeNotifications
 from fencepost.coordinator.zookeeper.errors import (
     NotOurFormatError,
@@ -48,11 +48,11 @@ from fencepost.coordinator.zookeeper.loading import batched
 from fencepost.coordinator.zookeeper.session import (
     Create,
     Delete,
-    Node,
     RefusedError,
-    Session,
     Set,
     Write,
+    ZkSession,
+    Znode,
 )
 from fencepost.logcore.machine import DomainError
 from fencepost.logcore.tracebacks import without_traceback
@@ -84,7 +84,7 @@ LONG_BYTES: Final = 32_768
 """Longer znodes are parsed in a thread."""
 
 
-class _Difference(NamedTuple):
+class _RecordDiff(NamedTuple):
     """A record that differs between a znode and the image."""
 
     path: str
@@ -97,10 +97,10 @@ class _Difference(NamedTuple):
     """Whether the change may permit more than before."""
 
 
-class _Pending:
+class _PendingChanges:
     """Changes that are not yet in ZooKeeper."""
 
-    def __init__(self, by_path: Mapping[str, Sequence[Change]], until_ms: int) -> None:
+    def __init__(self, by_path: Mapping[str, Sequence[SecurityChange]], until_ms: int) -> None:
         self.by_path = by_path
         self.until_ms = until_ms
         """The monotonic time at which the changes expire."""
@@ -113,7 +113,7 @@ class _Pending:
             self.done.exception()  # retrieved here, as perhaps no caller awaits it
 
 
-class Access:
+class SecurityZnodes:
     """Reads, watches and writes the znodes of users, quotas and ACLs. Belongs to the loop.
 
     ``take`` applies records to the broker's image. ``has_rules`` is whether the broker has an
@@ -122,7 +122,7 @@ class Access:
 
     def __init__(
         self,
-        session: Session,
+        session: ZkSession,
         clock: Clock,
         take: Callable[[Sequence[MetadataRecord]], None],
         *,
@@ -130,11 +130,11 @@ class Access:
     ) -> None:
         self._session, self._clock, self._take = session, clock, take
         folders = formats.RULE_CHANGES.values() if has_rules else ()
-        self._notes = [ChangeNotifications(session, clock, folder) for folder in folders]
+        self._notifications = [ChangeNotifications(session, clock, folder) for folder in folders]
         self._known: dict[str, dict[Hashable, AccessRecord]] = {}
         """The records of each znode, as far as they could be parsed."""
         self._reading = asyncio.Lock()
-        self._queue: deque[_Pending] = deque()
+        self._queue: deque[_PendingChanges] = deque()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -142,12 +142,12 @@ class Access:
 
     async def load(self) -> None:
         """Read all znodes, and start the writer. Raises ZooKeeperError."""
-        if self._notes:
+        if self._notifications:
             kinds = [formats.camel(one) for one in ResourceType if one >= ResourceType.TOPIC]
             for folder in formats.RULE_CHANGES:
                 for kind in kinds:
                     await self._session.ensure(f"{folder}/{kind}")
-        for notes in self._notes:
+        for notes in self._notifications:
             await self._session.ensure(notes.folder)
             await notes.skip()
         await self.reload()
@@ -159,7 +159,7 @@ class Access:
 
     async def look_at_rules(self, changed: Callable[[], object] | None = None) -> None:
         """Apply ACLs that other brokers have changed. Raises ZooKeeperError."""
-        for notes in self._notes:
+        for notes in self._notifications:
             new, paths = await notes.new(changed), set()
             for one in new:
                 try:
@@ -176,7 +176,7 @@ class Access:
         for folder in (users, formats.CLIENTS, formats.IPS):
             found += [f"{folder}/{name}" for name in await children(folder)]
         folders = [f"{path}/clients" for path in found if path.startswith(f"{users}/")]
-        for folder in formats.RULE_CHANGES if self._notes else ():
+        for folder in formats.RULE_CHANGES if self._notifications else ():
             folders += [f"{folder}/{kind}" for kind in await children(folder)]
         for some in batched(folders):
             there = await asyncio.gather(*map(children, some))
@@ -193,8 +193,8 @@ class Access:
         async with self._reading:
             for some in batched([*dict.fromkeys(paths)]):
                 nodes = await asyncio.gather(*map(self._session.get, some))
-                loosening: list[_Difference] = []
-                differences: list[_Difference] = []
+                loosening: list[_RecordDiff] = []
+                differences: list[_RecordDiff] = []
                 for path, node in zip(some, nodes, strict=True):
                     for one in await self._differences(path, node):
                         (loosening if one.loosens else differences).append(one)
@@ -205,7 +205,7 @@ class Access:
                     self._take_differences(differences[start : start + MAX_RECORDS])
                     await asyncio.sleep(0)
 
-    def _take_differences(self, differences: Sequence[_Difference]) -> None:
+    def _take_differences(self, differences: Sequence[_RecordDiff]) -> None:
         self._take([one.record for one in differences])
         # Only records in the image count as known: a record that is known but not in the image
         # would never be applied, and it may be a denial.
@@ -218,7 +218,7 @@ class Access:
             if not known:
                 del self._known[one.path]
 
-    async def _differences(self, path: str, node: Node | None) -> list[_Difference]:
+    async def _differences(self, path: str, node: Znode | None) -> list[_RecordDiff]:
         """Return the differences between a znode and its part of the image."""
         data = None if node is None else node.data
         if data is not None and len(data) > LONG_BYTES:
@@ -231,20 +231,20 @@ class Access:
         for key, gone in before.items():
             if key not in now:
                 is_denial = _is(gone, Permission.DENY)
-                found.append(_Difference(path, key, None, formats.removal_of(gone), is_denial))
+                found.append(_RecordDiff(path, key, None, formats.removal_of(gone), is_denial))
         for key, one in now.items():
             if before.get(key) != one:
-                found.append(_Difference(path, key, one, one, _is(one, Permission.ALLOW)))
+                found.append(_RecordDiff(path, key, one, one, _is(one, Permission.ALLOW)))
         return found
 
     # --- writing ---
 
-    def change(self, by_path: Mapping[str, Sequence[Change]]) -> asyncio.Future[None]:
+    def change(self, by_path: Mapping[str, Sequence[SecurityChange]]) -> asyncio.Future[None]:
         """Queue changes of znodes; the future is done once they are written and read back.
 
         The future raises NotWrittenError, PolicyViolationError, RequestTimedOutError.
         """
-        pending = _Pending(by_path, self._clock.monotonic_ms() + GIVE_UP_MS)
+        pending = _PendingChanges(by_path, self._clock.monotonic_ms() + GIVE_UP_MS)
         self._queue.append(pending)
         self._wake.set()
         return pending.done
@@ -264,9 +264,9 @@ class Access:
                 await self._write_together(some)
             await self._wake.wait()
 
-    def _next_batch(self) -> list[_Pending]:
+    def _next_batch(self) -> list[_PendingChanges]:
         """Take as many changes from the queue as fit into one transaction."""
-        some: list[_Pending] = []
+        some: list[_PendingChanges] = []
         count = 0
         while self._queue and (not some or count + len(self._queue[0].by_path) <= MAX_PATHS):
             one = self._queue.popleft()
@@ -275,16 +275,16 @@ class Access:
                 count += len(one.by_path)
         return some
 
-    def _is_wanted(self, one: _Pending, late: RequestTimedOutError | None = None) -> bool:
+    def _is_wanted(self, one: _PendingChanges, late: RequestTimedOutError | None = None) -> bool:
         """Return whether a caller still waits for a change; fail an expired one with ``late``."""
         if self._clock.monotonic_ms() > one.until_ms:
             waited = "The change has waited too long for earlier ones."
             one.fail(late or RequestTimedOutError(waited))
         return not one.done.done()
 
-    async def _write_together(self, some: Sequence[_Pending]) -> None:
+    async def _write_together(self, some: Sequence[_PendingChanges]) -> None:
         """Write several changes at once, or one by one if that fails, so that each fails alone."""
-        changes: dict[str, list[Change]] = {}
+        changes: dict[str, list[SecurityChange]] = {}
         for one in some:
             for path, more in one.by_path.items():
                 changes.setdefault(path, []).extend(more)
@@ -311,7 +311,7 @@ class Access:
             elif not one.done.done():
                 one.done.set_result(None)
 
-    async def _write(self, changes: Mapping[str, Sequence[Change]], until_ms: int) -> None:
+    async def _write(self, changes: Mapping[str, Sequence[SecurityChange]], until_ms: int) -> None:
         left = sorted(changes, key=lambda path: path.count("/"))
         while left:
             cause = "others change the same"
@@ -334,11 +334,11 @@ class Access:
                 raise RequestTimedOutError(f"ZooKeeper has not taken the change in time: {cause}")
             await asyncio.sleep(RETRY_MS * (1 + random.random() / 2) / 1000)  # noqa: S311 - no secret
 
-    async def _try(self, changes: Mapping[str, Sequence[Change]]) -> list[str]:
+    async def _try(self, changes: Mapping[str, Sequence[SecurityChange]]) -> list[str]:
         """Write as many of these changes as fit into one transaction; return their paths."""
         wanted = {*changes, *(one for path in changes for one in formats.parents_of(path))}
         read = await asyncio.gather(*map(self._session.get, wanted))
-        transaction = _Transaction(dict(zip(wanted, read, strict=True)), changes)
+        transaction = _MultiWrite(dict(zip(wanted, read, strict=True)), changes)
         done: list[str] = []
         for path in changes:
             if done and transaction.size > MAX_TRANSACTION_BYTES:
@@ -354,15 +354,15 @@ class Access:
         return done
 
 
-class _Transaction:
+class _MultiWrite:
     """The writes for a set of changes, with their notifications."""
 
     def __init__(
-        self, nodes: dict[str, Node | None], changes: Mapping[str, Sequence[Change]]
+        self, nodes: dict[str, Znode | None], changes: Mapping[str, Sequence[SecurityChange]]
     ) -> None:
         self._nodes, self._changes = nodes, changes
         self._writes: list[Write] = []
-        self._notes: list[Write] = []
+        self._notifications: list[Write] = []
         self._deleted: dict[str, int] = {}
         """Number of deleted children, by parent path."""
         self.size = 0
@@ -399,9 +399,9 @@ class _Transaction:
             for one in (*formats.parents_of(path), path):
                 if self._nodes[one] is None:
                     self._writes.append(Create(one, data if one == path else b""))
-                    self._nodes[one] = Node(b"", 0, 0, 0, 0)
+                    self._nodes[one] = Znode(b"", 0, 0, 0, 0)
         where, note = formats.note_of(path)
-        self._notes.append(Create(where, note, sequence=True))
+        self._notifications.append(Create(where, note, sequence=True))
         self.size += len(data or b"") + 2 * len(path)
 
     def all(self) -> list[Write]:
@@ -420,7 +420,7 @@ class _Transaction:
                     self._writes.append(Delete(path, user.version))
             except NotOurFormatError:
                 continue  # another program may understand it
-        return [*self._writes, *self._notes]
+        return [*self._writes, *self._notifications]
 
 
 def _is(record: AccessRecord, permission: Permission) -> bool:
@@ -428,20 +428,20 @@ def _is(record: AccessRecord, permission: Permission) -> bool:
     return isinstance(record, AccessControlEntryRecord) and record.permission_type == permission
 
 
-def change_of(image: MetadataImage, record: MetadataRecord) -> Change:
+def change_of(image: MetadataImage, record: MetadataRecord) -> SecurityChange:
     """Return the change to a znode that corresponds to a metadata record.
 
     Raises MetadataUnavailableError for a change that only the controller makes.
     """
     match record:
         case UserScramCredentialRecord() | AccessControlEntryRecord():
-            return Change(record)
+            return SecurityChange(record)
         case ClientQuotaRecord():
-            return Change(record, record.remove)
+            return SecurityChange(record, record.remove)
         case RemoveUserScramCredentialRecord(name=name, mechanism=mechanism):
-            return Change(image.scram[name, mechanism], is_removed=True)
+            return SecurityChange(image.scram[name, mechanism], is_removed=True)
         case RemoveAccessControlEntryRecord() if record.id in image.acls:
-            return Change(image.acls[record.id], is_removed=True)
+            return SecurityChange(image.acls[record.id], is_removed=True)
     raise MetadataUnavailableError("the controller is elsewhere")
 
 

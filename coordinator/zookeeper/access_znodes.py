@@ -92,7 +92,7 @@ _NOT_IN_PATHS: Final = (
 """Ranges of code points that ZooKeeper rejects in paths."""
 
 
-class Change(NamedTuple):
+class SecurityChange(NamedTuple):
     """A record to write to a znode, or to remove from it."""
 
     record: AccessRecord
@@ -198,7 +198,7 @@ def removal_of(record: AccessRecord) -> Removal:
             return RemoveAccessControlEntryRecord(record.id)
 
 
-def changed(path: str, data: bytes | None, changes: Iterable[Change]) -> bytes | None:
+def changed(path: str, data: bytes | None, changes: Iterable[SecurityChange]) -> bytes | None:
     """Return a znode's data after changes; None if the znode is no longer needed.
 
     Raises NotOurFormatError if the present data cannot be parsed.
@@ -436,7 +436,9 @@ def entry_of(rule: AccessControlEntryRecord) -> dict[str, str]:
     }
 
 
-def _changed_rules(path: str, data: bytes | None, changes: Iterable[Change]) -> bytes | None:
+def _changed_rules(
+    path: str, data: bytes | None, changes: Iterable[SecurityChange]
+) -> bytes | None:
     """Return a znode's data after changes of its ACLs; entries that do not change stay as they are.
 
     An unreadable entry is removed together with the ACL that was derived from it.

@@ -29,9 +29,9 @@ from fencepost.coordinator.controller.active import Decide
 from fencepost.coordinator.zookeeper import znodes
 from fencepost.coordinator.zookeeper.errors import NotOurFormatError
 from fencepost.coordinator.zookeeper.loading import batched
-from fencepost.coordinator.zookeeper.session import Delete, RefusedError, Session, Set, Write
-from fencepost.coordinator.zookeeper.store import Store
-from fencepost.coordinator.zookeeper.watches import Changed, Watches
+from fencepost.coordinator.zookeeper.session import Delete, RefusedError, Set, Write, ZkSession
+from fencepost.coordinator.zookeeper.store import ZkMetadataStore
+from fencepost.coordinator.zookeeper.watches import Changed, ZnodeWatches
 from fencepost.logcore.machine import DomainError
 
 _log = structlog.get_logger(__name__)
@@ -51,11 +51,11 @@ class AdminNodes:
 
     def __init__(
         self,
-        session: Session,
-        store: Store,
+        session: ZkSession,
+        store: ZkMetadataStore,
         decide: Decide,
         *,
-        watches: Watches,
+        watches: ZnodeWatches,
         on_change: tuple[Changed, Changed],
     ) -> None:
         self._session, self._store, self._decide = session, store, decide

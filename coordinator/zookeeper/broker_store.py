@@ -24,12 +24,17 @@ from fencepost.coordinator.errors import MetadataUnavailableError, RequestTimedO
 from fencepost.coordinator.metadata.kraft_metadata_cache import KRaftMetadataCache
 from fencepost.coordinator.runtime.background import spawn
 from fencepost.coordinator.zookeeper import access_znodes
-from fencepost.coordinator.zookeeper.access import GIVE_UP_MS, Access, change_of, reason_against
-from fencepost.coordinator.zookeeper.access_znodes import Change
+from fencepost.coordinator.zookeeper.access import (
+    GIVE_UP_MS,
+    SecurityZnodes,
+    change_of,
+    reason_against,
+)
+from fencepost.coordinator.zookeeper.access_znodes import SecurityChange
 from fencepost.coordinator.zookeeper.errors import ZooKeeperError
 from fencepost.coordinator.zookeeper.loading import config_records, read_config
 from fencepost.coordinator.zookeeper.passwords import Passwords
-from fencepost.coordinator.zookeeper.session import Session
+from fencepost.coordinator.zookeeper.session import ZkSession
 from fencepost.coordinator.zookeeper.writes import check_kept, put_settings, tell_settings
 
 
@@ -51,10 +56,10 @@ class BrokerStore(ZooKeeperMetadata):
     def __init__(
         self,
         config: BrokerConfig,
-        session: Session,
+        session: ZkSession,
         image: MetadataImage,
         passwords: Passwords,
-        access: Access,
+        access: SecurityZnodes,
         *,
         node_id: int,
     ) -> None:
@@ -62,7 +67,7 @@ class BrokerStore(ZooKeeperMetadata):
         self._session, self._access = session, access
         self._settings: dict[tuple[int, str], None] = {}
         """Resources whose settings are not written yet."""
-        self._changes: dict[str, list[Change]] = {}
+        self._changes: dict[str, list[SecurityChange]] = {}
         """Changes of users, quotas and ACLs that are not written yet, by path."""
         self.image = image
 
@@ -106,7 +111,7 @@ class BrokerStore(ZooKeeperMetadata):
         """
         taken = [self._encoded(one) for one in records]
         settings: dict[tuple[int, str], None] = {}
-        changes: list[Change] = []
+        changes: list[SecurityChange] = []
         for record in taken:
             if isinstance(record, ConfigRecord):
                 check_kept([record])
@@ -142,7 +147,7 @@ class BrokerStore(ZooKeeperMetadata):
 
         The caller may call it for each item of a request, so that each has its own result. The
         future raises MetadataUnavailableError, RequestTimedOutError, or the errors of
-        :meth:`Access.change`.
+        :meth:`SecurityZnodes.change`.
         """
         settings, self._settings = self._settings, {}
         changes, self._changes = self._changes, {}
@@ -151,7 +156,7 @@ class BrokerStore(ZooKeeperMetadata):
         return spawn(self._write(settings, changes), "write settings")
 
     async def _write(
-        self, settings: Collection[tuple[int, str]], changes: Mapping[str, Sequence[Change]]
+        self, settings: Collection[tuple[int, str]], changes: Mapping[str, Sequence[SecurityChange]]
     ) -> None:
         async with _in_time("ZooKeeper has not taken the settings in time."):
             for kind, name in settings:
@@ -179,14 +184,14 @@ async def _in_time(late: str) -> AsyncIterator[None]:
         raise MetadataUnavailableError(str(error)) from error
 
 
-async def encode_anew(session: Session, node_id: int, passwords: Passwords) -> None:
+async def reencode(session: ZkSession, node_id: int, passwords: Passwords) -> None:
     """Re-encode a broker's passwords that are encoded with its old secret, with the new secret.
 
     Raises ZooKeeperError.
     """
     name = str(node_id)
     values = await read_config(session, BROKER_RESOURCE, name) or {}
-    changed = passwords.encoded_anew(values)
+    changed = passwords.reencoded(values)
     if changed:
         put = put_settings(BROKER_RESOURCE, name, {**values, **changed})
         await session.do([put, tell_settings(BROKER_RESOURCE, name)])

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from fencepost.coordinator.zookeeper.session import Delete, RefusedError, Session
+from fencepost.coordinator.zookeeper.session import Delete, RefusedError, ZkSession
 
 if TYPE_CHECKING:
     from fencepost.logcore.clock import Clock
@@ -20,7 +20,7 @@ LOOKED_AT: Final = 10
 """The most notifications whose age one call checks."""
 
 
-class Note(NamedTuple):
+class ChangeNotification(NamedTuple):
     """A change notification."""
 
     name: str
@@ -31,7 +31,7 @@ class Note(NamedTuple):
 class ChangeNotifications:
     """The notifications in ``folder``, and which of them this broker has handled."""
 
-    def __init__(self, session: Session, clock: Clock, folder: str) -> None:
+    def __init__(self, session: ZkSession, clock: Clock, folder: str) -> None:
         self.folder = folder
         self._session, self._clock = session, clock
         self._names: list[str] = []
@@ -41,7 +41,7 @@ class ChangeNotifications:
         """Ignore all present notifications: the caller reads the changed znodes after this."""
         self._seen = set(await self._session.children(self.folder))
 
-    async def new(self, changed: Callable[[], object] | None = None) -> list[Note]:
+    async def new(self, changed: Callable[[], object] | None = None) -> list[ChangeNotification]:
         """Return unhandled notifications in order; ``changed`` is called when more arrive.
 
         The caller must handle them, and then call :meth:`went_by`.
@@ -53,10 +53,10 @@ class ChangeNotifications:
                 path = f"{self.folder}/{name}"
                 node = await self._session.get(path)
                 if node is not None:
-                    found.append(Note(name, path, node.data))
+                    found.append(ChangeNotification(name, path, node.data))
         return found
 
-    async def went_by(self, notes: Iterable[Note]) -> None:
+    async def went_by(self, notes: Iterable[ChangeNotification]) -> None:
         """Mark these as handled, and remove expired notifications."""
         self._seen |= {one.name for one in notes}
         self._seen &= set(self._names)

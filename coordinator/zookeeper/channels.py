@@ -33,7 +33,7 @@ Answered = Callable[[int, Entity, Entity], None]
 """Called with a broker's id, the request and the response."""
 
 
-class _Channel:
+class _BrokerChannel:
     """A channel to one broker in one broker epoch."""
 
     def __init__(
@@ -89,7 +89,7 @@ class _Channel:
         self._task.cancel()
 
 
-class Channels:
+class ControllerChannelManager:
     """The channels of a controller, which connect to the brokers' ``listener``."""
 
     def __init__(
@@ -103,7 +103,7 @@ class Channels:
     ) -> None:
         self._node_id, self._listener, self._security = node_id, listener, security
         self._timeout_ms, self._answered = timeout_ms, answered
-        self._channels: dict[int, _Channel] = {}
+        self._channels: dict[int, _BrokerChannel] = {}
 
     def follow(self, image: MetadataImage) -> None:
         """Open channels to newly live brokers, and close the channels of dead brokers."""
@@ -117,7 +117,7 @@ class Channels:
         for broker_id, broker in living.items():
             if broker_id not in self._channels and self._listener in broker.listeners:
                 name = f"controller-{self._node_id}-to-broker-{broker_id}"
-                self._channels[broker_id] = _Channel(
+                self._channels[broker_id] = _BrokerChannel(
                     broker,
                     ControllerConnection(name, self._security),
                     self._listener,

@@ -45,7 +45,7 @@ _OF_CLIENTS: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class ZooKeeperConfig:
     """Connection settings. Equality does not compare ``tls``; ``repr`` shows no secret."""
 
     connect: str
@@ -63,7 +63,7 @@ class Reach:
     """Whether only the creator may change the znodes that the broker creates."""
 
     @classmethod
-    def of(cls, config: BrokerConfig) -> Reach:
+    def of(cls, config: BrokerConfig) -> ZooKeeperConfig:
         """Read the configuration, and the files it names. Raises ConfigError."""
         for key, reason in _UNSERVED.items():
             if config.bool(key):

@@ -20,13 +20,13 @@ from kazoo.protocol.connection import ConnectionHandler
 from kazoo.protocol.serialization import SASL
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, READ_ACL_UNSAFE
 
-from fencepost.coordinator.zookeeper.connection import OPEN_PATH, Reach, is_sensitive
+from fencepost.coordinator.zookeeper.connection import OPEN_PATH, ZooKeeperConfig, is_sensitive
 from fencepost.coordinator.zookeeper.digest_md5 import DigestError, DigestMd5
 
 _log = structlog.get_logger(__name__)
 
 
-def client_of(reach: Reach) -> Any:
+def client_of(reach: ZooKeeperConfig) -> Any:
     """Return a client that is not connected yet."""
     found = KazooClient(
         reach.connect,
@@ -35,11 +35,11 @@ def client_of(reach: Reach) -> Any:
         default_acl=acl_of(reach, "/"),  # for the znodes above the cluster's chroot
     )
     if reach.login is not None:
-        found._connection = _Connection(found, reach.login)
+        found._connection = _AuthenticatedConnection(found, reach.login)
     return found
 
 
-def acl_of(reach: Reach, path: str) -> list[Any] | None:
+def acl_of(reach: ZooKeeperConfig, path: str) -> list[Any] | None:
     """Return the ACL of a new znode; None permits everything to every client."""
     if not reach.sets_acls:
         return None
@@ -56,7 +56,7 @@ def problem_of(client: Any) -> str:
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
     """Makes connections, in kazoo's thread."""
 
-    def __init__(self, reach: Reach) -> None:
+    def __init__(self, reach: ZooKeeperConfig) -> None:
         super().__init__()
         self._reach = reach
         self.problem = ""
@@ -89,7 +89,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
             _log.warning("no connection to ZooKeeper", cause=self.problem)
 
 
-class _Connection(ConnectionHandler):  # type: ignore[misc]
+class _AuthenticatedConnection(ConnectionHandler):  # type: ignore[misc]
     """A connection that begins with a login."""
 
     def __init__(self, client: Any, login: tuple[str, str]) -> None:

@@ -25,10 +25,10 @@ from fencepost.cluster.records import (
 )
 from fencepost.coordinator.zookeeper import znodes
 from fencepost.coordinator.zookeeper.errors import NotOurFormatError
-from fencepost.coordinator.zookeeper.session import Create, Delete, Session
+from fencepost.coordinator.zookeeper.session import Create, Delete, ZkSession
 from fencepost.coordinator.zookeeper.watches import Changed
 from fencepost.coordinator.zookeeper.writes import fenced
-from fencepost.coordinator.zookeeper.znodes import StateNode, TopicNode
+from fencepost.coordinator.zookeeper.znodes import PartitionStateZnode, TopicZnode
 from fencepost.logcore.values import dataclass
 
 _log = structlog.get_logger(__name__)
@@ -46,22 +46,22 @@ class KnownTopic:
     """A topic with its partitions' states and their versions, by index."""
 
     name: str
-    node: TopicNode
-    states: Mapping[int, tuple[StateNode, int]]
+    node: TopicZnode
+    states: Mapping[int, tuple[PartitionStateZnode, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class ZkImage:
     """The whole metadata of a cluster."""
 
     image: MetadataImage
     nameless: tuple[KnownTopic, ...]
     """Topics without an id; the image does not contain them."""
-    deleting: Mapping[str, TopicNode | None]
+    deleting: Mapping[str, TopicZnode | None]
     """Topics under deletion, which the image does not contain; None if a topic has no znode."""
 
 
-async def clear_notes(session: Session, epoch_version: int) -> None:
+async def clear_notes(session: ZkSession, epoch_version: int) -> None:
     """Remove notifications to the previous controller: a new one reads and sends everything."""
     for folder in (znodes.LOG_DIR_EVENTS, znodes.ISR_CHANGES):
         names = await session.children(folder)
@@ -69,7 +69,7 @@ async def clear_notes(session: Session, epoch_version: int) -> None:
             await session.do(transaction)
 
 
-async def make_partitions(session: Session, image: MetadataImage, epoch_version: int) -> None:
+async def make_partitions(session: ZkSession, image: MetadataImage, epoch_version: int) -> None:
     """Create the missing parents of the states of partitions that never had a leader.
 
     The previous controller may have created only the topic's znode, and a state needs its parent.
@@ -84,7 +84,7 @@ async def make_partitions(session: Session, image: MetadataImage, epoch_version:
                     await session.do(transaction)
 
 
-async def load(session: Session) -> Loaded:
+async def load(session: ZkSession) -> ZkImage:
     """Read all metadata. Raises ZooKeeperError."""
     names, marked = await asyncio.gather(
         session.children(znodes.TOPICS), session.children(znodes.DELETE_TOPICS)
@@ -117,7 +117,7 @@ async def load(session: Session) -> Loaded:
         await asyncio.sleep(0)  # let other tasks run
     deleting = {name: known[name].node if name in known else None for name in marked}
     image = delta.apply(len(records), 0)
-    return Loaded(image, tuple(nameless), deleting)
+    return ZkImage(image, tuple(nameless), deleting)
 
 
 def _unwatched(_path: str) -> None:
@@ -125,7 +125,7 @@ def _unwatched(_path: str) -> None:
 
 
 async def read_brokers(
-    session: Session, watch: Callable[[str], Changed | None] = _unwatched
+    session: ZkSession, watch: Callable[[str], Changed | None] = _unwatched
 ) -> dict[int, RegisterBrokerRecord]:
     """Return the live brokers by id; log and skip a broker whose znode cannot be read.
 
@@ -146,7 +146,7 @@ async def read_brokers(
     return found
 
 
-def broker_record(node: znodes.BrokerNode, epoch: int) -> RegisterBrokerRecord:
+def broker_record(node: znodes.BrokerZnode, epoch: int) -> RegisterBrokerRecord:
     """Return a live broker's record; ``epoch`` is the zxid of its registration."""
     return RegisterBrokerRecord(
         broker_id=node.broker_id,
@@ -159,7 +159,7 @@ def broker_record(node: znodes.BrokerNode, epoch: int) -> RegisterBrokerRecord:
     )
 
 
-async def read_topics(session: Session, names: Sequence[str]) -> list[KnownTopic]:
+async def read_topics(session: ZkSession, names: Sequence[str]) -> list[KnownTopic]:
     """Return the topics of these names that exist; log and skip those that cannot be read."""
     found: list[KnownTopic] = []
     for some in batched(names):
@@ -178,8 +178,8 @@ async def read_topics(session: Session, names: Sequence[str]) -> list[KnownTopic
 
 
 async def read_states(
-    session: Session, topic: str, indexes: Iterable[int]
-) -> dict[int, tuple[StateNode, int]]:
+    session: ZkSession, topic: str, indexes: Iterable[int]
+) -> dict[int, tuple[PartitionStateZnode, int]]:
     """Return the partition states that exist, with their versions, by index."""
     found = {}
     for some in batched([*indexes]):
@@ -208,13 +208,15 @@ def records_of(topic: KnownTopic) -> Iterator[MetadataRecord]:
 
 def partition_records(
     topic_id: UUID,
-    node: TopicNode,
-    states: Mapping[int, tuple[StateNode, int]],
+    node: TopicZnode,
+    states: Mapping[int, tuple[PartitionStateZnode, int]],
     indexes: Iterable[int],
 ) -> Iterator[PartitionRecord]:
     """Yield records for partitions of a topic; a partition without a state never had a leader."""
     for index in sorted(indexes):
-        state, version = states.get(index, (StateNode(NO_LEADER, (), NEVER_LED, 0), NEVER_LED))
+        state, version = states.get(
+            index, (PartitionStateZnode(NO_LEADER, (), NEVER_LED, 0), NEVER_LED)
+        )
         yield PartitionRecord(
             topic_id=topic_id,
             partition_id=index,
@@ -229,7 +231,7 @@ def partition_records(
         )
 
 
-async def read_configs(session: Session) -> dict[tuple[int, str], dict[str, str]]:
+async def read_configs(session: ZkSession) -> dict[tuple[int, str], dict[str, str]]:
     """Return the settings of all topics and brokers that have a znode for settings."""
     found = {}
     for kind in (TOPIC_RESOURCE, BROKER_RESOURCE):
@@ -241,7 +243,7 @@ async def read_configs(session: Session) -> dict[tuple[int, str], dict[str, str]
     return found
 
 
-async def read_config(session: Session, kind: int, name: str) -> dict[str, str] | None:
+async def read_config(session: ZkSession, kind: int, name: str) -> dict[str, str] | None:
     """Return a resource's settings: None if it has no znode, empty if they cannot be parsed."""
     path = znodes.config_path(kind, name)
     node = None if path is None else await session.get(path)

@@ -23,7 +23,7 @@ from fencepost.coordinator.controller.active import Decide
 from fencepost.coordinator.zookeeper import znodes
 from fencepost.coordinator.zookeeper.errors import NotOurFormatError
 from fencepost.coordinator.zookeeper.loading import batched
-from fencepost.coordinator.zookeeper.session import Session
+from fencepost.coordinator.zookeeper.session import ZkSession
 from fencepost.coordinator.zookeeper.watches import Changed
 from fencepost.protocol.schema import Entity
 
@@ -33,7 +33,7 @@ AT_ONCE: Final = 200
 """The most partitions in one decision; the loop runs other tasks between two decisions."""
 
 
-async def read_log_dir_events(session: Session, names: Sequence[str]) -> set[int]:
+async def read_log_dir_events(session: ZkSession, names: Sequence[str]) -> set[int]:
     """Return the brokers that notifications name; log and skip unreadable ones."""
     found = set()
     for name in names:

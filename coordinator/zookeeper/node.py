@@ -31,11 +31,11 @@ from fencepost.coordinator.metadata.names import CONTROLLER_SUBJECT
 from fencepost.coordinator.replication.errors import MembershipError
 from fencepost.coordinator.runtime.background import call_later, spawn, tell
 from fencepost.coordinator.zookeeper import znodes
-from fencepost.coordinator.zookeeper.access import Access
+from fencepost.coordinator.zookeeper.access import SecurityZnodes
 from fencepost.coordinator.zookeeper.access_znodes import entity_of
-from fencepost.coordinator.zookeeper.broker_store import BrokerStore, encode_anew
+from fencepost.coordinator.zookeeper.broker_store import BrokerStore, reencode
 from fencepost.coordinator.zookeeper.change_notifications import ChangeNotifications
-from fencepost.coordinator.zookeeper.connection import Reach
+from fencepost.coordinator.zookeeper.connection import ZooKeeperConfig
 from fencepost.coordinator.zookeeper.errors import NotOurFormatError, ZooKeeperError
 from fencepost.coordinator.zookeeper.loading import (
     batched,
@@ -46,17 +46,17 @@ from fencepost.coordinator.zookeeper.loading import (
     read_config,
 )
 from fencepost.coordinator.zookeeper.passwords import Passwords
-from fencepost.coordinator.zookeeper.registration import Registration
+from fencepost.coordinator.zookeeper.registration import BrokerZnodeRegistration
 from fencepost.coordinator.zookeeper.request_batch import LEADER_DURING_DELETE, BrokerRequestBatch
 from fencepost.coordinator.zookeeper.requests import ControllerRequestApplier, before_it_is_told
 from fencepost.coordinator.zookeeper.session import (
     Create,
     Delete,
     RefusedError,
-    Session,
+    SessionState,
     Set,
-    State,
     Write,
+    ZkSession,
 )
 from fencepost.logcore.machine import Event
 from fencepost.logcore.tracebacks import without_traceback
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from fencepost.cluster.controller.acls import AclIndex
     from fencepost.coordinator.controller.active import Remember
     from fencepost.coordinator.runtime.origin import Origin
-    from fencepost.coordinator.zookeeper.loading import Loaded
+    from fencepost.coordinator.zookeeper.loading import ZkImage
     from fencepost.coordinator.zookeeper.zk_controller import ZkController
     from fencepost.logcore.clock import Clock
 
@@ -86,7 +86,7 @@ _TOPICS: Final = "topics that may be gone"
 _RULES, _ALL = "rules", "all users, quotas and rules"
 _OF_A_SESSION: Final = (_REGISTRATION, _CONTROLLER, _SETTINGS, _RULES)
 
-OnFailover = Callable[["Loaded", BrokerRequestBatch, int, Callable[[], None]], "ZkController"]
+OnFailover = Callable[["ZkImage", BrokerRequestBatch, int, Callable[[], None]], "ZkController"]
 """Builds the controller from the loaded metadata, the requests' controller identity, the version
 of ``/controller_epoch`` that fences its writes, and a callback for a failed write."""
 
@@ -109,13 +109,13 @@ class ZooKeeperNode:
     ) -> None:
         self._config, self._clock = config, clock
         self._node_id, self._listener, self._on_lost = node_id, listener, on_lost
-        reach = Reach.of(config)
+        reach = ZooKeeperConfig.of(config)
         self._timeout_ms = reach.timeout_ms
-        self.session = self._session = Session(reach, self._changed)
-        self._registration = Registration(
+        self.session = self._session = ZkSession(reach, self._changed)
+        self._registration = BrokerZnodeRegistration(
             config, self._session, clock, node_id=node_id, timeout_ms=reach.timeout_ms
         )
-        self.access = Access(
+        self.access = SecurityZnodes(
             self._session,
             clock,
             self._take,
@@ -124,8 +124,8 @@ class ZooKeeperNode:
         """Users, quotas and ACLs."""
         self.passwords = Passwords(config, node_id=node_id)
         """Encodes and decodes the passwords among this broker's settings."""
-        self._notes = ChangeNotifications(self._session, clock, znodes.CONFIG_CHANGES)
-        self._arrivals = ControllerRequestApplier(node_id)
+        self._notifications = ChangeNotifications(self._session, clock, znodes.CONFIG_CHANGES)
+        self._request_applier = ControllerRequestApplier(node_id)
         self._arriving = asyncio.Lock()
         self._image = MetadataImage()
         self._publish: Callable[[MetadataImage], None] | None = None
@@ -178,8 +178,8 @@ class ZooKeeperNode:
         """Return the current metadata, with this broker leading nothing. Raises MembershipError."""
         self._registration.end_points = tuple(end_points)
         try:
-            await self._notes.skip()
-            await encode_anew(self._session, self._node_id, self.passwords)
+            await self._notifications.skip()
+            await reencode(self._session, self._node_id, self.passwords)
             loaded = await load(self._session)
             self._image = before_it_is_told(loaded.image, self._node_id)
             await self.access.load()
@@ -224,13 +224,13 @@ class ZooKeeperNode:
         again = partial(self._mark, what)
         call_later(asyncio.get_running_loop(), RETRY_MS, f"look at the {what}", again)
 
-    def _changed(self, state: State) -> None:
+    def _changed(self, state: SessionState) -> None:
         """Handle a change of the session's state."""
-        if state is State.CONNECTED:
+        if state is SessionState.CONNECTED:
             self._mark(*_OF_A_SESSION)
             return
         self._resign(f"the session is {state.value}")
-        if state is State.LOST:
+        if state is SessionState.LOST:
             self._registration.lose()
             self._mark(_ALL)  # notifications may have come and expired in the meantime
 
@@ -298,7 +298,7 @@ class ZooKeeperNode:
                 and not any(self._node_id in part.replicas for part in topic.partitions)
             ]
             self._maybe_gone.clear()
-            self._take([self._arrivals.forget(one.topic_id) for one in gone])
+            self._take([self._request_applier.forget(one.topic_id) for one in gone])
 
     # --- election ---
 
@@ -360,16 +360,16 @@ class ZooKeeperNode:
             return
         _log.info("elected controller", controller_epoch=epoch)
         former, cause = await self._why_elected(epoch)
-        self._tell_of_office(
+        self._announce_election(
             "controller-elected",
             {"former": former, "controller": self._node_id, "epoch": epoch, "cause": cause},
         )
         await clear_notes(self._session, done[1].version)
         loaded = await load(self._session)
         await make_partitions(self._session, loaded.image, done[1].version)
-        teller = BrokerRequestBatch(self._node_id, epoch, between_brokers(self._config)[0])
+        batch = BrokerRequestBatch(self._node_id, epoch, between_brokers(self._config)[0])
         if self._on_failover is not None and self._session.is_connected:
-            self.elected = self._on_failover(loaded, teller, done[1].version, self._can_not_go_on)
+            self.elected = self._on_failover(loaded, batch, done[1].version, self._fail)
             self.elected.start()
         self._mark(_CONTROLLER)
 
@@ -384,10 +384,10 @@ class ZooKeeperNode:
             return former, f"broker {former} has given it up"
         return former, f"the session of broker {former} has ended"
 
-    def _tell_of_office(self, kind: str, detail: Mapping[str, object]) -> None:
+    def _announce_election(self, kind: str, detail: Mapping[str, object]) -> None:
         self._keep(Event(kind, CONTROLLER_SUBJECT, detail), None, "watch of ZooKeeper")
 
-    def _can_not_go_on(self) -> None:
+    def _fail(self) -> None:
         """Resign, and take part in the next election shortly afterwards."""
         self._resign("a decision could not be written")
         self._mark_later(_CONTROLLER)
@@ -397,7 +397,7 @@ class ZooKeeperNode:
         if elected is not None:
             _log.info("resigns as controller", cause=why)
             told = {"controller": self._node_id, "epoch": elected.store.epoch, "cause": why}
-            self._tell_of_office("controller-resigned", told)
+            self._announce_election("controller-resigned", told)
             elected.resign()
             self.controller_id, self.controller = -1, None
 
@@ -408,7 +408,7 @@ class ZooKeeperNode:
         await self._take_settings(partial(self._mark, _SETTINGS))
 
     async def _take_settings(self, changed: Callable[[], object] | None = None) -> None:
-        new, paths = await self._notes.new(changed), []
+        new, paths = await self._notifications.new(changed), []
         for note in new:
             try:
                 entity = znodes.config_change_of(note.path, note.data)
@@ -420,7 +420,7 @@ class ZooKeeperNode:
             except NotOurFormatError as error:
                 _log.error("note in ZooKeeper passed over", cause=str(error))
         await self.access.reread(paths)
-        await self._notes.went_by(new)
+        await self._notifications.went_by(new)
 
     async def _look_at_rules(self) -> None:
         await self.access.look_at_rules(partial(self._mark, _RULES))
@@ -496,7 +496,7 @@ class ZooKeeperNode:
         if not records:
             return
         offset = self._image.offset + len(records)
-        self._image = replayed(self._image, records, offset, self._arrivals.controller_epoch)
+        self._image = replayed(self._image, records, offset, self._request_applier.controller_epoch)
         if self._publish is not None:
             self._publish(self._image)
 
@@ -516,14 +516,14 @@ class ZooKeeperNode:
             errors: dict[UUID, dict[int, int]] = {one.topic_id: {} for one in body.topic_states}
 
             def take(told: Entity, parts: Sequence[Entity]) -> list[MetadataRecord]:
-                records, found = self._arrivals.leader_and_isr(self._image, told, parts)
+                records, found = self._request_applier.leader_and_isr(self._image, told, parts)
                 errors[told.topic_id] |= found
                 return records
 
-            await self._take_told(body, take, settings)
+            await self._apply_controller_records(body, take, settings)
             return 0, errors
 
-    async def _take_told(
+    async def _apply_controller_records(
         self,
         body: Entity,
         take: Callable[[Entity, Sequence[Entity]], list[MetadataRecord]],
@@ -548,10 +548,10 @@ class ZooKeeperNode:
             error, settings = await self._settings_of(body, connected_s)
             if error:
                 return error
-            brokers = self._arrivals.live_brokers(self._image, body, self.broker_epoch)
-            await self._take_told(
+            brokers = self._request_applier.live_brokers(self._image, body, self.broker_epoch)
+            await self._apply_controller_records(
                 body,
-                lambda told, parts: self._arrivals.update_metadata(self._image, told, parts),
+                lambda told, parts: self._request_applier.update_metadata(self._image, told, parts),
                 settings,
                 brokers,
             )
@@ -569,7 +569,7 @@ class ZooKeeperNode:
         would not send the request again.
         """
         while True:
-            if refused := self._arrivals.refuses(body, self.broker_epoch, connected_s):
+            if refused := self._request_applier.refuses(body, self.broker_epoch, connected_s):
                 return refused, {}
             try:
                 return 0, await self._read_settings_of(body)
@@ -592,8 +592,8 @@ class ZooKeeperNode:
     ) -> tuple[int, list[tuple[str, int, int]]]:
         """Apply a StopReplica; return its error, and (topic, index, error) of its partitions."""
         async with self._arriving:
-            if error := self._arrivals.refuses(body, self.broker_epoch, connected_s):
+            if error := self._request_applier.refuses(body, self.broker_epoch, connected_s):
                 return error, []
-            records, errors = self._arrivals.stop_replica(self._image, body)
+            records, errors = self._request_applier.stop_replica(self._image, body)
             self._take(records)
             return 0, errors

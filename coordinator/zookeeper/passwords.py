@@ -185,7 +185,7 @@ class Passwords:
                 _log.error("password in ZooKeeper passed over", setting=name, cause=str(error))
         return found
 
-    def encoded_anew(self, values: Mapping[str, str]) -> dict[str, str]:
+    def reencoded(self, values: Mapping[str, str]) -> dict[str, str]:
         """Re-encode this broker's passwords that the old secret encoded; return those settings."""
         found: dict[str, str] = {}
         if self._encoder is None or self._former is None:

@@ -12,7 +12,7 @@ import structlog
 
 from fencepost.coordinator.replication.errors import MembershipError
 from fencepost.coordinator.zookeeper import znodes
-from fencepost.coordinator.zookeeper.session import Create, Delete, RefusedError, Session, Set
+from fencepost.coordinator.zookeeper.session import Create, Delete, RefusedError, Set, ZkSession
 
 if TYPE_CHECKING:
     from fencepost.cluster.records import BrokerEndpoint
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 
-class Registration:
+class BrokerZnodeRegistration:
     """This broker's registration. Belongs to the loop."""
 
     def __init__(
         self,
         config: BrokerConfig,
-        session: Session,
+        session: ZkSession,
         clock: Clock,
         *,
         node_id: int,
@@ -57,7 +57,7 @@ class Registration:
         session_id = self._session.session_id
         path = znodes.broker_path(self._node_id)
         rack = self._config.text("broker.rack")
-        node = znodes.BrokerNode(self._node_id, self.end_points, rack, takes_envelopes=True)
+        node = znodes.BrokerZnode(self._node_id, self.end_points, rack, takes_envelopes=True)
         data = znodes.broker_data(node, self._clock.now_ms())
         gone = asyncio.Event()
         deadline = self._clock.monotonic_ms() + 2 * self._timeout_ms

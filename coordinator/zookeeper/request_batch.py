@@ -57,7 +57,7 @@ class BrokerRequestBatch:
 
 
 @dataclass(slots=True)
-class _ForOne:
+class _BrokerRequests:
     """The partitions of the requests to one broker."""
 
     led: dict[tuple[str, int], tuple[TopicImage, int, bool]] = field(default_factory=dict)
@@ -75,7 +75,7 @@ def alive(image: MetadataImage) -> dict[int, BrokerRegistration]:
     return {key: one for key, one in image.brokers.items() if not one.fenced}
 
 
-def told(
+def requests_after(
     before: MetadataImage,
     after: MetadataImage,
     controller: BrokerRequestBatch,
@@ -124,12 +124,12 @@ def _of_each(
     changed: Iterable[tuple[TopicImage, int, PartitionRegistration | None]],
     everything: Iterable[_Part],
     came: set[int],
-) -> dict[int, _ForOne]:
+) -> dict[int, _BrokerRequests]:
     """Return the partitions of each broker's requests.
 
     These are the changed partitions, and for a broker in ``came`` all of its replicas.
     """
-    each: dict[int, _ForOne] = defaultdict(_ForOne)
+    each: dict[int, _BrokerRequests] = defaultdict(_BrokerRequests)
     for topic, index, old in changed:
         _tell(each, image, topic, index, old)
     for topic, index, _ in everything:
@@ -157,7 +157,7 @@ def replicas_of(
     image: MetadataImage, controller: BrokerRequestBatch, broker_id: int
 ) -> Entity | None:
     """Return a LeaderAndIsr with all replicas of a broker; None if it has none."""
-    one = _ForOne()
+    one = _BrokerRequests()
     for topic, index, _ in _everything(image):
         if broker_id in topic.partitions[index].replicas:
             _lead(one, topic, index, is_new=False)
@@ -207,7 +207,7 @@ def _replicas_of(topics: Iterable[TopicImage]) -> Iterator[tuple[str, int, tuple
 
 
 def _tell(
-    each: dict[int, _ForOne],
+    each: dict[int, _BrokerRequests],
     image: MetadataImage,
     topic: TopicImage,
     index: int,
@@ -231,11 +231,13 @@ def _tell(
             _stop(each[broker_id], topic.name, index, now.leader_epoch, deletes=True)
 
 
-def _lead(one: _ForOne, topic: TopicImage, index: int, *, is_new: bool) -> None:
+def _lead(one: _BrokerRequests, topic: TopicImage, index: int, *, is_new: bool) -> None:
     one.led.setdefault((topic.name, index), (topic, index, is_new))
 
 
-def _stop(one: _ForOne, topic: str, index: int, leader_epoch: int, *, deletes: bool) -> None:
+def _stop(
+    one: _BrokerRequests, topic: str, index: int, leader_epoch: int, *, deletes: bool
+) -> None:
     one.stopped[topic].append(stopped_partition(index, leader_epoch, deletes=deletes))
 
 

@@ -25,7 +25,7 @@ from kazoo.exceptions import (
     RuntimeInconsistency,
 )
 
-from fencepost.coordinator.zookeeper.connection import Reach
+from fencepost.coordinator.zookeeper.connection import ZooKeeperConfig
 from fencepost.coordinator.zookeeper.errors import ZooKeeperError
 from fencepost.coordinator.zookeeper.kazoo_client import acl_of, client_of, problem_of
 from fencepost.logcore.tracebacks import without_traceback
@@ -39,7 +39,7 @@ CLOSE_TIMEOUT_S: Final = 5.0
 """The time limit for closing the session."""
 
 
-class State(Enum):
+class SessionState(Enum):
     """The state of a session, as far as the client knows."""
 
     CONNECTED = "CONNECTED"
@@ -49,7 +49,7 @@ class State(Enum):
     """The session has expired, and its ephemeral nodes are gone."""
 
 
-class Node(NamedTuple):
+class Znode(NamedTuple):
     """A znode's data and metadata."""
 
     data: bytes
@@ -126,14 +126,14 @@ class RefusedError(ZooKeeperError):
         """Whether another client's write caused it, so that a retry may succeed."""
 
 
-class Session:
+class ZkSession:
     """``on_state`` is called on the loop for every change of state.
 
     After LOST, a new session starts by itself. Methods raise ZooKeeperError if the connection is
     lost: the operation may or may not have been applied then.
     """
 
-    def __init__(self, reach: Reach, on_state: Callable[[State], None]) -> None:
+    def __init__(self, reach: ZooKeeperConfig, on_state: Callable[[SessionState], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._on_state, self._reach = on_state, reach
         self._client: Any = client_of(reach)
@@ -181,11 +181,11 @@ class Session:
 
     def _changed(self, state: str) -> None:
         """Run in the connection's thread, which must not wait."""
-        found = State.CONNECTED if state == KazooState.CONNECTED else State(state)
+        found = SessionState.CONNECTED if state == KazooState.CONNECTED else SessionState(state)
         self._tell(partial(self._told, found))
 
-    def _told(self, state: State) -> None:
-        self.is_connected = state is State.CONNECTED
+    def _told(self, state: SessionState) -> None:
+        self.is_connected = state is SessionState.CONNECTED
         _log.info("ZooKeeper session", state=state.value, session=hex(self.session_id))
         self._on_state(state)
 
@@ -221,7 +221,7 @@ class Session:
         """Return a watch for kazoo; it fires once, and also if the connection is lost."""
         return None if changed is None else lambda _event: self._tell(changed)
 
-    async def get(self, path: str, changed: Callable[[], object] | None = None) -> Node | None:
+    async def get(self, path: str, changed: Callable[[], object] | None = None) -> Znode | None:
         """Return a znode; None if it does not exist, and the watch then fires on its creation."""
         try:
             data, stat = await self._answer(
@@ -234,7 +234,7 @@ class Session:
             if await self._answer(exists) is None:
                 return None
             return await self.get(path, changed)
-        return Node(
+        return Znode(
             data, stat.version, stat.czxid, stat.ephemeralOwner, stat.ctime, stat.numChildren
         )
 

@@ -23,9 +23,9 @@ from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.metadata.metadata import Metadata
 from fencepost.coordinator.runtime.background import spawn
 from fencepost.coordinator.zookeeper.errors import ZooKeeperError
-from fencepost.coordinator.zookeeper.loading import Loaded
-from fencepost.coordinator.zookeeper.session import Session, Write
-from fencepost.coordinator.zookeeper.writes import Writer, check_kept, fenced
+from fencepost.coordinator.zookeeper.loading import ZkImage
+from fencepost.coordinator.zookeeper.session import Write, ZkSession
+from fencepost.coordinator.zookeeper.writes import ZnodeWriter, check_kept, fenced
 from fencepost.logcore.tracebacks import without_traceback
 from fencepost.logcore.values import dataclass
 
@@ -33,7 +33,7 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class PendingDecision:
     """A decision that is not yet in ZooKeeper."""
 
     before: MetadataImage
@@ -43,7 +43,7 @@ class Change:
     done: asyncio.Future[None]
 
 
-class Store(Metadata):
+class ZkMetadataStore(Metadata):
     """The controller's metadata, and the queue of changes to write.
 
     ``on_written`` is called with the images before and after each change, once it is written.
@@ -53,8 +53,8 @@ class Store(Metadata):
     def __init__(
         self,
         config: BrokerConfig,
-        session: Session,
-        loaded: Loaded,
+        session: ZkSession,
+        loaded: ZkImage,
         *,
         node_id: int,
         epoch: int,
@@ -70,7 +70,7 @@ class Store(Metadata):
         """Topics that another program has marked for deletion in ZooKeeper."""
         self._session, self._epoch, self._epoch_version = session, epoch, epoch_version
         self._on_written, self._on_refused = on_written, on_refused
-        self._changes: deque[Change] = deque()
+        self._changes: deque[PendingDecision] = deque()
         self._wake = asyncio.Event()
         self._is_over = False
         self._task = spawn(self._write_all(), "write decisions to ZooKeeper")
@@ -121,7 +121,7 @@ class Store(Metadata):
 
     def _take(self, after: MetadataImage, records: Sequence[MetadataRecord]) -> None:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._changes.append(Change(self.image, after, records, done))
+        self._changes.append(PendingDecision(self.image, after, records, done))
         self.install(after)
         self._wake.set()
 
@@ -170,8 +170,8 @@ class Store(Metadata):
                 raise
             _log.warning("ZooKeeper did not take a decision", cause=str(error))
 
-    async def _write(self, change: Change) -> None:
-        writer = Writer(change.before, change.after, self._epoch, self.marked)
+    async def _write(self, change: PendingDecision) -> None:
+        writer = ZnodeWriter(change.before, change.after, self._epoch, self.marked)
         await self.do(writer.write(change.records))
         if self._is_over:
             return

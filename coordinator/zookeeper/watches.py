@@ -10,7 +10,7 @@ from collections.abc import Callable
 Changed = Callable[[], object]
 
 
-class Watches:
+class ZnodeWatches:
     """The watches that are set. They end with the session, or when the controller resigns."""
 
     def __init__(self) -> None:

@@ -71,7 +71,7 @@ def check_kept(records: Iterable[MetadataRecord]) -> None:
             )
 
 
-class Writer:
+class ZnodeWriter:
     """Turns one decision into writes; ``marked`` are topics already marked for deletion."""
 
     def __init__(
@@ -149,7 +149,7 @@ class Writer:
 
     def _state(self, now: PartitionRegistration) -> bytes:
         return znodes.state_data(
-            znodes.StateNode(
+            znodes.PartitionStateZnode(
                 now.leader, now.isr, now.leader_epoch, self._epoch, now.leader_recovery_state
             )
         )
@@ -194,14 +194,14 @@ def tell_settings(kind: int, name: str) -> Create:
     return Create(znodes.CONFIG_CHANGE_PREFIX, data, sequence=True)
 
 
-def assignment_of(topic: TopicImage) -> znodes.TopicNode:
+def assignment_of(topic: TopicImage) -> znodes.TopicZnode:
     """Return the znode of a topic's assignment."""
 
     def of(values: Mapping[int, tuple[int, ...]]) -> Mapping[int, tuple[int, ...]]:
         return {index: one for index, one in values.items() if one}
 
     parts = dict(enumerate(topic.partitions))
-    return znodes.TopicNode(
+    return znodes.TopicZnode(
         topic.topic_id,
         {index: one.replicas for index, one in parts.items()},
         of({index: one.adding_replicas for index, one in parts.items()}),

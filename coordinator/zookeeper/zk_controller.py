@@ -34,11 +34,11 @@ from fencepost.coordinator.metadata.log import new_topic_id
 from fencepost.coordinator.runtime.background import spawn
 from fencepost.coordinator.zookeeper import znodes
 from fencepost.coordinator.zookeeper.admin_nodes import AdminNodes, Partition
-from fencepost.coordinator.zookeeper.channels import Channels
+from fencepost.coordinator.zookeeper.channels import ControllerChannelManager
 from fencepost.coordinator.zookeeper.errors import NotOurFormatError, ZooKeeperError
 from fencepost.coordinator.zookeeper.loading import (
     KnownTopic,
-    Loaded,
+    ZkImage,
     batched,
     config_records,
     partition_records,
@@ -53,20 +53,20 @@ from fencepost.coordinator.zookeeper.request_batch import (
     BrokerRequestBatch,
     alive,
     replicas_of,
+    requests_after,
     stop_replica,
     stopped_partition,
-    told,
 )
 from fencepost.coordinator.zookeeper.session import (
     Create,
     Delete,
     RefusedError,
-    Session,
     Set,
     Write,
+    ZkSession,
 )
-from fencepost.coordinator.zookeeper.store import Store
-from fencepost.coordinator.zookeeper.watches import Changed, Watches
+from fencepost.coordinator.zookeeper.store import ZkMetadataStore
+from fencepost.coordinator.zookeeper.watches import Changed, ZnodeWatches
 from fencepost.coordinator.zookeeper.writes import assignment_of
 from fencepost.logcore.machine import Event
 from fencepost.protocol.api import ApiKey
@@ -102,19 +102,19 @@ class ZkController:
     def __init__(
         self,
         config: BrokerConfig,
-        session: Session,
+        session: ZkSession,
         clock: Clock,
-        loaded: Loaded,
-        channels: Callable[[Callable[[int, Entity, Entity], None]], Channels],
+        loaded: ZkImage,
+        channels: Callable[[Callable[[int, Entity, Entity], None]], ControllerChannelManager],
         remember: Remember,
         *,
-        teller: BrokerRequestBatch,
+        batch: BrokerRequestBatch,
         cluster_id: str,
         epoch_version: int,
         on_lost: Callable[[], None],
     ) -> None:
         self._session, self._epoch_version, self._on_lost = session, epoch_version, on_lost
-        self._config, self._teller, self._loaded = config, teller, loaded
+        self._config, self._request_batch, self._loaded = config, batch, loaded
         self._channels = channels(self._answered)
         self._image = MetadataImage()
         """The metadata as of the last change that was passed to the brokers' channels."""
@@ -124,18 +124,18 @@ class ZkController:
         self._parts, self._gone = dict[str, TopicImage](), dict[str, TopicImage]()
         """The last images of topics under deletion, and of deleted topics: a broker that was down
         must still be told of the deletion."""
-        self.store = Store(
+        self.store = ZkMetadataStore(
             config,
             session,
             loaded,
-            node_id=teller.broker_id,
-            epoch=teller.epoch,
+            node_id=batch.broker_id,
+            epoch=batch.epoch,
             epoch_version=epoch_version,
             on_written=self._written,
             on_refused=on_lost,
         )
         settings = replace(
-            controller_settings(config, node_id=teller.broker_id, cluster_id=cluster_id),
+            controller_settings(config, node_id=batch.broker_id, cluster_id=cluster_id),
             session_timeout_ms=NEVER_MS,
             needs_leader_epoch_bump=True,
         )
@@ -147,7 +147,7 @@ class ZkController:
             remember,
             own_broker=True,
         )
-        self._watches = Watches()
+        self._watches = ZnodeWatches()
         self._nodes = AdminNodes(
             session,
             self.store,
@@ -190,7 +190,7 @@ class ZkController:
         )
         self._wake.set()
         self._tasks = [
-            spawn(self._vital(self._tell_all()), "tell brokers"),
+            spawn(self._vital(self._send_everything()), "tell brokers"),
             spawn(self._vital(self._run()), "controller"),
         ]
 
@@ -333,7 +333,7 @@ class ZkController:
                 except NotOurFormatError as error:
                     _log.error("assignment left out", topic=name, cause=str(error))
 
-    async def _compare(self, name: str, node: znodes.TopicNode) -> None:
+    async def _compare(self, name: str, node: znodes.TopicZnode) -> None:
         """Compare a topic's znode with the image, and act on the difference."""
         known = self.store.image.topics.get(name)
         if name in self.store.deleting:
@@ -424,7 +424,7 @@ class ZkController:
         names = await self._session.children(znodes.LOG_DIR_EVENTS, self._marks(_LOG_DIRS))
         brokers = await read_log_dir_events(self._session, names)
         for broker_id in sorted(brokers & alive(self._image).keys()):
-            request = replicas_of(self._image, self._teller, broker_id)
+            request = replicas_of(self._image, self._request_batch, broker_id)
             if request is not None:
                 self._channels.send(broker_id, request)
         await self.store.do([Delete(f"{znodes.LOG_DIR_EVENTS}/{name}") for name in names])
@@ -447,7 +447,7 @@ class ZkController:
         """Queue a change that is now in ZooKeeper, to be sent to the brokers."""
         self._untold.put_nowait((before, after))
 
-    async def _tell_all(self) -> None:
+    async def _send_everything(self) -> None:
         while True:
             await self._tell(*await self._untold.get())
 
@@ -456,7 +456,7 @@ class ZkController:
         self._channels.follow(after)
         gone = (self._gone | self._parts).items()
         deleted = [topic for name, topic in gone if name not in after.topics]
-        for broker_id, request in told(before, after, self._teller, deleted):
+        for broker_id, request in requests_after(before, after, self._request_batch, deleted):
             self._channels.send(broker_id, request)
             await asyncio.sleep(0)
         changed = [
@@ -468,7 +468,7 @@ class ZkController:
             self._mark(_REASSIGNMENTS)
         for topic, is_there in changed:
             if not is_there:
-                self._tell_of_deletion(topic.name)
+                self._send_deletion(topic.name)
                 self._parts[topic.name] = topic
                 self._deleting[topic.name] = {
                     replica for one in topic.partitions for replica in one.replicas
@@ -480,7 +480,7 @@ class ZkController:
             for broker_id in waiting & came if name not in before.topics else ():
                 self._stop(name, broker_id, after)
 
-    def _tell_of_deletion(self, name: str) -> None:
+    def _send_deletion(self, name: str) -> None:
         cause = "DeleteTopics"
         if name in self._loaded.deleting:
             cause = "it was under way when the controller was elected"
@@ -495,7 +495,7 @@ class ZkController:
             for index, one in enumerate(self._parts[name].partitions)
             if broker_id in one.replicas
         ]
-        request = stop_replica(self._teller, image.brokers[broker_id], {name: states})
+        request = stop_replica(self._request_batch, image.brokers[broker_id], {name: states})
         self._channels.send(broker_id, request)
 
     def _answered(self, broker_id: int, request: Entity, answer: Entity) -> None:

@@ -124,7 +124,7 @@ def controller_of(data: bytes) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerNode:
+class BrokerZnode:
     """A broker's registration."""
 
     broker_id: int
@@ -143,7 +143,7 @@ def broker_path(broker_id: int) -> str:
     return f"{BROKER_IDS}/{broker_id}"
 
 
-def broker_data(node: BrokerNode, timestamp_ms: int) -> bytes:
+def broker_data(node: BrokerZnode, timestamp_ms: int) -> bytes:
     """Return the data of ``/brokers/ids/<id>``, version 5."""
     plain = next((one for one in node.end_points if one.security_protocol == 0), None)
     value: dict[str, Any] = {
@@ -169,7 +169,7 @@ def _host(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def broker_of(broker_id: int, data: bytes) -> BrokerNode:
+def broker_of(broker_id: int, data: bytes) -> BrokerZnode:
     """Return a registration of version 2 or later. Raises NotOurFormatError."""
     path = broker_path(broker_id)
     value = read_json(data, path)
@@ -179,7 +179,7 @@ def broker_of(broker_id: int, data: bytes) -> BrokerNode:
     except (KeyError, ValueError, TypeError) as error:
         raise NotOurFormatError(f"{path} has no endpoints: {error!r}") from None
     takes_envelopes = value.get(_TAKES_ENVELOPES) is True
-    return BrokerNode(broker_id, end_points, value.get("rack"), takes_envelopes)
+    return BrokerZnode(broker_id, end_points, value.get("rack"), takes_envelopes)
 
 
 def _end_point(text: str, protocols: Mapping[str, str]) -> BrokerEndpoint:
@@ -193,7 +193,7 @@ def _end_point(text: str, protocols: Mapping[str, str]) -> BrokerEndpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class TopicNode:
+class TopicZnode:
     """A topic and its replica assignment, by partition."""
 
     topic_id: UUID | None
@@ -204,7 +204,7 @@ class TopicNode:
 
 
 @dataclass(frozen=True, slots=True)
-class StateNode:
+class PartitionStateZnode:
     """A partition's leader and ISR; the version of its znode is the partition epoch."""
 
     leader: int
@@ -234,7 +234,7 @@ def state_path(topic: str, index: int) -> str:
     return f"{TOPICS}/{topic}/partitions/{index}/state"
 
 
-def topic_data(node: TopicNode) -> bytes:
+def topic_data(node: TopicZnode) -> bytes:
     """Return the data of ``/brokers/topics/<topic>``, version 3."""
     return written(
         {
@@ -251,12 +251,12 @@ def _by_partition(replicas: Mapping[int, Sequence[int]]) -> dict[str, list[int]]
     return {str(index): list(one) for index, one in sorted(replicas.items())}
 
 
-def topic_of(topic: str, data: bytes) -> TopicNode:
+def topic_of(topic: str, data: bytes) -> TopicZnode:
     """Return a topic's assignment, of version 1 or later. Raises NotOurFormatError."""
     value = read_json(data, topic_path(topic))
     try:
         text = value.get("topic_id")
-        found = TopicNode(
+        found = TopicZnode(
             id_from_text(text) if text else None,
             _assignment(value["partitions"]),
             _assignment(value.get("adding_replicas", {})),
@@ -273,7 +273,7 @@ def _assignment(value: Mapping[str, Sequence[int]]) -> dict[int, tuple[int, ...]
     return {_number(index): tuple(map(_number, replicas)) for index, replicas in value.items()}
 
 
-def state_data(state: StateNode) -> bytes:
+def state_data(state: PartitionStateZnode) -> bytes:
     """Return the data of ``…/state``, version 1."""
     return written(
         {
@@ -287,11 +287,11 @@ def state_data(state: StateNode) -> bytes:
     )
 
 
-def state_of(path: str, data: bytes) -> StateNode:
+def state_of(path: str, data: bytes) -> PartitionStateZnode:
     """Return a partition's state. Raises NotOurFormatError."""
     value = read_json(data, path)
     try:
-        return StateNode(
+        return PartitionStateZnode(
             leader=_number(value["leader"]),
             isr=tuple(map(_number, value["isr"])),
             leader_epoch=_number(value["leader_epoch"]),

@@ -27,8 +27,8 @@ from typing import Any
 from confluent_kafka import Producer
 from kazoo.exceptions import NoNodeError
 
-from fencepost.coordinator.zookeeper.channels import _Channel
-from fencepost.coordinator.zookeeper.session import Check, Session, Write
+from fencepost.coordinator.zookeeper.channels import _BrokerChannel
+from fencepost.coordinator.zookeeper.session import Check, Write, ZkSession
 from fencepost.logcore.batch import BatchHeader, decode_records, iter_headers
 from fencepost.logcore.fs import OsFileSystem
 from fencepost.protocol.api import ApiKey
@@ -117,10 +117,10 @@ class Held(Counting):
     def counter(self, point: Point | None, die: Callable[[Event], None]) -> HeldCounter:
         """See :class:`Counting`; wraps the classes of sessions and channels of this process."""
         counter = HeldCounter(point, die)
-        for method, title in ((Session.get, "get"), (Session.children, "list")):
-            _count(counter, Session, method, lambda path, title=title: f"{title} {path}")
-        _count(counter, Session, Session.do, _writes)
-        _count(counter, _Channel, _Channel._ask, _asks)
+        for method, title in ((ZkSession.get, "get"), (ZkSession.children, "list")):
+            _count(counter, ZkSession, method, lambda path, title=title: f"{title} {path}")
+        _count(counter, ZkSession, ZkSession.do, _writes)
+        _count(counter, _BrokerChannel, _BrokerChannel._ask, _asks)
         return counter
 
     def die(self, pipe: Connection, event: Event) -> None:

@@ -35,7 +35,7 @@ from fencepost.coordinator.security.password_checks import PasswordChecks
 from fencepost.coordinator.security.plain_login import PLAIN, PlainLogin
 from fencepost.coordinator.security.principal import ANONYMOUS
 from fencepost.coordinator.security.scram_login import MAX_TOKEN_BYTES
-from fencepost.coordinator.security.tokens import Claims, SignedTokens, UnsecuredTokens
+from fencepost.coordinator.security.tokens import RequiredClaims, SignedTokens, UnsecuredTokens
 from fencepost.coordinator.server.server import Server
 from fencepost.protocol import scram
 from fencepost.protocol.api import APIS, ApiKey
@@ -388,7 +388,7 @@ def mechanisms(home: Path, checks: PasswordChecks, clock: ManualClock) -> dict[s
     public = ECAlgorithm.to_jwk(ISSUER.public_key(), as_dict=True)
     keys.write_text(json.dumps({"keys": [public | {"kid": "one"}]}))
     found = KeySet(keys.as_uri(), clock, refresh_ms=3_600_000, backoff_ms=100, max_backoff_ms=400)
-    signed = SignedTokens(found, Claims(skew_ms=30_000, needs_issued_at=True))
+    signed = SignedTokens(found, RequiredClaims(skew_ms=30_000, needs_issued_at=True))
     return {
         PLAIN: PlainLogin(users, checks, {"carol": PASSWORD}),
         **scram_mechanisms(users),

@@ -22,7 +22,7 @@ from fencepost.cluster.records import BrokerEndpoint
 from fencepost.coordinator.config.broker_config import BrokerConfig, log_config
 from fencepost.coordinator.config.listeners import parse_address
 from fencepost.coordinator.replication.fetchers import ReplicaFetcherManager
-from fencepost.coordinator.replication.membership import Membership
+from fencepost.coordinator.replication.membership import BrokerMembership
 from fencepost.coordinator.replication.observing import Quorum
 from fencepost.coordinator.replication.peers import Peers
 from fencepost.coordinator.runtime.flusher import Flusher
@@ -79,7 +79,7 @@ class Follower:
         )
         address = parse_address(kafka.controller)
         quorum = Quorum((address,), {LEADER: address}, "CONTROLLER")
-        self.membership = Membership(
+        self.membership = BrokerMembership(
             quorum, registration, LifecycleIntervals(heartbeat_ms=500, session_ms=3_000), self._lost
         )
         self.peers = Peers(self.config, lambda: self.image, node_id=FOLLOWER)

@@ -21,8 +21,8 @@ from fencepost.coordinator.config.listeners import parse_address
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.daemon.in_thread import BrokerThread
 from fencepost.coordinator.metadata.kraft_metadata_cache import MEMBER_FEATURES
-from fencepost.coordinator.replication.membership import Membership
-from fencepost.coordinator.replication.quorum import Quorum
+from fencepost.coordinator.replication.membership import BrokerMembership
+from fencepost.coordinator.replication.quorum import QuorumConfig
 from fencepost.tools.ports import hold_port
 from tests.support.batches import batch
 from tests.support.cluster import EARLIEST, LATEST, Cluster
@@ -68,8 +68,8 @@ class Played:
             PLAYED, CLUSTER_ID, uuid.uuid4(), (endpoint,), MEMBER_FEATURES, (uuid.uuid4(),)
         )
         address = parse_address(self._kafka.controller)
-        quorum = Quorum((address,), {KAFKA: address}, "CONTROLLER")
-        membership = Membership(
+        quorum = QuorumConfig((address,), {KAFKA: address}, "CONTROLLER")
+        membership = BrokerMembership(
             quorum,
             registration,
             LifecycleIntervals(heartbeat_ms=500, session_ms=9_000),

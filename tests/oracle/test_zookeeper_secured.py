@@ -13,7 +13,7 @@ from kazoo.exceptions import NoAuthError, NoNodeError
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.daemon.errors import BrokerError
-from fencepost.coordinator.zookeeper.connection import Reach
+from fencepost.coordinator.zookeeper.connection import ZooKeeperConfig
 from fencepost.coordinator.zookeeper.kazoo_client import client_of
 from tests.support.certificates import Authority
 from tests.support.cluster import unique
@@ -181,7 +181,7 @@ def test_znodes_are_kept_from_others_as_kafka_does(
         kafka.wait_until_listening()
         for one in (kafka, member):
             write_some(one.bootstrap)
-        insider, outsider = client_of(Reach.of(BrokerConfig(known))), secured.client()
+        insider, outsider = client_of(ZooKeeperConfig.of(BrokerConfig(known))), secured.client()
         insider.start(60)
         try:
             assert who_may(insider, ours) == who_may(insider, java)

@@ -19,7 +19,7 @@ from fencepost.cluster.records import BrokerEndpoint
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.zookeeper import znodes
 from fencepost.coordinator.zookeeper.zk_controller import ZkController
-from fencepost.coordinator.zookeeper.znodes import BrokerNode
+from fencepost.coordinator.zookeeper.znodes import BrokerZnode
 from tests.support.cluster import Cluster, unique
 from tests.support.stalls import watched_loop
 from tests.support.waits import until_true
@@ -42,7 +42,7 @@ class Many:
 
     def come(self, broker_id: int) -> None:
         end = BrokerEndpoint(PLAINTEXT, "127.0.0.1", NOWHERE, 0)
-        data = znodes.broker_data(BrokerNode(broker_id, (end,), None), 0)
+        data = znodes.broker_data(BrokerZnode(broker_id, (end,), None), 0)
         self.session.create(znodes.broker_path(broker_id), data, ephemeral=True)
 
     def go(self, broker_id: int) -> None:

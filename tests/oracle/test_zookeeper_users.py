@@ -19,7 +19,7 @@ from kazoo.exceptions import NoNodeError
 from fencepost.cluster.acl import Operation, PatternType, Permission, ResourceType
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.zookeeper import access_znodes as formats
-from fencepost.coordinator.zookeeper.access_znodes import Change
+from fencepost.coordinator.zookeeper.access_znodes import SecurityChange
 from fencepost.protocol.scram import SCRAM_MECHANISMS, salted_password, stored_key
 from tests.support.cluster import Cluster, unique
 from tests.support.kafka39 import ACLS, CONFIGS, run_tool
@@ -230,7 +230,9 @@ def _filter(
 
 def rewritten(path: str, data: bytes) -> bytes | None:
     """Return the data that Fencepost writes after it has parsed a znode."""
-    return formats.changed(path, None, [Change(one) for one in formats.records_of(path, data)])
+    return formats.changed(
+        path, None, [SecurityChange(one) for one in formats.records_of(path, data)]
+    )
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,12 @@ from typing import Final
 
 from fencepost.cluster.controller import brokers
 from fencepost.coordinator.zookeeper import writes, znodes
-from fencepost.coordinator.zookeeper.access import Access, _Transaction
+from fencepost.coordinator.zookeeper.access import SecurityZnodes, _MultiWrite
 from fencepost.coordinator.zookeeper.admin_nodes import AdminNodes
-from fencepost.coordinator.zookeeper.channels import _Channel
+from fencepost.coordinator.zookeeper.channels import _BrokerChannel
 from fencepost.coordinator.zookeeper.node import ZooKeeperNode
 from fencepost.coordinator.zookeeper.requests import ControllerRequestApplier
-from fencepost.coordinator.zookeeper.store import Store
+from fencepost.coordinator.zookeeper.store import ZkMetadataStore
 from fencepost.coordinator.zookeeper.zk_controller import ZkController
 from tests.sim.bug import Bug
 from tests.sim.swarm import Options
@@ -73,7 +73,7 @@ ZOOKEEPER: Final = (
                 'self._resign("another controller was elected")',
                 "pass",
             ),
-            (Store._write_all, "self._on_refused()", "pass"),
+            (ZkMetadataStore._write_all, "self._on_refused()", "pass"),
         ),
     ),
     Bug(
@@ -88,7 +88,7 @@ ZOOKEEPER: Final = (
     ),
     Bug(
         "a controller stays that could not write",
-        ((Store._write_all, "self._on_refused()", "pass"),),
+        ((ZkMetadataStore._write_all, "self._on_refused()", "pass"),),
     ),
     # --- brokers ---
     Bug(
@@ -134,18 +134,18 @@ ZOOKEEPER: Final = (
         "brokers are told what ZooKeeper has not taken yet",
         (
             (
-                Store._take,
+                ZkMetadataStore._take,
                 "self._changes.append(",
                 "self._on_written(self.image, after); self._changes.append(",
             ),
-            (Store._write, "self._on_written(change.before, change.after)", "pass"),
+            (ZkMetadataStore._write, "self._on_written(change.before, change.after)", "pass"),
         ),
     ),
     Bug(
         "a broker that does not answer is told nothing more of it",
         (
             (
-                _Channel._run,
+                _BrokerChannel._run,
                 "await asyncio.sleep(RETRY_MS / 1000)",
                 "self._queue.popleft(); await asyncio.sleep(RETRY_MS / 1000)",
             ),
@@ -184,7 +184,7 @@ ZOOKEEPER: Final = (
         "a state is written over whatever is there",
         (
             (
-                writes.Writer._change,
+                writes.ZnodeWriter._change,
                 "Set(path, self._state(now), was.partition_epoch)",
                 "Set(path, self._state(now))",
             ),
@@ -308,7 +308,7 @@ ZOOKEEPER: Final = (
         "a change of users is written over whatever is there",
         (
             (
-                _Transaction.change,
+                _MultiWrite.change,
                 "self._writes.append(Set(path, data, node.version))",
                 "self._writes.append(Set(path, data))",
             ),
@@ -319,8 +319,8 @@ ZOOKEEPER: Final = (
         "a change of users leaves no note",
         (
             (
-                _Transaction.change,
-                "self._notes.append(Create(where, note, sequence=True))",
+                _MultiWrite.change,
+                "self._notifications.append(Create(where, note, sequence=True))",
                 "pass",
             ),
         ),
@@ -328,21 +328,21 @@ ZOOKEEPER: Final = (
     ),
     Bug(
         "a change of users is not known where it was made",
-        ((Access._write, "await self.reread(some)", "pass"),),
+        ((SecurityZnodes._write, "await self.reread(some)", "pass"),),
         with_tools("broker_access"),
     ),
     Bug(
         "notes of rules are looked at once",
-        ((Access.look_at_rules, "await notes.new(changed)", "await notes.new()"),),
+        ((SecurityZnodes.look_at_rules, "await notes.new(changed)", "await notes.new()"),),
         with_tools("tool_access"),
     ),
     Bug(
         "what is no longer in a znode stays known",
         (
             (
-                Access._differences,
-                "found.append(_Difference(path, key, None,",
-                "list(found).append(_Difference(path, key, None,",
+                SecurityZnodes._differences,
+                "found.append(_RecordDiff(path, key, None,",
+                "list(found).append(_RecordDiff(path, key, None,",
             ),
         ),
         with_tools("tool_access", "broker_access"),

@@ -435,7 +435,13 @@ _PRODUCT: Final = (
     (
         Bug(
             "a process leads before the controller knows of it",
-            ((membership.Membership.join, "await self._caught_up", "await asyncio.sleep(0.2)"),),
+            (
+                (
+                    membership.BrokerMembership.join,
+                    "await self._caught_up",
+                    "await asyncio.sleep(0.2)",
+                ),
+            ),
         ),
         {**_STAGED, "is_forced": False, "faults": ("late_registration",)},
     ),

@@ -66,7 +66,7 @@ class Asked:
 
     who: str
     item: Item
-    change: access_znodes.Change
+    change: access_znodes.SecurityChange
     was_there: bool = False
     """Whether the change was in place at some time since its request."""
     is_untouched: bool = False
@@ -96,7 +96,7 @@ class AccessTruth:
         """Add a request for a change to a broker; return it."""
         (record,) = access_znodes.records_of(path, written(path, {key: value}))
         item = Item(path, key, None if is_removed else value)
-        asked = Asked(who, item, access_znodes.Change(record, is_removed))
+        asked = Asked(who, item, access_znodes.SecurityChange(record, is_removed))
         asked.overtaken = [
             one
             for one in self._asked

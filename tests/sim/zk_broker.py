@@ -30,8 +30,8 @@ from fencepost.coordinator.handlers import leader_and_isr, stop_replica, update_
 from fencepost.coordinator.replication.errors import MembershipError
 from fencepost.coordinator.runtime import background
 from fencepost.coordinator.zookeeper import access, channels, node, session, zk_controller
-from fencepost.coordinator.zookeeper.channels import Channels
-from fencepost.coordinator.zookeeper.loading import Loaded
+from fencepost.coordinator.zookeeper.channels import ControllerChannelManager
+from fencepost.coordinator.zookeeper.loading import ZkImage
 from fencepost.coordinator.zookeeper.node import ZooKeeperNode
 from fencepost.coordinator.zookeeper.request_batch import BrokerRequestBatch
 from fencepost.coordinator.zookeeper.zk_controller import ZkController
@@ -201,7 +201,7 @@ class ZooKeeperBroker(Process):
 
     def _on_controller_failover(
         self,
-        loaded: Loaded,
+        loaded: ZkImage,
         teller: BrokerRequestBatch,
         epoch_version: int,
         on_lost: Callable[[], None],
@@ -212,7 +212,7 @@ class ZooKeeperBroker(Process):
             self.zookeeper.session,
             cast("Any", self),
             loaded,
-            lambda answered: Channels(
+            lambda answered: ControllerChannelManager(
                 node_id=self.broker_id,
                 listener=LISTENER,
                 security=cast("Any", None),
@@ -222,7 +222,7 @@ class ZooKeeperBroker(Process):
             lambda event, _origin, _trigger: self.node.say(
                 f"{event.kind} {event.subject} {dict(event.detail)}"
             ),
-            teller=teller,
+            batch=teller,
             cluster_id="simulated",
             epoch_version=epoch_version,
             on_lost=on_lost,
@@ -232,7 +232,7 @@ class ZooKeeperBroker(Process):
         """Resign, as a controller does that could not write its decisions."""
         if self.node.is_up and self.zookeeper.elected is not None:
             with self.loop.running():
-                self.zookeeper._can_not_go_on()
+                self.zookeeper._fail()
 
     def decide(self, decision: Callable[[Controller], ControllerResult[Any]]) -> Any:
         """Run a decision of this broker's active controller. Raises DomainError."""

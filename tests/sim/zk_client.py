@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 
 from kazoo.exceptions import ConnectionClosedError, ConnectionLoss, SessionExpiredError
 
-from fencepost.coordinator.zookeeper.connection import Reach
+from fencepost.coordinator.zookeeper.connection import ZooKeeperConfig
 from tests.sim.loop import Loop
 from tests.sim.zk_server import CLOSE, ENSEMBLE, Connection, Ensemble, Op, Request
 
@@ -111,7 +111,7 @@ class Client:
         return self
 
     @classmethod
-    def of(cls, reach: Reach) -> Client:
+    def of(cls, reach: ZooKeeperConfig) -> Client:
         return cls(reach.connect, reach.timeout_ms / 1000)
 
     def __init__(self, _connect: str, timeout: float, **_settings: Any) -> None:

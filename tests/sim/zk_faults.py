@@ -212,7 +212,9 @@ class ZooKeeperFaults(Faults):
             return
         gone = self.draw.choice(others)
         kept = tuple(one for one in state.isr if one != gone)
-        written = znodes.StateNode(state.leader, kept, state.leader_epoch, state.controller_epoch)
+        written = znodes.PartitionStateZnode(
+            state.leader, kept, state.leader_epoch, state.controller_epoch
+        )
         note = json.dumps(
             {"version": 1, "partitions": [{"topic": TOPIC, "partition": index}]}
         ).encode()

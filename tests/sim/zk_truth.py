@@ -107,7 +107,7 @@ class Truth:
         if one.kind == "set" and parts[:2] == ["brokers", "topics"] and len(parts) == 3:
             self._check_added(parts[2], znodes.topic_of(parts[2], one.data))
 
-    def _check_added(self, name: str, node: znodes.TopicNode) -> None:
+    def _check_added(self, name: str, node: znodes.TopicZnode) -> None:
         known = self.image.topics.get(name)
         for index, one in enumerate(() if known is None else known.partitions):
             came = {*node.replicas.get(index, ())} - {*one.replicas}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
-from fencepost.coordinator.replication.controller_connection import Newest, Request
+from fencepost.coordinator.replication.controller_connection import NewestVersionRequest, Request
 from fencepost.coordinator.runtime.background import spawn
 from fencepost.protocol.api import KNOWN_APIS
 from fencepost.protocol.schema import Entity
@@ -24,7 +24,7 @@ class LocalControllerChannel:
 
     def send(self, request: Request) -> asyncio.Future[Entity]:
         """See ControllerChannel."""
-        if isinstance(request, Newest):
+        if isinstance(request, NewestVersionRequest):
             request = request.at(KNOWN_APIS[request.api_key].stable_max)
         future: asyncio.Future[Entity] = asyncio.get_running_loop().create_future()
         task = spawn(self._answer(request, future), "a request to the controller")

@@ -11,9 +11,9 @@ from fencepost.cluster.records import UserScramCredentialRecord
 from fencepost.coordinator.metadata.server_secret import server_secret
 from fencepost.coordinator.security.logins import ListenerLogins
 from fencepost.coordinator.security.mechanism import Mechanism
-from fencepost.coordinator.security.principal import Session
+from fencepost.coordinator.security.principal import ClientSession
 from fencepost.coordinator.security.scram_login import ScramLogin
-from fencepost.coordinator.security.users import Users, derive_keys
+from fencepost.coordinator.security.users import ScramUsers, derive_keys
 from fencepost.coordinator.server.authentication import Answer, Authenticator, LoginRefused
 from fencepost.coordinator.storage.storage import Storage
 from fencepost.protocol import scram
@@ -33,13 +33,13 @@ from tests.support.raw import decode, encode
 from tests.unit.coordinator.services import storage
 
 
-def users_of(store: Storage) -> Users:
-    users = Users(store.metadata, partial(server_secret, store.fs, store.directory))
+def users_of(store: Storage) -> ScramUsers:
+    users = ScramUsers(store.metadata, partial(server_secret, store.fs, store.directory))
     users.prepare()
     return users
 
 
-def users_in(directory: Path, **passwords: str) -> Users:
+def users_in(directory: Path, **passwords: str) -> ScramUsers:
     """Create users with these passwords, each with credentials of both mechanisms."""
     users = users_of(storage(directory))
     for name, password in passwords.items():
@@ -49,7 +49,7 @@ def users_in(directory: Path, **passwords: str) -> Users:
 
 
 def give(
-    users: Users, name: str, password: str, mechanism: ScramMechanism, iterations: int = 4096
+    users: ScramUsers, name: str, password: str, mechanism: ScramMechanism, iterations: int = 4096
 ) -> None:
     salted = scram.salted_password(mechanism, password, b"salt of a user", iterations)
     number = mechanism.number
@@ -88,7 +88,7 @@ class Desk:
         mechanisms: Mapping[str, Mechanism],
         *,
         clock: ManualClock | None = None,
-        previous: Session | None = None,
+        previous: ClientSession | None = None,
         max_reauth_ms: Mapping[str, int] | None = None,
     ) -> None:
         self.clock = ManualClock() if clock is None else clock
@@ -146,5 +146,5 @@ class Desk:
         return self.token(client.final(told["auth_bytes"]), version)
 
 
-def scram_mechanisms(users: Users) -> dict[str, Mechanism]:
+def scram_mechanisms(users: ScramUsers) -> dict[str, Mechanism]:
     return {name: ScramLogin(one, users) for name, one in SCRAM_MECHANISMS.items()}

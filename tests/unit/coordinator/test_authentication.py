@@ -13,7 +13,7 @@ import pytest
 
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.mechanism import Identity, Mechanism
-from fencepost.coordinator.security.principal import USER, Principal, Session
+from fencepost.coordinator.security.principal import USER, ClientSession, Principal
 from fencepost.coordinator.security.scram_login import OTHER_USER
 from fencepost.protocol.scram import SCRAM_SHA_256, SCRAM_SHA_512, ScramMechanism
 from tests.support.clock import ManualClock
@@ -388,7 +388,7 @@ def test_how_long_a_login_holds(
 
 
 def again(enabled: Mapping[str, Mechanism], user: str, mechanism: str = "SCRAM-SHA-256") -> Desk:
-    session = Session("127.0.0.1", "SASL", Principal(USER, user), mechanism, 1)
+    session = ClientSession("127.0.0.1", "SASL", Principal(USER, user), mechanism, 1)
     return Desk(enabled, clock=ManualClock(), previous=session)
 
 

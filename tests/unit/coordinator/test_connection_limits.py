@@ -22,17 +22,17 @@ from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.daemon.connection_bounds import keep_to
 from fencepost.coordinator.daemon.in_thread import BrokerThread
 from fencepost.coordinator.errors import InvalidRequestError
-from fencepost.coordinator.security.rates import Window
+from fencepost.coordinator.security.rates import RateWindow
 from fencepost.coordinator.server import connection_limits
 from fencepost.coordinator.server.connection_limits import (
     TOO_FAST_OF_IP,
     TOO_MANY,
     TOO_MANY_OF_IP,
-    Admission,
-    Bound,
-    Bounds,
+    ConnectionLimit,
+    ConnectionQuotas,
     ConnectionSlot,
-    Refused,
+    RefusedConnection,
+    ServerLimits,
 )
 from fencepost.coordinator.server.server import Server
 from tests.support.clock import ManualClock
@@ -51,18 +51,20 @@ KNOWN, UNKNOWN = "192.168.10.0", "192.168.2.0"
 class Gate:
     """Listeners with their waiting and their admitted connections."""
 
-    def __init__(self, window: Window | None = None, **bounds: Any) -> None:
+    def __init__(self, window: RateWindow | None = None, **bounds: Any) -> None:
         self.clock = ManualClock()
-        listeners = bounds.pop("listeners", {name: Bound() for name in HOSTS})
-        self.admission = Admission(
+        listeners = bounds.pop("listeners", {name: ConnectionLimit() for name in HOSTS})
+        self.admission = ConnectionQuotas(
             self.clock.monotonic_ms,
-            Bounds(listeners=listeners, protected=REPLICATION, **bounds),
+            ServerLimits(listeners=listeners, protected=REPLICATION, **bounds),
             window,
         )
         self.seats: list[ConnectionSlot] = []
         self.waited_ms = 0
 
-    def comes(self, listener: str = EXTERNAL, host: str = "") -> ConnectionSlot | Refused | None:
+    def comes(
+        self, listener: str = EXTERNAL, host: str = ""
+    ) -> ConnectionSlot | RefusedConnection | None:
         """Connect and wait as long as required; None if there is no room after that."""
         wait_ms = self.admission.arrived(listener)
         self.clock.advance(wait_ms)
@@ -83,9 +85,9 @@ class Gate:
         return got_in
 
     def leaves(self, listener: str = EXTERNAL) -> None:
-        seat = next(one for one in self.seats if one.listener == listener)
-        self.seats.remove(seat)
-        seat.leave()
+        slot = next(one for one in self.seats if one.listener == listener)
+        self.seats.remove(slot)
+        slot.leave()
 
 
 def test_there_are_no_limits_by_default():
@@ -103,17 +105,17 @@ def test_there_are_no_limits_by_default():
 
 def test_a_seat_is_left_once():
     gate = Gate()
-    seat = gate.comes()
-    assert isinstance(seat, ConnectionSlot)
-    seat.leave()
-    seat.leave()
+    slot = gate.comes()
+    assert isinstance(slot, ConnectionSlot)
+    slot.leave()
+    slot.leave()
     assert (gate.admission.count, gate.admission.by_ip) == (0, {})
 
 
 def test_connections_of_an_address():
     gate = Gate(per_ip=17)
     assert gate.come(19) == 17
-    assert gate.comes() == Refused(TOO_MANY_OF_IP)
+    assert gate.comes() == RefusedConnection(TOO_MANY_OF_IP)
     assert gate.come(17, host=KNOWN) == 17
     for _ in range(2):
         gate.leaves()
@@ -127,7 +129,7 @@ def test_an_address_may_have_a_bound_of_its_own():
 
 
 def test_connections_of_the_broker():
-    gate = Gate(broker=Bound(count=800))
+    gate = Gate(broker=ConnectionLimit(count=800))
     assert gate.come(800) == 800
     assert gate.admission.excess == 0
     assert gate.comes() is None
@@ -148,12 +150,15 @@ def test_connections_of_the_broker():
 
 
 def test_the_only_listener_is_not_protected():
-    gate = Gate(broker=Bound(count=1), listeners={REPLICATION: Bound()})
+    gate = Gate(broker=ConnectionLimit(count=1), listeners={REPLICATION: ConnectionLimit()})
     assert gate.come(2, REPLICATION) == 1
 
 
 def test_connections_of_a_listener():
-    gate = Gate(broker=Bound(count=800), listeners={name: Bound(count=200) for name in HOSTS})
+    gate = Gate(
+        broker=ConnectionLimit(count=800),
+        listeners={name: ConnectionLimit(count=200) for name in HOSTS},
+    )
     for listener in HOSTS:
         assert gate.come(201, listener) == 200
     for listener in HOSTS:
@@ -162,7 +167,10 @@ def test_connections_of_a_listener():
 
 
 def test_a_rate_below_that_of_the_broker_and_of_listeners():
-    gate = Gate(broker=Bound(rate=125), listeners={name: Bound(rate=50) for name in HOSTS})
+    gate = Gate(
+        broker=ConnectionLimit(rate=125),
+        listeners={name: ConnectionLimit(rate=50) for name in HOSTS},
+    )
     for _ in range(200):
         for listener in HOSTS:
             assert gate.comes(listener)
@@ -171,7 +179,7 @@ def test_a_rate_below_that_of_the_broker_and_of_listeners():
 
 
 def test_a_rate_above_that_of_the_broker():
-    gate = Gate(broker=Bound(rate=90))
+    gate = Gate(broker=ConnectionLimit(rate=90))
     waited = {}
     for listener in HOSTS:
         before = gate.waited_ms
@@ -183,7 +191,10 @@ def test_a_rate_above_that_of_the_broker():
 
 
 def test_a_rate_above_that_of_a_listener_is_kept_to():
-    gate = Gate(broker=Bound(rate=125), listeners={name: Bound(rate=30) for name in HOSTS})
+    gate = Gate(
+        broker=ConnectionLimit(rate=125),
+        listeners={name: ConnectionLimit(rate=30) for name in HOSTS},
+    )
     for listener in HOSTS:
         rates = []
         for _ in range(600):
@@ -196,7 +207,7 @@ def test_a_rate_above_that_of_a_listener_is_kept_to():
 
 
 def test_nobody_waits_longer_than_a_sample():
-    gate = Gate(listeners={EXTERNAL: Bound(rate=1)})
+    gate = Gate(listeners={EXTERNAL: ConnectionLimit(rate=1)})
     gate.come(11)
     assert gate.admission.arrived(EXTERNAL) == 1000
 
@@ -210,7 +221,7 @@ def test_the_rate_of_an_address_below_its_quota():
 
 
 def test_the_rate_of_an_address_above_its_quota():
-    gate = Gate(Window(2, 1000))
+    gate = Gate(RateWindow(2, 1000))
     gate.admission.ip_rates[HOSTS[EXTERNAL]] = 20
     assert gate.come(80, every_ms=25) == pytest.approx(40, abs=3)
     assert gate.admission.throttled_ms[EXTERNAL, TOO_FAST_OF_IP] > 0
@@ -226,7 +237,7 @@ def test_who_is_turned_away_counts_nowhere():
     for listener in (EXTERNAL, REPLICATION):
         gate.admission.ip_rates[HOSTS[listener]] = 0.000_001
         found = gate.comes(listener)
-        assert isinstance(found, Refused)
+        assert isinstance(found, RefusedConnection)
         assert (found.reason, found.held_ms) == (TOO_FAST_OF_IP, 1000)
         assert gate.admission.rate(listener) == 0
         assert gate.admission.rate() == 0
@@ -234,7 +245,10 @@ def test_who_is_turned_away_counts_nowhere():
 
 
 def test_an_address_and_its_listener_have_quotas():
-    gate = Gate(Window(2, 1000), listeners={EXTERNAL: Bound(rate=35), ADMIN: Bound()})
+    gate = Gate(
+        RateWindow(2, 1000),
+        listeners={EXTERNAL: ConnectionLimit(rate=35), ADMIN: ConnectionLimit()},
+    )
     gate.admission.ip_rates[None] = 25
     assert gate.come(35, host=KNOWN) == 25
     assert gate.waited_ms == 0
@@ -243,7 +257,7 @@ def test_an_address_and_its_listener_have_quotas():
 
 
 def test_quotas_of_addresses_change_at_once():
-    gate = Gate(Window(2, 1000))
+    gate = Gate(RateWindow(2, 1000))
     host = HOSTS[EXTERNAL]
     gate.admission.ip_rates[host] = 20
     assert gate.come(40) == 20
@@ -259,18 +273,20 @@ def test_quotas_of_addresses_change_at_once():
 
 
 def test_bounds_change_at_once():
-    gate = Gate(listeners={EXTERNAL: Bound(rate=20), ADMIN: Bound()})
-    gate.admission.bounds = Bounds(listeners={EXTERNAL: Bound(), ADMIN: Bound()})
+    gate = Gate(listeners={EXTERNAL: ConnectionLimit(rate=20), ADMIN: ConnectionLimit()})
+    gate.admission.bounds = ServerLimits(
+        listeners={EXTERNAL: ConnectionLimit(), ADMIN: ConnectionLimit()}
+    )
     assert gate.come(1000) == 1000
     assert gate.waited_ms == 0
-    gate.admission.bounds = Bounds(broker=Bound(count=1000, rate=10))
+    gate.admission.bounds = ServerLimits(broker=ConnectionLimit(count=1000, rate=10))
     gate.leaves()
     assert gate.come(2) == 1
     assert gate.waited_ms > 0
 
 
 def test_a_count_and_a_rate():
-    gate = Gate(broker=Bound(count=350, rate=25))
+    gate = Gate(broker=ConnectionLimit(count=350, rate=25))
     assert gate.come(350, every_ms=10) == 350
     assert gate.waited_ms > 0
     assert gate.comes() is None
@@ -280,7 +296,7 @@ def test_a_count_and_a_rate():
 
 def test_no_number_of_addresses_takes_more_than_so_much_memory(monkeypatch):
     monkeypatch.setattr(connection_limits, "MAX_ADDRESSES", 3)
-    gate = Gate(Window(2, 1000))
+    gate = Gate(RateWindow(2, 1000))
     gate.admission.ip_rates[None] = 5
     rates = gate.admission._ip_rates
     assert [gate.come(1, host=f"10.0.0.{n}") for n in range(3)] == [1] * 3
@@ -398,14 +414,14 @@ def test_bounds_change_while_a_broker_runs(broker):
             speaks(one)
         with clients(broker, "OTHER", 1) as [waits]:
             waits.send("api_versions", 0)
-            until(lambda: broker.served.server.doors.waiting == 1, "it waits")
+            until(lambda: broker.served.server.acceptor.waiting == 1, "it waits")
             change(admin, max_connections="4")
             assert waits.receive()["error_code"] == "none"
             # A setting of one listener, by its name.
             change(admin, **{"listener.name.other.max.connections": "3"}, max_connections="100")
             with clients(broker, "OTHER", 1) as [again]:
                 again.send("api_versions", 0)
-                until(lambda: broker.served.server.doors.waiting == 1, "it waits")
+                until(lambda: broker.served.server.acceptor.waiting == 1, "it waits")
                 change(admin, **{"listener.name.other.max.connections": None})
                 assert again.receive()["error_code"] == "none"
             until(lambda: broker.count == 4, "it has left")
@@ -484,7 +500,7 @@ def test_who_comes_too_fast_to_a_listener_waits(broker):
         with clients(broker, "OTHER", 2) as [late, later]:
             for one in (late, later):
                 one.send("api_versions", 0)
-            until(lambda: broker.served.server.doors.waiting == 1, "one is held", poll_s=0)
+            until(lambda: broker.served.server.acceptor.waiting == 1, "one is held", poll_s=0)
             assert late.receive()["error_code"] == "none"
             change(admin, **{rate: None})
             assert later.receive()["error_code"] == "none"
@@ -498,7 +514,7 @@ def test_a_broker_stops_though_clients_wait_to_come_in(tmp_path):
         first = stack.enter_context(Cluster(broker.at("OTHER")))
         speaks(first)
         waiting = [stack.enter_context(Cluster(broker.at("OTHER"))) for _ in range(3)]
-        until(lambda: broker.served.server.doors.waiting == 1, "one waits")
+        until(lambda: broker.served.server.acceptor.waiting == 1, "one waits")
         broker.stop()
         assert all(is_closed(one) for one in (first, *waiting))
 

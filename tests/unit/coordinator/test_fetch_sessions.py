@@ -15,9 +15,9 @@ from fencepost.coordinator.errors import (
 )
 from fencepost.coordinator.storage.fetch_sessions import (
     EVICTION_MS,
+    CachedPartition,
     FetchedPartition,
     FetchSessions,
-    PartitionFetch,
 )
 from fencepost.logcore.machine import DomainError
 from fencepost.logcore.reading import LogReadInfo
@@ -26,17 +26,17 @@ from tests.support.cluster import Cluster, unique
 from tests.support.raw import Answer
 
 
-def partition(index: int = 0) -> PartitionFetch:
-    return PartitionFetch(("t", index), offset=0, max_bytes=1)
+def partition(index: int = 0) -> CachedPartition:
+    return CachedPartition(("t", index), offset=0, max_bytes=1)
 
 
-def said(asked: PartitionFetch | None = None, error: DomainError | None = None, **read) -> Any:
+def said(asked: CachedPartition | None = None, error: DomainError | None = None, **read) -> Any:
     """Return one partition's part of a response."""
     marks = LogReadInfo(b"", 0, 0, 0, None, is_behind=False)._replace(**read)
     return FetchedPartition(asked or partition(), marks, error=error)
 
 
-def partitions(count: int) -> list[PartitionFetch]:
+def partitions(count: int) -> list[CachedPartition]:
     return [partition(index) for index in range(count)]
 
 
@@ -109,7 +109,7 @@ def test_under_another_leader_epoch_all_is_news_again() -> None:
     asked = partition()
     news = []
     for epoch in (5, 5, 6, 6):
-        asked.renew(PartitionFetch(asked.key, 0, 1, leader_epoch=epoch))
+        asked.renew(CachedPartition(asked.key, 0, 1, leader_epoch=epoch))
         news.append(asked.learn(said()))
     assert news == [True, False, True, False]
 

@@ -26,7 +26,7 @@ from fencepost.coordinator.history.entries import (
     encode_key,
     encode_value,
 )
-from fencepost.coordinator.history.recorder import History, HistoryLimits
+from fencepost.coordinator.history.recorder import HistoryLimits, HistoryRecorder
 from fencepost.coordinator.metadata.names import (
     HISTORY_TOPIC,
     TRANSACTION_STATE,
@@ -305,5 +305,5 @@ def test_who_is_the_member_and_else_who_asked() -> None:
 async def test_the_limits_are_of_one_history(tmp_path: Path) -> None:
     store = storage(tmp_path)
     limits = HistoryLimits(max_queued=1)
-    one = History(store.metadata, store.logs, store.config, store.clock, limits)
+    one = HistoryRecorder(store.metadata, store.logs, store.config, store.clock, limits)
     assert one.limits is limits

@@ -16,9 +16,9 @@ from fencepost.coordinator.server.http import (
     PIECE_BYTES,
     HttpError,
     HttpLimits,
+    HttpRequest,
+    HttpResponse,
     HttpServer,
-    Request,
-    Response,
     serve_http,
 )
 from fencepost.coordinator.server.http_messages import (
@@ -35,7 +35,7 @@ LIMITS = HttpLimits()
 LARGE_BYTES = 3 * PIECE_BYTES + 1
 
 
-async def echo(asked: Request) -> Response:
+async def echo(asked: HttpRequest) -> HttpResponse:
     """Respond by path."""
     match asked.path:
         case "/fails":
@@ -43,13 +43,13 @@ async def echo(asked: Request) -> Response:
         case "/refuses":
             raise HttpError(405, "POST it", {"Allow": "POST"})
         case "/pieces":
-            return Response(body=pieces(b"one", b"", b"two"))
+            return HttpResponse(body=pieces(b"one", b"", b"two"))
         case "/broken":
-            return Response(body=pieces(b"one", None))
+            return HttpResponse(body=pieces(b"one", None))
         case "/large":
-            return Response(body=bytes(LARGE_BYTES))
+            return HttpResponse(body=bytes(LARGE_BYTES))
     seen = f"{asked.method} {asked.path} {dict(asked.query)} {len(asked.body)}"
-    return Response(200, "text/plain", seen.encode())
+    return HttpResponse(200, "text/plain", seen.encode())
 
 
 async def pieces(*parts: bytes | None) -> AsyncIterator[bytes]:

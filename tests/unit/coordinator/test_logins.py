@@ -26,8 +26,8 @@ from fencepost.coordinator.security.added_users import (
     parse_added_user,
 )
 from fencepost.coordinator.security.logins import (
-    Failure,
     ListenerLogins,
+    LoginFailure,
     Logins,
     check_logins,
     configured_passwords,
@@ -405,10 +405,10 @@ def test_lines_of_failed_logins_are_bounded() -> None:
     made = logins(clock)
     with capture_logs() as lines:
         for _ in range(1000):
-            made.has_failed(Failure("1.2.3.4:5", "IN", "PLAIN", "the password is wrong", "x"))
+            made.has_failed(LoginFailure("1.2.3.4:5", "IN", "PLAIN", "the password is wrong", "x"))
         assert len(lines) == LINES_PER_SECOND
         clock.advance(1000)
-        made.has_failed(Failure("1.2.3.4:5", "IN", None, "no request of Kafka"))
+        made.has_failed(LoginFailure("1.2.3.4:5", "IN", None, "no request of Kafka"))
     assert [one["event"] for one in lines[LINES_PER_SECOND:]] == [
         "more logins failed",
         "login failed",
@@ -420,7 +420,7 @@ def test_lines_of_failed_logins_are_bounded() -> None:
 @pytest.mark.parametrize("name", ["a\nlogin failed user=b", "\x1b[2J", "ü\u2028", "x" * 5000])
 def test_a_line_is_a_line_whatever_the_name(name: str) -> None:
     with capture_logs() as lines:
-        logins(ManualClock()).has_failed(Failure("p", "IN", "PLAIN", "cause", name))
+        logins(ManualClock()).has_failed(LoginFailure("p", "IN", "PLAIN", "cause", name))
     shown = lines[0]["user"]
     assert shown.isprintable()
     assert len(shown) < 500

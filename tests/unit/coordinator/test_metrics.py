@@ -24,7 +24,7 @@ from fencepost.coordinator.daemon.errors import BrokerError
 from fencepost.coordinator.history.causes import REBALANCE_CAUSES, cause_of
 from fencepost.coordinator.metrics import jmx, kafka_exporter, kminion, own
 from fencepost.coordinator.metrics.endpoint import COMPAT
-from fencepost.coordinator.metrics.exposition import OPENMETRICS, PROMETHEUS, Page
+from fencepost.coordinator.metrics.exposition import OPENMETRICS, PROMETHEUS, ScrapePage
 from fencepost.coordinator.metrics.families import (
     MAX_LABEL_CHARACTERS,
     Family,
@@ -33,7 +33,7 @@ from fencepost.coordinator.metrics.families import (
     labels,
 )
 from fencepost.coordinator.metrics.health import SERVING, unready
-from fencepost.coordinator.metrics.view import RATE_SECONDS, Rates
+from fencepost.coordinator.metrics.view import RATE_SECONDS, ByteRates
 from fencepost.coordinator.runtime.background import Pace
 from fencepost.coordinator.runtime.histogram import Histogram
 from fencepost.coordinator.runtime.shard_state import ShardState
@@ -396,13 +396,13 @@ async def test_a_scrape_has_so_many_series_and_counts_the_rest() -> None:
     family = Family("x", "gauge", ("n",), "x")
     samples: list[Sample] = [(labels(n=number), number) for number in range(10)]
     for limit in (9, 10, 11):
-        whole = Page(PROMETHEUS, limit)
+        whole = ScrapePage(PROMETHEUS, limit)
         await whole.add([(family, samples)], Pace())
         assert len(found(read_prometheus(b"".join(whole.pieces).decode()))) == min(limit, 10)
         assert (whole.series, whole.dropped) == (min(limit, 10), max(0, 10 - limit))
     took = Histogram((1.0,))
     for limit, kept in ((3, 0), (4, 4)):
-        whole = Page(PROMETHEUS, limit)
+        whole = ScrapePage(PROMETHEUS, limit)
         await whole.add([(family, [("", took)])], Pace())
         assert (whole.series, whole.dropped) == (kept, 4 - kept)
 
@@ -429,7 +429,7 @@ async def test_groups_without_number_do_not_make_a_scrape_grow(tmp_path: Path) -
 async def test_any_name_is_a_label(text: str) -> None:
     family = Family("x", "gauge", ("n",), 'a "\\" b\nc')
     for kind, read in ((PROMETHEUS, read_prometheus), (OPENMETRICS, read_openmetrics)):
-        whole = Page(kind, 10)
+        whole = ScrapePage(kind, 10)
         await whole.add([(family, [(labels(n=text), 1)])], Pace())
         whole.end()
         ((_, (told,)),) = found(read(b"".join(whole.pieces).decode()))
@@ -524,7 +524,7 @@ def test_a_cause_is_one_of_a_few_words(
 
 
 def test_a_rate_follows_its_counter() -> None:
-    rates, key = Rates(), ("t", "bytes_in")
+    rates, key = ByteRates(), ("t", "bytes_in")
     assert rates.after({key: 100}, 0.0) == {key: 0.0}
     assert rates.after({key: 1_100}, 10.0) == {key: 100.0}
     now, count = 10.0, 1_100

@@ -12,8 +12,8 @@ import pytest
 from fencepost import Broker
 from fencepost.coordinator.config.key import ConfigError
 from fencepost.coordinator.server import http_access
-from fencepost.coordinator.server.http import HttpLimits, Request, Response, serve_http
-from fencepost.coordinator.server.http_access import AccessError, RenewedContext, Users
+from fencepost.coordinator.server.http import HttpLimits, HttpRequest, HttpResponse, serve_http
+from fencepost.coordinator.server.http_access import HttpAccessError, HttpUsers, RenewedContext
 from tests.support.certificates import Authority, replace
 from tests.support.waits import until_true
 
@@ -127,15 +127,15 @@ async def test_a_file_that_can_not_be_used_is_told_by_its_key(tmp_path: Path, na
     ],
 )
 def test_files_of_users_that_are_none(tmp_path: Path, text: str, reason: str) -> None:
-    with pytest.raises(AccessError, match=reason) as refused:
-        Users(str(users_file(tmp_path, text)))
+    with pytest.raises(HttpAccessError, match=reason) as refused:
+        HttpUsers(str(users_file(tmp_path, text)))
     assert "hunter2" not in str(refused.value)
-    Users(str(users_file(tmp_path, "".join(f"u{n}:p\n" for n in range(100)))))
+    HttpUsers(str(users_file(tmp_path, "".join(f"u{n}:p\n" for n in range(100)))))
 
 
 async def test_who_takes_too_slowly_is_cut_off(tmp_path: Path) -> None:
-    async def handler(_request: Request) -> Response:
-        return Response(body=bytes(16 << 20))
+    async def handler(_request: HttpRequest) -> HttpResponse:
+        return HttpResponse(body=bytes(16 << 20))
 
     authority = Authority(tmp_path)
     renewed = RenewedContext(str(authority.server("metrics").file), None)
@@ -157,8 +157,8 @@ async def test_who_takes_too_slowly_is_cut_off(tmp_path: Path) -> None:
 
 
 async def test_handshakes_that_stand_still_are_connections_and_end(tmp_path: Path) -> None:
-    async def handler(_request: Request) -> Response:
-        return Response(body=b"pong")
+    async def handler(_request: HttpRequest) -> HttpResponse:
+        return HttpResponse(body=b"pong")
 
     authority = Authority(tmp_path)
     # Long enough for the handshake below on a busy machine.

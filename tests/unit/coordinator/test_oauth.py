@@ -29,7 +29,7 @@ from fencepost.coordinator.security.oauth_login import (
     OauthExchange,
     OauthLogin,
 )
-from fencepost.coordinator.security.tokens import Claims, SignedTokens, UnsecuredTokens
+from fencepost.coordinator.security.tokens import RequiredClaims, SignedTokens, UnsecuredTokens
 from tests.support.clock import ManualClock
 
 NOW_MS = 1_700_000_000_000
@@ -72,7 +72,7 @@ async def taken(exchange: OauthExchange, token: bytes) -> bytes:
 
 
 def believing(**claims: Any) -> OauthExchange:
-    return OauthLogin(UnsecuredTokens(Claims(**claims)), lambda: NOW_MS).begin()
+    return OauthLogin(UnsecuredTokens(RequiredClaims(**claims)), lambda: NOW_MS).begin()
 
 
 # --- messages (OAuthBearerSaslServerTest, OAuthBearerClientInitialResponseTest) ---
@@ -287,7 +287,7 @@ def key_set_of(url: str, clock: ManualClock) -> KeySet:
 
 
 def looking(url: str, clock: ManualClock, **more: Any) -> Callable[[], OauthExchange]:
-    claims = Claims(skew_ms=30_000, needs_issued_at=True)
+    claims = RequiredClaims(skew_ms=30_000, needs_issued_at=True)
     tokens = SignedTokens(key_set_of(url, clock), claims, **more)
     return OauthLogin(tokens, clock.now_ms).begin
 

@@ -26,11 +26,11 @@ from fencepost.coordinator.metadata.log import MetadataLog
 from fencepost.coordinator.security import quotas
 from fencepost.coordinator.security.quota_table import QuotaTable
 from fencepost.coordinator.security.quotas import EXPIRES_MS, ClientQuotas
-from fencepost.coordinator.security.rates import MAX_THROTTLE_MS, Rate, TokenBucket, Window
+from fencepost.coordinator.security.rates import MAX_THROTTLE_MS, Rate, RateWindow, TokenBucket
 from tests.support.clock import ManualClock
 from tests.unit.coordinator.services import storage
 
-WINDOW = Window()
+WINDOW = RateWindow()
 
 
 # --- rates ---------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ def test_a_wait_is_no_longer_than_an_answer_can_say():
 
 def test_a_bucket_begins_full_is_overdrawn_once_and_fills_up():
     """TokenBucketTest, with a burst of 50 at 5 per second."""
-    bucket = TokenBucket(Window(10, 1000))
+    bucket = TokenBucket(RateWindow(10, 1000))
     assert bucket.tokens(5, 123_456) == 50
     bucket.take(60, 5, 123_456)
     assert bucket.tokens(5, 123_456) == -10

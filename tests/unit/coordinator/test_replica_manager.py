@@ -9,7 +9,11 @@ from structlog.testing import capture_logs
 
 from fencepost.cluster.records import PartitionChangeRecord
 from fencepost.coordinator.errors import UnknownTopicOrPartitionError
-from fencepost.coordinator.runtime.delayed_fetch import DelayedFetch, DelayedFetches, Watched
+from fencepost.coordinator.runtime.delayed_fetch import (
+    DelayedFetch,
+    DelayedFetches,
+    WatchedPartition,
+)
 from fencepost.coordinator.storage.maintenance import Maintenance
 from fencepost.logcore.checkpoints import (
     CLEANER_CHECKPOINT,
@@ -397,7 +401,7 @@ class Reader:
             max_wait_ms=max_wait_ms,
         )
         start = self.partition.log_end_offset if offset is None else offset
-        self.poll.watch(Watched(self.partition, start, 1 << 20))
+        self.poll.watch(WatchedPartition(self.partition, start, 1 << 20))
 
     async def end_offset(self) -> int:
         """Return the log end offset when the wait is over."""

@@ -7,7 +7,7 @@ import pytest
 from fencepost.coordinator.config.broker_config import BrokerConfig, ConfigError
 from fencepost.coordinator.config.listeners import controller_listeners
 from fencepost.coordinator.config.roles import roles_of
-from fencepost.coordinator.replication.quorum import Quorum, intervals_of
+from fencepost.coordinator.replication.quorum import QuorumConfig, intervals_of
 
 MEMBER = {
     "process.roles": "broker",
@@ -44,7 +44,7 @@ def test_a_member() -> None:
     config = BrokerConfig(MEMBER)
     roles = roles_of(config)
     assert (roles.is_broker, roles.is_controller, roles.is_member) == (True, False, True)
-    quorum = Quorum.of(config, roles)
+    quorum = QuorumConfig.of(config, roles)
     assert list(quorum.bootstrap) == [("a", 1), ("b", 2)]
     assert (quorum.voters, quorum.listener) == ({}, "CONTROLLER")
     assert intervals_of(config).heartbeat_ms == 2_000
@@ -54,7 +54,7 @@ def test_voters_are_where_controllers_are_looked_for() -> None:
     config = BrokerConfig(
         {**MEMBER, "controller.quorum.bootstrap.servers": "", "controller.quorum.voters": "1@a:1"}
     )
-    quorum = Quorum.of(config, roles_of(config))
+    quorum = QuorumConfig.of(config, roles_of(config))
     assert (list(quorum.bootstrap), quorum.voters) == ([("a", 1)], {1: ("a", 1)})
 
 

@@ -769,7 +769,7 @@ async def test_who_comes_when_all_places_are_taken_waits_for_one() -> None:
         waiting = [await Peer.of(service) for _ in range(2)]
         for peer in waiting:
             peer.send(heartbeat(2))
-        doors = service.server.doors
+        doors = service.server.acceptor
         assert doors is not None
         await until_true(lambda: doors.waiting == 1)
         peers[0].writer.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fencepost.coordinator.metrics import tally
-from fencepost.coordinator.metrics.tally import BATCHES_PER_STEP, MIN_RUNS, Tally
+from fencepost.coordinator.metrics.tally import BATCHES_PER_STEP, MIN_RUNS, PartitionTally
 from fencepost.logcore.batch import decode_records, iter_headers
 from fencepost.logcore.partition import Partition
 from fencepost.logcore.reading import Isolation
@@ -38,7 +38,7 @@ def readable(partition: Partition, isolation: Isolation) -> list[int]:
             offset = header.next_offset
 
 
-def learned(one: Tally, limit: int) -> Tally:
+def learned(one: PartitionTally, limit: int) -> PartitionTally:
     for _ in one.learn(limit):
         pass
     assert one.end == limit
@@ -88,19 +88,21 @@ def test_a_tally_counts_what_readers_get(
         monkeypatch.setattr(tally, "OFFSETS_PER_PART", 10)
     life = Life(tmp_path, rng)
     partition = life.partition
-    decided = Tally(partition, 0, 0, aborts=True)
+    decided = PartitionTally(partition, 0, 0, aborts=True)
     for step in range(STEPS):
         life.step()
         if rng.random() < 0.02:
             life.restart()
             partition = life.partition
             # As after a broker's start: from the offset of the slowest reader.
-            decided = Tally(partition, rng.randint(0, partition.last_stable_offset), 0, aborts=True)
+            decided = PartitionTally(
+                partition, rng.randint(0, partition.last_stable_offset), 0, aborts=True
+            )
         if step % 10 and rng.random() < 0.7:
             continue
         stable, high = partition.last_stable_offset, partition.high_watermark
         learned(decided, stable)
-        held = learned(Tally(partition, stable, 0, aborts=False), high)
+        held = learned(PartitionTally(partition, stable, 0, aborts=False), high)
         committed = readable(partition, Isolation.READ_COMMITTED)
         everything = readable(partition, Isolation.READ_UNCOMMITTED)
         for position in {
@@ -125,7 +127,7 @@ def test_a_tally_counts_what_readers_get(
 def test_plain_records_are_not_looked_at(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     append(partition, 5)
-    counted = Tally(partition, 0, 0, aborts=True)
+    counted = PartitionTally(partition, 0, 0, aborts=True)
     assert list(counted.learn(5)) == []
     assert (counted.end, counted.between(0, 5)) == (5, (0, 0))
     partition.close()
@@ -137,7 +139,7 @@ def test_after_a_start_old_batches_are_looked_at_some_at_a_time(tmp_path: Path) 
         append(partition)
     partition.close()
     partition = open_partition(tmp_path)
-    counted = Tally(partition, 0, 0, aborts=True)
+    counted = PartitionTally(partition, 0, 0, aborts=True)
     assert len(list(counted.learn(partition.high_watermark))) == 3
     append(partition, 7)
     assert list(counted.learn(partition.high_watermark)) == []
@@ -160,7 +162,7 @@ def test_what_compaction_has_removed_is_no_record(seed: int, tmp_path: Path) -> 
         if is_open_again:
             partition.close()
             partition = open_partition(tmp_path, config=COMPACTED)
-        counted = learned(Tally(partition, 0, cleaned, aborts=True), end)
+        counted = learned(PartitionTally(partition, 0, cleaned, aborts=True), end)
         boundaries = {header.base_offset for header, _ in partition.reader.read_all()}
         for position in boundaries:
             left = end - position - counted.between(position, end)[0]
@@ -174,7 +176,7 @@ def test_the_memory_of_a_tally_is_bounded_and_its_sums_stay(tmp_path: Path) -> N
     for number in range(count):
         append(partition, producer_id=1, sequence=number, transactional=True)
         marker(partition, 1, commit=True)
-    counted = learned(Tally(partition, 0, 0, aborts=True), partition.last_stable_offset)
+    counted = learned(PartitionTally(partition, 0, 0, aborts=True), partition.last_stable_offset)
     assert counted.runs == count
     counted.keep(0, 2 * MIN_RUNS)
     assert counted.runs == 2 * MIN_RUNS

@@ -25,13 +25,13 @@ from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.controller.store import MetadataStore
 from fencepost.coordinator.errors import MetadataUnavailableError
 from fencepost.coordinator.zookeeper import znodes
-from fencepost.coordinator.zookeeper.access import Access
+from fencepost.coordinator.zookeeper.access import SecurityZnodes
 from fencepost.coordinator.zookeeper.broker_store import BrokerStore
-from fencepost.coordinator.zookeeper.connection import Reach
-from fencepost.coordinator.zookeeper.loading import Loaded
+from fencepost.coordinator.zookeeper.connection import ZooKeeperConfig
+from fencepost.coordinator.zookeeper.loading import ZkImage
 from fencepost.coordinator.zookeeper.passwords import Passwords
-from fencepost.coordinator.zookeeper.session import RefusedError, Session, Set, Write
-from fencepost.coordinator.zookeeper.store import Store
+from fencepost.coordinator.zookeeper.session import RefusedError, Set, Write, ZkSession
+from fencepost.coordinator.zookeeper.store import ZkMetadataStore
 from fencepost.logcore.clock import SystemClock
 from fencepost.logcore.errors import LogError
 from tests.support.faults import FaultyDisk
@@ -41,11 +41,11 @@ from tests.unit.coordinator.services import storage
 SETTINGS = BrokerConfig({"zookeeper.connect": "nowhere:1"})
 
 
-class GatedSession(Session):
+class GatedSession(ZkSession):
     """A session whose writes wait for ``gate``, and fail if ``is_refused`` is set."""
 
     def __init__(self) -> None:
-        super().__init__(Reach.of(SETTINGS), lambda _state: None)
+        super().__init__(ZooKeeperConfig.of(SETTINGS), lambda _state: None)
         self.gate = asyncio.Event()
         self.is_refused = False
         self.done: list[Write] = []
@@ -108,10 +108,10 @@ async def kept_by_zookeeper(_directory: Path) -> AsyncIterator[Kept]:
         session.is_refused = True
         session.gate.set()
 
-    store = Store(
+    store = ZkMetadataStore(
         SETTINGS,
         session,
-        Loaded(MetadataImage(), (), {}),
+        ZkImage(MetadataImage(), (), {}),
         node_id=1,
         epoch=3,
         epoch_version=0,
@@ -163,7 +163,7 @@ async def test_change_that_cannot_be_written_fails_the_wait(kept: Kept) -> None:
     kept.fail()
     with pytest.raises((LogError, NotControllerError)):
         await asyncio.wait_for(written, 10)
-    if isinstance(kept.store, Store):
+    if isinstance(kept.store, ZkMetadataStore):
         await until_true(lambda: kept.refusals == 1)
         with pytest.raises(NotControllerError):
             kept.write("3")
@@ -179,7 +179,7 @@ async def test_change_that_does_not_fit_leaves_the_image(kept: Kept) -> None:
 
 async def test_wait_that_begins_after_the_store_was_closed_fails() -> None:
     async with kept_by_zookeeper(Path()) as kept:
-        assert isinstance(kept.store, Store)
+        assert isinstance(kept.store, ZkMetadataStore)
         kept.write("1")
         kept.store.close()
         written = kept.store.durable()
@@ -191,8 +191,8 @@ async def test_wait_that_begins_after_the_store_was_closed_fails() -> None:
 # --- changes by each broker of a cluster on ZooKeeper ---
 
 
-def broker_store(session: Session) -> BrokerStore:
-    access = Access(session, SystemClock(), lambda _records: None, has_rules=False)
+def broker_store(session: ZkSession) -> BrokerStore:
+    access = SecurityZnodes(session, SystemClock(), lambda _records: None, has_rules=False)
     passwords = Passwords(SETTINGS, node_id=1)
     return BrokerStore(SETTINGS, session, MetadataImage(), passwords, access, node_id=1)
 

@@ -12,7 +12,7 @@ from fencepost.coordinator.handlers.deciding import (
     ITEMS_PER_TURN,
     pieces_of_turns,
 )
-from fencepost.coordinator.security.principal import Session
+from fencepost.coordinator.security.principal import ClientSession
 from fencepost.protocol import ApiKey
 from fencepost.protocol.messages import request_factory, response_factory
 from tests.unit.coordinator.services import Services
@@ -42,7 +42,7 @@ class Asked:
     """A connection with every right."""
 
     client_software = None
-    session = Session("127.0.0.1", "PLAINTEXT")
+    session = ClientSession("127.0.0.1", "PLAINTEXT")
 
 
 def long_names() -> Any:

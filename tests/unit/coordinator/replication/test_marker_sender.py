@@ -10,7 +10,7 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.replication.marker_sender import MarkerSender
 from fencepost.coordinator.replication.peers import Peers
-from fencepost.coordinator.replication.verifier import Verifier
+from fencepost.coordinator.replication.verifier import RemoteVerifier
 from fencepost.coordinator.services.marker_writer import MAX_RETRY_MS
 from fencepost.logcore.errors import InvalidProducerEpochError
 from fencepost.protocol.api import ApiKey
@@ -47,7 +47,7 @@ class Pair(Scripted):
         self.peers = Peers(services.config, lambda: image, node_id=HERE)
         self.writer = txns.markers
         self.writer._leader_of = lambda partition: self.leaders.get(partition, HERE)
-        self.verifier = Verifier(services.storage, self.peers, txns.coordinator_of)
+        self.verifier = RemoteVerifier(services.storage, self.peers, txns.coordinator_of)
         txns.join_others(MarkerSender(self.peers), self.verifier.ask, self._allocate)
 
     async def stop(self) -> None:

@@ -15,7 +15,7 @@ from fencepost.coordinator.metadata.kraft_metadata_cache import MEMBER_FEATURES
 from fencepost.coordinator.replication.controller_channel import (
     RemoteControllerChannel,
 )
-from fencepost.coordinator.replication.controller_connection import Newest
+from fencepost.coordinator.replication.controller_connection import NewestVersionRequest
 from fencepost.coordinator.replication.directories import Directories
 from fencepost.coordinator.replication.isr_changes import IsrChanges
 from fencepost.coordinator.replication.registering import unsupported
@@ -241,7 +241,7 @@ async def test_a_frozen_controller_holds_nothing_up_once_another_is_known() -> N
     other = await controller_that_says(2)
     known = [("127.0.0.1", frozen.port)]
     channel = RemoteControllerChannel(lambda: known[-1], client_id="c")
-    request = Newest(ApiKey.DESCRIBE_CLUSTER, lambda make: make.message())
+    request = NewestVersionRequest(ApiKey.DESCRIBE_CLUSTER, lambda make: make.message())
     answers = [channel.send(request) for _ in range(2)]
     await until_true(lambda: len(frozen.asked) == 2, "the request is under way")
     known.append(("127.0.0.1", other.port))
@@ -261,7 +261,7 @@ async def test_what_a_controller_does_not_take_is_not_sent_to_it() -> None:
         client_id="c",
         takes=lambda key: key != ApiKey.DESCRIBE_CLUSTER or len(known) == 2,
     )
-    request = Newest(ApiKey.DESCRIBE_CLUSTER, lambda make: make.message())
+    request = NewestVersionRequest(ApiKey.DESCRIBE_CLUSTER, lambda make: make.message())
     with pytest.raises(UnsupportedVersion):
         await channel.send(request)
     assert not controllers[0].asked
@@ -298,7 +298,7 @@ async def test_a_request_that_can_not_be_made_holds_up_no_other() -> None:
             raise failures.pop()
         return make.message()
 
-    request = Newest(ApiKey.DESCRIBE_CLUSTER, build)
+    request = NewestVersionRequest(ApiKey.DESCRIBE_CLUSTER, build)
     odd, next_one = channel.send(request), channel.send(request)
     with pytest.raises(KeyError):
         await odd

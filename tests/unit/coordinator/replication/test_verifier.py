@@ -12,7 +12,7 @@ from kio.schema.errors import ErrorCode
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.replication.peers import Peers
 from fencepost.coordinator.replication.producer_ids import ControllersProducerIds
-from fencepost.coordinator.replication.verifier import Verifier
+from fencepost.coordinator.replication.verifier import RemoteVerifier
 from fencepost.coordinator.runtime.origin import Origin
 from fencepost.coordinator.storage.appends import Append, Part
 from fencepost.logcore.batch import LogRecord, encode_batch
@@ -53,7 +53,7 @@ class Pair(Scripted):
         image = image_of(b7=self.other.port)
         self.peers = Peers(services.config, lambda: image, node_id=HERE)
         txns.coordinator_of = lambda _: self.coordinator  # type: ignore[method-assign]
-        self.verifier = Verifier(services.storage, self.peers, txns.coordinator_of)
+        self.verifier = RemoteVerifier(services.storage, self.peers, txns.coordinator_of)
         txns.verify_remotely = self.verifier.ask
 
     async def stop(self) -> None:

@@ -14,7 +14,7 @@ from fencepost.cluster.acl import (
     Permission,
     ResourceType,
 )
-from fencepost.coordinator.security.principal import Principal, Session, one_form
+from fencepost.coordinator.security.principal import ClientSession, Principal, one_form
 
 IMPLY = {
     Operation.DESCRIBE: {Operation.READ, Operation.WRITE, Operation.DELETE, Operation.ALTER},
@@ -36,8 +36,8 @@ def rule(text: str) -> Acl:
     )
 
 
-def session(user: str, host: str = "127.0.0.1") -> Session:
-    return Session(host, "PLAINTEXT", Principal("User", user))
+def session(user: str, host: str = "127.0.0.1") -> ClientSession:
+    return ClientSession(host, "PLAINTEXT", Principal("User", user))
 
 
 def _is_about(acl: Acl, kind: ResourceType, name: str) -> bool:
@@ -48,7 +48,7 @@ def _is_about(acl: Acl, kind: ResourceType, name: str) -> bool:
     return acl.resource_name in {name, ANYTHING}
 
 
-def _is_for(acl: Acl, who: Session) -> bool:
+def _is_for(acl: Acl, who: ClientSession) -> bool:
     if acl.principal not in {ANYBODY, str(who.principal)}:
         return False
     if "/" in acl.host:
@@ -61,7 +61,7 @@ def _is_for(acl: Acl, who: Session) -> bool:
 
 def allows(
     acls: Iterable[Acl],
-    who: Session,
+    who: ClientSession,
     operation: Operation,
     kind: ResourceType,
     name: str,
@@ -81,7 +81,7 @@ def allows(
 
 def allows_some(
     acls: Iterable[Acl],
-    who: Session,
+    who: ClientSession,
     operation: Operation,
     kind: ResourceType,
     *,

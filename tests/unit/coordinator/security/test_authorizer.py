@@ -24,7 +24,7 @@ from fencepost.coordinator.config.broker_config import BrokerConfig, ConfigError
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.security import rules as rules_module
 from fencepost.coordinator.security.authorizer import STANDARD, Authorizer, parse_super_users
-from fencepost.coordinator.security.principal import ANONYMOUS, Principal, Session, one_form
+from fencepost.coordinator.security.principal import ANONYMOUS, ClientSession, Principal, one_form
 from fencepost.coordinator.security.rules import NO_ID, RuleTable
 from fencepost.protocol.steps import finish
 from tests.support.stalls import MAX_STALL_MS, slowness
@@ -41,7 +41,7 @@ def authorizer(*texts: str, **fields) -> Authorizer:
     return made
 
 
-def may(of: Authorizer, who: Session | str, what: str, host: str = "127.0.0.1") -> bool:
+def may(of: Authorizer, who: ClientSession | str, what: str, host: str = "127.0.0.1") -> bool:
     """Decide on ``READ T foo``; the name may be empty."""
     operation, kind, name = what.split(" ")
     asks = session(who, host) if isinstance(who, str) else who
@@ -107,7 +107,7 @@ def test_what_no_rule_is_about_may_be_allowed_to_all(text, allowed):
 
 def test_who_has_not_said_who_it_is_can_be_a_super_user():
     of = authorizer(super_users=[ANONYMOUS])
-    assert may(of, Session("127.0.0.1", "PLAINTEXT"), "ALTER C kafka-cluster")
+    assert may(of, ClientSession("127.0.0.1", "PLAINTEXT"), "ALTER C kafka-cluster")
 
 
 # --- one rule ------------------------------------------------------------------------------------
@@ -292,13 +292,13 @@ def test_of_thousands_of_cidr_ranges_few_are_looked_at(monkeypatch):
         for at in range(5_000)
     ]
     of, looked = authorizer(*texts), []
-    real = rules_module._Held.on
+    real = rules_module._HolderRules.on
 
     def counted(self, name):
         looked.append(self)
         return real(self, name)
 
-    monkeypatch.setattr(rules_module._Held, "on", counted)
+    monkeypatch.setattr(rules_module._HolderRules, "on", counted)
     assert may(of, "alice", "READ T foo", "10.7.9.1")
     assert not may(of, "alice", "READ T foo", "11.7.9.1")
     assert len(looked) == 1
@@ -372,7 +372,7 @@ def test_a_name_that_looks_like_others_is_nobody_elses(name):
         "DENY READ User:* * TOPIC LITERAL closed",
         super_users=parse_super_users("User:admin;User:*"),
     )
-    who = Session("127.0.0.1", "IN", Principal("User", name))
+    who = ClientSession("127.0.0.1", "IN", Principal("User", name))
     is_named = name == "*"  # the super user of that name, and no wildcard
     assert [may(of, who, f"READ T {one}") for one in ("foo", "public", "closed")] == [
         is_named,
@@ -671,14 +671,14 @@ def test_of_thousands_of_rules_few_are_looked_at(monkeypatch):
         f"ALLOW READ User:* 10.0.{at % 250}.{at % 99} TOPIC LITERAL t{at}" for at in range(5_000)
     ]
     of, looked = authorizer(*texts), []
-    real = rules_module._Held.on
+    real = rules_module._HolderRules.on
 
     def counted(self, name):
         for grant in real(self, name):
             looked.append(grant)
             yield grant
 
-    monkeypatch.setattr(rules_module._Held, "on", counted)
+    monkeypatch.setattr(rules_module._HolderRules, "on", counted)
     assert may(of, "u77", "READ T team77.orders")
     assert not may(of, "u77", "READ T team78.orders")
     assert len(looked) == 1

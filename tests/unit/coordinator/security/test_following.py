@@ -23,7 +23,7 @@ from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.metadata.kraft_metadata_cache import KRaftMetadataCache
 from fencepost.coordinator.security.acls import MAX_AT_ONCE, AclPublisher
 from fencepost.coordinator.security.authorizer import Authorizer
-from fencepost.coordinator.security.principal import Principal, Session
+from fencepost.coordinator.security.principal import ClientSession, Principal
 from fencepost.coordinator.security.quota_table import QuotaTable
 from fencepost.coordinator.security.rules import RuleTable
 from fencepost.protocol.steps import finish
@@ -85,7 +85,7 @@ def test_rules_follow_the_image() -> None:
     one = Following()
     cluster, authorizer = one.cluster, one.authorizer
     cluster.change(AccessControlEntryRecord(RULE, 2, "t", 3, "User:alice", "*", 3, 3))
-    alice = Session("127.0.0.1", "PLAINTEXT", Principal("User", "alice"))
+    alice = ClientSession("127.0.0.1", "PLAINTEXT", Principal("User", "alice"))
 
     def may_read() -> bool:
         return authorizer.allows(

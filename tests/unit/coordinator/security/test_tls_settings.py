@@ -14,13 +14,13 @@ import pytest
 from fencepost.coordinator.config.broker_config import BrokerConfig, ConfigSource
 from fencepost.coordinator.config.key import ConfigError
 from fencepost.coordinator.config.listener_config import ListenerConfig, SecurityProtocol
-from fencepost.coordinator.daemon.certificates import Certificates
+from fencepost.coordinator.daemon.certificates import ListenerCertificates
 from fencepost.coordinator.security.cipher_suites import openssl_name
 from fencepost.coordinator.security.principal import ANONYMOUS, Principal
 from fencepost.coordinator.security.tls import (
     MAX_STORE_BYTES,
     ListenerTls,
-    Loaded,
+    LoadedTls,
     load,
     tls_settings,
 )
@@ -38,7 +38,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("ca"))
 
 
-def loaded(settings: dict[str, str], listener: ListenerConfig = SSL) -> Loaded:
+def loaded(settings: dict[str, str], listener: ListenerConfig = SSL) -> LoadedTls:
     return load(tls_settings(BrokerConfig(settings), listener))
 
 
@@ -263,7 +263,7 @@ def test_a_renewed_certificate_has_the_same_names(authority: Authority) -> None:
     now_s = time.time()
     before = ListenerTls(loaded(dict(authority.server("a", subject_name=subject("a")).keystore)))
 
-    def told(found: Loaded) -> str:
+    def told(found: LoadedTls) -> str:
         try:
             before.check(found, now_s)
         except ConfigError as error:
@@ -323,7 +323,7 @@ async def test_every_change_has_an_answer_whatever_it_names(
     locked = authority.server("locked", password=KEY_PASSWORD).file
     named = {"PIPE": str(tmp_path / "PIPE"), "LOCKED": str(locked)}
     before = BrokerConfig({**authority.server("broker").keystore, **trust_settings(authority)})
-    found = Certificates(before, [SSL], SystemClock())
+    found = ListenerCertificates(before, [SSL], SystemClock())
     await found.load()
     asked = {f"listener.name.ssl.{key}": named.get(one, one) for key, one in settings.items()}
     async with asyncio.timeout(20):

@@ -10,19 +10,19 @@ from typing import Any
 from kazoo.exceptions import BadVersionError
 
 from fencepost.coordinator.config.broker_config import BrokerConfig
-from fencepost.coordinator.zookeeper.connection import Reach
+from fencepost.coordinator.zookeeper.connection import ZooKeeperConfig
 from fencepost.coordinator.zookeeper.errors import ZooKeeperError
 from fencepost.coordinator.zookeeper.session import (
     ANY_VERSION,
     Create,
     Delete,
-    Node,
     Put,
     RefusedError,
-    Session,
+    SessionState,
     Set,
-    State,
     Write,
+    ZkSession,
+    Znode,
 )
 
 SETTINGS = BrokerConfig(
@@ -35,13 +35,13 @@ SETTINGS = BrokerConfig(
 TOPICS = "/kafka-acl/Topic"
 
 
-class Znodes(Session):
+class Znodes(ZkSession):
     """A session whose reads and writes complete at once."""
 
     def __init__(
         self,
-        reach: Reach = Reach.of(SETTINGS),  # noqa: B008 - it never changes
-        on_state: Callable[[State], None] = lambda _state: None,
+        reach: ZooKeeperConfig = ZooKeeperConfig.of(SETTINGS),  # noqa: B008 - it never changes
+        on_state: Callable[[SessionState], None] = lambda _state: None,
     ) -> None:
         super().__init__(reach, on_state)
         self.data: dict[str, bytes] = {}
@@ -54,10 +54,10 @@ class Znodes(Session):
         self._versions: dict[str, int] = {}
         self._count = 0
 
-    async def get(self, path: str, changed: Callable[[], object] | None = None) -> Node | None:
+    async def get(self, path: str, changed: Callable[[], object] | None = None) -> Znode | None:
         await self._answer_unless_silent()
         data = self.data.get(path)
-        return None if data is None else Node(data, self._versions.get(path, 0), 0, 0, 0)
+        return None if data is None else Znode(data, self._versions.get(path, 0), 0, 0, 0)
 
     async def children(self, path: str, changed: Callable[[], object] | None = None) -> list[str]:
         below = f"{path}/"

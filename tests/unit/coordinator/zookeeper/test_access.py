@@ -12,8 +12,13 @@ from fencepost.cluster.image import MetadataImage
 from fencepost.cluster.records import ClientQuotaRecord, EntityData, MetadataRecord
 from fencepost.coordinator.errors import RequestTimedOutError
 from fencepost.coordinator.zookeeper import access_znodes as formats
-from fencepost.coordinator.zookeeper.access import GIVE_UP_MS, LONG_BYTES, MAX_RECORDS, Access
-from fencepost.coordinator.zookeeper.access_znodes import AccessRecord, Change
+from fencepost.coordinator.zookeeper.access import (
+    GIVE_UP_MS,
+    LONG_BYTES,
+    MAX_RECORDS,
+    SecurityZnodes,
+)
+from fencepost.coordinator.zookeeper.access_znodes import AccessRecord, SecurityChange
 from fencepost.coordinator.zookeeper.errors import NotWrittenError
 from tests.support.clock import ManualClock
 from tests.support.images import after
@@ -29,7 +34,7 @@ class Broker:
         self.clock = ManualClock(0)
         self.image = MetadataImage()
         self.is_full = False
-        self.access = Access(self.session, self.clock, self._take, has_rules=True)
+        self.access = SecurityZnodes(self.session, self.clock, self._take, has_rules=True)
 
     def _take(self, records: Sequence[MetadataRecord]) -> None:
         if self.is_full:
@@ -128,11 +133,11 @@ async def test_znode_that_is_named_twice_is_taken_once(broker: Broker) -> None:
 # --- changes ---
 
 
-def quota(user: str) -> dict[str, list[Change]]:
+def quota(user: str) -> dict[str, list[SecurityChange]]:
     """Return the change that sets a user's quota, by path."""
     entity = (EntityData("user", user),)
     record = ClientQuotaRecord(entity, "producer_byte_rate", 1024.0, remove=False)
-    return {formats.path_of(record): [Change(record)]}
+    return {formats.path_of(record): [SecurityChange(record)]}
 
 
 def with_quotas(broker: Broker) -> set[str]:

@@ -17,7 +17,7 @@ from fencepost.cluster.records import (
     UserScramCredentialRecord,
 )
 from fencepost.coordinator.zookeeper import access_znodes as formats
-from fencepost.coordinator.zookeeper.access_znodes import Change
+from fencepost.coordinator.zookeeper.access_znodes import SecurityChange
 from fencepost.coordinator.zookeeper.errors import NotOurFormatError
 
 TOPIC = "/kafka-acl/Topic/orders"
@@ -51,7 +51,9 @@ def read(data: bytes | None, path: str = TOPIC) -> list[tuple[object, ...]]:
 
 
 def written(path: str, data: bytes) -> bytes | None:
-    return formats.changed(path, None, [Change(one) for one in formats.records_of(path, data)])
+    return formats.changed(
+        path, None, [SecurityChange(one) for one in formats.records_of(path, data)]
+    )
 
 
 def test_rules_are_read_and_written_to_the_letter():
@@ -168,7 +170,7 @@ def test_what_was_made_of_a_bad_denial_can_be_taken_away():
     bad = ENTRY | {"operation": "New", "permissionType": "Deny"}
     data = json.dumps({"version": 1, "acls": [ENTRY, bad]}).encode()
     denial = formats.records_of(TOPIC, data)[1]
-    left = formats.changed(TOPIC, data, [Change(denial, is_removed=True)])
+    left = formats.changed(TOPIC, data, [SecurityChange(denial, is_removed=True)])
     assert left is not None
     assert json.loads(left) == {"version": 1, "acls": [ENTRY]}
 
@@ -190,7 +192,7 @@ def test_rules_after_changes_are_those_of_a_set():
                 uuid.uuid4(), int(ResourceType.TOPIC), "orders", 3, *facts
             )
             removes = chance.random() < 0.5
-            data = formats.changed(TOPIC, data, [Change(one, removes)])
+            data = formats.changed(TOPIC, data, [SecurityChange(one, removes)])
             (model.discard if removes else model.add)(facts)
             assert set(read(data)) == model, seed
             assert (data is None) == (not model)
@@ -254,7 +256,7 @@ def test_an_entity_has_a_path_of_its_own(entity: dict[str, str | None], path: st
     key = "connection_creation_rate" if "ip" in entity else "producer_byte_rate"
     record = ClientQuotaRecord(named, key, 7.0, remove=False)
     assert formats.path_of(record) == f"/config/{path}"
-    data = formats.changed(f"/config/{path}", None, [Change(record)])
+    data = formats.changed(f"/config/{path}", None, [SecurityChange(record)])
     assert data == f'{{"version":1,"config":{{"{key}":"7"}}}}'.encode()
     assert formats.records_of(f"/config/{path}", data) == [record]
     prefix, note = formats.note_of(f"/config/{path}")
@@ -296,9 +298,12 @@ def test_other_settings_of_an_entity_stay():
     quota = ClientQuotaRecord(
         (EntityData("user", "alice"),), "producer_byte_rate", 0.0, remove=True
     )
-    left = formats.changed(USER, data, [Change(quota, is_removed=True)])
+    left = formats.changed(USER, data, [SecurityChange(quota, is_removed=True)])
     assert left == b'{"version":1,"config":{"new":"x"}}'
-    assert formats.changed(USER, settings(producer_byte_rate="5"), [Change(quota, True)]) is None
+    assert (
+        formats.changed(USER, settings(producer_byte_rate="5"), [SecurityChange(quota, True)])
+        is None
+    )
 
 
 @pytest.mark.parametrize("name", ["a/b", ".", "..", "a\0b", "a\x85", "\ud800", "x" * 10_000])

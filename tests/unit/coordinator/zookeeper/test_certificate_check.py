@@ -20,11 +20,11 @@ from fencepost.coordinator.handlers import Context
 from fencepost.coordinator.handlers.certificate_check import check_certificates
 from fencepost.coordinator.metadata.controller_settings import controller_settings
 from fencepost.coordinator.zookeeper.broker_store import ZooKeeperMetadata
-from fencepost.coordinator.zookeeper.connection import Reach
-from fencepost.coordinator.zookeeper.loading import Loaded
+from fencepost.coordinator.zookeeper.connection import ZooKeeperConfig
+from fencepost.coordinator.zookeeper.loading import ZkImage
 from fencepost.coordinator.zookeeper.passwords import Passwords
-from fencepost.coordinator.zookeeper.session import Session
-from fencepost.coordinator.zookeeper.store import Store
+from fencepost.coordinator.zookeeper.session import ZkSession
+from fencepost.coordinator.zookeeper.store import ZkMetadataStore
 from fencepost.protocol import ApiKey
 from fencepost.protocol.messages import request_factory
 from tests.unit.coordinator.services import Services
@@ -46,10 +46,10 @@ class Elected:
         encoded = passwords.encoded("1", PASSWORD, "password")
         delta.replay(ConfigRecord(BROKER_RESOURCE, "1", PASSWORD, encoded))
         delta.replay(ConfigRecord(BROKER_RESOURCE, "1", "confluent.unknown", "1"))
-        self.store = Store(
+        self.store = ZkMetadataStore(
             config,
-            Session(Reach.of(config), lambda _state: None),
-            Loaded(delta.apply(0, 1), (), {}),
+            ZkSession(ZooKeeperConfig.of(config), lambda _state: None),
+            ZkImage(delta.apply(0, 1), (), {}),
             node_id=1,
             epoch=1,
             epoch_version=1,

@@ -16,7 +16,7 @@ from fencepost.cluster.records import (
 )
 from fencepost.coordinator.zookeeper import requests, znodes
 from fencepost.coordinator.zookeeper.loading import broker_record
-from fencepost.coordinator.zookeeper.request_batch import BrokerRequestBatch, told
+from fencepost.coordinator.zookeeper.request_batch import BrokerRequestBatch, requests_after
 from fencepost.coordinator.zookeeper.requests import ControllerRequestApplier
 from fencepost.protocol.api import ApiKey
 from fencepost.protocol.schema import Entity
@@ -35,11 +35,13 @@ def _after(image: MetadataImage, records: Sequence[MetadataRecord]) -> MetadataI
 def _requests(before: MetadataImage, after: MetadataImage) -> dict[int, Entity]:
     """Return the requests to broker 1, by API key."""
     teller = BrokerRequestBatch(1, 1, "PLAINTEXT")
-    return {one.__api_key__: one for broker, one in told(before, after, teller) if broker == 1}
+    return {
+        one.__api_key__: one for broker, one in requests_after(before, after, teller) if broker == 1
+    }
 
 
 BROKER = broker_record(
-    znodes.BrokerNode(1, (BrokerEndpoint("PLAINTEXT", "h", 1, 0),), None, takes_envelopes=True),
+    znodes.BrokerZnode(1, (BrokerEndpoint("PLAINTEXT", "h", 1, 0),), None, takes_envelopes=True),
     EPOCH,
 )
 BEFORE = _after(

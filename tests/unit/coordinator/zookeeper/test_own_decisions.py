@@ -18,7 +18,7 @@ from fencepost.coordinator.broker_services import Services
 from fencepost.coordinator.errors import RequestTimedOutError
 from fencepost.coordinator.handlers import Context
 from fencepost.coordinator.handlers.zookeeper_registry import zookeeper_registry
-from fencepost.coordinator.security.principal import Session as Client
+from fencepost.coordinator.security.principal import ClientSession as Client
 from fencepost.coordinator.storage.storage import Storage
 from fencepost.coordinator.zookeeper import broker_store
 from fencepost.coordinator.zookeeper import node as node_module
@@ -44,7 +44,7 @@ class Connection:
 @pytest.fixture
 async def services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Services]:
     """Yield the services of broker 1, which reads znodes kept in memory."""
-    monkeypatch.setattr(node_module, "Session", Znodes)
+    monkeypatch.setattr(node_module, "ZkSession", Znodes)
     clock = ManualClock(1_700_000_000_000)
     observed = ZooKeeperMetadata(SETTINGS, Passwords(SETTINGS, node_id=1), node_id=1)
     storage = Storage(OsFileSystem(), str(tmp_path), SETTINGS, clock, node_id=1, observed=observed)

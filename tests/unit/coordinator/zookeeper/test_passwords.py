@@ -95,10 +95,10 @@ def test_a_key_has_a_length_that_its_cipher_knows() -> None:
 def test_what_the_old_secret_has_encoded_is_encoded_anew_once() -> None:
     text = passwords(secret="old").encoded("1", KEY, "password")
     both = passwords(secret="new", old_secret="old")
-    anew = both.encoded_anew({KEY: text, "log.cleaner.threads": "2"})
+    anew = both.reencoded({KEY: text, "log.cleaner.threads": "2"})
     assert both.plain("1", anew) == {KEY: "password"}
-    assert both.encoded_anew(anew) == {}
-    assert passwords(secret="new").encoded_anew({KEY: text}) == {}
+    assert both.reencoded(anew) == {}
+    assert passwords(secret="new").reencoded({KEY: text}) == {}
 
 
 def test_a_change_of_a_broker_encodes_only_what_is_new() -> None:

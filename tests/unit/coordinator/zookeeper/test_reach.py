@@ -9,7 +9,7 @@ import pytest
 
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.config.key import ConfigError
-from fencepost.coordinator.zookeeper.connection import Reach, is_sensitive
+from fencepost.coordinator.zookeeper.connection import ZooKeeperConfig, is_sensitive
 from fencepost.coordinator.zookeeper.digest_md5 import DigestError, DigestMd5
 from tests.support.certificates import Authority
 
@@ -19,8 +19,8 @@ JAAS = "fencepost.zookeeper.jaas.config"
 TLS = {"zookeeper.ssl.client.enable": "true", "zookeeper.clientCnxnSocket": NETTY}
 
 
-def reach(**settings: str) -> Reach:
-    return Reach.of(BrokerConfig({"zookeeper.connect": "a:1,b:2/x", **settings}))
+def reach(**settings: str) -> ZooKeeperConfig:
+    return ZooKeeperConfig.of(BrokerConfig({"zookeeper.connect": "a:1,b:2/x", **settings}))
 
 
 def test_kafkas_defaults():

@@ -42,14 +42,14 @@ from fencepost.coordinator.zookeeper.loading import broker_record
 from fencepost.coordinator.zookeeper.request_batch import (
     BrokerRequestBatch,
     replicas_of,
-    told,
+    requests_after,
 )
 from fencepost.coordinator.zookeeper.requests import (
     ControllerRequestApplier,
     before_it_is_told,
 )
 from fencepost.coordinator.zookeeper.session import Create, Delete, Put, Set, Write
-from fencepost.coordinator.zookeeper.writes import Writer, check_kept, fenced
+from fencepost.coordinator.zookeeper.writes import ZnodeWriter, check_kept, fenced
 from fencepost.protocol.api import ApiKey
 from tests.support.told import led, updated
 
@@ -65,11 +65,11 @@ class Broker:
 
     def __init__(self, broker_id: int, epoch: int, image: MetadataImage) -> None:
         self.broker_id, self.epoch = broker_id, epoch
-        self.arrivals = ControllerRequestApplier(broker_id)
+        self.request_applier = ControllerRequestApplier(broker_id)
         self.image = before_it_is_told(image, broker_id)
 
     def take(self, request: Any) -> None:
-        assert self.arrivals.refuses(request, self.epoch, CONNECTED_S) == 0
+        assert self.request_applier.refuses(request, self.epoch, CONNECTED_S) == 0
         key = request.__api_key__
         if key == ApiKey.LEADER_AND_ISR:
             leaders = {
@@ -77,12 +77,12 @@ class Broker:
             }
             unknown = leaders - {-1, self.broker_id} - self.image.brokers.keys()
             assert not unknown, "Apache Kafka's brokers do not follow whom they do not know"
-            records, errors = led(self.arrivals, self.image, request)
+            records, errors = led(self.request_applier, self.image, request)
             assert all(code == 0 for each in errors.values() for code in each.values())
         elif key == ApiKey.UPDATE_METADATA:
-            records = updated(self.arrivals, self.image, request, self.epoch)
+            records = updated(self.request_applier, self.image, request, self.epoch)
         else:
-            records, stopped = self.arrivals.stop_replica(self.image, request)
+            records, stopped = self.request_applier.stop_replica(self.image, request)
             assert all(code == 0 for _, _, code in stopped)
         self.replay(records)
 
@@ -114,9 +114,9 @@ class Scene:
         if outcome.records:
             self.machine.replay(outcome.records, before.offset + 1, 1, 0)
             after = self.machine.image
-            for write in Writer(before, after, 1).write(outcome.records):
+            for write in ZnodeWriter(before, after, 1).write(outcome.records):
                 self.write(write)
-            self.requests = list(told(before, after, self.teller))
+            self.requests = list(requests_after(before, after, self.teller))
             for broker_id, request in self.requests:
                 self.brokers[broker_id].take(request)
         return outcome.answer
@@ -138,7 +138,9 @@ class Scene:
 
     def come(self, broker_id: int) -> None:
         self.clock += 1
-        node = znodes.BrokerNode(broker_id, (BrokerEndpoint("PLAINTEXT", "h", broker_id, 0),), None)
+        node = znodes.BrokerZnode(
+            broker_id, (BrokerEndpoint("PLAINTEXT", "h", broker_id, 0),), None
+        )
         seen = broker_record(node, self.clock)
         self.brokers[broker_id] = Broker(broker_id, self.clock, self.machine.image)
         while self.decide(lambda one: one.broker_discovered(seen, "there")):
@@ -389,7 +391,7 @@ def test_a_replica_whose_directory_is_lost_leads_nothing_until_it_is_found(scene
 
 
 def test_everybody_hears_where_a_broker_listens_now(scene: Scene):
-    node = znodes.BrokerNode(2, (BrokerEndpoint("PLAINTEXT", "moved", 9, 0),), None)
+    node = znodes.BrokerZnode(2, (BrokerEndpoint("PLAINTEXT", "moved", 9, 0),), None)
     seen = broker_record(node, scene.brokers[2].epoch)
     assert not scene.decide(lambda one: one.broker_discovered(seen, "there"))
     for broker in scene.brokers.values():
@@ -456,32 +458,32 @@ def _last(scene: Scene, key: int) -> Any:
 
 def test_requests_of_an_old_controller_and_of_a_former_life_are_refused(scene: Scene):
     scene.create("t", (1, 2))
-    request, arrivals = _last(scene, 4), scene.brokers[1].arrivals
-    arrivals.controller_epoch = 2
-    assert arrivals.refuses(request, 0, CONNECTED_S) == STALE_CONTROLLER_EPOCH
-    arrivals.controller_epoch = 1
+    request, request_applier = _last(scene, 4), scene.brokers[1].request_applier
+    request_applier.controller_epoch = 2
+    assert request_applier.refuses(request, 0, CONNECTED_S) == STALE_CONTROLLER_EPOCH
+    request_applier.controller_epoch = 1
     epoch = request.broker_epoch
-    assert arrivals.refuses(request, epoch + 1, CONNECTED_S) == STALE_BROKER_EPOCH
-    assert arrivals.refuses(request, epoch, CONNECTED_S) == 0
+    assert request_applier.refuses(request, epoch + 1, CONNECTED_S) == STALE_BROKER_EPOCH
+    assert request_applier.refuses(request, epoch, CONNECTED_S) == 0
 
 
 def test_what_comes_over_a_connection_that_was_given_up_is_refused(scene: Scene):
     """Newer requests followed it, and a list of live brokers has no epoch that shows its age."""
     scene.create("t", (1, 2))
-    request, arrivals = _last(scene, 6), scene.brokers[1].arrivals
+    request, request_applier = _last(scene, 6), scene.brokers[1].request_applier
     epoch = request.broker_epoch
-    assert arrivals.refuses(request, epoch, CONNECTED_S + 1) == 0
-    assert arrivals.refuses(request, epoch, CONNECTED_S) == STALE_CONTROLLER_EPOCH
+    assert request_applier.refuses(request, epoch, CONNECTED_S + 1) == 0
+    assert request_applier.refuses(request, epoch, CONNECTED_S) == STALE_CONTROLLER_EPOCH
     # The next controller has sent nothing yet, whenever it connected.
-    arrivals.controller_epoch -= 1
-    assert arrivals.refuses(request, epoch, CONNECTED_S - 1) == 0
+    request_applier.controller_epoch -= 1
+    assert request_applier.refuses(request, epoch, CONNECTED_S - 1) == 0
 
 
 def test_a_late_leader_and_isr_changes_nothing(scene: Scene):
     topic_id = scene.create("t", (1, 2, 3))
     late, broker = _last(scene, 4), scene.brokers[1]
     scene.go(3)
-    records, errors = led(broker.arrivals, broker.image, late)
+    records, errors = led(broker.request_applier, broker.image, late)
     assert (records, errors) == ([], {topic_id: {0: STALE_CONTROLLER_EPOCH}})
 
 
@@ -490,7 +492,7 @@ def test_a_late_update_changes_nothing(scene: Scene):
     late, broker = _last(scene, 6), scene.brokers[1]
     scene.go(3)
     before = broker.image.topics["t"]
-    broker.replay(updated(broker.arrivals, broker.image, late, broker.epoch))
+    broker.replay(updated(broker.request_applier, broker.image, late, broker.epoch))
     assert broker.image.topics["t"] is before
 
 
@@ -501,7 +503,7 @@ def test_another_topic_of_the_same_name_is_not_taken_for_this_one(scene: Scene):
     scene.decide(lambda one: one.delete_topic(first))
     scene.nodes = {path: node for path, node in scene.nodes.items() if "/t" not in path}
     second = scene.create("t", (1, 2))
-    _, errors = led(broker.arrivals, broker.image, request)
+    _, errors = led(broker.request_applier, broker.image, request)
     assert errors == {first: {0: INCONSISTENT_TOPIC_ID}}
     assert broker.image.topics["t"].topic_id == second
 
@@ -516,7 +518,7 @@ def test_a_late_stop_deletes_nothing(scene: Scene):
         lambda one: one.alter_partition_reassignments([ReassignablePartition("t", 0, (1, 2, 3))])
     )
     scene.check()
-    records, errors = broker.arrivals.stop_replica(broker.image, late)
+    records, errors = broker.request_applier.stop_replica(broker.image, late)
     assert (records, errors) == ([], [("t", 0, FENCED_LEADER_EPOCH)])
 
 
@@ -525,11 +527,11 @@ def test_what_is_told_of_some_partitions_first_leaves_the_others_without_a_repli
     scene.create("t", (1,), (2,), (3,))
     broker = Broker(3, 99, MetadataImage())
     first = next(one for to, one in scene.requests if to == 3 and one.__api_key__ == 4)
-    records, _ = led(broker.arrivals, broker.image, first)
+    records, _ = led(broker.request_applier, broker.image, first)
     broker.replay(records)
     known = broker.image.topics["t"].partitions
     assert [one.replicas for one in known] == [(), (), (3,)]
-    broker.replay(updated(broker.arrivals, broker.image, _last(scene, 6), 99))
+    broker.replay(updated(broker.request_applier, broker.image, _last(scene, 6), 99))
     assert [one.leader for one in broker.image.topics["t"].partitions] == [1, 2, 3]
 
 

@@ -14,14 +14,16 @@ from fencepost.cluster.image import BROKER_RESOURCE, TOPIC_RESOURCE
 from fencepost.cluster.records import BrokerEndpoint
 from fencepost.coordinator.zookeeper import znodes
 from fencepost.coordinator.zookeeper.errors import NotOurFormatError
-from fencepost.coordinator.zookeeper.znodes import BrokerNode, StateNode, TopicNode
+from fencepost.coordinator.zookeeper.znodes import BrokerZnode, PartitionStateZnode, TopicZnode
 
 TOPIC_ID = UUID(bytes=bytes(range(16)))
-BROKER = BrokerNode(
+BROKER = BrokerZnode(
     1005, (BrokerEndpoint("IN", "::1", 9092, 0), BrokerEndpoint("OUT", "example", 9093, 3)), "a"
 )
-TOPIC = TopicNode(TOPIC_ID, {0: (1, 2, 3), 1: (2, 3)}, {0: (3,)}, {0: (1,)})
-STATE = StateNode(leader=-1, isr=(2,), leader_epoch=7, controller_epoch=3, leader_recovery_state=1)
+TOPIC = TopicZnode(TOPIC_ID, {0: (1, 2, 3), 1: (2, 3)}, {0: (3,)}, {0: (1,)})
+STATE = PartitionStateZnode(
+    leader=-1, isr=(2,), leader_epoch=7, controller_epoch=3, leader_recovery_state=1
+)
 
 WRITTEN = [
     (znodes.cluster_id_data("abc"), '{"version":"1","id":"abc"}'),
@@ -90,7 +92,7 @@ def test_what_is_written(data: bytes, text: str):
         (znodes.controller_of(b'{"version":1,"brokerid":4,"timestamp":"1"}'), 4),
         (
             znodes.broker_of(1, b'{"version":2,"endpoints":["PLAINTEXT://h:9092"]}'),
-            BrokerNode(1, (BrokerEndpoint("PLAINTEXT", "h", 9092, 0),), None),
+            BrokerZnode(1, (BrokerEndpoint("PLAINTEXT", "h", 9092, 0),), None),
         ),
         (
             znodes.broker_of(1, znodes.broker_data(replace(BROKER, takes_envelopes=True), 1)),
@@ -98,13 +100,13 @@ def test_what_is_written(data: bytes, text: str):
         ),
         (
             znodes.topic_of("t", b'{"version":1,"partitions":{"0":[1]}}'),
-            TopicNode(None, {0: (1,)}, {}, {}),
+            TopicZnode(None, {0: (1,)}, {}, {}),
         ),
         (
             znodes.state_of(
                 "/s", b'{"leader":1,"isr":[1],"leader_epoch":0,"controller_epoch":1,"version":1}'
             ),
-            StateNode(1, (1,), 0, 1),
+            PartitionStateZnode(1, (1,), 0, 1),
         ),
         (znodes.config_of("/c", b""), {}),
         (znodes.resource_of("users/x"), None),
@@ -178,4 +180,4 @@ def test_a_topic_whose_partitions_have_gaps_is_none():
 
 def test_an_id_is_written_as_kafka_does():
     assert znodes.id_from_text(znodes.id_to_text(TOPIC_ID)) == TOPIC_ID
-    assert json.loads(znodes.topic_data(TopicNode(None, {0: (1,)}, {}, {})))["topic_id"] == ""
+    assert json.loads(znodes.topic_data(TopicZnode(None, {0: (1,)}, {}, {})))["topic_id"] == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import random
@@ -15,15 +16,16 @@ from typing import Any
 
 import pytest
 
+from fencepost.coordinator.daemon.broker import Broker
 from fencepost.protocol import overlay
 from fencepost.protocol.schema import fields_of, message_class
 from fencepost.protocol.writer import compile_writer
 from tests.fuzz.entities import random_entity
 from tests.oracle.test_traces import unexpected
 from tests.oracle.tracer import Step, Tracer
-from tests.support.cluster import GROUP, TRANSACTION, Cluster
+from tests.support.cluster import GROUP, READ_COMMITTED, TRANSACTION, Cluster
 from tests.support.daemon import Daemon
-from tests.support.kafka import Kafka, java_command, run_to_end, served
+from tests.support.kafka import Kafka, java_command, run_to_end, run_tool, served
 from tests.support.kafka44 import jars
 from tests.support.raw import plain
 from tests.support.targets import SETTINGS
@@ -423,3 +425,45 @@ def test_advertised_versions_are_those_of_4_4(kafka: Kafka, fencepost: Daemon) -
     ours, theirs = ranges(fencepost.bootstrap), ranges(kafka.bootstrap)
     assert ours == {key: theirs.get(key) for key in ours}
     assert {18: (0, 5), 28: (0, 6), 42: (0, 3), 94: (0, 0)}.items() <= ours.items()
+
+
+# --- clients -------------------------------------------------------------------------------------
+
+RECORDS = 500
+
+
+def copied_by_java(bootstrap: str) -> None:
+    """Copy records in transactions with the Java client of 4.4, some of which it aborts."""
+    with Cluster(bootstrap) as cluster:
+        source, target = cluster.create_topic("copied"), cluster.create_topic("copies")
+        cluster.produce(source, [b"%d" % number for number in range(RECORDS)])
+        said = run_tool(
+            "org.apache.kafka.tools.TransactionalMessageCopier",
+            *("--broker-list", bootstrap, "--input-topic", source, "--output-topic", target),
+            *("--input-partition", "0", "--consumer-group", "copier", "--use-group-metadata"),
+            *("--transactional-id", "copier", "--transaction-size", "20"),
+            *("--max-messages", str(RECORDS), "--enable-random-aborts"),
+            libs=jars,
+        )
+        assert '"remaining":0' in said
+        cluster.settle(target)
+        assert cluster.values(target, isolation=READ_COMMITTED) == cluster.values(source)
+        assert cluster.committed("copier", source, stable=True) == RECORDS
+        run_tool(
+            "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",
+            *("--bootstrap-server", bootstrap, "--delete", "--group", "copier"),
+            libs=jars,
+        )
+
+
+async def test_java_client_of_4_4_copies_exactly_once(tmp_path: Path) -> None:
+    """It names the cluster and the node, and the topics of its offsets by id."""
+    settings = {**SETTINGS, "fencepost.metrics.listen": "127.0.0.1:0"}
+    async with Broker(tmp_path, config=settings) as broker:
+        await asyncio.to_thread(copied_by_java, broker.bootstrap)
+        watch = broker.server.watch
+        assert watch is not None
+        answered = watch.answered
+    newest = {(18, 5), (28, 6), (42, 3)}
+    assert newest <= answered.keys()
+    assert not {(28, version) for version in range(6)} & answered.keys()

@@ -7,12 +7,13 @@ requests to all shards.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from fencepost.cluster.image import MetadataImage, deleted_topics, racks_of
 from fencepost.coordinator.config.group_settings import applied
+from fencepost.coordinator.config.key import ConfigError
 from fencepost.coordinator.metadata.metadata import GROUP_VERSION, InternalTopic
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS
 from fencepost.coordinator.runtime.background import each_in_turn, spawn
@@ -58,6 +59,22 @@ BUILT_IN: Mapping[str, Callable[[], Assignor]] = {
 }
 """The built-in server-side assignors by their names in ``group.consumer.assignors``."""
 
+ASSIGNORS = "group.consumer.assignors"
+
+
+def _registry(names: Sequence[str]) -> AssignorRegistry:
+    """Return the assignors of these names.
+
+    Raises ConfigError for none, for too many, and if two of them, such as the name of a class and
+    its assignor's name, are the same assignor.
+    """
+    try:
+        return AssignorRegistry(
+            BUILT_IN[name]() if name in BUILT_IN else RemoteAssignor(name) for name in names
+        )
+    except ValueError as error:
+        raise ConfigError(ASSIGNORS, ",".join(names), str(error)) from error
+
 
 class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
     """``services.groups``: all groups of this broker."""
@@ -79,8 +96,9 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
         self._deleted: list[tuple[str, bytes | None]] = []
         """Deleted topics whose offsets remain to be deleted, by name and id."""
         self._forgetting: asyncio.Task[None] | None = None
-        names = self._config.items("group.consumer.assignors")
+        names = self._config.items(ASSIGNORS)
         self._computed_elsewhere = AssignorProcesses(name for name in names if name not in BUILT_IN)
+        self._assignors = _registry(names)
         self._base_settings: ConsumerSettings | None = None
         self._config.listen(self._forget_settings)
         self._group_memory = self._budget("fencepost.groups.max.bytes")
@@ -210,10 +228,7 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
                 config.int("group.consumer.max.assignment.interval.ms"),
             ),
             max_size=config.int("group.consumer.max.size"),
-            assignors=AssignorRegistry(
-                BUILT_IN[name]() if name in BUILT_IN else RemoteAssignor(name)
-                for name in config.items("group.consumer.assignors")
-            ),
+            assignors=self._assignors,
             migration_policy=MigrationPolicy(
                 config.text("group.consumer.migration.policy") or "bidirectional"
             ),

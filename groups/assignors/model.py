@@ -5,6 +5,7 @@ Source: Kafka's ``ConsumerGroupPartitionAssignor``, ``GroupSpec`` and ``MemberSu
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final, Protocol
@@ -77,8 +78,12 @@ class AssignorRegistry:
     def __init__(self, assignors: Iterable[Assignor]) -> None:
         known = tuple(assignors)
         by_name = {assignor.name: assignor for assignor in known}
-        if not known or len(by_name) < len(known) or len(known) > MAX_ASSIGNORS:
-            raise ValueError(f"1 to {MAX_ASSIGNORS} assignors with different names, not {known!r}")
+        if not 0 < len(known) <= MAX_ASSIGNORS:
+            raise ValueError(f"expected 1 to {MAX_ASSIGNORS} assignors, not {len(known)}")
+        counts = Counter(assignor.name for assignor in known)
+        for name, count in counts.items():
+            if count > 1:
+                raise ValueError(f"{count} of the assignors have the name {name!r}")
         self._by_name = MappingProxyType(by_name)
         self.default = known[0]
         self.has_remote = any(hasattr(assignor, "is_remote") for assignor in known)

@@ -14,6 +14,7 @@ from fencepost.coordinator.services.assignors.process import AssignorProcesses
 from fencepost.groups.assignors.model import GroupSpec, MemberSpec
 from fencepost.groups.assignors.remote import ComputeTarget
 from tests.support.custom_assignors import CLASSES, install
+from tests.unit.coordinator.services import Services
 
 T = bytes(15) + b"t"
 GROUP = GroupSpec({name: MemberSpec(None, frozenset({T})) for name in "ab"}, {T: 4})
@@ -99,3 +100,21 @@ async def test_full_queue_fails_its_oldest_request(monkeypatch):
 def test_an_unknown_name_is_refused():
     with pytest.raises(ConfigError, match="nobody"):
         AssignorProcesses(["nobody"])
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        ("uniform,org.apache.kafka.coordinator.group.assignor.UniformAssignor", "name 'uniform'"),
+        ("range,uniform,org.apache.kafka.coordinator.group.assignor.RangeAssignor", "name 'range'"),
+        ("", "expected 1 to 16 assignors, not 0"),
+    ],
+)
+async def test_assignors_with_the_same_name_are_refused_at_the_start(
+    tmp_path: Path, names: str, reason: str
+) -> None:
+    """KAFKA-20843."""
+    with pytest.raises(ConfigError, match=rf"group\.consumer\.assignors: .*{reason}"):
+        Services(tmp_path, {"group.consumer.assignors": names})
+    kept = Services(tmp_path, {"group.consumer.assignors": names.partition(",")[0] or "range"})
+    assert kept.groups.environment("g").settings.assignors.names

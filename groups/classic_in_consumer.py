@@ -32,6 +32,7 @@ from fencepost.groups.consumer_commands import (
     JOIN_EPOCH,
     ConsumerHeartbeat,
     ConsumerSettings,
+    MigrationPolicy,
 )
 from fencepost.groups.consumer_group import ConsumerGroup
 from fencepost.groups.consumer_members import remove_members
@@ -75,7 +76,14 @@ def join_group(
     Raises a :class:`fencepost.groups.errors.GroupError` before any change.
     """
     settings = shard.environment(command.group_id).settings
-    if len(group.members) >= settings.max_size and command.member_id not in group.members:
+    if settings.migration_policy is MigrationPolicy.DISABLED:
+        raise InconsistentGroupProtocolError(
+            f"Cannot join the consumer group {group.group_id} with the classic protocol because the"
+            " group migration is disabled."
+        )
+    owner = group.owner_of(command.group_instance_id)
+    is_known = owner is not None or command.member_id in group.members
+    if not is_known and len(group.members) >= settings.max_size:
         raise GroupMaxSizeReachedError(f"group {group.group_id!r} is full")
     names = [name for name, _ in command.protocols]
     if not group.supports_classic(command.protocol_type, names):
@@ -88,7 +96,6 @@ def join_group(
         decision.reply(token, MemberIdRequiredError(command.new_member_id))
         return
     update = _update_of(shard, group, command, settings)
-    owner = group.owner_of(instance_id)
     if instance_id is not None and not is_new:
         require_owner(instance_id, command.member_id, owner)
     elif owner is not None:

@@ -29,7 +29,12 @@ from fencepost.groups.consumer_group import (
     write_current,
 )
 from fencepost.groups.consumer_records import ConsumerRecordType as Kind
-from fencepost.groups.consumer_target import GroupDraft, bump_epoch, update_target
+from fencepost.groups.consumer_target import (
+    GroupDraft,
+    bump_epoch,
+    preferred_assignor,
+    update_target,
+)
 from fencepost.groups.errors import (
     FencedInstanceIdError,
     UnknownMemberIdError,
@@ -179,6 +184,10 @@ def _subscribe(shard: Shard, decision: DecisionBuilder, update: MemberUpdate) ->
         raise InvalidRegularExpressionError(command.reason_against_regex)
     if new == old:
         return
+    draft, settings = update.draft, update.settings
+    had_assignor = None
+    if new.server_assignor != base.server_assignor and draft.group.members:
+        had_assignor = preferred_assignor(draft.members(), settings)
     before = member_bytes(update.member_id, old) if old else 0
     shard.require_memory(group.group_id, member_bytes(update.member_id, new) - before)
     update.draft.put(update.member_id, new)
@@ -192,6 +201,11 @@ def _subscribe(shard: Shard, decision: DecisionBuilder, update: MemberUpdate) ->
     if _subscription_has_changed(update.draft, base, new):
         verb = "joined" if old is None else "changed its subscription"
         update.reasons.append(f"member {update.member_id} {verb}")
+    if had_assignor is not None:
+        # Each member's heartbeat counts, so that the last of a majority bumps the epoch.
+        assignor = preferred_assignor(draft.members(), settings)
+        if assignor is not had_assignor:
+            update.reasons.append(f"most members prefer the assignor {assignor.name}")
 
 
 def _subscription_has_changed(

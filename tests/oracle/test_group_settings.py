@@ -1,4 +1,4 @@
-"""Groups under broker settings with which both brokers are started."""
+"""Groups under broker settings with which both brokers are started; Apache Kafka 4.4 judges."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tests.oracle.traces_consumer import beat, describe, enter, fetch, of, topic
 from tests.oracle.traces_groups import ready
 from tests.oracle.traces_migration import alive, join, leave, logged, stable, sync
 from tests.oracle.traces_offsets import commit
+from tests.support import kafka44
 from tests.support.daemon import Daemon
 from tests.support.kafka import Kafka, required
 from tests.support.targets import SETTINGS
@@ -58,6 +59,10 @@ def full_groups(t: Tracer) -> None:
     beat(t, "fk", "a", one["member_epoch"], instance_id="i")
     beat(t, "fk", "b", -1)
     enter(t, "fk", "c", "f-a")
+    # The group is full again, and a static member takes its own place in it (KAFKA-20601).
+    join(t, "fk", "", "f-a", version=5, group_instance_id="k")
+    join(t, "fk", "", "f-a", version=5, group_instance_id="i")
+    describe(t, "fk")
     describe(t, "fk")
 
     classic = stable(t, "fm", "f-a", 0, 1)
@@ -65,6 +70,25 @@ def full_groups(t: Tracer) -> None:
     enter(t, "fm", "n", "f-a")
     alive(t, "fm", classic)
     describe(t, "fm")
+
+
+def preferred_assignors(t: Tracer) -> None:
+    """Change the assignor that most members prefer: it bumps the group epoch (KAFKA-20434)."""
+    ready(t, "ap")
+    topic(t, "a-p", 4)
+    names = ("one", "two", "three")
+    for name in names:
+        enter(t, "ap", name, "a-p", instance_id=name, server_assignor="uniform")
+    describe(t, "ap")
+    for name in names:
+        beat(t, "ap", name, -2, instance_id=name)
+        enter(t, "ap", f"{name}-again", "a-p", instance_id=name, server_assignor="range")
+        describe(t, "ap")
+    # A member that takes another instance id gives the former one up (KAFKA-20747).
+    enter(t, "ap", "three-again", "a-p", instance_id="four", server_assignor="range")
+    beat(t, "ap", "three-again", -1, instance_id="four")
+    enter(t, "ap", "five", "a-p", instance_id="three")
+    describe(t, "ap")
 
 
 def expiry(t: Tracer) -> None:
@@ -150,7 +174,7 @@ Brokers = tuple[Kafka, Daemon]
 
 def started(tmp_path_factory: pytest.TempPathFactory, own: dict[str, str]) -> Iterator[Brokers]:
     settings = {**SETTINGS, **own}
-    kafka = Kafka(tmp_path_factory.mktemp("kafka"), settings)
+    kafka = Kafka(tmp_path_factory.mktemp("kafka"), settings, libs=kafka44.jars)
     with required():
         kafka.start()
     daemon = Daemon(tmp_path_factory.mktemp("fencepost"), settings).start()
@@ -189,6 +213,10 @@ def test_changes_of_kind_under_each_policy(one_way: Brokers) -> None:
 
 def test_groups_that_are_full(small: Brokers) -> None:
     judge(full_groups, small)
+
+
+def test_assignors_that_most_members_prefer(forgetful: Brokers) -> None:
+    judge(preferred_assignors, forgetful)
 
 
 def test_offsets_that_expire(forgetful: Brokers) -> None:

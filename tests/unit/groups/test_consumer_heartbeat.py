@@ -417,13 +417,13 @@ def test_a_changed_subscription_moves_the_epoch_and_a_repeated_one_does_not():
 def test_other_facts_of_a_member_do_not_move_the_epoch():
     driver = ConsumerDriver()
     driver.join("m")
-    driver.beat("m", 2, rack_id="r", client_host="/10.0.0.1", server_assignor="range")
+    driver.beat("m", 2, rack_id="r", client_host="/10.0.0.1", server_assignor="uniform")
     assert driver.consumer_group().epoch == 2
     member = driver.consumer_group().members["m"]
     assert (member.rack_id, member.client_host, member.server_assignor) == (
         "r",
         "/10.0.0.1",
-        "range",
+        "uniform",
     )
 
 

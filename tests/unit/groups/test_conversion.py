@@ -568,9 +568,8 @@ def test_the_topics_that_a_last_heartbeat_brings_name_what_the_others_keep():
     assert decode_assignment(driver.group().members[one.member_id].assignment)[0] == kept
 
 
-@pytest.mark.parametrize("policy", [MigrationPolicy.DISABLED, MigrationPolicy.UPGRADE])
-def test_a_policy_keeps_a_group_one_of_the_consumer_protocol(policy):
-    driver = ConsumerDriver(consumer=settings(migration_policy=policy))
+def test_a_policy_keeps_a_group_one_of_the_consumer_protocol():
+    driver = ConsumerDriver(consumer=settings(migration_policy=MigrationPolicy.UPGRADE))
     consumer = driver.client("m")
     one = ClassicClient(driver, "one")
     one.join()

@@ -11,11 +11,14 @@ from fencepost.client.channel import BrokerUnreachable, ConnectionLostError
 from fencepost.client.client import WireClient
 from fencepost.client.security import PLAINTEXT, Security
 
+MAX_CONCURRENT_CHECKS: Final = 32
+"""The number of brokers that are checked at the same time: one that is silent costs the timeout."""
+
 _NO_ANSWER: Final = (BrokerUnreachable, ConnectionLostError)
 
 
 class Pulse:
-    """A connection to each broker, in a thread of its own.
+    """A connection to each broker, checked in threads of its own.
 
     The check is a Metadata request without topics, whose cost does not depend on the number of
     topics. A broker that is missing from the answers of the others is no longer checked.
@@ -24,6 +27,7 @@ class Pulse:
     def __init__(self, bootstrap: str, timeout_s: float, security: Security = PLAINTEXT) -> None:
         self._bootstrap, self._timeout_ms, self._security = bootstrap, timeout_s * 1000, security
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pulse")
+        self._checks = ThreadPoolExecutor(MAX_CONCURRENT_CHECKS, thread_name_prefix="pulse-check")
         self._clients: dict[tuple[int, str], WireClient] = {}
         """Clients by broker id and address."""
 
@@ -39,10 +43,10 @@ class Pulse:
         named: set[tuple[int, str]] = set()
         problem = ""
         clients = self._clients or {(-1, self._bootstrap): self._client(self._bootstrap)}
-        for broker, client in clients.items():
+        checks = {broker: self._checks.submit(_named, client) for broker, client in clients.items()}
+        for broker, check in checks.items():
             try:
-                answer = client.call("Metadata", check=False, topics=())
-                named |= {(one.node_id, _address(one.host, one.port)) for one in answer.brokers}
+                named |= check.result()
             except _NO_ANSWER as error:
                 silent.append(broker)
                 problem = str(error)
@@ -72,9 +76,16 @@ class Pulse:
     def close(self) -> None:
         """Close the connections; a check in progress fails."""
         self._thread.shutdown(wait=False, cancel_futures=True)
+        self._checks.shutdown(wait=False, cancel_futures=True)
         for client in self._clients.values():
             client.close()
         self._clients.clear()
+
+
+def _named(client: WireClient) -> set[tuple[int, str]]:
+    """Return the brokers that a broker names, with their addresses."""
+    answer = client.call("Metadata", check=False, topics=())
+    return {(one.node_id, _address(one.host, one.port)) for one in answer.brokers}
 
 
 def _address(host: str, port: int) -> str:

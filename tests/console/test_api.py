@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -19,6 +20,7 @@ from fencepost import Broker
 from fencepost.client.queries.session import Session
 from fencepost.console import history, limits, live, messages, server
 from fencepost.console.guard import CONTENT_SECURITY_POLICY, is_loopback
+from fencepost.console.pulse import Pulse
 from fencepost.console.server import VIEWS, Console, Settings
 from fencepost.testing import Cluster as BrokerCluster
 from tests.console.scenes import (
@@ -640,6 +642,28 @@ async def test_a_view_is_told_when_it_changes(console, bootstrap, topic):
                 pass
         while await held():
             pass
+
+
+async def test_silent_brokers_are_checked_at_the_same_time():
+    """One after the other, each would delay the report by the timeout."""
+    loop, pulse = asyncio.get_running_loop(), Pulse("127.0.0.1:1", timeout_s=5)
+    with contextlib.ExitStack() as stack:
+        listening = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(4)]
+        for broker, one in enumerate(listening):
+            one.setblocking(False)
+            address = f"127.0.0.1:{one.getsockname()[1]}"
+            pulse._clients[broker, address] = pulse._client(address)
+        checking = asyncio.create_task(pulse.feel())
+        async with asyncio.timeout(60):
+            connected = [stack.enter_context((await loop.sock_accept(one))[0]) for one in listening]
+            assert all([await loop.sock_recv(one, 1 << 16) for one in connected])
+        for one in connected:
+            with pytest.raises(BlockingIOError):  # the check has not given up
+                one.recv(1)
+        found = await checking
+    pulse.close()
+    assert found["silent"] == [0, 1, 2, 3]
+    assert found["away"]
 
 
 async def test_who_watches_the_same_shares_one_question(monkeypatch):

@@ -32,7 +32,7 @@ LeaderAndIsrRequest 4 7
   controller_id int32
   is_k_raft_controller bool
   controller_epoch int32
-  broker_epoch int64
+  broker_epoch int64 default=-1
   type_ int8
   topic_states []LeaderAndIsrTopicState
     topic_name string
@@ -64,12 +64,12 @@ StopReplicaRequest 5 4
   controller_id int32
   is_k_raft_controller bool
   controller_epoch int32
-  broker_epoch int64
+  broker_epoch int64 default=-1
   topic_states []StopReplicaTopicState
     topic_name string
     partition_states []StopReplicaPartitionState
       partition_index int32
-      leader_epoch int32
+      leader_epoch int32 default=-1
       delete_partition bool
 StopReplicaResponse 5 4
   error_code error_code
@@ -82,7 +82,7 @@ UpdateMetadataRequest 6 8
   is_k_raft_controller bool
   type_ int8 tag=0
   controller_epoch int32
-  broker_epoch int64
+  broker_epoch int64 default=-1
   topic_states []UpdateMetadataTopicState
     topic_name string
     topic_id uuid
@@ -107,7 +107,7 @@ UpdateMetadataResponse 6 8
   error_code error_code
 ControlledShutdownRequest 7 3
   broker_id int32
-  broker_epoch int64
+  broker_epoch int64 default=-1
 ControlledShutdownResponse 7 3
   error_code error_code
   remaining_partitions []RemainingPartition

@@ -1,16 +1,13 @@
-"""The versions that Apache Kafka 4.4 adds: classes, bytes, and the same requests to both."""
+"""The versions that Apache Kafka 4.4 adds: the same requests to both, and a client that uses them.
+
+``test_overlay_messages.py`` compares their messages.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
-import random
-import re
 import uuid
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +15,12 @@ import pytest
 
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.protocol import overlay
-from fencepost.protocol.schema import fields_of, message_class
-from fencepost.protocol.writer import compile_writer
-from tests.fuzz.entities import random_entity
 from tests.oracle.test_traces import unexpected
 from tests.oracle.tracer import Step, Tracer
 from tests.support.cluster import GROUP, READ_COMMITTED, TRANSACTION, Cluster
 from tests.support.daemon import Daemon
-from tests.support.kafka import Kafka, java_command, run_to_end, run_tool, served
+from tests.support.kafka import Kafka, run_tool, served
 from tests.support.kafka44 import jars
-from tests.support.raw import plain
 from tests.support.targets import SETTINGS
 
 pytestmark = [pytest.mark.oracle, pytest.mark.usefixtures("java_tools"), pytest.mark.timeout(300)]
@@ -37,159 +30,6 @@ SEED, ENTITIES = 44, 200
 
 OURS = [one for one in overlay.messages() if one[0] >= 8]
 """The messages of Apache Kafka 4.4 that kio lacks; those before are of ZooKeeper controllers."""
-
-
-# --- classes -------------------------------------------------------------------------------------
-
-
-@cache
-def schema(name: str) -> Mapping[str, Any]:
-    """Return the schema of a message, such as ApiVersionsRequest."""
-    (jar,) = jars().glob("kafka-clients-*.jar")
-    with zipfile.ZipFile(jar) as archive:
-        text = archive.read(f"common/message/{name}.json").decode()
-    return json.loads(re.sub(r"^\s*//.*$", "", text, flags=re.MULTILINE))
-
-
-def in_versions(versions: str, version: int) -> bool:
-    if versions in ("none", ""):
-        return False
-    low, _, high = versions.removesuffix("+").partition("-")
-    is_open = versions.endswith("+")
-    return int(low) <= version and (is_open or version <= int(high or low))
-
-
-def snake(name: str) -> str:
-    text = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
-    return text.removesuffix("_ms") if name.endswith("TimeMs") else text
-
-
-def default_of(field: Mapping[str, Any], kind: str) -> object:
-    """Return the default of a field that is no array."""
-    default = field.get("default")
-    if default is None:
-        return {"string": "", "bool": False, "uuid": None}.get(kind, 0)
-    if default == "null":
-        return None
-    return default if kind == "string" else json.loads(str(default))
-
-
-def rows_of_schema(fields: list[Any], version: int) -> list[tuple[Any, ...]]:
-    """Return name, type, array, nullable, tag, default and inner rows of a structure's fields."""
-    rows = []
-    for one in fields:
-        if not in_versions(one["versions"], version):
-            continue
-        kind = one["type"].removeprefix("[]")
-        is_array = one["type"] != kind
-        rows.append(
-            (
-                snake(one["name"]),
-                "struct" if one.get("fields") else kind,
-                is_array,
-                in_versions(one.get("nullableVersions", "none"), version),
-                one.get("tag") if in_versions(one.get("taggedVersions", "none"), version) else None,
-                () if is_array else default_of(one, kind),
-                rows_of_schema(one.get("fields", []), version),
-            )
-        )
-    return rows
-
-
-def rows_of_class(cls: type) -> list[tuple[Any, ...]]:
-    """Return the same of a class. In these schemas the tagged fields are the last ones."""
-    kinds = {"error_code": "int16", "timedelta_i32": "int32"}
-    info = fields_of(cls)
-    return [
-        (
-            one.name,
-            "struct" if one.struct else kinds.get(str(one.kafka_type), one.kafka_type),
-            one.is_array,
-            one.nullable and one.kafka_type != "uuid",
-            one.tag,
-            one.default,
-            rows_of_class(one.struct) if one.struct else [],
-        )
-        for one in (*info.plain, *info.tagged)
-    ]
-
-
-@pytest.mark.parametrize("message", OURS, ids=str)
-def test_class_has_the_fields_of_the_schema(message: overlay.Message) -> None:
-    cls = message_class(*message)
-    found = schema(cls.__name__)
-    assert (found["apiKey"], found["type"]) == message[::2]
-    assert in_versions(found["validVersions"], message[1])
-    assert not in_versions(found["validVersions"], message[1] + 1)
-    assert in_versions(found["flexibleVersions"], message[1])
-    assert rows_of_class(cls) == rows_of_schema(found["fields"], message[1])
-
-
-def test_comparison_of_schemas_sees_each_difference() -> None:
-    field = {"name": "ThrottleTimeMs", "type": "int32", "versions": "0+"}
-    (row,) = rows_of_schema([field], 3)
-    assert row == ("throttle_time", "int32", False, False, None, 0, [])
-    for change in (
-        {"name": "NodeId"}, {"type": "int64"}, {"type": "[]int32"}, {"nullableVersions": "3+"},
-        {"taggedVersions": "3+", "tag": 0}, {"default": "-1"}, {"fields": [field]},
-    ):  # fmt: skip
-        assert rows_of_schema([{**field, **change}], 3) != [row]
-    assert rows_of_schema([{**field, "versions": "4+"}], 3) == []
-    assert rows_of_schema([{**field, "versions": "0-2"}], 3) == []
-
-
-def camel(name: str) -> str:
-    first, *rest = name.split("_")
-    text = first + "".join(part.capitalize() for part in rest)
-    return f"{text}Ms" if name == "throttle_time" else text
-
-
-def as_json(cls: type, entity: Any) -> dict[str, Any]:
-    """Return an entity as Kafka's JSON converter writes it."""
-    info = fields_of(cls)
-    shown: dict[str, Any] = {}
-    for one in (*info.plain, *info.tagged):
-        value = getattr(entity, one.name)
-        if one.struct is not None:
-            value = [as_json(one.struct, item) for item in value]
-        elif one.kafka_type == "error_code":
-            value = int(value)
-        elif one.kafka_type == "uuid":
-            number = uuid.UUID(int=0) if value is None else value
-            value = base64.urlsafe_b64encode(number.bytes).decode().rstrip("=")
-        else:
-            value = plain(value)
-        is_default = value == one.default or (one.is_array and not value)
-        if one.tag is None or not is_default:
-            shown[camel(one.name)] = value
-    return shown
-
-
-def ours_as_bytes(entity: Any) -> bytes:
-    parts: list[Any] = []
-    for _ in compile_writer(type(entity))(entity, parts.append) or ():
-        pass
-    return b"".join(parts)
-
-
-def test_bytes_are_those_of_kafkas_classes() -> None:
-    """Java reads our bytes as the same values, and writes the same bytes."""
-    rng = random.Random(SEED)
-    made = [
-        (message[1], random_entity(message_class(*message), rng))
-        for message in OURS
-        for _ in range(ENTITIES)
-    ]
-    asked = "".join(
-        f"{type(entity).__name__} {version} {ours_as_bytes(entity).hex()}\n"
-        for version, entity in made
-    )
-    lines = run_to_end(java_command(str(JUDGE), libs=jars), deadline_s=120, said=asked).splitlines()
-    assert len(lines) == len(made)
-    for (_, entity), line in zip(made, lines, strict=True):
-        shown, _, data = line.partition("\t")
-        assert json.loads(shown) == as_json(type(entity), entity)
-        assert data == ours_as_bytes(entity).hex()
 
 
 # --- the same requests ---------------------------------------------------------------------------

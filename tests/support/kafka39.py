@@ -42,11 +42,17 @@ ZOOKEEPER_SHELL = "org.apache.zookeeper.ZooKeeperMainWithTlsSupportForKafka"
 """Main classes of Kafka's scripts."""
 
 
-def java_command(main: str, *arguments: str, options: tuple[str, ...] = TOOL_OPTIONS) -> list[str]:
-    """Return the command line of a Java tool of Kafka 3.9; raise OracleMissingError."""
+def jars() -> Path:
+    """Return the folder of the jars. OracleMissingError says what is missing."""
     resolve(
         POM, {LIBS: "-DincludeScope=runtime"}, CACHE / "kafka39.pom.xml", "kafka_2.13-3.9.*.jar"
     )
+    return LIBS
+
+
+def java_command(main: str, *arguments: str, options: tuple[str, ...] = TOOL_OPTIONS) -> list[str]:
+    """Return the command line of a Java tool of Kafka 3.9; raise OracleMissingError."""
+    jars()
     if not LOG4J_FILE.exists() or LOG4J_FILE.read_text() != LOG4J:
         LOG4J_FILE.write_text(LOG4J)
     logs = f"-Dlog4j.configuration=file:{LOG4J_FILE}"

@@ -128,9 +128,9 @@ share groups are not served
 
 _CLIENT_METRICS = """
 clients are not asked for their metrics
-    metrics LIST "" form=distinct-items
+    metrics LIST ""
     interval.ms INT 300000 unit=ms
-    match LIST "" form=distinct-items
+    match LIST ""
 """
 
 

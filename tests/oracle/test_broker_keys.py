@@ -179,7 +179,8 @@ RESOURCE_DIFFERENCES: dict[str, dict[str, set[str]]] = {
     "topic": {"internal.segment.bytes": {"narrower"}},
     # Group settings are checked together, with the broker's: ``group_settings.check``.
     "group": {"share.auto.offset.reset": {"wider"}},
-    "client-metrics": {},
+    # An item of a list that is named twice counts once, as in Kafka's ``ConfigDef.parseValue``.
+    "client-metrics": {"metrics": {"wider"}, "match": {"wider"}},
 }
 """How keys of other resources differ: aspects by key."""
 

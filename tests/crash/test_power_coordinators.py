@@ -40,8 +40,8 @@ from fencepost.txn.commands import (
 )
 from tests.support.memory_disk import MemoryDisk, Skip
 from tests.support.partitions import append_batch, fetch_bytes
-from tests.unit.coordinator.services import Services
-from tests.unit.coordinator.test_group_coordinator import committed
+from tests.unit.coordinator.services.coordinators import Services
+from tests.unit.coordinator.services.test_groups import committed
 
 STATES = int(os.environ.get("POWER_STATES", "10500")) // 7
 """Number of states to start; each takes as long as several states of a bare log."""

@@ -46,7 +46,7 @@ from tests.support.batches import batch
 from tests.support.cluster import Cluster
 from tests.support.old_formats import encode_message_set
 from tests.support.raw import Answer
-from tests.unit.coordinator.services import allocate_producer_ids, storage
+from tests.unit.coordinator.services.coordinators import allocate_producer_ids, storage
 from tests.wire.test_cli import fencepost
 
 INT16, INT32, INT64 = 1 << 15, 1 << 31, 1 << 63

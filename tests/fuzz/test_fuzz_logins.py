@@ -45,7 +45,7 @@ from tests.fuzz.in_memory import Link
 from tests.support.clock import ManualClock
 from tests.support.stalls import watched_loop
 from tests.unit.coordinator.logging_in import scram_mechanisms, users_in
-from tests.unit.coordinator.services import Services
+from tests.unit.coordinator.services.coordinators import Services
 
 SCRIPTS = 1_000
 """The number of scripts without ``--inputs``."""

@@ -21,8 +21,14 @@ from fencepost.logcore.machine import Record
 from fencepost.logcore.partition import Partition
 from fencepost.logcore.reading import Isolation
 from tests.support.waits import until_true
-from tests.unit.coordinator.test_combined import append, isr
-from tests.unit.coordinator.test_members import controller, create, fenced, leads, member
+from tests.unit.coordinator.daemon.test_cluster_broker import (
+    controller,
+    create,
+    fenced,
+    leads,
+    member,
+)
+from tests.unit.coordinator.daemon.test_controller_part import append, isr
 
 pytestmark = pytest.mark.slow
 

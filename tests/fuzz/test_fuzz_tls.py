@@ -22,7 +22,7 @@ from tests.fuzz.in_memory import Link
 from tests.fuzz.test_fuzz_logins import MAX_HELD_BYTES, bent, failures, framed, versions
 from tests.support.certificates import Authority, trust_settings, trusting
 from tests.support.stalls import watched_loop
-from tests.unit.coordinator.services import Services
+from tests.unit.coordinator.services.coordinators import Services
 
 TLS_SCRIPTS = 100
 """The number of scripts without ``--inputs``."""

@@ -27,7 +27,7 @@ from tests.support.kafka import Kafka, Libs, jars, run_tool
 from tests.support.kafka44 import jars as jars_of_4_4
 from tests.support.metadata_changes import create_topic, delete_topic, set_broker_configs
 from tests.unit.cluster.test_records import random_record
-from tests.unit.coordinator.services import allocate_producer_ids, storage
+from tests.unit.coordinator.services.coordinators import allocate_producer_ids, storage
 
 pytestmark = [pytest.mark.oracle, pytest.mark.usefixtures("java_tools"), pytest.mark.timeout(1200)]
 

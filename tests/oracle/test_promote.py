@@ -1,7 +1,7 @@
 """A broker of Fencepost is promoted: Apache Kafka's controllers start from its metadata.
 
 test_growth.py has clients of all kinds through a whole growth, and
-tests/unit/coordinator/test_promotion.py the files after a promotion that was interrupted.
+tests/unit/tools/test_promotion.py the files after a promotion that was interrupted.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ NAMES_NOTHING = {
     ("console",): "an address",
     ("crash-sweep",): "points of its own broker",
     ("health",): "an id and a count",
-    ("serve",): "the log, tests/unit/coordinator/test_logs.py",
+    ("serve",): "the log, tests/unit/coordinator/config/test_logs.py",
 }
 """Commands that do not show names or texts of clients."""
 

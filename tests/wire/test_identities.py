@@ -21,7 +21,7 @@ from tests.support.daemon import Daemon
 from tests.support.kafka import run_tool
 from tests.support.targets import SETTINGS
 from tests.support.waits import until
-from tests.unit.coordinator.services import Services
+from tests.unit.coordinator.services.coordinators import Services
 from tests.wire.clients import confluent_producer
 
 BLOCK = 1_000

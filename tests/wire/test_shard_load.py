@@ -12,7 +12,7 @@ from fencepost.groups.records import OffsetCommitValue, offset_commit
 from fencepost.protocol.steps import finish
 from tests.support.cluster import Cluster
 from tests.support.daemon import Daemon
-from tests.unit.coordinator.services import Services
+from tests.unit.coordinator.services.coordinators import Services
 
 BATCHES, BATCH = 40, 4_000
 LOADED_S = 60.0

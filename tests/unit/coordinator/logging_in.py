@@ -30,7 +30,7 @@ from fencepost.protocol.steps import finish
 from tests.support.clock import ManualClock
 from tests.support.raw import Answer as Told
 from tests.support.raw import decode, encode
-from tests.unit.coordinator.services import storage
+from tests.unit.coordinator.services.coordinators import storage
 
 
 def users_of(store: Storage) -> ScramUsers:

@@ -36,7 +36,7 @@ from fencepost.logcore.clock import SystemClock
 from fencepost.logcore.errors import LogError
 from tests.support.faults import FaultyDisk
 from tests.support.waits import until_true
-from tests.unit.coordinator.services import storage
+from tests.unit.coordinator.services.coordinators import storage
 
 SETTINGS = BrokerConfig({"zookeeper.connect": "nowhere:1"})
 

@@ -33,7 +33,7 @@ from tests.support.partitions import fetch_bytes
 from tests.support.waits import until_true
 from tests.unit.cluster.replicas import registration
 from tests.unit.coordinator.replication.other_broker import OtherBroker, image_of
-from tests.unit.coordinator.services import storage
+from tests.unit.coordinator.services.coordinators import storage
 from tests.unit.logcore.partition_driver import append, open_partition
 
 Key = tuple[UUID, int]

@@ -22,8 +22,8 @@ from fencepost.txn.ids import ProducerIdBlock
 from fencepost.txn.marker_queues import NoDestination
 from tests.support.waits import until_async, until_true
 from tests.unit.coordinator.replication.other_broker import Scripted, image_of
-from tests.unit.coordinator.services import Services, allocate_producer_ids, reload
-from tests.unit.coordinator.test_txn_coordinator import ID, Producer, end, stable, state
+from tests.unit.coordinator.services.coordinators import Services, allocate_producer_ids, reload
+from tests.unit.coordinator.services.test_txns import ID, Producer, end, stable, state
 
 HERE, THERE = 1, 7
 

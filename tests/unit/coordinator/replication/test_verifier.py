@@ -23,7 +23,7 @@ from fencepost.protocol.schema import Entity
 from fencepost.txn.errors import ProducerIdsUnavailableError
 from tests.support.waits import until_true
 from tests.unit.coordinator.replication.other_broker import Scripted, image_of
-from tests.unit.coordinator.services import Services
+from tests.unit.coordinator.services.coordinators import Services
 
 HERE, THERE = 1, 7
 PID = 5_000

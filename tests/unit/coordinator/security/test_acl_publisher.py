@@ -41,7 +41,7 @@ from fencepost.protocol.steps import Steps, finish
 from tests.support.stalls import watched_loop
 from tests.unit.coordinator.security.slow_authorizer import rule, session
 from tests.unit.coordinator.security.test_authorizer import HOSTS, NAMES, USERS, drawn
-from tests.unit.coordinator.services import storage
+from tests.unit.coordinator.services.coordinators import storage
 
 ANY = AclFilter()
 READ_T = rule("ALLOW READ User:alice * TOPIC LITERAL t")

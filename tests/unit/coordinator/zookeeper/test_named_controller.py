@@ -11,7 +11,7 @@ import pytest
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.handlers.endpoints import Endpoints
 from fencepost.coordinator.zookeeper.node import ZooKeeperNode
-from tests.unit.coordinator.services import Services
+from tests.unit.coordinator.services.coordinators import Services
 
 
 @pytest.mark.parametrize("known", [-1, 1, 2])

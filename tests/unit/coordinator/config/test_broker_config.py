@@ -1,0 +1,444 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from fencepost.cluster.image import BROKER_RESOURCE
+from fencepost.coordinator.config.broker_config import (
+    BROKER_KEYS,
+    TOPIC_KEYS,
+    BrokerConfig,
+    ConfigError,
+    ConfigSource,
+    ConfigType,
+    check_topic_configs,
+    load,
+    log_config,
+)
+from fencepost.coordinator.config.group_keys import GROUP_OWN_KEYS
+from fencepost.coordinator.config.key import MAX_VALUE_CHARACTERS, text_of
+from fencepost.coordinator.config.security_keys import OF_LISTENERS
+from fencepost.coordinator.errors import InvalidRequestError
+from fencepost.coordinator.metadata.config_checks import check_configs
+from fencepost.logcore.config import LogConfig
+
+ROOT = Path(__file__).resolve().parents[4]
+
+
+@pytest.mark.parametrize("key", [*BROKER_KEYS.values(), *TOPIC_KEYS.values()], ids=lambda k: k.name)
+def test_every_default_is_a_value_of_its_own_key(key):
+    if key.default is not None:
+        assert text_of(key.parse(key.default)) is not None
+
+
+def test_every_key_has_an_effect_or_says_that_it_has_none():
+    sources = "".join(
+        path.read_text()
+        for path in (ROOT / "coordinator").rglob("*.py")
+        if path.name not in {"broker_keys.py", "topic_keys.py", "security_keys.py"}
+    )
+    behind_topics = {synonym.name for key in TOPIC_KEYS.values() for synonym in key.synonyms}
+    # Sizes of the coordinators' topics and bounds of group settings are looked up by prefix.
+    by_prefix = {
+        f"{prefix}.{name}"
+        for prefixes, names in (
+            (
+                ("offsets.topic", "transaction.state.log"),
+                ("num.partitions", "segment.bytes", "replication.factor", "min.isr"),
+            ),
+            (
+                ("group.consumer.min", "group.consumer.max"),
+                ("session.timeout.ms", "heartbeat.interval.ms", "assignment.interval.ms"),
+            ),
+        )
+        for prefix in prefixes
+        for name in names
+    }
+    unused = [
+        name
+        for name, key in BROKER_KEYS.items()
+        if not key.inert and name not in behind_topics | by_prefix and f'"{name}"' not in sources
+    ]
+    assert unused == []
+
+
+def test_every_topic_key_reaches_the_log_or_says_that_it_does_not():
+    fields = set(LogConfig.__dataclass_fields__)
+    for name, key in TOPIC_KEYS.items():
+        elsewhere = name in {
+            "internal.segment.bytes",
+            "min.insync.replicas",
+            "unclean.leader.election.enable",
+        }
+        elsewhere = elsewhere or name.endswith(".throttled.replicas")
+        assert name.replace(".", "_") in fields or key.inert or elsewhere
+
+
+def test_defaults_are_those_of_the_log():
+    assert log_config(BrokerConfig(), {}) == LogConfig()
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "reason"),
+    [
+        ({"no.such.key": "1"}, "no.such.key", "unknown"),
+        ({"log.dirs": "/x"}, "log.dirs", "--data-dir"),
+        ({"num.partitions": "0"}, "num.partitions", "at least 1"),
+        ({"num.partitions": "many"}, "num.partitions", "number"),
+        ({"num.partitions": "2147483648"}, "num.partitions", "fit INT"),
+        ({"auto.create.topics.enable": "yes"}, "auto.create.topics.enable", "true or false"),
+        ({"log.cleanup.policy": "delete,burn"}, "log.cleanup.policy", "delete, compact"),
+        ({"log.segment.bytes": "1048575"}, "log.segment.bytes", "1048576 bytes"),
+        ({"compression.gzip.level": "10"}, "compression.gzip.level", "9"),
+        ({"broker.rack": "x" * (MAX_VALUE_CHARACTERS + 1)}, "broker.rack", "longer"),
+        (
+            {"group.min.session.timeout.ms": "10", "group.max.session.timeout.ms": "9"},
+            "group.min.session.timeout.ms",
+            "above group.max.session.timeout.ms",
+        ),
+        (
+            {"group.consumer.session.timeout.ms": "44999"},
+            "group.consumer.min.session.timeout.ms",
+            "above group.consumer.session.timeout.ms",
+        ),
+        (
+            {"group.consumer.session.timeout.ms": "60001"},
+            "group.consumer.session.timeout.ms",
+            "above group.consumer.max.session.timeout.ms",
+        ),
+        (
+            {
+                "group.consumer.min.session.timeout.ms": "60001",
+                "group.consumer.session.timeout.ms": "60001",
+            },
+            "group.consumer.min.session.timeout.ms",
+            "above group.consumer.max.session.timeout.ms",
+        ),
+        (
+            {"group.consumer.heartbeat.interval.ms": "4999"},
+            "group.consumer.min.heartbeat.interval.ms",
+            "above group.consumer.heartbeat.interval.ms",
+        ),
+        (
+            {"group.consumer.heartbeat.interval.ms": "15001"},
+            "group.consumer.heartbeat.interval.ms",
+            "above group.consumer.max.heartbeat.interval.ms",
+        ),
+        (
+            {
+                "group.consumer.min.session.timeout.ms": "5000",
+                "group.consumer.session.timeout.ms": "5000",
+            },
+            "group.consumer.heartbeat.interval.ms",
+            "below group.consumer.session.timeout.ms",
+        ),
+    ],
+)
+def test_what_is_refused_names_key_value_and_reason(settings, key, reason):
+    with pytest.raises(ConfigError) as refused:
+        BrokerConfig(settings)
+    assert refused.value.key == key
+    assert key in str(refused.value)
+    assert reason in str(refused.value)
+    assert len(str(refused.value)) < 400
+
+
+@pytest.mark.parametrize("bytes_", ["1048576", "2147483647"])
+def test_values_at_their_bounds_are_accepted(bytes_):
+    assert BrokerConfig({"log.segment.bytes": bytes_}).int("log.segment.bytes") == int(bytes_)
+
+
+@pytest.mark.parametrize(
+    ("session", "beat"), [("45000", "5000"), ("60000", "15000"), ("45000", "15000")]
+)
+def test_timeouts_of_consumer_groups_at_their_bounds(session, beat):
+    config = BrokerConfig(
+        {
+            "group.consumer.session.timeout.ms": session,
+            "group.consumer.heartbeat.interval.ms": beat,
+        }
+    )
+    assert config.int("group.consumer.session.timeout.ms") == int(session)
+
+
+def test_typed_access():
+    config = BrokerConfig({"broker.rack": " r1 ", "num.partitions": " 3 "})
+    assert config.int("num.partitions") == 3
+    assert config.text("broker.rack") == "r1"
+    assert config.text("advertised.listeners") is None
+    assert config.bool("delete.topic.enable") is True
+    assert config.get("log.cleanup.policy") == ("delete",)
+    for access, name in (
+        (config.int, "delete.topic.enable"),
+        (config.int, "log.retention.ms"),
+        (config.bool, "num.partitions"),
+        (config.text, "num.partitions"),
+    ):
+        with pytest.raises(TypeError, match=name):
+            access(name)
+    with pytest.raises(KeyError):
+        config.get("no.such.key")
+
+
+def test_a_topic_key_sets_the_brokers_default():
+    config = BrokerConfig({"flush.messages": "1"})
+    assert log_config(config, {}).flush_messages == 1
+    assert config.int("log.flush.interval.messages") == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "retention_ms"),
+    [
+        ({}, 168 * 3_600_000),
+        ({"log.retention.hours": "2"}, 7_200_000),
+        ({"log.retention.hours": "2", "log.retention.minutes": "3"}, 180_000),
+        ({"log.retention.minutes": "3", "log.retention.ms": "4"}, 4),
+        ({"log.retention.hours": "-1"}, -1),
+    ],
+)
+def test_the_finest_unit_wins(settings, retention_ms):
+    assert log_config(BrokerConfig(settings), {}).retention_ms == retention_ms
+
+
+def test_a_topics_own_setting_wins():
+    config = BrokerConfig({"log.retention.ms": "5", "log.segment.bytes": "2000000"})
+    overrides = {"retention.ms": "6", "internal.segment.bytes": "100"}
+    assert log_config(config, overrides).retention_ms == 6
+    assert log_config(config, overrides).segment_bytes == 100
+    sources = [setting.source for setting in config.topic_settings("retention.ms", overrides)]
+    # The last one is the default of log.retention.hours, shown as a synonym of log.retention.ms.
+    assert sources == [ConfigSource.TOPIC, ConfigSource.STATIC_BROKER, ConfigSource.DEFAULT]
+    hours = BrokerConfig({"log.retention.hours": "2"})
+    assert hours.topic_settings("retention.ms", {}) == []
+
+
+def test_broker_key_is_followed_by_its_synonyms_in_other_units():
+    config = BrokerConfig({"log.retention.ms": "5", "log.retention.hours": "2"})
+    config.set_dynamic(ConfigSource.DYNAMIC_DEFAULT_BROKER, {"log.retention.minutes": "3"})
+    minutes = ("log.retention.minutes", "3", ConfigSource.DYNAMIC_DEFAULT_BROKER)
+    ms = ("log.retention.ms", "5", ConfigSource.STATIC_BROKER)
+    hours = ("log.retention.hours", "2", ConfigSource.STATIC_BROKER)
+    default = ("log.retention.hours", "168", ConfigSource.DEFAULT)
+    # Values from stronger sources under other keys are not shown.
+    assert config.synonyms("log.retention.ms") == [ms, hours, default]
+    assert config.synonyms("log.retention.minutes") == [minutes, ms, hours, default]
+    assert config.synonyms("log.retention.hours") == [hours, default]
+    assert BrokerConfig().synonyms("log.retention.ms") == []
+    interval, scheduler = "log.flush.interval.ms", "log.flush.scheduler.interval.ms"
+    flush = BrokerConfig({interval: "7", scheduler: "8"})
+    assert [one.name for one in flush.synonyms(interval)] == [interval, scheduler, scheduler]
+    assert [one.name for one in flush.synonyms(scheduler)] == [scheduler, scheduler]
+
+
+def test_key_of_a_listener_is_followed_by_the_key_of_all_listeners():
+    name, base = "listener.name.in.ssl.keystore.location", "ssl.keystore.location"
+    config = BrokerConfig({name: "/own", base: "/all"})
+    assert [(one.name, one.text) for one in config.synonyms(name)] == [
+        (name, "/own"),
+        (base, "/all"),
+    ]
+    assert [one.name for one in config.synonyms(base)] == [base]
+
+
+def test_repeated_item_of_a_list_counts_once():
+    key = BROKER_KEYS["log.cleanup.policy"]
+    assert key.parse("compact, compact") == ("compact",)
+    assert key.parse("delete,compact,delete") == ("delete", "compact")
+    found = log_config(BrokerConfig(), {"cleanup.policy": "compact,compact"})
+    assert found.cleanup_policy == {"compact"}
+
+
+def test_topic_settings_are_checked():
+    config = BrokerConfig()
+    for overrides in (
+        {"no.such": "1"},
+        {"retention.ms": "-2"},
+        {"min.compaction.lag.ms": "2", "max.compaction.lag.ms": "1"},
+        {"log.retention.ms": "1"},
+    ):
+        with pytest.raises(ConfigError):
+            check_topic_configs(config, overrides)
+    assert log_config(config, {"cleanup.policy": ""}).cleanup_policy == frozenset()
+
+
+def test_dynamic_settings_come_first_and_are_heard_of():
+    config = BrokerConfig({"message.max.bytes": "10"})
+    heard = []
+    config.listen(lambda: heard.append(config.int("message.max.bytes")))
+    config.set_dynamic(ConfigSource.DYNAMIC_DEFAULT_BROKER, {"message.max.bytes": "20"})
+    config.set_dynamic(ConfigSource.DYNAMIC_BROKER, {"message.max.bytes": "30"})
+    config.set_dynamic(ConfigSource.DYNAMIC_BROKER, {})
+    config.set_dynamic(ConfigSource.DYNAMIC_DEFAULT_BROKER, {})
+    assert heard == [20, 30, 20, 10]
+
+
+def test_dynamic_value_that_is_not_understood_is_left_out():
+    config = BrokerConfig({"message.max.bytes": "10"})
+    of_listener = "listener.name.plaintext.max.connections"
+    kept = {"message.max.bytes": "much", of_listener: "abc", "log.retention.ms": "5"}
+    with capture_logs() as told:
+        config.set_dynamic(ConfigSource.DYNAMIC_BROKER, kept)
+    assert (config.int("message.max.bytes"), config.int("log.retention.ms")) == (10, 5)
+    assert not config.is_set_on_listener("PLAINTEXT", "max.connections")
+    assert [entry["log_level"] for entry in told] == ["error", "error"]
+    assert [entry["key"] for entry in told] == ["message.max.bytes", of_listener]
+
+
+def test_dynamic_value_of_a_listener_that_is_not_understood_is_left_out():
+    config, key = BrokerConfig({"max.connections": "10"}), "listener.name.in.max.connections"
+    with capture_logs() as told:
+        config.set_dynamic(ConfigSource.DYNAMIC_BROKER, {key: "many", "no.such.key": "1"})
+    assert config.on_listener("IN", "max.connections") == 10
+    assert config.dynamic(ConfigSource.DYNAMIC_BROKER) == {"no.such.key": "1"}
+    assert [one["key"] for one in told] == [key]
+
+
+def test_setting_that_is_kept_already_refuses_no_other():
+    config, kept = BrokerConfig(), {"no.such.key": "1", "num.partitions": "3"}
+    check_configs(config, BROKER_RESOURCE, "", {**kept, "log.retention.ms": "5"}, kept)
+    with pytest.raises(ConfigError, match=r"no\.such\.key"):
+        check_configs(config, BROKER_RESOURCE, "", {**kept, "no.such.key": "2"}, kept)
+
+
+def test_only_updatable_keys_can_be_dynamic():
+    config = BrokerConfig()
+    config.check_dynamic({"log.retention.ms": "1"})
+    with pytest.raises(InvalidRequestError, match=r"num\.partitions"):
+        config.check_dynamic({"num.partitions": "2"})
+    with pytest.raises(ConfigError):
+        config.check_dynamic({"no.such.key": "2"})
+    with pytest.raises(InvalidRequestError, match=r"Invalid value x for .* log\.retention\.ms"):
+        config.check_dynamic({"log.retention.ms": "x"})
+
+
+CODE_AND_FILES = re.compile(
+    r"class|jaas|url|handler|provider|module|reporter|plugin|assignor|listeners|path|\bdirs?\b"
+    r"|location"
+)
+"""Parts of setting names that stand for code, addresses or files."""
+
+CERTIFICATES = {"ssl.keystore.location", "ssl.truststore.location"}
+
+
+def test_no_client_names_code_addresses_or_files_other_than_certificates():
+    """The subject of CVE-2023-25194, CVE-2025-27818 and CVE-2025-27819."""
+    keys = {**BROKER_KEYS, **OF_LISTENERS, **TOPIC_KEYS, **GROUP_OWN_KEYS}
+    found = {
+        name
+        for name, key in keys.items()
+        if key.updatable and not key.inert and CODE_AND_FILES.search(name)
+    }
+    assert found <= CERTIFICATES
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sasl.jaas.config",
+        "listener.name.in.sasl.jaas.config",
+        "listener.name.in.plain.sasl.jaas.config",
+        "listener.name.in.scram-sha-256.sasl.jaas.config",
+        "listener.name.in.oauthbearer.sasl.oauthbearer.jwks.endpoint.url",
+        "listener.name.in.oauthbearer.sasl.server.callback.handler.class",
+        "listener.name.in.sasl.enabled.mechanisms",
+        "listener.name.in.ssl.client.auth",
+        "listener.name.in.ssl.principal.mapping.rules",
+        "listener.name.in.ssl.engine.factory.class",
+        "ssl.keystore.location",
+        "listeners",
+        "listener.security.protocol.map",
+        "authorizer.class.name",
+        "super.users",
+        "allow.everyone.if.no.acl.found",
+        "metric.reporters",
+        "log.dirs",
+        "config.providers",
+        "principal.builder.class",
+    ],
+)
+def test_who_may_do_what_is_not_set_while_the_broker_runs(name):
+    config = BrokerConfig()
+    with pytest.raises((ConfigError, InvalidRequestError)) as refused:
+        config.check_dynamic({name: "com.sun.security.auth.module.JndiLoginModule required;"})
+    if "jaas" in name:  # may hold passwords
+        assert "Jndi" not in str(refused.value)
+
+
+def test_settings_without_effect_are_named():
+    config = BrokerConfig({"num.io.threads": "16", "num.partitions": "2"})
+    assert [name for name, _ in config.without_effect()] == ["num.io.threads"]
+
+
+def test_a_file_and_pairs_are_merged(tmp_path):
+    path = tmp_path / "broker.toml"
+    path.write_text(
+        "num.partitions = 3\n"
+        "auto.create.topics.enable = false\n"
+        '"max.connections" = 7\n'
+        '"max.connections.per.ip" = 5\n'
+        '"log.cleanup.policy" = ["delete", "compact"]\n'
+        "[group]\n"
+        "max.size = 9\n"
+    )
+    assert load(["num.partitions=4", "broker.rack=a=b"], path) == {
+        "num.partitions": "4",
+        "auto.create.topics.enable": "false",
+        "max.connections": "7",
+        "max.connections.per.ip": "5",
+        "log.cleanup.policy": "delete,compact",
+        "group.max.size": "9",
+        "broker.rack": "a=b",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('x = "', "cannot be read: .*; it is read as TOML because of its quotes"),
+        ('a = "1"\na.b = "2"', "write it in quotes"),
+        ("[group]\nmax.size = ", "it is read as TOML"),
+        ("a.b = 2020-01-01", "expected text"),
+        ("a.b = [1, 2]", "expected text"),
+        ("# " + "x" * (1 << 20), "longer"),
+    ],
+)
+def test_a_bad_file_is_refused(tmp_path, text, reason):
+    path = tmp_path / "broker.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=reason):
+        load([], path)
+
+
+@pytest.mark.parametrize("name", ["server.properties", "broker.conf", "broker", "broker.toml"])
+@pytest.mark.parametrize(
+    ("text", "settings"),
+    [
+        ("log.dirs=/a\nnum.partitions=3\n", {"log.dirs": "/a", "num.partitions": "3"}),
+        ("max.connections=1\nmax.connections.per.ip=2", {"max.connections": "1"}),
+        ("a=1\na=2", {"a": "2"}),
+        ("broker.rack=\xfc", {"broker.rack": "ü"}),
+        ("! comment\nlisteners = A://h:1,\\\n  B://h:2", {"listeners": "A://h:1,B://h:2"}),
+        ("x = ", {"x": ""}),
+        ('broker.rack = "a"\n[log]\nroll.hours = 2', {"broker.rack": "a", "log.roll.hours": "2"}),
+        ("auto.create.topics.enable = false", {"auto.create.topics.enable": "false"}),
+    ],
+)
+def test_the_content_of_a_file_says_its_format(tmp_path, name, text, settings):
+    path = tmp_path / name
+    path.write_bytes(text.encode("latin-1"))
+    assert settings.items() <= load([], path).items()
+
+
+def test_bad_pairs_and_missing_files_are_refused(tmp_path):
+    for pair in ("num.partitions", "=3", ""):
+        with pytest.raises(ConfigError, match="KEY=VALUE"):
+            load([pair])
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load([], tmp_path / "none.toml")
+
+
+def test_types_have_kafkas_numbers():
+    assert [kind.value for kind in ConfigType] == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]

@@ -1,0 +1,166 @@
+"""A single broker serves its partitions by the rules of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from fencepost.cluster.image import MetadataImage, PartitionRegistration, TopicImage
+from fencepost.coordinator.daemon.broker import Broker
+from fencepost.coordinator.daemon.in_thread import BrokerThread
+from fencepost.coordinator.errors import UnknownTopicOrPartitionError
+from fencepost.coordinator.storage.replica_counts import SoleReplicaCounter
+from tests.support.cluster import Cluster
+from tests.support.metadata_changes import create_partitions, create_topic, delete_topic
+from tests.support.stalls import watched_loop
+from tests.unit.coordinator.services.coordinators import storage
+
+TOPIC_ID = UUID(int=7)
+OURS = 1
+"""The leader epoch after the second start."""
+COUNT = 600
+"""More partitions than one time slice makes leaders or followers of."""
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerThread]:
+    """Yield a broker in its second start, with the topic ``t``."""
+    with Broker.in_thread(tmp_path) as thread, Cluster(thread.bootstrap) as client:
+        client.create_topic("t")
+    with Broker.in_thread(tmp_path) as thread:
+        yield thread
+
+
+def fetch(client: Cluster, leader_epoch: int, **more: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    part = {
+        "partition": 0,
+        "fetch_offset": 0,
+        "current_leader_epoch": leader_epoch,
+        "last_fetched_epoch": -1,
+        "log_start_offset": 0,
+        "partition_max_bytes": 1 << 20,
+    }
+    answer = client.call(
+        "fetch",
+        17,
+        max_wait=0,
+        min_bytes=1,
+        max_bytes=1 << 20,
+        session_epoch=-1,
+        topics=[{"topic_id": client.topic_id("t"), "partitions": [part]}],
+        **more,
+    )
+    return answer, answer["responses"][0]["partitions"][0]
+
+
+def test_fenced_fetch_names_this_broker_as_the_leader(broker: BrokerThread) -> None:
+    """KIP-951: the port is right although the registration has none, being made before the bind."""
+    host, _, port = broker.bootstrap.rpartition(":")
+    with Cluster(broker.bootstrap) as client:
+        answer, part = fetch(client, OURS - 1)
+        assert part["error_code"] == "fenced_leader_epoch"
+        assert part["current_leader"] == {"leader_id": 1, "leader_epoch": OURS}
+        (node,) = answer["node_endpoints"]
+        assert (node["node_id"], node["host"], node["port"]) == (1, host, int(port))
+
+
+def test_follower_hears_who_leads_and_no_addresses(broker: BrokerThread) -> None:
+    with Cluster(broker.bootstrap) as client:
+        state = {"replica_id": 2, "replica_epoch": -1}
+        answer, part = fetch(client, OURS - 1, replica_state=state)
+        assert part["current_leader"] == {"leader_id": 1, "leader_epoch": OURS}
+        assert answer["node_endpoints"] == []
+
+
+@pytest.mark.parametrize(
+    ("epoch", "error"), [(-1, "none"), (OURS, "none"), (OURS + 1, "unknown_leader_epoch")]
+)
+def test_fetch_checks_the_leader_epoch_of_the_image(
+    broker: BrokerThread, epoch: int, error: str
+) -> None:
+    with Cluster(broker.bootstrap) as client:
+        answer, part = fetch(client, epoch)
+        assert part["error_code"] == error
+        assert answer["node_endpoints"] == []
+
+
+def test_image_is_there_before_the_first_change(tmp_path: Path) -> None:
+    store = storage(tmp_path)
+    assert store.replicas.image is store.metadata.image
+    create_topic(store.metadata, "t", 2)
+    assert store.replicas.image is store.metadata.image
+    assert store.replicas.leader_of("t", 1) == (1, 0)
+    for find in (store.replicas.leader, store.replicas.readable):
+        with pytest.raises(UnknownTopicOrPartitionError, match="no partition 2 of this topic"):
+            find("t", 2)
+    assert list(store.replicas) == [], "no machine for a partition with one replica"
+    assert (store.replicas.counts(0).partitions, store.replicas.counts(0).leaders) == (2, 2)
+    store.logs.close()
+
+
+def directories(path: Path) -> set[str]:
+    return {one.name for one in path.iterdir()}
+
+
+async def test_deletion_of_100_000_partitions_keeps_the_loop_for_a_moment(tmp_path: Path) -> None:
+    async with Broker(tmp_path) as broker:
+        services = broker.services
+        metadata = services.metadata
+        create_topic(metadata, "t", 10_000)
+        for count in range(20_000, 100_001, 10_000):
+            create_partitions(metadata, "t", count)
+        used = [0, 1, 99_999]
+        logs = [services.replicas.leader("t", index) for index in used]
+        with watched_loop() as watch:
+
+            def delete() -> None:
+                with metadata.unforced():
+                    delete_topic(metadata, "t")
+
+            watch.time(delete, "the deletion")
+            await services.topics_forgotten()
+        assert [services.logs.find_open(("t", index)) for index in used] == [None] * len(used)
+        assert [one.marks.stopped is not None for one in logs] == [True] * len(used)
+        assert not {f"t-{index}" for index in used} & directories(tmp_path)
+    watch.check()
+
+
+async def test_replica_left_alone_ends_with_its_topic_before_it_is_led_alone(
+    tmp_path: Path,
+) -> None:
+    """The other replica and then the topic are removed, together with thousands of others."""
+    store = storage(tmp_path)
+    topic_id = create_topic(store.metadata, "t", COUNT).topic_id
+    both, alone = (
+        PartitionRegistration(replicas, replicas, 1, epoch, epoch)
+        for epoch, replicas in enumerate(((1, 2), (1,)), 1)
+    )
+    images = [MetadataImage()]
+    for one in (both, alone):
+        topic = TopicImage("t", topic_id, (one,) * COUNT)
+        images.append(MetadataImage(topics={"t": topic}, topics_by_id={topic_id: topic}))
+    replicas = store.replicas
+    replicas.start()
+    for old, image in pairwise([*images, MetadataImage()]):
+        replicas.publish(old, image)
+    assert list(replicas) == []
+    assert not replicas._due.partitions
+    assert not store.commits.has_replicated
+    assert [one for one in store.logs if one.topic == "t"] == []
+    await replicas.stop()
+    await store.flusher.close()
+    store.logs.close()
+
+
+def test_partitions_led_alone_are_counted_again_after_a_change_of_topics() -> None:
+    alone = PartitionRegistration((1,), (1,), 1, 0, 0)
+    other = PartitionRegistration((1, 2), (1, 2), 1, 0, 0)
+    counter = SoleReplicaCounter(1)
+    for rows, count in (((alone, alone), 2), ((alone, other, alone), 2), ((other,), 0)):
+        image = MetadataImage(topics={"t": TopicImage("t", TOPIC_ID, rows)})
+        assert counter.count(image) == count

@@ -1,0 +1,234 @@
+"""A broker that is also its cluster's controller, to which other brokers connect."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fencepost.client.client import AsyncWireClient
+from fencepost.coordinator.broker_services import Services
+from fencepost.coordinator.config.key import ConfigError
+from fencepost.coordinator.daemon.broker import Broker
+from fencepost.coordinator.metadata.errors import MetadataError
+from fencepost.logcore.checkpoints import clean_shutdown_epoch
+from fencepost.protocol.schema import Entity
+from tests.support.cluster import Cluster
+from tests.support.waits import DEADLINE_S, until_true
+from tests.unit.coordinator.daemon.test_cluster_broker import QUICK, create, leads, member, run
+
+CONTROLLER = {"controller.listener.names": "CONTROLLER"}
+
+
+def combined(path: Path, port: int = 0, **more: str) -> Broker:
+    return Broker(
+        path / "1",
+        config={
+            **QUICK,
+            **CONTROLLER,
+            "process.roles": "broker,controller",
+            "node.id": "1",
+            "listeners": f"PLAINTEXT://127.0.0.1:0,CONTROLLER://127.0.0.1:{port}",
+            "offsets.topic.replication.factor": "1",
+            "offsets.topic.num.partitions": "2",
+            **more,
+        },
+    )
+
+
+def decides(broker: Broker) -> Services:
+    assert broker.controller_part is not None
+    return broker.controller_part.services
+
+
+def door(broker: Broker) -> tuple[str, int]:
+    assert broker.controller_part is not None
+    return broker.controller_part.listeners.address_of()
+
+
+def fenced(broker: Broker) -> dict[int, bool]:
+    return {one.broker_id: one.fenced for one in decides(broker).metadata.image.brokers.values()}
+
+
+def isr(broker: Broker, name: str) -> Callable[[], set[int]]:
+    def look() -> set[int]:
+        topic = broker.services.metadata.topic(name)
+        return set() if topic is None else set(topic.partitions[0].isr)
+
+    return look
+
+
+async def die(broker: Broker) -> None:
+    """Disappear without a message to other brokers."""
+    await broker.go_silent()
+    await broker.stop()
+
+
+async def append(broker: Broker, name: str, value: bytes) -> int:
+    """Produce with acks=all once the broker knows that it leads, and return the offset."""
+
+    def produce() -> int:
+        with Cluster(broker.bootstrap) as client:
+            while True:
+                answer = client.produce(name, [value], acks=-1)
+                if answer["error_code"] != "not_leader_or_follower":
+                    assert answer["error_code"] == "none", answer
+                    return int(answer["base_offset"])
+
+    async with asyncio.timeout(DEADLINE_S):
+        return await asyncio.to_thread(produce)
+
+
+async def values(broker: Broker, name: str) -> list[bytes | None]:
+    """Return all values of a partition that this broker leads."""
+
+    def read() -> list[bytes | None]:
+        with Cluster(broker.bootstrap) as client:
+            return list(client.values(name))
+
+    return await asyncio.to_thread(read)
+
+
+@asynccontextmanager
+async def three(path: Path) -> AsyncIterator[tuple[Broker, Broker, Broker]]:
+    one = combined(path)
+    others: list[Broker] = []
+    try:
+        await one.start()
+        others += [member(path, door(one), node_id) for node_id in (2, 3)]
+        await asyncio.gather(*(broker.start() for broker in others))
+        yield one, others[0], others[1]
+    finally:
+        for broker in (*others, one):
+            await broker.stop()
+
+
+@pytest.mark.slow
+def test_others_join_it_and_go(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with three(tmp_path) as (one, two, third):
+            assert fenced(one) == {1: False, 2: False, 3: False}
+            await create(third, "t", [2, 1, 3])
+            await until_true(lambda: isr(one, "t")() == {1, 2, 3}, "replicas everywhere")
+            assert await append(two, "t", b"a") == 0
+            await die(two)
+            await until_true(lambda: leads(one, "t")() == 1, "it leads what another has led")
+            assert await append(one, "t", b"b") == 1
+            assert await values(one, "t") == [b"a", b"b"]
+            again = member(tmp_path, door(one), 2)
+            async with again:
+                await until_true(lambda: isr(again, "t")() == {1, 2, 3}, "it is back")
+
+    run(work)
+
+
+@pytest.mark.slow
+def test_it_comes_back_to_its_cluster(tmp_path: Path) -> None:
+    """On stop it hands leadership over; on return it need not wait for its own session to end."""
+
+    async def work() -> None:
+        async with three(tmp_path) as (one, two, third):
+            await create(one, "t", [1, 2, 3])
+            await until_true(lambda: isr(two, "t")() == {1, 2, 3}, "replicas everywhere")
+            assert await append(one, "t", b"a") == 0
+            at, epoch = door(one), one.services.replicas.view.broker_epoch
+            await one.stop()
+            assert clean_shutdown_epoch(one.fs, str(one.data_dir)) == epoch
+            assert leads(two, "t")() in {2, 3}
+            leader = two if leads(two, "t")() == 2 else third
+            assert await append(leader, "t", b"b") == 1
+            # With so long a session the broker cannot be waiting for the end of the old one.
+            again = combined(tmp_path, at[1], **{"broker.session.timeout.ms": "600000"})
+            async with again:
+                await until_true(lambda: isr(leader, "t")() == {1, 2, 3}, "it follows")
+                assert fenced(again) == {1: False, 2: False, 3: False}
+                assert len(again.services.cluster_id) == 22
+                await create(two, "u", [3])
+                await until_true(lambda: leads(again, "u")() == 3, "a new topic")
+
+    run(work)
+
+
+@pytest.mark.slow
+def test_a_killed_one_comes_back(tmp_path: Path) -> None:
+    """The only broker, with topics of one replica, which no other broker could lead meanwhile."""
+
+    async def work() -> None:
+        async with combined(tmp_path) as one:
+            await create(one, "t", [1])
+            await until_true(lambda: leads(one, "t")() == 1, "the topic")
+            assert await append(one, "t", b"a") == 0
+            await die(one)
+            (one.data_dir / ".kafka_cleanshutdown").unlink()
+        async with combined(tmp_path) as again:
+            await until_true(lambda: leads(again, "t")() == 1, "it leads again")
+            assert await values(again, "t") == [b"a"]
+
+    run(work)
+
+
+@pytest.mark.slow
+def test_a_broker_that_stood_alone_grows(tmp_path: Path) -> None:
+    """Topics, groups' offsets and settings survive; then replicas are added on other brokers."""
+
+    async def work() -> None:
+        async with Broker(tmp_path / "1", config={"node.id": "1"}) as alone:
+            await create(alone, "t", [1])
+            assert await append(alone, "t", b"a") == 0
+            identity = alone.services.cluster_id
+        async with three(tmp_path) as (one, two, _):
+            assert one.services.cluster_id == identity
+            assert one.services.logs.was_clean
+            assert await values(one, "t") == [b"a"]
+            await reassign(two, "t", [2, 1, 3])
+            await until_true(lambda: isr(one, "t")() == {1, 2, 3}, "replicas everywhere")
+            assert await append(one, "t", b"b") == 1
+
+    run(work)
+
+
+async def reassign(broker: Broker, name: str, replicas: list[int]) -> None:
+    def body(make: Any) -> Entity:
+        row = make.ReassignablePartition(partition_index=0, replicas=replicas)
+        topic = make.ReassignableTopic(name=name, partitions=[row])
+        return make.message(topics=[topic], timeout=timedelta(seconds=5))
+
+    async with AsyncWireClient(broker.bootstrap) as client:
+        answer = await client.call("AlterPartitionReassignments", entity=body)
+    assert answer.responses[0].partitions[0].error_code == 0, answer
+
+
+def test_it_does_not_stand_alone_while_others_are_registered(tmp_path: Path) -> None:
+    """A single broker would claim the other brokers' partitions."""
+
+    async def work() -> None:
+        async with combined(tmp_path) as one, member(tmp_path, door(one), 2):
+            pass
+        alone = Broker(tmp_path / "1", config={"node.id": "1"})
+        with pytest.raises(MetadataError, match=r"controller of other brokers \[2\]"):
+            await alone.start()
+        async with combined(tmp_path) as one:
+            assert one.services.logs.was_clean
+            async with AsyncWireClient(one.bootstrap) as client:
+                await client.call("UnregisterBroker", entity=lambda make: make.message(broker_id=2))
+        async with alone:
+            assert alone.services.logs.was_clean
+
+    run(work)
+
+
+def test_a_start_that_fails_costs_no_recovery(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with combined(tmp_path) as one:
+            epoch = one.services.replicas.view.broker_epoch
+        wrong = combined(tmp_path, **{"inter.broker.listener.name": "SSL"})
+        with pytest.raises(ConfigError, match="must be a listener name defined in advertised"):
+            await wrong.start()
+        assert clean_shutdown_epoch(one.fs, str(one.data_dir)) == epoch
+
+    run(work)

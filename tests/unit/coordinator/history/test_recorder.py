@@ -1,0 +1,309 @@
+"""The history of decisions in a log of its own: complete, bounded, and never blocking."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+from structlog.testing import capture_logs
+
+from fencepost.cli.history import row_of
+from fencepost.coordinator.config import logs
+from fencepost.coordinator.errors import InvalidTopicError
+from fencepost.coordinator.history import recorder as history_module
+from fencepost.coordinator.history.entries import (
+    GROUP,
+    MAX_ITEMS,
+    MAX_TEXT_CHARACTERS,
+    TRANSACTION,
+    Entry,
+    decode_value,
+    encode_key,
+    encode_value,
+)
+from fencepost.coordinator.history.recorder import HistoryLimits, HistoryRecorder
+from fencepost.coordinator.metadata.names import (
+    HISTORY_TOPIC,
+    TRANSACTION_STATE,
+    check_name,
+    is_internal,
+)
+from fencepost.coordinator.runtime.origin import Origin
+from fencepost.logcore.batch import decode_records
+from fencepost.logcore.errors import StorageError
+from fencepost.logcore.machine import Event
+from fencepost.protocol.steps import finish
+from fencepost.txn.commands import AddPartitions, EndTxn, InitProducerId
+from tests.support.clock import ManualClock
+from tests.support.metadata_changes import internal_topic
+from tests.support.partitions import retain
+from tests.unit.coordinator.services.coordinators import Services, storage
+
+ME = Origin("importer", "10.0.0.7")
+EVENT = Event("member-joined", "g", {"member": "m-1"})
+
+
+@pytest.fixture
+async def services(tmp_path: Path) -> AsyncIterator[Services]:
+    started = await Services(tmp_path).start()
+    yield started
+    await started.stop()
+
+
+def entries(services: Services) -> list[Entry]:
+    if services.metadata.topic(HISTORY_TOPIC) is None:
+        return []
+    found = []
+    for header, data in services.logs.partition(HISTORY_TOPIC, 0).reader.read_all():
+        for record in decode_records(data, 0, header):
+            assert record.value is not None
+            entry = decode_value(record.value)
+            assert entry is not None
+            assert record.key == encode_key(entry.scope, entry.subject)
+            found.append(entry)
+    return found
+
+
+async def written(services: Services, count: int) -> list[Entry]:
+    async with asyncio.timeout(30):
+        while len(found := entries(services)) < count:  # noqa: ASYNC110 - a timer, not an event
+            await asyncio.sleep(0.005)
+    return found
+
+
+def remember(services: Services, event: Event = EVENT, origin: Origin | None = ME) -> None:
+    services.history.remember("__consumer_offsets", "__consumer_offsets-3", event, origin)
+
+
+async def test_an_event_is_kept_with_who_when_and_where(services: Services) -> None:
+    assert isinstance(services.clock, ManualClock)
+    now_ms = services.clock.now_ms()
+    remember(services)
+    assert entries(services) == []
+    (entry,) = await written(services, 1)
+    assert entry == Entry(
+        at_ms=now_ms,
+        scope=GROUP,
+        subject="g",
+        what="member-joined",
+        shard="__consumer_offsets-3",
+        client_id="importer",
+        client_host="10.0.0.7",
+        detail={"member": "m-1"},
+    )
+
+
+@pytest.fixture
+def everything_logged() -> Iterator[None]:
+    before = logs.level()
+    logs.set_level("DEBUG")
+    yield
+    logs.set_level(before)
+
+
+@pytest.mark.usefixtures("everything_logged")
+async def test_an_id_that_comes_first_is_no_line_of_the_log(services: Services) -> None:
+    finish(services.txns.open_in_steps())
+    with capture_logs() as told:
+        await services.txns.submit("id", InitProducerId("id", 60_000), ME)
+        assert [line["log_level"] for line in told] == ["debug"]
+        await services.txns.submit("id", InitProducerId("id", 60_000), Origin("rival", "h"))
+    assert [line["log_level"] for line in told] == ["debug", "info"], "somebody is fenced"
+    assert len(await written(services, 2)) == 2
+
+
+async def test_what_happens_to_a_transaction_is_told(services: Services) -> None:
+    services.topic("t")
+    finish(services.txns.open_in_steps())
+    txns = services.txns
+    first: Any = await txns.submit("id", InitProducerId("id", 60_000), ME)
+    identity = first.producer_id, first.producer_epoch
+    await txns.submit("id", AddPartitions("id", *identity, (("t", 0),)), ME)
+    await txns.submit("id", EndTxn("id", *identity, True, 2), ME)
+    second: Any = await txns.submit("id", InitProducerId("id", 60_000), Origin("rival", "h"))
+    with pytest.raises(Exception, match="belongs to"):
+        await txns.submit("id", EndTxn("id", *identity, True, 0), ME)
+    found = await written(services, 3)
+    assert [(entry.what, entry.client_id) for entry in found] == [
+        ("epoch-bumped", "importer"),
+        ("epoch-bumped", "rival"),
+        ("producer-refused", "importer"),
+    ], "the bump of each commit is routine"
+    assert {(entry.scope, entry.subject) for entry in found} == {(TRANSACTION, "id")}
+    assert all(entry.shard.startswith(TRANSACTION_STATE) for entry in found)
+    assert row_of(found[1])["change"] == f"epoch 1 → {second.producer_epoch}"
+    assert row_of(found[2])["change"] == f"epoch 0 ≠ {second.producer_epoch}"
+
+
+async def test_it_survives_a_restart(tmp_path: Path) -> None:
+    services = await Services(tmp_path).start()
+    remember(services)
+    await services.stop()
+    again = await Services(tmp_path).start()
+    assert [entry.subject for entry in entries(again)] == ["g"]
+    remember(again)
+    await written(again, 2)
+    await again.stop()
+
+
+async def test_nothing_is_taken_where_it_is_off_or_not_running(tmp_path: Path) -> None:
+    services = await Services(tmp_path, {"fencepost.history.enable": "false"}).start()
+    remember(services)
+    await services.stop()
+    assert services.metadata.topic(HISTORY_TOPIC) is None
+    remember(services)
+    assert not services.history._queue
+
+
+async def test_a_full_queue_drops_the_newest_and_counts(services: Services) -> None:
+    services.history.limits = HistoryLimits(max_queued=2)
+    for name in "abc":
+        remember(services, Event("group-created", name))
+    assert services.history.dropped == 1
+    assert [entry.subject for entry in await written(services, 2)] == ["a", "b"]
+    remember(services, Event("group-created", "d"))
+    assert [entry.subject for entry in await written(services, 3)] == ["a", "b", "d"]
+
+
+async def test_much_is_written_in_several_turns(services: Services) -> None:
+    services.history.limits = HistoryLimits(max_batch_bytes=1)
+    for number in range(20):
+        remember(services, Event("group-created", str(number)))
+    found = await written(services, 20)
+    assert [entry.subject for entry in found] == [str(number) for number in range(20)]
+    batches = list(services.logs.partition(HISTORY_TOPIC, 0).reader.read_all())
+    assert len(batches) == 20
+
+
+async def test_a_failed_write_is_logged_and_disturbs_nobody(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[dict[str, Any]] = []
+
+    class Log:
+        def warning(self, event: str, **fields: Any) -> None:
+            said.append({"event": event, **fields})
+
+    def fail(*_: object, **__: object) -> None:
+        raise StorageError("the disk is gone")
+
+    monkeypatch.setattr(history_module, "_log", Log())
+    remember(services)
+    await written(services, 1)
+    partition = services.logs.partition(HISTORY_TOPIC, 0)
+    monkeypatch.setattr(type(partition), "append_records", fail)
+    for _ in range(3):
+        remember(services)
+        services.history._flush()
+    assert services.history.dropped == 3
+    assert [(one["event"], one["events"]) for one in said] == [("history not written", 1)]
+    assert "the disk is gone" in said[0]["cause"]
+
+
+async def test_an_event_that_can_not_be_written_takes_nothing_with_it(services: Services) -> None:
+    class Odd(Enum):
+        ONE = object()
+
+    odd = {
+        "enum": Odd.ONE,
+        "large": 1 << 70,
+        "bytes": b"\xff\x00",
+        "surrogate": "\ud800",
+        "text": "x" * (2 * MAX_TEXT_CHARACTERS),
+        "items": tuple(range(2 * MAX_ITEMS)),
+        "deep": {"a": {"b": {"c": {"d": 1}}}},
+        "none": None,
+        "number": 1.5,
+    }
+    remember(services, Event("odd", "g\ud800", odd))
+    remember(services)
+    entry, _ = await written(services, 2)
+    assert entry.subject == "g\\ud800"
+    assert entry.detail["enum"] == "ONE"
+    assert entry.detail["large"] == str(1 << 70)
+    assert entry.detail["surrogate"] == "\\ud800"
+    assert len(entry.detail["text"]) == MAX_TEXT_CHARACTERS
+    assert entry.detail["items"] == list(range(MAX_ITEMS))
+    assert (entry.detail["none"], entry.detail["number"]) == (None, 1.5)
+
+
+def test_values_of_another_kind() -> None:
+    entry = Entry(1, GROUP, "g", "what", "s")
+    value = msgpack.unpackb(encode_value(entry))
+    assert decode_value(msgpack.packb({**value, "version": 2})) is None
+    for broken in (b"", b"\xc1", msgpack.packb([1]), msgpack.packb({**value, "at_ms": "x"})):
+        with pytest.raises(ValueError, match="can not be read"):
+            decode_value(broken)
+
+
+def test_the_topic_is_bounded_and_nobody_elses(tmp_path: Path) -> None:
+    store = storage(
+        tmp_path,
+        {"fencepost.history.retention.bytes": "16777216", "fencepost.history.retention.ms": "8000"},
+    )
+    topic = internal_topic(store.metadata, HISTORY_TOPIC)
+    assert is_internal(topic.name)
+    config = store.logs.partition(HISTORY_TOPIC, 0).log.config
+    assert (config.retention_bytes, config.retention_ms) == (16_777_216, 8_000)
+    assert (config.segment_bytes, config.segment_ms) == (2_097_152, 1_000)
+    assert config.cleanup_policy == {"delete"}
+    with pytest.raises(InvalidTopicError):
+        check_name(HISTORY_TOPIC)
+
+
+async def test_old_history_goes(tmp_path: Path) -> None:
+    clock = ManualClock(1_700_000_000_000)
+    config = {"fencepost.history.retention.ms": "8000"}
+    services = await Services(tmp_path, config, clock=clock).start()
+    for number in range(4):
+        remember(services, Event("group-created", str(number)))
+        await written(services, number + 1)
+        clock.advance(3_000)
+    partition = services.logs.partition(HISTORY_TOPIC, 0)
+    retain(partition, clock.now_ms())
+    assert [entry.subject for entry in entries(services)] == ["2", "3"]
+    await services.stop()
+
+
+@pytest.mark.parametrize(
+    ("detail", "change"),
+    [
+        ({}, None),
+        ({"old_generation": 3}, "generation 3"),
+        ({"old_generation": 3, "new_generation": 4}, "generation 3 → 4"),
+        ({"former_producer_epoch": -1, "producer_epoch": 0, "producer_id": 7}, "epoch 0"),
+        ({"fenced_epoch": 3, "producer_epoch": 4, "producer_id": 7}, "epoch 3 → 4"),
+        (
+            {
+                "former_producer_id": 7,
+                "former_producer_epoch": 32_766,
+                "producer_id": 8,
+                "producer_epoch": 0,
+            },
+            "producer 7:32766 → 8:0",
+        ),
+    ],
+)
+def test_what_changed_in_words(detail: dict[str, Any], change: str | None) -> None:
+    assert row_of(Entry(0, GROUP, "g", "what", "s", detail=detail))["change"] == change
+
+
+def test_who_is_the_member_and_else_who_asked() -> None:
+    detail = {"member": "m", "client_id": "c", "client_host": "/h", "reason": "late"}
+    row = row_of(Entry(0, GROUP, "g", "what", "s", "other", "elsewhere", detail))
+    assert (row["who"], row["client"], row["host"], row["why"]) == ("m", "c", "h", "late")
+    row = row_of(Entry(0, TRANSACTION, "t", "w", "s", "c", "h", {"producer_id": 7, "cause": "x"}))
+    assert (row["who"], row["client"], row["host"], row["why"]) == ("producer 7", "c", "h", "x")
+    assert row_of(Entry(0, GROUP, "g", "w", "s"))["time"] == "1970-01-01T00:00:00.000Z"
+
+
+async def test_the_limits_are_of_one_history(tmp_path: Path) -> None:
+    store = storage(tmp_path)
+    limits = HistoryLimits(max_queued=1)
+    one = HistoryRecorder(store.metadata, store.logs, store.config, store.clock, limits)
+    assert one.limits is limits

@@ -1,0 +1,89 @@
+"""Metrics by the names of the JMX exporter, compared with Apache Kafka's MBeans."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+from pathlib import Path
+
+from fencepost.coordinator.daemon.broker import Broker
+from tests.support.clock import ManualClock
+from tests.support.cluster import Cluster
+from tests.support.raw import RawClient
+from tests.unit.coordinator.handlers.test_sasl_authenticate import CONFIG, USERS, is_closed, log_in
+from tests.unit.coordinator.metrics.test_families import SETTINGS, scraped, serving, value
+
+REQUESTS = "kafka_network_requestmetrics_requests_total"
+TIMED = "kafka_network_requestmetrics_totaltimems_count"
+CONNECTIONS = "kafka_server_socket_server_metrics_connection_count"
+EXPIRED = "kafka_network_socketserver_expiredconnectionskilledcount"
+
+
+async def test_fetches_of_followers_are_counted_apart(tmp_path: Path) -> None:
+    limits = {"max_wait": 0, "min_bytes": 1, "max_bytes": 1000, "session_epoch": -1, "topics": []}
+
+    def fetch(bootstrap: str) -> None:
+        with Cluster(bootstrap) as client:
+            for replica_id in (-1, -1, 2):
+                client.call("fetch", 11, replica_id=replica_id, **limits)
+            # From version 15 a follower has its id in a tagged field.
+            for state in ({}, *[{"replica_state": {"replica_id": 2, "replica_epoch": 1}}] * 3):
+                client.call("fetch", 16, **limits, **state)
+
+    async with serving(tmp_path) as broker:
+        await asyncio.to_thread(fetch, broker.bootstrap)
+        values = await scraped(broker)
+    for request, version, count in (
+        ("FetchConsumer", "11", 2),
+        ("FetchFollower", "11", 1),
+        ("FetchConsumer", "16", 1),
+        ("FetchFollower", "16", 3),
+    ):
+        assert value(values, REQUESTS, request=request, version=version) == count
+    assert value(values, TIMED, request="FetchConsumer") == 3
+    assert value(values, TIMED, request="FetchFollower") == 4
+    assert value(values, "kafka_server_brokertopicmetrics_totalfetchrequests_total") == 7
+    assert value(values, "fencepost_requests_total", api="Fetch", version="16") == 4
+
+
+async def test_connections_with_expired_logins_are_counted(tmp_path: Path) -> None:
+    clock = ManualClock(1_700_000_000_000)
+    settings = {**SETTINGS, **CONFIG, "connections.max.reauth.ms": "60000"}
+
+    def use_expired_login(bootstrap: str) -> None:
+        with RawClient(bootstrap) as client:
+            log_in(client)
+            clock.advance(60_001)
+            client.send("metadata", 1, topics=[])
+            assert is_closed(client)
+
+    async with Broker(tmp_path, config=settings, add_scram=USERS, clock=clock) as broker:
+        assert value(await scraped(broker), EXPIRED) == 0
+        await asyncio.to_thread(use_expired_login, broker.bootstrap)
+        assert value(await scraped(broker), EXPIRED) == 1
+
+
+async def test_connections_are_counted_by_listener(tmp_path: Path) -> None:
+    listeners = ("CLIENTS", "INSIDE", "SPARE")
+    settings = {
+        **SETTINGS,
+        "listeners": ",".join(f"{name}://127.0.0.1:0" for name in listeners),
+        "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in listeners),
+        "inter.broker.listener.name": "INSIDE",
+    }
+
+    def connect(open_clients: ExitStack, address: tuple[str, int]) -> None:
+        client = open_clients.enter_context(RawClient("{}:{}".format(*address)))
+        client.call("api_versions", 0)
+
+    async with serving(tmp_path, settings) as broker:
+        with ExitStack() as open_clients:
+            for name in ("CLIENTS", "INSIDE", "INSIDE"):
+                address = broker.server.addresses[name]
+                await asyncio.to_thread(connect, open_clients, address)
+            values = await scraped(broker)
+    assert {pairs: count for (name, pairs), count in values.items() if name == CONNECTIONS} == {
+        (("listener", "CLIENTS"), ("networkProcessor", "0")): 1,
+        (("listener", "INSIDE"), ("networkProcessor", "0")): 2,
+        (("listener", "SPARE"), ("networkProcessor", "0")): 0,
+    }

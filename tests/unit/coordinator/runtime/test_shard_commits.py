@@ -1,0 +1,246 @@
+"""A shard on a replicated partition: its responses and effects wait for the high watermark."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fencepost.coordinator.runtime.background import Pace
+from fencepost.coordinator.runtime.errors import (
+    CoordinatorNotAvailableError,
+    NotCoordinatorError,
+)
+from fencepost.coordinator.runtime.shard import POSTPONE_MS, ShardRuntime
+from fencepost.coordinator.runtime.shard_state import ShardState
+from fencepost.logcore.machine import EndMarker, ProducerStamp
+from tests.unit.coordinator.runtime.test_shard import (
+    COMMIT_TIMEOUT_MS,
+    Bench,
+    Get,
+    Later,
+    Put,
+    PutAndTell,
+    RefusedError,
+    Tell,
+    Wait,
+)
+
+pytestmark = pytest.mark.usefixtures("killed_logs_are_closed")
+
+
+class Replicated(Bench):
+    """A bench with other replicas; ``replicate`` has the effect of their fetches."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.commits.has_replicated = True
+        self.partition.marks.replicate(0)  # type: ignore[attr-defined]
+
+    async def replicate(self, offset: int) -> None:
+        marks = self.partition.inner.marks
+        marks.move_high_watermark(offset)
+        marks.notify()
+        await asyncio.sleep(0)
+
+    async def lose(self) -> None:
+        """Let another broker become leader; the shard learns of it later."""
+        self.partition.inner.marks.leader_epoch += 1
+        self.commits.give_up(self.partition)  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> Replicated:
+    return Replicated(tmp_path)
+
+
+async def test_answers_wait_for_all_that_they_have_seen(bench: Replicated) -> None:
+    shard = await bench.load()
+    first = shard.submit(Put("a", "1"))
+    second = shard.submit(Put("a", "2"))
+    read = shard.submit(Get("a"))
+    await asyncio.sleep(0)
+    assert not first.done()
+    await bench.replicate(1)
+    assert first.done()
+    assert not second.done()
+    assert not read.done()
+    await bench.replicate(2)
+    assert second.done()
+    assert read.result() == ("2", 1)
+    assert shard.submit(Get("a")).done(), "nothing is held any more"
+
+
+async def test_an_error_that_shows_what_is_not_committed_waits_as_well(bench: Replicated) -> None:
+    shard = await bench.load()
+    shard.submit(Put("a", "1"))
+    refused = shard.submit(Get("b"))
+    assert not refused.done()
+    await bench.replicate(1)
+    with pytest.raises(RefusedError):
+        refused.result()
+
+
+async def test_an_effect_waits_for_its_cause(bench: Replicated) -> None:
+    """A marker must not be sent for a decision that may yet be lost."""
+    shard = await bench.load()
+    done = shard.submit(PutAndTell("a"))
+    await asyncio.sleep(0)
+    assert bench.effects == []
+    await bench.replicate(1)
+    assert bench.effects == [Tell("a")]
+    assert bench.table() == {"a": "complete"}
+    # The report was written in a turn of its own, for which the response waits as well.
+    assert not done.done()
+    await bench.replicate(2)
+    assert done.result() == "done"
+
+
+async def test_an_effect_of_loading_waits_for_what_was_read(bench: Replicated) -> None:
+    """A new leader reads to its log end offset, which may be above the high watermark."""
+    shard = await bench.load()
+    bench.answer = lambda _shard, _effect: None
+    shard.submit(PutAndTell("a"))
+    bench.shard = bench.new_shard()
+    await bench.load()
+    assert bench.effects == []
+    read = bench.shard.submit(Get("a"))
+    assert not read.done()
+    await bench.replicate(1)
+    assert bench.effects == [Tell("a")] * 2  # the former shard was not told to stop
+    assert read.result() == ("prepared", 0)
+
+
+async def test_an_answer_waits_for_so_long_and_the_record_stays(bench: Replicated) -> None:
+    shard = await bench.load()
+    first = shard.submit(Put("a", "1"))
+    bench.clock.advance(COMMIT_TIMEOUT_MS - 1)
+    second = shard.submit(Put("b", "2"))
+    bench.timers.run_due()
+    assert not first.done()
+    bench.clock.advance(1)
+    bench.timers.run_due()
+    with pytest.raises(CoordinatorNotAvailableError):
+        first.result()
+    assert not second.done()
+    await bench.replicate(2)
+    assert second.done()
+    assert shard.state is ShardState.ACTIVE
+    assert bench.table() == {"a": "1", "b": "2"}
+    third = shard.submit(Put("c", "3"))
+    bench.clock.advance(COMMIT_TIMEOUT_MS)
+    bench.timers.run_due()
+    with pytest.raises(CoordinatorNotAvailableError):
+        third.result()
+
+
+async def test_an_answer_behind_an_effect_waits_no_longer(bench: Replicated) -> None:
+    """An EndTxn whose decision stalls fails in time; the markers are sent once it commits.
+
+    One deadline covers the decision, the effect, and the effect's report.
+    """
+    shard = await bench.load()
+    first = shard.submit(PutAndTell("a"))
+    bench.clock.advance(1)
+    second = shard.submit(PutAndTell("b"))
+    bench.clock.advance(COMMIT_TIMEOUT_MS - 2)
+    await bench.replicate(1)  # the first decision, not its report
+    bench.timers.run_due()
+    assert not first.done()
+    bench.clock.advance(1)
+    bench.timers.run_due()
+    with pytest.raises(CoordinatorNotAvailableError):
+        first.result()
+    assert not second.done()
+    assert bench.effects == [Tell("a")]
+    bench.clock.advance(1)
+    bench.timers.run_due()
+    with pytest.raises(CoordinatorNotAvailableError):
+        second.result()
+    await bench.replicate(bench.partition.log_end_offset)
+    assert bench.effects == [Tell("a"), Tell("b")]
+    assert bench.table() == {"a": "complete", "b": "complete"}
+
+
+async def test_leadership_lost_with_answers_pending(bench: Replicated) -> None:
+    """KAFKA-20115: they fail with NOT_COORDINATOR, and no further effect is carried out."""
+    shard = await bench.load()
+    waiting = [
+        shard.submit(Put("a", "1")),
+        shard.submit(PutAndTell("b")),
+        shard.submit(Wait("c")),
+    ]
+    await bench.lose()
+    for one in waiting[:2]:
+        with pytest.raises(NotCoordinatorError):
+            one.result()
+    with pytest.raises(RefusedError):
+        waiting[2].result()
+    assert shard.state is ShardState.CLOSED
+    assert bench.effects == []
+    with pytest.raises(NotCoordinatorError):
+        await shard.submit(Get("a"))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda shard: shard.submit(Put("b", "2")).result(),
+        lambda shard: shard.complete_transaction(EndMarker(ProducerStamp(7, 0), commit=True)),
+    ],
+)
+async def test_nothing_is_appended_under_another_epoch(
+    bench: Replicated, write: Callable[[ShardRuntime], object]
+) -> None:
+    """Leadership was lost and won again before the shard learned of it."""
+    shard = await bench.load()
+    shard.submit(Put("a", "1"))
+    bench.partition.inner.marks.leader_epoch += 2
+    with pytest.raises(NotCoordinatorError):
+        write(shard)
+    assert bench.partition.log_end_offset == 1
+    assert shard.state is ShardState.CLOSED
+
+
+async def test_a_shard_that_was_read_under_another_epoch_does_not_serve(bench: Replicated) -> None:
+    loading = asyncio.create_task(bench.shard.load(Pace()))
+    bench.partition.inner.marks.leader_epoch += 1
+    await loading
+    assert bench.shard.state is ShardState.CLOSED
+
+
+async def test_what_cannot_be_committed_is_not_decided(bench: Replicated) -> None:
+    """NOT_ENOUGH_REPLICAS: a request fails with it, while a report or timer is retried."""
+    shard = await bench.load()
+    bench.answer = lambda _shard, _effect: None
+    await asyncio.sleep(0)
+    shard.submit(PutAndTell("a"))
+    shard.submit(Later("late", 10))
+    await bench.replicate(1)
+    bench.too_few_replicas = True
+    with pytest.raises(RefusedError):
+        shard.submit(Put("b", "2")).result()
+    assert shard.submit(Get("a")).result() == ("prepared", 0)
+    bench.report(shard, Tell("a"))
+    bench.clock.advance(10)
+    bench.timers.run_due()
+    assert bench.table() == {"a": "prepared"}
+    bench.clock.advance(POSTPONE_MS)
+    bench.timers.run_due()
+    assert bench.table() == {"a": "prepared"}
+    bench.too_few_replicas = False
+    bench.clock.advance(POSTPONE_MS)
+    bench.timers.run_due()
+    assert bench.table()["a"] == "complete"
+    assert bench.table()["late"].startswith("fired at")
+
+
+async def test_alone_nothing_waits_and_nobody_is_asked(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    shard = await bench.load()
+    bench.too_few_replicas = True
+    assert shard.submit(Put("a", "1")).done()
+    assert len(bench.timers) == 0

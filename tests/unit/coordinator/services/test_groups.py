@@ -1,0 +1,309 @@
+"""Groups on real partitions: routing, loading, expiration, transactional offsets, restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fencepost.coordinator.config.broker_config import ConfigSource
+from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS
+from fencepost.coordinator.runtime import shard as shard_module
+from fencepost.coordinator.runtime.errors import CoordinatorLoadInProgressError, NotCoordinatorError
+from fencepost.coordinator.runtime.key_partition import partition_for
+from fencepost.coordinator.runtime.shard import MAX_RELOAD_BACKOFF_MS
+from fencepost.coordinator.runtime.shard_state import ShardState
+from fencepost.groups.commands import (
+    CommitOffsets,
+    FetchOffsets,
+    FetchTopic,
+    Heartbeat,
+    HeartbeatResult,
+    JoinGroup,
+    ListGroups,
+    OffsetToCommit,
+    TxnCommitOffsets,
+)
+from fencepost.groups.errors import UnknownMemberIdError, UnstableOffsetCommitError
+from fencepost.logcore.machine import EndMarker, ProducerStamp
+from fencepost.protocol.steps import finish
+from tests.support.clock import ManualClock
+from tests.support.waits import until_async
+from tests.unit.coordinator.services.coordinators import Services, fail, loading, reload, serves
+
+JOIN = JoinGroup(
+    "g", "", "instance", "client", "/127.0.0.1", 120_000, 60_000, "consumer",
+    (("range", b""),), True, True, "instance-1",
+)  # fmt: skip
+HEARTBEAT = Heartbeat("g", 1, "member", None)
+
+
+@pytest.fixture
+async def services(tmp_path: Path) -> AsyncIterator[Services]:
+    services = await Services(tmp_path).start()
+    services.topic("t")
+    yield services
+    await services.stop()
+
+
+def commit(group_id: str, offset: int, topic: str = "t", topic_id: bytes | None = None) -> object:
+    offsets = (OffsetToCommit(topic, 0, offset, topic_id=topic_id),)
+    return CommitOffsets(group_id, -1, "", None, offsets)
+
+
+async def committed(services: Services, group_id: str, *, stable: bool = False) -> int:
+    command = FetchOffsets(group_id, (FetchTopic("t", (0,)),), require_stable=stable)
+
+    async def asked() -> object:
+        with suppress(CoordinatorLoadInProgressError):  # retry as a client does
+            return await services.groups.submit(group_id, command)
+        return None
+
+    result = await until_async(asked, f"{group_id} is read")
+    [(_, [offset])] = result.topics  # type: ignore[attr-defined]
+    if offset.error is not None:
+        raise offset.error
+    value: int = offset.offset
+    return value
+
+
+async def test_nothing_exists_before_somebody_asks(services: Services) -> None:
+    assert services.metadata.topic(CONSUMER_OFFSETS) is None
+    assert (await services.groups.list_groups(ListGroups())).groups == ()
+    with pytest.raises(NotCoordinatorError):
+        await services.groups.submit("g", HEARTBEAT)
+    with pytest.raises(NotCoordinatorError):
+        services.groups.partition_for("g")
+
+
+async def test_first_question_opens_all_shards_at_once(services: Services) -> None:
+    finish(services.groups.open_in_steps())
+    finish(services.groups.open_in_steps())
+    with pytest.raises(UnknownMemberIdError):
+        await services.groups.submit("g", HEARTBEAT)
+    assert services.groups.partition_for("g") == partition_for("g", 50)
+    assert services.groups.partition_of("g").index == partition_for("g", 50)
+
+
+async def test_what_the_first_question_did_not_open_is_opened_when_its_client_has_gone(
+    services: Services,
+) -> None:
+    steps = services.groups.open_in_steps()
+    next(steps)
+    steps.close()
+    await services.groups._shards.loaded(timeout_ms=30_000)
+    finish(services.groups.open_in_steps())
+    assert len(services.groups.shards) == 50
+    for number in range(200):
+        with pytest.raises(UnknownMemberIdError):
+            await services.groups.submit(f"g{number}", replace(HEARTBEAT, group_id=f"g{number}"))
+
+
+async def test_groups_survive_a_restart(services: Services, tmp_path: Path) -> None:
+    finish(services.groups.open_in_steps())
+    for number in range(60):
+        await services.groups.submit(f"g{number}", commit(f"g{number}", number))
+    await services.stop()
+    again = await Services(tmp_path).start()
+    assert [await committed(again, f"g{number}") for number in range(60)] == list(range(60))
+    listed = await again.groups.list_groups(ListGroups())
+    assert {group.group_id for group in listed.groups} == {f"g{number}" for number in range(60)}
+    await again.stop()
+
+
+async def test_a_kill_loses_nothing(services: Services, tmp_path: Path) -> None:
+    finish(services.groups.open_in_steps())
+    await services.groups.submit("g", commit("g", 5))
+    await services.kill()
+    again = await Services(tmp_path).start()
+    assert await committed(again, "g") == 5
+    await again.stop()
+
+
+async def test_heartbeat_is_fine_while_loading(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish(services.groups.open_in_steps())
+    shard = services.groups._shards.shards[services.groups.partition_for("g")]
+    async with loading(shard, monkeypatch):
+        assert services.groups.submit("g", HEARTBEAT).result() == HeartbeatResult()
+        with pytest.raises(CoordinatorLoadInProgressError):
+            await services.groups.submit("g", commit("g", 1))
+        with pytest.raises(CoordinatorLoadInProgressError):
+            await services.groups.list_groups(ListGroups())
+
+
+async def test_a_failed_shard_lists_nothing(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_module, "RELOAD_BACKOFF_MS", MAX_RELOAD_BACKOFF_MS)
+    finish(services.groups.open_in_steps())
+    await services.groups.submit("g", commit("g", 1))
+    shard = services.groups._shards.shards[services.groups.partition_for("g")]
+    fail(shard)
+    await serves(shard)
+    fail(shard)
+    with pytest.raises(NotCoordinatorError):
+        await services.groups.submit("g", HEARTBEAT)
+    assert (await services.groups.list_groups(ListGroups())).groups == ()
+    assert shard.state is ShardState.FAILED
+
+
+async def test_deleted_topics_lose_their_offsets(services: Services) -> None:
+    finish(services.groups.open_in_steps())
+    topic = services.metadata.topic("t")
+    assert topic is not None
+    old_id = topic.topic_id.bytes
+    await services.groups.submit("g", commit("g", 5, topic_id=old_id))
+    await services.groups.submit("other", commit("other", 6, topic_id=b"n" * 16))
+    await services.groups.on_topics_deleted([("t", old_id)])
+    assert await committed(services, "g") == -1
+    assert await committed(services, "other") == 6
+
+
+async def test_a_loading_shard_hears_of_deleted_topics_later(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fencepost.coordinator.runtime.shards.RETRY_MS", 5)
+    finish(services.groups.open_in_steps())
+    await services.groups.submit("g", commit("g", 5))
+    shard = services.groups._shards.shards[services.groups.partition_for("g")]
+    async with loading(shard, monkeypatch):
+        await services.groups.on_topics_deleted([("t", None)])
+        await asyncio.sleep(0.02)
+
+    async def is_gone() -> bool:
+        return await committed(services, "g") == -1
+
+    await until_async(is_gone, "the offset is gone")
+
+
+async def test_offsets_expire_on_the_timer(tmp_path: Path) -> None:
+    config = {"offsets.retention.minutes": "1", "offsets.retention.check.interval.ms": "1000"}
+    services = await Services(tmp_path, config).start()
+    finish(services.groups.open_in_steps())
+    await services.groups.submit("g", commit("g", 5))
+    services.clock.advance(59_999)  # type: ignore[attr-defined]
+    services.groups._shards.timers.run_due()
+    assert await committed(services, "g") == 5
+    services.clock.advance(1_000)  # type: ignore[attr-defined]
+    services.groups._shards.timers.run_due()
+
+    async def is_gone() -> bool:
+        return await committed(services, "g") == -1
+
+    await until_async(is_gone, "the offset is forgotten")
+    assert (await services.groups.list_groups(ListGroups())).groups == ()
+    await services.stop()
+
+
+@pytest.mark.parametrize("commits", [True, False])
+async def test_transactional_offsets_and_their_marker(
+    services: Services, tmp_path: Path, commits: bool
+) -> None:
+    finish(services.groups.open_in_steps())
+    producer = ProducerStamp(9, 0)
+    await services.groups.submit("g", commit("g", 5))
+    offsets = (OffsetToCommit("t", 0, 8),)
+    await services.groups.submit("g", TxnCommitOffsets("g", -1, "", None, offsets, producer))
+    assert await committed(services, "g") == 5
+    with pytest.raises(UnstableOffsetCommitError):
+        await committed(services, "g", stable=True)
+    index = services.groups.partition_for("g")
+    services.groups.complete_transaction(index, EndMarker(producer, commits))
+    expected = 8 if commits else 5
+    assert await committed(services, "g", stable=True) == expected
+    await services.kill()
+    again = await Services(tmp_path).start()
+    assert await committed(again, "g", stable=True) == expected
+    await again.stop()
+
+
+async def test_a_clock_that_is_set_back_makes_no_phase_of_a_rebalance_longer(
+    tmp_path: Path,
+) -> None:
+    clock = ManualClock(1_700_000_000_000)
+    config = {"group.initial.rebalance.delay.ms": "100"}
+    services = await Services(tmp_path, config, clock=clock).start()
+    finish(services.groups.open_in_steps())
+    timers = services.groups._shards.timers
+    joined = services.groups.submit("g", JOIN)
+    clock.jump(-3_600_000)
+    clock.advance(100)
+    timers.run_due()
+    assert joined.result().generation_id == 1  # type: ignore[attr-defined]
+    clock.advance(JOIN.rebalance_timeout_ms)
+    timers.run_due()
+    (group,) = (await services.groups.list_groups(ListGroups())).groups
+    assert group.state == "Empty", "who does not sync in time is removed"
+    await services.stop()
+
+
+async def test_the_first_member_of_a_group_does_not_wait_for_others(services: Services) -> None:
+    finish(services.groups.open_in_steps())
+    joined = services.groups.submit("g", JOIN)
+    services.groups._shards.timers.run_due()
+    assert joined.result().generation_id == 1  # type: ignore[attr-defined]
+
+
+async def test_a_parked_join_is_answered_when_the_broker_stops(services: Services) -> None:
+    finish(services.groups.open_in_steps())
+    first = services.groups.submit("g", JOIN)
+    shards = services.groups._shards
+    services.clock.advance(1)  # type: ignore[attr-defined]
+    shards.timers.run_due()
+    assert first.result().leader == "instance-1"  # type: ignore[attr-defined]
+    # A second member starts a rebalance, which the first one never joins.
+    second = services.groups.submit(
+        "g", replace(JOIN, group_instance_id="other", new_member_id="other-1")
+    )
+    assert not second.done()
+    await services.groups.stop()
+    assert second.exception() is not None
+
+
+async def test_the_assignment_interval_changes_while_the_broker_runs(services: Services) -> None:
+    key, groups = "group.consumer.assignment.interval.ms", services.groups
+
+    def interval_ms() -> int:
+        return groups.environment("g").settings.assignment_interval_ms
+
+    assert interval_ms() == 1000
+    for text, expected in (("0", 0), ("15000", 15_000), ("15001", 15_000)):
+        services.config.set_dynamic(ConfigSource.DYNAMIC_BROKER, {key: text})
+        assert interval_ms() == expected
+    services.config.set_dynamic(ConfigSource.DYNAMIC_BROKER, {})
+    assert interval_ms() == 1000
+
+
+async def test_budgets_get_back_what_a_shard_held_when_it_is_read_again_or_let_go(
+    services: Services,
+) -> None:
+    groups = services.groups
+    shards, memory, offset_memory = groups._shards, groups._group_memory, groups._offset_memory
+    finish(groups.open_in_steps())
+    await groups.submit("g", commit("g", 5))
+    groups.submit("g", JOIN)
+    index = groups.partition_for("g")
+    joined = memory.used
+    assert joined
+    assert offset_memory.used
+    gc.disable()  # freed memory must not depend on a collection
+    try:
+        await reload(shards, index)
+        assert 0 < memory.used < joined  # the group has an offset; the log has no member
+        held = memory.used, offset_memory.used
+        await reload(shards, index)
+        assert (memory.used, offset_memory.used) == held
+        fail(shards.shard_at(index))
+        await serves(shards.shard_at(index))
+        assert (memory.used, offset_memory.used) == held
+        shards.resigned(index, None)
+        assert (memory.used, offset_memory.used) == (0, 0)
+    finally:
+        gc.enable()

@@ -1,0 +1,178 @@
+"""An image that makes a broker leader of thousands of partitions leaves its loop responsive."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator
+
+import pytest
+
+from fencepost.cluster.errors import NotLeaderOrFollowerError
+from fencepost.cluster.image import (
+    MetadataImage,
+    PartitionRegistration,
+    TopicImage,
+    local_changes,
+)
+from fencepost.coordinator.storage import due_changes
+from fencepost.coordinator.storage.storage import Storage
+from fencepost.logcore.errors import FencedLeaderEpochError
+from tests.support.metadata_changes import create_topic
+from tests.support.stalls import watched_loop
+from tests.support.waits import until_true
+from tests.unit.coordinator.services.coordinators import storage
+from tests.unit.coordinator.storage.led import Following, registration
+
+COUNT = 600
+
+
+class Many:
+    """A broker, and images of a topic with many partitions."""
+
+    def __init__(self, store: Storage) -> None:
+        self.storage, self.replicas = store, store.replicas
+        self.topic = create_topic(store.metadata, "t", COUNT, {})
+        self.image = MetadataImage()
+        self.following = self.replicas.fetchers = Following()
+
+    def apply(self, leader: int, epoch: int, topic_id: uuid.UUID | None = None) -> None:
+        one = PartitionRegistration((1, 2), (1, 2), leader, epoch, epoch)
+        topic = TopicImage("t", topic_id or self.topic.topic_id, (one,) * COUNT)
+        brokers = {at: registration(at) for at in (1, 2)}
+        topics = {"t": topic} if leader else {}
+        by_id = {one.topic_id: one for one in topics.values()}
+        now = MetadataImage(offset=epoch, brokers=brokers, topics=topics, topics_by_id=by_id)
+        changes = local_changes(self.image, now, 1)
+        self.image = now
+        self.replicas.apply(changes, now)
+
+    @property
+    def led(self) -> int:
+        return sum(one.machine.is_leader for one in self.replicas)
+
+    async def settled(self) -> None:
+        await until_true(lambda: not self.replicas._due.partitions, "all is led and followed")
+
+
+@pytest.fixture
+async def many(tmp_path) -> AsyncIterator[Many]:
+    one = Many(storage(tmp_path))
+    yield one
+    await one.replicas.stop()
+    await one.storage.flusher.close()
+    one.storage.logs.close()
+
+
+async def test_no_turn_is_long_and_nobody_sees_what_is_still_to_be_done(many):
+    with watched_loop() as watch:
+        many.apply(leader=1, epoch=3)
+        assert 0 < many.led < COUNT
+        last = many.replicas.leader("t", COUNT - 1, 3)
+        assert (last.marks.leader_epoch, last.marks.is_replicated) == (3, True)
+        with pytest.raises(FencedLeaderEpochError):
+            many.replicas.leader("t", COUNT - 2, 2)
+        assert many.replicas.led("t", COUNT - 3) is not None
+        await many.settled()
+    assert many.led == COUNT
+    watch.check()
+
+
+async def test_what_was_still_to_be_done_is_done_as_it_is_now(many):
+    many.apply(leader=1, epoch=3)
+    many.apply(leader=2, epoch=4)
+    with pytest.raises(NotLeaderOrFollowerError):
+        many.replicas.leader("t", COUNT - 1)
+    await many.settled()
+    assert many.led == 0
+    followed = [name for what, which in many.following.log if what == "follow" for name in which]
+    assert len(followed) == COUNT
+
+
+async def test_what_is_gone_is_not_led_any_more(many):
+    many.apply(leader=1, epoch=3)
+    many.apply(leader=0, epoch=4)
+    await many.settled()
+    assert list(many.replicas) == []
+    assert many.storage.logs.find_open(("t", 0)) is None
+
+
+async def test_who_leaves_follows_nobody_anew(many):
+    many.apply(leader=2, epoch=3)
+    many.replicas.stop_following([(many.topic.topic_id, COUNT - 1)])
+    assert not many.replicas._due.partitions
+    assert many.following.log[-1] == ("stop", 1)
+
+
+async def test_image_that_stops_no_fetch_leaves_due_work_for_later(many):
+    """A controlled shutdown checks every image, and most of them stop no fetch."""
+    many.apply(leader=2, epoch=3)
+    due = len(many.replicas._due.partitions)
+    assert due > 0
+    many.replicas.stop_following([])
+    assert len(many.replicas._due.partitions) == due
+    assert ("stop", 0) not in many.following.log
+
+
+async def test_image_behind_the_stop_leads_no_partition_and_checks_no_isr(many):
+    many.apply(leader=2, epoch=3)
+    followed = many.image
+    many.apply(leader=0, epoch=4)
+    many.replicas.start()
+    await many.replicas.stop()
+    many.replicas.publish(many.image, followed)
+    assert many.replicas.image is followed
+    assert list(many.replicas) == []
+    assert not many.replicas._due.partitions
+    assert not many.replicas._isr_check.is_started
+
+
+async def test_what_can_not_be_followed_oddly_is_followed_a_little_later(many, monkeypatch):
+    """No later image would contain the change again."""
+    monkeypatch.setattr(due_changes, "AFTER_FAILURE_MS", 20)
+    follow, failures = many.following.follow, [ValueError("odd"), ValueError("odd again")]
+
+    def odd(partitions):
+        if partitions[0].index == 7 and failures:
+            raise failures.pop()
+        follow(partitions)
+
+    many.following.follow = odd
+    many.apply(2, 1)
+    await many.settled()
+    followed = lambda: sum(kind == "follow" for kind, _ in many.following.log)  # noqa: E731
+    await until_true(lambda: followed() == COUNT, "all are followed")
+    many.apply(2, 1)
+    assert followed() == COUNT
+
+
+async def test_what_failed_is_not_done_once_there_is_something_newer(many, monkeypatch):
+    monkeypatch.setattr(due_changes, "AFTER_FAILURE_MS", 20)
+
+    def odd(partitions):
+        raise ValueError("odd")
+
+    many.following.follow, follow = odd, many.following.follow
+    many.apply(2, 1)
+    many.following.follow = follow
+    many.apply(1, 2)
+    await many.settled()
+    many.replicas._due.finish()
+    await until_true(lambda: many.replicas._due._retry is None, "the time for it has come")
+    assert many.led == COUNT
+    assert not [kind for kind, _ in many.following.log if kind == "follow"]
+
+
+async def test_one_isr_that_can_not_be_changed_keeps_no_other_from_it(many):
+    many.apply(1, 1)
+    await many.settled()
+    many.replicas.view.replica_lag_time_max_ms = -1
+    asked = []
+
+    def odd(change):
+        asked.append(change.index)
+        if change.index == 7:
+            raise ValueError("odd")
+
+    many.replicas.alter_partition = odd
+    many.replicas.check_isr()
+    assert sorted(asked) == list(range(COUNT))

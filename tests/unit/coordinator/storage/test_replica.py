@@ -1,0 +1,790 @@
+"""A partition that this broker leads with other replicas: fetches, and responses to writes.
+
+The rules are Apache Kafka's in ``Partition`` and ``ReplicaManager``; numbers in comments are its
+issues.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from fencepost.cluster.errors import Errors
+from fencepost.coordinator.config.broker_config import ConfigSource
+from fencepost.logcore.errors import StorageError
+from tests.support.batches import batch
+from tests.support.cluster import EARLIEST, LATEST
+from tests.support.faults import FaultyDisk
+from tests.support.metadata_changes import delete_topic
+from tests.support.raw import Answer
+from tests.support.waits import until
+from tests.unit.coordinator.storage.led import (
+    EPOCHS,
+    LAG_MS,
+    Led,
+    cluster_of_one,
+    part_of,
+    registration,
+)
+
+DYNAMIC = ConfigSource.DYNAMIC_BROKER
+METRICS = {"fencepost.metrics.listen": "0", "fencepost.metrics.compat": "jmx,kafka-exporter"}
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory) -> Iterator[Led]:
+    with cluster_of_one(tmp_path_factory.mktemp("led")) as one:
+        yield one
+
+
+@pytest.fixture
+def led(shared) -> Iterator[Led]:
+    """Yield a new topic for each test, on a broker that all tests share."""
+    shared.renew()
+    yield shared
+    shared.forget()
+
+
+def errors(part: Answer) -> str:
+    return str(part["error_code"])
+
+
+# --- high watermark and log end -------------------------------------------------------------------
+
+
+def test_alone_nothing_waits_and_no_machine_is_made(led):
+    led.image(replicas=(1,), isr=(1,))
+    led.append(b"a")
+    assert errors(part_of(led.begin_produce().receive())) == "none"
+    assert (led.marks, led.replicas.replica(led.topic, 0)) == ((2, 2), None)
+    assert errors(led.fetch(2, 0)) == "not_leader_or_follower"
+    assert errors(led.fetch(2, 0, leader_epoch=0)) == "unknown_leader_epoch"
+
+
+def test_clients_read_what_all_of_the_isr_have_and_followers_read_all(led):
+    led.image()
+    led.append(b"a", b"b")
+    assert led.marks == (0, 2)
+    assert led.read(0)["records"] in (b"", None)
+    follower = led.fetch(2, 0)
+    assert len(follower["records"])
+    led.append(b"c")
+    led.fetch(3, 3)
+    assert led.marks == (0, 3)
+    # The response carries the high watermark from before the fetch.
+    assert led.fetch(2, 2)["high_watermark"] == 0
+    assert led.marks == (2, 3)
+    assert led.fetch(2, 3)["high_watermark"] == 2
+    assert led.read(0)["high_watermark"] == 3
+
+
+def test_a_new_epoch_is_known_before_it_has_a_record(led):
+    led.image(leader_epoch=4, partition_epoch=4)
+    led.append(b"a")
+    led.image(leader_epoch=6, partition_epoch=6)
+    ends = [
+        led.run(lambda at=at: led.partition.reader.offset_for_leader_epoch(at))
+        for at in (4, 5, 6, 7)
+    ]
+    assert ends == [(4, 1), (4, 1), (6, 1), (-1, -1)]
+
+
+def test_the_high_watermark_waits_for_enough_replicas(led):
+    """KAFKA-15583: a leader whose ISR is below min.insync.replicas commits nothing."""
+    led.configure("min.insync.replicas", "2")
+    led.image(isr=(1,))
+    led.append(b"a")
+    assert led.marks == (0, 1)
+    assert errors(part_of(led.begin_produce().receive())) == "not_enough_replicas"
+    assert led.marks == (0, 1)
+    led.reconfigure("min.insync.replicas", "1")
+    assert led.marks == (1, 1)
+    assert errors(part_of(led.begin_produce().receive())) == "none"
+
+
+def test_what_is_refused_of_a_producer_is_not_overtaken(led):
+    """Its next batches are in flight when replicas return, or when this broker becomes leader."""
+    first, second = (
+        batch([b"v"], producer_id=7, producer_epoch=0, sequence=sequence) for sequence in (0, 1)
+    )
+    led.configure("min.insync.replicas", "2")
+    led.image(isr=(1,))
+    assert errors(part_of(led.begin_produce(data=first).receive())) == "not_enough_replicas"
+    led.image(replicas=(1, 2), isr=(1, 2), partition_epoch=1)
+    refused = part_of(led.begin_produce(data=second).receive())
+    assert errors(refused) == "out_of_order_sequence_number"
+    first, second = (
+        batch([b"v"], producer_id=8, producer_epoch=0, sequence=sequence) for sequence in (0, 1)
+    )
+    led.image(replicas=(1, 2), isr=(1, 2), leader=2, leader_epoch=1, partition_epoch=2)
+    assert errors(part_of(led.begin_produce(data=first).receive())) == "not_leader_or_follower"
+    led.image(replicas=(1, 2), isr=(1, 2), leader_epoch=2, partition_epoch=3)
+    refused = part_of(led.begin_produce(data=second).receive())
+    assert errors(refused) == "out_of_order_sequence_number"
+
+
+def test_min_isr_asks_for_no_more_than_there_are(led):
+    led.configure("min.insync.replicas", "3")
+    led.image(replicas=(1, 2), isr=(1, 2))
+    producer = led.begin_produce()
+    until(lambda: led.marks[1] == 1, "the append")
+    led.fetch(2, 1)
+    assert errors(part_of(producer.receive())) == "none"
+    led.image(replicas=(1, 2), isr=(1,), partition_epoch=1)
+    assert errors(part_of(led.begin_produce().receive())) == "not_enough_replicas"
+
+
+# --- acks -----------------------------------------------------------------------------------------
+
+
+def test_a_write_is_answered_when_the_isr_has_it(led):
+    led.image()
+    first, second = led.begin_produce(b"1"), None
+    until(lambda: led.marks[1] == 1, "the first append")
+    second = led.begin_produce(b"2")
+    until(lambda: led.marks[1] == 2, "the second append")
+    led.fetch(2, 2)
+    led.fetch(3, 1)
+    assert part_of(first.receive())["base_offset"] == 0
+    assert led.marks == (1, 2)
+    led.fetch(3, 2)
+    answer = part_of(second.receive())
+    assert (errors(answer), answer["base_offset"]) == ("none", 1)
+
+
+def test_acks_of_one_and_none_wait_for_nobody(led):
+    led.configure("min.insync.replicas", "3")
+    led.image(isr=(1,))
+    assert led.append(b"a") == 0
+    led.connect().begin_produce(led.topic, [b"b"], acks=0)
+    until(lambda: led.marks[1] == 2, "the append without an answer")
+
+
+def test_in_time_nobody_followed_and_the_records_stay(led):
+    led.image()
+    answer = part_of(led.begin_produce(timeout_ms=50).receive())
+    assert (errors(answer), answer["base_offset"]) == ("request_timed_out", 0)
+    assert led.marks == (0, 1)
+    led.fetch(2, 1)
+    led.fetch(3, 1)
+    assert led.marks == (1, 1)
+
+
+def test_the_isr_shrinks_below_the_minimum_while_a_write_waits(led):
+    """The error is AFTER_APPEND only if the high watermark has passed the write."""
+    led.configure("min.insync.replicas", "2")
+    led.image(replicas=(1, 2), isr=(1, 2))
+    producer = led.begin_produce()
+    until(lambda: led.marks[1] == 1, "the append")
+
+    def follow_and_leave() -> None:
+        led.replicas.fetched(led.topic, 0, 2, EPOCHS[2], 1, 0, 1)
+        led.apply(replicas=(1, 2), isr=(1,), partition_epoch=1)
+
+    led.run(follow_and_leave)
+    answer = part_of(producer.receive())
+    assert (errors(answer), answer["base_offset"]) == ("not_enough_replicas_after_append", 0)
+    waits = led.begin_produce(timeout_ms=50)
+    assert errors(part_of(waits.receive())) == "not_enough_replicas"
+
+
+def test_a_shrunken_isr_commits_what_waits(led):
+    """KAFKA-13091: the answer moves the high watermark, and the producer gets its response."""
+    led.image(replicas=(1, 2), isr=(1, 2))
+    led.fetch(2, 0)
+    producer = led.begin_produce()
+    until(lambda: led.marks[1] == 1, "the append")
+    led.clock.advance(LAG_MS + 1)
+    led.run(led.replicas.check_isr)
+    assert led.answer().leaves == (2,)
+    assert errors(part_of(producer.receive())) == "none"
+
+
+def test_who_leads_no_more_says_who_does(led):
+    led.image()
+    producer = led.begin_produce()
+    until(lambda: led.marks[1] == 1, "the append")
+    led.image(leader=2, leader_epoch=1, partition_epoch=1)
+    answer = part_of(producer.receive())
+    assert (errors(answer), answer["base_offset"]) == ("not_leader_or_follower", 0)
+    assert answer["current_leader"] == {"leader_id": 2, "leader_epoch": 1}
+    (node,) = answer["node_endpoints"]
+    assert (node["node_id"], node["host"], node["port"], node["rack"]) == (2, "b2", 9002, "r2")
+    refused = part_of(led.begin_produce().receive())
+    assert (errors(refused), refused["base_offset"]) == ("not_leader_or_follower", -1)
+    assert refused["current_leader"]["leader_id"] == 2
+
+
+def test_a_leader_that_was_away_acknowledges_nothing_of_before(led):
+    led.image()
+    producer = led.begin_produce()
+    until(lambda: led.marks[1] == 1, "the append")
+
+    def away_and_back() -> None:
+        led.apply(leader=2, leader_epoch=1, partition_epoch=1)
+        led.apply(leader=1, leader_epoch=2, partition_epoch=2, isr=(1,))
+
+    led.run(away_and_back)
+    assert errors(part_of(producer.receive())) == "not_leader_or_follower"
+
+
+def test_a_leader_that_stays_in_a_new_epoch_goes_on_waiting(led):
+    led.image()
+    producer = led.begin_produce()
+    until(lambda: led.marks[1] == 1, "the append")
+    led.image(leader_epoch=1, partition_epoch=1, isr=(1, 2), replicas=(1, 2))
+    assert led.marks == (0, 1)
+    led.fetch(2, 1)
+    assert errors(part_of(producer.receive())) == "none"
+
+
+def test_a_deleted_topic_acknowledges_nothing(led):
+    led.image()
+    producer = led.begin_produce()
+    until(lambda: led.marks[1] == 1, "the append")
+    led.image(is_there=False)
+    assert errors(part_of(producer.receive())) == "unknown_topic_or_partition"
+
+
+def test_a_duplicate_above_the_high_watermark_waits_for_it(led):
+    led.image(replicas=(1, 2), isr=(1, 2))
+    data = batch([b"v"], producer_id=7, producer_epoch=0, sequence=0)
+    first = led.begin_produce(data=data)
+    until(lambda: led.marks[1] == 1, "the append")
+    again = led.begin_produce(data=data)
+    late = part_of(led.begin_produce(data=data, timeout_ms=50).receive())
+    assert (errors(late), late["base_offset"]) == ("request_timed_out", 0)
+    led.fetch(2, 1)
+    answers = [part_of(one.receive()) for one in (first, again)]
+    assert [(errors(one), one["base_offset"]) for one in answers] == [("none", 0)] * 2
+    assert led.marks == (1, 1)
+
+
+def test_one_answer_when_all_partitions_are_settled(led):
+    """The partition with one replica commits at once; its result waits for the other's."""
+    other = led.create(f"{led.topic}-alone")
+    led.image(alone=other, replicas=(1, 2), isr=(1, 2))
+    body = led.produce_request(b"x")
+    records = body["topic_data"][0]["partition_data"]
+    both = [*body["topic_data"], {"name": other, "partition_data": records}]
+    client = led.connect()
+    client.send("produce", 10, **body | {"topic_data": both})
+    until(lambda: led.marks[1] == 1, "the append")
+    led.fetch(2, 1)
+    answer = client.receive()
+    codes = {one["name"]: errors(one["partition_responses"][0]) for one in answer["responses"]}
+    assert codes == {led.topic: "none", other: "none"}
+
+
+# --- fetch permissions ----------------------------------------------------------------------------
+
+
+def test_checks_of_a_followers_fetch_come_in_kafkas_order(led):
+    """KAFKA-14078: the epoch is compared before the response names the leader."""
+    led.image(leader_epoch=5, partition_epoch=5)
+    fenced = led.fetch(2, 0, leader_epoch=4)
+    assert errors(fenced) == "fenced_leader_epoch"
+    assert fenced["current_leader"] == {"leader_id": 1, "leader_epoch": 5}
+    assert errors(led.fetch(2, 0, leader_epoch=6)) == "unknown_leader_epoch"
+    assert errors(led.fetch(2, 0, leader_epoch=5)) == "none"
+    # KAFKA-13837: a replica assigned in metadata that have not arrived here yet.
+    assert errors(led.fetch(4, 0, leader_epoch=5)) == "unknown_leader_epoch"
+    assert errors(led.fetch(4, 0)) == "not_leader_or_follower"
+    assert errors(led.fetch(2, 0, topic_id=uuid.uuid4())) == "unknown_topic_id"
+    led.image(leader=2, leader_epoch=6, partition_epoch=6)
+    assert errors(led.fetch(3, 0, leader_epoch=5)) == "fenced_leader_epoch"
+    lost = led.fetch(3, 0, leader_epoch=6)
+    assert errors(lost) == "not_leader_or_follower"
+    assert lost["current_leader"] == {"leader_id": 2, "leader_epoch": 6}
+
+
+def test_a_partition_that_fails_oddly_fails_alone(led):
+    """Otherwise a follower would get no partition of this leader at all."""
+    led.image(leader_epoch=5, partition_epoch=5)
+    led.append()
+
+    def odd(*_):
+        raise KeyError("odd")
+
+    fetched, led.replicas.fetched = led.replicas.fetched, odd
+    row = led.fetch(2, 0, leader_epoch=5)
+    assert (row["error_code"], row["records"]) == ("unknown_server_error", b"")
+    led.replicas.fetched = fetched
+    assert led.fetch(2, 0, leader_epoch=5)["error_code"] == "none"
+
+
+def test_a_former_incarnation_counts_for_nothing(led):
+    """KIP-903, KAFKA-15221: a late fetch by a broker that has registered again."""
+    led.image(replicas=(1, 2), isr=(1, 2))
+    led.append(b"a")
+    assert errors(led.fetch(2, 1, broker_epoch=EPOCHS[2] - 1)) == "not_leader_or_follower"
+    assert led.marks == (0, 1)
+    assert errors(led.fetch(2, 1, broker_epoch=EPOCHS[2])) == "none"
+    assert led.marks == (1, 1)
+
+
+def test_an_old_follower_says_its_id_elsewhere_and_no_epoch(led):
+    led.image(replicas=(1, 2), isr=(1, 2))
+    led.append(b"a")
+    request = led.fetch_request(2, 1)
+    state = request.pop("replica_state")
+    asked = request.pop("topics")[0]["partitions"]
+    answer = led.client.call(
+        "fetch",
+        12,
+        replica_id=state["replica_id"],
+        topics=[{"topic": led.topic, "partitions": asked}],
+        **request,
+    )
+    assert errors(answer["responses"][0]["partitions"][0]) == "none"
+    assert led.marks == (1, 1)
+
+
+def test_who_has_parted_does_not_count(led):
+    """KAFKA-13141: a diverging fetch's offset does not show which records both logs have."""
+    led.image(replicas=(1, 2), isr=(1, 2), leader_epoch=1, partition_epoch=1)
+    led.append(b"a", b"b")
+    led.image(replicas=(1, 2), isr=(1, 2), leader_epoch=3, partition_epoch=3)
+    led.append(b"c")
+    parted = led.fetch(2, 3, last_epoch=1)
+    assert parted["diverging_epoch"] == {"epoch": 1, "end_offset": 2}
+    assert not parted["records"]
+    assert led.marks == (0, 3)
+    between = led.fetch(2, 2, last_epoch=2)
+    assert between["diverging_epoch"] == {"epoch": 1, "end_offset": 2}
+    assert errors(led.fetch(2, 2, last_epoch=9)) == "offset_out_of_range"
+    assert errors(led.fetch(2, 4)) == "offset_out_of_range"
+    assert led.marks == (0, 3)
+    led.fetch(2, 3, last_epoch=3)
+    assert led.marks == (3, 3)
+
+
+def test_a_follower_waits_for_bytes_and_not_for_the_high_watermark(led):
+    led.image()
+    led.append(b"a")
+    waiting = led.begin_fetch(2, 1, max_wait=20_000, min_bytes=1)
+    until(lambda: led.marks[1] == 1 and led.waiting_fetches == 1, "the fetch waits")
+    led.fetch(3, 1)
+    assert led.marks == (1, 1)
+    assert led.waiting_fetches == 1
+    led.append(b"b")
+    part = waiting.receive()["responses"][0]["partitions"][0]
+    assert (errors(part), part["high_watermark"], len(part["records"]) > 0) == ("none", 1, True)
+
+
+def test_a_client_that_waits_hears_of_the_high_watermark(led):
+    led.image(replicas=(1, 2), isr=(1, 2))
+    led.append(b"a")
+    waiting = led.begin_fetch(-1, 0, max_wait=20_000, min_bytes=1)
+    until(lambda: led.waiting_fetches == 1, "the fetch waits")
+    led.fetch(2, 1)
+    part = waiting.receive()["responses"][0]["partitions"][0]
+    assert (part["high_watermark"], len(part["records"]) > 0) == (1, True)
+
+
+def test_who_waits_hears_of_another_leader(led):
+    led.image()
+    follower = led.begin_fetch(2, 0, max_wait=20_000, min_bytes=1)
+    client = led.begin_fetch(-1, 0, max_wait=20_000, min_bytes=1)
+    until(lambda: led.waiting_fetches == 2, "the fetches wait")
+    led.image(leader=2, leader_epoch=1, partition_epoch=1)
+    part = follower.receive()["responses"][0]["partitions"][0]
+    assert errors(part) == "not_leader_or_follower"
+    # A client may read from any replica.
+    assert errors(client.receive()["responses"][0]["partitions"][0]) == "none"
+
+
+def test_a_waiting_fetch_counts_once(led):
+    """The read at the end of a wait is no new sign of life from the follower."""
+    led.image(replicas=(1, 2), isr=(1, 2))
+    waiting = led.begin_fetch(2, 0, max_wait=20_000, min_bytes=1)
+    until(lambda: led.waiting_fetches == 1, "the fetch waits")
+    before = led.follower(2).last_fetch_ms
+    led.clock.advance(10)
+    led.append(b"a")
+    waiting.receive()
+    assert led.follower(2).last_fetch_ms == before
+
+
+def test_a_followers_session_names_only_what_changes(led):
+    led.image(replicas=(1, 2), isr=(1, 2))
+    client = led.connect()
+    opened = client.call("fetch", 17, **led.fetch_request(2, 0, session_epoch=0))
+    assert opened["session_id"] > 0
+    led.append(b"a")
+    nothing = {"topics": [], "session_id": opened["session_id"]}
+    told = client.call("fetch", 17, **led.fetch_request(2, 0, session_epoch=1) | nothing)
+    assert len(told["responses"][0]["partitions"][0]["records"])
+    moved = led.fetch_request(2, 1, session_epoch=2) | {"session_id": opened["session_id"]}
+    client.call("fetch", 17, **moved)
+    assert led.marks == (1, 1)
+    new = client.call("fetch", 17, **led.fetch_request(2, 1, session_epoch=3) | nothing)
+    assert new["responses"][0]["partitions"][0]["high_watermark"] == 1
+    same = client.call("fetch", 17, **led.fetch_request(2, 1, session_epoch=4) | nothing)
+    assert same["responses"] == []
+
+
+def test_who_fetches_inside_of_a_batch_has_nothing_of_it(led):
+    """A follower truncated to that offset fetches the whole batch again."""
+    led.image(replicas=(1, 2), isr=(1, 2))
+    led.append(b"a", b"b")
+    led.append(b"c", b"x" * 5_000)
+    led.fetch(2, 1)
+    assert (led.marks, led.follower(2).log_end_offset) == ((0, 4), 0)
+    led.fetch(2, 3)
+    assert led.marks == (2, 4)
+    led.fetch(2, 4)
+    assert led.marks == (4, 4)
+
+
+# --- the ISR --------------------------------------------------------------------------------------
+
+
+def test_a_replica_joins_at_the_high_watermark(led):
+    led.image(replicas=(1, 2), isr=(1,))
+    led.append(b"a", b"b")
+    assert led.marks == (2, 2)
+    led.fetch(2, 1)
+    assert led.changes == []
+    led.fetch(2, 2)
+    change = led.changes[0]
+    assert (change.joins, change.new_isr) == ((2,), ((1, EPOCHS[1]), (2, EPOCHS[2])))
+    # KIP-497: the new member counts from now on.
+    led.append(b"c")
+    assert led.marks == (2, 3)
+    led.answer()
+    assert led.marks == (2, 3)
+    led.fetch(2, 3)
+    assert led.marks == (3, 3)
+    assert led.replicas.isr_expands == 1
+
+
+def test_a_refused_change_lets_the_leader_go_on(led):
+    """§6.17: INELIGIBLE_REPLICA restores the committed ISR."""
+    led.image(replicas=(1, 2), isr=(1,))
+    led.fetch(2, 0)
+    led.append(b"a")
+    assert led.marks == (0, 1)
+    led.answer(int(Errors.INELIGIBLE_REPLICA))
+    led.clock.advance(LAG_MS + 1)
+    led.append(b"b")
+    assert led.marks == (2, 2)
+    assert led.replicas.failed_isr_updates == 1
+
+
+@pytest.mark.parametrize(("behind_ms", "leaves"), [(LAG_MS, ()), (LAG_MS + 1, (2,))])
+def test_a_replica_leaves_after_the_lag_time(led, behind_ms, leaves):
+    led.image(replicas=(1, 2), isr=(1, 2))
+    led.fetch(2, 0)
+    led.append(b"a")
+    led.clock.advance(behind_ms)
+    led.run(led.replicas.check_isr)
+    assert tuple(one for change in led.changes for one in change.leaves) == leaves
+
+
+def test_a_silent_follower_of_a_silent_partition_stays(led):
+    led.image(replicas=(1, 2), isr=(1, 2))
+    led.append(b"a")
+    led.fetch(2, 1)
+    led.clock.advance(100 * LAG_MS)
+    led.run(led.replicas.check_isr)
+    assert led.changes == []
+
+
+def test_a_fenced_follower_does_not_join(led):
+    fenced = {1: registration(1), 2: registration(2, fenced=True)}
+    led.image(replicas=(1, 2), isr=(1,), brokers=fenced)
+    led.fetch(2, 0)
+    assert led.changes == []
+    led.image(replicas=(1, 2), isr=(1,))
+    led.fetch(2, 0)
+    assert led.changes[0].joins == (2,)
+
+
+# --- images ---------------------------------------------------------------------------------------
+
+
+def test_an_older_image_changes_nothing_and_a_newer_one_disturbs_no_fetcher(led):
+    """KAFKA-13790: a new leader epoch restarts a fetcher, a new partition epoch does not."""
+    led.image(leader=2, leader_epoch=3, partition_epoch=7)
+    assert led.following.log[-1] == ("follow", [(led.topic, 2)])
+    so_far = len(led.following.log)
+    led.image(leader=2, leader_epoch=3, partition_epoch=8, isr=(1, 2))
+    led.image(leader=1, leader_epoch=2, partition_epoch=6)
+    assert len(led.following.log) == so_far or led.following.log[so_far:] == [("stop", 1)]
+    assert errors(led.fetch(3, 0, leader_epoch=3)) == "not_leader_or_follower"
+    led.image(leader=3, leader_epoch=4, partition_epoch=9)
+    assert led.following.log[-1] == ("follow", [(led.topic, 3)])
+    led.image(leader=-1, leader_epoch=5, partition_epoch=10)
+    assert led.following.log[-1] == ("stop", 1)
+
+
+def test_a_follower_becomes_leader_with_its_own_high_watermark(led):
+    """§6.9: its high watermark may be lower than the one clients have seen."""
+    led.image(leader=2, leader_epoch=1, partition_epoch=1)
+    led.run(lambda: led.partition.append_as_follower(batch([b"a", b"b"]), 1))
+    assert led.marks == (0, 2)
+    led.image(leader=1, leader_epoch=2, partition_epoch=2, isr=(1, 2), replicas=(1, 2))
+    assert led.following.log[-1] == ("stop", 1)
+    assert led.marks == (0, 2)
+    assert errors(led.list_offset(LATEST)) == "offset_not_available"
+    assert errors(led.list_offset(LATEST, version=4)) == "leader_not_available"
+    assert errors(led.list_offset(0)) == "offset_not_available"
+    assert led.list_offset(EARLIEST)["offset"] == 0
+    assert led.list_offset(LATEST, replica=2)["offset"] == 2
+    led.fetch(2, 1)
+    assert errors(led.list_offset(LATEST)) == "offset_not_available"
+    led.fetch(2, 2)
+    latest = led.list_offset(LATEST)
+    assert (latest["offset"], latest["leader_epoch"]) == (2, 2)
+
+
+def test_other_replicas_come_and_go(led):
+    led.image(replicas=(1,), isr=(1,), partition_epoch=-1)
+    led.append(b"a")
+    led.image(replicas=(1, 2), isr=(1,))
+    assert led.marks == (1, 1)
+    led.append(b"b")
+    assert led.marks == (2, 2)
+    led.fetch(2, 2)
+    led.answer()
+    producer = led.begin_produce()
+    until(lambda: led.marks[1] == 3, "the append")
+    assert led.marks == (2, 3)
+    led.image(replicas=(1,), isr=(1,), partition_epoch=5, leader_epoch=1)
+    assert led.marks == (3, 3)
+    assert errors(part_of(producer.receive())) == "none"
+    assert led.replicas.replica(led.topic, 0) is None
+    assert led.list_offset(LATEST)["leader_epoch"] == 1
+
+
+def test_a_partition_that_goes_elsewhere_is_served_no_more(led):
+    led.image()
+    led.append(b"a")
+    led.image(replicas=(2, 3), isr=(2, 3), leader=2, leader_epoch=1, partition_epoch=1)
+    gone = led.read(0)
+    assert errors(gone) == "not_leader_or_follower"
+    assert gone["current_leader"] == {"leader_id": 2, "leader_epoch": 1}
+    assert errors(part_of(led.begin_produce().receive())) == "not_leader_or_follower"
+    assert led.run(lambda: led.broker.services.logs.find_open((led.topic, 0))) is None
+    until(lambda: not any(led.directory.glob(f"{led.topic}-0")), "the directory is renamed")
+
+
+def test_a_topic_made_anew_is_another_one(led):
+    """KAFKA-14190: records of the old topic id are not served under the new one."""
+    led.image()
+    led.append(b"a")
+    old = led.topic_id
+    led.run(lambda: delete_topic(led.broker.services.metadata, led.topic))
+    led.create(led.topic)
+    led.recreate()
+    led.image()
+    assert errors(led.fetch(2, 0, topic_id=old)) == "unknown_topic_id"
+    assert errors(led.fetch(2, 0)) == "none"
+    assert led.marks == (0, 0)
+
+
+def test_a_disk_that_fails_is_told_and_refuses(led):
+    led.image()
+    led.append(b"a")
+    producer = led.begin_produce()
+    until(lambda: led.marks[1] == 2, "the append")
+    led.run(lambda: led.partition.marks.fail(StorageError("bad disk")))
+    assert errors(part_of(producer.receive())) == "kafka_storage_error"
+    assert errors(led.fetch(2, 0)) == "kafka_storage_error"
+    assert errors(part_of(led.begin_produce().receive())) == "kafka_storage_error"
+    assert [(one.topic, one.index) for one in led.offline] == [(led.topic, 0)]
+
+
+# --- reading from followers -----------------------------------------------------------------------
+
+
+def test_a_follower_serves_clients_up_to_its_own_high_watermark(led):
+    led.image(leader=2, leader_epoch=1, partition_epoch=1)
+    records = batch([b"a", b"b"])
+    led.run(lambda: led.partition.append_as_follower(records, 1))
+    led.run(lambda: led.partition.replica.move_high_watermark(1))
+    part = led.read(0, leader_epoch=1)
+    assert (errors(part), part["high_watermark"]) == ("none", 1)
+    assert errors(led.read(2)) == "none"
+    assert errors(led.read(3)) == "offset_out_of_range"
+    assert errors(led.read(0, leader_epoch=0)) == "fenced_leader_epoch"
+    # Clients without rack support read from leaders only, except for debugging consumers.
+    old = led.client.fetch(led.topic, version=10)
+    assert errors(old) == "not_leader_or_follower"
+    assert errors(led.fetch(-2, 0)) == "none"
+    assert errors(led.list_offset(LATEST)) == "not_leader_or_follower"
+    assert led.list_offset(LATEST, replica=-2)["offset"] == 2
+
+
+def test_nobody_is_sent_elsewhere_where_nobody_chooses(led):
+    led.image()
+    led.append(b"a")
+    led.fetch(2, 1)
+    assert led.read(0, rack_id="r2")["preferred_read_replica"] == -1
+
+
+def test_a_client_is_sent_to_the_nearest_replica_in_sync(tmp_path):
+    selector = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
+    with cluster_of_one(tmp_path, {"replica.selector.class": selector}) as led:
+        led.image(isr=(1, 2))
+        led.append(b"a")
+        led.append(b"b")
+        led.fetch(2, 1)
+        led.fetch(3, 2)
+        led.changes.clear()
+
+        def told(offset: int, rack: str, **how: object) -> tuple[int, int]:
+            part = led.read(offset, rack_id=rack, max_wait=20_000, **how)
+            return part["preferred_read_replica"], len(part["records"] or b"")
+
+        assert told(1, "r2") == (2, 0)
+        assert led.read(2, rack_id="r2")["preferred_read_replica"] == -1  # its log ends before
+        assert led.read(0, rack_id="r3")["preferred_read_replica"] == -1  # not in sync
+        assert led.read(0, rack_id="r1")["preferred_read_replica"] == -1
+        assert led.read(0, rack_id="")["preferred_read_replica"] == -1
+        near = {one: registration(one, rack="r2") for one in (1, 2, 3)}
+        led.image(isr=(1, 2), partition_epoch=1, brokers=near)
+        assert led.read(0, rack_id="r2")["preferred_read_replica"] == -1  # the leader is as near
+        hidden = {**near, 1: registration(1), 2: registration(2, listener="OTHER", rack="r2")}
+        led.image(isr=(1, 2), partition_epoch=2, brokers=hidden)
+        assert led.read(0, rack_id="r2")["preferred_read_replica"] == -1  # no way there
+
+
+def test_a_throttled_replica_outside_of_the_isr_waits(led):
+    """KIP-73: fetches of in-sync replicas are never throttled; other fetches count once sent."""
+    led.configure("leader.replication.throttled.replicas", "0:1")
+    led.image(isr=(1, 2))
+    led.append(b"x" * 1000)
+    broker = "leader.replication.throttled.rate"
+    led.run(lambda: led.broker.config.set_dynamic(DYNAMIC, {broker: "10"}))
+    assert len(led.fetch(3, 0)["records"])
+    behind = led.fetch(3, 0)
+    assert (errors(behind), behind["records"] or b"") == ("none", b"")
+    waiting = led.begin_fetch(3, 0, max_wait=20_000, min_bytes=1)
+    until(lambda: led.waiting_fetches == 1, "what is held back is not worth an answer")
+    waiting.close()
+    until(lambda: led.waiting_fetches == 0, "it has gone")
+    assert len(led.fetch(2, 0)["records"])
+    led.run(lambda: led.broker.config.set_dynamic(DYNAMIC, {}))
+    assert len(led.fetch(3, 0)["records"])
+
+
+# --- other requests -------------------------------------------------------------------------------
+
+
+def delete(led: Led, offset: int, timeout_ms: int = 20_000):
+    client = led.connect()
+    parts = [{"partition_index": 0, "offset": offset}]
+    topics = [{"name": led.topic, "partitions": parts}]
+    client.send("delete_records", 2, topics=topics, timeout=timeout_ms)
+    return lambda: client.receive()["topics"][0]["partitions"][0]
+
+
+def test_records_are_deleted_when_all_live_replicas_have_done_so(led):
+    led.image()
+    led.append(b"a", b"b")
+    led.fetch(2, 2)
+    led.fetch(3, 2)
+    answer = delete(led, 1)
+    until(lambda: led.read(1)["log_start_offset"] == 1, "the leader's own log")
+    late = delete(led, 1, timeout_ms=50)()
+    assert (errors(late), late["low_watermark"]) == ("request_timed_out", 0)
+    led.fetch(2, 2, log_start=1)
+    led.fetch(3, 2, log_start=2)
+    part = answer()
+    assert (errors(part), part["low_watermark"]) == ("none", 1)
+
+
+def test_a_replica_that_is_down_does_not_keep_records(led):
+    led.image()
+    led.append(b"a")
+    led.fetch(2, 1)
+    led.fetch(3, 1)
+    answer = delete(led, -1)
+    until(lambda: led.read(1)["log_start_offset"] == 1, "the leader's own log")
+    led.fetch(2, 1, log_start=1)
+    down = {1: registration(1), 2: registration(2), 3: registration(3, fenced=True)}
+    led.image(brokers=down)
+    part = answer()
+    assert (errors(part), part["low_watermark"]) == ("none", 1)
+
+
+def test_records_that_are_not_committed_can_not_be_deleted(led):
+    led.image()
+    led.append(b"a")
+    assert errors(delete(led, 1)()) == "offset_out_of_range"
+    led.image(leader=2, leader_epoch=1, partition_epoch=1)
+    assert errors(delete(led, 0)()) == "not_leader_or_follower"
+
+
+def test_a_deletion_ends_with_the_leadership(led):
+    led.image()
+    led.append(b"a")
+    led.fetch(2, 1)
+    led.fetch(3, 1)
+    answer = delete(led, 1)
+    until(lambda: led.read(1)["log_start_offset"] == 1, "the leader's own log")
+    led.image(leader=2, leader_epoch=1, partition_epoch=1)
+    assert errors(answer()) == "not_leader_or_follower"
+
+
+def test_only_the_leader_says_where_epochs_end(led):
+    led.image(leader_epoch=2, partition_epoch=2)
+    led.append(b"a")
+
+    def ended(epoch: int, current: int = -1) -> tuple[str, int, int]:
+        part = {"partition": 0, "current_leader_epoch": current, "leader_epoch": epoch}
+        topics = [{"topic": led.topic, "partitions": [part]}]
+        answer = led.client.call("offset_for_leader_epoch", 4, replica_id=2, topics=topics)
+        told = answer["topics"][0]["partitions"][0]
+        return told["error_code"], told["leader_epoch"], told["end_offset"]
+
+    # Up to the log end offset: a follower needs the uncommitted epochs as well.
+    assert ended(2, 2) == ("none", 2, 1)
+    assert ended(9, 2) == ("none", -1, -1)
+    assert ended(2, 1)[0] == "fenced_leader_epoch"
+    assert ended(2, 3)[0] == "unknown_leader_epoch"
+    led.image(leader=2, leader_epoch=3, partition_epoch=3)
+    assert ended(2, 3)[0] == "not_leader_or_follower"
+
+
+def test_what_waits_for_the_disk_is_sent_to_followers_and_committed_by_nobody(tmp_path):
+    """flush.messages: the leader's own end is the flushed offset."""
+    disk = FaultyDisk()
+    with cluster_of_one(tmp_path, {"log.flush.interval.messages": "1"}, disk) as led:
+        led.image(replicas=(1, 2), isr=(1, 2))
+        disk.gate.clear()
+        producer = led.begin_produce()
+        until(lambda: led.marks[1] == 1, "the append")
+        assert len(led.fetch(2, 0)["records"])
+        led.fetch(2, 1)
+        assert led.marks == (0, 1)
+        disk.gate.set()
+        assert errors(part_of(producer.receive())) == "none"
+        assert led.marks == (1, 1)
+
+
+# --- events ---------------------------------------------------------------------------------------
+
+
+def test_a_scrape_says_what_is_missing(tmp_path):
+    with cluster_of_one(tmp_path, METRICS) as led:
+        led.configure("min.insync.replicas", "2")
+        led.image(isr=(1,), partition_epoch=1)
+        gauges = led.scraped()
+        assert gauges["partitioncount"] == gauges["leadercount"] == 1
+        assert gauges["underreplicatedpartitions"] == gauges["underminisrpartitioncount"] == 1
+        assert gauges["atminisrpartitioncount"] == gauges["reassigningpartitions"] == 0
+        led.fetch(2, 0)
+        led.answer()
+        gauges = led.scraped()
+        assert gauges["isrexpands_total"] == gauges["atminisrpartitioncount"] == 1
+        assert gauges["underminisrpartitioncount"] == 0
+        assert (gauges["in_sync_replica"], gauges["under_replicated_partition"]) == (1, 1)
+        led.image(leader=2, leader_epoch=1, partition_epoch=9)
+        led.following.max_lag = 7
+        gauges = led.scraped()
+        assert (gauges["leadercount"], gauges["maxlag"]) == (0, 7)

@@ -15,19 +15,24 @@ from fencepost.client.client import AsyncWireClient
 from fencepost.coordinator.broker_services import Services
 from fencepost.coordinator.config.key import ConfigError
 from fencepost.coordinator.daemon.broker import Broker
+from fencepost.coordinator.daemon.errors import BrokerError
 from fencepost.coordinator.metadata.errors import MetadataError
+from fencepost.coordinator.metadata.names import METADATA_TOPIC
 from fencepost.logcore.checkpoints import clean_shutdown_epoch
+from fencepost.logcore.fs import FileSystem
 from fencepost.protocol.schema import Entity
 from tests.support.cluster import Cluster
+from tests.support.faults import FaultyDisk
 from tests.support.waits import DEADLINE_S, until_true
 from tests.unit.coordinator.daemon.test_cluster_broker import QUICK, create, leads, member, run
 
 CONTROLLER = {"controller.listener.names": "CONTROLLER"}
 
 
-def combined(path: Path, port: int = 0, **more: str) -> Broker:
+def combined(path: Path, port: int = 0, *, fs: FileSystem | None = None, **more: str) -> Broker:
     return Broker(
         path / "1",
+        fs=fs,
         config={
             **QUICK,
             **CONTROLLER,
@@ -106,6 +111,32 @@ async def three(path: Path) -> AsyncIterator[tuple[Broker, Broker, Broker]]:
     finally:
         for broker in (*others, one):
             await broker.stop()
+
+
+def test_failed_metadata_log_ends_the_node(tmp_path: Path) -> None:
+    async def work() -> None:
+        disk, lost = FaultyDisk(), list[BrokerError]()
+        async with combined(tmp_path, fs=disk) as one:
+            one.on_lost = lost.append
+            disk.sync_fails = lambda path: METADATA_TOPIC in path
+
+            def create_topic() -> str:
+                topic = {"name": "t", "num_partitions": 1, "replication_factor": 1}
+                with Cluster(one.bootstrap) as client:
+                    answer = client.call(
+                        "create_topics",
+                        5,
+                        topics=[{**topic, "assignments": [], "configs": []}],
+                        timeout=10_000,
+                        validate_only=False,
+                    )
+                return str(answer["topics"][0]["error_code"])
+
+            assert await asyncio.to_thread(create_topic) == "kafka_storage_error"
+            await until_true(lambda: lost, "the node has to stop")
+        assert str(lost[0]).startswith(f"{METADATA_TOPIC}-0 is off line: ")
+
+    run(work)
 
 
 @pytest.mark.slow

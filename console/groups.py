@@ -23,6 +23,7 @@ from fencepost.client.queries.group_view import (
 )
 from fencepost.client.queries.session import Position, Session
 from fencepost.client.requests import Partition
+from fencepost.client.router import ApiError
 from fencepost.console.history import History
 from fencepost.console.paging import Params, number, page, required
 from fencepost.console.transactions import counts
@@ -48,8 +49,11 @@ def groups_view(session: Session, params: Params, history: History) -> dict[str,
 
 
 def _listed(session: Session, listed: list[Any]) -> list[dict[str, Any]]:
-    """Return classic and consumer groups with members and lag, other groups as they were listed."""
-    rows = [
+    """Return classic and consumer groups with members and lag, other groups as they were listed.
+
+    ``error`` is why a group cannot be described.
+    """
+    rows: list[dict[str, Any]] = [
         {
             "group": str(row.group_id),
             "state": getattr(row, "group_state", ""),
@@ -58,7 +62,13 @@ def _listed(session: Session, listed: list[Any]) -> list[dict[str, Any]]:
         }
         for row in listed
     ]
-    known = [look_at(session, row["group"]) for row in rows if row["type"] in KNOWN_TYPES]
+    known = []
+    for row in rows:
+        if row["type"] in KNOWN_TYPES:
+            try:
+                known.append(look_at(session, row["group"]))
+            except ApiError as error:
+                row["error"] = str(error)
     more = {str(row["group"]): row for row in summary_rows(session, known)}
     return [{**more.get(row["group"], {}), **row} for row in rows]
 

@@ -44,7 +44,7 @@ def overview_view(session: Session, params: Params, history: History) -> dict[st
     """Return a summary of brokers, topics, groups and transactions, and what needs attention."""
     del params
     kept = history.read_on(session)
-    held_back = held(session)
+    held_back, held_error = _held_back(session)
     cluster, known = session.client.metadata(), brokers(session)
     topics = cluster.topics.values()
     shown = [one for one in topics if not one.name.startswith("__")]
@@ -80,11 +80,24 @@ def overview_view(session: Session, params: Params, history: History) -> dict[st
             *_partitions(list(topics)),
             *_rebalancing(session, groups, history),
             *_held(held_back),
+            *([] if held_error is None else [_unknown_held(held_error)]),
             *_rebalances(recent),
             *_fences(recent),
         ],
         "history": {"kept": kept, "rows": history.rows(_is_telling, SHOWN)},
     }
+
+
+def _held_back(session: Session) -> tuple[list[dict[str, Any]], str | None]:
+    """Return what :func:`held` does, and the error: it looks at every group of the cluster."""
+    try:
+        return held(session), None
+    except ApiError as error:
+        return [], str(error)
+
+
+def _unknown_held(error: str) -> dict[str, Any]:
+    return {"kind": "held-unknown", "level": "warn", "error": error}
 
 
 def _is_telling(entry: Entry) -> bool:

@@ -19,7 +19,7 @@ export const groupsPage = {
           ? table(
               [
                 ["Group", (row) => link("group", { id: row.group }, row.group, { class: "mono clip" }), { grow: true }],
-                ["State", (row) => [badge(row.state || "unknown"), row.progress ? [" ", badge("Spark progress", "quiet")] : null]],
+                ["State", (row) => [badge(row.state || "unknown"), row.error ? h("span", { class: "quiet", title: row.error }, " not described") : null, row.progress ? [" ", badge("Spark progress", "quiet")] : null]],
                 ["Protocol", (row) => row.type || row.protocol || "–"],
                 ["Members", (row) => num(row.members), { right: true }],
                 ["Partitions", (row) => num(row.partitions), { right: true }],

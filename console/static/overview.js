@@ -26,6 +26,7 @@ function attention(app, row) {
       "Open transaction holds readers back",
       [place, " waits for ", id ?? `producer ${row.producer_id}`, `${row.since_ms ? `, open for ${duration(open)}` : ""}: ${plural(row.behind, "offset")} are not readable yet.`, stuck],
     ],
+    "held-unknown": () => ["warn", "Readers that wait are not known", [`Whether transactions hold back consumers could not be found out: ${row.error}.`]],
     silent: () => ["bad", "Broker does not answer", [mono(row.broker), " gave no answer within a second. The controller fences it once its session has ended."]],
     rebalancing: () => [
       "warn",

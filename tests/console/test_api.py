@@ -717,7 +717,7 @@ async def test_a_group_that_rebalances_needs_attention_and_names_the_member(
         assert "rebalances (PreparingRebalance); it waits for polls-no-more@" in told["message"]
 
 
-async def test_overview_names_rebalancing_group_that_it_may_not_describe(tmp_path, headers):
+async def test_views_name_a_group_that_they_may_not_describe(tmp_path, headers):
     config = {
         **SETTINGS,
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -737,6 +737,7 @@ async def test_overview_names_rebalancing_group_that_it_may_not_describe(tmp_pat
         Broker.in_thread(tmp_path / "guarded", config=config) as broker,
         Cluster(broker.bootstrap) as cluster,
         stuck_rebalance(broker.bootstrap, group, cluster.create_topic("t", 4)),
+        open_transaction(broker.bootstrap, "t"),
     ):
         settings = Settings(bootstrap=broker.bootstrap, token=TOKEN)
         app = Console(settings).application()
@@ -745,12 +746,19 @@ async def test_overview_names_rebalancing_group_that_it_may_not_describe(tmp_pat
             async def look() -> Any:
                 return (await get(client, "overview"))["attention"]
 
-            await until_async(look, "the group among what needs attention")
+            async def is_listed() -> bool:
+                return "rebalancing" in {one["kind"] for one in await look()}
+
+            await until_async(is_listed, "the group among what needs attention")
             (created,) = cluster.call("create_acls", 3, creations=[acl])["results"]
             assert created["error_code"] == "none", created
-            (row,) = await look()
-    assert (row["kind"], row["group"], row["count"]) == ("rebalancing", group, 0)
-    assert "GROUP_AUTHORIZATION_FAILED" in row["error"]
+            rows = {one["kind"]: one for one in await look()}
+            listed = {one["group"]: one for one in (await get(client, "groups"))["groups"]["rows"]}
+    assert "GROUP_AUTHORIZATION_FAILED" in listed[group]["error"]
+    assert rows.keys() == {"rebalancing", "held-unknown"}
+    row = rows["rebalancing"]
+    assert (row["group"], row["count"]) == (group, 0)
+    assert all("GROUP_AUTHORIZATION_FAILED" in one["error"] for one in rows.values())
 
 
 async def test_a_partition_without_a_commit_has_an_unknown_lag(console, bootstrap, topic):

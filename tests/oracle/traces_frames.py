@@ -32,7 +32,7 @@ def unsupported_versions(t: Tracer) -> None:
 
 
 def api_versions(t: Tracer) -> None:
-    for version in (5, 99, 32767, -1):
+    for version in (6, 99, 32767, -1):
         raw = t.bytes(f"api_versions v{version}", framed(header(18, version) + b"\0\4raw\0021\0"))
         if raw is not None:
             # The body of version 0: an error and, for the client's retry, the supported range.

@@ -24,7 +24,7 @@ from fencepost.coordinator.config.key import nearest
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from fencepost.client.queries.session import Session
+    from fencepost.client.queries.session import ClusterSession
     from fencepost.cluster.acl import Acl, AclFilter, Operation
 
 R = TypeVar("R")
@@ -62,7 +62,7 @@ class UndecidedError(click.ClickException):
     exit_code = EXIT_UNDECIDED
 
 
-class What(NamedTuple):
+class AclResources(NamedTuple):
     """The resources that the options name, by the words of :data:`RESOURCES`."""
 
     names: dict[str, tuple[str, ...]]
@@ -80,7 +80,9 @@ def resource_options(pattern: str, patterns: Sequence[str]) -> Callable[[Any], A
             names = {
                 word: options.pop(word.replace("-", "_")) for word in RESOURCES if word != "cluster"
             }
-            what = What({**names, "cluster": ("kafka-cluster",) * cluster}, resource_pattern_type)
+            what = AclResources(
+                {**names, "cluster": ("kafka-cluster",) * cluster}, resource_pattern_type
+            )
             return function(what=what, **options)
 
         made: Any = click.option(
@@ -141,7 +143,9 @@ def rule_options(function: Any) -> Any:
     help="Only rules for this principal.",
 )
 @table_options
-def list_rules(session: Session, what: What, principals: tuple[str, ...], form: str) -> None:
+def list_rules(
+    session: ClusterSession, what: AclResources, principals: tuple[str, ...], form: str
+) -> None:
     """Show all rules, or by default those that affect the given resources."""
     from fencepost.client.queries.acls import find
     from fencepost.cluster.acl import AclFilter
@@ -158,7 +162,7 @@ def list_rules(session: Session, what: What, principals: tuple[str, ...], form: 
 @resource_options("literal", PATTERNS[:2])
 @rule_options
 @table_options
-def add(session: Session, what: What, form: str, **options: Any) -> None:
+def add(session: ClusterSession, what: AclResources, form: str, **options: Any) -> None:
     """Add one rule for each combination of the options; without --operation, for all operations.
 
     Once a resource has a rule, principals without a rule of their own can no longer use it.
@@ -195,8 +199,8 @@ def add(session: Session, what: What, form: str, **options: Any) -> None:
 @execute_option
 @table_options
 def remove(
-    session: Session,
-    what: What,
+    session: ClusterSession,
+    what: AclResources,
     principals: tuple[str, ...],
     form: str,
     *,
@@ -228,7 +232,12 @@ def remove(
 @click.option("--host", metavar="ADDRESS", help="The client's address; any address if not given.")
 @table_options
 def why(
-    session: Session, principal: str, operation: str, resource: str, host: str | None, form: str
+    session: ClusterSession,
+    principal: str,
+    operation: str,
+    resource: str,
+    host: str | None,
+    form: str,
 ) -> None:
     """Show whether PRINCIPAL may do OPERATION on RESOURCE, and which rule decides that.
 
@@ -267,7 +276,7 @@ def why(
 
 
 def _filters(
-    what: What,
+    what: AclResources,
     *,
     allowed: Sequence[str],
     denied: Sequence[str],
@@ -321,7 +330,7 @@ def _filters(
 
 
 def _check_convenience(
-    what: What,
+    what: AclResources,
     producer: bool,
     consumer: bool,
     idempotent: bool,
@@ -340,7 +349,7 @@ def _check_convenience(
 
 
 def _convenience(
-    what: What, *, producer: bool, consumer: bool, idempotent: bool
+    what: AclResources, *, producer: bool, consumer: bool, idempotent: bool
 ) -> Iterator[tuple[AclFilter, Operation]]:
     """Yield the resources and operations that a producer or a consumer needs."""
     from fencepost.cluster.acl import Operation
@@ -357,7 +366,7 @@ def _convenience(
         )
 
 
-def _resources(what: What, words: Sequence[str] = tuple(RESOURCES)) -> list[AclFilter]:
+def _resources(what: AclResources, words: Sequence[str] = tuple(RESOURCES)) -> list[AclFilter]:
     """Return a filter for the rules of each named resource."""
     from fencepost.cluster.acl import AclFilter, PatternType, ResourceType
 

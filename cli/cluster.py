@@ -27,8 +27,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fencepost.client.queries.moves import Move
-    from fencepost.client.queries.replicas import BrokerState, PartitionState, Quorum
-    from fencepost.client.queries.session import Session
+    from fencepost.client.queries.replicas import (
+        BrokerDescription,
+        PartitionDescription,
+        QuorumDescription,
+    )
+    from fencepost.client.queries.session import ClusterSession
     from fencepost.client.requests import Partition
 
 BROKER_COLUMNS = ("broker", "host", "port", "rack", "controller", "apis")
@@ -59,7 +63,7 @@ command.add_command(stand_alone)
 @command.command("info")
 @click.option("--apis", "with_apis", is_flag=True, help="Show the versions of each API as well.")
 @table_options
-def info(session: Session, form: str, *, with_apis: bool) -> None:
+def info(session: ClusterSession, form: str, *, with_apis: bool) -> None:
     """Show a cluster's id, its brokers, the active controller, and its features.
 
     CONTROLLER marks the broker whose process is the active controller, if any. VERSION is the
@@ -107,7 +111,7 @@ def info(session: Session, form: str, *, with_apis: bool) -> None:
 
 @command.command("describe")
 @table_options
-def describe(session: Session, form: str) -> None:
+def describe(session: ClusterSession, form: str) -> None:
     """Show brokers, controllers, and partitions that are offline or under-replicated.
 
     STATE is `up`, or `fenced` for a registered broker without a session. CONTROLLER is `active`,
@@ -182,7 +186,7 @@ def describe(session: Session, form: str) -> None:
 @click.argument("broker", type=click.IntRange(min=0), metavar="BROKER")
 @execute_option
 @shared_options
-def unregister(session: Session, broker: int, *, execute: bool) -> None:
+def unregister(session: ClusterSession, broker: int, *, execute: bool) -> None:
     """Show whether BROKER can be removed from the cluster; with --execute, remove it.
 
     The broker must have stopped and have no replicas. The topic __fencepost_history keeps its
@@ -216,7 +220,7 @@ def unregister(session: Session, broker: int, *, execute: bool) -> None:
 
 @command.command("history")
 @history_options
-def history(session: Session, **options: Any) -> None:
+def history(session: ClusterSession, **options: Any) -> None:
     """Show changes of the cluster, and why: brokers, levels of features, deleted topics.
 
     For a controller that the brokers elect on ZooKeeper: its broker, its epoch, and the cause of
@@ -231,7 +235,7 @@ class _Election(NamedTuple):
     cause: str
 
 
-def _election(session: Session, controller: int | None) -> _Election | None:
+def _election(session: ClusterSession, controller: int | None) -> _Election | None:
     """Return this controller's election; None if the history's last one is another controller's."""
     from fencepost.client.queries import replicas
     from fencepost.client.queries.entries import last_election
@@ -243,7 +247,9 @@ def _election(session: Session, controller: int | None) -> _Election | None:
 
 
 def _broker_row(
-    broker: BrokerState, quorum: Quorum | None, partitions: Sequence[PartitionState]
+    broker: BrokerDescription,
+    quorum: QuorumDescription | None,
+    partitions: Sequence[PartitionDescription],
 ) -> dict[str, object]:
     node = broker.broker
     return {
@@ -261,20 +267,20 @@ def _broker_row(
     }
 
 
-def _controller_role(node: int, quorum: Quorum | None) -> str | None:
+def _controller_role(node: int, quorum: QuorumDescription | None) -> str | None:
     if quorum is None or node not in quorum.voters:
         return None
     return "active" if node == quorum.controller else "voter"
 
 
-def _metadata_lag(node: int, quorum: Quorum | None) -> int | None:
+def _metadata_lag(node: int, quorum: QuorumDescription | None) -> int | None:
     """Return the records that a node has not read; None if that is not known."""
     if quorum is None or quorum.log_ends.get(node, -1) < 0:
         return None
     return max(0, quorum.high_watermark - quorum.log_ends[node])
 
 
-def _min_isr(session: Session, topics: list[str]) -> dict[str, int]:
+def _min_isr(session: ClusterSession, topics: list[str]) -> dict[str, int]:
     from fencepost.client.queries.settings import described
     from fencepost.coordinator.metadata.names import HISTORY_TOPIC
 
@@ -284,7 +290,7 @@ def _min_isr(session: Session, topics: list[str]) -> dict[str, int]:
     return {one.resource: int(one.value) for one in found if one.value is not None}
 
 
-def _reassigning(session: Session) -> dict[Partition, Move] | None:
+def _reassigning(session: ClusterSession) -> dict[Partition, Move] | None:
     """Return the reassignments in progress; None if this user or broker cannot list them."""
     from fencepost.client.queries.moves import ongoing
     from fencepost.protocol.errors import WireError

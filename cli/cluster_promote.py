@@ -14,7 +14,7 @@ from fencepost.cli.output import key_values
 from fencepost.cli.printing import say
 
 if TYPE_CHECKING:
-    from fencepost.tools.promotion import Plan
+    from fencepost.tools.promotion import PromotionPlan
 
 _NEXT = """\
 next:
@@ -108,9 +108,9 @@ def promote(
     from fencepost.coordinator.metadata.errors import MetadataError
     from fencepost.logcore.fs import OsFileSystem
     from fencepost.tools.promotion import (
-        Controller,
+        ControllerAddress,
         PromotionError,
-        Wanted,
+        PromotionRequest,
         carry_out,
         held,
         make_plan,
@@ -118,7 +118,7 @@ def promote(
 
     fs = OsFileSystem()
     try:
-        named = [Controller.of(one) for text in controllers for one in text.split(",")]
+        named = [ControllerAddress.of(one) for text in controllers for one in text.split(",")]
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--controller") from error
     if insecure:
@@ -126,7 +126,9 @@ def promote(
     try:
         settings = load((*settings_in_environment(os.environ), *pairs), config_file)
         more = dict(key_values(controller_pairs, "--controller-config"))
-        wanted = Wanted(data_dir, output, named, settings, listen, more, static=static_voters)
+        wanted = PromotionRequest(
+            data_dir, output, named, settings, listen, more, static=static_voters
+        )
         with held(fs, data_dir):
             plan = make_plan(fs, wanted)
             carry_out(fs, plan, int(time.time() * 1000))
@@ -135,7 +137,7 @@ def promote(
     _tell(plan)
 
 
-def _tell(plan: Plan) -> None:
+def _tell(plan: PromotionPlan) -> None:
     from fencepost.tools.promotion import BROKER_FILE, CONTROLLER_FILE
 
     image, wanted = plan.metadata.image, plan.wanted
@@ -183,13 +185,13 @@ def stand_alone(data_dir: Path, controllers: tuple[Path, ...], *, execute: bool)
     """
     from fencepost.coordinator.metadata.errors import MetadataError
     from fencepost.logcore.fs import OsFileSystem
-    from fencepost.tools import way_back
+    from fencepost.tools import demotion
     from fencepost.tools.promotion import PromotionError, held
 
     fs = OsFileSystem()
     try:
         with held(fs, data_dir):
-            plan = way_back.make_plan(fs, data_dir, controllers)
+            plan = demotion.make_plan(fs, data_dir, controllers)
             if plan.image is None:
                 say("the broker has not joined any controllers: it stands alone")
             else:
@@ -202,7 +204,7 @@ def stand_alone(data_dir: Path, controllers: tuple[Path, ...], *, execute: bool)
             if not execute:
                 show_only()
                 return
-            way_back.carry_out(fs, plan, int(time.time() * 1000))
+            demotion.carry_out(fs, plan, int(time.time() * 1000))
     except (PromotionError, MetadataError, OSError) as error:
         raise click.ClickException(str(error)) from error
     say("done: start it as before it was promoted")

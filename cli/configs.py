@@ -18,8 +18,8 @@ from fencepost.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from fencepost.client.queries.session import Session
-    from fencepost.client.queries.settings import Resource, Setting
+    from fencepost.client.queries.session import ClusterSession
+    from fencepost.client.queries.settings import ConfigEntry, Resource
 
 R = TypeVar("R")
 
@@ -52,7 +52,9 @@ def command() -> None:
 @resource_arguments
 @click.option("--changed", is_flag=True, help="Only settings that differ from their defaults.")
 @table_options
-def list_settings(session: Session, kind: str, name: str, form: str, *, changed: bool) -> None:
+def list_settings(
+    session: ClusterSession, kind: str, name: str, form: str, *, changed: bool
+) -> None:
     """List all settings."""
     from fencepost.client.queries.settings import described
 
@@ -64,7 +66,7 @@ def list_settings(session: Session, kind: str, name: str, form: str, *, changed:
 @resource_arguments
 @click.argument("keys", nargs=-1, required=True, metavar="KEY...")
 @table_options
-def get(session: Session, kind: str, name: str, keys: tuple[str, ...], form: str) -> None:
+def get(session: ClusterSession, kind: str, name: str, keys: tuple[str, ...], form: str) -> None:
     """Show each KEY with its value and source."""
     from fencepost.client.queries.settings import described
 
@@ -78,7 +80,7 @@ def get(session: Session, kind: str, name: str, keys: tuple[str, ...], form: str
 @click.argument("pairs", nargs=-1, required=True, metavar="KEY=VALUE...")
 @execute_option
 @table_options
-def put(session: Session, kind: str, name: str, pairs: tuple[str, ...], **how: Any) -> None:
+def put(session: ClusterSession, kind: str, name: str, pairs: tuple[str, ...], **how: Any) -> None:
     """Show what would change; with --execute, set each KEY and show the values in effect.
 
     Times may be durations: `fencepost configs set topic orders retention.ms=7d`.
@@ -92,12 +94,12 @@ def put(session: Session, kind: str, name: str, pairs: tuple[str, ...], **how: A
 @click.argument("keys", nargs=-1, required=True, metavar="KEY...")
 @execute_option
 @table_options
-def unset(session: Session, kind: str, name: str, keys: tuple[str, ...], **how: Any) -> None:
+def unset(session: ClusterSession, kind: str, name: str, keys: tuple[str, ...], **how: Any) -> None:
     """Show each KEY; with --execute, remove its setting and show the values in effect."""
     change(session, _resource(session, kind, name), {}, keys, **how)
 
 
-def _resource(session: Session, kind: str, name: str) -> Resource:
+def _resource(session: ClusterSession, kind: str, name: str) -> Resource:
     """Return the resource that the arguments name. Raises ApiError or ClickException."""
     from fencepost.client.queries.settings import EVERY_BROKER
     from fencepost.coordinator.config.key import nearest
@@ -120,7 +122,7 @@ def _resource(session: Session, kind: str, name: str) -> Resource:
 
 
 def change(
-    session: Session,
+    session: ClusterSession,
     resource: Resource,
     wanted: Mapping[str, str],
     keys: Sequence[str],
@@ -162,8 +164,8 @@ def change(
 
 
 def _in_effect(
-    session: Session, resource: Resource, wanted: Mapping[str, str]
-) -> dict[str, Setting]:
+    session: ClusterSession, resource: Resource, wanted: Mapping[str, str]
+) -> dict[str, ConfigEntry]:
     """Return the settings once ``wanted`` is in effect, at most :data:`SEEN_WITHIN_S` later.
 
     In a cluster the broker may lag behind the controller, and a stronger setting may permanently
@@ -183,7 +185,7 @@ def _in_effect(
         time.sleep(0.05)
 
 
-def _refuse_unknown(session: Session, resource: Resource, keys: Sequence[str]) -> None:
+def _refuse_unknown(session: ClusterSession, resource: Resource, keys: Sequence[str]) -> None:
     from fencepost.client.queries.settings import known_keys
     from fencepost.coordinator.config.key import nearest
 
@@ -195,7 +197,7 @@ def _refuse_unknown(session: Session, resource: Resource, keys: Sequence[str]) -
             raise click.ClickException(f"{where} has no setting {key!r}{nearest(key, known)}")
 
 
-def _show(settings: Sequence[Setting], form: str) -> None:
+def _show(settings: Sequence[ConfigEntry], form: str) -> None:
     rows = [
         {
             "key": one.key,
@@ -208,11 +210,11 @@ def _show(settings: Sequence[Setting], form: str) -> None:
     emit(rows, COLUMNS, form, "no settings")
 
 
-def _wanted(text: str, setting: Setting | None) -> str:
+def _wanted(text: str, setting: ConfigEntry | None) -> str:
     return SECRET if setting is not None and setting.is_secret else text
 
 
-def _value(setting: Setting | None) -> str | None:
+def _value(setting: ConfigEntry | None) -> str | None:
     if setting is None:
         return None
     return SECRET if setting.is_secret else setting.value

@@ -12,7 +12,7 @@ from fencepost.cli.output import shared_options
 if TYPE_CHECKING:
     import ssl
 
-    from fencepost.client.queries.session import Session
+    from fencepost.client.queries.session import ClusterSession
 
 
 @click.command("console")
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 )
 @shared_options
 def command(
-    session: Session,
+    session: ClusterSession,
     listen: str,
     token: str | None,
     undo_dir: Path,
@@ -77,7 +77,7 @@ def command(
     """
     try:
         from fencepost.console.guard import is_loopback
-        from fencepost.console.server import Settings, run
+        from fencepost.console.server import ConsoleSettings, run
     except ModuleNotFoundError as error:
         if error.name != "aiohttp":
             raise
@@ -97,7 +97,7 @@ def command(
     shown = f"[{host}]" if ":" in host else host
     try:
         run(
-            Settings(
+            ConsoleSettings(
                 bootstrap=session.bootstrap,
                 listen=f"{shown}:{port}",
                 token=token or "",

@@ -24,11 +24,11 @@ from fencepost.cli.record_format import (
 from fencepost.logcore.values import dataclass
 
 if TYPE_CHECKING:
-    from fencepost.cli.group_member import Member
+    from fencepost.cli.group_member import GroupConsumer
     from fencepost.client.queries.held_back import HeldBack
     from fencepost.client.queries.reader import Reader
-    from fencepost.client.queries.session import Position, Session
-    from fencepost.client.queries.where import Where
+    from fencepost.client.queries.session import ClusterSession, OffsetAndMetadata
+    from fencepost.client.queries.where import OffsetPosition
     from fencepost.client.requests import Partition
 
 HINT_AFTER_S = 2.0
@@ -87,7 +87,7 @@ IDLE_S = 0.2
 @click.option("--no-decode", is_flag=True, help="Do not decode the records of internal topics.")
 @shared_options
 def command(
-    session: Session,
+    session: ClusterSession,
     topic: str,
     wanted: tuple[int, ...],
     group: str | None,
@@ -116,7 +116,7 @@ def command(
     line = formatter(topic, form, null=null, decode=not no_decode, terminal=is_terminal())
     keys = frozenset(unescape(key, "--key").encode() for key in asked.pop("keys"))
     limit = asked.pop("limit")
-    out = Output(line, keys, limit)
+    out = RecordPrinter(line, keys, limit)
     work = Consumption(session, topic, out, begin, until, **asked)
     above = header(form)
     if above is not None:
@@ -130,9 +130,9 @@ def command(
             say(f"{topic}: no records", err=True)
 
 
-def _places(begin: str, tail: int | None, until: str) -> tuple[Where, Where]:
+def _places(begin: str, tail: int | None, until: str) -> tuple[OffsetPosition, OffsetPosition]:
     from fencepost.client.queries.times import TimeError
-    from fencepost.client.queries.where import Where, read_where
+    from fencepost.client.queries.where import OffsetPosition, read_where
 
     if tail is not None and begin != "earliest":
         raise click.UsageError("give either --from or --tail")
@@ -144,11 +144,11 @@ def _places(begin: str, tail: int | None, until: str) -> tuple[Where, Where]:
             raise click.BadParameter(str(error), param_hint=option) from error
     if found[1].last is not None:
         raise click.BadParameter("it ends at an offset, a time or the end", param_hint="--until")
-    return found[0] if tail is None else Where(last=tail), found[1]
+    return found[0] if tail is None else OffsetPosition(last=tail), found[1]
 
 
 @dataclass(slots=True)
-class Output:
+class RecordPrinter:
     """Prints records, up to the limit."""
 
     line: Formatter
@@ -181,11 +181,11 @@ class Output:
 class Consumption:
     """One run of the command."""
 
-    session: Session
+    session: ClusterSession
     topic: str
-    out: Output
-    begin: Where
-    until: Where
+    out: RecordPrinter
+    begin: OffsetPosition
+    until: OffsetPosition
     isolation: str
     follow: bool
     waiting: dict[int, tuple[int, float]] = field(default_factory=dict)
@@ -206,9 +206,9 @@ class Consumption:
 
     def read_as_member(self, group: str) -> None:
         """Read the assigned partitions from their committed offsets, and commit the progress."""
-        from fencepost.cli.group_member import Member
+        from fencepost.cli.group_member import GroupConsumer
 
-        member = Member(self.session, group, self.topic)
+        member = GroupConsumer(self.session, group, self.topic)
         self.session.topics([self.topic])
         try:
             while not self._read_share(member):
@@ -216,7 +216,7 @@ class Consumption:
         finally:
             member.leave()
 
-    def _read_share(self, member: Member) -> bool:
+    def _read_share(self, member: GroupConsumer) -> bool:
         """Read until the next rebalance; return True if all records have been read."""
         share = member.join()
         if not share:
@@ -241,7 +241,7 @@ class Consumption:
         self._hint_at_end(reader)
         return True
 
-    def _is_idle(self, member: Member) -> bool:
+    def _is_idle(self, member: GroupConsumer) -> bool:
         """Wait without partitions: return True to stop, False after a change of the group."""
         if not self.follow:
             say(f"{member.group}: others read all of {self.topic}", err=True)
@@ -251,7 +251,9 @@ class Consumption:
         return False
 
     def _reader(
-        self, wanted: Collection[int], committed: Mapping[Partition, Position] | None = None
+        self,
+        wanted: Collection[int],
+        committed: Mapping[Partition, OffsetAndMetadata] | None = None,
     ) -> Reader:
         from fencepost.client.queries.reader import Reader
 

@@ -19,7 +19,7 @@ from fencepost.cli.output import emit
 from fencepost.cli.printing import say, say_json
 
 if TYPE_CHECKING:
-    from fencepost.tools.sweep.run import Outcome, Result
+    from fencepost.tools.sweep.run import RunResult, SweepResult
 
 DEFAULT_POINTS = "50"
 MAX_POINTS = 100_000
@@ -137,7 +137,7 @@ def command(
     """  # noqa: D301 - click wants the control character
     from fencepost.coordinator.config.broker_config import BrokerConfig, ConfigError, load
     from fencepost.tools.sweep.judge import Labels
-    from fencepost.tools.sweep.run import Plan, Sweep
+    from fencepost.tools.sweep.run import Sweep, SweepPlan
 
     try:
         config = load(pairs)
@@ -147,7 +147,7 @@ def command(
     if directory is not None:
         directory.mkdir(parents=True, exist_ok=True)
     home = Path(tempfile.mkdtemp(prefix="sweep-", dir=directory))
-    plan = Plan(
+    plan = SweepPlan(
         command=line,
         directory=home,
         setup=shlex.split(setup or ""),
@@ -158,7 +158,7 @@ def command(
     )
     began = time.monotonic()
     try:
-        outcome = Sweep(plan, _Progress()).run()
+        outcome = Sweep(plan, _SweepProgress()).run()
     except BaseException:
         shutil.rmtree(home, ignore_errors=True)
         raise
@@ -169,7 +169,7 @@ def command(
         raise SystemExit(1)
 
 
-class _Progress:
+class _SweepProgress:
     """Reports failures and, from time to time, the progress of the sweep on standard error."""
 
     EVERY_S = 2.0
@@ -178,7 +178,7 @@ class _Progress:
         self._done = self._kills = self._failures = 0
         self._said = time.monotonic()
 
-    def __call__(self, result: Result, total: int) -> None:
+    def __call__(self, result: RunResult, total: int) -> None:
         self._done += 1
         self._kills += result.killed is not None
         self._failures += bool(result.failures)
@@ -192,7 +192,7 @@ class _Progress:
             )
 
 
-def _report(outcome: Outcome, form: str, seconds: float) -> None:
+def _report(outcome: SweepResult, form: str, seconds: float) -> None:
     runs = [result for result in outcome.results if result.point is not None]
     totals = {
         "operations": sum(not event.is_answer for event in outcome.events),
@@ -218,9 +218,9 @@ def _report(outcome: Outcome, form: str, seconds: float) -> None:
     say(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in totals.items()))
 
 
-def _table(runs: list[Result]) -> list[dict[str, object]]:
+def _table(runs: list[RunResult]) -> list[dict[str, object]]:
     """Return points, kills and failures by kind of operation."""
-    kinds: dict[tuple[str, str], list[Result]] = defaultdict(list)
+    kinds: dict[tuple[str, str], list[RunResult]] = defaultdict(list)
     for result in runs:
         if result.point is not None:
             kinds[str(result.point.where), result.point.kind].append(result)

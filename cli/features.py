@@ -12,7 +12,7 @@ from fencepost.cli.printing import say
 from fencepost.coordinator.config.key import nearest
 
 if TYPE_CHECKING:
-    from fencepost.client.queries.session import Session
+    from fencepost.client.queries.session import ClusterSession
 
 UPDATE_FEATURES = 57
 COLUMNS = ["feature", "finalized", "lowest", "highest", "epoch"]
@@ -28,7 +28,7 @@ def command() -> None:
 
 @command.command("describe")
 @table_options
-def describe(session: Session, form: str) -> None:
+def describe(session: ClusterSession, form: str) -> None:
     """Show the level of each feature and the levels that the broker supports.
 
     A feature whose level is 0 is off. EPOCH counts the changes of levels.
@@ -37,7 +37,7 @@ def describe(session: Session, form: str) -> None:
     emit(rows, COLUMNS, form, "no features")
 
 
-def feature_levels(session: Session) -> list[dict[str, object]]:
+def feature_levels(session: ClusterSession) -> list[dict[str, object]]:
     """Return each supported feature with its finalized level and its range of levels."""
     answer = session.client.call(
         "ApiVersions", client_software_name="fencepost", client_software_version="0"
@@ -62,7 +62,7 @@ def feature_levels(session: Session) -> list[dict[str, object]]:
 @execute_option
 @table_options
 def setlevels(
-    session: Session,
+    session: ClusterSession,
     levels: tuple[str, ...],
     form: str,
     *,

@@ -15,7 +15,7 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.cli.group_reset import commit
 from fencepost.client.client import ApiError
-from fencepost.client.queries.session import Position
+from fencepost.client.queries.session import OffsetAndMetadata
 from fencepost.groups.assignors.client.built_in import BUILT_IN
 from fencepost.groups.assignors.client.model import Subscription
 from fencepost.groups.assignors.client.protocol import (
@@ -26,7 +26,7 @@ from fencepost.groups.assignors.client.protocol import (
 )
 
 if TYPE_CHECKING:
-    from fencepost.client.queries.session import Session
+    from fencepost.client.queries.session import ClusterSession
 
 SESSION_TIMEOUT_MS = 45_000
 REBALANCE_TIMEOUT_MS = 60_000
@@ -54,10 +54,10 @@ _AGAIN = frozenset(
 )
 
 
-class Member:
+class GroupConsumer:
     """One member of ``group`` that reads ``topic``. Raises ApiError if it is refused."""
 
-    def __init__(self, session: Session, group: str, topic: str) -> None:
+    def __init__(self, session: ClusterSession, group: str, topic: str) -> None:
         self.group = group
         self._session = session
         self._topic = topic
@@ -146,7 +146,7 @@ class Member:
 
     def commit(self, positions: Mapping[int, int]) -> bool:
         """Commit the next offset of each partition; return False if the member must rejoin."""
-        offsets = {(self._topic, index): Position(at) for index, at in positions.items()}
+        offsets = {(self._topic, index): OffsetAndMetadata(at) for index, at in positions.items()}
         claim = {"generation_id_or_member_epoch": self._generation, "member_id": self._member_id}
         try:
             commit(self._session, self.group, offsets, **claim)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fencepost.client.queries.awaited import REBALANCING, awaited
-from fencepost.client.queries.group_view import CLASSIC, Group, Member
+from fencepost.client.queries.group_view import CLASSIC, GroupView, MemberView
 from fencepost.groups.assignors.client.built_in import BUILT_IN as CLIENT_SIDE
 from fencepost.groups.assignors.client.model import ClientAssignor, Subscription
 from fencepost.groups.assignors.client.protocol import decode_subscription
@@ -30,7 +30,7 @@ from fencepost.logcore.regex import Regex
 from fencepost.logcore.values import dataclass
 
 if TYPE_CHECKING:
-    from fencepost.client.queries.session import Session
+    from fencepost.client.queries.session import ClusterSession
     from fencepost.client.requests import Partition
 
 SERVER_SIDE: Mapping[str, Assignor] = {
@@ -43,7 +43,7 @@ MOST_ROUNDS = 10
 Owners = dict[str, frozenset["Partition"]]
 
 
-def note(group: Group) -> str | None:
+def note(group: GroupView) -> str | None:
     """Return a warning if the group is rebalancing, so that the plan starts from a moving state."""
     if group.state in {"Stable", "Empty", "Dead"}:
         return None
@@ -51,7 +51,7 @@ def note(group: Group) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class GroupPlan:
     """Partitions by member, now and then. A partition moves if its owner changes."""
 
     assignor: str
@@ -72,8 +72,8 @@ class Plan:
 
 
 def plan(
-    session: Session, group: Group, add: int, remove: Sequence[str], assignor: str | None
-) -> Plan:
+    session: ClusterSession, group: GroupView, add: int, remove: Sequence[str], assignor: str | None
+) -> GroupPlan:
     """Compute the plan. Raises ClickException for unknown members and assignors.
 
     A consumer group reports its subscriptions in every state, a classic group only while Stable.
@@ -107,10 +107,10 @@ def plan(
         computes = _server_side(name)
         if stay or add:
             then = _consumer(session, computes, group, stay, add)
-    return Plan(name, now, then)
+    return GroupPlan(name, now, then)
 
 
-def _rebalances(session: Session, group: Group) -> click.ClickException:
+def _rebalances(session: ClusterSession, group: GroupView) -> click.ClickException:
     found = awaited(session, group.group)
     waits = "" if found is None else f"; it waits for {found}"
     return click.ClickException(
@@ -119,7 +119,7 @@ def _rebalances(session: Session, group: Group) -> click.ClickException:
     )
 
 
-def known_assignors(group: Group) -> list[str]:
+def known_assignors(group: GroupView) -> list[str]:
     """Return the built-in assignors that a plan for ``group`` may name."""
     return sorted(CLIENT_SIDE if group.kind == CLASSIC else SERVER_SIDE)
 
@@ -148,7 +148,11 @@ def _server_side(name: str) -> Assignor:
 
 
 def _classic(
-    session: Session, assignor: ClientAssignor, group: Group, stay: Sequence[Member], add: int
+    session: ClusterSession,
+    assignor: ClientAssignor,
+    group: GroupView,
+    stay: Sequence[MemberView],
+    add: int,
 ) -> Owners:
     try:
         said = {m.member_id: decode_subscription(m.metadata, m.instance_id) for m in group.members}
@@ -177,7 +181,7 @@ def _classic(
     return {name: frozenset(mine) for name, mine in owned.items()}
 
 
-def _racks(session: Session, wanted: set[str]) -> dict[str, tuple[frozenset[str], ...]]:
+def _racks(session: ClusterSession, wanted: set[str]) -> dict[str, tuple[frozenset[str], ...]]:
     cluster = session.client.metadata(refresh=True)
     racks = {node: broker.rack for node, broker in cluster.brokers.items()}
     return {
@@ -191,12 +195,16 @@ def _racks(session: Session, wanted: set[str]) -> dict[str, tuple[frozenset[str]
 
 
 def _consumer(
-    session: Session, assignor: Assignor, group: Group, stay: Sequence[Member], add: int
+    session: ClusterSession,
+    assignor: Assignor,
+    group: GroupView,
+    stay: Sequence[MemberView],
+    add: int,
 ) -> Owners:
     topics = session.client.metadata(refresh=True).topics
     ids = {name: topic.topic_id.bytes for name, topic in topics.items() if topic.topic_id}
 
-    def topic_ids(member: Member) -> frozenset[bytes]:
+    def topic_ids(member: MemberView) -> frozenset[bytes]:
         names = set(member.topics)
         if member.regex:
             matches = Regex(member.regex).matches

@@ -20,18 +20,18 @@ import click
 
 from fencepost.cli.output import counted
 from fencepost.cli.printing import say
-from fencepost.client.queries.session import NO_EPOCH, Position, check
+from fencepost.client.queries.session import NO_EPOCH, OffsetAndMetadata, check
 from fencepost.client.queries.times import TimeError, milliseconds
 from fencepost.client.requests import EARLIEST, LATEST, NAMED, rows_of, topics
 from fencepost.coordinator.config.durations import duration_ms
 from fencepost.logcore.values import dataclass
 
 if TYPE_CHECKING:
-    from fencepost.client.queries.group_view import Group
-    from fencepost.client.queries.session import Session
+    from fencepost.client.queries.group_view import GroupView
+    from fencepost.client.queries.session import ClusterSession
     from fencepost.client.requests import Partition
 
-NOTHING = Position(-1)
+NOTHING = OffsetAndMetadata(-1)
 """The position in a partition without a commit."""
 
 COMMIT_PARTITIONS = 1_000
@@ -46,7 +46,7 @@ _DURATION = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class ResetTarget:
     """The target that ``reset-offsets`` was asked for: exactly one of these."""
 
     to_earliest: bool = False
@@ -65,7 +65,7 @@ class Where:
             raise click.UsageError(f"give exactly one of {options}")
 
 
-def why_not(active: Group) -> str:
+def why_not(active: GroupView) -> str:
     """Return why offsets of an ``active`` group must not be changed."""
     return (
         f"{active.group!r} is active ({active.state}, {counted(len(active.members), 'member')}): "
@@ -74,7 +74,7 @@ def why_not(active: Group) -> str:
 
 
 def chosen(
-    session: Session, committed: Iterable[Partition], topics: Iterable[str], *, every: bool
+    session: ClusterSession, committed: Iterable[Partition], topics: Iterable[str], *, every: bool
 ) -> list[Partition]:
     """Return the partitions that ``--topic T[:0,1]`` or ``--all-topics`` name, sorted."""
     asked = list(topics)
@@ -103,18 +103,18 @@ def chosen(
 
 
 def targets(
-    session: Session,
-    where: Where,
+    session: ClusterSession,
+    where: ResetTarget,
     partitions: list[Partition],
-    committed: Mapping[Partition, Position],
+    committed: Mapping[Partition, OffsetAndMetadata],
     now: dt.datetime,
-) -> dict[Partition, Position]:
+) -> dict[Partition, OffsetAndMetadata]:
     """Return the new offset of each partition, clamped to its log as Kafka's tool does."""
     if where.from_file is not None:
         return read_file(where.from_file)
     first, end = session.offsets(partitions, EARLIEST), session.offsets(partitions, LATEST)
     if where.to_current:
-        return {tp: committed.get(tp, Position(end[tp])) for tp in partitions}
+        return {tp: committed.get(tp, OffsetAndMetadata(end[tp])) for tp in partitions}
     if where.to_earliest:
         wanted = first
     elif where.to_latest:
@@ -133,7 +133,7 @@ def targets(
         found = session.offsets(partitions, moment_ms(where, now))
         wanted = {tp: offset if offset >= 0 else end[tp] for tp, offset in found.items()}
     tell_of_moved(wanted, first, end)
-    return {tp: Position(min(max(at, first[tp]), end[tp])) for tp, at in wanted.items()}
+    return {tp: OffsetAndMetadata(min(max(at, first[tp]), end[tp])) for tp, at in wanted.items()}
 
 
 def tell_of_moved(
@@ -148,7 +148,7 @@ def tell_of_moved(
             say(f"note: {held}, so {taken} is taken for {at}", err=True)
 
 
-def moment_ms(where: Where, now: dt.datetime) -> int:
+def moment_ms(where: ResetTarget, now: dt.datetime) -> int:
     """Return the time of ``--to-datetime`` or ``--by-duration``, in ms since 1970."""
     if where.by_duration is None:
         try:
@@ -169,7 +169,7 @@ def moment_ms(where: Where, now: dt.datetime) -> int:
         raise click.BadParameter("that is too long", param_hint="--by-duration") from error
 
 
-def read_file(name: str) -> dict[Partition, Position]:
+def read_file(name: str) -> dict[Partition, OffsetAndMetadata]:
     """Read ``topic,partition,offset[,leader epoch,metadata]``; an error names the bad line."""
     path = Path(name)
     try:
@@ -182,13 +182,13 @@ def read_file(name: str) -> dict[Partition, Position]:
         rows = [(reader.line_num, row) for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise click.ClickException(f"{name}: {error}") from error
-    found: dict[Partition, Position] = {}
+    found: dict[Partition, OffsetAndMetadata] = {}
     for number, row in rows:
         try:
             topic, index, offset, *rest = row
             leader_epoch, metadata = rest or (NO_EPOCH, "")
             place = topic, int(index)
-            position = Position(int(offset), int(leader_epoch), metadata)
+            position = OffsetAndMetadata(int(offset), int(leader_epoch), metadata)
         except ValueError as error:
             form = "topic,partition,offset or topic,partition,offset,leader epoch,metadata"
             raise click.ClickException(f"{name}:{number}: {form}") from error
@@ -200,7 +200,7 @@ def read_file(name: str) -> dict[Partition, Position]:
 
 
 def write_undo(
-    name: str, partitions: Iterable[Partition], before: Mapping[Partition, Position]
+    name: str, partitions: Iterable[Partition], before: Mapping[Partition, OffsetAndMetadata]
 ) -> None:
     """Write the committed offsets to a new file; an existing file is never overwritten."""
     try:
@@ -227,7 +227,10 @@ def undo_name(group: str, now: dt.datetime) -> str:
 
 
 def commit(
-    session: Session, group: str, offsets: Mapping[Partition, Position], **claim: Any
+    session: ClusterSession,
+    group: str,
+    offsets: Mapping[Partition, OffsetAndMetadata],
+    **claim: Any,
 ) -> None:
     """Commit ``offsets``, and delete those that are :data:`NOTHING`.
 
@@ -249,7 +252,7 @@ def commit(
 
 
 def _commit_request(
-    make: Any, group: str, offsets: Mapping[Partition, Position], **claim: Any
+    make: Any, group: str, offsets: Mapping[Partition, OffsetAndMetadata], **claim: Any
 ) -> Any:
     rows = (
         (
@@ -267,7 +270,7 @@ def _commit_request(
     return make.message(group_id=group, topics=asked, **claim)
 
 
-def delete(session: Session, group: str, partitions: Iterable[Partition]) -> None:
+def delete(session: ClusterSession, group: str, partitions: Iterable[Partition]) -> None:
     """Delete committed offsets. Raises ApiError at the first refusal."""
     places = sorted(partitions)
     if not places:

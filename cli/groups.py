@@ -23,8 +23,8 @@ from fencepost.cli.watch import watch, watch_option
 from fencepost.coordinator.history.entries import GROUP
 
 if TYPE_CHECKING:
-    from fencepost.client.queries.group_view import Group
-    from fencepost.client.queries.session import Position, Session
+    from fencepost.client.queries.group_view import GroupView
+    from fencepost.client.queries.session import ClusterSession, OffsetAndMetadata
     from fencepost.client.requests import Partition
 
 P = ParamSpec("P")
@@ -65,7 +65,7 @@ def command() -> None:
 @click.option("--type", "types", multiple=True, help="classic, consumer, …; repeatable.")
 @table_options
 def list_groups(
-    session: Session, states: tuple[str, ...], types: tuple[str, ...], form: str
+    session: ClusterSession, states: tuple[str, ...], types: tuple[str, ...], form: str
 ) -> None:
     """List the groups of all brokers."""
     rows = [
@@ -89,7 +89,9 @@ def list_groups(
 @click.option("--members", is_flag=True, help="Show the members instead of the offsets.")
 @watch_option
 @table_options
-def describe(session: Session, groups: tuple[str, ...], every_s: float | None, **how: Any) -> None:
+def describe(
+    session: ClusterSession, groups: tuple[str, ...], every_s: float | None, **how: Any
+) -> None:
     """Show the state and the total lag of each GROUP, and its `offsets` or `members`.
 
     LAG counts the records that a read_committed consumer can still receive: no transaction markers,
@@ -105,7 +107,7 @@ def describe(session: Session, groups: tuple[str, ...], every_s: float | None, *
 
 
 def _describe(
-    session: Session,
+    session: ClusterSession,
     names: tuple[str, ...],
     form: str,
     *,
@@ -137,7 +139,7 @@ def _describe(
 
 
 def _show_blocks(
-    groups: list[Group], rows: list[dict[str, object]], columns: Sequence[str], form: str
+    groups: list[GroupView], rows: list[dict[str, object]], columns: Sequence[str], form: str
 ) -> None:
     """Print a table with a heading for each group, or one JSON array of all rows."""
     from fencepost.client.queries.group_view import totals
@@ -205,7 +207,7 @@ def _say_what_lags_are(rows: list[dict[str, object]], form: str) -> None:
 @command.command("members")
 @click.argument("group")
 @table_options
-def list_members(session: Session, group: str, form: str) -> None:
+def list_members(session: ClusterSession, group: str, form: str) -> None:
     """Show the members of GROUP with their partitions, and in a consumer group their targets."""
     from fencepost.client.queries.group_view import existing, member_rows
 
@@ -215,7 +217,7 @@ def list_members(session: Session, group: str, form: str) -> None:
 @command.command("offsets")
 @click.argument("group")
 @table_options
-def offsets(session: Session, group: str, form: str) -> None:
+def offsets(session: ClusterSession, group: str, form: str) -> None:
     """Show the committed offset and the lag of GROUP in each partition.
 
     LAG counts the records that a read_committed consumer can still receive, HELD_BACK the records
@@ -246,7 +248,12 @@ def offsets(session: Session, group: str, form: str) -> None:
 @click.option("--from-file", metavar="FILE", help="Lines topic,partition,offset; or an undo file.")
 @change_options
 def reset_offsets(
-    session: Session, group: str, topics: tuple[str, ...], *, all_topics: bool, **options: Any
+    session: ClusterSession,
+    group: str,
+    topics: tuple[str, ...],
+    *,
+    all_topics: bool,
+    **options: Any,
 ) -> None:
     """Show the new offsets of GROUP; with --execute, commit them.
 
@@ -256,7 +263,7 @@ def reset_offsets(
     from fencepost.cli import group_reset
 
     change = {name: options.pop(name) for name in ("undo", "execute", "form")}
-    asked = group_reset.Where(**options)
+    asked = group_reset.ResetTarget(**options)
     now = dt.datetime.now(dt.UTC)
     is_new = _require_idle(session, group).state == "Dead" and not change["execute"]
     before = session.committed(group)
@@ -277,7 +284,7 @@ def reset_offsets(
 @click.option("--all-topics", is_flag=True, help="All partitions with a committed offset.")
 @change_options
 def delete_offsets(
-    session: Session, group: str, topics: tuple[str, ...], *, all_topics: bool, **change: Any
+    session: ClusterSession, group: str, topics: tuple[str, ...], *, all_topics: bool, **change: Any
 ) -> None:
     """Show the offsets of GROUP in the topics; with --execute, delete them.
 
@@ -295,7 +302,7 @@ def delete_offsets(
 @click.argument("groups", nargs=-1, required=True, metavar="GROUP...")
 @change_options
 def delete(
-    session: Session, groups: tuple[str, ...], form: str, undo: str | None, *, execute: bool
+    session: ClusterSession, groups: tuple[str, ...], form: str, undo: str | None, *, execute: bool
 ) -> None:
     """Show the offsets of each GROUP; with --execute, delete the groups with their offsets.
 
@@ -336,7 +343,7 @@ def delete(
 @click.option("--remove", multiple=True, metavar="MEMBER", help="By member or instance id.")
 @click.option("--assignor", metavar="NAME", help="Another assignor than the group's.")
 @table_options
-def plan(session: Session, group: str, form: str, **changes: Any) -> None:
+def plan(session: ClusterSession, group: str, form: str, **changes: Any) -> None:
     """Show which partitions of GROUP would move with other members or another assignor.
 
     The command changes nothing.
@@ -373,12 +380,12 @@ def plan(session: Session, group: str, form: str, **changes: Any) -> None:
 @command.command("history")
 @click.argument("group")
 @history_options
-def history(session: Session, group: str, **options: Any) -> None:
+def history(session: ClusterSession, group: str, **options: Any) -> None:
     """Show what happened to GROUP, and why: members joining and leaving, rebalances and causes."""
     show(session, GROUP, group, **options)
 
 
-def _require_idle(session: Session, group: str) -> Group:
+def _require_idle(session: ClusterSession, group: str) -> GroupView:
     """Describe GROUP. Raises click.ClickException if it has members."""
     from fencepost.cli import group_reset
     from fencepost.client.queries.group_view import look_at
@@ -390,10 +397,10 @@ def _require_idle(session: Session, group: str) -> Group:
 
 
 def _change(
-    session: Session,
+    session: ClusterSession,
     group: str,
-    before: Mapping[Partition, Position],
-    after: Mapping[Partition, Position],
+    before: Mapping[Partition, OffsetAndMetadata],
+    after: Mapping[Partition, OffsetAndMetadata],
     *,
     form: str,
     undo: str | None,
@@ -421,7 +428,10 @@ def _change(
 
 
 def _write_undo(
-    name: str, group: str, partitions: Iterable[Partition], before: Mapping[Partition, Position]
+    name: str,
+    group: str,
+    partitions: Iterable[Partition],
+    before: Mapping[Partition, OffsetAndMetadata],
 ) -> None:
     """Write the undo file of ``partitions``, and print the command that reads it."""
     from fencepost.cli import group_reset
@@ -430,5 +440,5 @@ def _write_undo(
     say(f"undo: fencepost groups reset-offsets {group} --from-file {name}", err=True)
 
 
-def _offset(position: Position | None) -> int | None:
+def _offset(position: OffsetAndMetadata | None) -> int | None:
     return None if position is None or position.offset < 0 else position.offset

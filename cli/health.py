@@ -10,12 +10,12 @@ from fencepost.cli.output import shared_options
 from fencepost.cli.printing import say
 
 if TYPE_CHECKING:
-    from fencepost.client.queries.session import Session
+    from fencepost.client.queries.session import ClusterSession
 
 
 @click.command("health")
 @shared_options
-def command(session: Session) -> None:
+def command(session: ClusterSession) -> None:
     """Ask the broker at --bootstrap, and no other broker, for its topics.
 
     Exit status 0 if it answers, 3 if it does not.

@@ -16,7 +16,7 @@ from fencepost.coordinator.history.entries import GROUP, TRANSACTION, Entry, enc
 from fencepost.logcore.printable import printable
 
 if TYPE_CHECKING:
-    from fencepost.client.queries.session import Session
+    from fencepost.client.queries.session import ClusterSession
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -62,7 +62,7 @@ def history_options(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def show(
-    session: Session,
+    session: ClusterSession,
     scope: str,
     *subjects: str,
     begin: str,
@@ -80,7 +80,7 @@ def show(
     """
     from fencepost.client.queries.entries import entries_of
     from fencepost.client.queries.times import TimeError, milliseconds
-    from fencepost.client.queries.where import PLACES, Where
+    from fencepost.client.queries.where import PLACES, OffsetPosition
 
     if end_ms is not None and follow:
         raise click.UsageError("--follow has no end")
@@ -90,7 +90,7 @@ def show(
             begin_ms = milliseconds(begin)
         except TimeError as error:
             raise click.BadParameter(str(error), param_hint="--since") from error
-        where = Where(time=begin_ms)
+        where = OffsetPosition(time=begin_ms)
     # With several subjects, each line must name its own.
     columns = COLUMNS if len(subjects) == 1 else (COLUMNS[0], "subject", *COLUMNS[1:])
     keys = {encode_key(scope, subject) for subject in subjects} or None
@@ -128,7 +128,7 @@ def show(
                 say(*narrow(row, columns, width))
 
 
-def _require_known(session: Session, scope: str, *subjects: str) -> None:
+def _require_known(session: ClusterSession, scope: str, *subjects: str) -> None:
     """Raise an error for a group or transactional id that no coordinator knows: it is mistyped."""
     if scope == GROUP:
         from fencepost.client.queries.group_view import existing

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fencepost.coordinator.daemon.broker import Broker
     from fencepost.logcore.config import LogConfig
     from fencepost.logcore.fs import FileSystem
-    from fencepost.tools.transfer import Moved
+    from fencepost.tools.transfer import CopiedPartition
 
 _PARTITION = re.compile(r"[a-zA-Z0-9._-]+-[0-9]+")
 _DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
@@ -154,7 +154,7 @@ def export(
     """
     from fencepost.tools.transfer import export_topic, replaced_by
 
-    moved: list[Moved] = []
+    moved: list[CopiedPartition] = []
     with _opened(data_dir, pairs) as broker:
         asks = topics if replace and not execute else ()
         lost = [one for topic in asks for one in replaced_by(broker.storage, topic, target)]
@@ -169,7 +169,7 @@ def export(
     _warn_of_producer_ids(moved, target)
 
 
-def _warn_of_producer_ids(moved: Sequence[Moved], target: Path) -> None:
+def _warn_of_producer_ids(moved: Sequence[CopiedPartition], target: Path) -> None:
     """Warn if Apache Kafka may allocate producer ids that the exported records already have."""
     from fencepost.logcore.fs import OsFileSystem
     from fencepost.tools.kafka_metadata import METADATA_DIRECTORY, next_producer_id
@@ -423,7 +423,7 @@ def _refusals() -> Iterator[None]:
         raise click.ClickException(str(error)) from error
 
 
-def _show_moved(moved: Sequence[Moved], form: str) -> None:
+def _show_moved(moved: Sequence[CopiedPartition], form: str) -> None:
     from fencepost.logcore.checkpoints import uuid_to_text
 
     rows = [

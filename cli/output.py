@@ -27,7 +27,7 @@ from fencepost.logcore.printable import printable
 
 if TYPE_CHECKING:
     from fencepost.cli.profiles import Profile
-    from fencepost.client.queries.session import Session
+    from fencepost.client.queries.session import ClusterSession
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -145,9 +145,11 @@ def shared_options(function: Callable[..., R]) -> Callable[..., R]:
     return wrapped
 
 
-def _session(servers: str | None, timeout: float | None, files: Sequence[Profile]) -> Session:
+def _session(
+    servers: str | None, timeout: float | None, files: Sequence[Profile]
+) -> ClusterSession:
     """Return a session with the options, or else with the first value that ``files`` set."""
-    from fencepost.client.queries.session import Session
+    from fencepost.client.queries.session import ClusterSession
     from fencepost.client.security import PLAINTEXT, SecurityError
 
     seconds = timeout or next((one.timeout_s for one in files if one.timeout_s), DEFAULT_TIMEOUT_S)
@@ -155,7 +157,7 @@ def _session(servers: str | None, timeout: float | None, files: Sequence[Profile
     for warning in security.warnings():
         say(f"warning: {warning}", err=True)
     try:
-        return Session(servers or DEFAULT_BOOTSTRAP, seconds, security=security)
+        return ClusterSession(servers or DEFAULT_BOOTSTRAP, seconds, security=security)
     except SecurityError as error:
         raise click.UsageError(str(error)) from error
     except ValueError as error:
@@ -275,7 +277,7 @@ def emit(rows: Sequence[Row], columns: Sequence[str], form: str, empty: str = EM
         say(empty, err=True)
 
 
-def note_unknown_topic(session: Session, name: str) -> None:
+def note_unknown_topic(session: ClusterSession, name: str) -> None:
     """Print a note if there is no topic ``name``, for a command that allows future topics.
 
     For a user without the right to describe topics, nothing is printed.
@@ -283,7 +285,7 @@ def note_unknown_topic(session: Session, name: str) -> None:
     _note_unknown(lambda: session.topics([name]))
 
 
-def note_unknown_group(session: Session, name: str) -> None:
+def note_unknown_group(session: ClusterSession, name: str) -> None:
     """Print a note if there is no group ``name``, like :func:`note_unknown_topic`."""
     from fencepost.client.queries.group_view import existing
 

@@ -19,8 +19,8 @@ from fencepost.cli.printing import say
 if TYPE_CHECKING:
     from fencepost.cli.record_input import JsonLines, TextLines
     from fencepost.client.partitioner import Headers, Line
-    from fencepost.client.queries.session import Session
-    from fencepost.client.record_writer import Writer
+    from fencepost.client.queries.session import ClusterSession
+    from fencepost.client.record_writer import RecordWriter
 
 MOST_TOLD = 20
 """Lines whose errors are printed; further ones are only counted."""
@@ -54,7 +54,7 @@ MOST_TOLD = 20
 @click.option("--transactional-id", help="Write everything as one transaction of this id.")
 @shared_options
 def command(
-    session: Session,
+    session: ClusterSession,
     topic: str,
     form: str,
     key: str | None,
@@ -75,7 +75,7 @@ def command(
     that cannot be written is reported by its number, the others are written, and the exit status
     is 4.
     """
-    from fencepost.client.record_writer import Writer
+    from fencepost.client.record_writer import RecordWriter
 
     headers = tuple(
         (name, value.encode()) for name, _, value in (pair.partition("=") for pair in pairs)
@@ -84,10 +84,12 @@ def command(
     indexes = list(session.topics([topic])[0].partitions)
     if partition is not None and partition not in indexes:
         raise click.ClickException(f"{topic} has no partition {partition}")
-    writer = Writer(session, topic, compression, transactional_id)
+    writer = RecordWriter(session, topic, compression, transactional_id)
     overhead = sum(len(name.encode()) + len(value) + 10 for name, value in headers)
     overhead += len((key or "").encode())
-    run = Run(writer, means, topic, indexes, partition, is_whole=transactional_id is not None)
+    run = ProduceRun(
+        writer, means, topic, indexes, partition, is_whole=transactional_id is not None
+    )
     with ended_by_sigterm():
         try:
             run.everything(overhead)
@@ -126,12 +128,12 @@ def _meaning(
     return TextLines(separator_bytes, key_bytes, null_bytes, headers)
 
 
-class Run:
+class ProduceRun:
     """Writes the lines of standard input, and counts the refused ones."""
 
     def __init__(
         self,
-        writer: Writer,
+        writer: RecordWriter,
         means: TextLines | JsonLines,
         topic: str,
         indexes: list[int],

@@ -12,7 +12,7 @@ from fencepost.cli.output import CommandGroup, emit, key_values, table_options
 from fencepost.coordinator.config.key import nearest
 
 if TYPE_CHECKING:
-    from fencepost.client.queries.session import Session
+    from fencepost.client.queries.session import ClusterSession
 
 R = TypeVar("R")
 
@@ -69,7 +69,7 @@ def command() -> None:
 @command.command("list")
 @entity_options
 @table_options
-def list_quotas(session: Session, entity: Names, form: str) -> None:
+def list_quotas(session: ClusterSession, entity: Names, form: str) -> None:
     """List all quotas, or those of the given users, clients and addresses."""
     rows = [row for one in described(session, entity) for row in _rows(*one)]
     emit(rows, COLUMNS, form, "no quotas")
@@ -80,7 +80,7 @@ def list_quotas(session: Session, entity: Names, form: str) -> None:
 @click.argument("pairs", nargs=-1, required=True, metavar="QUOTA=VALUE...")
 @execute_option
 @table_options
-def put(session: Session, entity: Names, pairs: tuple[str, ...], **how: Any) -> None:
+def put(session: ClusterSession, entity: Names, pairs: tuple[str, ...], **how: Any) -> None:
     """Show what would change; with --execute, set each QUOTA."""
     wanted: dict[str, float | None] = {}
     for key, text in key_values(pairs, "QUOTA=VALUE"):
@@ -96,7 +96,7 @@ def put(session: Session, entity: Names, pairs: tuple[str, ...], **how: Any) -> 
 @click.argument("keys", nargs=-1, required=True, metavar="QUOTA...")
 @execute_option
 @table_options
-def remove(session: Session, entity: Names, keys: tuple[str, ...], **how: Any) -> None:
+def remove(session: ClusterSession, entity: Names, keys: tuple[str, ...], **how: Any) -> None:
     """Show each QUOTA; with --execute, remove it."""
     _change(session, entity, dict.fromkeys(keys), keys, **how)
 
@@ -110,7 +110,7 @@ def remove(session: Session, entity: Names, keys: tuple[str, ...], **how: Any) -
 )
 @click.option("--client-id", default="", help="The client id that the client sends.")
 @table_options
-def why(session: Session, user: str, client_id: str, form: str) -> None:
+def why(session: ClusterSession, user: str, client_id: str, form: str) -> None:
     """Show which quotas apply to a client: the most specific one of each kind.
 
     OF is the entity that has the quota. SHARED_BY says which clients share it: all of one `user`,
@@ -145,7 +145,7 @@ def why(session: Session, user: str, client_id: str, form: str) -> None:
     emit(rows, WHY_COLUMNS, form)
 
 
-def described(session: Session, entity: Names) -> list[tuple[Names, dict[str, float]]]:
+def described(session: ClusterSession, entity: Names) -> list[tuple[Names, dict[str, float]]]:
     """Return all entities that have the names in ``entity``, with their quotas. Raises ApiError."""
 
     def request(make: Any) -> Any:
@@ -173,7 +173,7 @@ def described(session: Session, entity: Names) -> list[tuple[Names, dict[str, fl
 
 
 def _change(
-    session: Session,
+    session: ClusterSession,
     entity: Names,
     wanted: dict[str, float | None],
     given: Sequence[str],

@@ -116,10 +116,10 @@ def command(
     hooks = None
     if test_hooks is not None:
         # The daemon's only reference to the test hooks.
-        from fencepost.testing.hooks import Hooks
+        from fencepost.testing.hooks import HookServer
 
         try:
-            hooks = Hooks(test_hooks)
+            hooks = HookServer(test_hooks)
         except ValueError as error:
             raise click.BadParameter(str(error), param_hint="--test-hooks") from error
     for key, value in (("listen", metrics), ("compat", metrics_compat)):

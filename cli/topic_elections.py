@@ -13,7 +13,7 @@ from fencepost.client.queries.replicas import (
     NOBODY,
     PREFERRED,
     UNCLEAN,
-    PartitionState,
+    PartitionDescription,
     partition_states,
 )
 from fencepost.client.queries.replicas import (
@@ -21,7 +21,7 @@ from fencepost.client.queries.replicas import (
 )
 
 if TYPE_CHECKING:
-    from fencepost.client.queries.session import Session
+    from fencepost.client.queries.session import ClusterSession
 
 COLUMNS = ("topic", "partition", "leader", "new", "replicas", "isr", "result")
 WOULD, ELECTED, NOT_NEEDED = "would elect", "elected", "not needed"
@@ -32,7 +32,7 @@ KINDS = {"preferred": PREFERRED, "unclean": UNCLEAN}
 Row = dict[str, Any]
 
 
-def plan(session: Session, topics: Sequence[str], kind: str, *, every: bool) -> list[Row]:
+def plan(session: ClusterSession, topics: Sequence[str], kind: str, *, every: bool) -> list[Row]:
     """Return the partitions that need the election, with the leader that it would elect."""
     if every == bool(topics):
         raise click.UsageError("give either TOPIC or --all")
@@ -50,21 +50,21 @@ def plan(session: Session, topics: Sequence[str], kind: str, *, every: bool) -> 
     return rows
 
 
-def _preferred(state: PartitionState) -> tuple[int, str] | None:
+def _preferred(state: PartitionDescription) -> tuple[int, str] | None:
     if state.leader == state.preferred:
         return None
     in_sync = state.preferred in state.isr and state.preferred in state.live
     return state.preferred, WOULD if in_sync else NOT_IN_SYNC
 
 
-def _unclean(state: PartitionState) -> tuple[int | None, str] | None:
+def _unclean(state: PartitionDescription) -> tuple[int | None, str] | None:
     if state.leader != NOBODY:
         return None
     first = next((one for one in (*state.isr, *state.live) if one in state.live), None)
     return first, NOBODY_ALIVE if first is None else WOULD
 
 
-def elect(session: Session, rows: Sequence[Row], kind: str) -> None:
+def elect(session: ClusterSession, rows: Sequence[Row], kind: str) -> None:
     """Elect the leaders of ``rows``, and enter the result in each row. Raises ApiError."""
     places = {(row["topic"], row["partition"]): row for row in rows}
     if not places:

@@ -19,7 +19,7 @@ from fencepost.coordinator.metadata.names import HISTORY_TOPIC
 from fencepost.logcore.values import dataclass
 
 if TYPE_CHECKING:
-    from fencepost.client.queries.session import Session
+    from fencepost.client.queries.session import ClusterSession
 
 COLUMNS = ("topic", "partition", "replicas", "target", "adding", "removing", "isr", "result")
 WOULD_MOVE, MOVING, DONE, NOT_THERE = "would move", "moving", "done", "not as planned"
@@ -31,7 +31,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class How:
+class MoveOptions:
     """The options of the command, checked for contradictions."""
 
     every: bool
@@ -65,7 +65,9 @@ class How:
         return (self.to_brokers or self.replication_factor or self.plan_file) is not None
 
 
-def run(session: Session, topics: Sequence[str], how: How, *, execute: bool) -> list[Row]:
+def run(
+    session: ClusterSession, topics: Sequence[str], how: MoveOptions, *, execute: bool
+) -> list[Row]:
     """Carry out the options, or without ``execute`` only plan; return a row for each partition."""
     plan = moves.read_plan(how.plan_file.read()) if how.plan_file is not None else None
     if plan is not None and topics:
@@ -98,10 +100,10 @@ def run(session: Session, topics: Sequence[str], how: How, *, execute: bool) -> 
 
 
 def _begin(
-    session: Session,
+    session: ClusterSession,
     chosen: Sequence[Partition] | None,
     plan: Mapping[Partition, Replicas] | None,
-    how: How,
+    how: MoveOptions,
     *,
     execute: bool,
 ) -> list[Row]:
@@ -127,7 +129,7 @@ def _begin(
     return list(rows.values())
 
 
-def _racks(session: Session, to_brokers: str | None) -> dict[int, str | None]:
+def _racks(session: ClusterSession, to_brokers: str | None) -> dict[int, str | None]:
     """Return the racks of brokers that may hold replicas: those named, else all that are up."""
     known = {one.broker: one for one in brokers(session)}
     if to_brokers is None:
@@ -191,7 +193,7 @@ def _tell(
 # --- under way ---
 
 
-def _rows(session: Session, known: Mapping[Partition, Move], result: str) -> list[Row]:
+def _rows(session: ClusterSession, known: Mapping[Partition, Move], result: str) -> list[Row]:
     names = dict.fromkeys(topic for topic, _ in known)
     isr = {(one.topic, one.partition): one.isr for one in partition_states(session, names)}
     return [
@@ -210,7 +212,7 @@ def _rows(session: Session, known: Mapping[Partition, Move], result: str) -> lis
 
 
 def _verify(
-    session: Session,
+    session: ClusterSession,
     known: Mapping[Partition, Move],
     plan: Mapping[Partition, Replicas] | None,
     *,
@@ -238,7 +240,9 @@ def _verify(
     return rows
 
 
-def _cancel(session: Session, known: Mapping[Partition, Move], *, execute: bool) -> list[Row]:
+def _cancel(
+    session: ClusterSession, known: Mapping[Partition, Move], *, execute: bool
+) -> list[Row]:
     rows = _rows(session, known, WOULD_CANCEL)
     if execute and known:
         by_place = {(row["topic"], row["partition"]): row for row in rows}

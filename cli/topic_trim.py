@@ -15,10 +15,10 @@ from fencepost.client.requests import topics as by_topic
 from fencepost.logcore.values import dataclass
 
 if TYPE_CHECKING:
-    from fencepost.client.queries.session import Session
+    from fencepost.client.queries.session import ClusterSession
 
 
-class Row(NamedTuple):
+class TrimRow(NamedTuple):
     """One partition: its first offset now and then, its end, and how many offsets are deleted."""
 
     topic: str
@@ -30,7 +30,7 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class TrimTarget:
     """The new first offset: exactly one of these."""
 
     to_offset: int | None = None
@@ -42,7 +42,7 @@ class Where:
             raise click.UsageError("give one of --to-offset, --to-latest and --to-datetime")
 
 
-def plan(session: Session, topics: Sequence[str], where: Where) -> list[Row]:
+def plan(session: ClusterSession, topics: Sequence[str], where: TrimTarget) -> list[TrimRow]:
     """Plan the trim of the partitions TOPIC[:0,1]. Raises ApiError, ClickException."""
     places = group_reset.chosen(session, (), topics, every=False)
     first, end = session.offsets(places, EARLIEST), session.offsets(places, LATEST)
@@ -51,15 +51,15 @@ def plan(session: Session, topics: Sequence[str], where: Where) -> list[Row]:
     elif where.to_latest:
         wanted = end
     else:
-        asked = group_reset.Where(to_datetime=where.to_datetime)
+        asked = group_reset.ResetTarget(to_datetime=where.to_datetime)
         found = session.offsets(places, group_reset.moment_ms(asked, dt.datetime.now(dt.UTC)))
         wanted = {tp: offset if offset >= 0 else end[tp] for tp, offset in found.items()}
     group_reset.tell_of_moved(wanted, first, end)
     new = {tp: min(max(wanted[tp], first[tp]), end[tp]) for tp in places}
-    return [Row(*tp, first[tp], new[tp], end[tp], new[tp] - first[tp]) for tp in places]
+    return [TrimRow(*tp, first[tp], new[tp], end[tp], new[tp] - first[tp]) for tp in places]
 
 
-def delete_records(session: Session, rows: Sequence[Row]) -> None:
+def delete_records(session: ClusterSession, rows: Sequence[TrimRow]) -> None:
     """Delete the records before each row's new first offset. Raises ApiError at a refusal."""
     going = {(row.topic, row.partition): row for row in rows if row.going}
     for node, places in session.by_leader(going).items():

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fencepost.client.cluster import TopicMetadata
-    from fencepost.client.queries.session import Session
+    from fencepost.client.queries.session import ClusterSession
 
 
 @click.group("topics", cls=CommandGroup)
@@ -36,7 +36,7 @@ def command() -> None:
 @command.command("list")
 @click.option("--internal", is_flag=True, help="Show the coordinators' own topics as well.")
 @table_options
-def list_topics(session: Session, form: str, *, internal: bool) -> None:
+def list_topics(session: ClusterSession, form: str, *, internal: bool) -> None:
     """List the topics."""
     rows = [
         {
@@ -70,7 +70,7 @@ def list_topics(session: Session, form: str, *, internal: bool) -> None:
 )
 @shared_options
 def create(
-    session: Session,
+    session: ClusterSession,
     topic: str,
     partitions: int,
     replication_factor: int,
@@ -106,7 +106,7 @@ def create(
 @click.argument("topics", nargs=-1, required=True)
 @click.option("--configs", is_flag=True, help="Show the settings instead of the partitions.")
 @table_options
-def describe(session: Session, topics: tuple[str, ...], form: str, *, configs: bool) -> None:
+def describe(session: ClusterSession, topics: tuple[str, ...], form: str, *, configs: bool) -> None:
     """Show each partition of TOPICS: leader, replicas, and its first, stable and last offset.
 
     LATEST is the offset after the last record, STABLE the one where a read_committed reader stops.
@@ -146,7 +146,7 @@ def describe(session: Session, topics: tuple[str, ...], form: str, *, configs: b
     emit(rows, [*columns, "earliest", "stable", "latest"], form)
 
 
-def _show_heads(session: Session, topics: Sequence[TopicMetadata]) -> None:
+def _show_heads(session: ClusterSession, topics: Sequence[TopicMetadata]) -> None:
     """Print a line for each topic: its size, its id, and its own settings."""
     from fencepost.client.queries.settings import described
 
@@ -167,7 +167,7 @@ def _show_heads(session: Session, topics: Sequence[TopicMetadata]) -> None:
 @click.argument("topics", nargs=-1, required=True)
 @execute_option
 @shared_options
-def delete(session: Session, topics: tuple[str, ...], *, execute: bool) -> None:
+def delete(session: ClusterSession, topics: tuple[str, ...], *, execute: bool) -> None:
     """Show what TOPICS hold; with --execute, delete them and all their records."""
     from fencepost.client.queries.session import check
     from fencepost.client.requests import EARLIEST, LATEST
@@ -206,7 +206,7 @@ def delete(session: Session, topics: tuple[str, ...], *, execute: bool) -> None:
 )
 @execute_option
 @shared_options
-def add_partitions(session: Session, topic: str, count: int, *, execute: bool) -> None:
+def add_partitions(session: ClusterSession, topic: str, count: int, *, execute: bool) -> None:
     """Check whether TOPIC can have more partitions; with --execute, add them.
 
     Partitions cannot be removed again, and new records of a key may go to another partition.
@@ -240,7 +240,7 @@ def add_partitions(session: Session, topic: str, count: int, *, execute: bool) -
 @execute_option
 @table_options
 def alter(
-    session: Session,
+    session: ClusterSession,
     topic: str,
     settings: tuple[str, ...],
     pairs: tuple[str, ...],
@@ -273,17 +273,19 @@ def alter(
 )
 @execute_option
 @table_options
-def trim(session: Session, topics: tuple[str, ...], form: str, *, execute: bool, **to: Any) -> None:
+def trim(
+    session: ClusterSession, topics: tuple[str, ...], form: str, *, execute: bool, **to: Any
+) -> None:
     """Show how many records would go from the start of TOPICS; with --execute, delete them.
 
     A consumer with an earlier offset continues at the new first offset.
     """
     from fencepost.cli import topic_trim
 
-    rows = topic_trim.plan(session, topics, topic_trim.Where(**to))
+    rows = topic_trim.plan(session, topics, topic_trim.TrimTarget(**to))
     if execute:
         topic_trim.delete_records(session, rows)
-    emit([row._asdict() for row in rows], topic_trim.Row._fields, form, "no partitions")
+    emit([row._asdict() for row in rows], topic_trim.TrimRow._fields, form, "no partitions")
     if not execute:
         show_only()
 
@@ -320,7 +322,7 @@ def trim(session: Session, topics: tuple[str, ...], form: str, *, execute: bool,
 @execute_option
 @table_options
 def reassign(
-    session: Session, topics: tuple[str, ...], form: str, *, execute: bool, **how: Any
+    session: ClusterSession, topics: tuple[str, ...], form: str, *, execute: bool, **how: Any
 ) -> None:
     """Show which replicas of TOPICS would move to other brokers; with --execute, move them.
 
@@ -331,7 +333,7 @@ def reassign(
     """
     from fencepost.cli import topic_moves
 
-    rows = topic_moves.run(session, topics, topic_moves.How(**how), execute=execute)
+    rows = topic_moves.run(session, topics, topic_moves.MoveOptions(**how), execute=execute)
     emit(rows, topic_moves.COLUMNS, form, "no partition moves")
     if not execute and not how["verify"]:
         show_only()
@@ -353,7 +355,13 @@ def reassign(
 @execute_option
 @table_options
 def elect(
-    session: Session, topics: tuple[str, ...], form: str, kind: str, *, every: bool, execute: bool
+    session: ClusterSession,
+    topics: tuple[str, ...],
+    form: str,
+    kind: str,
+    *,
+    every: bool,
+    execute: bool,
 ) -> None:
     """Show which partitions would get another leader; with --execute, elect it.
 
@@ -374,7 +382,7 @@ def elect(
 @command.command("history")
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC[:0,1]...")
 @history_options
-def history(session: Session, topics: tuple[str, ...], **options: Any) -> None:
+def history(session: ClusterSession, topics: tuple[str, ...], **options: Any) -> None:
     """Show what happened to the replicas of TOPICS, and why.
 
     The entries are elected leaders, replicas that left or joined the ISR, truncated logs and moved

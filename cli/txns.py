@@ -23,9 +23,9 @@ from fencepost.coordinator.history.entries import TRANSACTION
 
 if TYPE_CHECKING:
     from fencepost.client.queries.blame import Blame
-    from fencepost.client.queries.claims import Claim
+    from fencepost.client.queries.claims import ProducerEpochClaim
     from fencepost.client.queries.open_transactions import Producer, Transaction
-    from fencepost.client.queries.session import Session
+    from fencepost.client.queries.session import ClusterSession
     from fencepost.client.requests import Partition
 
 DEFAULT_MAX_TIMEOUT_MINUTES = 15.0
@@ -79,7 +79,7 @@ def command() -> None:
 )
 @table_options
 def list_txns(
-    session: Session,
+    session: ClusterSession,
     states: tuple[str, ...],
     producer_ids: tuple[int, ...],
     duration_ms: float | None,
@@ -122,7 +122,9 @@ def list_txns(
     emit(rows, ["transactional_id", "producer_id", "state"], form, "no transactional ids")
 
 
-def _check_filters(session: Session, duration_ms: float | None, id_pattern: str | None) -> None:
+def _check_filters(
+    session: ClusterSession, duration_ms: float | None, id_pattern: str | None
+) -> None:
     """Refuse a filter that an older broker would silently ignore."""
     newest = session.client.versions()[LIST_TRANSACTIONS][1]
     for needed, value, option in (
@@ -136,7 +138,7 @@ def _check_filters(session: Session, duration_ms: float | None, id_pattern: str 
 @command.command("describe")
 @click.argument("transactional_id")
 @table_options
-def describe(session: Session, transactional_id: str, form: str) -> None:
+def describe(session: ClusterSession, transactional_id: str, form: str) -> None:
     """Show the transaction of TRANSACTIONAL_ID: its producer, its start, and its partitions.
 
     OPEN_SECONDS is empty once the transaction is complete: the protocol does not report when it
@@ -166,7 +168,7 @@ def describe(session: Session, transactional_id: str, form: str) -> None:
 @click.argument("where", metavar="TOPIC[:P]")
 @click.option("--open", "only_open", is_flag=True, help="Only producers with an open transaction.")
 @table_options
-def show_producers(session: Session, where: str, form: str, *, only_open: bool) -> None:
+def show_producers(session: ClusterSession, where: str, form: str, *, only_open: bool) -> None:
     """Show the idempotent producers of TOPIC, and the offsets where open transactions begin.
 
     The partition leaders answer, not the transaction coordinators.
@@ -203,7 +205,9 @@ def _producer_row(row: Producer) -> dict[str, object]:
     help="Only transactions whose last record is older; also 90s or 1h.",
 )
 @table_options
-def find_hanging(session: Session, topics: tuple[str, ...], max_minutes: float, form: str) -> None:
+def find_hanging(
+    session: ClusterSession, topics: tuple[str, ...], max_minutes: float, form: str
+) -> None:
     """Find transactions that are open on a partition and that no coordinator will ever end.
 
     Exit status 1 if there are any. `abort` ends them. A transaction that its coordinator knows does
@@ -247,7 +251,7 @@ def find_hanging(session: Session, topics: tuple[str, ...], max_minutes: float, 
 
 
 def _owner(
-    transaction: Transaction | None, members: tuple[str, ...], claim: Claim | None
+    transaction: Transaction | None, members: tuple[str, ...], claim: ProducerEpochClaim | None
 ) -> dict[str, object]:
     """Return the owner of a producer, from its coordinator first, then from the history."""
     known = transaction or claim
@@ -271,7 +275,7 @@ def _owner(
 )
 @shared_options
 def abort_txn(
-    session: Session,
+    session: ClusterSession,
     where: str,
     start_offset: int | None,
     producer_id: int | None,
@@ -315,7 +319,7 @@ def abort_txn(
 @click.argument("transactional_id")
 @execute_option
 @shared_options
-def terminate_txn(session: Session, transactional_id: str, *, execute: bool) -> None:
+def terminate_txn(session: ClusterSession, transactional_id: str, *, execute: bool) -> None:
     """Fence the producer of TRANSACTIONAL_ID and abort the transaction it has open.
 
     For a producer that is dead, or must be stopped: its coordinator ends the transaction in all
@@ -365,7 +369,7 @@ def _decided(transaction: Transaction) -> str:
 
 
 def _find_open(
-    session: Session, place: Partition, start_offset: int | None, producer_id: int | None
+    session: ClusterSession, place: Partition, start_offset: int | None, producer_id: int | None
 ) -> Producer:
     """Return the matching open transaction in ``place``. Raises click.ClickException."""
     from fencepost.client.queries.open_transactions import producers
@@ -383,7 +387,7 @@ def _find_open(
 @command.command("blame")
 @click.argument("where", metavar="TOPIC[:P]")
 @table_options
-def show_blame(session: Session, where: str, form: str) -> None:
+def show_blame(session: ClusterSession, where: str, form: str) -> None:
     """Show the open transactions that hold back read_committed consumers of TOPIC.
 
     For each partition: the last stable offset (STABLE), the end, the oldest open transaction, and
@@ -408,7 +412,7 @@ def show_blame(session: Session, where: str, form: str) -> None:
     emit(rows, [*columns, "epoch", "since", "client", "groups", "hanging"], form)
 
 
-def _blame_row(row: Blame, claim: Claim | None, form: str) -> dict[str, object]:
+def _blame_row(row: Blame, claim: ProducerEpochClaim | None, form: str) -> dict[str, object]:
     from dataclasses import asdict
 
     owner = _owner(row.transaction, row.clients, claim)
@@ -441,7 +445,7 @@ def _blame_row(row: Blame, claim: Claim | None, form: str) -> dict[str, object]:
 @command.command("history")
 @click.argument("transactional_id")
 @history_options
-def history(session: Session, transactional_id: str, **options: Any) -> None:
+def history(session: ClusterSession, transactional_id: str, **options: Any) -> None:
     """Tell what happened to TRANSACTIONAL_ID, and why: claims, fences, aborts, time-outs.
 
     Commits and aborts that the producer asked for are not kept, except of prepared transactions.

@@ -13,7 +13,7 @@ from fencepost.cli.printing import say
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from fencepost.client.queries.session import Session
+    from fencepost.client.queries.session import ClusterSession
 
 COLUMNS = ["user", "mechanism", "iterations"]
 MECHANISMS = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}
@@ -65,7 +65,7 @@ def password_options(function: Any) -> Any:
 @command.command("list")
 @click.argument("users", nargs=-1, metavar="[USER]...")
 @table_options
-def list_users(session: Session, users: tuple[str, ...], form: str) -> None:
+def list_users(session: ClusterSession, users: tuple[str, ...], form: str) -> None:
     """List USERS, or all users, with their mechanisms."""
     found = credentials(session, users)
     if found or not users:
@@ -80,7 +80,11 @@ def list_users(session: Session, users: tuple[str, ...], form: str) -> None:
 @password_options
 @shared_options
 def add(
-    session: Session, user: str, mechanisms: tuple[str, ...], iterations: int, password_file: Any
+    session: ClusterSession,
+    user: str,
+    mechanisms: tuple[str, ...],
+    iterations: int,
+    password_file: Any,
 ) -> None:
     """Add USER with a password, which is never taken from the command line.
 
@@ -100,7 +104,11 @@ def add(
 @password_options
 @shared_options
 def passwd(
-    session: Session, user: str, mechanisms: tuple[str, ...], iterations: int, password_file: Any
+    session: ClusterSession,
+    user: str,
+    mechanisms: tuple[str, ...],
+    iterations: int,
+    password_file: Any,
 ) -> None:
     """Change the password of USER."""
     wanted = _of_user(session, user, mechanisms)
@@ -113,7 +121,9 @@ def passwd(
 @mechanism_option("The mechanism that is removed; else all of the user's.")
 @execute_option
 @shared_options
-def remove(session: Session, user: str, mechanisms: tuple[str, ...], *, execute: bool) -> None:
+def remove(
+    session: ClusterSession, user: str, mechanisms: tuple[str, ...], *, execute: bool
+) -> None:
     """Show the mechanisms of USER; with --execute, remove them."""
     wanted = _of_user(session, user, mechanisms)
     if not execute:
@@ -125,7 +135,9 @@ def remove(session: Session, user: str, mechanisms: tuple[str, ...], *, execute:
     say(f"removed {user}: {', '.join(wanted)}")
 
 
-def credentials(session: Session, users: Sequence[str]) -> dict[str, list[dict[str, object]]]:
+def credentials(
+    session: ClusterSession, users: Sequence[str]
+) -> dict[str, list[dict[str, object]]]:
     """Return the rows of each of ``users`` with credentials, or of all users. Raises ApiError."""
     from fencepost.client.queries.session import check
 
@@ -151,7 +163,7 @@ def credentials(session: Session, users: Sequence[str]) -> dict[str, list[dict[s
     return found
 
 
-def _of_user(session: Session, user: str, mechanisms: Sequence[str]) -> list[str]:
+def _of_user(session: ClusterSession, user: str, mechanisms: Sequence[str]) -> list[str]:
     """Return the user's mechanisms, or check those given. Raises click.ClickException."""
     has = [str(row["mechanism"]) for row in credentials(session, [user]).get(user, [])]
     if not has:
@@ -161,7 +173,7 @@ def _of_user(session: Session, user: str, mechanisms: Sequence[str]) -> list[str
     return [name for name in has if not mechanisms or name in mechanisms]
 
 
-def _unknown(session: Session, names: Sequence[str]) -> click.ClickException:
+def _unknown(session: ClusterSession, names: Sequence[str]) -> click.ClickException:
     """Return the error about users that do not exist."""
     from fencepost.coordinator.config.key import nearest
 
@@ -186,7 +198,7 @@ def _password(file: Any) -> str:
 
 
 def _set(
-    session: Session, user: str, mechanisms: Sequence[str], iterations: int, password: str
+    session: ClusterSession, user: str, mechanisms: Sequence[str], iterations: int, password: str
 ) -> None:
     if not user.isascii():
         raise click.ClickException("names of users who log in by SCRAM have ASCII characters only")
@@ -195,7 +207,7 @@ def _set(
 
 
 def _alter(
-    session: Session, user: str, mechanism: str, wanted: tuple[int, str] | None = None
+    session: ClusterSession, user: str, mechanism: str, wanted: tuple[int, str] | None = None
 ) -> None:
     """Set or remove one credential: each mechanism needs a request of its own."""
     import secrets

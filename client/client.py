@@ -29,8 +29,8 @@ from fencepost.client.router import (
     GROUP,
     TRANSACTION,
     ApiError,
+    CallTarget,
     Router,
-    Target,
 )
 from fencepost.client.security import PLAINTEXT, Security, SecurityError
 from fencepost.protocol.messages import RequestFactory
@@ -110,7 +110,7 @@ class _Client:
         coordinator = None if to_group is None else (GROUP, to_group)
         if to_transaction is not None:
             coordinator = TRANSACTION, to_transaction
-        target = Target(to_node, to_leader, coordinator)
+        target = CallTarget(to_node, to_leader, coordinator)
         return await self._router.call(api, version, at_most, target, deadline_ms, check, fields)
 
     async def _metadata(self, *, refresh: bool = False) -> ClusterMetadata:

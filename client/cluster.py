@@ -27,7 +27,7 @@ class BrokerAddress:
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionLeader:
+class PartitionInfo:
     """The leader and replicas of a partition; ``leader`` is -1 without a leader."""
 
     leader: int
@@ -45,7 +45,7 @@ class TopicMetadata:
     name: str
     topic_id: uuid.UUID | None
     is_internal: bool
-    partitions: Mapping[int, PartitionLeader]
+    partitions: Mapping[int, PartitionInfo]
     error: ErrorCode
 
 
@@ -86,7 +86,7 @@ def _topic(topic: Entity) -> TopicMetadata:
         topic_id=getattr(topic, "topic_id", None),
         is_internal=getattr(topic, "is_internal", False),
         partitions={
-            partition.partition_index: PartitionLeader(
+            partition.partition_index: PartitionInfo(
                 leader=partition.leader_id,
                 leader_epoch=getattr(partition, "leader_epoch", -1),
                 replicas=tuple(partition.replica_nodes),
@@ -122,7 +122,7 @@ def error_codes(entity: Entity) -> list[ErrorCode]:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ErrorAction:
     """The meaning of a response's error codes for the sender of the request."""
 
     failed: tuple[ErrorCode, ...]
@@ -133,7 +133,7 @@ class Verdict:
     """Whether nothing was done and all errors are retriable: the same request may be sent again."""
 
 
-def verdict(response: Entity) -> Verdict:
+def verdict(response: Entity) -> ErrorAction:
     """Classify a response. If one item succeeded, the request must not be sent again."""
     codes = error_codes(response)
     top = ErrorCode(getattr(response, "error_code", 0))
@@ -141,7 +141,7 @@ def verdict(response: Entity) -> Verdict:
     items = codes[1:] if hasattr(response, "error_code") else codes
     nothing_done = bool(top) or all(items)
     retriable = bool(failed) and nothing_done and all(code.retriable for code in failed)
-    return Verdict(failed, top, retriable)
+    return ErrorAction(failed, top, retriable)
 
 
 def parse_bootstrap(servers: str | list[str] | tuple[str, ...]) -> list[tuple[str, int]]:

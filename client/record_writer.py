@@ -22,7 +22,7 @@ from fencepost.logcore.batch import LogRecord, encode_batch
 from fencepost.logcore.compression import Codec
 
 if TYPE_CHECKING:
-    from fencepost.client.queries.session import Session
+    from fencepost.client.queries.session import ClusterSession
 
 RETRY_S = 0.1
 
@@ -38,7 +38,7 @@ _ABOUT_RECORDS = frozenset(
 """Errors that single records may have caused; the broker has then written none of the batch."""
 
 
-class Writer:
+class RecordWriter:
     """Sends batches with an idempotent producer, which is transactional if it has an id.
 
     ``refused`` has the number of each line that was not written, and the error. In a transaction
@@ -46,7 +46,7 @@ class Writer:
     """
 
     def __init__(
-        self, session: Session, topic: str, compression: str, transactional_id: str | None
+        self, session: ClusterSession, topic: str, compression: str, transactional_id: str | None
     ) -> None:
         self.written = 0
         self.refused: list[tuple[int, str]] = []

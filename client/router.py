@@ -128,7 +128,7 @@ def _api(api: int | str) -> Api:
     raise KeyError(api)
 
 
-class Node:
+class NodeConnection:
     """The connection to one broker, and the versions it serves by API key."""
 
     def __init__(self, channel: Channel) -> None:
@@ -170,7 +170,7 @@ class Router:
         self.timeout_ms = timeout_ms
         """The default total timeout of a call."""
         self._correlation_id = 0
-        self._nodes: dict[tuple[str, int], Node] = {}
+        self._nodes: dict[tuple[str, int], NodeConnection] = {}
         self._troubles: dict[tuple[str, int], str] = {}
         """By address: the reason why the last attempt to connect failed."""
         self._metadata: ClusterMetadata | None = None
@@ -179,7 +179,7 @@ class Router:
 
     # --- connections ---
 
-    async def _connect(self, address: tuple[str, int], deadline: float) -> Node:
+    async def _connect(self, address: tuple[str, int], deadline: float) -> NodeConnection:
         node = self._nodes.get(address)
         if node is not None and await self._is_ready(node, deadline):
             return node
@@ -196,7 +196,7 @@ class Router:
                 told = self._troubles.get(address, told)
             raise BrokerUnreachable(f"{where}: {told}") from error
         self._troubles.pop(address, None)
-        node = Node(channel)
+        node = NodeConnection(channel)
         try:
             if self._negotiates:
                 await self._negotiate(node, deadline)
@@ -215,7 +215,7 @@ class Router:
         self._nodes[address] = node
         return node
 
-    async def _any(self, deadline: float) -> Node:
+    async def _any(self, deadline: float) -> NodeConnection:
         """Return a connection to any reachable broker, preferring an open one."""
         for node in list(self._nodes.values()):
             if await self._is_ready(node, deadline):
@@ -229,7 +229,7 @@ class Router:
                 problems.append(str(error))
         raise BrokerUnreachable("; ".join(problems))
 
-    async def _is_ready(self, node: Node, deadline: float) -> bool:
+    async def _is_ready(self, node: NodeConnection, deadline: float) -> bool:
         """Return whether ``node`` accepts requests; reauthenticate if its session ends soon."""
         while not node.channel.closed:
             if not node.logging_in.locked() and _now() < node.login_again_at:
@@ -245,7 +245,7 @@ class Router:
                         raise
         return False
 
-    async def _log_in(self, node: Node, where: str, deadline: float) -> None:
+    async def _log_in(self, node: NodeConnection, where: str, deadline: float) -> None:
         if not self._security.has_login:
             return
         from fencepost.client.login import log_in, no_logins  # noqa: PLC0415 - few log in
@@ -274,7 +274,7 @@ class Router:
             return f" (perhaps the listener wants a login; security.protocol is {told} here)"
         return f" (perhaps the listener wants TLS or a login; security.protocol is {told} here)"
 
-    async def _negotiate(self, node: Node, deadline: float) -> None:
+    async def _negotiate(self, node: NodeConnection, deadline: float) -> None:
         version = NEGOTIATION_VERSION
         frame = await self._ask_versions(node, version, deadline)
         if int.from_bytes(frame[4:6], "big") == ErrorCode.unsupported_version:
@@ -292,12 +292,12 @@ class Router:
             for feature in getattr(answer, "finalized_features", ())
         }
 
-    async def _ask_versions(self, node: Node, version: int, deadline: float) -> bytes:
+    async def _ask_versions(self, node: NodeConnection, version: int, deadline: float) -> bytes:
         body = api_versions_body(request_factory(ApiKey.API_VERSIONS, version))
         return (await self._send(node, ApiKey.API_VERSIONS, version, body, deadline))[1] or b""
 
     async def _send(
-        self, node: Node, api_key: int, version: int, body: Entity, deadline: float
+        self, node: NodeConnection, api_key: int, version: int, body: Entity, deadline: float
     ) -> tuple[int, bytes | None]:
         """Send a request; return its correlation id and the response frame, if there is one."""
         correlation_id = self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
@@ -307,7 +307,7 @@ class Router:
         return correlation_id, frame
 
     async def _exchange(
-        self, node: Node, api: Api, version: int, body: Entity, deadline: float
+        self, node: NodeConnection, api: Api, version: int, body: Entity, deadline: float
     ) -> Entity:
         try:
             answer = await self._answer(node, api, version, body, deadline)
@@ -319,7 +319,7 @@ class Router:
         return answer
 
     async def _answer(
-        self, node: Node, api: Api, version: int, body: Entity, deadline: float
+        self, node: NodeConnection, api: Api, version: int, body: Entity, deadline: float
     ) -> Entity:
         correlation_id, frame = await self._send(node, api.key, version, body, deadline)
         if frame is None:
@@ -334,7 +334,7 @@ class Router:
         return entity
 
     def _version(
-        self, node: Node, api: Api, version: int | None = None, at_most: int | None = None
+        self, node: NodeConnection, api: Api, version: int | None = None, at_most: int | None = None
     ) -> int:
         """Return the requested version, or else the highest that both sides support."""
         if version is not None:
@@ -377,7 +377,7 @@ class Router:
         api: int | str,
         version: int | None,
         at_most: int | None,
-        target: Target,
+        target: CallTarget,
         timeout_ms: float | None,
         check: bool,
         fields: dict[str, Any],
@@ -435,7 +435,7 @@ class Router:
 
     # --- routing ---
 
-    async def node(self, node_id: int, deadline: float) -> Node:
+    async def node(self, node_id: int, deadline: float) -> NodeConnection:
         """Return an open connection to broker ``node_id``, or to any."""
         if node_id == ANY_NODE:
             return await self._any(deadline)
@@ -480,7 +480,7 @@ class Router:
                 if not attempts or _now() >= deadline:
                     raise
 
-    async def leader(self, topic: str, partition: int, deadline: float) -> Node:
+    async def leader(self, topic: str, partition: int, deadline: float) -> NodeConnection:
         """Return an open connection to a partition's leader."""
         metadata = await self.cluster(deadline, topic)
         leader = metadata.leader(topic, partition)
@@ -497,7 +497,7 @@ class Router:
             raise ApiError(code, "Metadata", f"{topic}-{partition}")
         return await self._connect(metadata.brokers[leader].address, deadline)
 
-    async def coordinator(self, key_type: int, key: str, deadline: float) -> Node:
+    async def coordinator(self, key_type: int, key: str, deadline: float) -> NodeConnection:
         """Return an open connection to the coordinator of ``key``."""
         address = self._coordinators.get((key_type, key))
         if address is None:
@@ -539,14 +539,14 @@ class Router:
         self._nodes.clear()
 
 
-class Target(NamedTuple):
+class CallTarget(NamedTuple):
     """The node that a call is sent to, looked up again for each attempt."""
 
     node: int = ANY_NODE
     leader: tuple[str, int] | None = None
     coordinator: tuple[int, str] | None = None
 
-    async def find(self, router: Router, deadline: float) -> Node:
+    async def find(self, router: Router, deadline: float) -> NodeConnection:
         """Return an open connection to the node."""
         if self.leader is not None:
             return await router.leader(*self.leader, deadline)

@@ -16,19 +16,19 @@ from aiohttp import web
 from fencepost.console.limits import MAX_STRANGERS, STRANGER_S
 
 
-class Door:
+class ConnectionGate:
     """A protocol factory in front of ``server``; it uses TLS with a ``context``."""
 
     def __init__(self, server: web.Server, context: ssl.SSLContext | None = None) -> None:
         self.server = server
         self.context = context
-        self.strangers: dict[asyncio.BaseProtocol, _Visitor] = {}
+        self.strangers: dict[asyncio.BaseProtocol, _GatedConnection] = {}
         """Connections that have not shown the token, by their inner protocol; the oldest first."""
         self.handshakes: set[asyncio.Task[None]] = set()
 
     def __call__(self) -> asyncio.Protocol:
         """Return a protocol for a connection that was just accepted."""
-        return _Visitor(self)
+        return _GatedConnection(self)
 
     def let_in(self, protocol: asyncio.BaseProtocol | None) -> None:
         """Note that the connection of ``protocol`` has shown the token."""
@@ -44,12 +44,12 @@ class Door:
             task.cancel()
 
 
-class _Visitor(asyncio.Protocol):
+class _GatedConnection(asyncio.Protocol):
     """One connection: it passes data to the inner protocol, in TLS after the handshake."""
 
     patience: asyncio.TimerHandle
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: ConnectionGate) -> None:
         self._door = door
         self._inner = door.server()
         self._transport: asyncio.Transport | None = None

@@ -12,7 +12,7 @@ from typing import Any
 from fencepost.cli import group_plan, group_reset
 from fencepost.client.queries.group_view import (
     KNOWN_TYPES,
-    Group,
+    GroupView,
     existing,
     look_at,
     member_rows,
@@ -21,21 +21,21 @@ from fencepost.client.queries.group_view import (
     texts,
     totals,
 )
-from fencepost.client.queries.session import Position, Session
+from fencepost.client.queries.session import ClusterSession, OffsetAndMetadata
 from fencepost.client.requests import Partition
 from fencepost.client.router import ApiError
-from fencepost.console.history import History
+from fencepost.console.history import HistoryCache
 from fencepost.console.paging import Params, number, page, required
 from fencepost.console.transactions import counts
 from fencepost.coordinator.history.entries import GROUP
 
-Offsets = Mapping[Partition, Position]
+Offsets = Mapping[Partition, OffsetAndMetadata]
 
 MAX_ADDED = 1_000
 """The most members that a plan may add, as in the command ``groups plan``."""
 
 
-def groups_view(session: Session, params: Params, history: History) -> dict[str, Any]:
+def groups_view(session: ClusterSession, params: Params, history: HistoryCache) -> dict[str, Any]:
     """Return a page of the groups, each with its members and its lag."""
     del history
     rows = session.groups()
@@ -48,7 +48,7 @@ def groups_view(session: Session, params: Params, history: History) -> dict[str,
     return {"groups": found, "states": states}
 
 
-def _listed(session: Session, listed: list[Any]) -> list[dict[str, Any]]:
+def _listed(session: ClusterSession, listed: list[Any]) -> list[dict[str, Any]]:
     """Return classic and consumer groups with members and lag, other groups as they were listed.
 
     ``error`` is why a group cannot be described.
@@ -73,7 +73,7 @@ def _listed(session: Session, listed: list[Any]) -> list[dict[str, Any]]:
     return [{**more.get(row["group"], {}), **row} for row in rows]
 
 
-def group_view(session: Session, params: Params, history: History) -> dict[str, Any]:
+def group_view(session: ClusterSession, params: Params, history: HistoryCache) -> dict[str, Any]:
     """Return one group: its members, its offsets with lag, its timeline."""
     found = existing(session, required(params, "id"))
     rows = offset_rows(session, [found])
@@ -91,7 +91,7 @@ def group_view(session: Session, params: Params, history: History) -> dict[str, 
     }
 
 
-def plan_view(session: Session, params: Params, history: History) -> dict[str, Any]:
+def plan_view(session: ClusterSession, params: Params, history: HistoryCache) -> dict[str, Any]:
     """Return the assignment that a change of members would produce. Changes nothing."""
     del history
     found = existing(session, required(params, "id"))
@@ -123,13 +123,13 @@ class ChangedMeanwhileError(Exception):
     """The group's offsets have changed since the preview."""
 
 
-def preview(session: Session, body: Mapping[str, Any]) -> dict[str, Any]:
+def preview(session: ClusterSession, body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the offsets that a reset would commit. Changes nothing."""
     found, before, after = _reset(session, body)
     return _shown(found, before, after)
 
 
-def reset(session: Session, body: Mapping[str, Any], undo_dir: Path) -> dict[str, Any]:
+def reset(session: ClusterSession, body: Mapping[str, Any], undo_dir: Path) -> dict[str, Any]:
     """Commit the offsets of a preview, after writing an undo file; ``plan`` identifies the preview.
 
     Raises :class:`ChangedMeanwhileError`, and ValueError for a group with members.
@@ -147,15 +147,15 @@ def reset(session: Session, body: Mapping[str, Any], undo_dir: Path) -> dict[str
 
 
 def _reset(
-    session: Session, body: Mapping[str, Any]
-) -> tuple[Group, dict[Partition, Position], dict[Partition, Position]]:
+    session: ClusterSession, body: Mapping[str, Any]
+) -> tuple[GroupView, dict[Partition, OffsetAndMetadata], dict[Partition, OffsetAndMetadata]]:
     """Return the group, its committed offsets, and the offsets that ``body`` asks for."""
     found = existing(session, required(body, "group"))
     where = body.get("where")
     if not isinstance(where, dict) or "from_file" in where:
         raise ValueError("where: one of to_earliest, to_latest, to_offset, to_datetime, …")
     try:
-        asked = group_reset.Where(**where)
+        asked = group_reset.ResetTarget(**where)
     except TypeError as error:
         raise ValueError(f"where: {error}") from error
     topics = body.get("topics") or []
@@ -165,7 +165,7 @@ def _reset(
     return found, before, group_reset.targets(session, asked, partitions, before, now)
 
 
-def _shown(found: Group, before: Offsets, after: Offsets) -> dict[str, Any]:
+def _shown(found: GroupView, before: Offsets, after: Offsets) -> dict[str, Any]:
     rows = [
         {
             "topic": topic,

@@ -46,7 +46,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-class Refusal(web.HTTPException):
+class RequestRefusal(web.HTTPException):
     """An error answer in the API's format. ``error`` is a keyword for programs."""
 
     status_code = 400
@@ -58,7 +58,7 @@ class Refusal(web.HTTPException):
         super().__init__()
 
 
-class Guard:
+class AccessGuard:
     """The access rules of one console. ``hosts`` are its allowed host names, without ports."""
 
     def __init__(self, token: str, hosts: Collection[str], *, allow_writes: bool) -> None:
@@ -67,10 +67,10 @@ class Guard:
         self._hosts = frozenset(host.lower().strip("[]") for host in hosts)
 
     def check(self, request: web.Request) -> None:
-        """Raise :class:`Refusal` unless the request is allowed."""
+        """Raise :class:`RequestRefusal` unless the request is allowed."""
         # If a foreign host name resolves to this machine, a foreign page has the console's origin.
         if _name(request.host) not in self._hosts:
-            raise Refusal(
+            raise RequestRefusal(
                 421,
                 "wrong-host",
                 f"this console is not called {request.host!r}: --allow-host names more",
@@ -80,20 +80,20 @@ class Guard:
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
         known = hmac.compare_digest(given.strip().encode(), self.token.encode())
         if scheme.lower() != "bearer" or not known:
-            raise Refusal(401, "wrong-token", "the token is missing or not this console's")
+            raise RequestRefusal(401, "wrong-token", "the token is missing or not this console's")
         if request.method in {"GET", "HEAD"}:
             return
         if CSRF_HEADER not in request.headers:
-            raise Refusal(403, "no-csrf-header", f"what may write carries {CSRF_HEADER}")
+            raise RequestRefusal(403, "no-csrf-header", f"what may write carries {CSRF_HEADER}")
         origin = request.headers.get("Origin")
         if origin is not None and origin.partition("://")[2].lower() != request.host.lower():
-            raise Refusal(403, "foreign-origin", f"{origin} is another origin")
+            raise RequestRefusal(403, "foreign-origin", f"{origin} is another origin")
 
     def check_writes(self) -> None:
-        """Raise :class:`Refusal` unless the console was started with ``--allow-writes``."""
+        """Raise :class:`RequestRefusal` unless the console was started with ``--allow-writes``."""
         if not self.allow_writes:
             message = "this console only reads; started with --allow-writes it also writes"
-            raise Refusal(403, "read-only", message)
+            raise RequestRefusal(403, "read-only", message)
 
 
 def _name(host: str) -> str:

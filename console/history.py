@@ -13,7 +13,7 @@ from typing import Any
 
 from fencepost.cli.history import row_of
 from fencepost.client.queries.reader import visible
-from fencepost.client.queries.session import Session
+from fencepost.client.queries.session import ClusterSession
 from fencepost.client.requests import EARLIEST, LATEST, Partition
 from fencepost.console.limits import HISTORY_ENTRIES, TIMELINE_ENTRIES
 from fencepost.console.sessions import knows
@@ -24,7 +24,7 @@ from fencepost.coordinator.metadata.names import HISTORY_TOPIC
 Row = dict[str, Any]
 
 
-class History:
+class HistoryCache:
     """The history entries that the console has read. It is thread-safe."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class History:
         self._next: dict[int, int] = {}
         """The next offset to read of each partition; every broker of a cluster has a partition."""
 
-    def read_on(self, session: Session) -> bool:
+    def read_on(self, session: ClusterSession) -> bool:
         """Read new entries; return False if the cluster keeps no history, or has none yet."""
         if not knows(session, HISTORY_TOPIC):
             return False
@@ -50,7 +50,9 @@ class History:
             self._entries.extend(filter(self._repeats.is_new, found))
         return True
 
-    def _read(self, session: Session, place: Partition, first: int, end: int) -> Iterator[Entry]:
+    def _read(
+        self, session: ClusterSession, place: Partition, first: int, end: int
+    ) -> Iterator[Entry]:
         at = self._next.get(place[1])
         if at is None or at > end:
             # An offset holds at most one entry, so earlier offsets cannot be among the newest.
@@ -89,7 +91,7 @@ class History:
                     break
         return found
 
-    def of(self, session: Session, scope: str, subject: str) -> Mapping[str, Any]:
+    def of(self, session: ClusterSession, scope: str, subject: str) -> Mapping[str, Any]:
         """Return the timeline of a group or transactional id, and whether a history is kept."""
         kept = self.read_on(session)
         rows = self.rows(lambda entry: entry.scope == scope and entry.subject == subject)

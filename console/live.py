@@ -1,7 +1,7 @@
 """Live views: a view is refreshed while pages show it, and sent to them when it has changed.
 
-All pages with the same view and parameters share one :class:`Watch`, so that the broker's load does
-not grow with the number of open pages.
+All pages with the same view and parameters share one :class:`ViewWatch`, so that the broker's load
+does not grow with the number of open pages.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TooManyClientsError(Exception):
     """The limit of concurrent streams is reached."""
 
 
-class Watch:
+class ViewWatch:
     """One view with its parameters. It is refreshed only while it has subscribers."""
 
     def __init__(self, look: Look, explain: Explain) -> None:
@@ -106,7 +106,7 @@ class Watch:
             await asyncio.sleep(max(MIN_INTERVAL_S, REST_FACTOR * cost if kind == "data" else 0))
 
 
-class Watches:
+class ViewWatches:
     """All watched views, by name and parameters.
 
     While there are any, ``feel`` is called repeatedly for the brokers that do not answer; a call
@@ -114,7 +114,7 @@ class Watches:
     """
 
     def __init__(self, feel: Callable[[], Awaitable[Mapping[str, Any]]]) -> None:
-        self._watches: dict[tuple[str, ...], Watch] = {}
+        self._watches: dict[tuple[str, ...], ViewWatch] = {}
         self._feel = feel
         self._beat: str | None = None
         self._pulse: asyncio.Task[None] | None = None
@@ -150,7 +150,7 @@ class Watches:
         self, key: tuple[str, ...], look: Look, explain: Explain
     ) -> AsyncIterator[str]:
         """Yield the frames of the watch of ``key``, which is started if necessary."""
-        watch = self._watches.setdefault(key, Watch(look, explain))
+        watch = self._watches.setdefault(key, ViewWatch(look, explain))
         watch.feel(self._beat)
         if self._pulse is None:
             self._pulse = asyncio.create_task(self._run())

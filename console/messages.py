@@ -19,7 +19,7 @@ from typing import Any
 
 from fencepost.client.queries.open_transactions import producers
 from fencepost.client.queries.reader import headers
-from fencepost.client.queries.session import Session
+from fencepost.client.queries.session import ClusterSession
 from fencepost.client.requests import EARLIEST, LATEST
 from fencepost.console.limits import (
     BUDGET_BYTES,
@@ -150,7 +150,7 @@ def _end(producer_id: int, data: bytes, later: Iterable[tuple[int, BatchHeader]]
 
 
 @dataclass(frozen=True, slots=True)
-class Filter:
+class TextFilter:
     """The text that a record must contain, ignoring case; an empty filter matches every record."""
 
     key: bytes = b""
@@ -158,7 +158,7 @@ class Filter:
     header: bytes = b""
 
     @classmethod
-    def of(cls, params: Params) -> Filter:
+    def of(cls, params: Params) -> TextFilter:
         """Read the filter from a request."""
         return cls(*(params.get(name, "").casefold().encode() for name in cls.__slots__))
 
@@ -192,7 +192,7 @@ class Search:
 
     topic: str
     committed: bool
-    wanted: Filter
+    wanted: TextFilter
     limit: int
     follow: bool
     at: dict[int, int] = field(default_factory=dict)
@@ -216,12 +216,12 @@ class Search:
         return cls(
             topic=required(params, "topic"),
             committed=isolation == "read_committed",
-            wanted=Filter.of(params),
+            wanted=TextFilter.of(params),
             limit=number(params, "limit", 100, 1, MAX_ROWS),
             follow=is_on(params, "follow"),
         )
 
-    def begin(self, session: Session, params: Params) -> dict[str, Any]:
+    def begin(self, session: ClusterSession, params: Params) -> dict[str, Any]:
         """Look up the first and last offset of each partition; return the search's size."""
         (topic,) = session.topics([self.topic])
         wanted = _partitions(params, list(topic.partitions))
@@ -245,7 +245,7 @@ class Search:
         return {"partitions": wanted, "total": self.total, "held_back": self.held_back}
 
     def _starts(
-        self, session: Session, params: Params, first: Mapping[int, int]
+        self, session: ClusterSession, params: Params, first: Mapping[int, int]
     ) -> Mapping[int, int]:
         """Return each partition's first offset, from ``resume`` or ``from`` of the request."""
         resume = params.get("resume")
@@ -299,7 +299,7 @@ class Search:
             "resume": ",".join(f"{index}:{offset}" for index, offset in self.at.items()),
         }
 
-    def step(self, session: Session) -> list[dict[str, Any]]:
+    def step(self, session: ClusterSession) -> list[dict[str, Any]]:
         """Fetch once from the next partition with data, and return the matching records."""
         pending = [i for i, end in self.ends.items() if self.follow or self.at[i] < end]
         if not pending:
@@ -352,7 +352,7 @@ class Search:
                 if self.committed and state not in VISIBLE:
                     self.hidden[state] = self.hidden.get(state, 0) + 1
                 elif state == CONTROL:
-                    if self.wanted == Filter():
+                    if self.wanted == TextFilter():
                         self.matched += 1
                         rows.append(row_of(index, header, record, state))
                 elif self.wanted.matches(record):
@@ -388,7 +388,7 @@ def _moment_ms(text: str) -> int:
     return max(0, int(at.timestamp() * 1000))
 
 
-def record_view(session: Session, params: Params) -> dict[str, Any]:
+def record_view(session: ClusterSession, params: Params) -> dict[str, Any]:
     """Return one record with its key and value. Raises :class:`NoSuchRecordError`, and ApiError."""
     topic, index = required(params, "topic"), number(params, "partition", -1, 0)
     offset = number(params, "offset", -1, 0)

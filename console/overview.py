@@ -14,9 +14,9 @@ from fencepost.client.queries.awaited import (
 )
 from fencepost.client.queries.group_view import CONSUMER, look_at
 from fencepost.client.queries.replicas import active_controller, brokers, quorum
-from fencepost.client.queries.session import Session
+from fencepost.client.queries.session import ClusterSession
 from fencepost.client.router import ApiError
-from fencepost.console.history import History
+from fencepost.console.history import HistoryCache
 from fencepost.console.paging import Params
 from fencepost.console.transactions import FENCES, counts, held, listed
 from fencepost.coordinator.history.entries import GROUP, Entry
@@ -40,7 +40,7 @@ SHOWN = 20
 """The most history entries, and members of a rebalancing group."""
 
 
-def overview_view(session: Session, params: Params, history: History) -> dict[str, Any]:
+def overview_view(session: ClusterSession, params: Params, history: HistoryCache) -> dict[str, Any]:
     """Return a summary of brokers, topics, groups and transactions, and what needs attention."""
     del params
     kept = history.read_on(session)
@@ -88,7 +88,7 @@ def overview_view(session: Session, params: Params, history: History) -> dict[st
     }
 
 
-def _held_back(session: Session) -> tuple[list[dict[str, Any]], str | None]:
+def _held_back(session: ClusterSession) -> tuple[list[dict[str, Any]], str | None]:
     """Return what :func:`held` does, and the error: it looks at every group of the cluster."""
     try:
         return held(session), None
@@ -144,7 +144,9 @@ def _rebalances(recent: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             }
 
 
-def _rebalancing(session: Session, listed: list[Any], history: History) -> Iterator[dict[str, Any]]:
+def _rebalancing(
+    session: ClusterSession, listed: list[Any], history: HistoryCache
+) -> Iterator[dict[str, Any]]:
     """Yield the groups in a rebalance, each with the members that it waits for."""
     states = REBALANCING | RECONCILING
     waiting = [row for row in listed if getattr(row, "group_state", "") in states]
@@ -160,7 +162,7 @@ def _rebalancing(session: Session, listed: list[Any], history: History) -> Itera
         }
 
 
-def _awaited(session: Session, name: str, history: History) -> dict[str, Any]:
+def _awaited(session: ClusterSession, name: str, history: HistoryCache) -> dict[str, Any]:
     """Return a rebalancing group's members, and those that it waits for.
 
     ``error`` is why the group cannot be described: DESCRIBE on the cluster, which lists a group,

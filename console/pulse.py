@@ -17,7 +17,7 @@ MAX_CONCURRENT_CHECKS: Final = 32
 _NO_ANSWER: Final = (BrokerUnreachable, ConnectionLostError)
 
 
-class Pulse:
+class HealthProbe:
     """A connection to each broker, checked in threads of its own.
 
     The check is a Metadata request without topics, whose cost does not depend on the number of

@@ -23,24 +23,24 @@ from fencepost.client.channel import (
     BrokerUnreachable,
     ConnectionLostError,
 )
-from fencepost.client.queries.session import Session
+from fencepost.client.queries.session import ClusterSession
 from fencepost.client.router import ApiError
 from fencepost.client.security import PLAINTEXT, Security
 from fencepost.console import groups, limits, messages, overview, topics, transactions
-from fencepost.console.door import Door
-from fencepost.console.guard import API, HEADERS, Guard, Handler, Refusal, is_loopback
-from fencepost.console.history import History
+from fencepost.console.door import ConnectionGate
+from fencepost.console.guard import API, HEADERS, AccessGuard, Handler, RequestRefusal, is_loopback
+from fencepost.console.history import HistoryCache
 from fencepost.console.limits import MAX_BODY_BYTES, MAX_SEARCHES, MIN_INTERVAL_S, PULSE_TIMEOUT_S
-from fencepost.console.live import KEEPALIVE, TooManyClientsError, Watches, event
+from fencepost.console.live import KEEPALIVE, TooManyClientsError, ViewWatches, event
 from fencepost.console.paging import Params
-from fencepost.console.pulse import Pulse
-from fencepost.console.sessions import Sessions
+from fencepost.console.pulse import HealthProbe
+from fencepost.console.sessions import SessionPool
 from fencepost.protocol.errors import UnsupportedVersion, WireError
 
 STATIC = Path(__file__).parent / "static"
 STREAM = "text/event-stream"
 
-View = Callable[[Session, Params, History], dict[str, Any]]
+View = Callable[[ClusterSession, Params, HistoryCache], dict[str, Any]]
 VIEWS: Mapping[str, View] = {
     "overview": overview.overview_view,
     "transactions": transactions.transactions_view,
@@ -70,7 +70,7 @@ OPEN_TO_OTHERS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ConsoleSettings:
     """The options of the command line."""
 
     bootstrap: str
@@ -90,7 +90,7 @@ class Settings:
 def explained(error: Exception) -> tuple[int, dict[str, str]]:
     """Return the HTTP status and the body for ``error``: a keyword for programs, and a message."""
     told: tuple[int, str, str]
-    if isinstance(error, Refusal):
+    if isinstance(error, RequestRefusal):
         told = error.status_code, error.error, error.message
     elif isinstance(error, (BrokerUnreachable, ConnectionLostError)):
         told = 503, "unreachable", str(error)
@@ -128,23 +128,25 @@ def answer(data: Mapping[str, Any], status: int = 200) -> web.Response:
 class Console:
     """The web application, for one cluster."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ConsoleSettings) -> None:
         self.settings = settings
         self.token = settings.token or secrets.token_urlsafe(32)
-        ask = partial(Sessions, settings.bootstrap, settings.timeout_s, security=settings.security)
+        ask = partial(
+            SessionPool, settings.bootstrap, settings.timeout_s, security=settings.security
+        )
         self.sessions = ask()
         # A search that waits for new records blocks its thread, so pages use other threads.
         self.searchers = ask(MAX_SEARCHES)
-        self.door: Door | None = None
-        self.history = History()
-        self.pulse = Pulse(
+        self.door: ConnectionGate | None = None
+        self.history = HistoryCache()
+        self.pulse = HealthProbe(
             settings.bootstrap, min(settings.timeout_s, PULSE_TIMEOUT_S), settings.security
         )
-        self.watches = Watches(self.pulse.feel)
+        self.watches = ViewWatches(self.pulse.feel)
         self.searches = 0
         host = settings.listen.rpartition(":")[0]
         names = {"127.0.0.1", "localhost", "::1", host, *settings.hosts} - {"0.0.0.0", "::", ""}  # noqa: S104 - no name
-        self.guard = Guard(self.token, names, allow_writes=settings.allow_writes)
+        self.guard = AccessGuard(self.token, names, allow_writes=settings.allow_writes)
 
     def application(self) -> web.Application:
         """Return the application that aiohttp serves."""
@@ -172,7 +174,7 @@ class Console:
                 self.door.let_in(request.protocol)
             response = await handler(request)
         except web.HTTPException as error:
-            if isinstance(error, Refusal):
+            if isinstance(error, RequestRefusal):
                 status, told = explained(error)
                 response = answer(told, status)
             else:
@@ -211,7 +213,7 @@ class Console:
         name = request.match_info["view"]
         view = VIEWS.get(name)
         if view is None:
-            raise Refusal(404, "unknown-view", f"there is no view {name!r}")
+            raise RequestRefusal(404, "unknown-view", f"there is no view {name!r}")
         params = dict(request.query)
 
         async def look() -> dict[str, Any]:
@@ -290,7 +292,7 @@ class Console:
 
 
 @contextlib.asynccontextmanager
-async def served(settings: Settings) -> AsyncIterator[str]:
+async def served(settings: ConsoleSettings) -> AsyncIterator[str]:
     """Serve inside the context; yields the URL with the token. Raises OSError."""
     console = Console(settings)
     host, _, port = settings.listen.rpartition(":")
@@ -301,7 +303,7 @@ async def served(settings: Settings) -> AsyncIterator[str]:
     )
     await runner.setup()
     try:
-        console.door = Door(cast("web.Server", runner.server), settings.tls)
+        console.door = ConnectionGate(cast("web.Server", runner.server), settings.tls)
         listener = await asyncio.get_running_loop().create_server(console.door, host, int(port))
         try:
             bound = listener.sockets[0].getsockname()[1]
@@ -316,7 +318,7 @@ async def served(settings: Settings) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-def run(settings: Settings) -> None:
+def run(settings: ConsoleSettings) -> None:
     """Serve in this process until SIGTERM or Ctrl-C; the first printed line contains the URL."""
 
     async def serve() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from fencepost.client.queries.session import Session
+from fencepost.client.queries.session import ClusterSession
 from fencepost.client.security import PLAINTEXT, Security
 from fencepost.console.limits import MAX_CALLS
 from fencepost.protocol.errors import WireError
@@ -16,13 +16,13 @@ from fencepost.protocol.errors import WireError
 T = TypeVar("T")
 
 
-def knows(session: Session, topic: str) -> bool:
+def knows(session: ClusterSession, topic: str) -> bool:
     """Whether ``topic`` exists; if the session does not know it, its metadata is refreshed."""
     client = session.client
     return topic in client.metadata().topics or topic in client.metadata(refresh=True).topics
 
 
-class Sessions:
+class SessionPool:
     """Sessions with one cluster; one thread at a time uses a session."""
 
     def __init__(
@@ -38,19 +38,19 @@ class Sessions:
         self._security = security
         self._threads = ThreadPoolExecutor(most, thread_name_prefix="console")
         self._lock = threading.Lock()
-        self._idle: list[Session] = []
+        self._idle: list[ClusterSession] = []
 
-    async def ask(self, question: Callable[[Session], T]) -> T:
+    async def ask(self, question: Callable[[ClusterSession], T]) -> T:
         """Run ``question`` in a thread. Raises what it raises."""
         return await asyncio.get_running_loop().run_in_executor(
             self._threads, self._answer, question
         )
 
-    def _answer(self, question: Callable[[Session], T]) -> T:
+    def _answer(self, question: Callable[[ClusterSession], T]) -> T:
         with self._lock:
             session = self._idle.pop() if self._idle else None
         if session is None:
-            session = Session(self.bootstrap, self._timeout_s, security=self._security)
+            session = ClusterSession(self.bootstrap, self._timeout_s, security=self._security)
         try:
             return question(session)
         except WireError:

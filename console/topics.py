@@ -8,9 +8,9 @@ from typing import Any
 from fencepost.client.cluster import TopicMetadata
 from fencepost.client.queries.open_transactions import producers
 from fencepost.client.queries.replicas import partition_states
-from fencepost.client.queries.session import Session
+from fencepost.client.queries.session import ClusterSession
 from fencepost.client.requests import EARLIEST, LATEST, Partition
-from fencepost.console.history import History
+from fencepost.console.history import HistoryCache
 from fencepost.console.paging import Params, is_on, page, required
 
 TOPIC_RESOURCE = 2
@@ -18,7 +18,7 @@ DEFAULT_SOURCES = frozenset({5})
 """Kafka's number for the source of default settings."""
 
 
-def topics_view(session: Session, params: Params, history: History) -> dict[str, Any]:
+def topics_view(session: ClusterSession, params: Params, history: HistoryCache) -> dict[str, Any]:
     """Return a page of the topics, each with its partitions and offsets."""
     del history
     known = session.client.metadata(refresh=True).topics
@@ -61,7 +61,7 @@ def topics_view(session: Session, params: Params, history: History) -> dict[str,
     return {"topics": found, "internal": internal}
 
 
-def topic_view(session: Session, params: Params, history: History) -> dict[str, Any]:
+def topic_view(session: ClusterSession, params: Params, history: HistoryCache) -> dict[str, Any]:
     """Return one topic: partitions with their offsets, idempotent producers, settings."""
     del history
     name = required(params, "name")
@@ -106,7 +106,7 @@ def topic_view(session: Session, params: Params, history: History) -> dict[str, 
     }
 
 
-def _settings(session: Session, name: str) -> list[dict[str, Any]]:
+def _settings(session: ClusterSession, name: str) -> list[dict[str, Any]]:
     """Return the topic's settings, explicitly set ones before defaults."""
     answer = session.client.call(
         "DescribeConfigs",

@@ -15,9 +15,9 @@ from fencepost.client.queries.open_transactions import (
     transaction,
     transactions_of,
 )
-from fencepost.client.queries.session import Session, check
+from fencepost.client.queries.session import ClusterSession, check
 from fencepost.client.requests import LATEST, Partition
-from fencepost.console.history import History
+from fencepost.console.history import HistoryCache
 from fencepost.console.paging import Params, page, required
 from fencepost.coordinator.history.entries import TRANSACTION, Entry
 
@@ -27,7 +27,7 @@ FENCES = frozenset({"producer-fenced", "producer-refused"})
 SHOWN_FENCES = 50
 
 
-def held_partitions(session: Session) -> list[Partition]:
+def held_partitions(session: ClusterSession) -> list[Partition]:
     """Return the partitions whose last stable offset is below the end."""
     places = [
         (topic.name, index)
@@ -40,7 +40,7 @@ def held_partitions(session: Session) -> list[Partition]:
     return sorted(place for place in places if stable[place] < end[place])
 
 
-def held(session: Session) -> list[dict[str, Any]]:
+def held(session: ClusterSession) -> list[dict[str, Any]]:
     """Return these partitions, each with its oldest transaction and the groups that wait for it."""
     return [row for row in map(_held_row, blame(session, held_partitions(session))) if row]
 
@@ -70,7 +70,7 @@ def _held_row(found: Blame) -> dict[str, Any] | None:
     }
 
 
-def listed(session: Session) -> list[Any]:
+def listed(session: ClusterSession) -> list[Any]:
     """Return every transactional id that a coordinator knows, with its producer id and state."""
     rows: list[Any] = []
     for answer in session.everywhere("ListTransactions"):
@@ -100,7 +100,9 @@ def plain(one: Transaction) -> dict[str, Any]:
     }
 
 
-def transactions_view(session: Session, params: Params, history: History) -> dict[str, Any]:
+def transactions_view(
+    session: ClusterSession, params: Params, history: HistoryCache
+) -> dict[str, Any]:
     """Return a page of transactional ids, the held back partitions, and the newest fencings."""
     rows = listed(session)
     states = counts(row.transaction_state for row in rows)
@@ -132,7 +134,9 @@ def _is_fence(entry: Entry) -> bool:
     return entry.scope == TRANSACTION and entry.what in FENCES
 
 
-def transaction_view(session: Session, params: Params, history: History) -> dict[str, Any]:
+def transaction_view(
+    session: ClusterSession, params: Params, history: HistoryCache
+) -> dict[str, Any]:
     """Return one transactional id: its coordinator's state, its claims, its timeline."""
     name = required(params, "id")
     timeline = history.of(session, TRANSACTION, name)

@@ -45,7 +45,7 @@ from fencepost.pipelines.failures import (
 )
 from fencepost.pipelines.handler import DeadLetter, Handler, HandlerCall
 from fencepost.pipelines.metrics import Metrics
-from fencepost.pipelines.offsets import NO_OFFSET, GroupOffsets, Membership
+from fencepost.pipelines.offsets import NO_OFFSET, GroupOffsetClient, MemberIdentity
 from fencepost.pipelines.producers import (
     abort_open,
     close_consumer,
@@ -167,7 +167,7 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         self._out_value = options.output_value_serde or options.value_serde
         self._batcher: Batcher[ConsumerRecord] = Batcher(options.limits, _size)
         self._patience = Patience(options.retry)
-        self._offsets = GroupOffsets(
+        self._offsets = GroupOffsetClient(
             bootstrap,
             group,
             timeout_ms=options.transaction_timeout_ms,
@@ -175,7 +175,7 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         )
         self._consumer: AIOKafkaConsumer = None
         self._producer: AIOKafkaProducer | None = None
-        self._member = Membership(-1, "")
+        self._member = MemberIdentity(-1, "")
         self._settled = False
         """Whether the positions and the handler's state match the committed offsets."""
         self._owning = asyncio.Event()
@@ -261,7 +261,7 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         """Note the member id and generation of the assignment."""
         del assigned  # the consumer knows
         coordinator = self._consumer._coordinator  # the generation is nowhere public
-        self._member = Membership(
+        self._member = MemberIdentity(
             coordinator.generation, coordinator.member_id, self.options.group_instance_id
         )
         self._settled = False
@@ -459,7 +459,7 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
                 return []
         return []
 
-    async def _transact(self, records: list[ConsumerRecord], member: Membership) -> None:
+    async def _transact(self, records: list[ConsumerRecord], member: MemberIdentity) -> None:
         """Do one transaction: handler, outputs, offsets, commit.
 
         ``member`` is the membership under which the records were read. A worker that has rejoined

@@ -29,7 +29,7 @@ NO_OFFSET = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Membership:
+class MemberIdentity:
     """The member that commits. The coordinator compares it with the group's current state."""
 
     generation: int
@@ -37,7 +37,7 @@ class Membership:
     instance_id: str | None = None
 
 
-class GroupOffsets:
+class GroupOffsetClient:
     """The offsets of one group, over one client. Calls may run concurrently."""
 
     def __init__(
@@ -55,7 +55,7 @@ class GroupOffsets:
         self,
         producer: AIOKafkaProducer,
         offsets: Mapping[TopicPartition, int],
-        member: Membership,
+        member: MemberIdentity,
     ) -> None:
         """Add ``offsets`` to the producer's open transaction.
 

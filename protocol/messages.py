@@ -22,7 +22,7 @@ from fencepost.protocol.schema import (
     message_class,
     struct_class,
 )
-from fencepost.protocol.writer import Source
+from fencepost.protocol.writer import FunctionSource
 
 ERROR_TEXTS = frozenset({"error_message", "batch_index_error_message"})
 """Fields with error messages, which quote values of the request of any length."""
@@ -81,7 +81,9 @@ class MessageFactory:
                 if name not in names:
                     self._check_known(cls, name)
             kept = {names[name]: name for name in given if name in names}
-            src = Source(new=object.__new__, unfrozen=unfrozen, cls=cls, shortened=_shortened)
+            src = FunctionSource(
+                new=object.__new__, unfrozen=unfrozen, cls=cls, shortened=_shortened
+            )
             src.line("    ", "entity = new(unfrozen)")
             for target, default in defaults.items():
                 if target not in kept:

@@ -14,7 +14,7 @@ from typing import Any
 from kio.serial import entity_reader
 from kio.serial.readers import read_compact_string, read_legacy_string
 
-from fencepost.protocol.precheck import Array, Frame, Walk, without
+from fencepost.protocol.precheck import ArrayPosition, Frame, Walk, without
 from fencepost.protocol.schema import Entity, fields_of, lenient_class
 from fencepost.protocol.steps import Steps
 
@@ -49,7 +49,7 @@ def read_in_steps(cls: type, frame: Frame, pos: int, walk: Walk) -> Steps[Entity
     return entity
 
 
-def _elements(array: Array, frame: Frame, walk: Walk) -> Steps[tuple[Any, ...]]:
+def _elements(array: ArrayPosition, frame: Frame, walk: Walk) -> Steps[tuple[Any, ...]]:
     field, pos = array.field, array.first
     if field.struct is not None:
         read = reader(field.struct)

@@ -29,7 +29,7 @@ from fencepost.protocol.errors import MalformedRequest
 from fencepost.protocol.limits import MAX_STRING_BYTES, UNKNOWN_TAG_OBJECTS
 from fencepost.protocol.schema import FIXED_SIZES, FieldInfo, fields_of
 from fencepost.protocol.steps import Steps
-from fencepost.protocol.writer import Source, uvarint
+from fencepost.protocol.writer import FunctionSource, uvarint
 
 Frame = bytes | bytearray | memoryview
 Cut = tuple[int, int, bytes]
@@ -40,7 +40,7 @@ _INT16 = struct.Struct(">h").unpack_from
 _INT32 = struct.Struct(">i").unpack_from
 
 
-class Array(NamedTuple):
+class ArrayPosition(NamedTuple):
     """The position and field of a long array in a frame."""
 
     start: int
@@ -62,7 +62,7 @@ class Walk:
         self.cuts: list[Cut] = []
         self.long_bytes = long_bytes
         """The size in bytes above which a walker in steps records an array."""
-        self.long: dict[int, list[Array]] = {}
+        self.long: dict[int, list[ArrayPosition]] = {}
         """The long arrays of a structure, by the structure's position."""
         self.ends: dict[int, int] = {}
         """The ends of the structures with long arrays."""
@@ -123,7 +123,7 @@ def _smallest_element(field: FieldInfo, *, flexible: bool) -> int:
     return 2 if field.kafka_type == "string" else 4
 
 
-class _Source(Source):
+class _WalkerSource(FunctionSource):
     """The body of a walker. ``b`` is the frame, ``p`` the position, ``e`` the end, ``w`` the walk.
 
     A walker that works in steps ``notes`` long arrays: ``o`` is the start of the structure, ``s``
@@ -157,7 +157,7 @@ class _Source(Source):
             self._skip = 0
 
 
-def _length(src: _Source, indent: str, code: str, *, flexible: bool) -> None:
+def _length(src: _WalkerSource, indent: str, code: str, *, flexible: bool) -> None:
     """Read a length or count into ``n``, -1 for null, and advance past it."""
     src.flush(indent)
     if flexible:
@@ -168,7 +168,7 @@ def _length(src: _Source, indent: str, code: str, *, flexible: bool) -> None:
         src.line(indent, f"n = {code}(b, p)[0]; p += {2 if code == 'int16' else 4}")
 
 
-def _single(src: _Source, indent: str, field: FieldInfo, *, flexible: bool) -> None:
+def _single(src: _WalkerSource, indent: str, field: FieldInfo, *, flexible: bool) -> None:
     if field.struct is not None:
         walk = src.name(_compile(field.struct, notes=src.notes), "walk")
         in_steps = src.notes and _has_loops(field.struct)
@@ -190,7 +190,7 @@ def _single(src: _Source, indent: str, field: FieldInfo, *, flexible: bool) -> N
     src.line(indent, "elif n < -1: raise MalformedRequest('a length is negative')")
 
 
-def _field(src: _Source, indent: str, field: FieldInfo, *, flexible: bool) -> None:
+def _field(src: _WalkerSource, indent: str, field: FieldInfo, *, flexible: bool) -> None:
     if not field.is_array:
         _single(src, indent, field, flexible=flexible)
         return
@@ -241,7 +241,7 @@ def _enter(count: int, smallest: int, left: int, walk: Walk) -> None:
 def _note(
     walk: Walk, owner: int, start: int, first: int, end: int, known: tuple[FieldInfo, bool]
 ) -> None:
-    walk.long.setdefault(owner, []).append(Array(start, first, end, *known))
+    walk.long.setdefault(owner, []).append(ArrayPosition(start, first, end, *known))
 
 
 def _charge(count: int, walk: Walk) -> None:
@@ -252,7 +252,7 @@ def _charge(count: int, walk: Walk) -> None:
 
 @cache
 def _tag_walker(field: FieldInfo) -> Walker:
-    src = _Source(notes=False)
+    src = _WalkerSource(notes=False)
     _field(src, "    ", field, flexible=True)
     src.flush("    ")
     walker: Walker = _compiled(src, f"tag {field.name}")
@@ -287,7 +287,7 @@ def _skip_tags(frame: Frame, pos: int, end: int, walk: Walk, known: dict[int, Fi
     return pos
 
 
-def _compiled(src: _Source, label: str) -> Any:
+def _compiled(src: _WalkerSource, label: str) -> Any:
     if src.notes:
         src.line("    ", "if o in w.long: w.ends[o] = p")
     src.line("    ", "return p")
@@ -297,7 +297,7 @@ def _compiled(src: _Source, label: str) -> Any:
 @cache
 def _compile(cls: type, *, notes: bool) -> Any:
     info = fields_of(cls)
-    src = _Source(notes=notes and _has_loops(cls))
+    src = _WalkerSource(notes=notes and _has_loops(cls))
     for field in info.plain:
         _field(src, "    ", field, flexible=info.flexible)
     src.flush("    ")

@@ -90,7 +90,7 @@ def time_ms(value: datetime | int | None) -> int:
     return round(value.timestamp() * 1000) if isinstance(value, datetime) else value
 
 
-class Source:
+class FunctionSource:
     """Collects the body of one generated function, whose globals are ``names``."""
 
     def __init__(self, **names: Any) -> None:
@@ -123,7 +123,7 @@ class Source:
         return scope[head[4 : head.index("(")]]
 
 
-class _Source(Source):
+class _WriterSource(FunctionSource):
     """The body of a writer. ``o`` is the entity, ``a`` takes its parts."""
 
     def __init__(self) -> None:
@@ -157,7 +157,7 @@ def _number(kafka_type: str, value: str) -> str:
     return value
 
 
-def _blob(src: _Source, indent: str, field: FieldInfo, value: str, *, flexible: bool) -> None:
+def _blob(src: _WriterSource, indent: str, field: FieldInfo, value: str, *, flexible: bool) -> None:
     """Emit a string or bytes: a length of the version's encoding, then the content."""
     is_string = field.kafka_type == "string"
     code = "h" if is_string else "i"
@@ -183,7 +183,9 @@ def _blob(src: _Source, indent: str, field: FieldInfo, value: str, *, flexible: 
     src.line(inner, f"a({local})")
 
 
-def _single(src: _Source, indent: str, field: FieldInfo, value: str, *, flexible: bool) -> None:
+def _single(
+    src: _WriterSource, indent: str, field: FieldInfo, value: str, *, flexible: bool
+) -> None:
     """Emit one value, or one element of an array."""
     if field.struct is not None:
         write = src.name(compile_writer(field.struct), "write")
@@ -204,7 +206,7 @@ def _single(src: _Source, indent: str, field: FieldInfo, value: str, *, flexible
         _blob(src, indent, field, value, flexible=flexible)
 
 
-def _field(src: _Source, indent: str, field: FieldInfo, *, flexible: bool) -> None:
+def _field(src: _WriterSource, indent: str, field: FieldInfo, *, flexible: bool) -> None:
     value = f"o.{field.name}"
     if not field.is_array:
         _single(src, indent, field, value, flexible=flexible)
@@ -238,7 +240,7 @@ def _is_default(field: FieldInfo, value: str, default: str) -> str:
     return f"{value} is {default} or {value} == {default}"
 
 
-def _tags(src: _Source, info: StructInfo) -> None:
+def _tags(src: _WriterSource, info: StructInfo) -> None:
     src.flush("    ")
     if not info.tagged:
         src.line("    ", "a(b'\\0')")
@@ -265,7 +267,7 @@ def compile_writer(cls: type) -> Write:
     field cannot hold.
     """
     info = fields_of(cls)
-    src = _Source()
+    src = _WriterSource()
     for field in info.plain:
         _field(src, "    ", field, flexible=info.flexible)
     if info.flexible:

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from fencepost.client.queries.session import Session, check
+from fencepost.client.queries.session import ClusterSession, check
 from fencepost.client.security import Security
 from fencepost.cluster.acl import (
     ANYTHING,
@@ -38,7 +38,7 @@ USUAL_MECHANISM: Final = "SCRAM-SHA-512"
 _BETWEEN_BROKERS: Final = "SCRAM-SHA-256"
 
 STYLES: Final = ("confluent", "aiokafka", "kafka-python", "java")
-"""The clients for which :meth:`Access.client_config` has settings."""
+"""The clients for which :meth:`BrokerAccess.client_config` has settings."""
 
 _RULE = re.compile(
     r"(?:(?P<permission>allow|deny) )?(?P<user>\S+) (?P<operations>[A-Za-z_,]+)"
@@ -49,7 +49,7 @@ _OPERATIONS = [one.name for one in Operation if one > Operation.ANY]
 _JAAS = "org.apache.kafka.common.security"
 
 
-class Certificates(NamedTuple):
+class BrokerCertificates(NamedTuple):
     """PEM texts: the authority, and the chain and key of a broker on this machine."""
 
     authority: str
@@ -58,7 +58,7 @@ class Certificates(NamedTuple):
 
 
 @cache
-def certificates() -> Certificates:
+def certificates() -> BrokerCertificates:
     """Return the certificates of this process. Raises ImportError without trustme."""
     try:
         import trustme  # noqa: PLC0415 - an extra
@@ -68,7 +68,7 @@ def certificates() -> Certificates:
     authority = trustme.CA(organization_name="fencepost tests")
     issued = authority.issue_cert("localhost", "127.0.0.1", "::1")
     key = serialization.load_pem_private_key(issued.private_key_pem.bytes(), None)
-    return Certificates(
+    return BrokerCertificates(
         authority.cert_pem.bytes().decode(),
         "".join(one.bytes().decode() for one in issued.cert_chain_pems),
         key.private_bytes(
@@ -79,7 +79,7 @@ def certificates() -> Certificates:
     )
 
 
-class Access:
+class BrokerAccess:
     """A broker's authentication and authorization.
 
     ``users`` are passwords by name. ``tls`` encrypts. ``acls`` are ACLs as texts (see
@@ -245,7 +245,7 @@ class Access:
             found |= dict(zip(names, login, strict=True))
         return found
 
-    def make_rules(self, session: Session) -> None:
+    def make_rules(self, session: ClusterSession) -> None:
         """Create the ACLs. Raises ApiError."""
         add_rules(session, self.rules or ())
 
@@ -296,7 +296,7 @@ def parse_rule(text: str) -> Rule:
     )
 
 
-def add_rules(session: Session, rules: Iterable[Rule]) -> None:
+def add_rules(session: ClusterSession, rules: Iterable[Rule]) -> None:
     """Create ACLs. Raises ApiError."""
     wanted = list(rules)
     if not wanted:

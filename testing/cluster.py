@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from fencepost.cluster.image import MetadataImage, PartitionRegistration
 from fencepost.coordinator.config.key import nearest
 from fencepost.coordinator.config.logs import only_errors
-from fencepost.testing.access import Access
+from fencepost.testing.access import BrokerAccess
 from fencepost.testing.aio import Aio, beside
 from fencepost.testing.arguments import checked, setting_texts
 from fencepost.testing.broker import OwnBroker
@@ -88,7 +88,7 @@ class Cluster(KafkaUnderTest):
         now_ms: int | None = None,
         rename: Callable[[str], str] = str,
     ) -> None:
-        super().__init__(Access(users, tls=tls, acls=acls), rename)
+        super().__init__(BrokerAccess(users, tls=tls, acls=acls), rename)
         given = setting_texts(config or {})
         self._has_rules = self._is_closed = False
         self._open = ExitStack()

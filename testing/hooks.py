@@ -50,7 +50,7 @@ _PATHS: Final = {
 _FAULT_FIELDS: Final = ("api", "error", "drop", "close", "delay_ms", "times", "match")
 
 
-class Hooks:
+class HookServer:
     """A clock and faults for one broker, and their HTTP server.
 
     ``address`` is HOST:PORT, with port 0 for a free one; ValueError unless it is on loopback.

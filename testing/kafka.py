@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from fencepost.testing.access import Access
+from fencepost.testing.access import BrokerAccess
 from fencepost.testing.aio import Aio, beside
 from fencepost.testing.arguments import checked, setting_texts
 from fencepost.testing.broker import OwnBroker
@@ -47,7 +47,7 @@ class Kafka(OwnBroker, KafkaUnderTest):
         now_ms: int | None = None,
         rename: Callable[[str], str] = str,
     ) -> None:
-        access = Access(users, tls=tls, acls=acls)
+        access = BrokerAccess(users, tls=tls, acls=acls)
         KafkaUnderTest.__init__(self, access, rename)
         OwnBroker.__init__(
             self,

@@ -40,7 +40,7 @@ _TOPIC_KEYS = frozenset({"partitions", "config"})
 
 
 @dataclass
-class _Run:
+class _PluginState:
     """The plugin's state during a run."""
 
     brokers: list[KafkaUnderTest] = field(default_factory=list)
@@ -52,7 +52,7 @@ class _Run:
     """When this test began, by the id of each broker that ran before it."""
 
 
-_RUN = pytest.StashKey[_Run]()
+_RUN = pytest.StashKey[_PluginState]()
 _FAILED = pytest.StashKey[bool]()
 _READ = pytest.StashKey[bool]()
 """Whether a fixture has read the markers of a test."""
@@ -69,7 +69,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker."""
-    config.stash[_RUN] = _Run()
+    config.stash[_RUN] = _PluginState()
     config.addinivalue_line(
         "markers",
         "kafka(topics=None, config=None, users=None, tls=False, acls=None, now_ms=None, brokers=3):"
@@ -84,7 +84,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @dataclass
-class _Asked:
+class _MarkerArguments:
     """The combined arguments of the markers of test, class and module; the nearest one wins."""
 
     topics: dict[str, tuple[int | None, Mapping[str, object]]] = field(default_factory=dict)
@@ -101,9 +101,9 @@ class _Asked:
         return {name: getattr(self, name) for name in _OF_A_BROKER if name != "config"}
 
 
-def _asked(node: pytest.Item | pytest.Collector) -> _Asked:
+def _asked(node: pytest.Item | pytest.Collector) -> _MarkerArguments:
     """Read the markers, or fail the test with their error."""
-    found = _Asked()
+    found = _MarkerArguments()
     node.stash[_READ] = True
     for marker in reversed(list(node.iter_markers(MARKER))):
         try:
@@ -118,7 +118,7 @@ def _failure(message: str) -> BaseException:
     return pytest.fail.Exception(message, pytrace=False)
 
 
-def _read(marker: pytest.Mark, into: _Asked) -> None:
+def _read(marker: pytest.Mark, into: _MarkerArguments) -> None:
     from fencepost.testing.arguments import names  # noqa: PLC0415 - see above
 
     if marker.args:
@@ -220,7 +220,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     return result
 
 
-def _create_topics(kafka: KafkaUnderTest, asked: _Asked) -> None:
+def _create_topics(kafka: KafkaUnderTest, asked: _MarkerArguments) -> None:
     from fencepost.protocol.errors import WireError  # noqa: PLC0415 - see above
 
     for name, (partitions, config) in asked.topics.items():
@@ -247,7 +247,7 @@ def _settings(config: pytest.Config) -> dict[str, object]:
 def _serve(
     request: pytest.FixtureRequest,
     paths: pytest.TempPathFactory,
-    asked: _Asked,
+    asked: _MarkerArguments,
     make: Callable[..., K],
     **told: object,
 ) -> Iterator[K]:
@@ -338,7 +338,7 @@ def kafka_session(
     Its settings are in the ini-file's ``kafka_config``.
     """
     rename = _own_name(request.config)
-    yield from _serve(request, tmp_path_factory, _Asked(), _kafka(), rename=rename)
+    yield from _serve(request, tmp_path_factory, _MarkerArguments(), _kafka(), rename=rename)
 
 
 def _own_name(config: pytest.Config) -> Callable[[str], str]:

@@ -7,13 +7,13 @@ from kio.schema.errors import ErrorCode
 from fencepost.client.client import ApiError
 from fencepost.client.cluster import TopicMetadata
 from fencepost.client.queries.reader import visible_chunks
-from fencepost.client.queries.session import Session
+from fencepost.client.queries.session import ClusterSession
 from fencepost.client.queries.unknown import UnknownNameError, unknown_topic
 from fencepost.client.requests import EARLIEST, LATEST, Partition
 from fencepost.testing.views import Record
 
 
-def describe(session: Session, topic: str) -> TopicMetadata:
+def describe(session: ClusterSession, topic: str) -> TopicMetadata:
     """Describe a topic. Raises UnknownNameError, with the nearest name, if it does not exist."""
     try:
         return session.topics([topic])[0]
@@ -21,7 +21,7 @@ def describe(session: Session, topic: str) -> TopicMetadata:
         raise no_topic(session, topic) from None
 
 
-def no_topic(session: Session, topic: str) -> UnknownNameError:
+def no_topic(session: ClusterSession, topic: str) -> UnknownNameError:
     """Return the error for a topic that does not exist."""
     there = [name for name, row in session.client.metadata().topics.items() if not row.is_internal]
     error = unknown_topic(topic, there)
@@ -42,7 +42,7 @@ class TopicReader:
         self._positions: dict[Partition, int] = {}
         self._missing = ""
 
-    def read_on(self, session: Session) -> None:
+    def read_on(self, session: ClusterSession) -> None:
         """Read from the last position up to the present end for the isolation level.
 
         Raises ApiError, also for a missing topic, and ValueError for a missing partition.
@@ -68,7 +68,7 @@ class TopicReader:
             while self._positions[place] < ends[place] and self._fetch(session, place):
                 pass
 
-    def _fetch(self, session: Session, place: Partition) -> bool:
+    def _fetch(self, session: ClusterSession, place: Partition) -> bool:
         """Read on in one partition; return False if there is no progress."""
         position = self._positions[place]
         try:

@@ -20,14 +20,14 @@ from fencepost.client.client import ApiError
 from fencepost.client.partitioner import partition_for
 from fencepost.client.queries.claims import claims_of, holder
 from fencepost.client.queries.entries import entries_of
-from fencepost.client.queries.group_view import Group, look_at, offset_rows, totals
+from fencepost.client.queries.group_view import GroupView, look_at, offset_rows, totals
 from fencepost.client.queries.open_transactions import unfinished
-from fencepost.client.queries.session import Session, check
+from fencepost.client.queries.session import ClusterSession, check
 from fencepost.client.requests import produce as produce_request
 from fencepost.coordinator.config.key import nearest
 from fencepost.coordinator.config.topic_keys import TOPIC_KEYS
 from fencepost.logcore.batch import LogRecord, encode_batch
-from fencepost.testing.access import USUAL_MECHANISM, Access, add_rules
+from fencepost.testing.access import USUAL_MECHANISM, BrokerAccess, add_rules
 from fencepost.testing.arguments import checked, setting_texts
 from fencepost.testing.clock import TestClock
 from fencepost.testing.faults import OWN_CLIENT_ID, Faults
@@ -90,10 +90,10 @@ class KafkaUnderTest(ABC):
     look_s = LOOK_S
     """The time limit of a request within a wait."""
 
-    def __init__(self, access: Access, rename: Callable[[str], str]) -> None:
+    def __init__(self, access: BrokerAccess, rename: Callable[[str], str]) -> None:
         self._access = access
         self._rename = rename
-        self._idle: list[Session] = []
+        self._idle: list[ClusterSession] = []
         self._idle_since = 0
         """The number of brokers' ends when these connections were opened."""
         self._turns: dict[str, int] = defaultdict(int)
@@ -254,7 +254,7 @@ class KafkaUnderTest(ABC):
                         written[at] = Record(topic, index, offset, *record[1:])
         return [written[at] for at in range(len(ready))]
 
-    def _partitions(self, session: Session, topic: str) -> int:
+    def _partitions(self, session: ClusterSession, topic: str) -> int:
         """Return the number of a topic's partitions; create the topic if a producer could."""
         known = session.client.metadata(refresh=True).topics
         if topic not in known and self._creates_topics():
@@ -296,7 +296,7 @@ class KafkaUnderTest(ABC):
         __tracebackhide__ = True
         reader = TopicReader(topic, partition, committed=isolation == "read_committed")
 
-        def enough(session: Session) -> bool:
+        def enough(session: ClusterSession) -> bool:
             reader.read_on(session)
             return len(reader.found) >= at_least
 
@@ -319,7 +319,7 @@ class KafkaUnderTest(ABC):
         state: str | None = None,
         lag: int | None = None,
         timeout: float = TIMEOUT_S,
-    ) -> Group:
+    ) -> GroupView:
         """Wait for a group of either protocol, and return its state then.
 
         By default wait until it is ``Stable``, or ``Empty`` for ``members=0``; ``state`` is one of
@@ -330,11 +330,11 @@ class KafkaUnderTest(ABC):
         """
         __tracebackhide__ = True
         wanted = ("Empty" if members == 0 else "Stable") if state is None else state
-        seen: Group | None = None
+        seen: GroupView | None = None
         behind: int | None = None
         others: list[str] = []
 
-        def reached(session: Session) -> bool:
+        def reached(session: ClusterSession) -> bool:
             nonlocal seen, behind, others
             seen = look_at(session, group)
             if seen.state != wanted or (members is not None and len(seen.members) != members):
@@ -383,7 +383,7 @@ class KafkaUnderTest(ABC):
         seen: dict[Partition, int] = {}
         hints: list[str] = []
 
-        def agrees(session: Session) -> bool:
+        def agrees(session: ClusterSession) -> bool:
             nonlocal seen, hints
             seen = {place: row.offset for place, row in session.committed(group).items()}
             if all(seen.get(place) == offset for place, offset in wanted.items()):
@@ -412,7 +412,7 @@ class KafkaUnderTest(ABC):
         self._write_history()
         now_ms = self.clock.now_ms()
 
-        def look(session: Session) -> tuple[list[Any], Mapping[int, Any]]:
+        def look(session: ClusterSession) -> tuple[list[Any], Mapping[int, Any]]:
             found = unfinished(session)
             return found, claims_of(session, (one.producer_id for one in found))
 
@@ -458,7 +458,7 @@ class KafkaUnderTest(ABC):
     # --- requests ---
 
     @contextmanager
-    def _session(self, limit_s: float = TIMEOUT_S) -> Iterator[Session]:
+    def _session(self, limit_s: float = TIMEOUT_S) -> Iterator[ClusterSession]:
         """Yield a connection that no other thread uses meanwhile."""
         self._check_running()
         if self._idle_since != self._ends:
@@ -467,7 +467,7 @@ class KafkaUnderTest(ABC):
         try:
             session = self._idle.pop()
         except IndexError:
-            session = Session(
+            session = ClusterSession(
                 self.bootstrap, TIMEOUT_S, client_id=OWN_CLIENT_ID, security=self._access.own()
             )
         session.limit(limit_s)
@@ -485,7 +485,7 @@ class KafkaUnderTest(ABC):
 
     def _wait(
         self,
-        reached: Callable[[Session], bool],
+        reached: Callable[[ClusterSession], bool],
         timeout: float,
         told: Callable[[], str],
         passing: Callable[[Exception], bool] = passes,
@@ -500,7 +500,7 @@ class KafkaUnderTest(ABC):
 
         wait(look, timeout, told, passing, self.look_s)
 
-    def _ask(self, look: Callable[[Session], T]) -> T:
+    def _ask(self, look: Callable[[ClusterSession], T]) -> T:
         """Query until there is an answer; raise the last error after the time limit."""
         __tracebackhide__ = True
         self._check_running()
@@ -522,7 +522,7 @@ class KafkaUnderTest(ABC):
 
 
 def _hints(
-    session: Session,
+    session: ClusterSession,
     group: str,
     wanted: Mapping[Partition, int | None],
     seen: Mapping[Partition, int],
@@ -559,7 +559,7 @@ def _chunks(rows: list[tuple[int, LogRecord]]) -> Iterator[list[tuple[int, LogRe
         yield chunk
 
 
-def _write(session: Session, place: Partition, records: list[LogRecord]) -> int:
+def _write(session: ClusterSession, place: Partition, records: list[LogRecord]) -> int:
     """Append one batch, and return its first offset."""
     batch = encode_batch(records, base_offset=0)
     answer = session.client.call(

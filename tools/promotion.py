@@ -87,7 +87,7 @@ class PromotionError(Exception):
     """The broker cannot be promoted, for the reason in the message. Nothing was changed."""
 
 
-class Controller(NamedTuple):
+class ControllerAddress(NamedTuple):
     """A controller's id and address."""
 
     node_id: int
@@ -100,7 +100,7 @@ class Controller(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @classmethod
-    def of(cls, text: str) -> Controller:
+    def of(cls, text: str) -> ControllerAddress:
         """Parse ID@HOST:PORT. Raises ValueError."""
         node_id, found, address = text.partition("@")
         if not found or not node_id.isdecimal():
@@ -109,12 +109,12 @@ class Controller(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PromotionRequest:
     """The arguments of a promotion."""
 
     data_dir: Path
     output: Path
-    controllers: Sequence[Controller]
+    controllers: Sequence[ControllerAddress]
     settings: Mapping[str, str]
     """The settings that the broker was started with."""
     listen: str
@@ -126,10 +126,10 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PromotionPlan:
     """The checked contents of all files to write."""
 
-    wanted: Wanted
+    wanted: PromotionRequest
     meta: MetaProperties
     metadata: StoppedMetadata
     broker_settings: Mapping[str, str]
@@ -161,7 +161,7 @@ def held(fs: FileSystem, data_dir: Path) -> Iterator[None]:
         fs.close(lock)
 
 
-def make_plan(fs: FileSystem, wanted: Wanted) -> Plan:
+def make_plan(fs: FileSystem, wanted: PromotionRequest) -> PromotionPlan:
     """Check a promotion, and plan it. The caller holds the lock of the data directory.
 
     Raises PromotionError, MetadataError, ConfigError, OSError.
@@ -177,7 +177,7 @@ def make_plan(fs: FileSystem, wanted: Wanted) -> Plan:
     listeners = _listeners(config, wanted.listen)
     of_broker = _broker_settings(wanted, meta, config, listeners)
     roles_of(BrokerConfig({key: text for key, text in of_broker.items() if key != "log.dirs"}))
-    return Plan(
+    return PromotionPlan(
         wanted,
         meta,
         metadata,
@@ -214,7 +214,7 @@ def _read(fs: FileSystem, directory: str) -> tuple[MetaProperties, StoppedMetada
     return meta, metadata
 
 
-def _check_controllers(fs: FileSystem, wanted: Wanted, meta: MetaProperties) -> None:
+def _check_controllers(fs: FileSystem, wanted: PromotionRequest, meta: MetaProperties) -> None:
     ids = [one.node_id for one in wanted.controllers]
     if not ids:
         raise PromotionError("there is no cluster without a controller")
@@ -256,7 +256,7 @@ def _listeners(config: BrokerConfig, listen: str) -> dict[str, ListenerConfig]:
 
 
 def _broker_settings(
-    wanted: Wanted,
+    wanted: PromotionRequest,
     meta: MetaProperties,
     config: BrokerConfig,
     listeners: Mapping[str, ListenerConfig],
@@ -299,7 +299,7 @@ def _listener_text(name: str, one: ListenerConfig) -> str:
     return f"{name}://{host}:{one.port}"
 
 
-def _quorum(wanted: Wanted) -> dict[str, str]:
+def _quorum(wanted: PromotionRequest) -> dict[str, str]:
     """Return the settings by which nodes find the controllers."""
     if wanted.static:
         return {VOTERS: ",".join(f"{one.node_id}@{one.address}" for one in wanted.controllers)}
@@ -307,7 +307,7 @@ def _quorum(wanted: Wanted) -> dict[str, str]:
 
 
 def _controller_settings(
-    wanted: Wanted, controller: Controller, broker: Mapping[str, str]
+    wanted: PromotionRequest, controller: ControllerAddress, broker: Mapping[str, str]
 ) -> dict[str, str]:
     """Return a controller's settings, with the broker's settings that are not for one node only.
 
@@ -338,7 +338,7 @@ def _controller_settings(
 
 def _warnings(
     fs: FileSystem,
-    wanted: Wanted,
+    wanted: PromotionRequest,
     metadata: StoppedMetadata,
     config: BrokerConfig,
     listeners: Mapping[str, ListenerConfig],
@@ -387,7 +387,7 @@ def _is_local(host: str) -> bool:
     return host == "localhost" or host.startswith("127.") or host == "::1"
 
 
-def carry_out(fs: FileSystem, plan: Plan, now_ms: int) -> None:
+def carry_out(fs: FileSystem, plan: PromotionPlan, now_ms: int) -> None:
     """Write all files. The caller holds the lock of the data directory. Raises OSError."""
     wanted, output = plan.wanted, str(plan.wanted.output)
     _make_output(fs, wanted.output.absolute())
@@ -424,7 +424,7 @@ def _make_output(fs: FileSystem, path: Path) -> None:
         fs.sync_directory(str(one.parent))
 
 
-def _directory_id(fs: FileSystem, plan: Plan, node_id: int) -> uuid.UUID:
+def _directory_id(fs: FileSystem, plan: PromotionPlan, node_id: int) -> uuid.UUID:
     """Return the directory id of an earlier call, or a new one."""
     try:
         known = read_meta_properties(fs, str(plan.directory_of(node_id) / _METADATA))

@@ -74,7 +74,7 @@ class TransferError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class CopiedPartition:
     """One partition that was copied, without ``cut_bytes`` of torn data at its end.
 
     ``highest_producer_id`` is the highest of all its batches, −1 without one.
@@ -92,7 +92,7 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
+class _SourceLog:
     path: Path
     index: int
     topic_id: uuid.UUID | None
@@ -101,10 +101,10 @@ class _Source:
 
 
 @dataclass(frozen=True, slots=True)
-class _Staged:
+class _StagedPartition:
     """A checked copy that does not have its final name yet."""
 
-    moved: Moved
+    moved: CopiedPartition
     path: str
 
 
@@ -116,7 +116,7 @@ def import_directories(
     topics: Sequence[str] = (),
     partitions: int | None = None,
     accept_damage: bool = False,
-) -> list[Moved]:
+) -> list[CopiedPartition]:
     """Copy partition directories ``…/TOPIC-INDEX`` into opened ``storage`` as new topics.
 
     If ``topics`` are named, other topics are skipped. All partition directories of a topic must be
@@ -131,7 +131,7 @@ def import_directories(
             storage.fs.remove_tree(f"{storage.directory}/{name}")
     check_topic_configs(storage.config, configs)
     found = _sources(storage, _wanted(directories, topics), partitions)
-    moved: list[Moved] = []
+    moved: list[CopiedPartition] = []
     for topic, sources in found.items():
         count = len(sources) if partitions is None else partitions
         moved += _import_topic(storage, topic, sources, count, configs, accept_damage=accept_damage)
@@ -161,7 +161,7 @@ def _wanted(directories: Sequence[Path], topics: Sequence[str]) -> list[Path]:
     return list(directories)
 
 
-def _left_out(sources: Sequence[_Source], topic: str) -> list[str]:
+def _left_out(sources: Sequence[_SourceLog], topic: str) -> list[str]:
     """Return the directories of ``topic`` that are not in ``sources``, but beside them on disk."""
     given = {source.path for source in sources}
     beside = (one for path in given for one in path.parent.iterdir() if one not in given)
@@ -174,8 +174,8 @@ def _left_out(sources: Sequence[_Source], topic: str) -> list[str]:
 
 def _sources(
     storage: Storage, directories: Sequence[Path], partitions: int | None
-) -> dict[str, list[_Source]]:
-    found: dict[str, list[_Source]] = {}
+) -> dict[str, list[_SourceLog]]:
+    found: dict[str, list[_SourceLog]] = {}
     for parent in {path.absolute().parent for path in directories}:
         if parent.resolve() == Path(storage.directory).resolve():
             raise TransferError(f"{parent} is the data directory itself")
@@ -198,7 +198,7 @@ def _sources(
         key = topic, index
         # Below the recovery point and the cleaner's checkpoint, gaps are due to compaction.
         compacted_below = max(flushed.get(key, 0), cleaned.get(key, 0))
-        source = _Source(path, index, topic_id, starts.get(key, 0), compacted_below)
+        source = _SourceLog(path, index, topic_id, starts.get(key, 0), compacted_below)
         try:
             check_files(storage.fs, path)
         except BoundError as error:
@@ -242,12 +242,12 @@ def refuse_if_in_use(fs: FileSystem, directory: Path) -> None:
 def _import_topic(
     storage: Storage,
     name: str,
-    sources: Sequence[_Source],
+    sources: Sequence[_SourceLog],
     partitions: int,
     configs: Mapping[str, str],
     *,
     accept_damage: bool,
-) -> list[Moved]:
+) -> list[CopiedPartition]:
     fs, metadata = storage.fs, storage.metadata_log
     topic_id = next((one.topic_id for one in sources if one.topic_id is not None), None)
     if (
@@ -292,12 +292,12 @@ def _staging_path(storage: Storage, topic: str, index: int) -> str:
 def _stage(
     storage: Storage,
     topic: str,
-    source: _Source,
+    source: _SourceLog,
     topic_id: uuid.UUID,
     configs: Mapping[str, str],
     *,
     accept_damage: bool,
-) -> _Staged:
+) -> _StagedPartition:
     """Copy a directory, and recover the copy as after a crash, which checks every batch.
 
     A half-written batch at the end is left out, as in any recovery.
@@ -343,7 +343,7 @@ def _stage(
     except (BoundError, CorruptRecordError, InvalidRecordError) as error:
         partition.close()
         raise TransferError(f"{source.path}: {error}") from error
-    moved = Moved(
+    moved = CopiedPartition(
         topic,
         source.index,
         topic_id,
@@ -355,7 +355,7 @@ def _stage(
         highest_id,
     )
     partition.close()
-    return _Staged(moved, path)
+    return _StagedPartition(moved, path)
 
 
 # --- to Apache Kafka ---
@@ -363,7 +363,7 @@ def _stage(
 
 def export_topic(
     storage: Storage, name: str, target: Path, *, replace: bool = False
-) -> list[Moved]:
+) -> list[CopiedPartition]:
     """Copy a topic over the directories that a stopped Apache Kafka has created for it.
 
     ``target`` is Kafka's log directory; it must have the topic with the same number of partitions,
@@ -381,24 +381,24 @@ def export_topic(
         )
     refuse_if_in_use(fs, target)
     ids = _ids_in(fs, target, topic, replace=replace)
-    moved: list[Moved] = []
-    doomed: list[tuple[str, str]] = []
+    moved: list[CopiedPartition] = []
+    replaced: list[tuple[str, str]] = []
     for index, topic_id in enumerate(ids):
         partition = storage.logs.partition(name, index)
         stable = partition.last_stable_offset
         partition.close()
-        staging = str(target / _doomed_name(name, index))
+        staging = str(target / _replaced_name(name, index))
         _copy_directory(fs, partition.log.directory, staging)
         highest_id = _restart_epochs(fs, staging, partition.log_start_offset)
         start, end = partition.log_start_offset, partition.log_end_offset
-        moved.append(Moved(name, index, topic_id, start, end, stable, 0, 0, highest_id))
+        moved.append(CopiedPartition(name, index, topic_id, start, end, stable, 0, 0, highest_id))
         write_partition_metadata(fs, staging, topic_id)
-        doomed.append((staging, str(target / f"{name}-{index}")))
+        replaced.append((staging, str(target / f"{name}-{index}")))
     _forget_checkpoints(fs, str(target), moved)
-    for staging, place in doomed:
+    for staging, place in replaced:
         # Kafka deletes directories with such a name at its start: the replaced directory, or the
         # staged one if this is interrupted.
-        fs.rename(place, str(target / _doomed_name(name, int(place.rpartition("-")[2]))))
+        fs.rename(place, str(target / _replaced_name(name, int(place.rpartition("-")[2]))))
         fs.rename(staging, place)
     fs.sync_directory(str(target))
     return moved
@@ -444,7 +444,7 @@ def _ids_in(fs: FileSystem, target: Path, topic: TopicImage, *, replace: bool) -
     return ids
 
 
-def _doomed_name(topic: str, index: int) -> str:
+def _replaced_name(topic: str, index: int) -> str:
     return f"{topic}-{index}.{uuid.uuid4().hex}{DELETE_SUFFIX}"
 
 
@@ -469,7 +469,7 @@ def _restart_epochs(fs: FileSystem, directory: str, log_start_offset: int) -> in
     return highest_id
 
 
-def _forget_checkpoints(fs: FileSystem, target: str, moved: Sequence[Moved]) -> None:
+def _forget_checkpoints(fs: FileSystem, target: str, moved: Sequence[CopiedPartition]) -> None:
     """Make Kafka recover the new files, with their own log start offsets and high watermarks."""
     with suppress(OSError):
         fs.remove(f"{target}/{CLEAN_SHUTDOWN}")

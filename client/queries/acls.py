@@ -23,7 +23,7 @@ from fencepost.coordinator.security.principal import one_form
 from fencepost.coordinator.security.rules import RuleTable
 
 if TYPE_CHECKING:
-    from fencepost.client.queries.session import Session
+    from fencepost.client.queries.session import ClusterSession
 
 RULES_AT_ONCE = 1_000
 """Rules, or filters, in one request."""
@@ -32,7 +32,7 @@ NO_ADDRESS = ""
 """Stands for the address of any client: rules for single addresses do not match it."""
 
 
-def find(session: Session, filters: Iterable[AclFilter]) -> list[Acl]:
+def find(session: ClusterSession, filters: Iterable[AclFilter]) -> list[Acl]:
     """Return the distinct rules that match any of ``filters``. Raises :class:`ApiError`."""
     found: dict[Acl, None] = {}
     for wanted in filters:
@@ -58,7 +58,7 @@ def _fields(wanted: Acl | AclFilter) -> dict[str, Any]:
     }
 
 
-def create(session: Session, rules: Sequence[Acl]) -> None:
+def create(session: ClusterSession, rules: Sequence[Acl]) -> None:
     """Create rules. Raises :class:`ApiError` for the first that the broker refuses."""
     for at in range(0, len(rules), RULES_AT_ONCE):
         some = rules[at : at + RULES_AT_ONCE]
@@ -84,7 +84,7 @@ def create(session: Session, rules: Sequence[Acl]) -> None:
             check(result.error_code, "CreateAcls", rule, result.error_message)
 
 
-def delete(session: Session, rules: Sequence[Acl]) -> int:
+def delete(session: ClusterSession, rules: Sequence[Acl]) -> int:
     """Delete rules and return how many existed. Raises :class:`ApiError`."""
     count = 0
     for at in range(0, len(rules), RULES_AT_ONCE):
@@ -102,7 +102,7 @@ def delete(session: Session, rules: Sequence[Acl]) -> int:
     return count
 
 
-class Verdict(NamedTuple):
+class AclVerdict(NamedTuple):
     """Whether a principal is authorized, and why."""
 
     is_allowed: bool
@@ -113,30 +113,30 @@ class Verdict(NamedTuple):
 
 
 def why(
-    session: Session,
+    session: ClusterSession,
     principal: str,
     host: str | None,
     operation: Operation,
     resource: tuple[ResourceType, str],
-) -> Verdict:
+) -> AclVerdict:
     """Decide as the broker would, for any address if ``host`` is None. Raises ApiError."""
     kind, name = resource
     rules = find(session, [AclFilter(kind, PatternType.MATCH, name)])
     settings, notes = _settings(session)
     if principal in [one.strip() for one in settings.get("super.users", "").split(";")]:
-        return Verdict(True, "super user", None, notes)
+        return AclVerdict(True, "super user", None, notes)
     place = NO_ADDRESS if host is None else one_form(host)
     decision = RuleTable.of(rules).decide(principal, place, operation, kind, name)
     if host is None and any(one.host != "*" and one.principal == principal for one in rules):
         notes.append("there are rules for single addresses: --host asks for one")
     if decision.allowed is None:
         everyone = settings.get("allow.everyone.if.no.acl.found", "false") == "true"
-        return Verdict(everyone, "no rule is about it", None, notes)
+        return AclVerdict(everyone, "no rule is about it", None, notes)
     because = "a rule" if decision.rule else "no rule allows it"
-    return Verdict(decision.allowed, because, decision.rule, notes)
+    return AclVerdict(decision.allowed, because, decision.rule, notes)
 
 
-def _settings(session: Session) -> tuple[dict[str, str], list[str]]:
+def _settings(session: ClusterSession) -> tuple[dict[str, str], list[str]]:
     """Return the broker settings that matter for authorization, and notes on missing ones."""
     wanted = ("super.users", "allow.everyone.if.no.acl.found")
     try:

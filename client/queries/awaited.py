@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from fencepost.client.queries.entries import entries_of
-from fencepost.client.queries.where import Where
+from fencepost.client.queries.where import OffsetPosition
 from fencepost.coordinator.history.entries import GROUP, Entry, encode_key
 from fencepost.logcore.values import dataclass
 
 if TYPE_CHECKING:
-    from fencepost.client.queries.group_view import Group
-    from fencepost.client.queries.session import Session
+    from fencepost.client.queries.group_view import GroupView
+    from fencepost.client.queries.session import ClusterSession
 
 RECONCILING = frozenset({"Assigning", "Reconciling"})
 """States of a consumer group in which partitions move."""
@@ -58,7 +58,7 @@ def awaited_by(entries: Iterable[Entry]) -> Awaited | None:
     return found
 
 
-def unreconciled(group: Group) -> Awaited | None:
+def unreconciled(group: GroupView) -> Awaited | None:
     """Return a consumer group's members that still own partitions they must revoke.
 
     If there are none, return the members that lack partitions of their target assignment; None if
@@ -72,7 +72,7 @@ def unreconciled(group: Group) -> Awaited | None:
     return Awaited(names, clients, len(late)) if late else None
 
 
-def awaited(session: Session, group: str) -> Awaited | None:
+def awaited(session: ClusterSession, group: str) -> Awaited | None:
     """Return the awaited members from the history, which Apache Kafka does not keep."""
-    begin = Where(time=max(0, time.time_ns() // 1_000_000 - LOOK_BACK_MS))
+    begin = OffsetPosition(time=max(0, time.time_ns() // 1_000_000 - LOOK_BACK_MS))
     return awaited_by(entries_of(session, begin, keys={encode_key(GROUP, group)}))

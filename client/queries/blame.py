@@ -28,12 +28,12 @@ from fencepost.coordinator.metadata.names import is_progress
 from fencepost.logcore.values import dataclass
 
 if TYPE_CHECKING:
-    from fencepost.client.queries.session import Position, Session
+    from fencepost.client.queries.session import ClusterSession, OffsetAndMetadata
     from fencepost.client.requests import Partition
 
 OFFSETS_TOPIC = "__consumer_offsets"
 
-Positions = dict[str, dict["Partition", "Position"]]
+Positions = dict[str, dict["Partition", "OffsetAndMetadata"]]
 """The committed offsets of every group of the cluster."""
 
 
@@ -67,7 +67,7 @@ class Blame:
     waiting: tuple[Waiting, ...]
 
 
-def blame(session: Session, partitions: list[Partition]) -> list[Blame]:
+def blame(session: ClusterSession, partitions: list[Partition]) -> list[Blame]:
     """Examine each partition; asks all brokers for transactions and groups if one is held back."""
     stable = session.offsets(partitions, LATEST, committed=True)
     ends = session.offsets(partitions, LATEST)
@@ -123,7 +123,7 @@ def blame(session: Session, partitions: list[Partition]) -> list[Blame]:
     return found
 
 
-def clients_of(session: Session, producer_ids: Iterable[int]) -> dict[int, tuple[str, ...]]:
+def clients_of(session: ClusterSession, producer_ids: Iterable[int]) -> dict[int, tuple[str, ...]]:
     """Return CLIENT_ID@HOST of the members of groups with pending offsets, by producer id.
 
     Asks the leaders of ``__consumer_offsets``, so that it also finds a transaction that no
@@ -141,7 +141,7 @@ def clients_of(session: Session, producer_ids: Iterable[int]) -> dict[int, tuple
     return {one: _members(session, indexes, positions) for one, indexes in held.items()}
 
 
-def _owners(session: Session) -> dict[Partition, list[str]]:
+def _owners(session: ClusterSession) -> dict[Partition, list[str]]:
     """Return the groups with a member that owns a partition, by partition."""
     found: dict[Partition, list[str]] = defaultdict(list)
     for row in session.groups():
@@ -154,7 +154,7 @@ def _owners(session: Session) -> dict[Partition, list[str]]:
     return found
 
 
-def _positions(session: Session) -> Positions:
+def _positions(session: ClusterSession) -> Positions:
     return {row.group_id: session.committed(row.group_id) for row in session.groups()}
 
 
@@ -169,7 +169,7 @@ def _waiting(place: Partition, stable: int, end: int, positions: Positions) -> t
     )
 
 
-def _members(session: Session, indexes: set[int], positions: Positions) -> tuple[str, ...]:
+def _members(session: ClusterSession, indexes: set[int], positions: Positions) -> tuple[str, ...]:
     """Return the members of groups with pending offsets in these ``__consumer_offsets`` partitions.
 
     Each is CLIENT_ID@HOST.

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from fencepost.client.queries.entries import entries_of
-from fencepost.client.queries.session import Session
+from fencepost.client.queries.session import ClusterSession
 from fencepost.coordinator.history.entries import TRANSACTION
 from fencepost.logcore.values import dataclass
 from fencepost.txn.events import EventKind
@@ -23,7 +23,7 @@ CLAIMS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class ProducerEpochClaim:
     """A client's claim of an epoch of a producer id, and its time."""
 
     transactional_id: str
@@ -40,21 +40,25 @@ class Claim:
         return f"{self.client_id or ''}@{self.client_host or ''}"
 
 
-def claims_of(session: Session, producer_ids: Iterable[int]) -> Mapping[int, Sequence[Claim]]:
+def claims_of(
+    session: ClusterSession, producer_ids: Iterable[int]
+) -> Mapping[int, Sequence[ProducerEpochClaim]]:
     """Return the claims of each of ``producer_ids`` that the history still has, oldest first."""
     wanted = frozenset(producer_ids)
-    found: dict[int, list[Claim]] = defaultdict(list)
+    found: dict[int, list[ProducerEpochClaim]] = defaultdict(list)
     for entry in entries_of(session) if wanted else ():
         if entry.scope != TRANSACTION or entry.what not in CLAIMS:
             continue
         producer_id, epoch = entry.detail.get("producer_id"), entry.detail.get("producer_epoch")
         if producer_id in wanted and isinstance(epoch, int):
             found[producer_id].append(
-                Claim(entry.subject, epoch, entry.at_ms, entry.client_id, entry.client_host)
+                ProducerEpochClaim(
+                    entry.subject, epoch, entry.at_ms, entry.client_id, entry.client_host
+                )
             )
     return found
 
 
-def holder(claims: Sequence[Claim], epoch: int) -> Claim | None:
+def holder(claims: Sequence[ProducerEpochClaim], epoch: int) -> ProducerEpochClaim | None:
     """Return the claim in force at ``epoch``, which the end of a transaction may have bumped."""
     return next((claim for claim in reversed(claims) if claim.epoch <= epoch), None)

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Iterator
 
 from fencepost.client.client import ApiError
 from fencepost.client.queries.reader import Reader
-from fencepost.client.queries.session import Session
-from fencepost.client.queries.where import BEGINNING, Where
+from fencepost.client.queries.session import ClusterSession
+from fencepost.client.queries.where import BEGINNING, OffsetPosition
 from fencepost.coordinator.history.entries import CLUSTER, Entry, decode_value, encode_key
 from fencepost.coordinator.history.repeats import Repeats
 from fencepost.coordinator.metadata.names import CONTROLLER_SUBJECT, HISTORY_TOPIC
@@ -18,8 +18,8 @@ LOOK_AGAIN_S = 0.5
 
 
 def entries_of(
-    session: Session,
-    begin: Where = BEGINNING,
+    session: ClusterSession,
+    begin: OffsetPosition = BEGINNING,
     *,
     keys: Collection[bytes] | None = None,
     follow: bool = False,
@@ -53,7 +53,7 @@ def entries_of(
     yield from filter(Repeats().is_new, found)
 
 
-def last_election(session: Session) -> Entry | None:
+def last_election(session: ClusterSession) -> Entry | None:
     """Return the last election of a controller on ZooKeeper; None if the history has none."""
     keys = {encode_key(CLUSTER, CONTROLLER_SUBJECT)}
     elections = [one for one in entries_of(session, keys=keys) if one.what == "controller-elected"]

@@ -14,8 +14,8 @@ from fencepost.coordinator.metadata.names import is_progress
 from fencepost.logcore.values import dataclass
 
 if TYPE_CHECKING:
-    from fencepost.client.queries.lag import Lags
-    from fencepost.client.queries.session import Position, Session
+    from fencepost.client.queries.lag import ConsumerLags
+    from fencepost.client.queries.session import ClusterSession, OffsetAndMetadata
     from fencepost.client.requests import Partition
 
 CONSUMER_GROUP_DESCRIBE = 69
@@ -29,7 +29,7 @@ NO_LAG: Mapping[str, object] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class MemberView:
     """One member. ``target`` is None in a classic group, ``metadata`` empty in a consumer group."""
 
     member_id: str
@@ -46,7 +46,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class GroupView:
     """A group; ``state`` is Kafka's name, *Dead* if the coordinator has no members or epoch."""
 
     group: str
@@ -54,7 +54,7 @@ class Group:
     state: str
     assignor: str
     epoch: int | None
-    members: tuple[Member, ...]
+    members: tuple[MemberView, ...]
 
     @property
     def is_active(self) -> bool:
@@ -62,7 +62,7 @@ class Group:
         return self.state not in {"Empty", "Dead"}
 
 
-def look_at(session: Session, group: str) -> Group:
+def look_at(session: ClusterSession, group: str) -> GroupView:
     """Describe a group of either protocol; a group that does not exist is Dead."""
     if CONSUMER_GROUP_DESCRIBE in session.client.versions():
         found = session.client.call(
@@ -81,7 +81,7 @@ def look_at(session: Session, group: str) -> Group:
     return _classic(group, found)
 
 
-def existing(session: Session, group: str) -> Group:
+def existing(session: ClusterSession, group: str) -> GroupView:
     """Describe a group. Raises UnknownNameError if it has neither members nor offsets."""
     found = look_at(session, group)
     if found.state == "Dead" and not session.committed(group):
@@ -89,7 +89,7 @@ def existing(session: Session, group: str) -> Group:
     return found
 
 
-def _consumer(group: str, found: Any) -> Group:
+def _consumer(group: str, found: Any) -> GroupView:
     def named(assignment: Any) -> tuple[Partition, ...]:
         return tuple(
             (topic.topic_name, index)
@@ -98,7 +98,7 @@ def _consumer(group: str, found: Any) -> Group:
         )
 
     members = tuple(
-        Member(
+        MemberView(
             row.member_id,
             row.instance_id,
             row.client_id,
@@ -112,14 +112,14 @@ def _consumer(group: str, found: Any) -> Group:
         )
         for row in found.members
     )
-    return Group(
+    return GroupView(
         group, CONSUMER, found.group_state, found.assignor_name, found.group_epoch, members
     )
 
 
-def _classic(group: str, found: Any) -> Group:
+def _classic(group: str, found: Any) -> GroupView:
     members = tuple(
-        Member(
+        MemberView(
             row.member_id,
             getattr(row, "group_instance_id", None),
             row.client_id,
@@ -130,7 +130,7 @@ def _classic(group: str, found: Any) -> Group:
         )
         for row in found.members
     )
-    return Group(group, CLASSIC, found.group_state, found.protocol_data, None, members)
+    return GroupView(group, CLASSIC, found.group_state, found.protocol_data, None, members)
 
 
 def _assigned(assignment: bytes) -> tuple[Partition, ...]:
@@ -144,7 +144,7 @@ def _assigned(assignment: bytes) -> tuple[Partition, ...]:
         return ()
 
 
-def member_rows(found: Group) -> list[dict[str, object]]:
+def member_rows(found: GroupView) -> list[dict[str, object]]:
     """Return one row per member."""
     return [
         {
@@ -168,7 +168,7 @@ def texts(partitions: Iterable[Partition]) -> list[str]:
     return [f"{topic}:{index}" for topic, index in sorted(partitions)]
 
 
-def offset_rows(session: Session, groups: Iterable[Group]) -> list[dict[str, object]]:
+def offset_rows(session: ClusterSession, groups: Iterable[GroupView]) -> list[dict[str, object]]:
     """Return one row per group and partition that the group has committed or owns.
 
     The lags are those of :class:`fencepost.client.queries.lag.Lag`, in records: ``lag``
@@ -181,14 +181,16 @@ def offset_rows(session: Session, groups: Iterable[Group]) -> list[dict[str, obj
     of the error. The lag on a deleted topic is None but not unknown, and so is that of an offset
     that is the ``progress`` of a Spark query, which reads no records. Raises ApiError.
     """
-    from fencepost.client.queries.lag import Lags
+    from fencepost.client.queries.lag import ConsumerLags
 
-    known: list[tuple[Group, dict[Partition, Position], dict[Partition, str]]] = []
+    known: list[tuple[GroupView, dict[Partition, OffsetAndMetadata], dict[Partition, str]]] = []
     for group in groups:
         committed = session.committed(group.group)
         owners = {tp: member.member_id for member in group.members for tp in member.assigned}
         known.append((group, committed, owners))
-    lags = Lags(session, (tp for _, committed, owners in known for tp in (*committed, *owners)))
+    lags = ConsumerLags(
+        session, (tp for _, committed, owners in known for tp in (*committed, *owners))
+    )
     rows: list[dict[str, object]] = []
     for group, committed, owners in known:
         for tp in sorted(committed.keys() | owners.keys()):
@@ -215,7 +217,7 @@ def offset_rows(session: Session, groups: Iterable[Group]) -> list[dict[str, obj
     return rows
 
 
-def _lag(lags: Lags, partition: Partition, committed: int | None) -> dict[str, object]:
+def _lag(lags: ConsumerLags, partition: Partition, committed: int | None) -> dict[str, object]:
     """Return the columns of :func:`offset_rows` about the lag."""
     has_committed = committed is not None
     lag = lags.of(partition, committed) if has_committed else lags.from_start(partition)
@@ -232,7 +234,7 @@ def _lag(lags: Lags, partition: Partition, committed: int | None) -> dict[str, o
     }
 
 
-def summary_rows(session: Session, groups: Sequence[Group]) -> list[dict[str, object]]:
+def summary_rows(session: ClusterSession, groups: Sequence[GroupView]) -> list[dict[str, object]]:
     """Return one row per group: its state and the totals of its lags. Raises ApiError.
 
     ``failed`` counts partitions without a leader, which ``unknown`` includes.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from fencepost.client.queries.lag import Lags
+from fencepost.client.queries.lag import ConsumerLags
 from fencepost.client.queries.open_transactions import (
     Producer,
     Transaction,
@@ -16,7 +16,7 @@ from fencepost.logcore.values import dataclass
 from fencepost.protocol.errors import WireError
 
 if TYPE_CHECKING:
-    from fencepost.client.queries.session import Session
+    from fencepost.client.queries.session import ClusterSession
     from fencepost.client.requests import Partition
 
 
@@ -37,9 +37,9 @@ class HeldBack:
     since_ms: int | None
 
 
-def held_back(session: Session, places: Iterable[Partition]) -> list[HeldBack]:
+def held_back(session: ClusterSession, places: Iterable[Partition]) -> list[HeldBack]:
     """Return the partitions with records beyond the last stable offset."""
-    lags = Lags(session, places)
+    lags = ConsumerLags(session, places)
     pinned = [place for place, bounds in lags.bounds.items() if bounds.stable < bounds.end]
     if not pinned:
         return []
@@ -58,7 +58,7 @@ def held_back(session: Session, places: Iterable[Partition]) -> list[HeldBack]:
     return found
 
 
-def _pins(session: Session, places: list[Partition]) -> Mapping[Partition, Producer]:
+def _pins(session: ClusterSession, places: list[Partition]) -> Mapping[Partition, Producer]:
     """Return the oldest open transaction of each partition, if the broker reports it."""
     try:
         rows = [row for row in producers(session, places) if row.is_open]
@@ -68,7 +68,7 @@ def _pins(session: Session, places: list[Partition]) -> Mapping[Partition, Produ
     return {row.place: row for row in rows}
 
 
-def _known(session: Session, pins: Mapping[Partition, Producer]) -> dict[int, Transaction]:
+def _known(session: ClusterSession, pins: Mapping[Partition, Producer]) -> dict[int, Transaction]:
     try:
         return transactions_of(session, (pin.producer_id for pin in pins.values()))
     except WireError:

@@ -23,7 +23,7 @@ from fencepost.logcore.batch import BatchHeader, iter_records
 from fencepost.logcore.values import dataclass
 
 if TYPE_CHECKING:
-    from fencepost.client.queries.session import Session
+    from fencepost.client.queries.session import ClusterSession
     from fencepost.client.requests import Partition
 
 EXACT_OFFSETS = 10_000
@@ -47,7 +47,7 @@ _GONE = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class PartitionOffsets:
     """The offsets of a partition: log start, last stable offset, and high watermark."""
 
     first: int
@@ -70,14 +70,14 @@ class Lag:
     """False if offsets were counted: there may be fewer records."""
 
 
-class Lags:
+class ConsumerLags:
     """Lags of many consumers of the same partitions, all at one moment.
 
     Fetch the committed offsets before creating this: as committed offsets grow, a lag may then be
     reported too large, but not too small.
     """
 
-    def __init__(self, session: Session, partitions: Iterable[Partition]) -> None:
+    def __init__(self, session: ClusterSession, partitions: Iterable[Partition]) -> None:
         """Look up the bounds of the partitions that exist. Raises ApiError.
 
         A partition without a leader has no bounds, and is in ``failed``.
@@ -99,7 +99,7 @@ class Lags:
         first = session.offsets(known, EARLIEST)
         stable = session.offsets(known, LATEST, committed=True)
         end = session.offsets(known, LATEST)
-        self.bounds = {tp: Bounds(first[tp], stable[tp], end[tp]) for tp in known}
+        self.bounds = {tp: PartitionOffsets(first[tp], stable[tp], end[tp]) for tp in known}
 
     def of(self, partition: Partition, committed: int | None) -> Lag | None:
         """Return the lag of a consumer with this committed offset.
@@ -138,7 +138,7 @@ class Lags:
             return None
         return next((header.base_timestamp for _, header in headers(row.records or b"")), None)
 
-    def _count(self, partition: Partition, position: int, bounds: Bounds) -> Lag:
+    def _count(self, partition: Partition, position: int, bounds: PartitionOffsets) -> Lag:
         stable = self._between(partition, position, bounds.stable, committed=True)
         open_from = max(position, bounds.stable)
         behind = self._between(partition, open_from, bounds.end, committed=False)
@@ -173,7 +173,7 @@ class Lags:
         return shown + left, everything + left, left == 0
 
     def _fetch(self, partition: Partition, offset: int, **how: Any) -> Any | None:
-        """Return the result of :meth:`Session.fetch`; None if the offset can no longer be read."""
+        """Return what ``ClusterSession.fetch`` returns; None if the offset is not readable."""
         try:
             return self._session.fetch(*partition, offset, **how)
         except ApiError as error:

@@ -17,7 +17,7 @@ from fencepost.client.queries.settings import alter, described
 from fencepost.client.requests import Partition, topics
 
 if TYPE_CHECKING:
-    from fencepost.client.queries.session import Session
+    from fencepost.client.queries.session import ClusterSession
 
 Replicas = tuple[int, ...]
 
@@ -80,7 +80,7 @@ class Move(NamedTuple):
 
 
 def ongoing(
-    session: Session, partitions: Iterable[Partition] | None = None
+    session: ClusterSession, partitions: Iterable[Partition] | None = None
 ) -> dict[Partition, Move]:
     """Return the ongoing reassignments of these partitions or all. Raises ApiError."""
     asked = None if partitions is None else [(one, one[1]) for one in partitions]
@@ -107,7 +107,7 @@ def ongoing(
 
 
 def submit(
-    session: Session, wanted: Mapping[Partition, Replicas | None]
+    session: ClusterSession, wanted: Mapping[Partition, Replicas | None]
 ) -> dict[Partition, tuple[ErrorCode, str | None]]:
     """Submit reassignments, or with None cancel them; return the result of each.
 
@@ -138,7 +138,7 @@ def _ask_moves(make: Any, wanted: Mapping[Partition, Replicas | None], timeout_m
 # --- throttles ---
 
 
-def throttle(session: Session, moves: Mapping[Partition, Move], rate: int) -> None:
+def throttle(session: ClusterSession, moves: Mapping[Partition, Move], rate: int) -> None:
     """Limit copying for these moves to ``rate`` bytes per second and broker. Raises ApiError.
 
     The brokers get the rate first, then the topics the throttled replicas: the existing ones on the
@@ -159,7 +159,7 @@ def throttle(session: Session, moves: Mapping[Partition, Move], rate: int) -> No
 
 
 def throttled(
-    session: Session, nodes: Iterable[int], names: Iterable[str]
+    session: ClusterSession, nodes: Iterable[int], names: Iterable[str]
 ) -> list[tuple[str, str]]:
     """Return the brokers and topics with a throttle of their own, as ("broker", "1")."""
     resources = [("broker", str(node)) for node in nodes]
@@ -172,7 +172,7 @@ def throttled(
     return list(found)
 
 
-def unthrottle(session: Session, resources: Iterable[tuple[str, str]]) -> None:
+def unthrottle(session: ClusterSession, resources: Iterable[tuple[str, str]]) -> None:
     """Remove the throttles of these brokers and topics. Raises ApiError."""
     for kind, name in resources:
         keys = RATES if kind == "broker" else THROTTLED

@@ -22,7 +22,7 @@ from fencepost.client.requests import rows_of, topics
 from fencepost.logcore.values import dataclass
 
 if TYPE_CHECKING:
-    from fencepost.client.queries.session import Session
+    from fencepost.client.queries.session import ClusterSession
     from fencepost.client.requests import Partition
 
 NO_OFFSET = -1
@@ -85,7 +85,7 @@ def partition_argument(text: str) -> tuple[str, int | None]:
     return topic, int(index) if colon else None
 
 
-def partitions_of(session: Session, texts: Iterable[str]) -> list[Partition]:
+def partitions_of(session: ClusterSession, texts: Iterable[str]) -> list[Partition]:
     """Return the partitions that ``texts`` name, sorted; without texts, all of the cluster.
 
     Raises ApiError for an unknown topic and click.ClickException for an unknown partition.
@@ -105,7 +105,7 @@ def partitions_of(session: Session, texts: Iterable[str]) -> list[Partition]:
     return found
 
 
-def producers(session: Session, partitions: Iterable[Partition]) -> list[Producer]:
+def producers(session: ClusterSession, partitions: Iterable[Partition]) -> list[Producer]:
     """Ask the leaders of ``partitions`` for their producers; sorted by partition and id."""
     found: list[Producer] = []
     for node, places in session.by_leader(partitions).items():
@@ -134,7 +134,7 @@ def producers(session: Session, partitions: Iterable[Partition]) -> list[Produce
     return sorted(found, key=lambda row: (row.topic, row.partition, row.producer_id))
 
 
-def transactions_of(session: Session, producer_ids: Iterable[int]) -> dict[int, Transaction]:
+def transactions_of(session: ClusterSession, producer_ids: Iterable[int]) -> dict[int, Transaction]:
     """Return transactions by producer id, from the coordinators on all brokers."""
     wanted = tuple(sorted(set(producer_ids)))
     if not wanted:
@@ -149,7 +149,7 @@ def transactions_of(session: Session, producer_ids: Iterable[int]) -> dict[int, 
     return found
 
 
-def unfinished(session: Session) -> list[Transaction]:
+def unfinished(session: ClusterSession) -> list[Transaction]:
     """Return the transactions of all brokers that have not ended, by transactional id."""
     found: list[Transaction] = []
     for node in sorted(session.client.metadata().brokers):
@@ -164,7 +164,7 @@ def unfinished(session: Session) -> list[Transaction]:
     return sorted(unended, key=lambda one: one.transactional_id)
 
 
-def _described(session: Session, node: int, names: tuple[str, ...]) -> list[Transaction]:
+def _described(session: ClusterSession, node: int, names: tuple[str, ...]) -> list[Transaction]:
     answer = session.client.call(
         "DescribeTransactions", to_node=node, check=False, transactional_ids=names
     )
@@ -180,7 +180,7 @@ def _described(session: Session, node: int, names: tuple[str, ...]) -> list[Tran
     return found
 
 
-def transaction(session: Session, transactional_id: str) -> Transaction:
+def transaction(session: ClusterSession, transactional_id: str) -> Transaction:
     """Ask the coordinator of a transactional id for its state. Raises ApiError."""
     try:
         answer = session.client.call(
@@ -195,7 +195,7 @@ def transaction(session: Session, transactional_id: str) -> Transaction:
         raise unknown_transactional_id(transactional_id, lambda: _listed(session)) from error
 
 
-def _listed(session: Session) -> Iterator[str]:
+def _listed(session: ClusterSession) -> Iterator[str]:
     """Yield the transactional ids of all brokers."""
     for answer in session.everywhere("ListTransactions"):
         yield from (row.transactional_id for row in answer.transaction_states)
@@ -234,7 +234,7 @@ def why_hanging(producer: Producer, transaction: Transaction | None) -> str | No
 
 
 def hanging(
-    session: Session, partitions: list[Partition], *, older_than_ms: int, now_ms: int
+    session: ClusterSession, partitions: list[Partition], *, older_than_ms: int, now_ms: int
 ) -> list[tuple[Producer, Transaction | None, str]]:
     """Return the hanging transactions on ``partitions``, each with the reason.
 
@@ -263,7 +263,7 @@ def hanging(
     ]
 
 
-def began(session: Session, producer: Producer) -> int | None:
+def began(session: ClusterSession, producer: Producer) -> int | None:
     """Return the time of an open transaction's first record, in ms; None if the record is gone.
 
     Neither the leader nor, if it hangs, a coordinator reports it; the record itself has it.
@@ -286,7 +286,7 @@ def began(session: Session, producer: Producer) -> int | None:
     return None if first is None else first.timestamp_ms
 
 
-def abort(session: Session, producer: Producer) -> None:
+def abort(session: ClusterSession, producer: Producer) -> None:
     """Write the abort marker of the producer's open transaction. Raises ApiError.
 
     The marker has the producer epoch that the leader knows, in the format before KIP-890, whose
@@ -318,7 +318,7 @@ def abort(session: Session, producer: Producer) -> None:
             check(row.error_code, "WriteTxnMarkers", f"{topic}-{index}")
 
 
-def terminate(session: Session, transaction: Transaction) -> tuple[int, int]:
+def terminate(session: ClusterSession, transaction: Transaction) -> tuple[int, int]:
     """Claim the transactional id, which fences its producer and aborts its open transaction.
 
     Returns the new producer id and epoch. No client uses them: the producer's successor claims the

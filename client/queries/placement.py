@@ -34,7 +34,7 @@ def spread(
     most = max(wanted.values(), default=0)
     if most > len(racks):
         raise TooFewBrokers(f"{most} replicas need {most} brokers, there are {len(racks)}")
-    plan = _Plan(current, racks)
+    plan = _AssignmentPlan(current, racks)
     for tp, count in wanted.items():
         plan.keep(tp, count)
     for tp, count in wanted.items():
@@ -44,7 +44,7 @@ def spread(
     return _with_leaders({tp: tuple(nodes) for tp, nodes in plan.nodes.items()})
 
 
-class _Plan:
+class _AssignmentPlan:
     """An assignment under construction."""
 
     def __init__(

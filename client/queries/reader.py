@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from fencepost.client.queries.session import Session
-from fencepost.client.queries.where import BEGINNING, END, Where
+from fencepost.client.queries.session import ClusterSession
+from fencepost.client.queries.where import BEGINNING, END, OffsetPosition
 from fencepost.client.requests import EARLIEST, LATEST, Partition
 from fencepost.logcore.batch import (
     HEADER_SIZE,
@@ -28,7 +28,7 @@ MAX_WAIT_MS = 500
 class Reader:
     """Fetches partition by partition, and filters the records of aborted transactions."""
 
-    def __init__(self, session: Session, topic: str, *, committed: bool) -> None:
+    def __init__(self, session: ClusterSession, topic: str, *, committed: bool) -> None:
         self._session = session
         self._topic = topic
         self._committed = committed
@@ -54,8 +54,8 @@ class Reader:
     def seek(
         self,
         wanted: Collection[int] = (),
-        begin: Where = BEGINNING,
-        until: Where = END,
+        begin: OffsetPosition = BEGINNING,
+        until: OffsetPosition = END,
         *,
         follow: bool = False,
     ) -> None:
@@ -107,7 +107,7 @@ class Reader:
         return dict(self._positions)
 
     def _stops(
-        self, until: Where, last: Mapping[int, int], *, follow: bool
+        self, until: OffsetPosition, last: Mapping[int, int], *, follow: bool
     ) -> dict[int, int | None]:
         """Return partition → the offset at which to stop; None if there is none."""
         if until is END:

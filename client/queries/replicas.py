@@ -18,7 +18,7 @@ from fencepost.client.requests import Partition
 from fencepost.protocol.api import ApiKey
 
 if TYPE_CHECKING:
-    from fencepost.client.queries.session import Session
+    from fencepost.client.queries.session import ClusterSession
 
 NOBODY = -1
 """The leader id of a partition without a leader."""
@@ -30,7 +30,7 @@ PREFERRED, UNCLEAN = 0, 1
 METADATA_TOPIC = "__cluster_metadata"
 
 
-class PartitionState(NamedTuple):
+class PartitionDescription(NamedTuple):
     """One partition. ``elr`` is None if the brokers do not report it: before Kafka 4.0."""
 
     topic: str
@@ -54,7 +54,9 @@ class PartitionState(NamedTuple):
         return tuple(one for one in self.replicas if one not in self.offline)
 
 
-def partition_states(session: Session, topics: Iterable[str] | None = None) -> list[PartitionState]:
+def partition_states(
+    session: ClusterSession, topics: Iterable[str] | None = None
+) -> list[PartitionDescription]:
     """Return the partitions of ``topics``, or all, by topic and index. Raises ApiError."""
     known = session.topics(topics)
     versions = session.client.versions()
@@ -66,7 +68,7 @@ def partition_states(session: Session, topics: Iterable[str] | None = None) -> l
         for index, row in sorted(topic.partitions.items()):
             elr, last_known = told.get((topic.name, index), (None, None))
             found.append(
-                PartitionState(
+                PartitionDescription(
                     topic.name,
                     index,
                     row.leader,
@@ -84,7 +86,7 @@ def partition_states(session: Session, topics: Iterable[str] | None = None) -> l
 _Eligible = tuple[tuple[int, ...], tuple[int, ...]]
 
 
-def _eligible(session: Session, topics: Sequence[str]) -> dict[Partition, _Eligible]:
+def _eligible(session: ClusterSession, topics: Sequence[str]) -> dict[Partition, _Eligible]:
     """Return the eligible leader replicas of each partition, and the last known ones."""
     found: dict[Partition, _Eligible] = {}
     cursor: Any = None
@@ -120,7 +122,7 @@ def _ask_partitions(make: Any, topics: Sequence[str], cursor: Any) -> Any:
 # --- brokers ---
 
 
-class BrokerState(NamedTuple):
+class BrokerDescription(NamedTuple):
     """One broker. ``fenced`` is None if not reported: before Kafka 4.0, or for lack of rights."""
 
     broker: int
@@ -130,7 +132,7 @@ class BrokerState(NamedTuple):
     fenced: bool | None
 
 
-def brokers(session: Session) -> list[BrokerState]:
+def brokers(session: ClusterSession) -> list[BrokerDescription]:
     """Return all registered brokers, including fenced ones if the cluster reports them.
 
     Raises ApiError.
@@ -151,20 +153,20 @@ def brokers(session: Session) -> list[BrokerState]:
         return _brokers_of_metadata(session)
     check(answer.error_code, "DescribeCluster", None, answer.error_message)
     return [
-        BrokerState(one.broker_id, one.host, one.port, one.rack, one.is_fenced)
+        BrokerDescription(one.broker_id, one.host, one.port, one.rack, one.is_fenced)
         for one in sorted(answer.brokers, key=lambda one: int(one.broker_id))
     ]
 
 
-def _brokers_of_metadata(session: Session) -> list[BrokerState]:
+def _brokers_of_metadata(session: ClusterSession) -> list[BrokerDescription]:
     known = session.client.metadata(refresh=True).brokers
     return [
-        BrokerState(node, one.host, one.port, one.rack, fenced=None)
+        BrokerDescription(node, one.host, one.port, one.rack, fenced=None)
         for node, one in sorted(known.items())
     ]
 
 
-class Quorum(NamedTuple):
+class QuorumDescription(NamedTuple):
     """The controller quorum: the active controller, its epoch, and the log end of each node."""
 
     controller: int
@@ -174,12 +176,12 @@ class Quorum(NamedTuple):
     log_ends: Mapping[int, int]
 
 
-def is_elected_of_brokers(session: Session) -> bool:
+def is_elected_of_brokers(session: ClusterSession) -> bool:
     """Return whether the brokers elect the controller on ZooKeeper, so that there is no quorum."""
     return ApiKey.DESCRIBE_QUORUM not in session.client.versions()
 
 
-def quorum(session: Session) -> Quorum | None:
+def quorum(session: ClusterSession) -> QuorumDescription | None:
     """Return the controller quorum; None if there is none, or this user may not describe it."""
     if is_elected_of_brokers(session):
         return None
@@ -197,7 +199,7 @@ def quorum(session: Session) -> Quorum | None:
     if answer.error_code or not answer.topics or answer.topics[0].partitions[0].error_code:
         return None
     row = answer.topics[0].partitions[0]
-    return Quorum(
+    return QuorumDescription(
         row.leader_id,
         row.leader_epoch,
         row.high_watermark,
@@ -206,7 +208,7 @@ def quorum(session: Session) -> Quorum | None:
     )
 
 
-def active_controller(session: Session, known: Quorum | None) -> int | None:
+def active_controller(session: ClusterSession, known: QuorumDescription | None) -> int | None:
     """Return the id of the active controller; None if this user may not describe the quorum.
 
     With a quorum, the controller id in Metadata is a random broker that forwards requests.
@@ -219,7 +221,7 @@ def active_controller(session: Session, known: Quorum | None) -> int | None:
 # --- health ---
 
 
-def problems(state: PartitionState, min_isr: int, adding: Collection[int] = ()) -> list[str]:
+def problems(state: PartitionDescription, min_isr: int, adding: Collection[int] = ()) -> list[str]:
     """Return the problems of a partition, the worst first, in Kafka's words.
 
     Replicas that a reassignment is ``adding`` do not count as missing.
@@ -238,7 +240,7 @@ def problems(state: PartitionState, min_isr: int, adding: Collection[int] = ()) 
 
 
 def elect(
-    session: Session, kind: int, partitions: Collection[Partition]
+    session: ClusterSession, kind: int, partitions: Collection[Partition]
 ) -> dict[Partition, tuple[ErrorCode, str | None]]:
     """Elect leaders and return the result of each. Raises ApiError if the request fails."""
     indexes: dict[str, list[int]] = {}
@@ -269,7 +271,7 @@ def elect(
     return found
 
 
-def unregister(session: Session, broker: int) -> None:
+def unregister(session: ClusterSession, broker: int) -> None:
     """Unregister a broker. Raises ApiError."""
     answer = session.client.call(
         "UnregisterBroker",

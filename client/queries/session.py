@@ -35,7 +35,7 @@ NO_EPOCH = -1
 """The leader epoch of a commit without one."""
 
 
-class Position(NamedTuple):
+class OffsetAndMetadata(NamedTuple):
     """A committed offset of one partition; ``metadata`` is the client's own text."""
 
     offset: int
@@ -43,7 +43,7 @@ class Position(NamedTuple):
     metadata: str = ""
 
 
-class Session:
+class ClusterSession:
     """A connection to a cluster for the duration of one command."""
 
     def __init__(
@@ -206,12 +206,12 @@ class Session:
             found += answer.groups
         return sorted(found, key=lambda row: str(row.group_id))
 
-    def committed(self, group: str) -> dict[Partition, Position]:
+    def committed(self, group: str) -> dict[Partition, OffsetAndMetadata]:
         """Return all committed offsets of ``group``, sorted by partition."""
         found = self._offset_fetch(group, None, require_stable=False)
         check(getattr(found, "error_code", 0), "OffsetFetch", group)
         positions = {
-            place: Position(
+            place: OffsetAndMetadata(
                 row.committed_offset,
                 getattr(row, "committed_leader_epoch", NO_EPOCH),
                 row.metadata or "",

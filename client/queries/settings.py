@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fencepost.client.queries.session import check
 
 if TYPE_CHECKING:
-    from fencepost.client.queries.session import Session
+    from fencepost.client.queries.session import ClusterSession
 
 KINDS = {"topic": 2, "broker": 4, "group": 32}
 """Resource types by the names of commands; the numbers are DescribeConfigs'."""
@@ -39,7 +39,7 @@ Resource = tuple[str, str]
 """A kind, which is a key of :data:`KINDS`, and a name."""
 
 
-class Setting(NamedTuple):
+class ConfigEntry(NamedTuple):
     """One setting of one resource. The value of a secret is None."""
 
     kind: str
@@ -52,10 +52,10 @@ class Setting(NamedTuple):
 
 
 def described(
-    session: Session, resources: Sequence[Resource], keys: Sequence[str] | None = None
-) -> list[Setting]:
+    session: ClusterSession, resources: Sequence[Resource], keys: Sequence[str] | None = None
+) -> list[ConfigEntry]:
     """Return the settings of ``resources``, all or ``keys``, sorted by key. Raises ApiError."""
-    found: list[Setting] = []
+    found: list[ConfigEntry] = []
     names = {number: kind for kind, number in KINDS.items()}
     for node, mine in _by_node(resources).items():
         answer = session.client.call(
@@ -68,7 +68,7 @@ def described(
             kind, name = names[result.resource_type], result.resource_name
             check(result.error_code, "DescribeConfigs", name or kind, result.error_message)
             found += (
-                Setting(
+                ConfigEntry(
                     kind,
                     name,
                     entry.name,
@@ -102,7 +102,7 @@ def _describe(make: Any, wanted: Sequence[Resource], keys: Sequence[str] | None)
     )
 
 
-def known_keys(session: Session, resource: Resource) -> set[str]:
+def known_keys(session: ClusterSession, resource: Resource) -> set[str]:
     """Return the keys that ``resource`` may have. Raises ApiError."""
     kind, name = resource
     if kind == "broker" and name == EVERY_BROKER:
@@ -112,7 +112,7 @@ def known_keys(session: Session, resource: Resource) -> set[str]:
 
 
 def alter(
-    session: Session,
+    session: ClusterSession,
     resource: Resource,
     put: Mapping[str, str],
     unset: Iterable[str],

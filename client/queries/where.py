@@ -18,7 +18,7 @@ _BY_PARTITION = re.compile(r"\d{1,9}=\d{1,18}(?:,\d{1,9}=\d{1,18})*")
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class OffsetPosition:
     """A place, of one kind; ``time`` is in ms since 1970, or :data:`EARLIEST` or :data:`LATEST`.
 
     ``offsets`` are by partition; other partitions are read whole. ``last`` is the number of records
@@ -35,25 +35,25 @@ class Where:
         return self.offsets.get(index, self.offset)
 
 
-BEGINNING, END = Where(time=EARLIEST), Where(time=LATEST)
+BEGINNING, END = OffsetPosition(time=EARLIEST), OffsetPosition(time=LATEST)
 
 PLACES = {"earliest": BEGINNING, "latest": END, "end": END}
 
 
-def read_where(text: str) -> Where:
+def read_where(text: str) -> OffsetPosition:
     """Parse a place; a number is an offset. Raises :class:`TimeError`."""
     text = text.strip()
     if text in PLACES:
         return PLACES[text]
     last = _LAST.fullmatch(text)
     if last is not None:
-        return Where(last=int(last[1]))
+        return OffsetPosition(last=int(last[1]))
     if _OFFSET.fullmatch(text):
-        return Where(offset=int(text))
+        return OffsetPosition(offset=int(text))
     if _BY_PARTITION.fullmatch(text):
         pairs = [pair.split("=") for pair in text.split(",")]
-        return Where(offsets={int(index): int(offset) for index, offset in pairs})
+        return OffsetPosition(offsets={int(index): int(offset) for index, offset in pairs})
     try:
-        return Where(time=milliseconds(text))
+        return OffsetPosition(time=milliseconds(text))
     except TimeError as error:
         raise TimeError(f"{text!r} is no place in a topic ({FORMS}); {error}") from error

@@ -72,9 +72,9 @@ from fencepost.pipelines.mqtt.session import (
     Address,
     Event,
     LoginRefusedError,
+    MqttSession,
     Publish,
     Release,
-    Session,
     Settled,
     SubscriptionRefusedError,
 )
@@ -207,7 +207,7 @@ class Bridge:
         self.is_stopping = StopRequest(self._options.stop_ms)
         self.is_connected = False
         """Whether the bridge has subscribed, and writes the messages that arrive."""
-        self.session: Session | None = None
+        self.session: MqttSession | None = None
         """The current connection to the MQTT broker."""
         self._bootstrap = bootstrap
         self._address = address
@@ -323,7 +323,7 @@ class Bridge:
             self.ledger = Ledger.restore(values)
             in_doubt = await self._announce(producer)
             _log.info("bridge connects", mqtt=f"{self._address.host}:{self._address.port}")
-            async with Session(self._address) as session:
+            async with MqttSession(self._address) as session:
                 self.session = session
                 self._has_worked = True
                 self._tell_of_session(session, is_first=not values)
@@ -348,7 +348,7 @@ class Bridge:
         except TopicAuthorizationFailedError as error:
             raise explained(error, [self.ledger_topic], self._security.username) from error
 
-    def _tell_of_session(self, session: Session, *, is_first: bool) -> None:
+    def _tell_of_session(self, session: MqttSession, *, is_first: bool) -> None:
         """Log lost messages, or the risk of losing some, as the CONNACK shows them."""
         if session.is_new and not is_first:
             self.counters.sessions_lost += 1
@@ -372,7 +372,9 @@ class Bridge:
             await self._write(producer, [])
         return in_doubt
 
-    async def _bind(self, session: Session, producer: AIOKafkaProducer, *, in_doubt: bool) -> None:
+    async def _bind(
+        self, session: MqttSession, producer: AIOKafkaProducer, *, in_doubt: bool
+    ) -> None:
         """Forget the packet ids of a session that the broker has lost.
 
         This happens before any subscription, so a new session has no packet ids yet. If the broker
@@ -389,7 +391,7 @@ class Bridge:
         ledger.is_connecting = False
         await self._write(producer, [])
 
-    async def _work(self, session: Session, producer: AIOKafkaProducer) -> None:
+    async def _work(self, session: MqttSession, producer: AIOKafkaProducer) -> None:
         # Runs beside the work: messages of a resumed session come before the answer, and if they
         # are more than the queue takes, the answer is read only after some of them are done.
         subscribing = asyncio.ensure_future(session.subscribe(self._mapped))
@@ -422,13 +424,13 @@ class Bridge:
             if tasks:
                 await asyncio.wait(tasks, timeout=self.is_stopping.left_s(CANCEL_S))
 
-    def _subscribed(self, subscribing: asyncio.Future[None], session: Session) -> None:
+    def _subscribed(self, subscribing: asyncio.Future[None], session: MqttSession) -> None:
         subscribing.result()
         _log.info("bridge at work", new_session=session.is_new, ids=len(self.ledger))
         self.is_connected = True
 
     async def _transact(
-        self, events: Sequence[Event], session: Session, producer: AIOKafkaProducer
+        self, events: Sequence[Event], session: MqttSession, producer: AIOKafkaProducer
     ) -> None:
         """Write new messages and the ledger in one transaction; then acknowledge all events."""
         judged: list[tuple[Publish, list[Output]]] = []

@@ -139,7 +139,7 @@ def _bytes_of(value: str | bytes | int) -> bytes:
     return value if isinstance(value, bytes) else str(value).encode()
 
 
-class Session:
+class MqttSession:
     """A connection with a persistent session: ``async with Session(address) as session``."""
 
     def __init__(self, address: Address) -> None:

@@ -52,7 +52,7 @@ RETRY_PAUSE_S = 0.05
 """The pause between two attempts after a lost connection."""
 
 
-class Fetched(NamedTuple):
+class FetchedRecords(NamedTuple):
     """The response to a Fetch of one partition."""
 
     error: ErrorCode
@@ -66,7 +66,7 @@ class Fetched(NamedTuple):
 T = TypeVar("T")
 
 
-class Connection:
+class ClusterConnection:
     """A blocking connection to a cluster, for one thread at a time."""
 
     def __init__(
@@ -215,7 +215,7 @@ class Connection:
 
     def fetch(
         self, partition: Partition, offset: int, *, isolation: int, max_bytes: int, wait_ms: int
-    ) -> Fetched:
+    ) -> FetchedRecords:
         """Make one Fetch; the result holds the partition's error, unless it is retriable."""
 
         def build(f: RequestFactory) -> Any:
@@ -233,9 +233,9 @@ class Connection:
         except ApiError as error:
             if error.code is not ErrorCode.unknown_topic_or_partition:
                 raise
-            return Fetched(error.code, b"", (), -1)
+            return FetchedRecords(error.code, b"", (), -1)
         check_right("Fetch", row.error_code, partition[0])
-        return Fetched(
+        return FetchedRecords(
             ErrorCode(row.error_code),
             row.records or b"",
             tuple((a.first_offset, a.producer_id) for a in row.aborted_transactions or ()),
@@ -289,14 +289,16 @@ def _refusals(coordinated: str = "") -> Iterator[None]:
         raise
 
 
-_open: dict[tuple[str, str, int, Security, int], Connection] = {}
+_open: dict[tuple[str, str, int, Security, int], ClusterConnection] = {}
 
 
-def connection(bootstrap: str, client_id: str, timeout_ms: int, security: Security) -> Connection:
+def connection(
+    bootstrap: str, client_id: str, timeout_ms: int, security: Security
+) -> ClusterConnection:
     """Return this thread's connection to a cluster: Spark reuses its workers for many tasks."""
     key = bootstrap, client_id, timeout_ms, security, threading.get_ident()
     if key not in _open:
-        _open[key] = Connection(
+        _open[key] = ClusterConnection(
             bootstrap, client_id=client_id, timeout_ms=timeout_ms, security=security
         )
     return _open[key]

@@ -17,11 +17,11 @@ from fencepost.pipelines.spark import transaction as txn
 from fencepost.pipelines.spark.checkpoint import PlannedBatch, read_checkpoint
 from fencepost.pipelines.spark.errors import OptionError
 from fencepost.pipelines.spark.options import sink_options
-from fencepost.pipelines.spark.plan import CommitProtocol, Plan
-from fencepost.pipelines.spark.progress import Standing, standing
+from fencepost.pipelines.spark.plan import CommitProtocol, WritePlan
+from fencepost.pipelines.spark.progress import BatchState, standing
 from fencepost.pipelines.spark.rows import RowWriter, check_schema
 from fencepost.pipelines.spark.sink import aborting
-from fencepost.pipelines.spark.tally import Tally
+from fencepost.pipelines.spark.tally import RowTally
 from fencepost.pipelines.spark.task import QUERY_ID
 
 if TYPE_CHECKING:
@@ -46,18 +46,18 @@ def exactly_once_batch(**options: str) -> Callable[[DataFrame, int], None]:
         check_schema(df.schema, checked)
         planned = read_checkpoint(checked.checkpoint)
         query_id = _query_id(df, planned)
-        plan = Plan(checked, is_streaming=True, planned=planned)
+        plan = WritePlan(checked, is_streaming=True, planned=planned)
         exactly = CommitProtocol(plan, name)
         begun = exactly.begin()
         wanted = plan.progress_of(batch_id, query_id)
         stands = standing(wanted, begun.done, name)
-        if stands is Standing.DONE:
+        if stands is BatchState.DONE:
             return
         link = checked.link
-        tally = Tally(is_exact=not wanted.digest)
+        tally = RowTally(is_exact=not wanted.digest)
         rows = RowWriter(checked, lambda topic: len(link.partitions(topic)), tally)
         batches = df.toArrow().to_batches()
-        if stands is Standing.LOOKS_DONE:
+        if stands is BatchState.LOOKS_DONE:
             for batch in batches:
                 rows.count(batch)
             exactly.is_done(wanted.counted(tally.rows, tally.checksum), begun.done)

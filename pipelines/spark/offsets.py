@@ -18,7 +18,7 @@ Offsets = dict[Partition, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class OffsetRange:
     """Offsets ``start`` to ``until - 1`` of one topic-partition, which one Spark task reads."""
 
     topic: str
@@ -73,7 +73,7 @@ def ranges(
     fail_on_data_loss: bool,
     min_partitions: int | None = None,
     max_records: int | None = None,
-) -> list[Range]:
+) -> list[OffsetRange]:
     """Return the ranges between two offsets, one per task.
 
     A partition that is new in ``end`` is read from offset 0. Raises :class:`DataLossError` for a
@@ -82,7 +82,7 @@ def ranges(
     gone = sorted(set(start) - set(end))
     if gone and fail_on_data_loss:
         raise DataLossError(f"partitions are gone: {gone}; {DATA_LOSS_HINT}")
-    whole: list[Range] = []
+    whole: list[OffsetRange] = []
     for part in sorted(end):
         first, until = start.get(part, 0), end[part]
         if until < first and fail_on_data_loss:
@@ -91,7 +91,7 @@ def ranges(
                 f" had been deleted and made anew; {DATA_LOSS_HINT}"
             )
         if until > first:
-            whole.append(Range(*part, first, until))
+            whole.append(OffsetRange(*part, first, until))
     if max_records is not None:
         whole = [piece for one in whole for piece in _split(one, -(-one.size // max_records))]
     if min_partitions is None or len(whole) >= min_partitions or not whole:
@@ -102,7 +102,7 @@ def ranges(
 DATA_LOSS_HINT = "set failOnDataLoss to false to read on with what is left"
 
 
-def _split_large(whole: list[Range], min_partitions: int) -> list[Range]:
+def _split_large(whole: list[OffsetRange], min_partitions: int) -> list[OffsetRange]:
     """Split the larger ranges until there are about ``min_partitions``, as evenly as possible.
 
     Source: ``KafkaOffsetRangeCalculator.getRanges``: small ranges stay whole.
@@ -116,10 +116,10 @@ def _split_large(whole: list[Range], min_partitions: int) -> list[Range]:
     return [piece for one in whole for piece in _split(one, parts[one])]
 
 
-def _split(one: Range, parts: int) -> list[Range]:
+def _split(one: OffsetRange, parts: int) -> list[OffsetRange]:
     parts = min(max(1, parts), one.size)
     edges = [one.start + one.size * number // parts for number in range(parts + 1)]
-    return [Range(one.topic, one.partition, first, until) for first, until in pairwise(edges)]
+    return [OffsetRange(one.topic, one.partition, first, until) for first, until in pairwise(edges)]
 
 
 def lag(start: Offsets, latest: Offsets) -> int:

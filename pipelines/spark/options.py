@@ -22,7 +22,7 @@ from fencepost.pipelines.spark.broker import (
     LATEST,
     READ_COMMITTED,
     READ_UNCOMMITTED,
-    Connection,
+    ClusterConnection,
     connection,
 )
 from fencepost.pipelines.spark.errors import OptionError
@@ -179,7 +179,7 @@ def security_of(options: Mapping[str, str]) -> Security:
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class PositionBound:
     """A start or an end position, before the broker has resolved it.
 
     ``everywhere`` is LATEST, EARLIEST or a timestamp, or None if ``by_partition`` lists all
@@ -202,7 +202,7 @@ class ClusterOptions:
     security: Security
 
     @property
-    def link(self) -> Connection:
+    def link(self) -> ClusterConnection:
         """This thread's connection to the cluster."""
         return connection(self.bootstrap, self.client_id, self.timeout_ms, self.security)
 
@@ -214,8 +214,8 @@ class SourceOptions(ClusterOptions):
     topics: tuple[str, ...]
     pattern: str | None
     assigned: tuple[Partition, ...]
-    starting: Bound
-    ending: Bound
+    starting: PositionBound
+    ending: PositionBound
     latest_when_no_record: bool
     """``startingOffsetsByTimestampStrategy=latest``: without a later record start at the end."""
     max_offsets: int | None
@@ -365,26 +365,26 @@ def offsets_from_json(name: str, text: str) -> Offsets:
     return found
 
 
-def _bound(read: _Reader, which: str, default: str) -> Bound:
+def _bound(read: _Reader, which: str, default: str) -> PositionBound:
     """Read a bound. As in the stock connector, a timestamp for all partitions takes precedence."""
     timestamp = read.maybe(f"{which}Timestamp", 0)
     if timestamp is not None:
-        return Bound(timestamp, is_timestamp=True)
+        return PositionBound(timestamp, is_timestamp=True)
     name = f"{which}OffsetsByTimestamp"
     text = read.get(name)
     if text:
         stamps = offsets_from_json(name, text)
         if any(stamp < 0 for stamp in stamps.values()):
             raise OptionError(f"{name} holds a negative timestamp: {text!r}")
-        return Bound(None, tuple(stamps.items()), is_timestamp=True)
+        return PositionBound(None, tuple(stamps.items()), is_timestamp=True)
     name = f"{which}Offsets"
     text = read.text(name, default)
     if text.lower() in {"earliest", "latest"}:
-        return Bound(EARLIEST if text.lower() == "earliest" else LATEST)
+        return PositionBound(EARLIEST if text.lower() == "earliest" else LATEST)
     offsets = offsets_from_json(name, text)
     if any(offset < EARLIEST for offset in offsets.values()):
         raise OptionError(f"{name} holds an offset below -2: {text!r}")
-    return Bound(None, tuple(offsets.items()))
+    return PositionBound(None, tuple(offsets.items()))
 
 
 def sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:

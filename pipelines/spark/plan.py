@@ -12,16 +12,16 @@ from fencepost.pipelines.spark.columns import Piece
 from fencepost.pipelines.spark.errors import SparkPipelineError
 from fencepost.pipelines.spark.offsets import Partition
 from fencepost.pipelines.spark.options import SinkOptions
-from fencepost.pipelines.spark.progress import Progress, Standing, check_same, standing
+from fencepost.pipelines.spark.progress import BatchState, Progress, check_same, standing
 from fencepost.pipelines.spark.rows import Prepared
 from fencepost.pipelines.spark.spool import Spool
 from fencepost.pipelines.spark.transaction import Sent, TransactionHandle
-from fencepost.pipelines.spark.turns import Begun
+from fencepost.pipelines.spark.turns import BegunTransaction
 from fencepost.protocol.errors import WireError
 
 
 @dataclass(frozen=True)
-class Written(WriterCommitMessage):
+class TaskResult(WriterCommitMessage):
     """The result of one task."""
 
     batch_id: int
@@ -41,7 +41,7 @@ class Written(WriterCommitMessage):
 
 
 @dataclass(frozen=True)
-class Plan:
+class WritePlan:
     """The data that a writer ships to its tasks."""
 
     options: SinkOptions
@@ -49,7 +49,7 @@ class Plan:
     prepared: Prepared | None = None
     planned: PlannedBatch | None = None
     """The checkpoint's next batch, if this machine can read the checkpoint."""
-    begun: Begun | None = None
+    begun: BegunTransaction | None = None
     """The shared transaction, if ``prepare`` has given each task its partitions."""
     batch_name: str | None = None
     """The transactional id of a batch write."""
@@ -71,12 +71,14 @@ class Plan:
         """Return the id of a query or write; Spark's query id lasts as long as the checkpoint."""
         return self.batch_name or self.options.transactional_id or f"fencepost-{query_id}"
 
-    def begin(self, query_id: str) -> Begun:
+    def begin(self, query_id: str) -> BegunTransaction:
         """Begin the transaction of a micro-batch of that query, or of a batch write."""
         if self.is_streaming:
             return CommitProtocol(self, self.transactional_id(query_id)).begin()
         timeout_ms = self.options.transaction_timeout_ms
-        return Begun(txn.begin(self.options.link, self.transactional_id(query_id), timeout_ms))
+        return BegunTransaction(
+            txn.begin(self.options.link, self.transactional_id(query_id), timeout_ms)
+        )
 
 
 def group_of(transactional_id: str) -> str:
@@ -87,18 +89,18 @@ def group_of(transactional_id: str) -> str:
 class CommitProtocol:
     """The commit protocol of one query's batches, for the tasks and the driver."""
 
-    def __init__(self, plan: Plan, transactional_id: str) -> None:
+    def __init__(self, plan: WritePlan, transactional_id: str) -> None:
         self._plan = plan
         self._id = transactional_id
 
-    def begin(self) -> Begun:
+    def begin(self) -> BegunTransaction:
         """Fence earlier attempts, then read the progress they committed.
 
         The order matters: the outcome is final only after they are fenced.
         """
         options = self._plan.options
         ticket = txn.begin(options.link, self._id, options.transaction_timeout_ms)
-        return Begun(ticket, self.progress())
+        return BegunTransaction(ticket, self.progress())
 
     def progress(self) -> Progress | None:
         """Return the committed progress. Raises :class:`ProgressError` for foreign metadata."""
@@ -115,9 +117,9 @@ class CommitProtocol:
         Raises :class:`ProgressError` if another batch was committed under its number.
         """
         stands = standing(found, done, self._id)
-        if stands is Standing.LOOKS_DONE and done is not None:
+        if stands is BatchState.LOOKS_DONE and done is not None:
             check_same(found, done)
-        return stands is not Standing.NEXT
+        return stands is not BatchState.NEXT
 
     def commit(self, ticket: TransactionHandle, progress: Progress) -> None:
         """Add offsets and progress to the transaction, and commit it."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.errors import PySparkAttributeError
 
-from fencepost.pipelines.spark.broker import Connection
+from fencepost.pipelines.spark.broker import ClusterConnection
 from fencepost.pipelines.spark.errors import OptionError
 from fencepost.pipelines.spark.options import security_of
 from fencepost.pipelines.spark.partitioner import partitions_of
@@ -42,7 +42,7 @@ def prepare(
     check_session(spark)
     if writers is None and takes_turns("auto", attempts_of(spark.sparkContext.master)):
         return df
-    link = Connection(
+    link = ClusterConnection(
         bootstrap,
         client_id="fencepost-spark-prepare",
         security=security_of({key.lower(): value for key, value in (options or {}).items()}),

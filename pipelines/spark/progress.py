@@ -63,7 +63,7 @@ class Progress:
             ) from None
 
 
-class Standing(enum.Enum):
+class BatchState(enum.Enum):
     """The state of a batch by the progress."""
 
     NEXT = "next"
@@ -74,7 +74,7 @@ class Standing(enum.Enum):
     """A batch with its number was committed. Only the rows identify it: :func:`check_same`."""
 
 
-def standing(planned: Progress, done: Progress | None, transactional_id: str) -> Standing:
+def standing(planned: Progress, done: Progress | None, transactional_id: str) -> BatchState:
     """Return whether an earlier attempt has committed the batch.
 
     Raises :class:`ProgressError` if progress and checkpoint do not belong together: then any
@@ -83,7 +83,7 @@ def standing(planned: Progress, done: Progress | None, transactional_id: str) ->
     batch = planned.batch_id
     if done is None:
         if batch == 0:
-            return Standing.NEXT
+            return BatchState.NEXT
         raise ProgressError(
             f"the query is at batch {batch}, but {transactional_id!r} has committed nothing that is"
             " still known. Brokers forget what was committed when nothing follows for"
@@ -102,13 +102,13 @@ def standing(planned: Progress, done: Progress | None, transactional_id: str) ->
         )
     if done.batch_id == batch:
         if not done.digest or not planned.digest:
-            return Standing.LOOKS_DONE
+            return BatchState.LOOKS_DONE
         if done.digest != planned.digest:
             raise ProgressError(
                 f"batch {batch} was committed from other source offsets than it has now: the"
                 " checkpoint was rolled back and the batch planned anew"
             )
-        return Standing.DONE
+        return BatchState.DONE
     if done.batch_id > batch:
         raise ProgressError(
             f"batch {done.batch_id} is committed, and the query is at batch {batch}: the checkpoint"
@@ -119,7 +119,7 @@ def standing(planned: Progress, done: Progress | None, transactional_id: str) ->
             f"the query is at batch {batch}, but only batch {done.batch_id} is committed: batches"
             " between them went elsewhere"
         )
-    return Standing.NEXT
+    return BatchState.NEXT
 
 
 def check_same(found: Progress, done: Progress) -> None:

@@ -31,12 +31,12 @@ from fencepost.pipelines.spark.broker import (
     READ_COMMITTED,
     READ_UNCOMMITTED,
     RETRY_PAUSE_S,
-    Connection,
-    Fetched,
+    ClusterConnection,
+    FetchedRecords,
 )
 from fencepost.pipelines.spark.columns import HEADERS, Columns, decode
 from fencepost.pipelines.spark.errors import BrokerError, DataLossError
-from fencepost.pipelines.spark.offsets import DATA_LOSS_HINT, Range
+from fencepost.pipelines.spark.offsets import DATA_LOSS_HINT, OffsetRange
 from fencepost.pipelines.spark.options import SourceOptions
 from fencepost.pipelines.spark.worker import prompt, settle
 
@@ -96,7 +96,7 @@ class Aborted:
         return header.is_transactional and header.producer_id in self._now
 
 
-def read_range(options: SourceOptions, wanted: Range) -> Iterator[pa.RecordBatch]:
+def read_range(options: SourceOptions, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
     """Yield all visible records of ``wanted``.
 
     Raises :class:`DataLossError` if a part of it is gone and the options do not permit that.
@@ -133,7 +133,11 @@ def read_range(options: SourceOptions, wanted: Range) -> Iterator[pa.RecordBatch
 
 
 def _after_error(
-    link: Connection, options: SourceOptions, wanted: Range, position: int, answer: Fetched
+    link: ClusterConnection,
+    options: SourceOptions,
+    wanted: OffsetRange,
+    position: int,
+    answer: FetchedRecords,
 ) -> int:
     """Return the next position after an error response, or raise the error."""
     name = f"{wanted.topic}-{wanted.partition}"
@@ -157,7 +161,11 @@ def _after_error(
 
 
 def _when_stuck(
-    link: Connection, options: SourceOptions, wanted: Range, position: int, answer: Fetched
+    link: ClusterConnection,
+    options: SourceOptions,
+    wanted: OffsetRange,
+    position: int,
+    answer: FetchedRecords,
 ) -> int:
     """Return the next position after the timeout without progress, or raise the error."""
     name = f"{wanted.topic}-{wanted.partition}"
@@ -177,7 +185,7 @@ def _when_stuck(
     return _skip(options, wanted.until, _ends_early(wanted, end))
 
 
-def _ends_early(wanted: Range, end: int) -> str:
+def _ends_early(wanted: OffsetRange, end: int) -> str:
     return (
         f"{wanted.topic}-{wanted.partition} ends at {end}, but the query was promised records up to"
         f" {wanted.until}, as if the topic had been deleted and made anew"
@@ -193,7 +201,7 @@ def _skip(options: SourceOptions, to: int, what: str) -> int:
 
 
 def _groups(
-    answer: Fetched, position: int, until: int, isolation: int
+    answer: FetchedRecords, position: int, until: int, isolation: int
 ) -> Iterator[tuple[Group, int]]:
     """Yield the visible batches of a response in groups, each with the position after it."""
     aborted = Aborted(answer.aborted if isolation == READ_COMMITTED else ())
@@ -222,7 +230,7 @@ def _groups(
     yield group, position
 
 
-def _arrow(group: Group, wanted: Range, start: int, *, with_headers: bool) -> pa.RecordBatch:
+def _arrow(group: Group, wanted: OffsetRange, start: int, *, with_headers: bool) -> pa.RecordBatch:
     """Return a group's rows from ``start`` on, up to the end of the range."""
     schema = arrow_schema(with_headers=with_headers)
     if not group:
@@ -237,7 +245,7 @@ def _arrow(group: Group, wanted: Range, start: int, *, with_headers: bool) -> pa
     return batch if keep.all() else batch.filter(pa.array(keep))
 
 
-def _columns(found: Columns, wanted: Range, types: Any, schema: pa.Schema) -> pa.RecordBatch:
+def _columns(found: Columns, wanted: OffsetRange, types: Any, schema: pa.Schema) -> pa.RecordBatch:
     count = len(found.offsets)
     columns = [
         found.keys,

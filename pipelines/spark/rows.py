@@ -32,7 +32,7 @@ from fencepost.pipelines.spark.columns import Piece, Rows, encode_rows
 from fencepost.pipelines.spark.errors import OptionError, SparkPipelineError
 from fencepost.pipelines.spark.options import SinkOptions
 from fencepost.pipelines.spark.partitioner import partitions_of
-from fencepost.pipelines.spark.tally import Tally
+from fencepost.pipelines.spark.tally import RowTally
 
 PREPARED = "fencepost"
 """The key of the column metadata by which ``prepare`` describes its result to the sink."""
@@ -111,7 +111,7 @@ class RowWriter:
         self,
         options: SinkOptions,
         partitions: Callable[[str], int],
-        tally: Tally,
+        tally: RowTally,
         first_count: int | None = None,
     ) -> None:
         self._topic = options.topic

@@ -34,7 +34,7 @@ from fencepost.pipelines.spark.errors import (
 )
 from fencepost.pipelines.spark.offsets import Partition
 from fencepost.pipelines.spark.options import SinkOptions, sink_options
-from fencepost.pipelines.spark.plan import CommitProtocol, Plan, Written
+from fencepost.pipelines.spark.plan import CommitProtocol, TaskResult, WritePlan
 from fencepost.pipelines.spark.rows import Prepared, check_schema
 from fencepost.pipelines.spark.spool import Spool
 from fencepost.pipelines.spark.task import write_rows
@@ -44,7 +44,7 @@ from fencepost.pipelines.spark.worker import settled
 from fencepost.protocol.errors import WireError
 
 
-def send_left(plan: Plan, ticket: TransactionHandle, messages: Sequence[Written]) -> None:
+def send_left(plan: WritePlan, ticket: TransactionHandle, messages: Sequence[TaskResult]) -> None:
     """Write the rows that tasks have left to the driver, in the order of the tasks.
 
     Raises :class:`SharedTransactionError` if the rows that tasks have sent do not add up.
@@ -97,17 +97,17 @@ def check_mode(options: SinkOptions, prepared: Prepared | None) -> Prepared | No
 class StreamWriter(DataSourceStreamArrowWriter):
     """The streaming sink."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: WritePlan) -> None:
         self._plan = plan
 
-    def write(self, iterator: Iterator[RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[RecordBatch]) -> TaskResult:
         """Write or encode the rows of one task."""
         return write_rows(self._plan, iterator)
 
     @settled
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Commit the batch's transaction; Spark repeats this for a batch after a crash."""
-        written = [message for message in messages if isinstance(message, Written)]
+        written = [message for message in messages if isinstance(message, TaskResult)]
         if len(written) != len(messages):
             raise SharedTransactionError(f"batch {batchId}: a task has left no message")
         tickets = {message.ticket for message in written if message.ticket is not None}
@@ -175,7 +175,7 @@ def _subject(options: SinkOptions) -> str | None:
 
 
 @contextlib.contextmanager
-def aborting(plan: Plan, ticket: TransactionHandle) -> Iterator[None]:
+def aborting(plan: WritePlan, ticket: TransactionHandle) -> Iterator[None]:
     """Abort the transaction if the body fails, so that readers do not wait for the timeout.
 
     A transaction whose commit succeeded, with its answer lost, stays committed: brokers refuse
@@ -189,10 +189,12 @@ def aborting(plan: Plan, ticket: TransactionHandle) -> Iterator[None]:
         raise
 
 
-def _abort(plan: Plan, messages: Iterable[WriterCommitMessage | None], subject: str | None) -> bool:
+def _abort(
+    plan: WritePlan, messages: Iterable[WriterCommitMessage | None], subject: str | None
+) -> bool:
     """Abort every transaction that tasks wrote in; return whether any is known."""
     tickets = set(left_behind(subject))
-    tickets |= {one.ticket for one in messages if isinstance(one, Written) and one.ticket}
+    tickets |= {one.ticket for one in messages if isinstance(one, TaskResult) and one.ticket}
     if plan.begun is not None:
         tickets.add(plan.begun.ticket)
     for ticket in tickets:
@@ -205,18 +207,18 @@ def _abort(plan: Plan, messages: Iterable[WriterCommitMessage | None], subject: 
 class BatchWriter(DataSourceArrowWriter):
     """The batch sink: the whole DataFrame in one transaction."""
 
-    def __init__(self, plan: Plan, subject: str) -> None:
+    def __init__(self, plan: WritePlan, subject: str) -> None:
         self._plan = plan
         self._subject = subject
 
-    def write(self, iterator: Iterator[RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[RecordBatch]) -> TaskResult:
         """Write or encode the rows of one task."""
         return write_rows(self._plan, iterator)
 
     @settled
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Commit the transaction."""
-        written = [message for message in messages if isinstance(message, Written)]
+        written = [message for message in messages if isinstance(message, TaskResult)]
         plan = self._plan
         tickets = {message.ticket for message in written if message.ticket is not None}
         if len(written) != len(messages) or len(tickets) > 1:
@@ -252,7 +254,7 @@ def stream_writer(
     checked = sink_options(options, streaming=True)
     prepared = check_mode(checked, check_schema(schema, checked))
     planned = read_checkpoint(checked.checkpoint)
-    plan = Plan(checked, is_streaming=True, prepared=prepared, planned=planned)
+    plan = WritePlan(checked, is_streaming=True, prepared=prepared, planned=planned)
     if not planning:
         return StreamWriter(plan)
     if prepared is None:
@@ -276,7 +278,7 @@ def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: b
     prepared = check_mode(checked, check_schema(schema, checked))
     subject = str(uuid.uuid4())
     name = checked.transactional_id or f"fencepost-batch-{subject}"
-    plan = Plan(checked, is_streaming=False, prepared=prepared, batch_name=name)
+    plan = WritePlan(checked, is_streaming=False, prepared=prepared, batch_name=name)
     if prepared is None:
         return BatchWriter(replace(plan, spool=Spool.new(subject)), subject)
     return BatchWriter(replace(plan, begun=plan.begin("")), subject)

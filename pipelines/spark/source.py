@@ -35,8 +35,8 @@ from fencepost.pipelines.spark.errors import (
     OptionError,
     speaks_plainly,
 )
-from fencepost.pipelines.spark.offsets import Offsets, Partition, Range
-from fencepost.pipelines.spark.options import Bound, SourceOptions, source_options
+from fencepost.pipelines.spark.offsets import OffsetRange, Offsets, Partition
+from fencepost.pipelines.spark.options import PositionBound, SourceOptions, source_options
 from fencepost.pipelines.spark.read import read_range
 from fencepost.pipelines.spark.worker import settled
 
@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 class RangePartition(InputPartition):
     """One range, as Spark ships it to a task."""
 
-    def __init__(self, wanted: Range) -> None:
+    def __init__(self, wanted: OffsetRange) -> None:
         super().__init__(wanted)
         self.wanted = wanted
 
@@ -139,7 +139,7 @@ class Planner:
 
     def _resolve(
         self,
-        bound: Bound,
+        bound: PositionBound,
         which: str,
         partitions: Sequence[Partition],
         latest: Offsets | None = None,

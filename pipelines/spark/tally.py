@@ -21,7 +21,7 @@ _CHUNK_WORDS = 1 << 19
 """Words of 8 bytes that are processed together, which bounds the index arrays (or one row)."""
 
 
-class Tally:
+class RowTally:
     """Counts rows. ``checksum`` stays 0 without ``is_exact``."""
 
     def __init__(self, *, is_exact: bool) -> None:

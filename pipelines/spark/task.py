@@ -24,13 +24,13 @@ from fencepost.pipelines.spark.errors import (
     SharedTransactionError,
     SparkPipelineError,
 )
-from fencepost.pipelines.spark.plan import Plan, Written
-from fencepost.pipelines.spark.progress import Standing, standing
+from fencepost.pipelines.spark.plan import TaskResult, WritePlan
+from fencepost.pipelines.spark.progress import BatchState, standing
 from fencepost.pipelines.spark.rows import RowWriter
 from fencepost.pipelines.spark.spool import Spool
-from fencepost.pipelines.spark.tally import Tally
+from fencepost.pipelines.spark.tally import RowTally
 from fencepost.pipelines.spark.transaction import TransactionHandle
-from fencepost.pipelines.spark.turns import Begun, Turns, second_attempt
+from fencepost.pipelines.spark.turns import BegunTransaction, TaskTurns, second_attempt
 from fencepost.pipelines.spark.worker import settled
 
 BATCH_ID, QUERY_ID = "streaming.sql.batchId", "sql.streaming.queryId"
@@ -50,7 +50,7 @@ records than that, attempts may look alike; then ``Sender`` notices the offsets.
 
 
 @settled
-def write_rows(plan: Plan, batches: Iterable[RecordBatch]) -> Written:
+def write_rows(plan: WritePlan, batches: Iterable[RecordBatch]) -> TaskResult:
     """Write a task's rows. Raises :class:`SharedTransactionError` if exactly-once would break."""
     context = TaskContext.get()
     if context is None:
@@ -61,7 +61,9 @@ def write_rows(plan: Plan, batches: Iterable[RecordBatch]) -> Written:
 class _Task:
     """One attempt of one task."""
 
-    def __init__(self, plan: Plan, context: TaskContext, batches: Iterable[RecordBatch]) -> None:
+    def __init__(
+        self, plan: WritePlan, context: TaskContext, batches: Iterable[RecordBatch]
+    ) -> None:
         self._plan = plan
         self._context = context
         self._batches = iter(batches)
@@ -73,11 +75,11 @@ class _Task:
         self._rows = RowWriter(
             options,
             lambda topic: len(options.link.partitions(topic)),
-            Tally(is_exact=plan.is_streaming and not self._wanted.digest),
+            RowTally(is_exact=plan.is_streaming and not self._wanted.digest),
             1 + context.taskAttemptId() % _FIRST_SIZES if plan.begun else None,
         )
 
-    def write(self) -> Written:
+    def write(self) -> TaskResult:
         """Write the rows in the way that plan, mode and machine require."""
         plan = self._plan
         if plan.begun is not None:
@@ -97,7 +99,7 @@ class _Task:
             return self._written(spooled=plan.spool.write(self._pieces()))
         return self._written(pieces=[_in_memory(piece) for piece in self._pieces()])
 
-    def _in_own_partitions(self, begun: Begun) -> Written:
+    def _in_own_partitions(self, begun: BegunTransaction) -> TaskResult:
         """Send to partitions of this task alone, in the transaction that planning has begun."""
         plan, context = self._plan, self._context
         if plan.is_streaming:
@@ -124,12 +126,12 @@ class _Task:
             sender.add_compressed(piece)
         return self._sent(sender, begun.ticket)
 
-    def _in_turns(self, spool: Spool, small: int) -> Written:
+    def _in_turns(self, spool: Spool, small: int) -> TaskResult:
         """Send in turns with the other tasks of this machine, unless there are only a few bytes.
 
         These are left to the driver, which saves the task's connection.
         """
-        turns = Turns(spool)
+        turns = TaskTurns(spool)
         turns.claim(self._context.partitionId())
         few: list[Piece] = []
         size = 0
@@ -149,16 +151,16 @@ class _Task:
             sender.add_compressed(piece)
         return self._sent(sender, begun.ticket)
 
-    def _is_done(self, begun: Begun) -> bool:
+    def _is_done(self, begun: BegunTransaction) -> bool:
         """Return whether an earlier attempt has committed the batch, as far as progress shows it.
 
         If only the rows identify the batch, count them.
         """
         stands = standing(self._wanted, begun.done, begun.ticket.transactional_id)
-        if stands is Standing.LOOKS_DONE:
+        if stands is BatchState.LOOKS_DONE:
             for batch in self._batches:
                 self._rows.count(batch)
-        return stands is not Standing.NEXT
+        return stands is not BatchState.NEXT
 
     def _pieces(self) -> Iterator[Piece]:
         """Yield all rows as encoded and compressed pieces."""
@@ -171,14 +173,14 @@ class _Task:
         options = self._plan.options
         return txn.Sender(options.link, ticket, self._codec, options.level, **more)
 
-    def _sent(self, sender: txn.Sender, ticket: TransactionHandle) -> Written:
+    def _sent(self, sender: txn.Sender, ticket: TransactionHandle) -> TaskResult:
         sender.flush()
         return self._written(ticket=ticket, sent=tuple(sender.sent.items()))
 
-    def _written(self, pieces: Iterable[Piece] = (), **more: Any) -> Written:
+    def _written(self, pieces: Iterable[Piece] = (), **more: Any) -> TaskResult:
         # The rows are counted once `pieces` or the spool is filled.
         tally, wanted = self._rows.tally, self._wanted
-        return Written(
+        return TaskResult(
             wanted.batch_id,
             wanted.query_id,
             tally.rows,

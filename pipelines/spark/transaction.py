@@ -32,7 +32,7 @@ from fencepost.pipelines.spark.broker import (
     LATEST,
     READ_UNCOMMITTED,
     RETRY_PAUSE_S,
-    Connection,
+    ClusterConnection,
     check_right,
 )
 from fencepost.pipelines.spark.columns import Piece
@@ -80,7 +80,7 @@ class TransactionHandle:
         }
 
 
-def begin(link: Connection, transactional_id: str, timeout_ms: int) -> TransactionHandle:
+def begin(link: ClusterConnection, transactional_id: str, timeout_ms: int) -> TransactionHandle:
     """Fence earlier producers of the id, wait until their transaction is over, and get an epoch.
 
     After that, the outcome of every earlier transaction of the id is final. Raises BrokerError if
@@ -160,7 +160,7 @@ class Sender:
 
     def __init__(
         self,
-        link: Connection,
+        link: ClusterConnection,
         ticket: TransactionHandle,
         codec: Codec,
         level: int | None,
@@ -313,7 +313,7 @@ class Sender:
 
 
 def commit_offsets(
-    link: Connection, ticket: TransactionHandle, group: str, offsets: Offsets, metadata: str
+    link: ClusterConnection, ticket: TransactionHandle, group: str, offsets: Offsets, metadata: str
 ) -> None:
     """Add offsets of ``group``, which must have no members, to the transaction.
 
@@ -342,7 +342,7 @@ def commit_offsets(
             raise _refused("TxnOffsetCommit", ErrorCode(row.error_code))
 
 
-def end(link: Connection, ticket: TransactionHandle, *, commit: bool) -> None:
+def end(link: ClusterConnection, ticket: TransactionHandle, *, commit: bool) -> None:
     """Commit or abort. After a lost answer the request is repeated: a commit is idempotent.
 
     Raises :class:`TransactionOverError` if only the progress can tell how the transaction ended.

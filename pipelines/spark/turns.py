@@ -38,14 +38,14 @@ _MAX_CAUSE = 2_000
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class BegunTransaction:
     """A transaction, and the progress that was committed when it began."""
 
     ticket: TransactionHandle
     done: Progress | None = None
 
 
-class Turns:
+class TaskTurns:
     """One task's view of these files. ``turn`` is that of :class:`~.transaction.LocalSequences`."""
 
     def __init__(self, spool: Spool) -> None:
@@ -58,7 +58,7 @@ class Turns:
         except FileExistsError:
             raise second_attempt() from None
 
-    def joined(self, begin: Callable[[], Begun]) -> Begun:
+    def joined(self, begin: Callable[[], BegunTransaction]) -> BegunTransaction:
         """Return the shared transaction; the first task begins it.
 
         Other tasks wait meanwhile. If ``begin`` fails, the next task tries it.
@@ -66,7 +66,7 @@ class Turns:
         with self._locked(_TRANSACTION) as file:
             told = _content(file)
             if told:
-                found: Begun = pickle.loads(told)  # noqa: S301 - see Spool
+                found: BegunTransaction = pickle.loads(told)  # noqa: S301 - see Spool
                 return found
             begun = begin()
             os.pwrite(file, pickle.dumps(begun), 0)
@@ -129,7 +129,7 @@ def left_behind(subject: str | None) -> list[TransactionHandle]:
     found: list[TransactionHandle] = []
     for folder in folders(subject):
         with contextlib.suppress(OSError, EOFError, pickle.UnpicklingError):
-            begun: Begun = pickle.loads((folder / _TRANSACTION).read_bytes())  # noqa: S301 - ours
+            begun: BegunTransaction = pickle.loads((folder / _TRANSACTION).read_bytes())  # noqa: S301 - ours
             found.append(begun.ticket)
     return found
 

@@ -8,7 +8,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from fencepost import Broker
-from fencepost.console.server import Console, Settings
+from fencepost.console.server import Console, ConsoleSettings
 from tests.console.scenes import TOKEN
 from tests.support.cluster import Cluster, unique
 from tests.support.targets import SETTINGS
@@ -40,6 +40,8 @@ def headers() -> dict[str, str]:
 @pytest.fixture
 async def console(bootstrap: str, tmp_path, headers) -> AsyncIterator[TestClient]:
     """Yield a client of a console that may write and keeps its undo files in ``tmp_path``."""
-    settings = Settings(bootstrap=bootstrap, token=TOKEN, allow_writes=True, undo_dir=tmp_path)
+    settings = ConsoleSettings(
+        bootstrap=bootstrap, token=TOKEN, allow_writes=True, undo_dir=tmp_path
+    )
     async with TestClient(TestServer(Console(settings).application()), headers=headers) as client:
         yield client

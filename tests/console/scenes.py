@@ -11,7 +11,7 @@ from typing import Any
 import confluent_kafka
 from confluent_kafka import TopicPartition
 
-from fencepost.console.server import Settings, served
+from fencepost.console.server import ConsoleSettings, served
 from tests.support.cluster import unique
 from tests.support.waits import until
 from tests.wire.clients import confluent_consumer, confluent_producer
@@ -29,7 +29,7 @@ def running(bootstrap: str, **settings: Any) -> Iterator[str]:
 
     async def serve() -> None:
         told = {"bootstrap": bootstrap, "token": TOKEN, "timeout_s": 5.0, **settings}
-        async with served(Settings(**told)) as url:
+        async with served(ConsoleSettings(**told)) as url:
             found.append(url.partition("#")[0])
             started.set()
             await asyncio.get_running_loop().run_in_executor(None, stop.wait)

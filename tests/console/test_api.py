@@ -17,11 +17,11 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from fencepost import Broker
-from fencepost.client.queries.session import Session
+from fencepost.client.queries.session import ClusterSession
 from fencepost.console import history, limits, live, messages, server
 from fencepost.console.guard import CONTENT_SECURITY_POLICY, is_loopback
-from fencepost.console.pulse import Pulse
-from fencepost.console.server import VIEWS, Console, Settings
+from fencepost.console.pulse import HealthProbe
+from fencepost.console.server import VIEWS, Console, ConsoleSettings
 from fencepost.testing import Cluster as BrokerCluster
 from tests.console.scenes import (
     MARKUP,
@@ -97,7 +97,7 @@ async def test_another_host_is_refused_even_with_the_token(console, host):
 
 
 async def test_other_names_are_allowed_by_name(bootstrap, headers):
-    settings = Settings(bootstrap=bootstrap, token=TOKEN, hosts=("console.example",))
+    settings = ConsoleSettings(bootstrap=bootstrap, token=TOKEN, hosts=("console.example",))
     async with (
         TestClient(TestServer(Console(settings).application())) as client,
         client.get("/", headers={"Host": "CONSOLE.example:443"}) as answer,
@@ -245,7 +245,7 @@ async def test_a_bad_request_is_told_what_is_wrong(console, path, status):
 
 
 async def test_no_broker_is_an_answer(tmp_path, headers):
-    settings = Settings(bootstrap="127.0.0.1:1", token=TOKEN, timeout_s=0.5)
+    settings = ConsoleSettings(bootstrap="127.0.0.1:1", token=TOKEN, timeout_s=0.5)
     app = Console(settings).application()
     async with TestClient(TestServer(app), headers=headers) as client:
         for view in VIEWS:
@@ -324,7 +324,7 @@ async def test_fences_are_told_with_their_epochs(console, bootstrap, topic):
 
 async def test_a_history_that_begins_while_it_runs_is_found(tmp_path, headers):
     with Broker.in_thread(tmp_path / "young", config=SETTINGS) as broker:
-        settings = Settings(bootstrap=broker.bootstrap, token=TOKEN)
+        settings = ConsoleSettings(bootstrap=broker.bootstrap, token=TOKEN)
         app = Console(settings).application()
         async with TestClient(TestServer(app), headers=headers) as client:
 
@@ -467,7 +467,7 @@ async def test_a_reset_is_refused(console, bootstrap, cluster, tmp_path, headers
     ):
         async with console.post("/api/reset", json=wrong) as answer:
             assert answer.status in {400, 404}, wrong
-    settings = Settings(bootstrap=bootstrap, token=TOKEN, undo_dir=tmp_path)
+    settings = ConsoleSettings(bootstrap=bootstrap, token=TOKEN, undo_dir=tmp_path)
     app = Console(settings).application()
     async with TestClient(TestServer(app), headers=headers) as reader:
         async with reader.post("/api/reset", json={**asked, "group": group}) as answer:
@@ -646,7 +646,7 @@ async def test_a_view_is_told_when_it_changes(console, bootstrap, topic):
 
 async def test_silent_brokers_are_checked_at_the_same_time():
     """One after the other, each would delay the report by the timeout."""
-    loop, pulse = asyncio.get_running_loop(), Pulse("127.0.0.1:1", timeout_s=5)
+    loop, pulse = asyncio.get_running_loop(), HealthProbe("127.0.0.1:1", timeout_s=5)
     with contextlib.ExitStack() as stack:
         listening = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(4)]
         for broker, one in enumerate(listening):
@@ -675,7 +675,7 @@ async def test_who_watches_the_same_shares_one_question(monkeypatch):
         asked += 1
         return {"n": asked // 10}
 
-    watches = live.Watches(well)
+    watches = live.ViewWatches(well)
     async with asyncio.timeout(20):
         one = watches.follow(("v",), look, lambda error: {"message": str(error)})
         two = watches.follow(("v",), look, lambda error: {"message": str(error)})
@@ -739,7 +739,7 @@ async def test_views_name_a_group_that_they_may_not_describe(tmp_path, headers):
         stuck_rebalance(broker.bootstrap, group, cluster.create_topic("t", 4)),
         open_transaction(broker.bootstrap, "t"),
     ):
-        settings = Settings(bootstrap=broker.bootstrap, token=TOKEN)
+        settings = ConsoleSettings(bootstrap=broker.bootstrap, token=TOKEN)
         app = Console(settings).application()
         async with TestClient(TestServer(app), headers=headers) as client:
 
@@ -782,7 +782,7 @@ async def test_sums_over_partitions_without_a_leader_are_not_known(tmp_path, hea
 
     started = await asyncio.to_thread(cluster)
     try:
-        settings = Settings(bootstrap=started.bootstrap, token=TOKEN)
+        settings = ConsoleSettings(bootstrap=started.bootstrap, token=TOKEN)
         app = Console(settings).application()
         async with TestClient(TestServer(app), headers=headers) as client:
 
@@ -820,7 +820,7 @@ async def test_silent_brokers_are_told_while_a_view_takes_long(monkeypatch):
         await never.wait()
         return {}
 
-    watches = live.Watches(feel)
+    watches = live.ViewWatches(feel)
     frames = watches.follow(("v",), look, lambda error: {"message": str(error)})
     async with asyncio.timeout(20):
         # A good answer is sent as well: an earlier stream may have told the page of silence.
@@ -846,7 +846,7 @@ async def test_a_broker_that_is_away_is_told_and_comes_back(monkeypatch):
             raise ConnectionError("gone")
         return {"well": True}
 
-    frames = live.Watches(well).follow(("v",), look, lambda error: {"message": str(error)})
+    frames = live.ViewWatches(well).follow(("v",), look, lambda error: {"message": str(error)})
 
     async def kind() -> str:
         async for frame in frames:
@@ -920,11 +920,11 @@ async def test_headers_and_bytes_of_one_record_are_bounded(console, bootstrap, t
 def test_the_history_in_memory_is_bounded(bootstrap, cluster, monkeypatch):
     for number in range(5):
         cluster.init_producer(unique(f"claim-{number}"))
-    with Session(bootstrap, 10) as session:
-        whole = history.History()
+    with ClusterSession(bootstrap, 10) as session:
+        whole = history.HistoryCache()
         assert until(lambda: whole.read_on(session) and len(whole.rows(_any)) > 4, "five claims")
         monkeypatch.setattr(history, "HISTORY_ENTRIES", 3)
-        short = history.History()
+        short = history.HistoryCache()
         short.read_on(session)
         newest = whole.rows(_any, 3)
         assert short.rows(_any) == newest

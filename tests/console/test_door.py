@@ -15,10 +15,10 @@ from click.testing import CliRunner
 
 from fencepost.cli import main
 from fencepost.client.client import ApiError
-from fencepost.client.queries.session import Session
+from fencepost.client.queries.session import ClusterSession
 from fencepost.client.security import Security
 from fencepost.console import door, server
-from fencepost.console.sessions import Sessions
+from fencepost.console.sessions import SessionPool
 from fencepost.testing import Kafka
 from tests.console.scenes import TOKEN
 from tests.support.certificates import Authority
@@ -38,7 +38,7 @@ async def console(bootstrap: str, keystore: Path | None = None) -> AsyncIterator
     if keystore is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(keystore)
-    settings = server.Settings(bootstrap=bootstrap, token=TOKEN, tls=context)
+    settings = server.ConsoleSettings(bootstrap=bootstrap, token=TOKEN, tls=context)
     async with server.served(settings) as url:
         shown = url.partition("#")[0]
         yield shown, int(shown.rstrip("/").rpartition(":")[2])
@@ -133,11 +133,11 @@ async def test_who_shows_no_token_goes_soon(
 
 
 def test_a_question_that_is_refused_costs_no_connection(bootstrap: str) -> None:
-    def refused(session: Session) -> None:
+    def refused(session: ClusterSession) -> None:
         session.topics(["no-such-topic"])
 
     async def run() -> None:
-        sessions = Sessions(bootstrap, 10.0, most=1)
+        sessions = SessionPool(bootstrap, 10.0, most=1)
         try:
             seen = set()
             for _ in range(3):
@@ -157,7 +157,7 @@ def test_a_question_that_is_refused_costs_no_connection(bootstrap: str) -> None:
     asyncio.run(run())
 
 
-def _wrong(_session: Session) -> None:
+def _wrong(_session: ClusterSession) -> None:
     raise ValueError("not of the broker")
 
 
@@ -165,7 +165,7 @@ def _wrong(_session: Session) -> None:
 async def test_it_logs_in_at_the_broker(password: str, status: int) -> None:
     with Kafka(users={"bob": "b"}, tls=True) as broker:
         told = {**broker.client_config("bob"), "sasl.password": password}
-        settings = server.Settings(broker.bootstrap, token=TOKEN, security=Security.of(told))
+        settings = server.ConsoleSettings(broker.bootstrap, token=TOKEN, security=Security.of(told))
         async with (
             server.served(settings) as url,
             aiohttp.ClientSession(headers=KNOWN) as client,

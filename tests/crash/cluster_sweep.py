@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from fencepost.tools.sweep.points import Event, Point, Where
+from fencepost.tools.sweep.points import CountedEvent, KillMoment, KillPoint
 from tests.crash.crashing_cluster import (
     APART,
     BROKERS,
@@ -81,8 +81,8 @@ class Place:
 
     scenario: Scenario
     node_id: int
-    point: Point
-    then: Point | None = None
+    point: KillPoint
+    then: KillPoint | None = None
 
     def __str__(self) -> str:
         points = [one for one in (self.point, self.then) if one is not None]
@@ -91,7 +91,7 @@ class Place:
 
 
 COMEBACKS = tuple(
-    Place(COMMIT, node_id, Point(Where.AFTER, 1, f"write {what}"))
+    Place(COMMIT, node_id, KillPoint(KillMoment.AFTER, 1, f"write {what}"))
     for node_id, what in (
         (1, "__transaction_state-0 PREPARE_COMMIT"),
         (2, "out-0 records"),
@@ -128,7 +128,7 @@ class Bench:
     def places(self, scenario: Scenario) -> list[Place]:
         """Return the points of a scenario at which brokers can be killed."""
 
-        def counted() -> Mapping[int, list[Event]]:
+        def counted() -> Mapping[int, list[CountedEvent]]:
             events = self.cluster.counted(lambda: self.live(scenario))
             self.check(scenario.layout)
             return events
@@ -144,7 +144,7 @@ class Bench:
     def comeback(self, place: Place) -> list[Place]:
         """Return the points at which a broker can be killed again during its restart."""
 
-        def counted() -> list[Event]:
+        def counted() -> list[CountedEvent]:
             killed: list[str] = []
             with self.cluster.killed_at(place.node_id, place.point, killed) as events:
                 self.live(place.scenario)

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from fencepost.tools.sweep.points import Event, Point
+from fencepost.tools.sweep.points import CountedEvent, KillPoint
 from tests.crash.elected_cluster import BROKERS, DATA, MOVED, ElectedCluster
 from tests.crash.sweeps import Sweep, points_of
 from tests.support.waits import until
@@ -42,7 +42,7 @@ class Place:
     """A point of a scenario, and the fault at it."""
 
     scenario: Scenario
-    point: Point
+    point: KillPoint
     fault: str
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ class Bench:
     def places(self, scenario: Scenario) -> list[Place]:
         """Return the points of a scenario, each with each fault."""
 
-        def counted() -> list[Event]:
+        def counted() -> list[CountedEvent]:
             self.begin(scenario)
             self.cluster.arm(BROKERS, None)
             self.live(scenario)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fencepost.coordinator.runtime.key_partition import java_string_hash
-from fencepost.tools.sweep.daemon import Daemon, DaemonError, Settings
-from fencepost.tools.sweep.points import Event, Point
+from fencepost.tools.sweep.daemon import Daemon, DaemonError, DaemonSettings
+from fencepost.tools.sweep.points import CountedEvent, KillPoint
 from tests.crash.brokers import Brokers
 from tests.crash.named_points import Naming
 from tests.support.cluster import READ_COMMITTED
@@ -104,7 +104,7 @@ class CrashingCluster(Brokers[Daemon]):
             place.mkdir(parents=True)
             told = {**common, **own, "node.id": str(node_id)}
             log = place / "broker.log"
-            return Daemon(Settings(place / "data", log, told, Naming(ports=ports, bug=bug)))
+            return Daemon(DaemonSettings(place / "data", log, told, Naming(ports=ports, bug=bug)))
 
         listening = {"process.roles": "controller", "listeners": "CONTROLLER://127.0.0.1:0"}
         self.controller = node(CONTROLLER, listening)
@@ -251,7 +251,7 @@ class CrashingCluster(Brokers[Daemon]):
 
     # --- a point ---
 
-    def counted(self, work: Callable[[], None]) -> dict[int, list[Event]]:
+    def counted(self, work: Callable[[], None]) -> dict[int, list[CountedEvent]]:
         """Return the events on each broker during ``work``."""
         for one in self.brokers.values():
             one.arm(None)
@@ -260,8 +260,8 @@ class CrashingCluster(Brokers[Daemon]):
 
     @contextlib.contextmanager
     def killed_at(
-        self, node_id: int, point: Point, killed: list[str], *, then: Point | None = None
-    ) -> Iterator[list[Event]]:
+        self, node_id: int, point: KillPoint, killed: list[str], *, then: KillPoint | None = None
+    ) -> Iterator[list[CountedEvent]]:
         """Within the block, kill the broker at ``point``, restart it, and kill it at ``then`` too.
 
         ``killed`` gets the event of each kill. Yield a list that in the end has the events of the
@@ -269,7 +269,7 @@ class CrashingCluster(Brokers[Daemon]):
         """
         broker = self.brokers[node_id]
         broker.arm(point)
-        events: list[Event] = []
+        events: list[CountedEvent] = []
         problems: list[Exception] = []
         leave = threading.Event()
 

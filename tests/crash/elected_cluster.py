@@ -32,8 +32,8 @@ from fencepost.coordinator.zookeeper.session import Check, Write, ZkSession
 from fencepost.logcore.batch import BatchHeader, decode_records, iter_headers
 from fencepost.logcore.fs import OsFileSystem
 from fencepost.protocol.api import ApiKey
-from fencepost.tools.sweep.daemon import Counting, Daemon, DaemonError, Settings
-from fencepost.tools.sweep.points import Counter, Event, Point, Where
+from fencepost.tools.sweep.daemon import CountingWrappers, Daemon, DaemonError, DaemonSettings
+from fencepost.tools.sweep.points import CountedEvent, EventCounter, KillMoment, KillPoint
 from tests.crash.brokers import Brokers
 from tests.crash.named_points import NamedCounter
 from tests.support.cluster import unique
@@ -86,22 +86,22 @@ def named(what: str) -> str:
 class HeldCounter(NamedCounter):
     """Numbers concurrent steps of one name, so that each one's end has its own number."""
 
-    def __init__(self, point: Point | None, die: Callable[[Event], None]) -> None:
+    def __init__(self, point: KillPoint | None, die: Callable[[CountedEvent], None]) -> None:
         self._numbers: dict[int, int] = {}
         super().__init__(point, die)
 
-    def begin_anew(self, point: Point | None) -> None:
-        """See :class:`Counter`."""
+    def begin_anew(self, point: KillPoint | None) -> None:
+        """See :class:`EventCounter`."""
         self._numbers.clear()
         super().begin_anew(point)
 
-    def before(self, event: Event) -> bool:
-        """See :class:`Counter`."""
+    def before(self, event: CountedEvent) -> bool:
+        """See :class:`EventCounter`."""
         if self._armed:
             self._numbers[id(event)] = self._named[event.what] + 1
         return super().before(event)
 
-    def _comes(self, where: Where, event: Event) -> bool:
+    def _comes(self, where: KillMoment, event: CountedEvent) -> bool:
         wanted = self._point
         return wanted is not None and (wanted.where, wanted.kind, wanted.number) == (
             where,
@@ -111,11 +111,11 @@ class HeldCounter(NamedCounter):
 
 
 @dataclass(frozen=True)
-class Held(Counting):
+class Held(CountingWrappers):
     """Counts steps of a controller; a broker waits at the chosen step until it is released."""
 
-    def counter(self, point: Point | None, die: Callable[[Event], None]) -> HeldCounter:
-        """See :class:`Counting`; wraps the classes of sessions and channels of this process."""
+    def counter(self, point: KillPoint | None, die: Callable[[CountedEvent], None]) -> HeldCounter:
+        """See ``CountingWrappers``; wraps the classes of sessions and channels of this process."""
         counter = HeldCounter(point, die)
         for method, title in ((ZkSession.get, "get"), (ZkSession.children, "list")):
             _count(counter, ZkSession, method, lambda path, title=title: f"{title} {path}")
@@ -123,26 +123,26 @@ class Held(Counting):
         _count(counter, _BrokerChannel, _BrokerChannel._ask, _asks)
         return counter
 
-    def die(self, pipe: Connection, event: Event) -> None:
-        """See :class:`Counting`; waits until the test has injected its fault into the process."""
+    def die(self, pipe: Connection, event: CountedEvent) -> None:
+        """See ``CountingWrappers``; waits until the test has injected its fault."""
         pipe.send(("reached", event.what))
         pipe.recv()
 
-    def file_system(self, root: str, counter: Counter) -> OsFileSystem:
-        """See :class:`Counting`."""
+    def file_system(self, root: str, counter: EventCounter) -> OsFileSystem:
+        """See :class:`CountingWrappers`."""
         return OsFileSystem()
 
-    def loop(self, counter: Counter) -> asyncio.AbstractEventLoop:
-        """See :class:`Counting`."""
+    def loop(self, counter: EventCounter) -> asyncio.AbstractEventLoop:
+        """See :class:`CountingWrappers`."""
         return asyncio.SelectorEventLoop()
 
 
 def _count(
-    counter: Counter, kind: type, method: Callable[..., Any], title: Callable[[Any], str]
+    counter: EventCounter, kind: type, method: Callable[..., Any], title: Callable[[Any], str]
 ) -> None:
     @wraps(method)
     async def step(self: Any, what: Any, *more: Any) -> Any:
-        event = Event(named(title(what)))
+        event = CountedEvent(named(title(what)))
         counter.before(event)
         found = await method(self, what, *more)
         counter.after(event)
@@ -184,7 +184,7 @@ class HeldDaemon(Daemon):
             if self._pipe is not None:
                 self._pipe.send(("go on", None))
 
-    def disarm(self) -> tuple[str | None, list[Event]]:
+    def disarm(self) -> tuple[str | None, list[CountedEvent]]:
         """See :class:`Daemon`; releases a broker that has just reached its point."""
         while self.reached():
             self.go_on()
@@ -302,7 +302,7 @@ class ElectedCluster(Brokers[HeldDaemon]):
             place = home / str(node_id)
             place.mkdir(parents=True)
             told = {**common, "node.id": str(node_id)}
-            return HeldDaemon(Settings(place / "data", place / "broker.log", told, Held()))
+            return HeldDaemon(DaemonSettings(place / "data", place / "broker.log", told, Held()))
 
         super().__init__(home, {one: node(one) for one in BROKERS}, patience_s=patience_s)
         self.znodes = zookeeper.client()
@@ -509,7 +509,7 @@ class ElectedCluster(Brokers[HeldDaemon]):
 
     # --- a point ---
 
-    def arm(self, brokers: list[int], point: Point | None) -> None:
+    def arm(self, brokers: list[int], point: KillPoint | None) -> None:
         """Start counting on these brokers, each up to the point."""
         for one in brokers:
             self.brokers[one].arm(point)

@@ -32,15 +32,15 @@ from fencepost.logcore.machine import Record
 from fencepost.logcore.marks import Marks
 from fencepost.logcore.partition import Partition
 from fencepost.protocol.api import KNOWN_APIS, ApiKey
-from fencepost.tools.sweep.daemon import Counting
+from fencepost.tools.sweep.daemon import CountingWrappers
 from fencepost.tools.sweep.points import (
+    CountedEvent,
     CountedFileSystem,
     CountedLoop,
     CountedProtocol,
-    Counter,
-    Event,
-    Point,
-    Where,
+    EventCounter,
+    KillMoment,
+    KillPoint,
 )
 from fencepost.txn.records import decode
 
@@ -71,10 +71,10 @@ _BROKER = re.compile(r"^(?:broker|AddPartitionsManager-client)-(\d+)")
 """The client ids of brokers in requests to other brokers."""
 
 
-class NamedCounter(Counter):
+class NamedCounter(EventCounter):
     """Counts each name separately, from the process's start: a restart can be killed as well."""
 
-    def __init__(self, point: Point | None, die: Callable[[Event], None]) -> None:
+    def __init__(self, point: KillPoint | None, die: Callable[[CountedEvent], None]) -> None:
         super().__init__(point, die)
         self._named: Counts[str] = Counts()
         self._done: list[str] = []
@@ -83,41 +83,41 @@ class NamedCounter(Counter):
         """Name of a message → length of ``_done`` at the last one."""
         self.arm()
 
-    def begin_anew(self, point: Point | None) -> None:
-        """See :class:`Counter`."""
+    def begin_anew(self, point: KillPoint | None) -> None:
+        """See :class:`EventCounter`."""
         self._named.clear()
         self._done, self._seen = [], {}
         super().begin_anew(point)
 
-    def before(self, event: Event) -> bool:
-        """See :class:`Counter`."""
+    def before(self, event: CountedEvent) -> bool:
+        """See :class:`EventCounter`."""
         if not self._armed:
             return False
         self._named[event.what] += 1
         self.events.append(event)
-        if self._comes(Where.BEFORE, event):
+        if self._comes(KillMoment.BEFORE, event):
             self._die(event)
-        return event.tearable and self._comes(Where.TORN, event)
+        return event.tearable and self._comes(KillMoment.TORN, event)
 
-    def after(self, event: Event) -> None:
-        """See :class:`Counter`."""
+    def after(self, event: CountedEvent) -> None:
+        """See :class:`EventCounter`."""
         if not self._armed:
             return
-        if self._comes(Where.AFTER, event):
+        if self._comes(KillMoment.AFTER, event):
             self._die(event)
         if event.what.startswith("write") and "/" not in event.what:  # a log
             self._done.append(f"{event.what} #{self._named[event.what]}")
 
-    def message(self, api: int, name: str) -> list[Event]:
+    def message(self, api: int, name: str) -> list[CountedEvent]:
         """Return the events of a message: for a fetch, one for each write since the last fetch."""
         if api not in NAMED:
             return []
         if api != ApiKey.FETCH:
-            return [Event(name)]
+            return [CountedEvent(name)]
         since, self._seen[name] = self._seen.get(name, 0), len(self._done)
-        return [Event(f"{name} | {one}") for one in self._done[since:]]
+        return [CountedEvent(f"{name} | {one}") for one in self._done[since:]]
 
-    def _comes(self, where: Where, event: Event) -> bool:
+    def _comes(self, where: KillMoment, event: CountedEvent) -> bool:
         wanted = self._point
         return (
             wanted is not None
@@ -128,8 +128,8 @@ class NamedCounter(Counter):
 
 
 @dataclass(frozen=True)
-class Naming(Counting):
-    """See :class:`Counting`; ``ports`` maps ports to the brokers that listen there.
+class Naming(CountingWrappers):
+    """See :class:`CountingWrappers`; ``ports`` maps ports to the brokers that listen there.
 
     ``bug`` is a key of :data:`BUGS`: a planted bug that a sweep must find.
     """
@@ -137,20 +137,20 @@ class Naming(Counting):
     ports: Mapping[int, int] = field(default_factory=dict)
     bug: str = ""
 
-    def counter(self, point: Point | None, die: Callable[[Event], None]) -> NamedCounter:
-        """See :class:`Counting`; wraps the log class of this process."""
+    def counter(self, point: KillPoint | None, die: Callable[[CountedEvent], None]) -> NamedCounter:
+        """See :class:`CountingWrappers`; wraps the log class of this process."""
         counter = NamedCounter(point, die)
         _count_marks(counter)
         if self.bug:
             BUGS[self.bug]()
         return counter
 
-    def file_system(self, root: str, counter: Counter) -> NamedFileSystem:
-        """See :class:`Counting`."""
+    def file_system(self, root: str, counter: EventCounter) -> NamedFileSystem:
+        """See :class:`CountingWrappers`."""
         return NamedFileSystem(root, counter)
 
-    def loop(self, counter: Counter) -> NamedLoop:
-        """See :class:`Counting`."""
+    def loop(self, counter: EventCounter) -> NamedLoop:
+        """See :class:`CountingWrappers`."""
         # A subclass: a broker of a cluster makes a second loop of its type for heartbeats.
         own = {"counter": counter, "ports": self.ports}
         return type(NamedLoop.__name__, (NamedLoop,), own)()
@@ -182,7 +182,7 @@ BUGS: Mapping[str, Callable[[], None]] = {
 }
 
 
-def _count_marks(counter: Counter) -> None:
+def _count_marks(counter: EventCounter) -> None:
     """Make each move of a high watermark an event."""
     move = Marks.move_high_watermark
 
@@ -190,7 +190,7 @@ def _count_marks(counter: Counter) -> None:
         if not self.is_replicated or offset == getattr(self, "high_watermark", offset):
             move(self, offset)
             return
-        event = Event(f"mark {self.name}")
+        event = CountedEvent(f"mark {self.name}")
         counter.before(event)
         move(self, offset)
         counter.after(event)
@@ -208,13 +208,13 @@ class NamedFileSystem(CountedFileSystem):
         """
         return re.sub(r"/\d{20}(?=\.)", "/segment", super().named(path))
 
-    def writing(self, path: str, buffers: Sequence[ReadableBuffer]) -> Event:
+    def writing(self, path: str, buffers: Sequence[ReadableBuffer]) -> CountedEvent:
         """See :class:`CountedFileSystem`."""
         if not path.endswith(".log"):
             return super().writing(path, buffers)
         partition = path.partition("/")[0]
         sorts = " ".join(dict.fromkeys(_sorts(partition, b"".join(buffers))))
-        return Event(f"write {partition} {sorts}", tearable=True)
+        return CountedEvent(f"write {partition} {sorts}", tearable=True)
 
 
 def _sorts(partition: str, data: bytes) -> Iterator[str]:
@@ -284,7 +284,7 @@ class NamedTransport:
         """``name`` turns the head of a frame into events."""
         self._transport, self._counter, self._name = transport, counter, name
         self._heads = Heads()
-        self._under_way: list[list[Event]] = []
+        self._under_way: list[list[CountedEvent]] = []
         self.lag_s = 0.0
         """The delay of all writes in seconds."""
 
@@ -348,7 +348,7 @@ class NamedProtocol(CountedProtocol):
         self._transport = named
         self._told.connection_made(cast("asyncio.Transport", named))
 
-    def _name(self, head: bytes) -> list[Event]:
+    def _name(self, head: bytes) -> list[CountedEvent]:
         api, client = self._asked.pop(struct.unpack_from(">i", head, 4)[0], (-1, ""))
         known = _BROKER.match(client)
         if known is None:
@@ -375,7 +375,7 @@ class NamedLoop(CountedLoop):
         port = transport.get_extra_info("peername")[1]
         to = f" of {self.ports[port]}" if port in self.ports else ""
 
-        def name(head: bytes) -> list[Event]:
+        def name(head: bytes) -> list[CountedEvent]:
             api, _, _ = _request(head)
             return counter.message(api, f"ask {_title(api)}{to}")
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from fencepost.tools.sweep.points import Event, Point, Where
+from fencepost.tools.sweep.points import CountedEvent, KillMoment, KillPoint
 from tests.crash.brokers import Brokers
 
 
@@ -140,7 +140,9 @@ def swept(
     return places
 
 
-def points_of(events: Sequence[Event], others: Sequence[Event]) -> Iterator[Point]:
+def points_of(
+    events: Sequence[CountedEvent], others: Sequence[CountedEvent]
+) -> Iterator[KillPoint]:
     """Yield the points of the events that both runs have."""
     wanted = Counter(event.what for event in events) & Counter(event.what for event in others)
     numbers: Counter[str] = Counter()
@@ -148,10 +150,10 @@ def points_of(events: Sequence[Event], others: Sequence[Event]) -> Iterator[Poin
         numbers[event.what] += 1
         if numbers[event.what] > wanted[event.what]:
             continue
-        sides = [Where.BEFORE, Where.AFTER]
+        sides = [KillMoment.BEFORE, KillMoment.AFTER]
         if event.tearable:
-            sides.insert(1, Where.TORN)
+            sides.insert(1, KillMoment.TORN)
         elif "Fetch" in event.what:
-            sides = [Where.BEFORE]  # the point after it equals the point before the next event
+            sides = [KillMoment.BEFORE]  # the point after it equals the point before the next event
         for side in sides:
-            yield Point(side, numbers[event.what], event.what)
+            yield KillPoint(side, numbers[event.what], event.what)

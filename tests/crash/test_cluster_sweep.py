@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fencepost.tools.sweep.points import Point, Where, spread
+from fencepost.tools.sweep.points import KillMoment, KillPoint, spread
 from tests.crash.cluster_sweep import COMEBACKS, COMMIT, SCENARIOS, Bench, Place, sweep
 from tests.crash.crashing_cluster import BROKERS, FORCED
 from tests.crash.sweeps import swept
@@ -87,7 +87,7 @@ def test_a_comeback_is_killed_too(tmp_path: Path) -> None:
 def test_what_is_broken_on_purpose_is_found(
     tmp_path: Path, bug: str, node_id: int, where: str, problem: str
 ) -> None:
-    place = Place(COMMIT, node_id, Point(Where.AFTER, 1, where))
+    place = Place(COMMIT, node_id, KillPoint(KillMoment.AFTER, 1, where))
     tries = sweep(tmp_path, 1, bug=bug, patience_s=10)
     # A response may be late, and a follower early.
     tries.run(lambda _: [place] * MOST_TRIES, to_the_first=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fencepost.protocol.api import ApiKey
-from fencepost.tools.sweep.points import Event, Point, Where
+from fencepost.tools.sweep.points import CountedEvent, KillMoment, KillPoint
 from tests.crash.named_points import Heads, NamedCounter
 from tests.crash.sweeps import points_of
 
@@ -14,25 +14,25 @@ class Death(Exception):  # noqa: N818 - stands for SIGKILL
     """Ends the test's broker."""
 
 
-def die(event: Event) -> None:
+def die(event: CountedEvent) -> None:
     raise Death(event.what)
 
 
 def happen(counter: NamedCounter, *names: str) -> None:
     for name in names:
-        event = Event(name, tearable=name.startswith("write"))
+        event = CountedEvent(name, tearable=name.startswith("write"))
         if counter.before(event):
             counter.torn(event)
         counter.after(event)
 
 
-@pytest.mark.parametrize("where", [Where.BEFORE, Where.TORN, Where.AFTER])
-def test_a_point_is_the_so_many_th_of_its_name(where: Where) -> None:
-    counter = NamedCounter(Point(where, 2, "write a"), die)
+@pytest.mark.parametrize("where", [KillMoment.BEFORE, KillMoment.TORN, KillMoment.AFTER])
+def test_a_point_is_the_so_many_th_of_its_name(where: KillMoment) -> None:
+    counter = NamedCounter(KillPoint(where, 2, "write a"), die)
     happen(counter, "write a", "write b", "write b", "mark a")
     with pytest.raises(Death, match="write a"):
         happen(counter, "write a")
-    counter.begin_anew(Point(where, 2, "write a"))
+    counter.begin_anew(KillPoint(where, 2, "write a"))
     happen(counter, "write a")
 
 
@@ -51,11 +51,20 @@ def test_a_fetch_has_the_names_of_what_was_written_since_the_last() -> None:
 
 
 def test_points_are_what_happens_every_time() -> None:
-    first = [Event("write a", tearable=True), Event("write a", tearable=True), Event("mark a")]
-    found = points_of(first, [Event("mark a"), Event("write a"), Event("mark a")])
+    first = [
+        CountedEvent("write a", tearable=True),
+        CountedEvent("write a", tearable=True),
+        CountedEvent("mark a"),
+    ]
+    found = points_of(
+        first, [CountedEvent("mark a"), CountedEvent("write a"), CountedEvent("mark a")]
+    )
     assert [(one.where, one.kind, one.number) for one in found] == [
-        *((where, "write a", 1) for where in (Where.BEFORE, Where.TORN, Where.AFTER)),
-        *((where, "mark a", 1) for where in (Where.BEFORE, Where.AFTER)),
+        *(
+            (where, "write a", 1)
+            for where in (KillMoment.BEFORE, KillMoment.TORN, KillMoment.AFTER)
+        ),
+        *((where, "mark a", 1) for where in (KillMoment.BEFORE, KillMoment.AFTER)),
     ]
 
 

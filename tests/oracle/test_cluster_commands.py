@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from fencepost.client.queries.session import Session
-from fencepost.console.history import History
+from fencepost.client.queries.session import ClusterSession
+from fencepost.console.history import HistoryCache
 from fencepost.console.overview import overview_view
 from fencepost.console.topics import topic_view
 from tests.support.cluster import unique
@@ -131,9 +131,9 @@ def test_a_broker_goes_and_comes_back(three: KafkaCluster):
     described = rows(three, "topics", "describe", topic, lone)
     assert all(row["offline"] == [3] for row in described if 3 in row["replicas"])
     assert [row["latest"] for row in described if row["leader"] == -1] == [None]
-    with Session(three.bootstrap, 10) as session:
-        seen = overview_view(session, {}, History())
-        page = topic_view(session, {"name": lone}, History())
+    with ClusterSession(three.bootstrap, 10) as session:
+        seen = overview_view(session, {}, HistoryCache())
+        page = topic_view(session, {"name": lone}, HistoryCache())
     assert [row["fenced"] for row in seen["brokers"]] == [False, False, True]
     assert {"kind": "down", "level": "bad", "broker": 3} in seen["attention"]
     assert [row["elr"] for row in page["partitions"] if row["leader"] < 0] == [[3]]

@@ -23,7 +23,7 @@ from fencepost.coordinator.config.broker_config import BrokerConfig, log_config
 from fencepost.coordinator.config.listeners import parse_address
 from fencepost.coordinator.replication.fetchers import ReplicaFetcherManager
 from fencepost.coordinator.replication.membership import BrokerMembership
-from fencepost.coordinator.replication.observing import Quorum
+from fencepost.coordinator.replication.observing import QuorumConfig
 from fencepost.coordinator.replication.peers import Peers
 from fencepost.coordinator.runtime.flusher import Flusher
 from fencepost.logcore.batch import LogRecord, encode_batch
@@ -78,7 +78,7 @@ class Follower:
             FOLLOWER, CLUSTER_ID, uuid.uuid4(), (endpoint,), FEATURES, (uuid.uuid4(),)
         )
         address = parse_address(kafka.controller)
-        quorum = Quorum((address,), {LEADER: address}, "CONTROLLER")
+        quorum = QuorumConfig((address,), {LEADER: address}, "CONTROLLER")
         self.membership = BrokerMembership(
             quorum, registration, LifecycleIntervals(heartbeat_ms=500, session_ms=3_000), self._lost
         )

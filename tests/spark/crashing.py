@@ -17,7 +17,7 @@ from pyspark import TaskContext
 from fencepost.pipelines.spark import sink, task
 from fencepost.pipelines.spark import transaction as txn
 from fencepost.pipelines.spark.datasource import FencepostDataSource
-from fencepost.pipelines.spark.turns import Turns
+from fencepost.pipelines.spark.turns import TaskTurns
 from tests.support.waits import until
 
 STEPS = (
@@ -97,7 +97,7 @@ class Fault:
                 stack.enter_context(_set(TaskContext, "attemptNumber", lambda _: 0))
                 stack.enter_context(_set(TaskContext, "taskAttemptId", lambda _: attempt))
             if "claims" in self.unsafe:
-                stack.enter_context(_set(Turns, "claim", lambda *_: None))
+                stack.enter_context(_set(TaskTurns, "claim", lambda *_: None))
             if "sizes" in self.unsafe:
                 stack.enter_context(_set(task, "_FIRST_SIZES", 1))
             if "offsets" in self.unsafe:
@@ -172,7 +172,7 @@ class CrashingWriter(sink.StreamWriter):
 
     fault: Fault
 
-    def write(self, iterator: Any) -> sink.Written:
+    def write(self, iterator: Any) -> sink.TaskResult:
         context = TaskContext.get()
         assert context is not None
         rows = _in_another_order(iterator) if context.attemptNumber() else iterator

@@ -14,7 +14,7 @@ import pytest
 
 from fencepost.logcore.compression import Codec
 from fencepost.pipelines.spark import transaction as txn
-from fencepost.pipelines.spark.broker import Connection
+from fencepost.pipelines.spark.broker import ClusterConnection
 from fencepost.pipelines.spark.columns import Piece
 from fencepost.pipelines.spark.errors import BrokerError
 from tests.spark.conftest import START_S, Drivers
@@ -169,7 +169,7 @@ def test_a_zombie_of_a_finished_batch_is_fenced_by_the_next_ones_beginning(
     # EndTxn does not bump the epoch: without an InitProducerId per batch, late writes of a task of
     # the last batch would join the transaction of the next one.
     topic = cluster.create_topic(unique("zombie"), 1, KEEP)
-    link = Connection(old.bootstrap, client_id="zombie", timeout_ms=20_000)
+    link = ClusterConnection(old.bootstrap, client_id="zombie", timeout_ms=20_000)
     tid = unique("zombie")
     piece = Piece(topic, 0, 1, 5, 5, bytes([0x12, 0, 0, 0, 1, 6, *b"old", 0]))
 

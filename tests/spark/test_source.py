@@ -12,7 +12,7 @@ import pytest
 
 from fencepost.pipelines.spark import broker
 from fencepost.pipelines.spark.errors import BrokerError, DataLossError
-from fencepost.pipelines.spark.offsets import Range
+from fencepost.pipelines.spark.offsets import OffsetRange
 from fencepost.pipelines.spark.options import source_options
 from tests.spark.queries import (
     KEEP,
@@ -439,7 +439,9 @@ def read_rows(bootstrap: str, topic: str, start: int, until: int, **options: str
     from fencepost.pipelines.spark.read import read_range
 
     told = {"kafka.bootstrap.servers": bootstrap, "subscribe": topic, **PATIENCE, **options}
-    return list(read_range(source_options(told, streaming=True), Range(topic, 0, start, until)))
+    return list(
+        read_range(source_options(told, streaming=True), OffsetRange(topic, 0, start, until))
+    )
 
 
 def read_values(bootstrap: str, topic: str, start: int, until: int, **options: str) -> list[bytes]:
@@ -481,14 +483,16 @@ def test_a_topic_that_is_away_for_a_while_is_waited_for(
 ) -> None:
     topic = cluster.create_topic(unique("away"), PARTITIONS, KEEP)
     drop(cluster, topic)
-    original, answered = broker.Connection.fetch, threading.Event()
+    original, answered = broker.ClusterConnection.fetch, threading.Event()
 
-    def fetch(link: broker.Connection, *arguments: Any, **named: Any) -> broker.Fetched:
+    def fetch(
+        link: broker.ClusterConnection, *arguments: Any, **named: Any
+    ) -> broker.FetchedRecords:
         found = original(link, *arguments, **named)
         answered.set()
         return found
 
-    monkeypatch.setattr(broker.Connection, "fetch", fetch)
+    monkeypatch.setattr(broker.ClusterConnection, "fetch", fetch)
     patient = {**options, "kafka.default.api.timeout.ms": "60000"}
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(read_values, bootstrap, topic, 0, 3, **patient)

@@ -13,8 +13,8 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from fencepost.client.queries import lag as lag_module
-from fencepost.client.queries.lag import EXACT_OFFSETS, Lags
-from fencepost.client.queries.session import Session
+from fencepost.client.queries.lag import EXACT_OFFSETS, ConsumerLags
+from fencepost.client.queries.session import ClusterSession
 from fencepost.pipelines.spark.progress import Progress
 from tests.support.cluster import Cluster, unique
 from tests.support.own_broker import own_broker
@@ -26,8 +26,8 @@ from tests.wire.test_cli_groups import execute, rows, run
 
 
 @pytest.fixture
-def session(bootstrap: str) -> Iterator[Session]:
-    with Session(bootstrap, 30) as opened:
+def session(bootstrap: str) -> Iterator[ClusterSession]:
+    with ClusterSession(bootstrap, 30) as opened:
         yield opened
 
 
@@ -91,7 +91,7 @@ def test_lag_is_what_a_reader_can_still_get(cluster, bootstrap, session, topic, 
         cut = sorted(kinds)[len(kinds) // 5]
         delete_records(cluster, topic, cut)
         stable, end = cluster.lso(topic), cluster.offset(topic)
-        lags = Lags(session, [(topic, 0)])
+        lags = ConsumerLags(session, [(topic, 0)])
         for committed in range(end + 3):
             at = max(cut, committed)
             seen = lags.of((topic, 0), committed)
@@ -114,7 +114,7 @@ def test_a_large_gap_is_counted_in_offsets(cluster, bootstrap, session, topic):
         producer.commit_transaction(60)
     cluster.settle(topic)
     assert cluster.offset(topic) == EXACT_OFFSETS + 2
-    lags = Lags(session, [(topic, 0), (topic, 1)])
+    lags = ConsumerLags(session, [(topic, 0), (topic, 1)])
     larger, smaller = lags.of((topic, 0), 1), lags.of((topic, 0), 2)
     assert larger is not None
     assert smaller is not None
@@ -130,7 +130,7 @@ def test_only_so_many_bytes_are_looked_at(cluster, session, topic, monkeypatch):
     for budget, is_exact in ((size, False), (size + 1, True)):
         monkeypatch.setattr(lag_module, "EXACT_BYTES", budget)
         cluster.produce(topic, [b"two"])
-        lags = Lags(session, [(topic, 0)])
+        lags = ConsumerLags(session, [(topic, 0)])
         # The first call uses one batch of the budget, the second one the rest.
         end = lags.bounds[topic, 0].end
         lags.of((topic, 0), end - 1)
@@ -224,7 +224,7 @@ def test_what_is_trimmed_amid_the_question_is_no_failure(cluster, bootstrap, ses
         producer.begin_transaction()
         producer.produce(topic, b"x", partition=0)
         producer.flush(60)
-        lags = Lags(session, [(topic, 0)])
+        lags = ConsumerLags(session, [(topic, 0)])
         assert lags.held_since((topic, 0)) is not None
         delete_records(cluster, topic, 1)
         assert lags.held_since((topic, 0)) is None

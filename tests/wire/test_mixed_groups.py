@@ -12,7 +12,7 @@ import kafka
 import pytest
 
 from fencepost.client.queries.group_view import look_at
-from fencepost.client.queries.session import Session
+from fencepost.client.queries.session import ClusterSession
 from tests.support.cluster import Cluster, unique
 from tests.support.waits import until
 from tests.wire.clients import HEARTBEAT_MS, SESSION_MS, confluent_producer
@@ -119,7 +119,7 @@ class Group:
             until(self.is_shared, what, deadline_s=60)
         except TimeoutError as error:
             error.add_note(f"owned: {[sorted(one.owned()) for one in self.members]}")
-            with Session(self.bootstrap, 10) as session:
+            with ClusterSession(self.bootstrap, 10) as session:
                 error.add_note(str(look_at(session, self.group)))
             raise
 

@@ -27,11 +27,11 @@ from fencepost.logcore.fs import OsFileSystem
 from fencepost.logcore.values import dataclass
 from fencepost.tools.ports import hold_port
 from fencepost.tools.sweep.points import (
+    CountedEvent,
     CountedFileSystem,
     CountedLoop,
-    Counter,
-    Event,
-    Point,
+    EventCounter,
+    KillPoint,
 )
 
 START_S = 60.0
@@ -49,26 +49,26 @@ class DaemonError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Counting:
+class CountingWrappers:
     """The counting wrappers of a broker. They are sent to its process by pickle."""
 
     every_answer: bool = False
     """Whether answers without a durable operation before them are crash points too."""
 
-    def counter(self, point: Point | None, die: Callable[[Event], None]) -> Counter:
+    def counter(self, point: KillPoint | None, die: Callable[[CountedEvent], None]) -> EventCounter:
         """Make the counter of one process."""
-        return Counter(point, die, every_answer=self.every_answer)
+        return EventCounter(point, die, every_answer=self.every_answer)
 
-    def die(self, pipe: Connection, event: Event) -> None:
+    def die(self, pipe: Connection, event: CountedEvent) -> None:
         """Report on ``pipe`` that ``event`` reaches the crash point, and kill the process."""
         pipe.send(("killed", event.what))
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def file_system(self, root: str, counter: Counter) -> OsFileSystem:
+    def file_system(self, root: str, counter: EventCounter) -> OsFileSystem:
         """Make the broker's file system, with its data directory at ``root``."""
         return CountedFileSystem(root, counter)
 
-    def loop(self, counter: Counter) -> asyncio.AbstractEventLoop:
+    def loop(self, counter: EventCounter) -> asyncio.AbstractEventLoop:
         """Make the broker's event loop."""
         loop = CountedLoop()
         loop.counter = counter
@@ -76,14 +76,14 @@ class Counting:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class DaemonSettings:
     """Settings that stay the same from one start to the next."""
 
     data_dir: Path
     log: Path
     """The file for the broker's standard output and error."""
     config: Mapping[str, str]
-    counting: Counting
+    counting: CountingWrappers
 
 
 def preload(messages: Sequence[str]) -> None:
@@ -99,7 +99,7 @@ class Daemon:
     modules of protocol messages that it imported.
     """
 
-    def __init__(self, settings: Settings, *, fresh: bool = False) -> None:
+    def __init__(self, settings: DaemonSettings, *, fresh: bool = False) -> None:
         # If the port were not held, another process could take it while the broker is dead.
         self._port = hold_port()
         self.bootstrap = f"127.0.0.1:{self._port.getsockname()[1]}"
@@ -109,7 +109,7 @@ class Daemon:
         self._process: multiprocessing.process.BaseProcess | None = None
         self._pipe: Connection | None = None
 
-    def start(self, point: Point | None = None) -> str | None:
+    def start(self, point: KillPoint | None = None) -> str | None:
         """Start, and return None once the broker listens, or what it was doing when it was killed.
 
         Raises DaemonError.
@@ -145,7 +145,7 @@ class Daemon:
             raise DaemonError(f"the broker died by itself{'' if said is None else f': {said[1]}'}")
         return str(said[1])
 
-    def arm(self, point: Point | None) -> None:
+    def arm(self, point: KillPoint | None) -> None:
         """Restart the count, with another crash point. Raises DaemonError if the broker is gone."""
         if self._pipe is None:
             raise DaemonError("the broker does not run")
@@ -155,7 +155,7 @@ class Daemon:
         if said is None or said[0] != "armed":
             raise DaemonError("the broker died by itself")
 
-    def disarm(self) -> tuple[str | None, list[Event]]:
+    def disarm(self) -> tuple[str | None, list[CountedEvent]]:
         """Stop counting; return the event that the broker was killed at, or None, and all events.
 
         Raises DaemonError if the broker died for another reason.
@@ -218,7 +218,7 @@ class Daemon:
         return str(word), value
 
 
-def _main(pipe: Connection, settings: Settings, listen: str, point: Point | None) -> None:
+def _main(pipe: Connection, settings: DaemonSettings, listen: str, point: KillPoint | None) -> None:
     """Run the broker in its own process."""
     log = os.open(settings.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (1, 2):
@@ -236,7 +236,9 @@ def _main(pipe: Connection, settings: Settings, listen: str, point: Point | None
         raise
 
 
-async def _serve(pipe: Connection, settings: Settings, listen: str, counter: Counter) -> None:
+async def _serve(
+    pipe: Connection, settings: DaemonSettings, listen: str, counter: EventCounter
+) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)

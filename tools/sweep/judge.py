@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from fencepost.client.queries.blame import blame
 from fencepost.client.queries.open_transactions import UNFINISHED
 from fencepost.client.queries.reader import batches, visible
-from fencepost.client.queries.session import Session, check
+from fencepost.client.queries.session import ClusterSession, check
 from fencepost.client.requests import EARLIEST, LATEST, Partition
 from fencepost.logcore.batch import (
     BatchHeader,
@@ -58,7 +58,7 @@ class Attempt:
     """None before a control batch."""
 
 
-def judge(session: Session, labels: Labels, settle_s: float) -> list[str]:
+def judge(session: ClusterSession, labels: Labels, settle_s: float) -> list[str]:
     """Return complaints about the state of the cluster; an empty list if there are none.
 
     Waits at most ``settle_s`` seconds for open transactions to end.
@@ -78,7 +78,7 @@ def judge(session: Session, labels: Labels, settle_s: float) -> list[str]:
     return complaints[:MOST_COMPLAINTS]
 
 
-def _unsettled(session: Session, places: list[Partition], settle_s: float) -> list[str]:
+def _unsettled(session: ClusterSession, places: list[Partition], settle_s: float) -> list[str]:
     """Wait until no transaction is open, and complain about those that stay open."""
     deadline = time.monotonic() + settle_s
     while True:
@@ -102,7 +102,7 @@ def _unsettled(session: Session, places: list[Partition], settle_s: float) -> li
     return found + [f"transaction {name} is still {state}" for name, state in unfinished]
 
 
-def _unfinished(session: Session) -> list[tuple[str, str]]:
+def _unfinished(session: ClusterSession) -> list[tuple[str, str]]:
     found = []
     for answer in session.everywhere("ListTransactions", state_filters=sorted(UNFINISHED)):
         check(answer.error_code, "ListTransactions")
@@ -112,7 +112,9 @@ def _unfinished(session: Session) -> list[tuple[str, str]]:
     return found
 
 
-def _batches(session: Session, place: Partition) -> Iterator[tuple[BatchHeader, list[LogRecord]]]:
+def _batches(
+    session: ClusterSession, place: Partition
+) -> Iterator[tuple[BatchHeader, list[LogRecord]]]:
     """Yield every batch of a partition, including control batches."""
     offset = session.offsets([place], EARLIEST)[place]
     end = session.offsets([place], LATEST)[place]
@@ -127,7 +129,7 @@ def _batches(session: Session, place: Partition) -> Iterator[tuple[BatchHeader, 
             return
 
 
-def _attempts(session: Session, place: Partition) -> Iterator[Attempt]:
+def _attempts(session: ClusterSession, place: Partition) -> Iterator[Attempt]:
     """Yield an Attempt for each transaction in a partition, and one for all other records."""
     plain = Attempt(place, (-1, -1), committed=True)
     open_by_id: dict[int, Attempt] = {}
@@ -148,7 +150,9 @@ def _attempts(session: Session, place: Partition) -> Iterator[Attempt]:
     yield from open_by_id.values()
 
 
-def _hidden_or_shown(session: Session, place: Partition, attempts: list[Attempt]) -> list[str]:
+def _hidden_or_shown(
+    session: ClusterSession, place: Partition, attempts: list[Attempt]
+) -> list[str]:
     """Compare a read_committed reader's records with the control batches of the log."""
     due = {
         record.offset: record.value

@@ -19,7 +19,7 @@ from fencepost.logcore.fs import FileMap, OsFileSystem, ReadableBuffer
 from fencepost.logcore.values import dataclass
 
 
-class Where(StrEnum):
+class KillMoment(StrEnum):
     """The position of the kill relative to an operation or a response."""
 
     BEFORE = "before"
@@ -31,7 +31,7 @@ class Where(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class CountedEvent:
     """A durable operation, or a response."""
 
     what: str
@@ -61,10 +61,10 @@ ANSWER = "answer"
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class KillPoint:
     """A place for a kill, relative to the ``number``-th operation or response, counted from 1."""
 
-    where: Where
+    where: KillMoment
     number: int
     kind: str = ""
     """The kind that the event of this number had in the counting run."""
@@ -73,24 +73,24 @@ class Point:
         return f"{self.where} {self.number}"
 
 
-def points_of(events: Sequence[Event]) -> list[Point]:
+def points_of(events: Sequence[CountedEvent]) -> list[KillPoint]:
     """Return all crash points of a run, in order of time."""
-    found: list[Point] = []
+    found: list[KillPoint] = []
     operations = answers = 0
     for event in events:
         if event.is_answer:
             answers += 1
-            found.append(Point(Where.ANSWER, answers, event.kind))
+            found.append(KillPoint(KillMoment.ANSWER, answers, event.kind))
             continue
         operations += 1
-        found.append(Point(Where.BEFORE, operations, event.kind))
+        found.append(KillPoint(KillMoment.BEFORE, operations, event.kind))
         if event.tearable:
-            found.append(Point(Where.TORN, operations, event.kind))
-        found.append(Point(Where.AFTER, operations, event.kind))
+            found.append(KillPoint(KillMoment.TORN, operations, event.kind))
+        found.append(KillPoint(KillMoment.AFTER, operations, event.kind))
     return found
 
 
-def spread(points: Sequence[Point], count: int) -> list[Point]:
+def spread(points: Sequence[KillPoint], count: int) -> list[KillPoint]:
     """Return ``count`` of ``points``, evenly spread, including the first and the last."""
     if count >= len(points):
         return list(points)
@@ -100,7 +100,7 @@ def spread(points: Sequence[Point], count: int) -> list[Point]:
     return [points[round(index * step)] for index in range(count)]
 
 
-class Counter:
+class EventCounter:
     """Counts events from :meth:`arm` on, and calls ``die`` at the chosen point.
 
     ``die`` gets the event, and does not return in a daemon. Only the first response after a durable
@@ -109,9 +109,13 @@ class Counter:
     """
 
     def __init__(
-        self, point: Point | None, die: Callable[[Event], None], *, every_answer: bool = False
+        self,
+        point: KillPoint | None,
+        die: Callable[[CountedEvent], None],
+        *,
+        every_answer: bool = False,
     ) -> None:
-        self.events: list[Event] = []
+        self.events: list[CountedEvent] = []
         self._point = point
         self._die = die
         self._every_answer = every_answer
@@ -124,7 +128,7 @@ class Counter:
         """Start counting."""
         self._armed = True
 
-    def begin_anew(self, point: Point | None) -> None:
+    def begin_anew(self, point: KillPoint | None) -> None:
         """Reset the count, and count from now on to another point."""
         self.events = []
         self._operations = self._answers = 0
@@ -136,7 +140,7 @@ class Counter:
         """Stop counting; the point can no longer be reached."""
         self._armed = False
 
-    def before(self, event: Event) -> bool:
+    def before(self, event: CountedEvent) -> bool:
         """Count an operation before it happens.
 
         If this returns True, the caller does half of the operation and then calls :meth:`torn`.
@@ -145,19 +149,19 @@ class Counter:
             return False
         self._operations += 1
         self.events.append(event)
-        if self._is(Where.BEFORE, self._operations):
+        if self._is(KillMoment.BEFORE, self._operations):
             self._die(event)
-        return event.tearable and self._is(Where.TORN, self._operations)
+        return event.tearable and self._is(KillMoment.TORN, self._operations)
 
-    def after(self, event: Event) -> None:
+    def after(self, event: CountedEvent) -> None:
         """Note that the operation has happened."""
         if not self._armed:
             return
         self._unanswered = True
-        if self._is(Where.AFTER, self._operations):
+        if self._is(KillMoment.AFTER, self._operations):
             self._die(event)
 
-    def torn(self, event: Event) -> None:
+    def torn(self, event: CountedEvent) -> None:
         """Die after half of the operation."""
         self._die(event)
 
@@ -167,12 +171,12 @@ class Counter:
             return
         self._unanswered = False
         self._answers += 1
-        event = Event(ANSWER)
+        event = CountedEvent(ANSWER)
         self.events.append(event)
-        if self._is(Where.ANSWER, self._answers):
+        if self._is(KillMoment.ANSWER, self._answers):
             self._die(event)
 
-    def _is(self, where: Where, number: int) -> bool:
+    def _is(self, where: KillMoment, number: int) -> bool:
         return (
             self._point is not None and self._point.where is where and self._point.number == number
         )
@@ -181,7 +185,7 @@ class Counter:
 class CountedMap:
     """A memory-mapped file that counts stores: like a write, a store survives a SIGKILL."""
 
-    def __init__(self, mapped: FileMap, path: str, counter: Counter) -> None:
+    def __init__(self, mapped: FileMap, path: str, counter: EventCounter) -> None:
         self._mapped = mapped
         self._path = path
         self._counter = counter
@@ -190,7 +194,7 @@ class CountedMap:
         return self._mapped[key]
 
     def __setitem__(self, key: slice, value: bytes) -> None:
-        event = Event(f"store {self._path}", tearable=len(value) > 1)
+        event = CountedEvent(f"store {self._path}", tearable=len(value) > 1)
         if self._counter.before(event):
             half = len(value) // 2
             self._mapped[key.start : key.start + half] = bytes(value[:half])
@@ -200,7 +204,7 @@ class CountedMap:
 
     def flush(self) -> None:
         """See :class:`FileMap`."""
-        event = Event(f"flush {self._path}")
+        event = CountedEvent(f"flush {self._path}")
         self._counter.before(event)
         self._mapped.flush()
         self._counter.after(event)
@@ -217,7 +221,7 @@ def _counted(action: str, method: Callable[..., None], *, place: int = 0) -> Any
     def step(self: CountedFileSystem, *args: Any) -> None:
         what = args[place]
         name = self.paths[what] if isinstance(what, int) else self.named(what)
-        event = Event(f"{action} {name}")
+        event = CountedEvent(f"{action} {name}")
         self.counter.before(event)
         method(self, *args)
         self.counter.after(event)
@@ -228,7 +232,7 @@ def _counted(action: str, method: Callable[..., None], *, place: int = 0) -> Any
 class CountedFileSystem(OsFileSystem):
     """The operating system's file system, with every durable operation counted."""
 
-    def __init__(self, root: str, counter: Counter) -> None:
+    def __init__(self, root: str, counter: EventCounter) -> None:
         self._root = root.rstrip("/") + "/"
         self.counter = counter
         self.paths: dict[int, str] = {}
@@ -240,7 +244,7 @@ class CountedFileSystem(OsFileSystem):
 
     def open(self, path: str, *, create: bool = False) -> int:
         """See :class:`FileSystem`."""
-        event = Event(f"create {self.named(path)}")
+        event = CountedEvent(f"create {self.named(path)}")
         if create:
             self.counter.before(event)
         handle = super().open(path, create=create)
@@ -260,9 +264,9 @@ class CountedFileSystem(OsFileSystem):
         self.counter.after(event)
         return written
 
-    def writing(self, path: str, buffers: Sequence[ReadableBuffer]) -> Event:  # noqa: ARG002 - others name them by it
+    def writing(self, path: str, buffers: Sequence[ReadableBuffer]) -> CountedEvent:  # noqa: ARG002 - others name them by it
         """Return the event of a write."""
-        return Event(f"write {path}", tearable=True)
+        return CountedEvent(f"write {path}", tearable=True)
 
     truncate = _counted("truncate", OsFileSystem.truncate)
     allocate = _counted("allocate", OsFileSystem.allocate)
@@ -282,7 +286,7 @@ class CountedFileSystem(OsFileSystem):
 class CountedTransport:
     """A transport that counts responses before they are sent."""
 
-    def __init__(self, transport: asyncio.Transport, counter: Counter) -> None:
+    def __init__(self, transport: asyncio.Transport, counter: EventCounter) -> None:
         self._transport = transport
         self._counter = counter
 
@@ -298,7 +302,7 @@ class CountedTransport:
 class CountedProtocol(asyncio.BufferedProtocol):
     """A protocol that gives the wrapped protocol a :class:`CountedTransport`."""
 
-    def __init__(self, inner: asyncio.BufferedProtocol, counter: Counter) -> None:
+    def __init__(self, inner: asyncio.BufferedProtocol, counter: EventCounter) -> None:
         self._inner = inner
         self._counter = counter
         self.get_buffer = inner.get_buffer  # type: ignore[method-assign]
@@ -317,7 +321,7 @@ class CountedProtocol(asyncio.BufferedProtocol):
 class CountedLoop(asyncio.SelectorEventLoop):
     """An event loop whose servers count their responses."""
 
-    counter: Counter
+    counter: EventCounter
 
     async def connect_accepted_socket(self, protocol_factory: Any, *args: Any, **more: Any) -> Any:
         """See :meth:`asyncio.loop.connect_accepted_socket`."""

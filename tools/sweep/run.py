@@ -14,18 +14,18 @@ from contextlib import contextmanager
 from dataclasses import field
 from pathlib import Path
 
-from fencepost.client.queries.session import Session
+from fencepost.client.queries.session import ClusterSession
 from fencepost.logcore.values import dataclass
 from fencepost.protocol.errors import WireError
 from fencepost.tools.sweep.daemon import (
-    Counting,
+    CountingWrappers,
     Daemon,
     DaemonError,
-    Settings,
+    DaemonSettings,
     preload,
 )
 from fencepost.tools.sweep.judge import Labels, judge
-from fencepost.tools.sweep.points import Event, Point, points_of, spread
+from fencepost.tools.sweep.points import CountedEvent, KillPoint, points_of, spread
 
 POLL_S = 0.01
 """How often the command is polled; the broker's death is reported at once."""
@@ -35,7 +35,7 @@ TAIL_BYTES = 2_000
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SweepPlan:
     """The commands of a sweep, and its limits. Commands are argument vectors; times are seconds."""
 
     command: Sequence[str]
@@ -60,10 +60,10 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Result:
+class RunResult:
     """One run. ``killed`` is what the broker was doing; None if it did not reach the point."""
 
-    point: Point | None
+    point: KillPoint | None
     killed: str | None = None
     attempts: int = 0
     ended: list[str] = field(default_factory=list)
@@ -74,15 +74,15 @@ class Result:
 
 
 @dataclass(slots=True)
-class Outcome:
+class SweepResult:
     """All runs, the counting one first."""
 
-    events: list[Event]
+    events: list[CountedEvent]
     candidates: int
-    results: list[Result]
+    results: list[RunResult]
 
     @property
-    def failed(self) -> list[Result]:
+    def failed(self) -> list[RunResult]:
         """The runs with failures."""
         return [result for result in self.results if result.failures]
 
@@ -90,7 +90,7 @@ class Outcome:
 class Sweep:
     """Carries out a plan. ``progress`` gets each result, from any thread, but one at a time."""
 
-    def __init__(self, plan: Plan, progress: Callable[[Result, int], None]) -> None:
+    def __init__(self, plan: SweepPlan, progress: Callable[[RunResult, int], None]) -> None:
         self._plan = plan
         self._progress = progress
         self._told = threading.Lock()
@@ -98,7 +98,7 @@ class Sweep:
         self._template: Path | None = None
         self._deadline = time.monotonic() + plan.time_limit_s
 
-    def run(self) -> Outcome:
+    def run(self) -> SweepResult:
         """Carry out the whole plan. Failures are in the outcome."""
         plan = self._plan
         plan.directory.mkdir(parents=True, exist_ok=True)
@@ -106,10 +106,10 @@ class Sweep:
             if plan.setup:
                 self._prepare()
         except DaemonError as error:
-            return Outcome([], 0, [Result(None, failures=[f"setup: {error}"])])
+            return SweepResult([], 0, [RunResult(None, failures=[f"setup: {error}"])])
         counted, events = self._one(0, None)
         if counted.failures:
-            return Outcome(events, 0, [counted])
+            return SweepResult(events, 0, [counted])
         candidates = points_of(events)
         points = candidates if plan.points is None else spread(candidates, plan.points)
         with ThreadPoolExecutor(plan.jobs) as pool:
@@ -123,7 +123,7 @@ class Sweep:
             except BaseException:
                 self._stop.set()
                 raise
-        return Outcome(events, len(candidates), [counted, *results])
+        return SweepResult(events, len(candidates), [counted, *results])
 
     def _prepare(self) -> None:
         """Run the setup command once; every run starts from the data directory it leaves."""
@@ -141,15 +141,15 @@ class Sweep:
             daemon.close()
         self._template = home / "data"
 
-    def _bounded(self, number: int, point: Point, total: int) -> Result:
+    def _bounded(self, number: int, point: KillPoint, total: int) -> RunResult:
         if self._stop.is_set() or time.monotonic() > self._deadline:
-            return Result(point, skipped=True)
+            return RunResult(point, skipped=True)
         result, _ = self._one(number, point)
         with self._told:
             self._progress(result, total)
         return result
 
-    def _one(self, number: int, point: Point | None) -> tuple[Result, list[Event]]:
+    def _one(self, number: int, point: KillPoint | None) -> tuple[RunResult, list[CountedEvent]]:
         """Do one run, up to the verdict. Its directory is kept if there are failures."""
         began = time.monotonic()
         home = self._plan.directory / f"{number:05d}"
@@ -157,8 +157,8 @@ class Sweep:
         if self._template is not None:
             shutil.copytree(self._template, home / "data")
         daemon = self._daemon(home, fresh=point is None)
-        result = Result(point)
-        events: list[Event] = []
+        result = RunResult(point)
+        events: list[CountedEvent] = []
         try:
             daemon.start(point)
             if self._work(daemon, home, number, result):
@@ -182,11 +182,11 @@ class Sweep:
 
     def _daemon(self, home: Path, *, fresh: bool) -> Daemon:
         plan = self._plan
-        counting = Counting(plan.every_answer)
-        settings = Settings(home / "data", home / "broker.log", plan.config, counting)
+        counting = CountingWrappers(plan.every_answer)
+        settings = DaemonSettings(home / "data", home / "broker.log", plan.config, counting)
         return Daemon(settings, fresh=fresh)
 
-    def _work(self, daemon: Daemon, home: Path, number: int, result: Result) -> bool:
+    def _work(self, daemon: Daemon, home: Path, number: int, result: RunResult) -> bool:
         """Run the command to its end across the kill; return False if it never succeeds."""
         plan = self._plan
         while result.attempts <= plan.restarts:
@@ -200,7 +200,9 @@ class Sweep:
         result.failures.append(f"command failed {result.attempts} times, last {result.ended[-1]}")
         return False
 
-    def _watch(self, child: subprocess.Popen[bytes], daemon: Daemon, result: Result) -> str | None:
+    def _watch(
+        self, child: subprocess.Popen[bytes], daemon: Daemon, result: RunResult
+    ) -> str | None:
         """Wait for the command, restarting a killed broker; return None for success."""
         deadline = time.monotonic() + self._plan.command_timeout_s
         with _reaped(child):
@@ -217,13 +219,13 @@ class Sweep:
         return None if child.returncode == 0 else f"ended with status {child.returncode}"
 
     @staticmethod
-    def _revive(daemon: Daemon, result: Result, killed: str) -> None:
+    def _revive(daemon: Daemon, result: RunResult, killed: str) -> None:
         result.killed = killed
         daemon.start()
 
-    def _verdict(self, daemon: Daemon, home: Path, number: int, result: Result) -> None:
+    def _verdict(self, daemon: Daemon, home: Path, number: int, result: RunResult) -> None:
         """Judge the cluster, then run the user's own verifier."""
-        with Session(daemon.bootstrap, SESSION_TIMEOUT_S) as session:
+        with ClusterSession(daemon.bootstrap, SESSION_TIMEOUT_S) as session:
             result.failures += judge(session, self._plan.labels, self._plan.settle_s)
         if self._plan.verify:
             env = self._environment(daemon, home, result.point, number, result.attempts)
@@ -242,7 +244,7 @@ class Sweep:
 
     @staticmethod
     def _environment(
-        daemon: Daemon, home: Path, point: Point | None, number: int, attempt: int
+        daemon: Daemon, home: Path, point: KillPoint | None, number: int, attempt: int
     ) -> dict[str, str]:
         return {
             **os.environ,

@@ -10,8 +10,8 @@ import pytest
 
 from fencepost.cli import group_reset
 from fencepost.cli.group_reset import (
-    Position,
-    Where,
+    OffsetAndMetadata,
+    ResetTarget,
     moment_ms,
     read_file,
     undo_name,
@@ -32,23 +32,27 @@ NOW = dt.datetime(2013, 1, 31, 12, tzinfo=dt.UTC)
     ],
 )
 def test_durations(text, ago):
-    assert moment_ms(Where(by_duration=text), NOW) == (NOW - ago).timestamp() * 1000
+    assert moment_ms(ResetTarget(by_duration=text), NOW) == (NOW - ago).timestamp() * 1000
 
 
 @pytest.mark.parametrize("text", ["", "P", "PT", "1D", "P1Y", "P-1D", "PT1H2D", "P9999999999D"])
 def test_bad_durations(text):
     with pytest.raises(click.BadParameter):
-        moment_ms(Where(by_duration=text), NOW)
+        moment_ms(ResetTarget(by_duration=text), NOW)
 
 
 def test_a_time_without_a_zone_is_utc():
     for text in ("2013-01-31T12:00:00.000", "2013-01-31T14:00:00+02:00", "12:00"):
-        assert moment_ms(Where(to_datetime=text), NOW) == NOW.timestamp() * 1000
+        assert moment_ms(ResetTarget(to_datetime=text), NOW) == NOW.timestamp() * 1000
 
 
 def test_an_undo_file_is_written_once_and_read_back(tmp_path):
     name = str(tmp_path / "undo.csv")
-    before = {("a", 1): Position(7), ("c", 2): Position(9, 3), ("d", 0): Position(1, -1, TEXT)}
+    before = {
+        ("a", 1): OffsetAndMetadata(7),
+        ("c", 2): OffsetAndMetadata(9, 3),
+        ("d", 0): OffsetAndMetadata(1, -1, TEXT),
+    }
     write_undo(name, [("b", 0), *before], before)
     assert read_file(name) == {**before, ("b", 0): group_reset.NOTHING}
     lines = Path(name).read_text(encoding="utf-8")
@@ -61,7 +65,7 @@ def test_an_undo_that_could_not_be_read_is_not_written(tmp_path, monkeypatch):
     file = tmp_path / "undo.csv"
     monkeypatch.setattr(group_reset, "MAX_FILE_BYTES", 5)
     with pytest.raises(click.ClickException, match="fewer topics"):
-        write_undo(str(file), [("t", 0)], {("t", 0): Position(1, 2, "long")})
+        write_undo(str(file), [("t", 0)], {("t", 0): OffsetAndMetadata(1, 2, "long")})
     assert not file.exists()
 
 
@@ -91,7 +95,7 @@ def test_files_are_bounded(tmp_path, monkeypatch):
     file = tmp_path / "f.csv"
     file.write_text("t,0,1\n")
     monkeypatch.setattr(group_reset, "MAX_FILE_BYTES", 6)
-    assert read_file(str(file)) == {("t", 0): Position(1)}
+    assert read_file(str(file)) == {("t", 0): OffsetAndMetadata(1)}
     monkeypatch.setattr(group_reset, "MAX_FILE_BYTES", 5)
     with pytest.raises(click.ClickException, match="longer"):
         read_file(str(file))

@@ -23,7 +23,7 @@ from fencepost.client.client import (
     WireClient,
 )
 from fencepost.client.cluster import parse_bootstrap, verdict
-from fencepost.client.queries.session import Session
+from fencepost.client.queries.session import ClusterSession
 from fencepost.coordinator.config.listener_config import ListenerConfig
 from fencepost.coordinator.handlers import CloseConnection, Context, Registry, handles
 from fencepost.coordinator.handlers.api_versions import run as api_versions
@@ -266,7 +266,7 @@ def test_a_command_finds_a_broker_to_ask_while_there_is_no_controller(
     cluster: Cluster, told: int, found: int
 ) -> None:
     cluster.controller = told
-    with Session(cluster.bootstrap, 10) as session:
+    with ClusterSession(cluster.bootstrap, 10) as session:
         assert (session.controller, session.some_broker) == (told, found)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fencepost.pipelines.spark.broker import Connection
+from fencepost.pipelines.spark.broker import ClusterConnection
 from fencepost.pipelines.spark.errors import BrokerError
 from tests.support.cluster import Cluster
 from tests.support.daemon import Daemon
@@ -18,7 +18,7 @@ def test_topics_are_asked_for_until_a_broker_is_back(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path).start()
     with Cluster(daemon.bootstrap) as client:
         client.create_topic("t")
-    link = Connection(daemon.bootstrap, client_id="c")
+    link = ClusterConnection(daemon.bootstrap, client_id="c")
     assert set(link.topics()) == {"t"}
     daemon.kill()
     starting = threading.Thread(target=daemon.start)
@@ -32,5 +32,5 @@ def test_topics_are_asked_for_until_a_broker_is_back(tmp_path: Path) -> None:
 def test_an_address_at_which_nobody_has_ever_answered_is_told_at_once() -> None:
     begin = time.monotonic()
     with pytest.raises(BrokerError):
-        Connection("127.0.0.1:1", client_id="c", timeout_ms=600_000).topics()
+        ClusterConnection("127.0.0.1:1", client_id="c", timeout_ms=600_000).topics()
     assert time.monotonic() - begin < 300

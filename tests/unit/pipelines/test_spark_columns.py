@@ -37,7 +37,7 @@ from fencepost.pipelines.spark.errors import SparkPipelineError  # noqa: E402
 from fencepost.pipelines.spark.options import sink_options  # noqa: E402
 from fencepost.pipelines.spark.partitioner import murmur2, partitions_of  # noqa: E402
 from fencepost.pipelines.spark.spool import Spool  # noqa: E402
-from fencepost.pipelines.spark.tally import Tally  # noqa: E402
+from fencepost.pipelines.spark.tally import RowTally  # noqa: E402
 
 blobs = st.none() | st.binary(max_size=200)
 headers = st.lists(st.tuples(st.text(max_size=5), blobs), max_size=3)
@@ -177,7 +177,7 @@ def written(columns: dict[str, object], topic: str | None = "t") -> dict[tuple[s
 
     options = {"kafka.bootstrap.servers": "h:1", **({"topic": topic} if topic else {})}
     checked = sink_options(options, streaming=False)
-    writer = RowWriter(checked, lambda _: 4, Tally(is_exact=False))
+    writer = RowWriter(checked, lambda _: 4, RowTally(is_exact=False))
     batch = pa.RecordBatch.from_pydict(columns)
     found: dict[tuple[str, int], int] = {}
     for piece in writer.pieces(batch):

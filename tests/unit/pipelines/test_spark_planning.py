@@ -17,14 +17,14 @@ from fencepost.pipelines.spark.broker import EARLIEST, LATEST, READ_COMMITTED, R
 from fencepost.pipelines.spark.checkpoint import PlannedBatch, local_folder, read_checkpoint
 from fencepost.pipelines.spark.errors import DataLossError, OptionError, ProgressError
 from fencepost.pipelines.spark.lag import behind_latest
-from fencepost.pipelines.spark.offsets import Range
+from fencepost.pipelines.spark.offsets import OffsetRange
 from fencepost.pipelines.spark.options import (
     SinkOptions,
     SourceOptions,
     sink_options,
     source_options,
 )
-from fencepost.pipelines.spark.progress import Progress, Standing, check_same, standing
+from fencepost.pipelines.spark.progress import BatchState, Progress, check_same, standing
 
 BOOTSTRAP = {"kafka.bootstrap.servers": "127.0.0.1:9092"}
 SECRET = "hunter2"
@@ -336,7 +336,7 @@ def test_a_large_backlog_is_split_and_small_ones_are_not() -> None:
     found = plan.ranges(
         {T0: 0, T1: 0}, {T0: 1000, T1: 10}, fail_on_data_loss=True, min_partitions=5
     )
-    assert [one for one in found if one.partition == 1] == [Range("t", 1, 0, 10)]
+    assert [one for one in found if one.partition == 1] == [OffsetRange("t", 1, 0, 10)]
     assert [one.size for one in found if one.partition == 0] == [200] * 5
 
 
@@ -422,16 +422,16 @@ def test_progress_of_earlier_versions_can_be_read() -> None:
 @pytest.mark.parametrize(
     ("batch", "done", "expected"),
     [
-        (0, None, Standing.NEXT),
-        (1, progress(0), Standing.NEXT),
-        (1, progress(0, query="tid"), Standing.NEXT),
-        (0, progress(0), Standing.DONE),
-        (7, progress(7), Standing.DONE),
-        (7, progress(7, digest=""), Standing.LOOKS_DONE),
-        (7, progress(7, query="tid", digest=""), Standing.LOOKS_DONE),
+        (0, None, BatchState.NEXT),
+        (1, progress(0), BatchState.NEXT),
+        (1, progress(0, query="tid"), BatchState.NEXT),
+        (0, progress(0), BatchState.DONE),
+        (7, progress(7), BatchState.DONE),
+        (7, progress(7, digest=""), BatchState.LOOKS_DONE),
+        (7, progress(7, query="tid", digest=""), BatchState.LOOKS_DONE),
     ],
 )
-def test_a_batch_is_done_or_next(batch: int, done: Progress | None, expected: Standing) -> None:
+def test_a_batch_is_done_or_next(batch: int, done: Progress | None, expected: BatchState) -> None:
     assert standing(progress(batch), done, "tid") is expected
 
 

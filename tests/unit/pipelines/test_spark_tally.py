@@ -14,7 +14,7 @@ pa = pytest.importorskip("pyarrow")
 from fencepost.pipelines.spark import tally  # noqa: E402
 from fencepost.pipelines.spark.columns import HEADERS  # noqa: E402
 from fencepost.pipelines.spark.progress import Progress  # noqa: E402
-from fencepost.pipelines.spark.tally import Tally  # noqa: E402
+from fencepost.pipelines.spark.tally import RowTally  # noqa: E402
 
 blobs = st.none() | st.binary(max_size=40) | st.binary(min_size=60, max_size=90)
 heads = st.none() | st.lists(
@@ -30,7 +30,7 @@ def counted(*parts: list[Row]) -> tuple[int, str]:
     """Return the tally of rows from several Arrow batches of several tasks."""
     rows, checksums = 0, 0
     for part in parts:
-        found = Tally(is_exact=True)
+        found = RowTally(is_exact=True)
         columns = zip(*part, strict=True) if part else ((),) * len(NAMES)
         arrays = [pa.array(c, kind) for c, kind in zip(columns, TYPES, strict=True)]
         found.add(dict(zip(NAMES, arrays, strict=True)), len(part))
@@ -83,13 +83,13 @@ def test_rows_that_are_larger_than_what_is_worked_on_at_once(
 
 def test_a_slice_is_not_the_whole() -> None:
     column = pa.array([b"", b"12345678x", None, b"abc", b"x" * 31])
-    whole, part = Tally(is_exact=True), Tally(is_exact=True)
+    whole, part = RowTally(is_exact=True), RowTally(is_exact=True)
     whole.add({"value": pa.array([None, b"abc", b"x" * 31])}, 3)
     part.add({"value": column.slice(2, 3)}, 3)
     assert (part.rows, part.checksum) == (whole.rows, whole.checksum)
 
 
 def test_only_rows_are_counted_where_that_is_enough() -> None:
-    found = Tally(is_exact=False)
+    found = RowTally(is_exact=False)
     found.add({"value": pa.array([b"x"])}, 1)
     assert (found.rows, found.checksum) == (1, 0)

@@ -21,13 +21,15 @@ from fencepost.pipelines.spark.spool import Spool
 from fencepost.pipelines.spark.supervise import is_fatal
 from fencepost.pipelines.spark.task import attempts_of, takes_turns
 from fencepost.pipelines.spark.transaction import Sent, TransactionHandle
-from fencepost.pipelines.spark.turns import Begun, Turns, left_behind
+from fencepost.pipelines.spark.turns import BegunTransaction, TaskTurns, left_behind
 from tests.support.processes import Child
 from tests.support.waits import until
 
 ROOT = Path(__file__).resolve().parents[3]
 PART, OTHER = ("t" * 249, 0), ("t" * 249, 1)
-BEGUN = Begun(TransactionHandle("id", 7, 1, implicit=True), Progress(3, "query", "digest"))
+BEGUN = BegunTransaction(
+    TransactionHandle("id", 7, 1, implicit=True), Progress(3, "query", "digest")
+)
 
 COUNT = """
 import os, sys
@@ -89,7 +91,7 @@ def test_no_number_is_told_twice(folder: Spool, children: list[Child], tmp_path:
     gate.touch()
     for child in children:
         assert child.wait(PATIENCE_S) == 0, child.tail()
-    with Turns(folder).turn([OTHER, PART]) as numbers:
+    with TaskTurns(folder).turn([OTHER, PART]) as numbers:
         assert numbers == {PART: 120, OTHER: 120}
 
 
@@ -106,18 +108,18 @@ def test_a_task_killed_between_sealing_and_acknowledgement_ends_the_attempt(
     assert "can't be told" in waiting.tail()
     with pytest.raises(SharedTransactionError, match="amid its write"):
         turn(folder, PART)
-    with Turns(folder).turn([OTHER]) as numbers:
+    with TaskTurns(folder).turn([OTHER]) as numbers:
         assert numbers == {OTHER: 0}
 
 
 def turn(folder: Spool, part: tuple[str, int]) -> None:
-    with Turns(folder).turn([part]) as numbers:
+    with TaskTurns(folder).turn([part]) as numbers:
         numbers[part] += 1
 
 
 def test_a_write_that_fails_leaves_no_number(folder: Spool) -> None:
     turn(folder, PART)
-    with contextlib.suppress(AccessError), Turns(folder).turn([PART]) as numbers:
+    with contextlib.suppress(AccessError), TaskTurns(folder).turn([PART]) as numbers:
         assert numbers == {PART: 1}
         raise AccessError("it lacks the right WRITE")
     with pytest.raises(SharedTransactionError, match=r"amid its write.*lacks the right") as told:
@@ -134,15 +136,15 @@ def test_a_number_that_was_half_written_is_none(folder: Spool) -> None:
 
 
 def test_the_first_begins_and_the_others_join(folder: Spool) -> None:
-    def fails() -> Begun:
+    def fails() -> BegunTransaction:
         raise ConnectionError
 
     # After a failed begin the next task may begin.
     with pytest.raises(ConnectionError):
-        Turns(folder).joined(fails)
+        TaskTurns(folder).joined(fails)
     assert left_behind("query") == []
-    assert Turns(folder).joined(lambda: BEGUN) == BEGUN
-    assert Turns(folder).joined(fails) == BEGUN
+    assert TaskTurns(folder).joined(lambda: BEGUN) == BEGUN
+    assert TaskTurns(folder).joined(fails) == BEGUN
     assert left_behind("query") == [BEGUN.ticket]
     assert left_behind("another") == left_behind(None) == []
     spool.sweep("query")
@@ -150,14 +152,14 @@ def test_the_first_begins_and_the_others_join(folder: Spool) -> None:
 
 
 def test_a_second_attempt_is_refused_whatever_spark_calls_it(folder: Spool) -> None:
-    Turns(folder).claim(0)
-    Turns(folder).claim(1)
+    TaskTurns(folder).claim(0)
+    TaskTurns(folder).claim(1)
     with pytest.raises(SharedTransactionError, match="write a second time"):
-        Turns(folder).claim(0)
+        TaskTurns(folder).claim(0)
 
 
 def test_an_attempt_that_was_given_up_gets_no_further(folder: Spool) -> None:
-    turns = Turns(folder)
+    turns = TaskTurns(folder)
     turns.claim(0)
     turn(folder, PART)
     # A new attempt at the batch begins, or this one is aborted.

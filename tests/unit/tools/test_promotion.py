@@ -45,8 +45,13 @@ from fencepost.logcore.checkpoints import (
     write_meta_properties,
 )
 from fencepost.logcore.fs import write_file
-from fencepost.tools import promotion, way_back
-from fencepost.tools.promotion import Controller, Plan, PromotionError, Wanted
+from fencepost.tools import demotion, promotion
+from fencepost.tools.promotion import (
+    ControllerAddress,
+    PromotionError,
+    PromotionPlan,
+    PromotionRequest,
+)
 from tests.support import old_metadata
 from tests.support.memory_disk import MemoryDisk
 from tests.support.metadata_changes import (
@@ -68,8 +73,8 @@ from tests.unit.coordinator.services.coordinators import allocate_producer_ids, 
 OUT = "/home/out"
 NOW_MS = 1_700_000_000_000
 CLUSTER = uuid_to_text(uuid.UUID(int=77 << 70))
-ONE = (Controller(100, "10.0.0.1", 9093),)
-THREE = tuple(Controller(100 + n, f"10.0.0.{n}", 9093) for n in range(1, 4))
+ONE = (ControllerAddress(100, "10.0.0.1", 9093),)
+THREE = tuple(ControllerAddress(100 + n, f"10.0.0.{n}", 9093) for n in range(1, 4))
 
 
 def grown() -> MemoryDisk:
@@ -102,18 +107,18 @@ def grown() -> MemoryDisk:
 
 
 def wanted(
-    controllers: tuple[Controller, ...] = ONE,
+    controllers: tuple[ControllerAddress, ...] = ONE,
     settings: Mapping[str, str] | None = None,
     *,
     static: bool = False,
     output: str = OUT,
-) -> Wanted:
+) -> PromotionRequest:
     listen = "10.0.0.9:9092"
     told = {} if settings is None else settings
-    return Wanted(Path(DATA), Path(output), controllers, told, listen, {}, static=static)
+    return PromotionRequest(Path(DATA), Path(output), controllers, told, listen, {}, static=static)
 
 
-def promote(disk: MemoryDisk, asked: Wanted | None = None) -> Plan:
+def promote(disk: MemoryDisk, asked: PromotionRequest | None = None) -> PromotionPlan:
     plan = promotion.make_plan(disk, wanted() if asked is None else asked)
     promotion.carry_out(disk, plan, NOW_MS)
     return plan
@@ -267,9 +272,9 @@ def with_another_broker(disk: MemoryDisk) -> None:
 
 REFUSED = {
     "there is no cluster without": (wanted(()), None),
-    "two controllers have the same id": (wanted((*ONE, Controller(100, "b", 1))), None),
+    "two controllers have the same id": (wanted((*ONE, ControllerAddress(100, "b", 1))), None),
     "two controllers have the same address": (wanted((*ONE, ONE[0]._replace(node_id=3))), None),
-    "the id 1 is the broker's own": (wanted((Controller(1, "10.0.0.1", 9093),)), None),
+    "the id 1 is the broker's own": (wanted((ControllerAddress(1, "10.0.0.1", 9093),)), None),
     "belongs to node.id 1, the configuration says 2": (wanted(settings={"node.id": "2"}), None),
     "controller of other brokers \\[7\\]": (None, with_another_broker),
     "has joined controllers already": (None, lambda disk: note_membership(disk, LOG)),
@@ -319,7 +324,7 @@ def test_settings_that_contradict_themselves_are_refused() -> None:
     ],
 )
 def test_what_the_operator_should_know_is_said(
-    settings: dict[str, str], controllers: tuple[Controller, ...], words: str
+    settings: dict[str, str], controllers: tuple[ControllerAddress, ...], words: str
 ) -> None:
     if settings.get("authorizer.class.name"):
         name = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
@@ -420,8 +425,8 @@ def joined() -> MemoryDisk:
     return disk
 
 
-def plan_back(disk: MemoryDisk, *controllers: Path) -> way_back.WayBack:
-    return way_back.make_plan(disk, Path(DATA), controllers or [METADATA])
+def plan_back(disk: MemoryDisk, *controllers: Path) -> demotion.Demotion:
+    return demotion.make_plan(disk, Path(DATA), controllers or [METADATA])
 
 
 def test_no_end_of_the_way_back_harms_anybody() -> None:
@@ -429,7 +434,7 @@ def test_no_end_of_the_way_back_harms_anybody() -> None:
     expected = known(start(grown()).metadata.image)
 
     def back(disk: MemoryDisk) -> None:
-        way_back.carry_out(disk, plan_back(disk), NOW_MS)
+        demotion.carry_out(disk, plan_back(disk), NOW_MS)
 
     def judge(left: MemoryDisk) -> None:
         if is_of_member(left, LOG):
@@ -521,7 +526,7 @@ def test_a_majority_of_controllers_is_asked() -> None:
     with pytest.raises(PromotionError, match="there are 3 controllers: the directories of 2"):
         plan_back(disk, rooms[0])
     with pytest.raises(PromotionError, match="say where they are"):
-        way_back.make_plan(disk, Path(DATA), [])
+        demotion.make_plan(disk, Path(DATA), [])
     assert plan_back(disk, *rooms).image is not None
 
 

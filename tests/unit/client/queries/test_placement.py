@@ -9,7 +9,7 @@ import pytest
 
 from fencepost.client.queries.moves import PlanError, plan_text, read_plan
 from fencepost.client.queries.placement import TooFewBrokers, spread
-from fencepost.client.queries.replicas import PartitionState, problems
+from fencepost.client.queries.replicas import PartitionDescription, problems
 
 Plan = dict[tuple[str, int], tuple[int, ...]]
 
@@ -115,8 +115,8 @@ def test_what_is_no_plan(text):
         read_plan(text)
 
 
-def _state(leader: int, isr: tuple[int, ...]) -> PartitionState:
-    return PartitionState("t", 0, leader, 3, (1, 2, 3), isr, (), (), ())
+def _state(leader: int, isr: tuple[int, ...]) -> PartitionDescription:
+    return PartitionDescription("t", 0, leader, 3, (1, 2, 3), isr, (), (), ())
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from uuid import UUID
 
 import pytest
 
-from fencepost.client.queries.session import Session
+from fencepost.client.queries.session import ClusterSession
 from fencepost.cluster.broker_changes import cluster_changes
 from fencepost.cluster.image import BrokerRegistration, MetadataImage, TopicImage
-from fencepost.console.history import History
+from fencepost.console.history import HistoryCache
 from fencepost.console.overview import overview_view
 from fencepost.coordinator.history.entries import CLUSTER, Entry
 from fencepost.coordinator.history.repeats import Repeats
@@ -61,8 +61,8 @@ def test_killed_broker_is_told_once_and_the_controller_is_named(tmp_path: Path) 
             return last == ["broker-fenced", "broker-registered", "broker-unfenced"]
 
         until(returned, "its return")
-        with Session(cluster.bootstrap, 30) as session:
-            history = History()
+        with ClusterSession(cluster.bootstrap, 30) as session:
+            history = HistoryCache()
             seen = overview_view(session, {}, history)
         assert seen["controller"] == CONTROLLER_ID
         fences = [row for row in seen["history"]["rows"] if row["what"] == "broker-fenced"]

@@ -8,11 +8,11 @@ from fencepost.logcore.batch import LogRecord
 from fencepost.tools.sweep.judge import Attempt, Labels, torn_units
 from fencepost.tools.sweep.points import (
     ANSWER,
+    CountedEvent,
     CountedFileSystem,
-    Counter,
-    Event,
-    Point,
-    Where,
+    EventCounter,
+    KillMoment,
+    KillPoint,
     points_of,
     spread,
 )
@@ -24,11 +24,11 @@ class Death(Exception):  # noqa: N818 - stands for SIGKILL
     """Raised to end the test's broker."""
 
 
-def die(event: Event) -> None:
+def die(event: CountedEvent) -> None:
     raise Death(event.what)
 
 
-def work(counter: Counter, root: str) -> None:
+def work(counter: EventCounter, root: str) -> None:
     """Do two operations, an acknowledgement, an operation, and two acknowledgements."""
     fs = CountedFileSystem(root, counter)
     handle = fs.open(f"{root}/t-0/a.log", create=True)
@@ -45,7 +45,7 @@ def work(counter: Counter, root: str) -> None:
 def test_every_operation_has_its_points_and_only_answers_after_one_count(tmp_path):
     root = str(tmp_path)
     (tmp_path / "t-0").mkdir()
-    counter = Counter(None, die)
+    counter = EventCounter(None, die)
     work(counter, root)
     assert counter.events == []
     counter.arm()
@@ -68,14 +68,14 @@ def test_every_operation_has_its_points_and_only_answers_after_one_count(tmp_pat
 
 def test_every_answer_can_be_a_point_of_its_own(tmp_path):
     (tmp_path / "t-0").mkdir()
-    counter = Counter(None, die, every_answer=True)
+    counter = EventCounter(None, die, every_answer=True)
     counter.arm()
     counter.answer()
     work(counter, str(tmp_path))
     assert [event.is_answer for event in counter.events] == [
         *(True, False, False, True, False, True, True)
     ]
-    last = Counter(Point(Where.ANSWER, 4), die, every_answer=True)
+    last = EventCounter(KillPoint(KillMoment.ANSWER, 4), die, every_answer=True)
     last.arm()
     last.answer()
     (tmp_path / "t-0" / "a.log").unlink()
@@ -86,17 +86,17 @@ def test_every_answer_can_be_a_point_of_its_own(tmp_path):
 @pytest.mark.parametrize(
     ("where", "number", "left"),
     [
-        (Where.BEFORE, 1, None),
-        (Where.AFTER, 1, b""),
-        (Where.BEFORE, 2, b""),
-        (Where.TORN, 2, b"ab"),
-        (Where.AFTER, 2, b"abcd"),
-        (Where.ANSWER, 2, b"abcd"),
+        (KillMoment.BEFORE, 1, None),
+        (KillMoment.AFTER, 1, b""),
+        (KillMoment.BEFORE, 2, b""),
+        (KillMoment.TORN, 2, b"ab"),
+        (KillMoment.AFTER, 2, b"abcd"),
+        (KillMoment.ANSWER, 2, b"abcd"),
     ],
 )
 def test_the_kill_leaves_exactly_what_was_done(tmp_path, where, number, left):
     (tmp_path / "t-0").mkdir()
-    counter = Counter(Point(where, number), die)
+    counter = EventCounter(KillPoint(where, number), die)
     counter.arm()
     with pytest.raises(Death):
         work(counter, str(tmp_path))
@@ -106,20 +106,23 @@ def test_the_kill_leaves_exactly_what_was_done(tmp_path, where, number, left):
 
 def test_a_point_that_is_not_reached_kills_nothing(tmp_path):
     (tmp_path / "t-0").mkdir()
-    counter = Counter(Point(Where.BEFORE, 4), die)
+    counter = EventCounter(KillPoint(KillMoment.BEFORE, 4), die)
     counter.arm()
     work(counter, str(tmp_path))
 
 
 def test_kinds_join_partitions_and_files_of_a_sort():
-    assert Event("write __transaction_state-2/00000.log").kind == "write __transaction_state .log"
-    assert Event("mkdir t-0").kind == "mkdir t"
-    assert Event("sync .").kind == "sync ."
-    assert Event(ANSWER).kind == "answer"
+    assert (
+        CountedEvent("write __transaction_state-2/00000.log").kind
+        == "write __transaction_state .log"
+    )
+    assert CountedEvent("mkdir t-0").kind == "mkdir t"
+    assert CountedEvent("sync .").kind == "sync ."
+    assert CountedEvent(ANSWER).kind == "answer"
 
 
 def test_points_are_spread_from_the_first_to_the_last():
-    points = [Point(Where.BEFORE, number) for number in range(1, 101)]
+    points = [KillPoint(KillMoment.BEFORE, number) for number in range(1, 101)]
     assert [point.number for point in spread(points, 4)] == [1, 34, 67, 100]
     assert spread(points, 100) == spread(points, 1000) == points
     assert [point.number for point in spread(points, 1)] == [51]

@@ -18,12 +18,12 @@ from fencepost.coordinator.config import properties
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.daemon.errors import BrokerError
 from fencepost.logcore.fs import OsFileSystem
-from fencepost.tools import way_back
+from fencepost.tools import demotion
 from fencepost.tools.ports import hold_port
 from fencepost.tools.promotion import (
-    Controller,
+    ControllerAddress,
     PromotionError,
-    Wanted,
+    PromotionRequest,
     carry_out,
     held,
     make_plan,
@@ -64,8 +64,8 @@ class Place:
 
     def promote(self, output: Path | None = None) -> None:
         at = self.output if output is None else output
-        wanted = Wanted(
-            self.data, at, [Controller.of(f"100@{self.controller}")], SHARED, self.listen, {}
+        wanted = PromotionRequest(
+            self.data, at, [ControllerAddress.of(f"100@{self.controller}")], SHARED, self.listen, {}
         )
         with held(FS, self.data):
             carry_out(FS, make_plan(FS, wanted), NOW_MS)
@@ -77,10 +77,10 @@ class Place:
     def member(self) -> Broker:
         return _told(self.output / "broker.properties", self.data)
 
-    def stand_alone(self) -> way_back.WayBack:
+    def stand_alone(self) -> demotion.Demotion:
         with held(FS, self.data):
-            plan = way_back.make_plan(FS, self.data, [self.metadata])
-            way_back.carry_out(FS, plan, NOW_MS)
+            plan = demotion.make_plan(FS, self.data, [self.metadata])
+            demotion.carry_out(FS, plan, NOW_MS)
         return plan
 
 

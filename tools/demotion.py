@@ -40,7 +40,7 @@ _MOST_REASONS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
-class WayBack:
+class Demotion:
     """The checked metadata that the broker continues with; None if it never joined the cluster."""
 
     data_dir: Path
@@ -54,7 +54,7 @@ class WayBack:
         return None if self.metadata is None else self.metadata.image
 
 
-def make_plan(fs: FileSystem, data_dir: Path, controllers: Sequence[Path]) -> WayBack:
+def make_plan(fs: FileSystem, data_dir: Path, controllers: Sequence[Path]) -> Demotion:
     """Check whether the broker can become standalone. The caller holds the lock of ``data_dir``.
 
     ``controllers`` are the directories of stopped controllers, a majority of them, as every
@@ -65,7 +65,7 @@ def make_plan(fs: FileSystem, data_dir: Path, controllers: Sequence[Path]) -> Wa
     if not is_ours(fs, log):
         raise PromotionError(f"{data_dir} has never stood alone")
     if not is_of_member(fs, log):
-        return WayBack(data_dir, None, ())
+        return Demotion(data_dir, None, ())
     if fs.read_file(f"{data_dir}/{CLEAN_SHUTDOWN}") is None:
         raise PromotionError(
             f"the broker on {data_dir} was not stopped cleanly: start it in its cluster once more,"
@@ -82,7 +82,7 @@ def make_plan(fs: FileSystem, data_dir: Path, controllers: Sequence[Path]) -> Wa
             f"the broker can not go on alone: {'; '.join(reasons[:_MOST_REASONS])}{more}. Give it"
             " the replicas first (fencepost topics reassign), while the cluster runs"
         )
-    return WayBack(
+    return Demotion(
         data_dir,
         StoppedMetadata(image, newest.last_timestamp_ms),
         [*_forgotten(newest.image, image)],
@@ -136,7 +136,7 @@ def _forgotten(before: MetadataImage, after: MetadataImage) -> list[str]:
     ]
 
 
-def carry_out(fs: FileSystem, plan: WayBack, now_ms: int) -> None:
+def carry_out(fs: FileSystem, plan: Demotion, now_ms: int) -> None:
     """Make the broker standalone. The caller holds the directory's lock. Raises OSError."""
     log = f"{plan.data_dir}/{METADATA_DIRECTORY}"
     if plan.metadata is not None:

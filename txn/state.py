@@ -25,7 +25,7 @@ NO_TIMESTAMP_MS = -1
 """The start of a transaction that has not begun."""
 
 ID_BYTES: Final = 768
-"""Memory of a transactional id at rest, without its characters. ``test_txn_budget.py`` measures
+"""Memory of a transactional id at rest, without its characters. ``test_budget.py`` measures
 510, and 710 while the previous identity of its producer is known."""
 OPEN_BYTES: Final = 512
 """Memory of an open transaction, without its partitions: a timer and a set; 410 measured."""

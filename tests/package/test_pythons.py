@@ -16,8 +16,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 VERSIONS = ("3.12", "3.13", "3.14")
 CHOSEN = (
-    "tests/unit/txn/test_txn_end.py",
-    "tests/unit/txn/test_txn_init_producer.py",
+    "tests/unit/txn/test_end_txn.py",
+    "tests/unit/txn/test_init_producer.py",
     "tests/unit/logcore/test_batch.py",
     "tests/wire/test_groups.py",
     "tests/wire/test_service.py",

@@ -25,7 +25,7 @@ from fencepost.pipelines.spark.turns import BegunTransaction, TaskTurns, left_be
 from tests.support.processes import Child
 from tests.support.waits import until
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 PART, OTHER = ("t" * 249, 0), ("t" * 249, 1)
 BEGUN = BegunTransaction(
     TransactionHandle("id", 7, 1, implicit=True), Progress(3, "query", "digest")

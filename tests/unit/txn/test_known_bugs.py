@@ -1,4 +1,4 @@
-"""Failures of other brokers as scenarios (for those near the last epoch: test_txn_epochs)."""
+"""Failures of other brokers as scenarios (for those near the last epoch: test_epochs)."""
 
 from __future__ import annotations
 

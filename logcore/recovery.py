@@ -104,6 +104,7 @@ class OpenOptions:
     high_watermark: int = 0
     log_start_offset: int = 0
     leader_epoch: int = 0
+    """No batch has a later one; ``NO_EPOCH`` if the caller does not know it."""
     compacted_below: int = 0
     """Gaps below this offset come from compaction and are no loss; Kafka's may span segments."""
     is_replica: bool = False
@@ -185,7 +186,7 @@ class _Loader:
             return self._fresh()
         # A lost or malformed epoch file is no reason to read the whole log: the walked segments
         # supply the epochs that truncation can ask for, and appends carry on from there.
-        if self._epochs.load():
+        if self._epochs.load() and self._options.leader_epoch > NO_EPOCH:
             self._highest_epoch = max(self._epochs.latest, self._options.leader_epoch)
         start = max(self._options.log_start_offset, self._log.first_offset)
         scan_from = self._scan_from(first_bad)

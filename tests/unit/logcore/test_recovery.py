@@ -357,6 +357,23 @@ def test_leader_epochs_are_rebuilt_from_the_batches(tmp_path: Path) -> None:
         again.close()
 
 
+@pytest.mark.parametrize(("leader_epoch", "end"), [(-1, 2), (4, 2), (3, 1)])
+def test_batch_of_epoch_missing_in_checkpoint_stays_unless_epoch_is_impossible(
+    tmp_path: Path, leader_epoch: int, end: int
+) -> None:
+    """A broker on ZooKeeper opens its logs before it is told the leader epochs (-1)."""
+    partition = open_partition(tmp_path)
+    append(partition)
+    partition.marks.leader_epoch = 4
+    append(partition)
+    partition.flushes.run(T0)
+    root = crash_image(partition, tmp_path / "crash")
+    (root / "orders-0" / "leader-epoch-checkpoint").write_text("0\n1\n0 0\n")
+    again = open_partition(root, clean=False, leader_epoch=leader_epoch)
+    assert again.log_end_offset == end
+    again.close()
+
+
 # --- a kill at every step ---
 
 

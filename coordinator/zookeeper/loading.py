@@ -256,6 +256,21 @@ async def read_config(session: ZkSession, kind: int, name: str) -> dict[str, str
         return {}
 
 
+async def read_new_settings(
+    session: ZkSession, topics: Sequence[str]
+) -> Mapping[str, Sequence[MetadataRecord]]:
+    """Return the records of the settings of new topics, by name."""
+    if topics:
+        # A ZooKeeper server that lags may not have the settings yet, and no notification follows
+        # for those of a new topic.
+        await session.sync()
+    found = {}
+    for name in topics:
+        values = await read_config(session, TOPIC_RESOURCE, name) or {}
+        found[name] = [*config_records(TOPIC_RESOURCE, name, {}, values)]
+    return found
+
+
 def config_records(
     kind: int, name: str, now: Mapping[str, str], wanted: Mapping[str, str]
 ) -> list[ConfigRecord]:

@@ -44,6 +44,7 @@ from fencepost.coordinator.zookeeper.loading import (
     load,
     make_partitions,
     read_config,
+    read_new_settings,
 )
 from fencepost.coordinator.zookeeper.passwords import Passwords
 from fencepost.coordinator.zookeeper.registration import BrokerZnodeRegistration
@@ -578,14 +579,13 @@ class ZooKeeperNode:
                 await asyncio.sleep(RETRY_MS / 1000)
 
     async def _read_settings_of(self, body: Entity) -> Mapping[str, Sequence[MetadataRecord]]:
-        found = {}
-        for told in body.topic_states:
-            known, name = self._image.topics.get(told.topic_name), told.topic_name
-            deletes = any(one.leader == LEADER_DURING_DELETE for one in told.partition_states)
-            if known is None and not deletes:
-                values = await read_config(self._session, TOPIC_RESOURCE, name) or {}
-                found[name] = config_records(TOPIC_RESOURCE, name, {}, values)
-        return found
+        new = [
+            told.topic_name
+            for told in body.topic_states
+            if told.topic_name not in self._image.topics
+            and all(one.leader != LEADER_DURING_DELETE for one in told.partition_states)
+        ]
+        return await read_new_settings(self._session, new)
 
     async def stop_replica(
         self, body: Entity, connected_s: float

@@ -397,7 +397,13 @@ def local_changes(
             if broker_id not in now.replicas:
                 if was is not None and broker_id in was.replicas:
                     deletes.append(replace(one, registration=was))
-            elif was is not None and was.partition_epoch == now.partition_epoch:
+            elif (
+                was is not None
+                and was.partition_epoch == now.partition_epoch
+                # A broker on ZooKeeper reads replicas and states one after the other when it
+                # starts, and a reassignment may come in between.
+                and broker_id in was.replicas
+            ):
                 continue
             elif now.leader == broker_id:
                 leaders.append(one)

@@ -1,12 +1,9 @@
-"""A planted bug: code to replace, and the histories in which the bug can show."""
+"""A planted bug: code of the product to replace."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-
-from tests.sim.swarm import Options
 
 Line = tuple[Any, str, str]
 """A function or property, text that occurs once in its source, and the replacement."""
@@ -18,5 +15,3 @@ class Bug:
 
     name: str
     lines: tuple[Line, ...]
-    needs: Callable[[Options], bool] = lambda _options: True
-    """Selects the histories in which the bug can show; a search plays no others."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
+from fencepost.cluster import image
 from fencepost.cluster.controller import brokers
-from fencepost.coordinator.zookeeper import writes, znodes
+from fencepost.coordinator.handlers import answers
+from fencepost.coordinator.zookeeper import loading, writes, znodes
 from fencepost.coordinator.zookeeper.access import SecurityZnodes, _MultiWrite
 from fencepost.coordinator.zookeeper.admin_nodes import AdminNodes
 from fencepost.coordinator.zookeeper.channels import _BrokerChannel
@@ -14,20 +15,8 @@ from fencepost.coordinator.zookeeper.node import ZooKeeperNode
 from fencepost.coordinator.zookeeper.requests import ControllerRequestApplier
 from fencepost.coordinator.zookeeper.store import ZkMetadataStore
 from fencepost.coordinator.zookeeper.zk_controller import ZkController
+from fencepost.logcore.recovery import _Loader
 from tests.sim.bug import Bug
-from tests.sim.swarm import Options
-from tests.sim.zk_broker import ZooKeeperBroker
-from tests.sim.zk_swarm import ZooKeeperOptions
-
-
-def with_tools(*names: str) -> Callable[[Options], bool]:
-    """Return a ``needs`` for histories with at least one of these tool actions."""
-
-    def needs(options: Options) -> bool:
-        return isinstance(options, ZooKeeperOptions) and not set(names).isdisjoint(options.tools)
-
-    return needs
-
 
 ZOOKEEPER: Final = (
     # --- sessions and elections ---
@@ -206,7 +195,21 @@ ZOOKEEPER: Final = (
     ),
     Bug(
         "an AlterPartition is answered before it is written",
-        ((ZooKeeperBroker._answer_once_written, "on_its_way is None", "True"),),
+        (
+            (
+                answers.forced,
+                "None if ctx.store is None else ctx.store.durable()",
+                "None if ctx.store is None or ctx.store.durable() else None",
+            ),
+        ),
+    ),
+    Bug(
+        "a broker that becomes a replica while it starts does not follow",
+        ((image.local_changes, "in between.\n                and broker_id in was.replicas", ""),),
+    ),
+    Bug(
+        "a killed broker cuts off batches of an epoch that no checkpoint has",
+        ((_Loader.load, "and self._options.leader_epoch > NO_EPOCH", ""),),
     ),
     # --- deletion ---
     Bug(
@@ -250,6 +253,10 @@ ZOOKEEPER: Final = (
         ),
     ),
     Bug(
+        "the settings of a new topic are read from a server that lags",
+        ((loading.read_new_settings, "await session.sync()", "pass"),),
+    ),
+    Bug(
         "settings are looked at once",
         (
             (
@@ -269,12 +276,10 @@ ZOOKEEPER: Final = (
                 "self._session.get(path)",
             ),
         ),
-        with_tools("admin_reassign"),
     ),
     Bug(
         "a reassignment of a tool that is done stays",
         ((AdminNodes.is_concerned, "not _is_under_way(", "_is_under_way("),),
-        with_tools("admin_reassign"),
     ),
     Bug(
         "what a tool has added to a reassignment meanwhile is deleted",
@@ -285,7 +290,6 @@ ZOOKEEPER: Final = (
                 "Delete(path)",
             ),
         ),
-        with_tools("admin_reassign"),
     ),
     Bug(
         "elections of tools are looked for once",
@@ -296,12 +300,10 @@ ZOOKEEPER: Final = (
                 "self._session.get(path)",
             ),
         ),
-        with_tools("admin_elect"),
     ),
     Bug(
         "a topic of a tool has no id",
         ((ZkController._adopt, "node = replace(node, topic_id=new_topic_id())", "return"),),
-        with_tools("admin_create"),
     ),
     # --- users, quotas, ACLs ---
     Bug(
@@ -313,7 +315,6 @@ ZOOKEEPER: Final = (
                 "self._writes.append(Set(path, data))",
             ),
         ),
-        with_tools("tool_access", "broker_access"),
     ),
     Bug(
         "a change of users leaves no note",
@@ -324,17 +325,14 @@ ZOOKEEPER: Final = (
                 "pass",
             ),
         ),
-        with_tools("broker_access"),
     ),
     Bug(
         "a change of users is not known where it was made",
         ((SecurityZnodes._write, "await self.reread(some)", "pass"),),
-        with_tools("broker_access"),
     ),
     Bug(
         "notes of rules are looked at once",
         ((SecurityZnodes.look_at_rules, "await notes.new(changed)", "await notes.new()"),),
-        with_tools("tool_access"),
     ),
     Bug(
         "what is no longer in a znode stays known",
@@ -345,7 +343,6 @@ ZOOKEEPER: Final = (
                 "list(found).append(_RecordDiff(path, key, None,",
             ),
         ),
-        with_tools("tool_access", "broker_access"),
     ),
     # --- others ---
     Bug(

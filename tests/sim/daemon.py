@@ -33,6 +33,8 @@ class Daemon:
         self.is_stopping = False
         self.before_end: Callable[[], None] = lambda: None
         """Called before the process ends."""
+        self.after_turn: Callable[[], None] = lambda: None
+        """Called after each turn of the process's loop."""
 
     @property
     def address(self) -> str:
@@ -51,6 +53,11 @@ class Daemon:
             return None
         return self.broker._services
 
+    @property
+    def is_starting(self) -> bool:
+        """Whether there is a process that does not serve yet."""
+        return self.node.is_up and not self.is_serving and not self.is_stopping
+
     def start(self) -> None:
         """A process begins, unless there is one."""
         if self.node.is_up:
@@ -60,6 +67,7 @@ class Daemon:
         self.node.say("starts")
         self.is_serving = self.is_stopping = False
         self.loop = loop = SocketLoop(self.node, self.wires, self.disk_ms)
+        loop.after_turn = self.after_turn
         with loop.running():
             self.broker = Broker(DATA_DIR, None, self.config, fs=self.disk.files)
             self.broker.on_lost = self._lost

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
+from fencepost.cluster.image import MetadataImage
 from fencepost.coordinator.controller import metadata_log_reader
 from fencepost.coordinator.metadata import log as metadata_log
 from fencepost.coordinator.metadata.names import HISTORY_TOPIC
@@ -37,7 +38,6 @@ from tests.sim.network import Network, Weather
 from tests.sim.scheduler import Scheduler
 from tests.sim.sockets import Wires
 from tests.sim.stories import Stories
-from tests.sim.swarm import draw_weather
 from tests.sim.watch import Watch
 
 START_MS: Final = 1_000
@@ -107,7 +107,7 @@ class Options:
 
     @property
     def is_cluster(self) -> bool:
-        """Whether there is a controller."""
+        """Whether there are other brokers."""
         return self.brokers > 1
 
     @property
@@ -125,25 +125,31 @@ class Options:
 
     @property
     def _of_cluster(self) -> dict[str, Any]:
-        return {
-            "controller.listener.names": "CONTROLLER",
-            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+        return self._elects | {
             "offsets.topic.replication.factor": self.factor,
             "transaction.state.log.replication.factor": self.factor,
             "transaction.state.log.min.isr": self.min_isr,
             "min.insync.replicas": self.min_isr,
             "unclean.leader.election.enable": self.unclean,
-            "broker.heartbeat.interval.ms": self.session_ms // 5,
-            "broker.session.timeout.ms": self.session_ms,
             "replica.lag.time.max.ms": self.lag_ms,
             "replica.fetch.wait.max.ms": min(200, self.lag_ms // 4),
             "replica.fetch.max.bytes": self.fetch_bytes,
             "replica.fetch.response.max.bytes": self.fetch_bytes,
             "replica.socket.timeout.ms": 1_500,
             "controller.socket.timeout.ms": 1_500,
+            "request.timeout.ms": 1_500,
+        }
+
+    @property
+    def _elects(self) -> dict[str, Any]:
+        """The settings about the controller."""
+        return {
+            "controller.listener.names": "CONTROLLER",
+            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+            "broker.heartbeat.interval.ms": self.session_ms // 5,
+            "broker.session.timeout.ms": self.session_ms,
             "controller.quorum.request.timeout.ms": 1_500,
             "controller.quorum.fetch.timeout.ms": 1_500,
-            "request.timeout.ms": 1_500,
         }
 
 
@@ -190,6 +196,20 @@ def draw_options(seed: int) -> Options:
     return options
 
 
+def draw_weather(draw: random.Random) -> Weather:
+    """Draw the quality of the network."""
+    is_bad = draw.random() < 0.5
+    latency_ms = draw.choice(((1, 3), (1, 10), (5, 40)))
+    lost = draw.choice((0.0, 0.005, 0.03)) if is_bad else 0.0
+    draw.choice((0.0, 0.05, 0.3))  # so that the other options of a seed stay what they were
+    return Weather(
+        latency_ms=latency_ms,
+        lost=lost,
+        slow=draw.choice((0.0, 0.01, 0.05)) if is_bad else 0.0,
+        slow_ms=draw.choice((200, 1_500)),
+    )
+
+
 def draw_members(draw: random.Random) -> tuple[tuple[bool, bool], ...]:
     """A group of one protocol, of both, or none."""
     share, static = draw.choice((0.0, 1.0, 0.5)), draw.choice((0.0, 0.0, 0.5))
@@ -232,32 +252,39 @@ class History:
         self._make_daemons()
         self.promises = Promises()
         unforced = {HISTORY_TOPIC} if "power_loss" in options.faults else set[str]()
-        self.watch = Watch(frozenset(unforced))
+        self.watch = self._watch(frozenset(unforced))
         self.promises.partitions = options.partitions
         self.clients: list[FrameClient] = []
         self.admin: Admin
         self.promises.is_void = self._is_void
-        self.faults = Stories(self)
+        self.faults = self._faults()
         self.scheduler.after_step = self._check
 
+    def _watch(self, unforced: frozenset[str]) -> Watch:
+        return Watch(unforced)
+
+    def _faults(self) -> Stories:
+        return Stories(self)
+
     def _make_daemons(self) -> None:
-        options = self.options
-        joins: dict[str, Any] = {}
-        if options.is_cluster:
-            host = self.wires.host_of(self.network.add("ct"))
-            joins["controller.quorum.bootstrap.servers"] = f"{host}:9093"
-            self.controller = self._daemon(
-                "ct",
-                100,
-                joins | {"process.roles": "controller", "listeners": f"CONTROLLER://{host}:9093"},
-            )
-            joins["process.roles"] = "broker"
-        for number in range(1, options.brokers + 1):
+        joins = self._joins() if self.options.is_cluster else {}
+        for number in range(1, self.options.brokers + 1):
             host = self.wires.host_of(self.network.add(f"b{number}"))
             one = self._daemon(
                 f"b{number}", number, joins | {"listeners": f"PLAINTEXT://{host}:9092"}
             )
             self.brokers.append(one)
+
+    def _joins(self) -> dict[str, Any]:
+        """Make what elects leaders, and return how brokers find it."""
+        host = self.wires.host_of(self.network.add("ct"))
+        joins = {"controller.quorum.bootstrap.servers": f"{host}:9093"}
+        self.controller = self._daemon(
+            "ct",
+            100,
+            joins | {"process.roles": "controller", "listeners": f"CONTROLLER://{host}:9093"},
+        )
+        return joins | {"process.roles": "broker"}
 
     def _daemon(self, name: str, node_id: int, settings: dict[str, Any]) -> Daemon:
         config = {"node.id": node_id, **self.options.settings, **settings}
@@ -268,13 +295,19 @@ class History:
         """All of them."""
         return [*([] if self.controller is None else [self.controller]), *self.brokers]
 
+    @property
+    def image(self) -> MetadataImage | None:
+        """The controller's, while it serves."""
+        services = None if self.controller is None else self.controller.services
+        return None if services is None else services.metadata.image
+
     def _look(self) -> None:
         """Look at all brokers, now and again and again."""
         self._look_now()
         self.scheduler.after(WATCH_MS, self._look)
 
     def _look_now(self) -> None:
-        self.watch.look(self.controller, self.brokers)
+        self.watch.look(self.image, self.brokers)
 
     def _acknowledged(self, place: tuple[str, int], end: int) -> None:
         self._look_now()
@@ -414,7 +447,7 @@ class History:
             one.start()
 
     def _heal(self) -> None:
-        self.faults.is_over = True
+        self.faults.heal()
         self.network.cut.clear()
         self.network.weather = Weather()
         self._start_all()
@@ -435,7 +468,7 @@ class History:
                 if not one.is_done and not isinstance(one, FramedMember) and one.is_awaited
             ]
             waiting += self._unsettled()
-            waiting += self.watch.differences(self.controller, self.brokers)
+            waiting += self.watch.differences(self.image, self.brokers)
             if not waiting and all(one.is_serving for one in self.daemons):
                 return self.scheduler.now - healed_ms
         raise BrokenInvariantError(f"{CONVERGENCE_MS / 1000} s after the last fault: {waiting}")
@@ -551,11 +584,14 @@ def play(seed: int, told: Callable[[str], None] | None = None) -> Result:
 
 def live(options: Options, told: Callable[[str], None] | None = None) -> Result:
     """The same for options that no seed has drawn."""
-    history = History(options, told)
-    repeat = f"make sim WORLD=daemons SEED={options.seed} N=1"
+    return played(History(options, told), f"make sim WORLD=daemons SEED={options.seed} N=1")
+
+
+def played(history: History, repeat: str) -> Result:
+    """Run a history; a failure has the last events and ``repeat`` in its notes."""
     with history.machines.in_place():
         try:
-            with history.scheduler.explained(options, repeat):
+            with history.scheduler.explained(history.options, repeat):
                 return history.run()
         finally:
             history.close()

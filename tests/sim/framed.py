@@ -286,6 +286,10 @@ class FrameClient:
             return None
         if answer.error_code:
             return answer.error_code, [], offset
+        if not answer.responses:
+            # A client beyond its quota is told nothing but how long to wait.
+            await self.wait(answer.throttle_time_ms)
+            return None
         row = answer.responses[0].partitions[0]
         if row.error_code:
             return row.error_code, [], offset

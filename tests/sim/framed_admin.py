@@ -8,6 +8,7 @@ from typing import Any, Final
 from kio.schema.errors import ErrorCode
 
 from fencepost.client.requests import NAMED, Partition, of_group, rows_of
+from fencepost.cluster.image import TOPIC_RESOURCE
 from fencepost.protocol.messages import RequestFactory
 from tests.sim.framed import BACKOFF_MS, LOST, REQUEST_MS, FrameClient, Promises
 from tests.sim.invariants import BrokenInvariantError
@@ -47,8 +48,8 @@ class Admin(FrameClient):
                     return
             await self.wait(BACKOFF_MS)
 
-    async def recreate(self, name: str, partitions: int, factor: int, pause_ms: int) -> None:
-        """Delete a topic, and make another one of its name."""
+    async def delete(self, name: str) -> None:
+        """Delete a topic."""
 
         def body(make: RequestFactory) -> Any:
             return make.message(
@@ -58,6 +59,10 @@ class Admin(FrameClient):
         answer = await self.ask("DeleteTopics", entity=body)
         if answer is not LOST:
             self.node.say(f"deletes {name}: {answer.responses[0].error_code.name}")
+
+    async def recreate(self, name: str, partitions: int, factor: int, pause_ms: int) -> None:
+        """Delete a topic, and make another one of its name."""
+        await self.delete(name)
         await self.wait(pause_ms)
         await self.create(name, partitions, factor)
 
@@ -174,15 +179,15 @@ class Admin(FrameClient):
                     return
             await self.wait(BACKOFF_MS)
 
-    async def configure(self, topic: str, **settings: str) -> None:
-        """Change settings of a topic."""
+    async def configure(self, name: str, kind: int = TOPIC_RESOURCE, **settings: str) -> None:
+        """Change settings of a topic, or of another resource."""
 
         def body(make: RequestFactory) -> Any:
             rows = [
-                make.AlterableConfig(name=name, config_operation=0, value=value)
-                for name, value in settings.items()
+                make.AlterableConfig(name=key, config_operation=0, value=value)
+                for key, value in settings.items()
             ]
-            asked = make.AlterConfigsResource(resource_type=2, resource_name=topic, configs=rows)
+            asked = make.AlterConfigsResource(resource_type=kind, resource_name=name, configs=rows)
             return make.message(resources=[asked], validate_only=False)
 
         answer = await self.ask("IncrementalAlterConfigs", entity=body)

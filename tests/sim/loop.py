@@ -1,7 +1,7 @@
 """An event loop of one simulated process: its time and its order are those of the simulation.
 
-It has what the daemon's code asks of a loop: callbacks, timers, futures and tasks. There are no
-sockets and no threads: what the daemon does in a thread is done at once.
+It has what the daemon's code asks of a loop: callbacks, timers, futures and tasks.
+:class:`tests.sim.sockets.SocketLoop` adds sockets and threads.
 """
 
 from __future__ import annotations
@@ -99,6 +99,10 @@ class Loop(asyncio.AbstractEventLoop):
         self.node.after(self._heard_ms - scheduler.now, self._hear, handle)
         return handle
 
+    def hears_late(self, late_ms: int) -> None:
+        """Let the loop hear of other threads in ``late_ms`` at the earliest."""
+        self._heard_ms = max(self._heard_ms, self.node.scheduler.now + late_ms)
+
     def _hear(self, handle: asyncio.Handle) -> None:
         self._ready.append(handle)
         self._arm()
@@ -147,21 +151,14 @@ class Loop(asyncio.AbstractEventLoop):
 
     def end(self) -> None:
         """Let go of what its process had under way when it ended."""
+        ended: set[asyncio.Task[Any]] = set()
         with self.running():
-            for task in [*self._tasks]:
-                if not task.done():
+            # What ends may spawn tasks that end something else.
+            while left := [one for one in self._tasks if not one.done() and one not in ended]:
+                for task in left:
+                    ended.add(task)
                     with suppress(Exception):
                         cast("Coroutine[Any, Any, Any]", task.get_coro()).close()
-
-    def run_in_executor(
-        self, _executor: Any, func: Callable[..., Any], *args: Any
-    ) -> asyncio.Future[Any]:
-        future = self.create_future()
-        try:
-            future.set_result(func(*args))
-        except Exception as error:  # noqa: BLE001 - as a thread would hand it over
-            future.set_exception(error)
-        return future
 
     def is_running(self) -> bool:
         return True

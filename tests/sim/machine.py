@@ -151,6 +151,8 @@ class Machines:
         self._thread_s = 0.0
         self.draw = random.Random(scheduler.draw.getrandbits(64))
         self.failures: list[str] = []
+        self.unexpected = FAILURES
+        """Lines of the daemon's log that fail the history."""
         self.changes: tuple[tuple[Any, str, Any], ...] = ()
         """Modules, names in them, and their values in this history."""
 
@@ -184,7 +186,10 @@ class Machines:
                 f"{key}={value}" for key, value in sorted(event.items()) if key != "exc_info"
             )
             self._scheduler.say(who, said)
-        if name in FAILURES or method in ("exception", "critical"):
+        loop = events._get_running_loop()
+        is_ending = isinstance(loop, Loop) and not loop.is_alive
+        """Whether a killed process only lets go of its tasks."""
+        if not is_ending and (name in self.unexpected or method in ("exception", "critical")):
             cause = event.get("exc_info")
             failure = AssertionError(str(dict(event)))
             if isinstance(cause, BaseException):

@@ -1,8 +1,7 @@
 """Whether the simulation finds bugs on purpose.
 
-``python -m tests.sim.planted`` plays histories of daemons with each of them, which have what the
-bug needs, and prints how many it took; with ``--world zookeeper`` those of clusters on ZooKeeper,
-and also steps of scripts.
+``python -m tests.sim.planted`` plays histories with each of them, which have what the bug needs,
+and prints how many it took; with ``--world zookeeper`` those of clusters on ZooKeeper.
 """
 
 from __future__ import annotations
@@ -14,11 +13,10 @@ import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from types import FunctionType, MethodType
 from typing import Any, Final
 
-from tests.sim import daemons, zk_cluster, zk_steps, zk_swarm
+from tests.sim import daemons, zk_directed
 from tests.sim.bug import Bug
 from tests.sim.bugs_zookeeper import ZOOKEEPER
 from tests.sim.directed import DIRECTED
@@ -59,49 +57,29 @@ def planted(bug: Bug) -> Iterator[None]:
             function.__code__ = code
 
 
-WORLDS: Final = {
-    DAEMONS: (tuple(bug for bug, _ in DIRECTED.values()), daemons.play, daemons.draw_options),
-    ON_ZOOKEEPER: (ZOOKEEPER, zk_cluster.play, zk_swarm.draw_options),
-}
-"""Bugs, and what is played to find them."""
-
-
 def play_directed(name: str, seed: int) -> object:
-    """Live through the history of a seed that has what a bug needs."""
+    """Play the history of a seed that has what a bug needs."""
     return daemons.live(replace(daemons.draw_options(seed), **DIRECTED[name][1]))
+
+
+WORLDS: Final = {
+    DAEMONS: (tuple(bug for bug, _ in DIRECTED.values()), play_directed),
+    ON_ZOOKEEPER: (ZOOKEEPER, zk_directed.play_directed),
+}
+"""Bugs, and what plays the history of a seed for one of them."""
 
 
 def seeds_until_found(
     bug: Bug, first: int, most: int, world: str = DAEMONS
 ) -> tuple[int, str] | None:
     """How many seeds from ``first`` on it takes, and what is said then; None: more than that."""
-    _, play, draw_options = WORLDS[world]
-    is_directed = world == DAEMONS
-    if is_directed:
-        play = partial(play_directed, bug.name)
+    _, play = WORLDS[world]
     with planted(bug):
         for count in range(1, most + 1):
-            seed = first + count - 1
-            if not is_directed and not bug.needs(draw_options(seed)):
-                continue
             try:
-                play(seed)
+                play(bug.name, first + count - 1)
             except Exception as error:  # noqa: BLE001 - any failure is a find
                 return count, f"{type(error).__name__}: {error}"
-    return None
-
-
-def steps_until_found(bug: Bug, every: int = 1) -> tuple[int, str] | None:
-    """The same with the steps of scripts, in their order, of which one in ``every`` is played."""
-    count = 0
-    with planted(bug):
-        for script in zk_steps.SCRIPTS:
-            try:
-                for step in zk_steps.steps(script, every):
-                    count += 1
-                    zk_steps.play(script, step)
-            except Exception as error:  # noqa: BLE001 - any failure is a find
-                return count, f"{script}: {type(error).__name__}: {error}"
     return None
 
 
@@ -112,12 +90,9 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=400, help="seeds of a search")
     parser.add_argument("--only", default="", help="bugs whose name has this")
     parser.add_argument("--world", choices=WORLDS, default=DAEMONS)
-    parser.add_argument("--every", type=int, default=1, help="steps of which one is played")
     parser.add_argument("--tell", action="store_true", help="what was said")
     given = parser.parse_args()
-    has_steps = given.world == ON_ZOOKEEPER
-    head = ["planted bug", "median of seeds", "most", *(["steps"] if has_steps else [])]
-    print(f"| {' | '.join(head)} |\n{'|---' * len(head)}|")
+    print("| planted bug | median of seeds | most |\n|---|---|---|")
     for bug in WORLDS[given.world][0]:
         if given.only not in bug.name:
             continue
@@ -129,12 +104,7 @@ def main() -> None:
         median = statistics.median(counts)
         shown = f"{median:g}" if median <= given.most else "not found"
         worst = max(counts) if max(counts) <= given.most else f"over {given.most}"
-        cells = [bug.name, shown, worst]
-        if has_steps:
-            stepped = steps_until_found(bug, given.every)
-            cells.append("not found" if stepped is None else str(stepped[0]))
-            found.append(stepped)
-        print(f"| {' | '.join(cells)} |", flush=True)
+        print(f"| {bug.name} | {shown} | {worst} |", flush=True)
         if given.tell:
             for one in found:
                 print("    ", None if one is None else one[1][:200])

@@ -1,7 +1,7 @@
 """``python -m tests.sim.run --seed 1 --count 500`` plays the histories of 500 seeds.
 
-``--world daemons`` plays clusters in which every node is the whole daemon, ``--world zookeeper``
-clusters that elect their controller on ZooKeeper, and ``both`` plays both.
+``--world daemons`` plays brokers that stand alone or have a controller, ``--world zookeeper``
+brokers that elect their controller on ZooKeeper, and ``both`` plays both.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Final
 
-from tests.sim import daemons, zk_cluster
+from tests.sim import daemons, zk_history
 
 ZOOKEEPER, BOTH, DAEMONS = "zookeeper", "both", "daemons"
 PLAYS: Final[Mapping[str, Callable[..., object]]] = {
     DAEMONS: daemons.play,
-    ZOOKEEPER: zk_cluster.play,
+    ZOOKEEPER: zk_history.play,
 }
 
 CHUNK = 50

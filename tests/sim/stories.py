@@ -74,10 +74,8 @@ class Stories(DaemonFaults):
         return None if found is None or found.partition is None else found
 
     def _registration(self, place: Place) -> PartitionRegistration | None:
-        controller = self.history.controller
-        if controller is None or controller.services is None:
-            return None
-        topic = controller.services.metadata.image.topics.get(place[0])
+        image = self.history.image
+        topic = None if image is None else image.topics.get(place[0])
         return None if topic is None else topic.partitions[place[1]]
 
     def _leader(self, place: Place) -> Replica | None:

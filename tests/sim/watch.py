@@ -91,11 +91,10 @@ class Watch:
         self._has_last: dict[tuple[str, int, Key], Batch] = {}
         """The last committed batch that the log of a process was seen to have."""
 
-    def look(self, controller: Daemon | None, brokers: list[Daemon]) -> None:
+    def look(self, image: MetadataImage | None, brokers: list[Daemon]) -> None:
         """Raise BrokenInvariantError for the first rule that does not hold now."""
-        if (image := _image(controller)) is not None:
-            self._image = image
-            self._look_at_image(image)
+        if image is not None:
+            self.look_at_image(image)
         for one in brokers:
             for replica, partition in _replicas(one):
                 self._look_at_replica(one, replica, partition)
@@ -127,18 +126,14 @@ class Watch:
 
     # --- the controller ---
 
-    def _look_at_image(self, image: MetadataImage) -> None:
+    def look_at_image(self, image: MetadataImage) -> None:
+        """Raise BrokenInvariantError unless the controller's next image follows its last one."""
+        self._image = image
         for node_id, incarnation_id in [*self._suspects.items()]:
             broker = image.brokers.get(node_id)
             if broker is not None and broker.incarnation_id != incarnation_id:
                 del self._suspects[node_id]
-        if image.configs is not self._configs:
-            gone = self._configs.keys() - image.configs.keys()
-            self._configs = image.configs
-            if lost := [
-                name for kind, name in gone if kind == TOPIC_RESOURCE and name in image.topics
-            ]:
-                raise BrokenInvariantError(f"the settings of {sorted(lost)} are gone")
+        self._look_at_settings(image)
         if image.topics is self._topics:
             return
         self._topics, self._has_changed = image.topics, True
@@ -149,6 +144,15 @@ class Watch:
                 if was is not one and was != one:
                     self._known[key] = one
                     self._look_at_registration(image, key, was, one)
+
+    def _look_at_settings(self, image: MetadataImage) -> None:
+        if image.configs is not self._configs:
+            gone = self._configs.keys() - image.configs.keys()
+            self._configs = image.configs
+            if lost := [
+                name for kind, name in gone if kind == TOPIC_RESOURCE and name in image.topics
+            ]:
+                raise BrokenInvariantError(f"the settings of {sorted(lost)} are gone")
 
     def _name(self, key: Key) -> str:
         topic = None if self._image is None else self._image.topics_by_id.get(key[0])
@@ -166,10 +170,7 @@ class Watch:
             raise BrokenInvariantError(f"{name}: {now.leader} leads outside of {now.isr}")
         if not set(now.isr) <= set(now.replicas):
             raise BrokenInvariantError(f"{name}: ISR {now.isr} of {now.replicas}")
-        for replica in now.isr:
-            broker = image.brokers.get(replica)
-            if broker is None or (broker.fenced and now.leader >= 0):
-                raise BrokenInvariantError(f"{name}: a fenced {replica} is in the ISR: {now}")
+        self._look_at_isr(image, name, now)
         self._judge(key, now)
         if was is None:
             return
@@ -187,6 +188,12 @@ class Watch:
         # Without eligible replicas the last known leader has all, unless its disk lost some.
         if is_unclean and (was.elr or (now.leader,) != was.last_known_elr):
             self._voids(key)
+
+    def _look_at_isr(self, image: MetadataImage, name: str, now: PartitionRegistration) -> None:
+        for replica in now.isr:
+            broker = image.brokers.get(replica)
+            if broker is None or (broker.fenced and now.leader >= 0):
+                raise BrokenInvariantError(f"{name}: a fenced {replica} is in the ISR: {now}")
 
     def _judge(self, key: Key, now: PartitionRegistration) -> None:
         """Expect nothing more of a partition all of whose eligible replicas may lack records."""
@@ -335,9 +342,8 @@ class Watch:
 
     # --- in the end ---
 
-    def differences(self, controller: Daemon | None, brokers: list[Daemon]) -> list[str]:
+    def differences(self, image: MetadataImage | None, brokers: list[Daemon]) -> list[str]:
         """List the traces that faults have left in the cluster."""
-        image = _image(controller)
         if image is None:
             return []
         wrong = [
@@ -356,22 +362,16 @@ class Watch:
         wrong += [
             f"{key} ends differently: {sorted(seen)}" for key, seen in ends.items() if len(seen) > 1
         ]
-        wrong += [
-            f"{one.node.name} has an older image"
+        return wrong + [
+            f"{one.node.name} has {different}"
             for one in brokers
             if one.services is not None
-            and (
-                one.services.metadata.image.topics != image.topics
-                or one.services.metadata.image.configs != image.configs
-            )
+            and (different := self._different(one.services.metadata.image, image))
         ]
-        return wrong
 
-
-def _image(controller: Daemon | None) -> MetadataImage | None:
-    if controller is None or controller.services is None:
-        return None
-    return controller.services.metadata.image
+    def _different(self, image: MetadataImage, controllers: MetadataImage) -> str:
+        is_equal = image.topics == controllers.topics and image.configs == controllers.configs
+        return "" if is_equal else "an older image"
 
 
 def _replicas(daemon: Daemon) -> Iterator[tuple[Replica, Partition]]:

@@ -110,17 +110,13 @@ class Client:
     def handler(self) -> Client:
         return self
 
-    @classmethod
-    def of(cls, reach: ZooKeeperConfig) -> Client:
-        return cls(reach.connect, reach.timeout_ms / 1000)
-
-    def __init__(self, _connect: str, timeout: float, **_settings: Any) -> None:
+    def __init__(self, ensemble: Ensemble, reach: ZooKeeperConfig) -> None:
         loop = cast("Loop", asyncio.get_running_loop())
         self.node = loop.node
         self._loop = loop
-        self._ensemble: Ensemble = loop.zookeeper  # type: ignore[attr-defined]
+        self._ensemble = ensemble
         self._scheduler = self.node.scheduler
-        self._timeout_ms = round(timeout * 1000)
+        self._timeout_ms = reach.timeout_ms
         self._listeners: list[Callable[[str], Any]] = []
         self._state = "LOST"
         self._session_id = 0
@@ -307,6 +303,10 @@ class Client:
         self._set_off_all()
         self._session_id = self._last_zxid = 0
         self.node.after(self._scheduler.draw.randint(0, RETRY_MS), self._connect, self._attempt)
+
+    def stall(self, for_ms: int) -> None:
+        """Hold back everything that is on its way to the server, or sent before ``for_ms``."""
+        self._up_ms = max(self._up_ms, self._scheduler.now + for_ms)
 
     def drop(self) -> None:
         """Break the connection; the server notices it later than this client."""

@@ -307,6 +307,8 @@ class Ensemble:
     def __init__(self, network: Network, *, members: int, lag_ms: int) -> None:
         self.network, self.scheduler = network, network.scheduler
         self.lag_ms = lag_ms
+        self.clock_ms = CLOCK_MS
+        """How far its clock is ahead of the simulated time."""
         self.members = [Member(self, number) for number in range(members)]
         self.sessions: dict[int, SessionOf] = {}
         self.zxid = 0
@@ -434,7 +436,7 @@ class Ensemble:
         return True
 
     def _commit(self, who: str, changes: tuple[Change, ...]) -> None:
-        done = Transaction(self.zxid, self.now + CLOCK_MS, changes)
+        done = Transaction(self.zxid, self.now + self.clock_ms, changes)
         for member in self.members:
             member.learn(done)
         self.committed(who, done)

@@ -25,7 +25,7 @@ from fencepost.cluster.records import (
 )
 from fencepost.coordinator.zookeeper import znodes
 from fencepost.coordinator.zookeeper.loading import broker_record, config_records, partition_records
-from tests.sim.invariants import BrokenInvariantError, Invariants
+from tests.sim.invariants import BrokenInvariantError
 from tests.sim.zk_access import AccessTruth
 from tests.sim.zk_server import ENSEMBLE, Change, Ensemble, Transaction
 
@@ -45,8 +45,8 @@ _OF_CONTROLLERS: Final = (
 class Truth:
     """The image in ZooKeeper, updated and checked with each transaction."""
 
-    def __init__(self, ensemble: Ensemble, invariants: Invariants) -> None:
-        self._ensemble, self._invariants = ensemble, invariants
+    def __init__(self, ensemble: Ensemble) -> None:
+        self._ensemble = ensemble
         self.image = MetadataImage()
         self.access = AccessTruth(ensemble.tree)
         """Users, quotas and ACLs."""
@@ -57,6 +57,8 @@ class Truth:
         self.elections = 0
         self.deciding: Callable[[str], MetadataImage | None] = lambda _who: None
         """Returns the image that a node's controller expects after its current write, or None."""
+        self.decided: Callable[[MetadataImage], None] = lambda _image: None
+        """Called with each new image."""
         ensemble.committed = self._committed
 
     def _committed(self, who: str, done: Transaction) -> None:
@@ -74,7 +76,7 @@ class Truth:
             for record in records:
                 delta.replay(record)
             self.image = delta.apply(self.image.offset + len(records), self.epoch)
-            self._invariants.decided(self.image)
+            self.decided(self.image)
 
     def _epoch_was_given(self, who: str, done: Transaction) -> None:
         epoch = int(self._ensemble.tree.nodes[znodes.CONTROLLER_EPOCH].data)

@@ -15,11 +15,12 @@ from fencepost.cluster.image import TOPIC_RESOURCE
 from fencepost.coordinator.runtime import background
 from fencepost.coordinator.zookeeper import znodes
 from fencepost.coordinator.zookeeper.access_znodes import note_of
+from fencepost.coordinator.zookeeper.node import ZooKeeperNode
 from fencepost.logcore.machine import DomainError
-from tests.sim.faults import TOPIC
+from tests.sim.daemon import Daemon
+from tests.sim.daemon_faults import TOPIC
 from tests.sim.zk_access import RULES, Asked, held, written
-from tests.sim.zk_broker import ZooKeeperBroker
-from tests.sim.zk_faults import ZooKeeperFaults
+from tests.sim.zk_outages import Outages
 from tests.sim.zk_server import Op
 
 OLDER: Final = "older"
@@ -54,13 +55,13 @@ SETTINGS: Final[Mapping[str, Sequence[tuple[str, Sequence[str]]]]] = {
         ("producer_byte_rate", ("1024", "2048")),
     ),
     "/config/users/bob": (("SCRAM-SHA-256", _SECRETS),),
-    "/config/users/<default>": (("consumer_byte_rate", ("1000", "3000")),),
+    "/config/users/<default>": (("consumer_byte_rate", ("50000", "90000")),),
     "/config/users/alice/clients/app": (("request_percentage", ("50.0", "75.0")),),
     "/config/users/alice/clients/<default>": (("request_percentage", ("5.0", "7.5")),),
     "/config/clients/app": (("producer_byte_rate", ("512", "4096")),),
     "/config/ips/10.0.0.1": (("connection_creation_rate", ("10", "20")),),
     "/kafka-acl/Topic/orders": _RULES,
-    "/kafka-acl/Group/*": _RULES,
+    "/kafka-acl/DelegationToken/*": _RULES,
     "/kafka-acl-extended/prefixed/Topic/ord": _RULES,
 }
 """Entry names and their possible values, by znode."""
@@ -72,7 +73,7 @@ _STRANGE: Final = {"of.a.later.release": "1"}
 _STRANGE_RULE: Final = {_rule("carol", "Allow", "Fly"): "", _rule("carol", "Deny", "Fly"): ""}
 
 
-class Tools(ZooKeeperFaults):
+class Writers(Outages):
     """Runs the enabled faults and tool actions at random times, one after another."""
 
     def _later(self, *ops: Op) -> None:
@@ -82,33 +83,37 @@ class Tools(ZooKeeperFaults):
         """Schedule an action for a time at which a broker may be changing the same znode."""
         self.scheduler.after(self.draw.choice((2, 5, 10, 20, 40, 80)), action, *given)
 
-    def _node(self, path: str) -> bytes | None:
-        node = self.cluster.ensemble.tree.nodes.get(path)
+    def _data(self, path: str) -> bytes | None:
+        node = self.ensemble.tree.nodes.get(path)
         return None if node is None else node.data
 
     def _put(self, path: str, data: bytes) -> bool:
         """Set or create a znode, with its parents, as ``KafkaZkClient.setOrCreate`` does."""
-        if self._node(path) is not None:
+        if self._data(path) is not None:
             return self._write(Op("set", path, data))
         return self._write(Op("ensure", path.rpartition("/")[0]), Op("create", path, data))
+
+    @property
+    def _ids(self) -> list[int]:
+        return [one.node_id for one in self.history.brokers]
 
     # --- requests to the controller ---
 
     def _some_partition(self) -> tuple[str, int]:
-        topics = self.cluster.truth.image.topics
+        topics = self.truth.image.topics
         name = self.draw.choice((TOPIC, TOPIC, OLDER, NOWHERE))
         count = len(topics[name].partitions) if name in topics else 1
         return name, self.draw.randrange(count + (self.draw.random() < 0.1))
 
     def admin_reassign(self) -> None:
         """Run ``kafka-reassign-partitions --zookeeper``, or add to an ongoing reassignment."""
-        ids = [*self.cluster.ids]
+        ids = self._ids
         path, targets = znodes.REASSIGN_PARTITIONS, dict[tuple[str, int], tuple[int, ...]]()
-        there = self._node(path)
+        there = self._data(path)
         if there is not None and there != UNREADABLE:
             targets |= znodes.reassignments_of(there)
         for _ in range(self.draw.choice((1, 1, 2))):
-            count = min(self.cluster.options.replication_factor, len(ids))
+            count = min(self.options.factor, len(ids))
             targets[self._some_partition()] = tuple(self.draw.sample(ids, count))
         is_broken = self.draw.random() < 0.1
         data = UNREADABLE if is_broken else znodes.reassignments_data(targets)
@@ -118,7 +123,7 @@ class Tools(ZooKeeperFaults):
 
     def admin_elect(self) -> None:
         """Run ``kafka-preferred-replica-election``, unless an election is pending."""
-        if self._node(znodes.PREFERRED_ELECTION) is None:
+        if self._data(znodes.PREFERRED_ELECTION) is None:
             rows = [
                 {"topic": name, "partition": index}
                 for name, index in {self._some_partition(): None for _ in range(3)}
@@ -133,14 +138,14 @@ class Tools(ZooKeeperFaults):
 
     def admin_create(self) -> None:
         """Run ``kafka-topics --create --zookeeper`` of a release without topic ids."""
-        ids, options = [*self.cluster.ids], self.cluster.options
+        ids, options = self._ids, self.options
         parts = {
-            str(index): self.draw.sample(ids, options.replication_factor)
+            str(index): self.draw.sample(ids, options.factor)
             for index in range(self.draw.choice((1, 2)))
         }
         data = json.dumps({"version": 1, "partitions": parts}).encode()
         settings = znodes.config_path(TOPIC_RESOURCE, OLDER) or ""
-        if self._node(znodes.topic_path(OLDER)) is None and self._node(settings) is None:
+        if self._data(znodes.topic_path(OLDER)) is None and self._data(settings) is None:
             self._write(Op("create", settings, znodes.config_data({"retention.ms": "5"})))
             self._later(Op("create", znodes.topic_path(OLDER), data))
 
@@ -148,13 +153,13 @@ class Tools(ZooKeeperFaults):
 
     def tool_settings(self) -> None:
         """Run ``kafka-configs --zookeeper`` for a topic, a broker or all brokers."""
-        brokers = (*map(str, self.cluster.ids), znodes.DEFAULT_ENTITY)
+        brokers = (*map(str, self._ids), znodes.DEFAULT_ENTITY)
         folder, names = self.draw.choice((("topics", (TOPIC,)), ("brokers", brokers)))
         name = self.draw.choice(names)
         path = f"{znodes.CONFIGS}/{folder}/{name}"
-        before = self._node(path)
+        before = self._data(path)
         if folder == "topics" and (
-            before is None or self._node(znodes.delete_path(TOPIC)) is not None
+            before is None or self._data(znodes.delete_path(TOPIC)) is not None
         ):
             return
         values = znodes.config_of(path, before) if before else {}
@@ -176,7 +181,7 @@ class Tools(ZooKeeperFaults):
         self._change_access(self.draw.choice([*SETTINGS]))
 
     def _change_access(self, path: str) -> None:
-        before = self._node(path)
+        before = self._data(path)
         items = held(path, before)
         items.pop("", None)
         key, values = self.draw.choice(SETTINGS[path])
@@ -195,30 +200,39 @@ class Tools(ZooKeeperFaults):
 
     def broker_access(self) -> None:
         """Ask a random broker to change users, quotas or ACLs."""
-        broker = self.draw.choice([*self.cluster.running()] or [None])
-        if broker is None or broker.broker_epoch < 0:
-            return
+        broker = self._broker()
         count = self.draw.choice((1, 1, 3))
         for path in self.draw.sample([*SETTINGS], count):
             key, values = self.draw.choice(SETTINGS[path])
             is_removed = self.draw.random() < 0.4
-            asked = self.cluster.truth.access.asks(
-                broker.node.name, path, key, self.draw.choice(values), is_removed=is_removed
-            )
-            with broker.loop.running():
-                background.spawn(_change(broker, asked), "change users, quotas and rules")
+            value = self.draw.choice(values)
+            self._ask_broker(broker, path, key, value, is_removed=is_removed)
             if self.draw.random() < SOON:
                 self._soon(self._change_access, path)
 
+    def change_by_broker(self, path: str, key: str, value: str) -> None:
+        """Ask the first broker to change users, quotas or ACLs."""
+        self._ask_broker(self.history.brokers[0], path, key, value, is_removed=False)
 
-async def _change(broker: ZooKeeperBroker, asked: Asked) -> None:
-    """Make a change as the handlers do, which first read the changes of other clients."""
-    zookeeper, truth = broker.zookeeper, broker.cluster.truth.access
-    await zookeeper.catch_up()
-    try:
-        await zookeeper.access.change({asked.item.path: [asked.change]})
-    except DomainError as error:
-        broker.node.say(f"refuses a change of {asked.item.path}: {type(error).__name__}")
-    else:
-        broker.node.say(f"has changed {asked.item.path}")
-        truth.acknowledged(asked, broker.image)
+    def _ask_broker(
+        self, broker: Daemon, path: str, key: str, value: str, *, is_removed: bool
+    ) -> None:
+        if broker.services is None or broker.loop is None:
+            return
+        node = broker.services.on_zookeeper
+        if node.broker_epoch < 0:
+            return
+        asked = self.truth.access.asks(broker.node.name, path, key, value, is_removed=is_removed)
+        with broker.loop.running():
+            background.spawn(self._change(broker, node, asked), "change users, quotas and rules")
+
+    async def _change(self, broker: Daemon, node: ZooKeeperNode, asked: Asked) -> None:
+        """Make a change as the handlers do, which first read the changes of other clients."""
+        await node.catch_up()
+        try:
+            await node.access.change({asked.item.path: [asked.change]})
+        except DomainError as error:
+            broker.node.say(f"refuses a change of {asked.item.path}: {type(error).__name__}")
+        else:
+            broker.node.say(f"has changed {asked.item.path}")
+            self.truth.access.acknowledged(asked, broker.services.metadata.image)

@@ -201,6 +201,14 @@ def test_what_becomes_of_partitions_here() -> None:
     assert changed(new, after(new, NoOpRecord())) == {}
 
 
+def test_new_replica_follows_though_it_knows_the_partition_epoch() -> None:
+    """A broker on ZooKeeper may read the replicas before a reassignment, and the state after it."""
+    before = after(MetadataImage(), topic("a", A), partition(A, 0, 2, 3, leader=2))
+    now = after(MetadataImage(), topic("a", A), partition(A, 0, 2, 3, ME, leader=2))
+    assert changed(before, now) == {"followers": [("a", 0)]}
+    assert changed(now, after(now, partition(A, 0, 2, 3, ME, leader=2))) == {}
+
+
 def test_deleted_topic_with_all_partitions_alone_here_is_one_change() -> None:
     """There may be 100,000 such partitions, and most were never opened."""
     old = after(START, partition(B, 1, 1), topic("c", C), partition(C, 0, 1), partition(C, 1, 1, 2))

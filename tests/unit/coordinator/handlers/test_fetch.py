@@ -143,3 +143,21 @@ def test_a_waiting_fetch_hears_that_its_topic_is_gone(client, bootstrap, topic):
     deleter.join()
     (part,) = answer["responses"][0]["partitions"]
     assert part["error_code"] == "unknown_topic_or_partition"
+
+
+@pytest.mark.parametrize(
+    ("epoch", "code"), [(-1, "not_leader_or_follower"), (0, "unknown_leader_epoch")]
+)
+def test_replica_without_a_cluster_is_refused(client, topic, epoch, code):
+    client.produce(topic, [b"x"])
+    part = {
+        "partition": 0,
+        "current_leader_epoch": epoch,
+        "last_fetched_epoch": -1,
+        "partition_max_bytes": 1_000,
+    }
+    for replica in (0, 3):
+        body = {"session_epoch": -1, "topics": [{"topic": topic, "partitions": [part]}]}
+        answer = client.call("fetch", 12, replica_id=replica, max_bytes=1_000, **body)
+        (told,) = answer["responses"][0]["partitions"]
+        assert (told["error_code"], told["records"]) == (code, b"")

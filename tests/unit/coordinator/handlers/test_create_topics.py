@@ -1,4 +1,4 @@
-"""Topics created, grown and deleted, through a socket and Kafka's own message schemas."""
+"""CreateTopics, through a socket and Kafka's own message schemas."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import uuid
 import pytest
 
 from fencepost.coordinator.daemon.broker import Broker
-from tests.support.cluster import TRANSACTION, Cluster, unique
+from tests.support.cluster import Cluster, unique
 from tests.unit.coordinator.handlers.asking import create
 
 
 @pytest.mark.parametrize("version", range(2, 8))
-def test_creating_in_every_version(client, version):
+def test_topic_in_every_version_is_created(client, version):
     name = unique("c")
     configs = [{"name": "retention.ms", "value": "77"}]
     code, one = create(client, name, version, num_partitions=3, configs=configs)
@@ -44,7 +44,7 @@ def test_creating_in_every_version(client, version):
         ({"assignments": [{"partition_index": 0, "broker_ids": [3]}]}, "invalid_request"),
     ],
 )
-def test_what_can_not_be_created(client, fields, code):
+def test_invalid_topic_is_refused(client, fields, code):
     name = unique("c")
     got, one = create(client, name, **fields)
     assert got == code
@@ -62,7 +62,7 @@ def test_what_can_not_be_created(client, fields, code):
         ({0: []}, "invalid_replica_assignment"),
     ],
 )
-def test_manual_assignment(client, assignment, code):
+def test_manual_assignment_is_checked(client, assignment, code):
     entries = [
         {"partition_index": index, "broker_ids": brokers} for index, brokers in assignment.items()
     ]
@@ -94,77 +94,7 @@ def test_defaults_duplicates_collisions_and_validate_only(client):
     )
 
 
-@pytest.mark.parametrize("version", range(4))
-def test_growing(client, version):
-    name = client.create_topic(unique("g"), 2)
-
-    def grow(**fields):
-        entry = {"name": name, "assignments": None, **fields}
-        answer = client.call("create_partitions", version, topics=[entry])
-        return answer["results"][0]["error_code"]
-
-    assert grow(count=2) == grow(count=1) == grow(count=-1) == "invalid_partitions"
-    assert grow(count=3, assignments=[{"broker_ids": [4]}]) == "invalid_replica_assignment"
-    assert grow(count=3, assignments=[]) == "invalid_replica_assignment"
-    assert grow(count=20_000) == "policy_violation"
-    assert grow(name="none", count=3) == "unknown_topic_or_partition"
-    answer = client.call(
-        "create_partitions",
-        version,
-        topics=[{"name": name, "count": 4, "assignments": None}],
-        validate_only=True,
-    )
-    assert answer["results"][0]["error_code"] == "none"
-    assert client.leaders(name) == 2
-    assert grow(count=4, assignments=[{"broker_ids": [3]}, {"broker_ids": [3]}]) == "none"
-    assert client.leaders(name) == 4
-    assert client.produce(name, [b"x"], partition=3)["error_code"] == "none"
-
-
-@pytest.mark.parametrize("version", range(1, 7))
-def test_deleting_in_every_version(client, version):
-    name = client.create_topic(unique("d"))
-    client.produce(name, [b"x"])
-
-    def delete(name: str) -> str:
-        asked = {"topic_names": [name]} if version < 6 else {"topics": [{"name": name}]}
-        answer = client.call("delete_topics", version, **asked)
-        return answer["responses"][0]["error_code"]
-
-    assert delete(name) == "none"
-    assert delete(name) == "unknown_topic_or_partition"
-    client.coordinator("tx", TRANSACTION)
-    assert delete("__transaction_state") == "invalid_topic_exception"
-    assert client.produce(name, [b"x"])["error_code"] == "unknown_topic_or_partition"
-
-
-def test_deleting_by_id(client):
-    name = client.create_topic(unique("d"))
-    topic_id = client.topic_id(name)
-    both = [{"name": name, "topic_id": topic_id}]
-    double = [{"name": name}, {"name": None, "topic_id": topic_id}]
-    unknown = [{"name": None, "topic_id": uuid.uuid4()}]
-    for topics, code in (
-        (both, "invalid_request"), (double, "invalid_request"), (unknown, "unknown_topic_id"),
-    ):  # fmt: skip
-        answer = client.call("delete_topics", 6, topics=topics)
-        assert {one["error_code"] for one in answer["responses"]} == {code}
-    answer = client.call("delete_topics", 6, topics=[{"name": None, "topic_id": topic_id}])
-    assert [(one["name"], one["error_code"]) for one in answer["responses"]] == [(name, "none")]
-
-
-def test_deletion_can_be_disabled(tmp_path):
-    with (
-        Broker.in_thread(tmp_path, config={"delete.topic.enable": "false"}) as broker,
-        Cluster(broker.bootstrap) as client,
-    ):
-        client.create_topic("a")
-        for version, code in ((1, "invalid_request"), (3, "topic_deletion_disabled")):
-            answer = client.call("delete_topics", version, topic_names=["a"])
-            assert answer["responses"][0]["error_code"] == code
-
-
-def test_a_coordinator_serves_as_soon_as_its_topic_is_created(tmp_path):
+def test_coordinator_whose_topic_was_just_created_serves(tmp_path):
     """Kafka's brokers serve a coordinator's topic without a prior FindCoordinator."""
     with Broker.in_thread(tmp_path) as broker, Cluster(broker.bootstrap) as client:
         group = {"group_id": "g", "generation_id": 1, "member_id": "m"}

@@ -143,7 +143,7 @@ def _server_side(name: str) -> Assignor:
         made: Assignor = installed[name].load()()
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"
-        raise click.ClickException(f"assignor {name!r} can not be loaded: {problem}") from error
+        raise click.ClickException(f"assignor {name!r} cannot be loaded: {problem}") from error
     return made
 
 

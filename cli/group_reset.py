@@ -217,7 +217,7 @@ def write_undo(
                 f"the undo file would be longer than {MAX_FILE_BYTES} bytes: name fewer topics"
             )
     except OSError as error:
-        raise click.ClickException(f"the undo file can not be written: {error}") from error
+        raise click.ClickException(f"the undo file cannot be written: {error}") from error
 
 
 def undo_name(group: str, now: dt.datetime) -> str:

@@ -122,7 +122,7 @@ def _content(path: Path, what: str) -> bytes:
         with path.open("rb") as file:
             raw = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise ProfileError(f"{what} can not be read: {error.strerror}") from error
+        raise ProfileError(f"{what} cannot be read: {error.strerror}") from error
     if len(raw) > MAX_FILE_BYTES:
         raise ProfileError(f"{path} has more than {MAX_FILE_BYTES} bytes")
     return raw

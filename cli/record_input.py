@@ -129,9 +129,7 @@ class JsonLines:
         except json.JSONDecodeError as error:
             raise BadLineError(f"is no JSON: {error.msg} at column {error.colno}") from error
         except (ValueError, RecursionError) as error:
-            raise BadLineError(
-                "is no JSON: bytes, numbers or depth that it can not have"
-            ) from error
+            raise BadLineError("is no JSON: bytes, numbers or depth that it cannot have") from error
         if not isinstance(row, dict):
             raise BadLineError("is no JSON object")
         unknown = sorted(row.keys() - FIELDS)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("topic", "partition", "leader", "new", "replicas", "isr", "result")
 WOULD, ELECTED, NOT_NEEDED = "would elect", "elected", "not needed"
-NOT_IN_SYNC, NOBODY_ALIVE = "not in the ISR", "nobody is up"
+NOT_IN_SYNC, NOBODY_ALIVE = "not in the ISR", "no broker is up"
 GOOD = (ELECTED, NOT_NEEDED)
 KINDS = {"preferred": PREFERRED, "unclean": UNCLEAN}
 

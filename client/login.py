@@ -97,7 +97,7 @@ def _check(answer: Entity, security: Security, where: str) -> None:
     told = getattr(answer, "error_message", None) or ErrorCode(code).name.upper()
     hint = f"; is the password right, and has the user one for {security.mechanism}?"
     raise AuthenticationError(
-        f"{where}: {who} can not log in by {security.mechanism}: {told}"
+        f"{where}: {who} cannot log in by {security.mechanism}: {told}"
         + (hint if security.username else "")
     )
 

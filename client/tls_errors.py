@@ -60,7 +60,7 @@ def _about_certificate(error: ssl.SSLCertVerificationError, host: str) -> str:
                 f" ({error.verify_message}): ssl.truststore.location is a PEM file with the"
                 " authority's certificate"
             )
-    return f"the broker's certificate can not be trusted: {error.verify_message}"
+    return f"the broker's certificate cannot be trusted: {error.verify_message}"
 
 
 def _spoken(reason: str) -> str:

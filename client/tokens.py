@@ -184,7 +184,7 @@ def _unsecured(options: Mapping[str, str]) -> TokenSource:
     for key, value in extensions.items():
         fits = _EXTENSION_KEY.fullmatch(key) and _EXTENSION_VALUE.fullmatch(value)
         if key == "auth" or not fits:
-            raise TokenError(f"{key!r} can not be an extension")
+            raise TokenError(f"{key!r} cannot be an extension")
     return TokenSource(claims=claims, lifetime_s=lifetime, extensions=extensions)
 
 

@@ -359,7 +359,7 @@ class MetadataDelta:
 
     def _remove_acl(self, record: RemoveAccessControlEntryRecord) -> None:
         if self._table("acls").pop(record.id, None) is None:
-            raise CorruptRecordError(f"the rule that is to go is not there: {record.id}")
+            raise CorruptRecordError(f"the rule to remove does not exist: {record.id}")
         self._acl_ids[record.id] = None
 
     def _credential(self, record: UserScramCredentialRecord) -> None:

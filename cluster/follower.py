@@ -75,7 +75,7 @@ class FetchTrigger(Enum):
     RETRY = "an error that passes"
     READY = "the delay is over"
     FAIL = "an error that does not pass"
-    STOP = "there is nobody to follow"
+    STOP = "there is no leader to follow"
 
 
 _IDLE: Final = tuple(

@@ -43,7 +43,7 @@ class AcksVerdict(Enum):
     WAITING = "the high watermark is below it"
     DONE = "enough replicas have it"
     NOT_ENOUGH_REPLICAS_AFTER_APPEND = "it is committed, by fewer than min.insync.replicas"
-    NOT_LEADER_OR_FOLLOWER = "this broker does not lead any more, or not without a break"
+    NOT_LEADER_OR_FOLLOWER = "this broker no longer leads, or not without a break"
 
 
 @dataclass(frozen=True, slots=True)

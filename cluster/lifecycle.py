@@ -77,7 +77,7 @@ class LifecycleEvent(StrEnum):
     CAUGHT_UP = "the broker has caught up with the metadata"
     UNFENCED = "the broker has been unfenced"
     FENCED = "the controller has fenced the broker"
-    SHUT_DOWN = "the broker has no partition to lead any more, and may go"
+    SHUT_DOWN = "the broker no longer leads a partition, and may stop"
     NOT_REGISTERED = "the broker could not register in time"
     EPOCH_LOST = "another broker has registered with this node id"
 

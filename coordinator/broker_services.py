@@ -249,7 +249,7 @@ class Services:
         return [
             ("write the history", self.history.stop),
             ("drop unfinished appends", self.appends.close),
-            ("follow nobody's fetches any more", self.replicas.stop),
+            ("stop replica fetchers", self.replicas.stop),
             ("end checks of passwords", self._end_password_checks),
             ("stop applying ACLs", self._stop_acls),
         ]

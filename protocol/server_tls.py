@@ -27,7 +27,7 @@ def server_context(certificate: str, key: str | None) -> ssl.SSLContext:
     try:
         context.load_cert_chain(certificate, key, password)
     except ssl.SSLError as error:
-        reason = (error.reason or "they can not be read").lower().replace("_", " ")
+        reason = (error.reason or "they cannot be read").lower().replace("_", " ")
         raise ServerTlsError(
             f"{named}: no PEM certificate and key that belong together: {reason}"
         ) from None

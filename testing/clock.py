@@ -143,7 +143,7 @@ class TestClock:
 
     async def _advance(self, span_ms: int, speed: float | None) -> list[Fired]:
         if not self._advancing.acquire(blocking=False):
-            raise RuntimeError("the clock is being moved by somebody else")
+            raise RuntimeError("another caller is moving the clock")
         try:
             begin_ms, begun = self.monotonic_ms(), monotonic_s()
             target_ms = begin_ms + span_ms

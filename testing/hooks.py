@@ -264,5 +264,5 @@ def _body(request: HttpRequest, **fields: Any) -> dict[str, Any]:
         if not isinstance(value, fields[name]) or (
             isinstance(value, bool) and fields[name] not in {bool, object}
         ):
-            raise TypeError(f"{name} can not be {value!r}")
+            raise TypeError(f"{name} cannot be {value!r}")
     return cast("dict[str, Any]", told)

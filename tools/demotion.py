@@ -79,7 +79,7 @@ def make_plan(fs: FileSystem, data_dir: Path, controllers: Sequence[Path]) -> De
     if reasons:
         more = f" and {len(reasons) - _MOST_REASONS} more" if len(reasons) > _MOST_REASONS else ""
         raise PromotionError(
-            f"the broker can not go on alone: {'; '.join(reasons[:_MOST_REASONS])}{more}. Give it"
+            f"the broker cannot go on alone: {'; '.join(reasons[:_MOST_REASONS])}{more}. Give it"
             " the replicas first (fencepost topics reassign), while the cluster runs"
         )
     return Demotion(

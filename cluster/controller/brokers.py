@@ -547,7 +547,7 @@ def _shut_down(view: ControllerView, broker_id: int, *, is_clean: bool) -> list[
     is_unclean = view.elr_enabled and not is_clean
     return view.leader_and_isr_updates(
         _in_isr(view, broker_id, with_elr=is_unclean),
-        f"broker {broker_id} came anew after "
+        f"broker {broker_id} registered again after "
         + ("a clean shutdown" if is_clean else "an unclean shutdown"),
         removed=broker_id,
         is_unclean_shutdown=is_unclean,

@@ -59,7 +59,7 @@ def step(current: BrokerControlState, following: BrokerControlState) -> Registra
     try:
         return TRANSITIONS[current, following]
     except KeyError:
-        raise InvariantViolation(f"a broker can not go from {current} to {following}") from None
+        raise InvariantViolation(f"a broker cannot go from {current} to {following}") from None
 
 
 def state_of(broker: BrokerRegistration) -> BrokerControlState:

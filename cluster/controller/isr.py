@@ -121,7 +121,7 @@ def _validated(view: ControllerView, broker_id: int, item: ProposedIsr) -> Topic
 def _check_isr(known: PartitionRegistration, item: ProposedIsr) -> None:
     isr = [replica for replica, _ in item.new_isr]
     if not isr or len(set(isr)) != len(isr) or not set(isr) <= set(known.replicas):
-        raise InvalidRequestError(f"{isr} can not be the ISR of replicas {list(known.replicas)}")
+        raise InvalidRequestError(f"{isr} cannot be the ISR of replicas {list(known.replicas)}")
     if known.leader not in isr:
         raise InvalidRequestError(f"the ISR {isr} is without the leader")
     if item.leader_recovery_state not in (RECOVERED, RECOVERING):
@@ -175,7 +175,7 @@ def record_lost_replicas(
                 change.is_acceptable = partial(_with, broker_id, change.is_acceptable)
             if view.allows_unclean_election(topic.name):
                 change.election = Election.UNCLEAN
-            cause = f"broker {broker_id} {'can not read' if is_lost else 'has'} its replica"
+            cause = f"broker {broker_id} {'cannot read' if is_lost else 'has'} its replica"
             changes += view.changed(topic, change, cause)
     return ControllerResult(
         None, tuple(one.record for one in changes), events=tuple(events_of(changes))

@@ -1,5 +1,5 @@
 // The way to the console's server: JSON answers, and streams of server-sent events. The token goes
-// as a header, which EventSource can not send; so streams are read by fetch.
+// as a header, which EventSource cannot send; so streams are read by fetch.
 
 const KEY = "fencepost-console-token";
 const FIRST_PAUSE_MS = 500;

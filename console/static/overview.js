@@ -17,7 +17,7 @@ function attention(app, row) {
   const id = row.transactional_id ? link("transaction", { id: row.transactional_id }, row.transactional_id, { class: "mono clip" }) : null;
   const open = row.since_ms ? app.now() - row.since_ms : 0;
   const stuck = row.stuck?.length
-    ? [" ", plural(row.stuck.length, "group"), " can not go on: ", row.stuck.slice(0, 3).map((one, i) => [i ? ", " : "", link("group", { id: one }, one, { class: "mono" })]), row.stuck.length > 3 ? ` and ${row.stuck.length - 3} more` : "", "."]
+    ? [" ", plural(row.stuck.length, "group"), " cannot go on: ", row.stuck.slice(0, 3).map((one, i) => [i ? ", " : "", link("group", { id: one }, one, { class: "mono" })]), row.stuck.length > 3 ? ` and ${row.stuck.length - 3} more` : "", "."]
     : null;
   const told = {
     hanging: () => ["bad", "Hanging transaction", [place, ` — ${row.hanging}. Nobody will end it, and readers of committed records stop ${plural(row.behind, "offset")} before the end.`, stuck]],

@@ -230,7 +230,7 @@ class ActiveController:
             with self.store.unforced():
                 is_more = self.decide(lambda one: one.run_task(now_ms), trigger="timer controller")
         except LogError as error:
-            _log.warning("controller can not write its log", cause=str(error))
+            _log.warning("controller cannot write its log", cause=str(error))
             self._arm_at(now_ms + RETRY_MS)
             return
         if self._log is not None:

@@ -285,7 +285,7 @@ class Broker:
             endpoint = await listener.serve(self.config)
         except OSError as error:
             where = f"{listener.host}:{listener.port}"
-            raise BrokerError(f"can not serve metrics on {where}: {error}") from error
+            raise BrokerError(f"cannot serve metrics on {where}: {error}") from error
         host, port = endpoint.address
         scheme = "https" if listener.certificate else "http"
         _log.info("metrics are served", address=f"{scheme}://{host}:{port}/metrics")

@@ -178,12 +178,12 @@ class ClusterBroker:
                         return str(answer.cluster_id)
                     problem = f"{to[0]}:{to[1]}: {error_name(answer.error_code)}"
                 if problem != told:
-                    _log.warning("no controller has told the cluster's id yet", cause=problem)
+                    _log.warning("no controller has returned the cluster id yet", cause=problem)
                     told = problem
                 await asyncio.sleep(ASK_AGAIN_MS / 1000)
         finally:
             await connection.close()
-        raise MembershipError(f"no controller has told the cluster's id: {problem}")
+        raise MembershipError(f"no controller has returned the cluster id: {problem}")
 
     async def join(
         self,
@@ -335,11 +335,11 @@ class ClusterBroker:
         if self._fetchers is not None:
             steps.append(("stop following", self._fetchers.close))
         if self._verifier is not None:
-            steps.append(("ask no coordinator any more", self._verifier.close))
+            steps.append(("stop verifying transactions", self._verifier.close))
         if self._isr_changes is not None:
-            steps.append(("change no ISR any more", self._isr_changes.close))
+            steps.append(("stop ISR changes", self._isr_changes.close))
         if self._directories is not None:
-            steps.append(("place no replica any more", self._directories.close))
+            steps.append(("stop directory assignments", self._directories.close))
         if self._membership is not None:
             steps.append(("leave the cluster", self._membership.stop))
         steps += [("close a way to the controller", one.close) for one in self._channels]

@@ -60,7 +60,7 @@ def lock(fs: FileSystem, directory: str, *, is_member: bool) -> int:
     except BlockingIOError as error:
         raise BrokerError(f"the data directory {directory} is in use by another process") from error
     except OSError as error:
-        raise BrokerError(f"the data directory {directory} can not be used: {error}") from error
+        raise BrokerError(f"the data directory {directory} cannot be used: {error}") from error
     return held
 
 

@@ -74,7 +74,7 @@ class BrokerThread:
         Raises RuntimeError while the broker is not started, and when called on the broker's thread.
         """
         if self._thread is None or self._thread is threading.current_thread():
-            raise RuntimeError("the broker's loop can not be waited for from here")
+            raise RuntimeError("the broker's loop cannot be waited for from here")
 
         async def run() -> T:
             return await work()

@@ -209,7 +209,7 @@ async def _hooked(broker: Broker, hooks: ProcessHooks) -> str:
         return await hooks.start(broker)
     except OSError as error:
         await broker.stop()
-        raise BrokerError(f"the test hooks can not be served: {error}") from error
+        raise BrokerError(f"the test hooks cannot be served: {error}") from error
 
 
 def _listening(broker: Broker) -> str:

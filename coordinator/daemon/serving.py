@@ -123,7 +123,7 @@ class Listeners:
 
 
 def _not_bound(listener: ListenerConfig, error: OSError) -> BrokerError:
-    return BrokerError(f"can not listen on {listener.host}:{listener.port}: {error}")
+    return BrokerError(f"cannot listen on {listener.host}:{listener.port}: {error}")
 
 
 def check_listeners(config: BrokerConfig, listeners: Iterable[ListenerConfig]) -> None:

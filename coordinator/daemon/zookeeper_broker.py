@@ -192,7 +192,7 @@ class ZooKeeperBroker(ClusterBroker):
             return False
         remaining = len(answer.remaining_partitions)
         if remaining:
-            _log.info("still leads partitions that nobody else can lead", partitions=remaining)
+            _log.info("still leads partitions that no other broker can lead", partitions=remaining)
         return not remaining
 
     async def go_silent(self) -> None:

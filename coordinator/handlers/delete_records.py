@@ -145,7 +145,7 @@ def _partition(ctx: Context, topic: str, part: Any, *, is_refused: bool) -> _Row
 def _delete(ctx: Context, topic: str, index: int, offset: int) -> Partition:
     """Delete the records below an offset; return the partition. Raises DomainError."""
     if topic in INTERNAL_TOPICS:
-        raise InvalidTopicError(f"records of {topic} can not be deleted")
+        raise InvalidTopicError(f"records of {topic} cannot be deleted")
     replicas = ctx.broker.replicas
     partition: Partition = replicas.leader(topic, index)
     policy = partition.log.config.cleanup_policy

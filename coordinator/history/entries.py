@@ -106,7 +106,7 @@ def decode_value(raw: bytes) -> Entry | None:
             detail=dict(value["detail"]),
         )
     except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
-        raise ValueError(f"{HISTORY_TOPIC} holds a value that can not be read: {error}") from error
+        raise ValueError(f"{HISTORY_TOPIC} holds a value that cannot be read: {error}") from error
 
 
 def _plain(value: object, depth: int = 0) -> Any:

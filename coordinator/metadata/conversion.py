@@ -53,7 +53,7 @@ def decode(record: Record) -> tuple[str, str, Mapping[str, Any] | None]:
     try:
         kind, name = msgpack.unpackb(record.key)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise MetadataError(f"{METADATA_TOPIC} holds a key that can not be read") from error
+        raise MetadataError(f"{METADATA_TOPIC} holds a key that cannot be read") from error
     return kind, name, None if record.value is None else _unpack(record.value)
 
 
@@ -61,7 +61,7 @@ def _unpack(raw: bytes) -> dict[str, Any]:
     try:
         value = msgpack.unpackb(raw)
     except (ValueError, msgpack.UnpackException) as error:
-        raise MetadataError(f"{METADATA_TOPIC} holds a value that can not be read") from error
+        raise MetadataError(f"{METADATA_TOPIC} holds a value that cannot be read") from error
     if not isinstance(value, dict) or value.get("version") != RECORD_VERSION:
         raise MetadataError(f"{METADATA_TOPIC} holds a value of another version")
     return value

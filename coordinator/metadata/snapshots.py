@@ -102,7 +102,7 @@ def load_snapshot(
             raise MetadataError(f"{directory}/{name} does not end with a footer")
         loader.end_snapshot(*snapshot)
     except LogError as error:
-        raise MetadataError(f"{directory}/{name} can not be read: {error}") from error
+        raise MetadataError(f"{directory}/{name} cannot be read: {error}") from error
 
 
 def _controls(header: BatchHeader, batch: memoryview) -> list[ControlType]:

@@ -67,7 +67,7 @@ def read_stopped(fs: FileSystem, directory: str) -> StoppedMetadata | None:
                 if decode_records(batch, 0, header)[0].key is not None:
                     raise MetadataError(
                         f"{METADATA_TOPIC} is of an older release: start the broker once, and stop"
-                        " it, to have it written anew"
+                        " it, to rewrite it"
                     )
                 loader.replay(values_of(header, batch), header.last_offset, header.leader_epoch)
                 last_ms = header.max_timestamp

@@ -386,7 +386,7 @@ class _ReplicaFetcher:
                 except asyncio.CancelledError as error:
                     if self.task.cancelling():
                         raise
-                    raise RuntimeError("what a fetcher waited for was cancelled") from error
+                    raise RuntimeError("a fetcher's future was cancelled") from error
             if pause_ms is None or pause_ms > 0:
                 await self._pause(pause_ms)
 

@@ -236,7 +236,7 @@ class BrokerMembership:
             self._tell_owner(partial(self._lost, MembershipError(str(error) or repr(error))))
             if not isinstance(error, (MetadataDivergedError, MembershipError, LogError, WireError)):
                 raise
-            _log.error("the broker can not be a member", cause=str(error))
+            _log.error("the broker cannot be a member", cause=str(error))
 
     def _offset_of_all(self) -> int:
         if self._publish is None:

@@ -221,7 +221,7 @@ class Threads:
 
         def begin() -> T:
             if is_given_up:
-                raise RuntimeError(f"{self._name}: nobody waits for this any more")
+                raise RuntimeError(f"{self._name}: no caller waits for this any longer")
             return step()
 
         try:

@@ -364,7 +364,7 @@ def _try_out(settings: TlsSettings, context: ssl.SSLContext) -> None:
             with suppress(ssl.SSLWantReadError):
                 end.do_handshake()
     except ssl.SSLError as error:
-        reason = f"nobody can shake hands with it: {reason_of(error)}"
+        reason = f"no client can complete a handshake with it: {reason_of(error)}"
         raise ConfigError(_KEYSTORE, settings.keystore or HIDDEN, reason) from None
     finally:
         context.verify_mode = verifies

@@ -114,7 +114,7 @@ class Authenticator:
     def take(self, frame: bytes) -> Work[Answer]:
         """Return the response to the next frame. Raises LoginRefused."""
         if self._is_other_mechanism:
-            raise LoginRefused("another mechanism than that of the login before")
+            raise LoginRefused("another mechanism than the previous login's")
         if self._exchange is None:
             return self._first(frame)
         answer = yield from (self._bare if self._is_bare else self._token)(frame, self._exchange)

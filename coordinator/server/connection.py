@@ -578,7 +578,7 @@ class Connection(asyncio.BufferedProtocol):
             try:
                 self._sent_bytes += send_next(stream, transport, self._socket)
             except OSError:
-                log.exception("records can not be read", peer=self.peer)
+                log.exception("records cannot be read", peer=self.peer)
                 self.abort()
                 return
             if unsent and (self._sent_bytes >= most or monotonic_s() >= until):

@@ -153,7 +153,7 @@ class Cleaner:
 
 def _report_failure(partition: Partition, error: Exception) -> None:
     _log.error(
-        "partition can not be compacted",
+        "partition cannot be compacted",
         partition=partition.name,
         cause=f"{type(error).__name__}: {error}",
         # An error of the log or the file system explains itself; any other is a bug.

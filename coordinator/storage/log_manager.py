@@ -323,7 +323,7 @@ class LogManager:
         if self._stale and self._complete:
             # The files still contain deleted partitions, of which this may be a new one.
             if not self.checkpoint():
-                raise StorageError(f"{path} can not be made: the checkpoints can not be written")
+                raise StorageError(f"{path} cannot be made: the checkpoints cannot be written")
             self._stale = bool(self._deleted_log_starts())
         try:
             partition = Partition.open(
@@ -349,7 +349,7 @@ class LogManager:
                 remove_later=self.removals.add_file,
             )
         except OSError as error:
-            raise StorageError(f"{path} can not be opened: {error}") from error
+            raise StorageError(f"{path} cannot be opened: {error}") from error
         partition.marks.on_offline = partial(_report_offline, partition.name, path)
         if partition.recovery is not None:
             _report_recovery(partition, partition.recovery)

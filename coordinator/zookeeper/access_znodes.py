@@ -129,11 +129,11 @@ def reason_against(record: AccessRecord) -> str | None:
         or any(part in {"", ".", ".."} for part in path.split("/")[1:])
         or any(low <= ord(one) <= high for one in path for low, high in _NOT_IN_PATHS)
     ):
-        return "ZooKeeper can not keep this name"
+        return "ZooKeeper cannot keep this name"
     if isinstance(record, ClientQuotaRecord) and path.startswith(f"{IPS}/"):
         name = record.entity[0].entity_name
         if name is not None and ":" in name:
-            return "Apache Kafka 3.9 can not read a quota of an IPv6 address"
+            return "Apache Kafka 3.9 cannot read a quota of an IPv6 address"
     return None
 
 
@@ -362,7 +362,7 @@ def _rules(path: str, data: bytes) -> list[AccessRecord]:
     try:
         entries = _entries(path, data)
     except NotOurFormatError as error:
-        _log.error("rules in ZooKeeper can not be read: nobody is allowed", cause=str(error))
+        _log.error("rules in ZooKeeper cannot be read: every request is denied", cause=str(error))
         return [_rule(resource, ANYBODY, ANYTHING, Operation.ALL, Permission.DENY)]
     found: dict[Hashable, AccessRecord] = {}
     for entry in entries:
@@ -404,7 +404,7 @@ def _rule_of(path: str, resource: _Resource, entry: Any) -> AccessControlEntryRe
     if wrong is not None:
         allows = permission is Permission.ALLOW
         effect = "it allows nothing" if allows else "it denies all that it may have denied"
-        _log.error("rule in ZooKeeper can not be read", path=path, cause=wrong, effect=effect)
+        _log.error("rule in ZooKeeper cannot be read", path=path, cause=wrong, effect=effect)
         if allows:
             return None
     return _rule(resource, principal, host, operation, permission)

@@ -77,7 +77,7 @@ class _BrokerChannel:
         try:
             answer = await self._connection.ask(to, request, timeout_ms=self._timeout_ms)
         except (WireError, OSError) as error:
-            _log.info("broker not told", broker=self.broker.broker_id, cause=str(error))
+            _log.info("request to broker failed", broker=self.broker.broker_id, cause=str(error))
             return None
         if answer.error_code:
             name = ErrorCode(answer.error_code).name.upper()

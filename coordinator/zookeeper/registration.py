@@ -82,7 +82,7 @@ class BrokerZnodeRegistration:
                 continue
             left_ms = deadline - self._clock.monotonic_ms()
             if left_ms <= 0:
-                raise MembershipError(f"broker {self._node_id} is registered by somebody else")
+                raise MembershipError(f"broker {self._node_id} is registered by another process")
             _log.info("waits for the end of another session of this broker id")
             try:
                 async with asyncio.timeout(left_ms / 1000):

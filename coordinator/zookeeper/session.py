@@ -152,7 +152,7 @@ class ZkSession:
         if not await asyncio.to_thread(self._begin, self._reach.connection_timeout_ms / 1000):
             why = problem_of(self._client)
             told = f": {why}" if why else ""
-            raise ZooKeeperError(f"ZooKeeper can not be reached at {self._reach.connect}{told}")
+            raise ZooKeeperError(f"ZooKeeper cannot be reached at {self._reach.connect}{told}")
         # The chroot itself can only be created by a client without that chroot.
         path, self._client.chroot = self._client.chroot, ""
         try:

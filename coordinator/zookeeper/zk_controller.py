@@ -220,7 +220,7 @@ class ZkController:
             self._on_lost()
             if not isinstance(error, (ZooKeeperError, NotControllerError)):
                 raise
-            _log.warning("controller can not go on", cause=str(error))
+            _log.warning("controller stops after an error", cause=str(error))
 
     async def _run(self) -> None:
         for topic in self._loaded.nameless:
@@ -485,7 +485,7 @@ class ZkController:
         if name in self._loaded.deleting:
             cause = "it was under way when the controller was elected"
         elif name in self.store.marked:
-            cause = "somebody has marked it in ZooKeeper"
+            cause = "it is marked in ZooKeeper"
         begun = Event("topic-deletion-began", f"topic {name}", {"cause": cause})
         self._remember(begun, None, None)
 

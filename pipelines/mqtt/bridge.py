@@ -257,7 +257,7 @@ class Bridge:
                     raise told from error
                 pause_ms = self._patience.failed(error, time.monotonic() * 1000, is_login=is_login)
                 self.counters.restarts += 1
-                _log.warning("bridge begins anew", error=repr(error)[:300], pause_ms=pause_ms)
+                _log.warning("bridge restarts", error=repr(error)[:300], pause_ms=pause_ms)
                 await asyncio.sleep(pause_ms / 1000)
 
     @staticmethod

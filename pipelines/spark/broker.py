@@ -191,7 +191,7 @@ class ClusterConnection:
             missing = {part: stamp for part, stamp in missing.items() if part not in found}
             if missing:
                 if time.monotonic() > deadline:
-                    raise BrokerError(f"no leader tells the offsets of {sorted(missing)}")
+                    raise BrokerError(f"no leader returns the offsets of {sorted(missing)}")
                 time.sleep(RETRY_PAUSE_S)
                 self.topics(refresh=True)
         return found

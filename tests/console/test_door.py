@@ -173,7 +173,7 @@ async def test_it_logs_in_at_the_broker(password: str, status: int) -> None:
         ):
             assert answer.status == status
             text = await answer.text()
-            assert ("can not log in" in text) == (status != 200)
+            assert ("cannot log in" in text) == (status != 200)
             assert "wrong" not in text
 
 

@@ -124,7 +124,7 @@ async def test_sigterm_while_there_is_no_mqtt_broker(
     gateway.broker.kill()
     process = Process(gateway, *ROUTE)
     started.append(process)
-    assert "refused" in await process.says("bridge begins anew")
+    assert "refused" in await process.says("bridge restarts")
     assert await asyncio.to_thread(process.child.terminate) == 0
 
 

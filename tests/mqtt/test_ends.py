@@ -139,7 +139,7 @@ async def test_while_there_is_no_kafka(gateway: Gateway, started: list[Process])
         gateway.bootstrap = f"127.0.0.1:{server.getsockname()[1]}"
     process = Process(gateway, *route(gateway))
     started.append(process)
-    await process.says("bridge begins anew")
+    await process.says("bridge restarts")
     await ends(process, signal.SIGTERM)
 
 
@@ -155,7 +155,7 @@ async def test_while_kafka_is_gone(
         await gateway.written(b"1")
         await asyncio.to_thread(kafka.kill)
         await gateway.publish(b"2")
-        await process.says("Unable connect|bridge begins anew|not ready")
+        await process.says("Unable connect|bridge restarts|not ready")
         await ends(process, signal.SIGTERM)
 
 
@@ -163,7 +163,7 @@ async def test_while_there_is_no_mqtt_broker(gateway: Gateway, started: list[Pro
     gateway.broker.kill()
     process = Process(gateway, *route(gateway))
     started.append(process)
-    await process.says("bridge begins anew")
+    await process.says("bridge restarts")
     await ends(process, signal.SIGINT)
 
 

@@ -137,4 +137,4 @@ async def test_a_password_changes_under_the_bridge(owner: Realm, gateway: Guarde
 async def test_a_refused_login_ends_it_at_once(owner: Realm, gateway: Guarded) -> None:
     user = owner.new_user(*gateway.rights)
     wrong = gateway.of(user, "hunter2")
-    await gateway.refused(wrong, AuthenticationError, f"user '{user}' can not log in")
+    await gateway.refused(wrong, AuthenticationError, f"user '{user}' cannot log in")

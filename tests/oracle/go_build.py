@@ -27,5 +27,5 @@ def built(package: str, binary: str) -> Path:
         check=False,
     )
     if done.returncode:
-        unavailable(f"franz-go can not be built: {done.stderr[-500:]}", "a client")
+        unavailable(f"franz-go cannot be built: {done.stderr[-500:]}", "a client")
     return CACHE / binary

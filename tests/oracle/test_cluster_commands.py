@@ -139,7 +139,7 @@ def test_a_broker_goes_and_comes_back(three: KafkaCluster):
     assert [row["elr"] for row in page["partitions"] if row["leader"] < 0] == [[3]]
     assert [row["offline"] for row in page["partitions"] if row["leader"] < 0] == [[3]]
     unclean = rows(three, "topics", "elect", lone, "--type", "unclean")
-    assert [(row["new"], row["result"]) for row in unclean] == [(None, "nobody is up")]
+    assert [(row["new"], row["result"]) for row in unclean] == [(None, "no broker is up")]
     refused = rows(three, "topics", "elect", lone, "--type", "unclean", "--execute", status=1)
     assert refused[0]["result"] == "ELIGIBLE_LEADERS_NOT_AVAILABLE"
     moved = rows(three, "topics", "elect", topic)

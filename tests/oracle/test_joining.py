@@ -374,7 +374,7 @@ def test_without_a_controller_it_does_not_start(tmp_path: Path) -> None:
     member = Member(tmp_path, "127.0.0.1:1", settings=settings)
     child = member.launch()
     assert child.wait(60) == 1
-    assert "no controller has told the cluster's id" in child.tail()
+    assert "no controller has returned the cluster id" in child.tail()
     assert not (tmp_path / "logs" / "meta.properties").exists()
 
 

@@ -434,7 +434,7 @@ def test_the_picture_says_what_was_deleted_and_why(brokers: Brokers):
         answer = client.call("delete_topics", 5, topic_names=[name], timeout=30_000)
         assert answer["responses"][0]["error_code"] == "none", answer
     brokers.znodes.create(f"/admin/delete_topics/{marked}")
-    causes = {name: "DeleteTopics", marked: "somebody has marked it in ZooKeeper"}
+    causes = {name: "DeleteTopics", marked: "it is marked in ZooKeeper"}
 
     def told() -> bool:
         gone = {one["subject"] for one in _history(brokers, "topic-deleted")}

@@ -165,7 +165,7 @@ def test_users_of_either_tool_let_brokers_log_in(two_listeners: Secured):
     """Brokers reach the controller all the time, through a listener of its own."""
     brokers = two_listeners
     name = brokers.create([P, J], [J, P])
-    brokers.said(P, "user 'broker-1' can not log in by SCRAM-SHA-512")
+    brokers.said(P, "user 'broker-1' cannot log in by SCRAM-SHA-512")
     brokers.said(J, "invalid credentials with SASL mechanism SCRAM-SHA-512")
     assert all(_sockets(brokers.listeners[at]["CONTROL"]) for at in (P, J))
     told = ("users", "add", "broker-2", "--mechanism", "SCRAM-SHA-512", "--password-file", "-")

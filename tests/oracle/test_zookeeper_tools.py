@@ -48,7 +48,7 @@ STEPS = {
     "describe": "PartitionCount: 3",
     "change a setting": "Completed updating config for topic TOPIC.",
     "describe settings": "retention.ms=86400000",
-    "change a setting to what it can not be": "InvalidConfigurationException",
+    "change a setting to what it cannot be": "InvalidConfigurationException",
     "move, slowly": "Successfully started partition reassignment for TOPIC-0",
     "verify what moves": "Reassignment of partition TOPIC-0 is still in progress.",
     "list what moves": "TOPIC-0: replicas: 3,1,2. adding: 3. removing: 2.",
@@ -149,7 +149,7 @@ def _topics_and_settings(play: Play) -> None:
     until(lambda: play.brokers.node(path)["config"], "it is in ZooKeeper")
     play.configs("describe settings", "--describe")
     play.configs(
-        "change a setting to what it can not be", "--alter", "--add-config", "retention.ms=x"
+        "change a setting to what it cannot be", "--alter", "--add-config", "retention.ms=x"
     )
 
 

@@ -131,7 +131,7 @@ def test_refused_logins_are_fatal(spark: SparkSession, owner: Realm, tmp_path: P
     job = secured(owner, tmp_path, mode="staged", records=40)
     job = with_rights(owner, job, rights(job))
     wrong = replace(job, security={**job.security, "kafka.sasl.password": "hunter2"})
-    with pytest.raises(Exception, match=r"AccessError: .*can not log in") as refused:
+    with pytest.raises(Exception, match=r"AccessError: .*cannot log in") as refused:
         run(spark, wrong)
     assert is_fatal(refused.value)
     assert "hunter2" not in str(refused.value)

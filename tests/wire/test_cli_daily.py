@@ -254,7 +254,7 @@ def test_what_is_said_nearer_wins(bootstrap, profiles, options, env, status):
         ("[a]\nbootstrap = 'x:y'", "not host:port: 'x:y'"),
         ("[b]\n[c]\n", "no profile 'a'; there is: b, c"),
         ("[a", "is no TOML"),
-        (None, "can not be read"),
+        (None, "cannot be read"),
     ],
 )
 def test_a_profile_that_can_not_be_used_is_status_2(tmp_path, text, says):

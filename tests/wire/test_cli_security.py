@@ -93,7 +93,7 @@ def test_a_profile_and_an_option_say_the_same(
     # The settings file overrides the profile, and it alone names the user.
     settings.write_text(settings.read_text().replace("username=alice", "username=nobody"))
     told = cli("", "cluster", "info", "--command-config", str(settings), status=1, **named)
-    assert "'nobody' can not log in" in told.stderr
+    assert "'nobody' cannot log in" in told.stderr
 
 
 def test_users_are_added_changed_and_removed(secured: Secured, settings: Path) -> None:

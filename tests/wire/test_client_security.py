@@ -127,16 +127,16 @@ def slowly(*case: Any) -> Any:
 @pytest.mark.parametrize(
     ("listener", "more", "words"),
     [
-        ("SAFE", {"sasl.password": "wrong-hunter2"}, "'alice' can not log in by PLAIN: "),
+        ("SAFE", {"sasl.password": "wrong-hunter2"}, "'alice' cannot log in by PLAIN: "),
         (
             "SAFE",
             {"sasl.mechanism": "SCRAM-SHA-512", "sasl.password": "wrong-hunter2"},
-            "'alice' can not log in by SCRAM-SHA-512: .*is the password right",
+            "'alice' cannot log in by SCRAM-SHA-512: .*is the password right",
         ),
         (
             "SAFE",
             {"sasl.mechanism": "SCRAM-SHA-256", "sasl.username": "nobody"},
-            "'nobody' can not log in by SCRAM-SHA-256: ",
+            "'nobody' cannot log in by SCRAM-SHA-256: ",
         ),
         (
             "SAFE",
@@ -145,7 +145,7 @@ def slowly(*case: Any) -> Any:
                 "sasl.jaas.config": f'{OAUTH} required unsecuredLoginStringClaim_sub="al"'
                 " unsecuredLoginLifetimeSeconds=-5;",
             },
-            "the token's owner can not log in by OAUTHBEARER: .*invalid_token",
+            "the token's owner cannot log in by OAUTHBEARER: .*invalid_token",
         ),
         ("TLS", {"ssl.truststore.location": ""}, "signed by nobody who is trusted here"),
         slowly(

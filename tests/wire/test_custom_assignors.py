@@ -105,7 +105,7 @@ def test_a_plan_with_an_assignor_that_is_installed_here(
         monkeypatch.setenv("PYTHONPATH", environment["PYTHONPATH"])
         planned = rows(fencepost(*asked, "reversed", bootstrap=daemon.bootstrap))
         assert sorted((row["now"], row["then"]) for row in planned) == [(0, 3), (6, 3)]
-        for name, says in (("raising", "no idea"), ("unimportable", "can not be loaded")):
+        for name, says in (("raising", "no idea"), ("unimportable", "cannot be loaded")):
             failed = fencepost(*asked, name, bootstrap=daemon.bootstrap, status=1)
             assert says in failed.stderr
         second = stack.enter_context(member(daemon.bootstrap, group, topic, **conf))

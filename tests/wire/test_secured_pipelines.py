@@ -164,7 +164,7 @@ async def test_a_right_that_is_lost_ends_it_and_nothing_is_lost_or_doubled(
 
 async def test_refused_logins_end_it_at_once(owner: Realm, copier: Copier, tmp_path: Path) -> None:
     user = owner.new_user(*copier.rights)
-    with pytest.raises(AuthenticationError, match=f"user '{user}' can not log in") as refused:
+    with pytest.raises(AuthenticationError, match=f"user '{user}' cannot log in") as refused:
         await copier.run_to_end(owner.security(user, "not the password"))
     assert "not the password" not in str(refused.value)
     others = Authority(tmp_path)
@@ -223,7 +223,7 @@ async def test_a_password_that_has_changed_ends_it_with_the_next_connection(
             await copier.until_copied()
             owner.set_password(user, "another")
             await asyncio.to_thread(owner.restart)
-            with pytest.raises(AuthenticationError, match="can not log in"):
+            with pytest.raises(AuthenticationError, match="cannot log in"):
                 await asyncio.wait_for(asyncio.shield(task), 60)
         copier.fill(20)
         await copier.run_to_end(owner.security(user))

@@ -71,7 +71,7 @@ def main(name: str) -> None:
     try:
         assignor = _load(name)
     except Exception as error:  # noqa: BLE001 - user code may raise any error
-        problem = f"it can not be loaded: {type(error).__name__}: {error}"
+        problem = f"it cannot be loaded: {type(error).__name__}: {error}"
     while (request := _read(sys.stdin.buffer)) is not None:
         answer = [None, problem] if assignor is None else _answer(assignor, request)
         answers.write(frame(answer))

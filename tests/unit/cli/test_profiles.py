@@ -85,7 +85,7 @@ def test_what_can_not_be_used(tmp_path: Path, name: str, text: str, complaint: s
 
 
 def test_files_that_are_too_large_or_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ProfileError, match="can not be read: No such file"):
+    with pytest.raises(ProfileError, match="cannot be read: No such file"):
         read_settings(tmp_path / "none")
     with pytest.raises(ProfileError, match="more than 1048576 bytes"):
         read_settings(write(tmp_path / "large", "a" * (1 << 20) + "b"))

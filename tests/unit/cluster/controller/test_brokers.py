@@ -155,7 +155,7 @@ def test_a_reboot_that_nobody_noticed_removes_the_broker_from_the_isr() -> None:
     assert cluster.partition("a").isr == (1, 2)
     assert cluster.partition("a").leader == 1
     assert cluster.causes("leader-elected", "a-0") == [
-        "broker 0 came anew after an unclean shutdown"
+        "broker 0 registered again after an unclean shutdown"
     ]
 
 

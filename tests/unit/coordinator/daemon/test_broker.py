@@ -76,7 +76,7 @@ async def test_a_data_directory_has_one_holder(tmp_path):
 async def test_a_failed_start_lets_go_of_everything(tmp_path):
     async with Broker(tmp_path / "1") as other:
         blocked = Broker(tmp_path / "2", other.bootstrap)
-        with pytest.raises(BrokerError, match="can not listen"):
+        with pytest.raises(BrokerError, match="cannot listen"):
             await blocked.start()
     async with Broker(tmp_path / "2"):
         pass
@@ -94,7 +94,7 @@ async def test_node_id_belongs_to_the_directory(tmp_path):
 
 async def test_a_directory_that_can_not_be_used(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(BrokerError, match="can not be used"):
+    with pytest.raises(BrokerError, match="cannot be used"):
         await Broker(tmp_path / "file").start()
 
 

@@ -308,7 +308,7 @@ def test_without_controllers_a_broker_gives_up(tmp_path: Path) -> None:
     async def work() -> None:
         limit = {"initial.broker.registration.timeout.ms": "300"}
         broker = member(tmp_path, ("127.0.0.1", 1), **limit)
-        with pytest.raises(BrokerError, match="no controller has told the cluster's id"):
+        with pytest.raises(BrokerError, match="no controller has returned the cluster id"):
             await broker.start()
 
     run(work)
@@ -317,7 +317,7 @@ def test_without_controllers_a_broker_gives_up(tmp_path: Path) -> None:
 def test_a_start_that_waits_for_a_controller_can_be_broken_off(tmp_path: Path) -> None:
     daemon = members.Member(tmp_path, "127.0.0.1:1")
     child = daemon.launch()
-    child.wait_for_line("no controller has told the cluster's id yet", deadline_s=60)
+    child.wait_for_line("no controller has returned the cluster id yet", deadline_s=60)
     assert child.terminate() == 0
     assert not (daemon.data_dir / "meta.properties").exists()
 

@@ -693,7 +693,7 @@ async def test_a_port_that_is_taken_keeps_the_broker_from_starting(tmp_path: Pat
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         broker = Broker(tmp_path, config={"fencepost.metrics.listen": address})
-        with pytest.raises(BrokerError, match="can not serve metrics"):
+        with pytest.raises(BrokerError, match="cannot serve metrics"):
             await broker.start()
     async with serving(tmp_path):
         pass  # the failed start has left nothing behind

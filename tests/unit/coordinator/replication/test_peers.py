@@ -224,7 +224,7 @@ async def test_a_cancelled_call_costs_no_connection_and_nothing_is_left_at_the_e
         ("SAFE", {"mechanism": "PLAIN"}, None),
         ("SAFE", {"mechanism": "SCRAM-SHA-256"}, None),
         ("LOGIN", {"mechanism": "SCRAM-SHA-512"}, None),
-        ("SAFE", {"mechanism": "PLAIN", "password": "wrong"}, "can not log in"),
+        ("SAFE", {"mechanism": "PLAIN", "password": "wrong"}, "cannot log in"),
     ],
 )
 async def test_encryption_and_logins(secured, listener, settings, refusal):

@@ -150,7 +150,7 @@ class TableMachine:
             self.table.pop(key, None)
             return
         if record.value == b"poison":
-            raise InvariantViolation("can not be replayed")
+            raise InvariantViolation("cannot be replayed")
         target = self.table if stamp is None else self.pending.setdefault(stamp.producer_id, {})
         target[key] = (record.value.decode(), offset)
 
@@ -463,7 +463,7 @@ async def test_a_failure_says_what_brought_it_about(bench: Bench) -> None:
         {"trigger": "timer late", "subject": "a", "cause": "StorageError: a bad disk"},
         {
             "trigger": "load batch at offset 0",
-            "cause": "InvariantViolation: can not be replayed",
+            "cause": "InvariantViolation: cannot be replayed",
         },
     ]
 

@@ -427,7 +427,7 @@ def test_another_mechanism_is_the_end(enabled: Mapping[str, Mechanism]) -> None:
     desk = again(enabled, "alice", "SCRAM-SHA-512")
     assert desk.handshake("SCRAM-SHA-256")["error_code"] == "none"
     assert desk.token(b"n,,n=alice,r=nonce") is None
-    assert desk.ended == "another mechanism than that of the login before"
+    assert desk.ended == "another mechanism than the previous login's"
 
 
 def test_a_mechanism_that_is_not_enabled_is_the_end(enabled: Mapping[str, Mechanism]) -> None:

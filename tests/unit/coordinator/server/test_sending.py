@@ -173,7 +173,7 @@ async def test_a_file_that_is_cut_below_a_range_under_way_ends_the_connection(
             peer.writer.transport.resume_reading()
             with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
                 await fetched(peer)
-        assert [one["event"] for one in logs] == ["records can not be read"]
+        assert [one["event"] for one in logs] == ["records cannot be read"]
 
 
 async def test_a_client_that_goes_while_it_is_sent_to_is_no_error(

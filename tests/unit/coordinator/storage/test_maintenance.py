@@ -99,7 +99,7 @@ async def test_a_round_that_fails_in_every_way_is_followed_by_one_on_another_log
             fill(broker, "good")
             await until_true(lambda: is_clean(broker, "good"), "the next round")
             disk.before = lambda _kind, _path: None
-    (line,) = [one for one in told if one["event"] == "partition can not be compacted"]
+    (line,) = [one for one in told if one["event"] == "partition cannot be compacted"]
     assert (line["partition"], line["cause"]) == ("bad-0", "MemoryError: no more of it")
     assert isinstance(line["exc_info"], MemoryError)
     assert (tmp_path / CLEAN_MARK).exists()
@@ -242,7 +242,7 @@ async def test_a_checkpoint_that_can_not_be_written_makes_no_topic_of_a_deleted_
     again = Services(tmp_path, fs=disk, clock=services.clock)
     create_topic(again.metadata, "t", 1, COMPACTED)
     disk.before = fault("write", CLEANER_CHECKPOINT, OSError(errno.ENOSPC, "No space left"))
-    with pytest.raises(StorageError, match="checkpoints can not be written"):
+    with pytest.raises(StorageError, match="checkpoints cannot be written"):
         write_and_take_back(again, "t")
     disk.before = lambda _kind, _path: None
     write_and_take_back(again, "t")

@@ -49,7 +49,7 @@ async def test_every_way_to_fail_is_reported_and_the_next_question_is_answered(m
             "greedy": "MemoryError",
             "doubling": "twice",
             "forging": "answered nonsense",
-            "unimportable": "can not be loaded",
+            "unimportable": "cannot be loaded",
         }
         for name, problem in says.items():
             for _ in range(2):

@@ -18,10 +18,10 @@ from tests.sim.zk_history import live, play
 from tests.sim.zk_options import draw_options
 
 SEEDS = 2
-SLOW_SEEDS = 12
+SLOW_SEEDS = 5
 """In CI; ``make sim N=10000`` plays more."""
 
-EVERY = 300
+EVERY = 600
 """The tests play one in so many steps; ``python -m tests.sim.zk_scripts`` plays all."""
 
 MOST_SEEDS = 15

@@ -101,7 +101,7 @@ sim: $(VENV)/.dev  ## a cluster on a simulated network, with disks and clocks th
 lives: $(VENV)/.dev  ## a long life of clients that ask anything (SEED=7 N=1000000)
 	$(PYTEST) -s tests/lives/test_lives.py --seed $(or $(SEED),1) --requests $(or $(N),1000000)
 
-compared-lives: $(VENV)/.dev  ## a longer life led on Apache Kafka 4.3 as well, answers compared (SEED=7 N=1000; needs java and mvn)
+compared-lives: $(VENV)/.dev  ## a longer life led on Apache Kafka 4.4 as well, answers compared (SEED=7 N=1000; needs java and mvn)
 	$(PYTEST) -s tests/oracle/test_lives.py --seed $(or $(SEED),1) --requests $(or $(N),300)
 
 mqtt: $(VENV)/.dev  ## 50,000 messages over MQTT, under kill -9 of bridge, broker and daemon (needs Mosquitto)

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 from fencepost.protocol.api import APIS
 from tests.lives.knowledge import Knowledge, Slot
 from tests.lives.pools import COMMON_INTERNAL, INTERNAL_TOPICS, ODD, SMALL_INTS, TOO_LONG, Pools
-from tests.support.kafka import HIGHEST_VERSIONS
 
 T = TypeVar("T")
 Later = Callable[[Knowledge], Any]
@@ -85,9 +84,7 @@ class Draw:
 
     def versions(self, api: str) -> tuple[int, int]:
         """Return the lowest and the highest version to draw."""
-        least, most = VERSIONS[api]
-        # Calm lives are compared with Apache Kafka 4.3.
-        return least, HIGHEST_VERSIONS.get(api, most) if self.calm else most
+        return VERSIONS[api]
 
     def version(self, api: str, low: int = 0, high: int = 99) -> int:
         least, most = self.versions(api)

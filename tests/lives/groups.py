@@ -184,6 +184,8 @@ def consumer_heartbeat(d: Draw, about: Slot, *, epoch: int | None = None) -> Req
     owned: Any = d.pick([None, [], [{"topic_id": d.topic_id(d.topic()), "partitions": [0]}]])
     member = d.member_id(about, 0.0) if is_odd else lambda k: k.members[about].id or made
     assignor = d.pick(["uniform", "range", None, None]) if d.chance(0.2) else None
+    if d.calm and assignor is not None:
+        assignor = "uniform"  # between two assignors Apache Kafka decides a tie by its hash tables
     if d.chance(0.02):
         assignor = d.pick(["none", d.odd()])
 

@@ -621,6 +621,10 @@ NOT_DRAWN = (
     "Fetch of the all-zero topic id: Apache Kafka's sessions fail on it, now and then",
     "a JoinGroup whose metadata can't be read: Apache Kafka does not answer it",
     (
+        "as many members for one server-side assignor as for another: Apache Kafka 4.4 compares the"
+        " order of two hash tables, and may raise the group epoch at every heartbeat"
+    ),
+    (
         "what depends on the time (expressions of consumers, long polls), on limits of our own"
         " (long ids), or concerns all lives on a broker (UpdateFeatures, the coordinators' topics)"
     ),

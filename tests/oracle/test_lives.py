@@ -19,11 +19,12 @@ from tests.lives.lockstep import Difference, LockStep
 from tests.oracle.deliberate import NOT_DRAWN, Kind, kind_of
 from tests.support.daemon import Daemon
 from tests.support.kafka import Kafka, required
+from tests.support.kafka44 import jars
 
 pytestmark = [pytest.mark.oracle, pytest.mark.timeout(7200)]
 
 CLIENTS = 12
-SEEDS = (20, 26, 28)
+SEEDS = (20, 27, 29)
 REQUESTS = 300
 LEAST = 100
 """The least number of responses in a life of SEEDS, for any ids that the brokers choose."""
@@ -88,8 +89,8 @@ def led(life: Life, root: Path, most: int, seen: Counter[Kind]) -> int:
 def brokers(root: Path) -> Iterator[tuple[str, str]]:
     """Yield the addresses of a fresh Fencepost and a fresh Apache Kafka."""
     (root / "kafka").mkdir(parents=True)
-    kafka = Kafka(root / "kafka")
     with required():
+        kafka = Kafka(root / "kafka", libs=jars)
         kafka.start()
     try:
         daemon = Daemon(root / "fencepost").start()

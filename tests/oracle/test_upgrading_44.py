@@ -106,6 +106,7 @@ def test_broker_of_4_4_serves_and_fails_over_under_our_controller(tmp_path: Path
             nodes.down(node_id, "kill")
             work.writer.goes_on(f"producing without {node_id}")
             nodes.back(node_id, "kill")
+        whole(nodes, work, "both kills")
         finalize(nodes, "--feature", "metadata.version=33")
         for one in nodes.cluster.nodes:
             settled(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.oracle.tracer import Tracer
-from tests.oracle.traces_consumer import beat, describe, enter, heartbeat, listed, of, topic
+from tests.oracle.traces_consumer import beat, describe, enter, listed, of, topic
 from tests.oracle.traces_groups import ready
 from tests.oracle.traces_migration import (
     alive,
@@ -27,6 +27,7 @@ from tests.oracle.traces_migration import (
 )
 from tests.oracle.traces_offsets import commit
 from tests.oracle.traces_txn import add, end, init
+from tests.support import requests
 from tests.support.batches import batch
 from tests.support.cluster import READ_COMMITTED, TRANSACTION, Cluster
 from tests.support.raw import Answer
@@ -530,7 +531,9 @@ def silent_members_are_removed(t: Tracer, state: State) -> None:
     one.beats(t)
 
     def goes_on() -> None:
-        asked = heartbeat("v-half", "m1", one.epoch, topic_partitions=one.owned)
+        asked = requests.consumer_group_heartbeat(
+            "v-half", "m1", one.epoch, topic_partitions=one.owned
+        )
         one._heard(t.quietly("consumer_group_heartbeat", 1, **asked))
 
     def alone() -> bool:

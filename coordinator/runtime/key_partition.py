@@ -1,7 +1,7 @@
 """The partition of an internal topic for a group or a transactional id.
 
-Clients and other brokers never compute it, but data must be exchangeable with Kafka: a group must
-be on the same partition as in Kafka.
+Clients never compute it, but every broker of a cluster does, and a data directory may come from
+Kafka: a group must be on the same partition as in Kafka.
 
 Source: ``Utils.abs(key.hashCode()) % partitions`` in ``GroupCoordinatorService.partitionFor`` and
 ``TransactionStateManager.partitionFor``.
@@ -14,24 +14,34 @@ from functools import lru_cache
 
 HASH_CACHE_ENTRIES = 8_192
 """The number of cached hashes: every request contains its group or transactional id, and the same
-few recur. At most 8 MiB with the longest keys that the groups' limits allow."""
+few recur."""
+
+MAX_CACHED_CHARACTERS = 256
+"""Longer keys are hashed each time, which bounds the cache's memory to about 8 MiB. A client may
+send keys of 32,767 bytes."""
 
 _WORD = 0xFFFF_FFFF
 _MIN_INT = 0x8000_0000
 
 
-@lru_cache(maxsize=HASH_CACHE_ENTRIES)
 def java_string_hash(text: str) -> int:
     """Return Java's ``String.hashCode`` as an unsigned 32-bit number.
 
-    It covers UTF-16 code units, so a character outside the basic plane counts as two; lone
-    surrogates are treated like other units.
+    The hash is computed over UTF-16 code units: a character outside the basic plane is two units,
+    and a lone surrogate is one.
     """
+    return _cached_hash(text) if len(text) <= MAX_CACHED_CHARACTERS else _hash(text)
+
+
+def _hash(text: str) -> int:
     encoded = text.encode("utf-16-be", "surrogatepass")
     value = 0
     for unit in struct.unpack(f">{len(encoded) // 2}H", encoded):
         value = (31 * value + unit) & _WORD
     return value
+
+
+_cached_hash = lru_cache(maxsize=HASH_CACHE_ENTRIES)(_hash)
 
 
 def partition_for(key: str, partitions: int) -> int:

@@ -5,7 +5,12 @@ With another hash a group's offsets would be looked up in the wrong partition.
 
 import pytest
 
-from fencepost.coordinator.runtime.key_partition import java_string_hash, partition_for
+from fencepost.coordinator.runtime.key_partition import (
+    MAX_CACHED_CHARACTERS,
+    _cached_hash,
+    java_string_hash,
+    partition_for,
+)
 
 
 @pytest.mark.parametrize(
@@ -46,3 +51,11 @@ def test_negative_hash_counts_by_its_absolute_value() -> None:
 def test_partitions_stay_in_range() -> None:
     assert {partition_for(f"group-{n}", 50) for n in range(5_000)} == set(range(50))
     assert partition_for("anything", 1) == 0
+
+
+def test_long_key_is_hashed_and_not_cached() -> None:
+    java_string_hash("g" * MAX_CACHED_CHARACTERS)
+    kept = _cached_hash.cache_info()
+    longer = "g" * (MAX_CACHED_CHARACTERS + 1)
+    assert java_string_hash(longer) == (java_string_hash(longer[1:]) * 31 + ord("g")) % 2**32
+    assert _cached_hash.cache_info().currsize == kept.currsize

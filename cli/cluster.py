@@ -128,8 +128,8 @@ def describe(session: ClusterSession, form: str) -> None:
     election = None if quorum is not None else _election(session, controller)
     brokers = [_broker_row(one, quorum, partitions) for one in known]
     if replicas.is_elected_of_brokers(session):
-        for known_one in brokers:
-            known_one["controller"] = "active" if known_one["broker"] == controller else None
+        for row in brokers:
+            row["controller"] = "active" if row["broker"] == controller else None
     moving = _reassigning(session)
     problems = []
     for one in partitions:

@@ -126,7 +126,7 @@ def shared_options(function: Callable[..., R]) -> Callable[..., R]:
                 ("timeout", timeout),
             )
         )
-        files = _told(command_config, profile, bootstrap)
+        files = _read_option_files(command_config, profile, bootstrap)
         servers = bootstrap or next((one.bootstrap for one in files if one.bootstrap), None)
         session = _session(servers, timeout, files)
         try:
@@ -164,7 +164,9 @@ def _session(
         raise click.BadParameter(str(error), param_hint="--bootstrap") from error
 
 
-def _told(command_config: str | None, profile: str | None, servers: str | None) -> list[Profile]:
+def _read_option_files(
+    command_config: str | None, profile: str | None, servers: str | None
+) -> list[Profile]:
     """Read the settings file and the profile, if they were named."""
     if command_config is None and profile is None:
         return []
@@ -185,16 +187,16 @@ def _told(command_config: str | None, profile: str | None, servers: str | None) 
         if profile is not None:
             files.append(profiles_file())
             found.append(read_profile(profile))
-            _tell_of_environment(found[-1].bootstrap, servers)
+            _note_overridden_profile(found[-1].bootstrap, servers)
     except ProfileError as error:
         raise click.UsageError(str(error)) from error
-    for file, told in zip(files, found, strict=True):
-        if told.is_open:
+    for file, settings in zip(files, found, strict=True):
+        if settings.is_open:
             say(f"warning: others can read {file}, which holds a secret: chmod 600", err=True)
     return found
 
 
-def _tell_of_environment(profile: str | None, servers: str | None) -> None:
+def _note_overridden_profile(profile: str | None, servers: str | None) -> None:
     """Print a note if the environment names another cluster than the chosen profile."""
     sources = click.get_current_context().get_parameter_source
     if (

@@ -84,7 +84,7 @@ class Cleanup:
         try:
             self._log.remove_deleted_files(now_ms)
             # Segments appended meanwhile are left to the next call, or this one might never end.
-            while segments := self._given_up(now_ms, mark):
+            while segments := self._removable_segments(now_ms, mark):
                 yield from self._removing(segments, now_ms)
                 removed += len(segments)
                 if self._marks.stopped is not None:
@@ -95,7 +95,7 @@ class Cleanup:
             self._marks.notify()
         return removed
 
-    def _given_up(self, now_ms: int, mark: int) -> list[Segment]:
+    def _removable_segments(self, now_ms: int, mark: int) -> list[Segment]:
         log, config = self._log, self._log.config
         found = beyond_log_start(log, self._marks.log_start_offset, mark)
         if not found and "delete" in config.cleanup_policy:

@@ -231,7 +231,7 @@ def plan_round(
         now_ms=now_ms,
         budget_bytes=budget_bytes,
         is_current=is_current,
-        awaits_flush=lambda segment: log.holds((segment,)),
+        is_held=lambda segment: log.holds((segment,)),
     )
 
 
@@ -257,7 +257,7 @@ class CompactionRound:
         now_ms: int,
         budget_bytes: int,
         is_current: Callable[[], bool],
-        awaits_flush: Callable[[Segment], bool],
+        is_held: Callable[[Segment], bool],
     ) -> None:
         self._fs = fs
         self._directory = directory
@@ -268,12 +268,12 @@ class CompactionRound:
         self._now_ms = now_ms
         self._offsets = OffsetMap(budget_bytes)
         self._is_current = is_current
-        self._is_held = awaits_flush
+        self._is_held = is_held
         self._group: list[CompactionSource] = []
-        self._before: Transactions | None = None
+        self._transactions_before_group: Transactions | None = None
         self._filter: RecordFilter | None = None
         self._groups: deque[list[CompactionSource]] = deque()
-        self._passing: object = None
+        self._input_batch: object = None
         self.dirty = dirty
         self.next_dirty_offset = dirty.first_dirty_offset
         """The first offset of the next round, once every group of this one is installed."""
@@ -386,7 +386,7 @@ class CompactionRound:
             self._raise_if_cancelled()
             self._group = [one for one in self._groups.popleft() if self._is_held(one.segment)]
             if self._filter is not None:
-                self._before = self._filter.transactions.copy()
+                self._transactions_before_group = self._filter.transactions.copy()
             if self._group and self._rewrite(self._group, throttle):
                 return True
         return False
@@ -394,8 +394,8 @@ class CompactionRound:
     def repeat(self) -> None:
         """Drop the last output, and let :meth:`clean_next` rewrite what remains of its group."""
         self.discard()
-        if self._filter is not None and self._before is not None:
-            self._filter.transactions = self._before
+        if self._filter is not None and self._transactions_before_group is not None:
+            self._filter.transactions = self._transactions_before_group
         self._groups.appendleft(self._group)
 
     def _rewrite(self, group: list[CompactionSource], throttle: Callable[[int], None]) -> bool:
@@ -438,7 +438,7 @@ class CompactionRound:
         changed = False
         with closing(self._with_last_batch(self._read_all(group, throttle))) as batches:
             for kept in self._filter.run(batches):
-                changed |= kept is not self._passing
+                changed |= kept is not self._input_batch
                 header = parse_header(kept)
                 if output.size + header.size > MAX_SEGMENT_BYTES:
                     raise OSError(errno.EFBIG, "a cleaned segment is too large", output.path)
@@ -457,12 +457,12 @@ class CompactionRound:
         previous: Batch | None = None
         for batch in batches:
             if previous is not None:
-                self._passing = previous[1]
+                self._input_batch = previous[1]
                 yield previous
             previous = batch
         if previous is not None and self._filter is not None:
             self._filter.last_offset = previous[0].last_offset
-            self._passing = previous[1]
+            self._input_batch = previous[1]
             yield previous
             self._filter.last_offset = -1
 

@@ -71,12 +71,12 @@ class Flush:
             for segment in self._segments:
                 segment.file.sync()
             for path in self._files:
-                self._if_there(path, partial(sync_path, self._fs))
+                self._sync_if_exists(path, partial(sync_path, self._fs))
             if self._epochs is not None:
                 directory, entries = self._epochs
-                self._if_there(directory, lambda path: write_epochs(self._fs, path, entries))
+                self._sync_if_exists(directory, lambda path: write_epochs(self._fs, path, entries))
             for directory in self._directories:
-                self._if_there(directory, self._fs.sync_directory)
+                self._sync_if_exists(directory, self._fs.sync_directory)
         except OSError as error:
             return without_traceback(error)
         return None
@@ -92,7 +92,7 @@ class Flush:
         for segment in self._segments:
             segment.file.unpin()
 
-    def _if_there(self, path: str, sync: Callable[[str], None]) -> None:
+    def _sync_if_exists(self, path: str, sync: Callable[[str], None]) -> None:
         """Sync ``path``, if neither retention nor a topic's deletion removed it since the plan."""
         if self._queue.is_over:
             # Another topic of the same name may have taken the directory's place.

@@ -171,7 +171,7 @@ class _Loader:
         self._epoch = NO_EPOCH
         self._new_epochs: list[tuple[int, int]] = []
         self._known_starts: dict[int, int] = {}
-        self._is_dense = True
+        self._has_no_gaps = True
 
     def load(self) -> LoadedLog:
         names = self._fs.list_directory(self._directory)
@@ -280,7 +280,7 @@ class _Loader:
         before: Segment | None = None
         for segment in segments:
             if before is not None and segment.base_offset != end:
-                reason = self._reason_against(segment.base_offset, end)
+                reason = self._discontinuity(segment.base_offset, end)
                 if reason:
                     self._report.reason = reason
                     self._end_with(before, end)
@@ -298,7 +298,7 @@ class _Loader:
         # Entries that the file already has need not be written again.
         self._epochs.is_synced = self._epochs.entries == known
 
-    def _reason_against(self, base_offset: int, end: int) -> str:
+    def _discontinuity(self, base_offset: int, end: int) -> str:
         """Return why a segment cannot follow one that ends at ``end``, empty if it can.
 
         A gap between two segments is a loss if only power loss explains it. Compaction leaves gaps
@@ -309,8 +309,8 @@ class _Loader:
         if base_offset < end:
             return f"segment {base_offset} overlaps the one before"
         options = self._options
-        knows_no_gaps = self._is_dense or options.is_replicated
-        if knows_no_gaps and end >= max(options.recovery_point, options.compacted_below):
+        expects_no_gaps = self._has_no_gaps or options.is_replicated
+        if expects_no_gaps and end >= max(options.recovery_point, options.compacted_below):
             return f"offsets {end} to {base_offset - 1} are missing"
         return ""
 
@@ -321,7 +321,7 @@ class _Loader:
         segment.reset_indexes()
         position, expected = 0, segment.base_offset
         is_active = segment is self._log.active
-        self._is_dense = True
+        self._has_no_gaps = True
         aborted: list[AbortedTxn] = []
         chunk, start = memoryview(b""), 0
         while position < segment.size:
@@ -337,14 +337,14 @@ class _Loader:
                 if self._is_untrimmed(segment, position):
                     segment.cut(position)
                     break
-                behind = self._behind(segment, position, expected)
-                if behind is None:
+                resumed = self._next_good_batch(segment, position, expected)
+                if resumed is None:
                     self._cut(segment, position, expected, str(error))
                     break
-                report.damaged.append(Damage(expected, behind[1], str(error)))
+                report.damaged.append(Damage(expected, resumed[1], str(error)))
                 segment.index_next()
-                position, expected = behind
-                self._is_dense = False
+                position, expected = resumed
+                self._has_no_gaps = False
                 continue
             segment.index_batch(header.last_offset, header.max_timestamp, position, header.size)
             if completed is not None and not completed.commit:
@@ -355,7 +355,7 @@ class _Loader:
                 self._settle_epoch(segment, position, header)
             else:
                 self._note_epoch(header, expected)
-            self._is_dense = self._is_dense and header.base_offset == expected
+            self._has_no_gaps = self._has_no_gaps and header.base_offset == expected
             expected = header.next_offset
         segment.txn_index.rebuild(aborted)
         if segment is not self._log.active:
@@ -376,7 +376,9 @@ class _Loader:
         options = self._options
         return not options.is_replica and expected >= max(self._flushed, options.compacted_below)
 
-    def _behind(self, segment: Segment, position: int, expected: int) -> tuple[int, int] | None:
+    def _next_good_batch(
+        self, segment: Segment, position: int, expected: int
+    ) -> tuple[int, int] | None:
         """Return position and offset at which the log continues after a bad batch.
 
         None if the log must be truncated at the bad batch, because no good one follows, or because
@@ -386,11 +388,11 @@ class _Loader:
             return None
         later = self._log.from_offset(segment.base_offset)[1:]
         high = later[0].base_offset if later else segment.base_offset + MAX_RELATIVE_OFFSET
-        behind = next_intact(segment, position, expected, high, self._flushed)
-        if behind is None and later and high <= self._flushed:
+        found = next_intact(segment, position, expected, high, self._flushed)
+        if found is None and later and high <= self._flushed:
             # The rest of a sealed segment is bad; the segment that follows was on disk as well.
             return segment.size, high
-        return behind
+        return found
 
     def _check_order(self, header: BatchHeader, expected: int, *, strict: bool) -> None:
         """Check that a batch's offsets are valid and follow on: no CRC covers its base offset."""
@@ -416,7 +418,7 @@ class _Loader:
             raise CorruptRecordError(reason)
         return reason
 
-    def _settle_epoch(self, segment: Segment, behind: int, header: BatchHeader) -> None:
+    def _settle_epoch(self, segment: Segment, next_position: int, header: BatchHeader) -> None:
         """Accept a lower epoch if the next batch has a low one too: the earlier epoch was damaged.
 
         Only for data below the flushed offset, which is not removed because of a wrong epoch:
@@ -425,26 +427,26 @@ class _Loader:
         if header.leader_epoch >= self._epoch:
             return
         try:
-            following = segment.header_at(behind).leader_epoch
+            following = segment.header_at(next_position).leader_epoch
         except CorruptRecordError:
             following = header.leader_epoch
         if following < self._epoch:
             self._epoch = header.leader_epoch
             self._new_epochs = [one for one in self._new_epochs if one[0] <= self._epoch]
 
-    def _check_gap(self, segment: Segment, behind: int, header: BatchHeader) -> None:
+    def _check_gap(self, segment: Segment, next_position: int, header: BatchHeader) -> None:
         """Check a batch after a gap against the next one: no CRC covers its base offset.
 
         If the next batch is torn or missing, the base offset cannot be checked.
         """
-        if behind + LOG_OVERHEAD <= segment.size:
-            following = int.from_bytes(segment.file.read(behind, behind + 8), "big")
-            is_told = header.next_offset <= following or is_intact(segment, behind)
+        if next_position + LOG_OVERHEAD <= segment.size:
+            following = int.from_bytes(segment.file.read(next_position, next_position + 8), "big")
+            is_checkable = header.next_offset <= following or is_intact(segment, next_position)
         else:
             later = self._log.from_offset(segment.base_offset)[1:]
             following = later[0].base_offset if later else header.next_offset
-            is_told = True
-        if header.next_offset > following and is_told:
+            is_checkable = True
+        if header.next_offset > following and is_checkable:
             raise CorruptRecordError(
                 f"offset {header.base_offset} before a batch at offset {following}"
             )
@@ -513,11 +515,11 @@ class _Loader:
     def _load_producers(self, upto: int) -> None:
         """Build the producer state as of ``upto``: newest snapshot, then the log after it."""
         producers, first = self._producers, self._log.first_offset
-        limit = self._unreplicated_from(upto)
+        limit = self._snapshot_limit(upto)
         offset = producers.load_snapshot(limit, first, self._options.now_ms)
         self._report.damaged += replay_producers(self._log, producers, offset, upto)
 
-    def _unreplicated_from(self, upto: int) -> int:
+    def _snapshot_limit(self, upto: int) -> int:
         """Return the highest offset whose producer snapshot may be loaded.
 
         The last stable offset waits for transactions whose marker is not below the high watermark.
@@ -551,8 +553,8 @@ class _Loader:
         self._epochs.truncate_from_end(end)
         self._epochs.truncate_from_start(start)
         report = self._report
-        is_told = report.scanned_segments or report.reason or report.damaged
-        return self._loaded(start, report if is_told else None)
+        is_reported = report.scanned_segments or report.reason or report.damaged
+        return self._loaded(start, report if is_reported else None)
 
     def _loaded(self, start: int, report: RecoveryReport | None) -> LoadedLog:
         """Compare the log end with the checkpoints."""

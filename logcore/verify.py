@@ -262,25 +262,27 @@ class _Replay:
 
     def _compare(self, entry: ProducerEntry) -> str:
         """Return how a producer's entry differs from the log, empty if it does not."""
-        mine = self._producers.get(entry.producer_id)
-        if mine is None:
+        replayed = self._producers.get(entry.producer_id)
+        if replayed is None:
             return ""
-        who = f"producer {entry.producer_id}"
-        if mine.epoch != entry.epoch:
-            return f"{who} has epoch {entry.epoch}, the log says {mine.epoch}"
-        if mine.batches and (mine.last_sequence, mine.last_offset) != (
+        producer = f"producer {entry.producer_id}"
+        if replayed.epoch != entry.epoch:
+            return f"{producer} has epoch {entry.epoch}, the log says {replayed.epoch}"
+        if replayed.batches and (replayed.last_sequence, replayed.last_offset) != (
             entry.last_sequence,
             entry.last_offset,
         ):
             return (
-                f"{who} is at sequence {entry.last_sequence}, offset {entry.last_offset};"
-                f" the log says {mine.last_sequence}, {mine.last_offset}"
+                f"{producer} is at sequence {entry.last_sequence}, offset {entry.last_offset};"
+                f" the log says {replayed.last_sequence}, {replayed.last_offset}"
             )
         first = entry.current_txn_first_offset
-        if mine.current_txn_first_offset != first and (first is None or first >= self._bases[0]):
+        if replayed.current_txn_first_offset != first and (
+            first is None or first >= self._bases[0]
+        ):
             return (
-                f"{who} has a transaction from offset {first},"
-                f" the log says {mine.current_txn_first_offset}"
+                f"{producer} has a transaction from offset {first},"
+                f" the log says {replayed.current_txn_first_offset}"
             )
         return ""
 
@@ -309,12 +311,12 @@ class _Replay:
                 yield _problem(file, "the file is missing")
             return
         starts = dict(cached)
-        begin = _checkpointed(self._fs, self._directory, LOG_START_CHECKPOINT, 0)
-        begin = max(begin, *_offsets_of_metadata_snapshots(self._names), 0)
+        log_start = _checkpointed(self._fs, self._directory, LOG_START_CHECKPOINT, 0)
+        log_start = max(log_start, *_offsets_of_metadata_snapshots(self._names), 0)
         ends = [*(offset for _, offset in self._epochs[1:]), MAX_INT64]
         for (epoch, first), end in zip(self._epochs, ends, strict=False):  # there may be no epoch
-            offset = max(first, begin)
-            if end <= begin:
+            offset = max(first, log_start)
+            if end <= log_start:
                 continue  # forgotten when the log start moved
             if epoch not in starts and offset >= flushed:
                 continue  # the next flush writes it, and a recovery restores it

@@ -51,23 +51,23 @@ def decide(
         if not shard.memory.has_room(state.memory_bytes(transactional_id)):
             raise TooManyTransactionalIdsError(shard.memory.budget.exceeded)
         txn = state.created(shard.ids.take(), command.transaction_timeout_ms, decision.now_ms)
-    given = _given(command)
+    claimed = _claimed_identity(command)
     owner = txn.client_identity
-    if given is not None and not epochs.may_continue(given, owner, txn.previous_producer_id):
-        refuse_fenced(decision, token, transactional_id, given, owner, "InitProducerId")
+    if claimed is not None and not epochs.may_continue(claimed, owner, txn.previous_producer_id):
+        refuse_fenced(decision, token, transactional_id, claimed, owner, "InitProducerId")
         return
     if txn.state in state.PREPARED:
         raise ConcurrentTransactionsError("the last transaction is being completed")
     if txn.state is TransactionState.ONGOING:
         if command.keep_prepared:
-            _keep(shard, decision, token, command, txn)
+            _keep_prepared(shard, decision, token, command, txn)
         else:
             _fence_previous(shard, decision, token, command, txn)
         return
     try:
         decision.reply(token, grant(shard, decision, command, txn))
     except ProducerFencedError:
-        refuse_fenced(decision, token, transactional_id, given, txn.identity, "InitProducerId")
+        refuse_fenced(decision, token, transactional_id, claimed, txn.identity, "InitProducerId")
 
 
 def grant(
@@ -81,8 +81,8 @@ def grant(
     Raises ProducerFencedError, ProducerIdsUnavailableError, and leaves ``decision`` unchanged then.
     """
     transactional_id = command.transactional_id
-    stored, given = txn.identity, _given(command)
-    verdict = epochs.claim(given, stored, shard.last_identity(transactional_id, stored))
+    stored, claimed = txn.identity, _claimed_identity(command)
+    verdict = epochs.claim(claimed, stored, shard.last_identity(transactional_id, stored))
     if verdict is EpochClaim.FENCED:
         raise ProducerFencedError(
             f"{transactional_id} belongs to producer {stored.producer_id} at epoch {stored.epoch}"
@@ -96,8 +96,8 @@ def grant(
     report_identity(decision, transactional_id, stored, identity, "InitProducerId")
     if verdict is not EpochClaim.REPEAT:
         shard.last_producer_identity.pop(transactional_id, None)
-        if given is not None and stored.epoch != epochs.NO_EPOCH:
-            shard.last_producer_identity[transactional_id] = (identity, given)
+        if claimed is not None and stored.epoch != epochs.NO_EPOCH:
+            shard.last_producer_identity[transactional_id] = (identity, claimed)
     timeout_ms = command.transaction_timeout_ms
     if command.enable_2pc:
         timeout_ms = TWO_PHASE_COMMIT_TIMEOUT_MS
@@ -149,12 +149,12 @@ def _fence_previous(
 ) -> None:
     """Abort and fence the open transaction, and let the request wait for the markers."""
     transactional_id = command.transactional_id
-    given = _given(command)
+    claimed = _claimed_identity(command)
     # Kafka checks the epoch of a continuing producer only after the abort, so a fenced producer
     # ends its successor's transaction before it gets PRODUCER_FENCED.
-    if given is not None and given != txn.client_identity:
+    if claimed is not None and claimed != txn.client_identity:
         refuse_fenced(
-            decision, token, transactional_id, given, txn.client_identity, "InitProducerId"
+            decision, token, transactional_id, claimed, txn.client_identity, "InitProducerId"
         )
         return
     end_txn.abort_fenced(shard, decision, transactional_id, cause="InitProducerId")
@@ -165,7 +165,7 @@ def _fence_previous(
         decision.reply(token, ConcurrentTransactionsError("the open transaction is being aborted"))
 
 
-def _keep(
+def _keep_prepared(
     shard: TxnShardState,
     decision: DecisionBuilder,
     token: Token,
@@ -205,7 +205,7 @@ def _keep(
     decision.reply(token, InitProducerIdResult(*client, *txn.identity))
 
 
-def _given(command: InitProducerId) -> ProducerIdentity | None:
+def _claimed_identity(command: InitProducerId) -> ProducerIdentity | None:
     if command.producer_id == NO_PRODUCER_ID:
         return None
     return ProducerIdentity(command.producer_id, command.producer_epoch)
@@ -213,14 +213,14 @@ def _given(command: InitProducerId) -> ProducerIdentity | None:
 
 def _validate(shard: TxnShardState, command: InitProducerId) -> None:
     require_id(command.transactional_id)
-    id_given = command.producer_id != NO_PRODUCER_ID
-    if id_given != (command.producer_epoch != NO_PRODUCER_EPOCH):
+    has_identity = command.producer_id != NO_PRODUCER_ID
+    if has_identity != (command.producer_epoch != NO_PRODUCER_EPOCH):
         raise InvalidTxnRequestError("producer id and epoch have to be given together")
     if command.enable_2pc and not shard.limits.two_phase_commit_enable:
         raise TwoPhaseCommitDisabledError("two-phase commit is off on this broker")
     if command.keep_prepared and not shard.limits.two_phase_commit_enable:
         raise KeepPreparedUnsupportedError("prepared transactions are not kept on this broker")
-    if command.keep_prepared and id_given:
+    if command.keep_prepared and has_identity:
         raise InvalidTxnRequestError("a producer that has an identity cannot keep a transaction")
     longest_ms = shard.limits.max_transaction_timeout_ms
     if not command.enable_2pc and not 0 < command.transaction_timeout_ms <= longest_ms:

@@ -44,10 +44,10 @@ def milliseconds(text: str, now: dt.datetime | None = None) -> int:
         return _in_ms(now)
     number = re.fullmatch(r"(@?)(\d{1,15})", text)
     if number is not None:
-        found = int(number[2])
-        if found > MAX_MS or not (number[1] or found >= MIN_BARE_MS):
+        value_ms = int(number[2])
+        if value_ms > MAX_MS or not (number[1] or value_ms >= MIN_BARE_MS):
             raise TimeError(_complaint(text))
-        return found
+        return value_ms
     ago = _AGO.fullmatch(text)
     if ago is not None:
         return max(0, _in_ms(now) - (duration_ms(ago[1]) or 0))

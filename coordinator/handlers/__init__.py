@@ -239,10 +239,10 @@ def with_wait(answer: Entity, throttle_ms: int) -> tuple[Entity, int]:
     """
     if not hasattr(answer, "throttle_time"):
         return answer, throttle_ms
-    said: timedelta = answer.throttle_time or timedelta()
+    stated: timedelta = answer.throttle_time or timedelta()
     own = timedelta(milliseconds=throttle_ms)
-    if own <= said:
-        return answer, request_ms(said)
+    if own <= stated:
+        return answer, request_ms(stated)
     return replace(answer, throttle_time=own), throttle_ms
 
 
@@ -346,8 +346,8 @@ class Registry:
         for key in sorted(self._versions):
             low, high = KNOWN_APIS[key].advertised_min, self._versions[key][1]
             if theirs and key in self.forwarded:
-                both = theirs.get(key, (0, -1))
-                low, high = max(low, both[0]), min(high, both[1])
+                supported = theirs.get(key, (0, -1))
+                low, high = max(low, supported[0]), min(high, supported[1])
             if low <= high:
                 yield key, low, high
 

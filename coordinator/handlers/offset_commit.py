@@ -143,10 +143,12 @@ def _partition(respond: ResponseFactory, index: int, code: ErrorCode) -> Entity:
 
 def _response(ctx: Context, codes: list[list[ErrorCode]]) -> Entity:
     respond, topics = ctx.respond, ctx.body.topics
-    names = "topic_id" if ctx.version >= FIRST_BY_ID else "name"
+    topic_field = "topic_id" if ctx.version >= FIRST_BY_ID else "name"
     if len(topics) == 1 and len(topics[0].partitions) == 1:
         index = topics[0].partitions[0].partition_index
-        return _of_one(respond, names, getattr(topics[0], names), index, codes[0][0])
+        return _single_partition_response(
+            respond, topic_field, getattr(topics[0], topic_field), index, codes[0][0]
+        )
     return respond.OffsetCommitResponse(
         topics=tuple(
             respond.OffsetCommitResponseTopic(
@@ -154,7 +156,7 @@ def _response(ctx: Context, codes: list[list[ErrorCode]]) -> Entity:
                     _partition(respond, entry.partition_index, code)
                     for entry, code in zip(topic.partitions, topic_codes, strict=True)
                 ),
-                **{names: getattr(topic, names)},
+                **{topic_field: getattr(topic, topic_field)},
             )
             for topic, topic_codes in zip(topics, codes, strict=True)
         )
@@ -162,9 +164,9 @@ def _response(ctx: Context, codes: list[list[ErrorCode]]) -> Entity:
 
 
 @lru_cache(maxsize=MAX_KEPT_ANSWERS)
-def _of_one(
-    respond: ResponseFactory, names: str, topic: object, index: int, code: ErrorCode
+def _single_partition_response(
+    respond: ResponseFactory, topic_field: str, topic: object, index: int, code: ErrorCode
 ) -> Entity:
     """Build and cache the response for one partition, as most consumers need it."""
-    of_topic = {"partitions": (_partition(respond, index, code),), names: topic}
+    of_topic = {"partitions": (_partition(respond, index, code),), topic_field: topic}
     return respond.OffsetCommitResponse(topics=(respond.OffsetCommitResponseTopic(**of_topic),))

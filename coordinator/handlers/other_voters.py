@@ -21,18 +21,18 @@ def refused(ctx: Context) -> Entity:
     make, node_id = ctx.respond, ctx.broker.node_id
     if ctx.body.cluster_id not in (None, ctx.broker.cluster_id):
         return make.error(ErrorCode.inconsistent_cluster_id)
-    asked = [(one.topic_name, [part.partition_index for part in one.partitions[:2]])
+    requested = [(one.topic_name, [part.partition_index for part in one.partitions[:2]])
              for one in ctx.body.topics[:2]]  # fmt: skip
-    if asked != [(METADATA_TOPIC, [0])]:
+    if requested != [(METADATA_TOPIC, [0])]:
         return make.error(ErrorCode.invalid_request)
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "partition_index": 0,
         "error_code": ErrorCode.inconsistent_voter_set,
         "leader_id": node_id,
         "leader_epoch": ctx.controller.log.epoch,
     }
     host, port = ctx.advertised
-    part = make.PartitionData(**told, **_OWN_FIELDS.get(ctx.api_key, {}))
+    part = make.PartitionData(**fields, **_EXTRA_FIELDS.get(ctx.api_key, {}))
     return make.message(
         error_code=ErrorCode.none,
         topics=(make.TopicData(topic_name=METADATA_TOPIC, partitions=(part,)),),
@@ -40,5 +40,5 @@ def refused(ctx: Context) -> Entity:
     )
 
 
-_OWN_FIELDS: dict[int, dict[str, Any]] = {52: {"vote_granted": False}}
+_EXTRA_FIELDS: dict[int, dict[str, Any]] = {52: {"vote_granted": False}}
 """Additional fields of the response to Vote."""

@@ -97,7 +97,7 @@ class HistoryRecorder:
         is_on = config.bool("fencepost.history.enable")
         self._loop = asyncio.get_running_loop() if is_on else None
         self._timer: asyncio.TimerHandle | None = None
-        self._untold = 0
+        self._unreported = 0
         self._complained_ms: int | None = None
 
     @property
@@ -148,7 +148,7 @@ class HistoryRecorder:
             return
         if len(self._queue) >= self.limits.max_queued:
             self.dropped += 1
-            self._untold += 1
+            self._unreported += 1
             return
         entry = Entry(
             at_ms=self._clock.now_ms(),
@@ -193,17 +193,17 @@ class HistoryRecorder:
             partition.append_records(records, now_ms=self._clock.now_ms())
         except Exception as error:  # noqa: BLE001 - no failure of the history may stop the broker
             self.dropped += taken
-            self._untold += taken
-            self._complain(f"{type(error).__name__}: {error}")
+            self._unreported += taken
+            self._report_loss(f"{type(error).__name__}: {error}")
             return True
-        if self._untold:
-            self._complain("too many events at once")
+        if self._unreported:
+            self._report_loss("too many events at once")
         return True
 
-    def _complain(self, cause: str) -> None:
+    def _report_loss(self, cause: str) -> None:
         now_ms = self._clock.monotonic_ms()
         last_ms = self._complained_ms
         if last_ms is None or now_ms - last_ms >= COMPLAINT_INTERVAL_MS:
-            _log.warning("history not written", events=self._untold, cause=cause)
+            _log.warning("history not written", events=self._unreported, cause=cause)
             self._complained_ms = now_ms
-            self._untold = 0
+            self._unreported = 0

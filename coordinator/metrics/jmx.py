@@ -256,16 +256,19 @@ def _of_controller(view: MetricsView) -> Iterator[Series]:
         return
     snapshot, (active, fenced) = view.snapshot, view.brokers
     find = view.services.replicas.registration
-    known = [find(row.topic, row.index) for row in snapshot.partitions.values()]
-    led = [one for one in known if one is not None]
+    found = [find(row.topic, row.index) for row in snapshot.partitions.values()]
+    registrations = [one for one in found if one is not None]
     for name, value in (
         ("activecontrollercount", int(view.controller == view.services.node_id)),
         ("activebrokercount", active),
         ("fencedbrokercount", fenced),
-        ("offlinepartitionscount", snapshot.offline + sum(one.leader < 0 for one in led)),
+        ("offlinepartitionscount", snapshot.offline + sum(one.leader < 0 for one in registrations)),
         ("globaltopiccount", len(snapshot.topics)),
         ("globalpartitioncount", len(snapshot.partitions)),
-        ("preferredreplicaimbalancecount", sum(one.leader != one.replicas[0] for one in led)),
+        (
+            "preferredreplicaimbalancecount",
+            sum(one.leader != one.replicas[0] for one in registrations),
+        ),
         ("metadataerrorcount", 0),
     ):
         yield _one(f"kafka_controller_kafkacontroller_{name}", value)

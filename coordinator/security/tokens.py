@@ -19,7 +19,7 @@ from fencepost.coordinator.security.principal import USER, Principal
 from fencepost.logcore.values import dataclass
 
 _CURVES: Final = {"P-256": "ES256", "P-384": "ES384", "P-521": "ES512"}
-_OF_RSA: Final = frozenset({"RS256", "RS384", "RS512", "PS256", "PS384", "PS512"})
+_RSA_ALGORITHMS: Final = frozenset({"RS256", "RS384", "RS512", "PS256", "PS384", "PS512"})
 """Algorithms for an RSA key. A token may only name an algorithm for its key's type; algorithms with
 a shared secret are never accepted."""
 
@@ -110,10 +110,10 @@ class UnsecuredTokens:
         header, payload, *rest = (*token.split("."), "", "")[:4]
         if rest[0] or token.count(".") not in {1, 2}:
             raise TokenRefusedError("it is signed, or no token")
-        if _part(header).get("alg") != "none":
+        if _decoded_part(header).get("alg") != "none":
             raise TokenRefusedError("its algorithm is not none")
         yield from ()  # makes this a generator, as the protocol requires
-        return self.claims.identity(_part(payload), now_ms)
+        return self.claims.identity(_decoded_part(payload), now_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class SignedTokens:
         """See :class:`Tokens`."""
         import jwt  # noqa: PLC0415 - an extra, which few need
 
-        header = _part(token.partition(".")[0])
+        header = _decoded_part(token.partition(".")[0])
         algorithm, name = header.get("alg"), header.get("kid")
         if not isinstance(algorithm, str):
             raise TokenRefusedError("it names no algorithm")
@@ -162,7 +162,7 @@ def algorithms_of(key: Jwk) -> frozenset[str]:
     kind = key.get("kty")
     found: frozenset[str] = frozenset()
     if kind == "RSA":
-        found = _OF_RSA
+        found = _RSA_ALGORITHMS
     elif kind == "EC":
         found = frozenset({_CURVES.get(str(key.get("crv")), "")}) - {""}
     elif kind == "OKP":
@@ -171,7 +171,7 @@ def algorithms_of(key: Jwk) -> frozenset[str]:
     return found if own is None else found & {own}
 
 
-def _part(text: str) -> Mapping[str, Any]:
+def _decoded_part(text: str) -> Mapping[str, Any]:
     """Return a decoded part of a token. Raises TokenRefusedError."""
     try:
         found = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))

@@ -95,9 +95,9 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
         self._topic_image: TopicsImage | None = None
         self._deleted: list[tuple[str, bytes | None]] = []
         """Deleted topics whose offsets remain to be deleted, by name and id."""
-        self._forgetting: asyncio.Task[None] | None = None
+        self._offset_deletion: asyncio.Task[None] | None = None
         names = self._config.items(ASSIGNORS)
-        self._computed_elsewhere = AssignorProcesses(name for name in names if name not in BUILT_IN)
+        self._assignor_processes = AssignorProcesses(name for name in names if name not in BUILT_IN)
         self._assignors = _registry(names)
         self._base_settings: ConsumerSettings | None = None
         self._config.listen(self._forget_settings)
@@ -108,7 +108,7 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
         """Close every shard; answer parked requests with NOT_COORDINATOR."""
         await each_in_turn(
             (
-                ("end the assignors", self._computed_elsewhere.close),
+                ("end the assignors", self._assignor_processes.close),
                 ("forget deleted topics", self.forgotten),
                 ("close the shards", self._shards.close),
             )
@@ -139,10 +139,10 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
         gone = deleted_topics(old, image)
         if gone:
             self._deleted += [(one.name, one.topic_id.bytes) for one in gone]
-            if self._forgetting is None or self._forgetting.done():
-                self._forgetting = spawn(self._forget(), "forget deleted topics")
+            if self._offset_deletion is None or self._offset_deletion.done():
+                self._offset_deletion = spawn(self._delete_offsets(), "forget deleted topics")
 
-    async def _forget(self) -> None:
+    async def _delete_offsets(self) -> None:
         # If this fails, the topics stay in the list, and the next deletion retries.
         while deleted := tuple(self._deleted):
             # Until the deletion's records are durable, power loss may restore the topics.
@@ -152,8 +152,8 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
 
     async def forgotten(self) -> None:
         """Return once the offsets of deleted topics are deleted, or raise LogError."""
-        while self._forgetting is not None and not self._forgetting.done():
-            await asyncio.shield(self._forgetting)
+        while self._offset_deletion is not None and not self._offset_deletion.done():
+            await asyncio.shield(self._offset_deletion)
 
     async def on_topics_deleted(self, topics: Iterable[tuple[str, bytes | None]]) -> None:
         """Delete the offsets of deleted topics, given as (name, topic id).
@@ -251,7 +251,7 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
     ) -> None:
         if not isinstance(effect, ComputeTarget):
             raise InvariantViolation(f"not an effect of groups: {effect!r}")
-        self._computed_elsewhere.compute(effect, shard.report)
+        self._assignor_processes.compute(effect, shard.report)
         # The response contains the current assignment; the new one follows later.
         first_attempt_done()
 

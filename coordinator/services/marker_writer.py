@@ -82,7 +82,7 @@ class OtherBrokers(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class _EndedTransaction:
+class _PendingCompleteTxn:
     """A request in progress."""
 
     shard: int
@@ -117,10 +117,10 @@ class _LocalWrite:
     send: SendMarkers
     marker: Marker
     appends: MarkerAppends
-    transaction: _EndedTransaction
-    at: int = 0
+    transaction: _PendingCompleteTxn
+    tried: int = 0
     """The number of markers that the attempt has tried."""
-    is_counted: bool = True
+    is_awaited: bool = True
     """Whether the transaction's response waits for this write."""
     failures: dict[tuple[str, type[Exception]], _Failure] = field(default_factory=dict)
     """By topic and type of error, which thousands of partitions may share."""
@@ -161,8 +161,8 @@ class MarkerWriter:
         self._complete_offsets = complete_offsets
         self._leader_of, self._epoch_of = leader_of, epoch_of
         self._queues: MarkerQueues | None = None
-        self._transactions: dict[str, _EndedTransaction] = {}
-        self._beginning: dict[str, _EndedTransaction] = {}
+        self._transactions: dict[str, _PendingCompleteTxn] = {}
+        self._beginning: dict[str, _PendingCompleteTxn] = {}
         """The transactions whose markers are not all routed, or not all begun on this broker."""
         self._unfinished: deque[_LocalWrite] = deque()
         self._results: deque[Result] = deque()
@@ -210,26 +210,26 @@ class MarkerWriter:
         ``first_attempt_done`` is called once, when the first attempt at all of its partitions is
         finished and reported. A new request for a transactional id replaces the previous one.
         """
-        partitions, former, end = request.partitions, None, _end_of_slice()
+        partitions, previous, end = request.partitions, None, _end_of_slice()
         if self._transactions:
-            former = self._transactions.pop(request.transactional_id, None)
+            previous = self._transactions.pop(request.transactional_id, None)
             self._retries.set(request.transactional_id, None)
         done = self._write_in_turn(request, end) if self._commits.is_idle else 0
         if done == len(partitions) and (self._commits.is_idle or not partitions):
-            if former is not None:
+            if previous is not None:
                 self.queues.forget(request.transactional_id)
             report(request.written())
             first_attempt_done()
         else:
-            now = _EndedTransaction(shard, report, first_attempt_done, set(partitions[:done]))
-            self._transactions[request.transactional_id] = now
-            self._beginning[request.transactional_id] = now
+            pending = _PendingCompleteTxn(shard, report, first_attempt_done, set(partitions[:done]))
+            self._transactions[request.transactional_id] = pending
+            self._beginning[request.transactional_id] = pending
             self.queues.add(request, shard)
             self._go_on(end)
             if self._closed:
-                now.attempted()
-        if former is not None:
-            former.attempted()
+                pending.attempted()
+        if previous is not None:
+            previous.attempted()
 
     def _write_in_turn(self, request: WriteMarkers, end: float) -> int:
         """Append markers until one is refused or the time is ``end``; return their number.
@@ -294,14 +294,14 @@ class MarkerWriter:
             return
         self._results.extend(self.queues.route(lambda: monotonic_s() >= end))
         while self._results:
-            self._take(self._results.popleft())
+            self._report_result(self._results.popleft())
             if monotonic_s() >= end:
                 break
         self._set_retries(MAX_RETRY_ELSEWHERE_MS)
         begun: list[_LocalWrite] = []
         for send in self.queues.next_requests():
             if send.broker_id == self._node_id:
-                begun.append(self._begun(send))
+                begun.append(self._new_write(send))
             else:
                 task = spawn(self._exchange(send), f"markers to broker {send.broker_id}")
                 self._sends.add(task)
@@ -311,7 +311,7 @@ class MarkerWriter:
         self._unfinished.extendleft(reversed(begun))  # a small write does not wait for large ones
         while self._unfinished:
             write = self._unfinished.popleft()
-            if not self._is_over(write, end):
+            if not self._advance(write, end):
                 self._unfinished.append(write)
             if monotonic_s() >= end:
                 break
@@ -375,7 +375,7 @@ class MarkerWriter:
         self._set_retries(MAX_RETRY_MS if is_own else MAX_RETRY_ELSEWHERE_MS)
         return results
 
-    def _take(self, result: Result) -> None:
+    def _report_result(self, result: Result) -> None:
         from fencepost.txn.marker_queues import CancelledMarkers  # noqa: PLC0415 - as in ``queues``
 
         request = result.request
@@ -399,39 +399,39 @@ class MarkerWriter:
         """Return the appender for the markers of one request to partitions of this broker."""
         return MarkerAppends(self._storage, self.write_one)
 
-    def _begun(self, send: SendMarkers) -> _LocalWrite:
+    def _new_write(self, send: SendMarkers) -> _LocalWrite:
         """Return a new attempt."""
         (marker,) = send.markers
         transaction = self._transactions[marker.transactional_id]
         transaction.attempts += 1
         return _LocalWrite(send, marker, self.appends(), transaction)
 
-    def _is_over(self, write: _LocalWrite, end: float) -> bool:
-        """Call :meth:`_is_through`; an attempt that raises is finished, and repeated."""
+    def _advance(self, write: _LocalWrite, end: float) -> bool:
+        """Call :meth:`_try_partitions`; an attempt that raises is finished, and repeated."""
         try:
-            return self._is_through(write, end)
+            return self._try_partitions(write, end)
         except Exception as error:  # noqa: BLE001 - the transaction must end
             tell("markers", error, transactional_id=write.marker.transactional_id)
             self._answered(write.send, None)
             self._attempted(write)
             return True
 
-    def _is_through(self, write: _LocalWrite, end: float) -> bool:
+    def _try_partitions(self, write: _LocalWrite, end: float) -> bool:
         """Try partitions until ``end``; return True when the attempt is finished."""
-        begun_at, marker, transaction = write.at, write.marker, write.transaction
-        while write.at < len(marker.partitions):
-            if write.at >= begun_at + MIN_SLICE_PARTITIONS and monotonic_s() >= end:
+        first, marker, transaction = write.tried, write.marker, write.transaction
+        while write.tried < len(marker.partitions):
+            if write.tried >= first + MIN_SLICE_PARTITIONS and monotonic_s() >= end:
                 return False
             if self._transactions.get(marker.transactional_id) is not transaction:
                 break  # its shard was unloaded, or a newer request replaced it
-            partition = marker.partitions[write.at]
-            write.at += 1
+            partition = marker.partitions[write.tried]
+            write.tried += 1
             if partition in transaction.appended:
                 transaction.appended.discard(partition)
                 write.appends.appended(marker.end, partition)
             else:
                 self._write(write, partition)
-        self._complain(write)
+        self._log_failures(write)
         committed = write.appends.committed()
         if committed is None:
             self._settle(write)
@@ -454,12 +454,12 @@ class MarkerWriter:
             for producer_id, told in write.appends.codes.items()
         }
         for result in self._answered(write.send, codes):  # of one transaction
-            self._take(result)
+            self._report_result(result)
         self._attempted(write)
 
     def _attempted(self, write: _LocalWrite) -> None:
-        if write.is_counted:
-            write.is_counted = False
+        if write.is_awaited:
+            write.is_awaited = False
             write.transaction.attempt_over()
 
     def _write(self, write: _LocalWrite, partition: TopicPartition) -> None:
@@ -469,7 +469,7 @@ class MarkerWriter:
         try:
             error = appends.write(end, partition)
         except Exception as unexpected:  # noqa: BLE001 - the transaction must end after any error
-            if _is_first(write, partition, unexpected):
+            if _record_failure(write, partition, unexpected):
                 tell(
                     "marker",
                     unexpected,
@@ -480,7 +480,7 @@ class MarkerWriter:
             return
         codes = appends.codes[producer_id]
         if error is not None:
-            _is_first(write, partition, error)
+            _record_failure(write, partition, error)
             if isinstance(error, InvalidProducerEpochError | TransactionCoordinatorFencedError):
                 # A producer or coordinator with a higher epoch has written to the partition:
                 # another coordinator, or an administrator. If the transaction is still open there,
@@ -493,7 +493,7 @@ class MarkerWriter:
             )
             codes[partition] = ErrorCode.none
 
-    def _complain(self, write: _LocalWrite) -> None:
+    def _log_failures(self, write: _LocalWrite) -> None:
         """Log why markers are not written: one line for each topic and type of error."""
         for (topic, _), failure in write.failures.items():
             _log.warning(
@@ -532,7 +532,7 @@ class MarkerWriter:
         return found is not None and found.producers.has_open_transaction(producer_id)
 
 
-def _is_first(write: _LocalWrite, partition: TopicPartition, error: Exception) -> bool:
+def _record_failure(write: _LocalWrite, partition: TopicPartition, error: Exception) -> bool:
     """Record a failure; return True for the first of its type in the topic."""
     topic, index = partition
     failure = write.failures.get((topic, type(error)))

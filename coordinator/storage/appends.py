@@ -86,8 +86,8 @@ ALL: Final = -1
 """acks=-1: all in-sync replicas must have the records. For a partition with one replica, acks=1
 means the same."""
 
-_BY_THE_LOG: Final = (LogError, NotEnoughReplicasError)
-_BEFORE_THE_LOG: Final = (
+_WITH_LOG_START_OFFSET: Final = (LogError, NotEnoughReplicasError)
+_WITHOUT_LOG_START_OFFSET: Final = (
     CorruptRecordError,
     NotOneBatchError,
     RecordTooLargeError,
@@ -167,8 +167,12 @@ class Part:
     @property
     def log_start_offset(self) -> int:
         """Return the log start offset if the response to the error contains it, else −1."""
-        asked = isinstance(self.error, _BY_THE_LOG) and not isinstance(self.error, _BEFORE_THE_LOG)
-        return self.partition.log_start_offset if asked and self.partition is not None else -1
+        is_contained = isinstance(self.error, _WITH_LOG_START_OFFSET) and not isinstance(
+            self.error, _WITHOUT_LOG_START_OFFSET
+        )
+        return (
+            self.partition.log_start_offset if is_contained and self.partition is not None else -1
+        )
 
     @property
     def producer(self) -> tuple[int, int] | None:

@@ -1,8 +1,8 @@
-"""The command ``fencepost``: the daemon, and commands for people, which use the Kafka protocol.
+"""The command ``fencepost``: the daemon, and client commands, which use the Kafka protocol.
 
 :data:`fencepost.cli.output.EXIT_CODES` lists the exit statuses.
 
-There is one module per command group. A module is imported only when its command is used, because
+Each command and command group has its module, which is imported only when the command is used:
 ``fencepost serve`` must start in a fraction of a second.
 """
 
@@ -111,9 +111,9 @@ class LazyGroup(ConnectionGroup):
 def main() -> None:
     """Run and inspect a Kafka-protocol broker made for groups and transactions.
 
-    Every command that asks a broker works with Apache Kafka as well. The broker's address comes
-    from --bootstrap, before or after the command, else from $FENCEPOST_BOOTSTRAP, else from the
-    profile that --profile or $FENCEPOST_PROFILE names in ~/.config/fencepost/profiles.toml
+    Every command that connects to a broker works with Apache Kafka as well. The broker's address
+    comes from --bootstrap, before or after the command, else from $FENCEPOST_BOOTSTRAP, else from
+    the profile that --profile or $FENCEPOST_PROFILE names in ~/.config/fencepost/profiles.toml
     ($FENCEPOST_PROFILES is another file). Encryption and login come from the profile, or from the
     file with Kafka's own keys that --command-config or $FENCEPOST_COMMAND_CONFIG names.
     """

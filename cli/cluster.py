@@ -128,8 +128,8 @@ def describe(session: ClusterSession, form: str) -> None:
     election = None if quorum is not None else _election(session, controller)
     brokers = [_broker_row(one, quorum, partitions) for one in known]
     if replicas.is_elected_of_brokers(session):
-        for row in brokers:
-            row["controller"] = "active" if row["broker"] == controller else None
+        for broker_row in brokers:
+            broker_row["controller"] = "active" if broker_row["broker"] == controller else None
     moving = _reassigning(session)
     problems = []
     for one in partitions:
@@ -189,8 +189,8 @@ def describe(session: ClusterSession, form: str) -> None:
 def unregister(session: ClusterSession, broker: int, *, execute: bool) -> None:
     """Show whether BROKER can be removed from the cluster; with --execute, remove it.
 
-    The broker must have stopped and have no replicas. The topic __fencepost_history keeps its
-    history.
+    The broker must have stopped, and have no replicas except of __fencepost_history, which keeps
+    the broker's history.
     """
     from fencepost.client.queries import replicas
     from fencepost.coordinator.metadata.names import HISTORY_TOPIC
@@ -211,11 +211,11 @@ def unregister(session: ClusterSession, broker: int, *, execute: bool) -> None:
             " `fencepost topics reassign`"
         )
     if not execute:
-        say(f"broker {broker} would be forgotten")
+        say(f"broker {broker} would be removed")
         show_only()
         return
     replicas.unregister(session, broker)
-    say(f"broker {broker} is forgotten")
+    say(f"broker {broker} is removed")
 
 
 @command.command("history")
@@ -274,7 +274,7 @@ def _controller_role(node: int, quorum: QuorumDescription | None) -> str | None:
 
 
 def _metadata_lag(node: int, quorum: QuorumDescription | None) -> int | None:
-    """Return the records that a node has not read; None if that is not known."""
+    """Return the number of records that a node has not read; None if it is not known."""
     if quorum is None or quorum.log_ends.get(node, -1) < 0:
         return None
     return max(0, quorum.high_watermark - quorum.log_ends[node])

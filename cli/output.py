@@ -86,7 +86,10 @@ def read_time(_ctx: click.Context, _param: click.Parameter, text: str | None) ->
 
 @contextlib.contextmanager
 def ended_by_sigterm() -> Iterator[None]:
-    """Have SIGTERM end the block as Ctrl-C does, so that it leaves its group or aborts."""
+    """Have SIGTERM interrupt the block as Ctrl-C does.
+
+    The command then leaves its group, or aborts its transaction, before it exits.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -112,7 +115,7 @@ def shared_options(function: Callable[..., R]) -> Callable[..., R]:
         timeout: float | None,
         **options: object,
     ) -> R:
-        # First: it makes the startup skip imports that no command uses.
+        # Import this first: it keeps later imports from loading modules that no command uses.
         import fencepost.client.queries.session  # noqa: F401
         from fencepost.client.client import BrokerUnreachable
         from fencepost.protocol.errors import WireError
@@ -148,7 +151,7 @@ def shared_options(function: Callable[..., R]) -> Callable[..., R]:
 def _session(
     servers: str | None, timeout: float | None, files: Sequence[Profile]
 ) -> ClusterSession:
-    """Return a session with the options, or else with the first value that ``files`` set."""
+    """Return a session. Where an option is missing, the first of ``files`` that sets it counts."""
     from fencepost.client.queries.session import ClusterSession
     from fencepost.client.security import PLAINTEXT, SecurityError
 
@@ -204,7 +207,10 @@ def _note_overridden_profile(profile: str | None, servers: str | None) -> None:
         and sources("profile") is ParameterSource.COMMANDLINE
         and sources("bootstrap") is ParameterSource.ENVIRONMENT
     ):
-        say(f"note: $FENCEPOST_BOOTSTRAP is {servers}, which goes before --profile", err=True)
+        say(
+            f"note: $FENCEPOST_BOOTSTRAP is {servers}, which takes precedence over --profile",
+            err=True,
+        )
 
 
 def format_option(function: Callable[P, R]) -> Callable[P, R]:
@@ -243,7 +249,7 @@ def key_values(pairs: Sequence[str], option: str) -> list[tuple[str, str]]:
 
 
 def spelled(names: Sequence[str], known: Sequence[str], what: str) -> list[str]:
-    """Return ``names`` in Kafka's spelling, for any case. Raises click.UsageError."""
+    """Return ``names`` in Kafka's spelling, whatever their case. Raises click.UsageError."""
     spelling = {one.lower(): one for one in known}
     for name in names:
         if name.lower() not in spelling:
@@ -280,9 +286,9 @@ def emit(rows: Sequence[Row], columns: Sequence[str], form: str, empty: str = EM
 
 
 def note_unknown_topic(session: ClusterSession, name: str) -> None:
-    """Print a note if there is no topic ``name``, for a command that allows future topics.
+    """Print a note if there is no topic ``name``: the command accepts topics that do not exist yet.
 
-    For a user without the right to describe topics, nothing is printed.
+    Nothing is printed for a user who may not describe the topic.
     """
     _note_unknown(lambda: session.topics([name]))
 

@@ -12,16 +12,16 @@ from fencepost.client.client import WireClient
 from fencepost.client.security import PLAINTEXT, Security
 
 MAX_CONCURRENT_CHECKS: Final = 32
-"""The number of brokers that are checked at the same time: one that is silent costs the timeout."""
+"""Limit on concurrent checks. Each silent broker takes the whole timeout."""
 
 _NO_ANSWER: Final = (BrokerUnreachable, ConnectionLostError)
 
 
 class HealthProbe:
-    """A connection to each broker, checked in threads of its own.
+    """Connections to all brokers, checked in separate threads.
 
     The check is a Metadata request without topics, whose cost does not depend on the number of
-    topics. A broker that is missing from the answers of the others is no longer checked.
+    topics. A broker that no answer names is no longer checked.
     """
 
     def __init__(self, bootstrap: str, timeout_s: float, security: Security = PLAINTEXT) -> None:
@@ -83,7 +83,7 @@ class HealthProbe:
 
 
 def _named(client: WireClient) -> set[tuple[int, str]]:
-    """Return the brokers that a broker names, with their addresses."""
+    """Return the ids and addresses of the brokers in a broker's answer."""
     answer = client.call("Metadata", check=False, topics=())
     return {(one.node_id, _address(one.host, one.port)) for one in answer.brokers}
 

@@ -52,13 +52,13 @@ class Cleanup:
         """Move the log start up to ``offset``, −1 for the high watermark; return the log start.
 
         The next :meth:`retaining` removes the files; the owner must checkpoint the log start.
-        Raises OffsetOutOfRangeError beyond the high watermark.
+        Raises OffsetOutOfRangeError for other negative offsets, and beyond the high watermark.
         """
         self._marks.raise_if_stopped()
         target = self._marks.high_watermark if offset == -1 else offset
         if not 0 <= target <= self._marks.high_watermark:
             raise OffsetOutOfRangeError(
-                f"offset {offset} is beyond the high watermark {self._marks.high_watermark}"
+                f"offset {offset} is not in 0 to {self._marks.high_watermark}, the high watermark"
             )
         self._move_log_start(target)
         self._marks.notify()
@@ -83,7 +83,7 @@ class Cleanup:
         removed, mark = 0, self._marks.high_watermark
         try:
             self._log.remove_deleted_files(now_ms)
-            # Segments appended meanwhile are left to the next call, or this one might never end.
+            # Leave segments that are appended meanwhile to the next call: this one must end.
             while segments := self._removable_segments(now_ms, mark):
                 yield from self._removing(segments, now_ms)
                 removed += len(segments)

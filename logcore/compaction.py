@@ -85,7 +85,7 @@ class CleanerThrottle:
         self._owed_at_ms = clock.monotonic_ms()
 
     def __call__(self, count: int) -> None:
-        """Account for ``count`` bytes, sleeping first if the budget is overdrawn."""
+        """Add ``count`` bytes to the debt, and sleep until less than a short wait is owed."""
         self._wait_for_quota()
         self._owed_bytes += count
         while (owed_s := self._wait_for_quota()) >= _MIN_WAIT_SECONDS:
@@ -136,10 +136,11 @@ def dirty_range(
     last_stable_offset: int,
     now_ms: int,
 ) -> DirtyRange:
-    """Return the cleanable range, from the end of the last round (None if there was none).
+    """Return the cleanable range, which begins at ``checkpoint``, the end of the last round.
 
-    The range ends with the last segment that is sealed, lies wholly below the last stable offset,
-    and is older than ``min_compaction_lag_ms``. A checkpoint outside of the log is ignored.
+    The range ends before the first segment that is active, does not lie wholly below the last
+    stable offset, or is not older than ``min_compaction_lag_ms``. A checkpoint outside of the log
+    is ignored; None means that there was no round.
     """
     segments, config = log.segments, log.config
     first_dirty = log_start_offset
@@ -239,9 +240,10 @@ class CompactionRound:
     """The cleaning of one range of one log. Made by ``Cleanup.plan_compaction``.
 
     Call :meth:`map_keys` once, then :meth:`clean_next` until it returns False; after each True the
-    owner calls ``install_cleaned``. Both may raise CompactionCancelled, and OSError,
-    CorruptRecordError or InvalidRecordError when the log cannot be cleaned: then call
-    :meth:`discard`. They may run on any one thread at a time.
+    owner calls ``install_cleaned``. ``map_keys`` and ``clean_next`` may run on any thread, but only
+    one at a time. Both raise CompactionCancelled if the round ends early, and OSError,
+    CorruptRecordError or InvalidRecordError if the log cannot be cleaned; then call
+    :meth:`discard`.
     """
 
     def __init__(
@@ -278,8 +280,8 @@ class CompactionRound:
         self.next_dirty_offset = dirty.first_dirty_offset
         """The first offset of the next round, once every group of this one is installed."""
         self.relies_on = 0
-        """The log end that must be on disk before any group is installed: power loss must not take
-        the later records, and the markers, because of which records are removed."""
+        """The log end that must be on disk before any group is installed. Records are removed
+        because of later records and markers; power loss must not take those afterwards."""
         self.cleaned: CleanedSegment | None = None
         """The files that :meth:`clean_next` wrote last, until they are installed or discarded."""
 
@@ -373,7 +375,7 @@ class CompactionRound:
 
     def _raise_if_cancelled(self) -> None:
         if not self._is_current():
-            raise CompactionCancelled(f"{self._directory} was cut, closed or deleted")
+            raise CompactionCancelled(f"{self._directory} was truncated, closed or deleted")
 
     # --- second pass ---
 

@@ -70,11 +70,11 @@ def epochs_of(log: Log, log_start_offset: int) -> list[tuple[int, int]]:
 def lowest_epoch(log: Log, segment: Segment, claimed: int) -> int:
     """Return a lower bound of the leader epochs in ``segment``.
 
-    ``claimed`` is the epoch at the segment's base offset according to the checkpoint file. If it is
-    higher than the previous batch's, it counts only if the segment's second batch confirms it: a
-    lower epoch in the first batch is damage then. If it is lower, the file or the previous batch is
-    wrong, and ``claimed`` counts: neither has a checksum, so neither may make a good batch look
-    damaged.
+    ``claimed`` is the epoch at the segment's base offset according to the checkpoint file. Neither
+    the file nor a batch's epoch has a checksum, and no wrong value may make a good batch look
+    damaged. If ``claimed`` is lower than the epoch of the batch before the segment, one of the two
+    is wrong, and the lower one is the bound. If it is higher, it is the bound only if the segment's
+    second batch has at least that epoch; the first batch may be the damaged one.
     """
     before = NO_EPOCH
     if segment.base_offset > log.first_offset:

@@ -3,8 +3,8 @@
 A partition plans a flush, any thread runs it, even while appends go on, and the partition applies
 the result. The segments are pinned meanwhile, so that no handle is closed while the flush uses it.
 A failed sync is never retried: the kernel marks the pages clean that it failed to write, and a
-second fsync of the same file would succeed without them. A file that cannot be opened, or cannot be
-written for want of room, has lost no data: that flush is planned again.
+second fsync of the same file would succeed without them. If a file
+cannot be opened, or the disk has no room for it, no data is lost, and the flush is planned again.
 
 Source: ``UnifiedLog.flush``, ``LogSegment.flush``.
 """
@@ -53,9 +53,9 @@ class Flush:
         queue.under_way.append(self)
 
     def run(self) -> OSError | None:
-        """Return None once all files survive power loss, or the first failure. For any thread.
+        """Force all files to disk; return None, or the first failure. May run on any thread.
 
-        It waits for running flushes of the same log, and fails if one of them has failed.
+        A flush waits for the running flushes of the same log, and fails if one of them has failed.
         :func:`is_refusal` tells which failures have lost no data.
         """
         with self._queue.lock:
@@ -110,8 +110,8 @@ class FlushQueue:
         self.under_way: list[Flush] = []
         self.lock = threading.Lock()
         self.failure: OSError | None = None
-        """The error of the first failed flush, with which all later ones fail: the failed one may
-        have lost data anywhere."""
+        """The error of the first failed flush. All later flushes fail with it: the lost data may be
+        in any file of the log."""
         self.is_over = False
         """Whether the log is closed or deleted, and its paths may belong to another log."""
 
@@ -130,5 +130,8 @@ class FlushQueue:
 
 
 def is_refusal(failure: Exception) -> bool:
-    """Return whether a flush failed at a full disk or the limit of open files, not in a sync."""
+    """Return whether the disk was full or too many files were open.
+
+    A failed sync is neither: :func:`fencepost.logcore.fs.sync_handle` raises EIO for it.
+    """
     return isinstance(failure, OSError) and failure.errno in NO_ROOM | NO_HANDLES

@@ -1,4 +1,4 @@
-"""Escaping of text from clients and files, so that a terminal may show it.
+"""Escaping of text from clients and files, so that a terminal can show it safely.
 
 Control characters move the cursor, rename the window or hide text; format characters reverse the
 reading direction; line separators forge lines. All are shown as Python's escapes.

@@ -10,10 +10,9 @@ A torn tail after ``kill -9`` was never acknowledged. Good batches after a bad o
 has lost data. Both are truncated, as in Kafka; the report distinguishes them, and the removed bytes
 are kept (``strays.py``).
 
-Data below the recovery point was on disk, and is never truncated. Recovery skips an unreadable
-batch there and leaves it in place, where readers find it, as in segments that are not walked. (In
-the segment that holds the recovery point, Kafka truncates at such a batch.) Only if no good batch
-follows does the log end there.
+Data below the recovery point was on disk, and is not truncated as long as a good batch follows.
+Recovery leaves an unreadable batch there in place, and its readers get an error. (In the segment
+that holds the recovery point, Kafka truncates at such a batch.)
 
 Messages of format v0 and v1, from before an upgrade, are checked by their own CRC and kept.
 
@@ -53,7 +52,7 @@ from fencepost.logcore.values import dataclass
 
 
 class Damage(NamedTuple):
-    """A stretch of a log file that is no batch and was left in place."""
+    """Damage that was left in place: unreadable bytes, or a batch with an implausible epoch."""
 
     offset: int
     next_offset: int
@@ -84,7 +83,7 @@ class RecoveryReport:
     checkpointed high watermark and the recovery point."""
 
     damaged: list[Damage] = field(default_factory=list)
-    """Unreadable stretches of data that was on disk before. No data after them was removed."""
+    """Damage in data that was on disk before. It did not cause a truncation."""
 
     @property
     def is_loss(self) -> bool:
@@ -245,7 +244,7 @@ class _Loader:
         return first_bad
 
     def _may_be_untrimmed(self, segment: Segment) -> bool:
-        """Return whether zeros may follow the batches: many, or a few in a file of full size."""
+        """Return whether zeros may follow the batches: many, or a few if the size is unchanged."""
         if segment.file.ends_in_zeros:
             return True
         if segment.size != self._options.config.segment_bytes:
@@ -301,10 +300,9 @@ class _Loader:
     def _discontinuity(self, base_offset: int, end: int) -> str:
         """Return why a segment cannot follow one that ends at ``end``, empty if it can.
 
-        A gap between two segments is a loss if only power loss explains it. Compaction leaves gaps
-        too, but below the recovery point, and hardly ever at the end of a segment without gaps
-        inside. Our compaction leaves none between segments; Apache Kafka's leaves an empty segment,
-        below the cleaner's checkpoint. A fetched log has gaps inside segments, never between them.
+        A gap between two segments is a loss unless compaction explains it. Ours leaves no gap
+        there. Apache Kafka's may, but only below the recovery point and the cleaner's checkpoint,
+        and hardly ever after a segment without gaps. A fetched log has gaps inside segments only.
         """
         if base_offset < end:
             return f"segment {base_offset} overlaps the one before"
@@ -337,7 +335,7 @@ class _Loader:
                 if self._is_untrimmed(segment, position):
                     segment.cut(position)
                     break
-                resumed = self._next_good_batch(segment, position, expected)
+                resumed = self._skip_damage(segment, position, expected)
                 if resumed is None:
                     self._cut(segment, position, expected, str(error))
                     break
@@ -368,15 +366,15 @@ class _Loader:
         return self._options.config.preallocate and segment.file.is_blank_from(position)
 
     def _is_strict(self, expected: int) -> bool:
-        """Return whether a gap in the active segment, which is never compacted, is damage.
+        """Return whether a gap at ``expected`` in the active segment is damage.
 
-        Below the flushed offset or the cleaner's checkpoint a gap is no damage, because the segment
-        may have been compacted before it became the active one. Nor is it in a fetched log.
+        The segment may have been compacted before a truncation made it the active one: below the
+        flushed offset or the cleaner's checkpoint, and in a fetched log, a gap is no damage.
         """
         options = self._options
         return not options.is_replica and expected >= max(self._flushed, options.compacted_below)
 
-    def _next_good_batch(
+    def _skip_damage(
         self, segment: Segment, position: int, expected: int
     ) -> tuple[int, int] | None:
         """Return position and offset at which the log continues after a bad batch.
@@ -395,10 +393,10 @@ class _Loader:
         return found
 
     def _check_order(self, header: BatchHeader, expected: int, *, strict: bool) -> None:
-        """Check that a batch's offsets are valid and follow on: no CRC covers its base offset."""
+        """Check a batch's offsets against the previous batch: no CRC covers its base offset."""
         base_offset = header.base_offset
         if header.magic < MAGIC:
-            # Only a message's last offset is known, and it belongs to no epoch.
+            # The header gives only a message's last offset; the first one is unknown.
             if base_offset < expected:
                 raise CorruptRecordError(f"offset {base_offset} where {expected} is next")
             return
@@ -419,9 +417,9 @@ class _Loader:
         return reason
 
     def _settle_epoch(self, segment: Segment, next_position: int, header: BatchHeader) -> None:
-        """Accept a lower epoch if the next batch has a low one too: the earlier epoch was damaged.
+        """Lower the current epoch if two batches in a row are below it: it was the wrong one.
 
-        Only for data below the flushed offset, which is not removed because of a wrong epoch:
+        This is for data below the flushed offset only, where a wrong epoch removes no batch because
         readers do not need epochs.
         """
         if header.leader_epoch >= self._epoch:
@@ -475,7 +473,7 @@ class _Loader:
         self._end_with(segment, end)
         segment.cut(position)
         if segment is not self._log.active:
-            # Later flushes begin with the active segment.
+            # Later flushes cover only the active segment and those after it.
             segment.file.sync()
         report.kept = [] if self._strays is None else self._strays.kept
 
@@ -557,7 +555,7 @@ class _Loader:
         return self._loaded(start, report if is_reported else None)
 
     def _loaded(self, start: int, report: RecoveryReport | None) -> LoadedLog:
-        """Compare the log end with the checkpoints."""
+        """Build the result; report the offsets that checkpoints contain and the log lacks."""
         options, end = self._options, self._log.log_end_offset
         known = end if options.clean else min(options.recovery_point, end)
         lost = max(options.recovery_point, options.high_watermark) - end
@@ -572,7 +570,7 @@ def replay_producers(
 ) -> list[Damage]:
     """Bring the producer state from ``offset`` to ``upto`` by reading the log between them.
 
-    Return the unreadable stretches: they leave the state of their producers unchanged.
+    Return the unreadable stretches, which leave the producer state unchanged.
     """
     damaged: list[Damage] = []
     ends = [*(segment.base_offset for segment in log.segments), log.log_end_offset]

@@ -1,10 +1,10 @@
 """Consistency checks of a whole partition directory, or a data directory; no file is changed.
 
-Each file is checked as :mod:`fencepost.logcore.dump` does. In addition: segments follow one
-another, no index is missing, transaction indexes and snapshots agree with a replay of the log,
-leader epochs in the cache agree with the batches, and checkpoints lie within their logs.
+Each file is checked as :mod:`fencepost.logcore.dump` does. In addition: no segment overlaps the one
+before, no offset index is missing, transaction indexes and snapshots agree with a replay of the
+log, leader epochs in the cache agree with the batches, and no checkpoint lies beyond its log's end.
 
-Every row reports a problem, in the form of ``dump``'s rows, and has the ``file``.
+Every row reports a problem, in the form of ``dump``'s rows, and names the ``file``.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _bounds(fs: FileSystem, directory: str) -> tuple[int, int]:
 def _flushed_below(fs: FileSystem, directory: str) -> int:
     """Return the recovery point of the partition in ``directory``, from the files beside it.
 
-    MAX_INT64 after a clean stop, and if no file contains a recovery point.
+    MAX_INT64 after a clean stop, and if the partition is not in a data directory.
     """
     names = fs.list_directory(str(Path(directory).parent)) or ()
     if CLEAN_SHUTDOWN in names or META_PROPERTIES not in names:
@@ -112,7 +112,10 @@ def _flushed_below(fs: FileSystem, directory: str) -> int:
 
 
 def _checkpointed(fs: FileSystem, directory: str, name: str, default: int) -> int:
-    """Return the checkpointed offset of ``directory``; ``default`` if it is not a partition."""
+    """Return the checkpointed offset of the partition in ``directory``, 0 if there is none.
+
+    ``default`` if the directory's name is not a partition's.
+    """
     path = Path(directory)
     match = _DIRECTORY.fullmatch(path.name)
     if match is None:
@@ -137,7 +140,7 @@ def _offsets_of(names: Iterable[str], suffix: str) -> set[int]:
 
 
 def _offsets_of_metadata_snapshots(names: Iterable[str]) -> list[int]:
-    """Return the offsets of metadata snapshots: the metadata log starts after its snapshot."""
+    """Return the end offsets of metadata snapshots, at which the metadata log may start."""
     found = (one[:OFFSET_DIGITS] for one in names if one.endswith(SNAPSHOT_OF_METADATA_SUFFIX))
     return [int(digits) for digits in found if digits.isdecimal()]
 
@@ -314,7 +317,9 @@ class _Replay:
         log_start = _checkpointed(self._fs, self._directory, LOG_START_CHECKPOINT, 0)
         log_start = max(log_start, *_offsets_of_metadata_snapshots(self._names), 0)
         ends = [*(offset for _, offset in self._epochs[1:]), MAX_INT64]
-        for (epoch, first), end in zip(self._epochs, ends, strict=False):  # there may be no epoch
+        for (epoch, first), end in zip(
+            self._epochs, ends, strict=False
+        ):  # ``ends`` is longer if there is no epoch
             offset = max(first, log_start)
             if end <= log_start:
                 continue  # forgotten when the log start moved

@@ -208,7 +208,7 @@ CONTROLLER_APIS: Mapping[int, Api] = {
 serves some of them; see :data:`ZOOKEEPER_APIS`.)"""
 
 MEMBER_APIS: Mapping[int, Api] = {api.key: api for api in (_api(ApiKey.SHARE_FETCH, (1, 2)),)}
-"""APIs that a broker also serves in a cluster where other brokers coordinate share groups."""
+"""APIs that only a broker of a cluster serves: another broker may coordinate share groups."""
 
 FORWARDED: frozenset[int] = frozenset(
     {

@@ -55,7 +55,7 @@ class OpenTransaction:
     client: str | None
     """CLIENT_ID@HOST of the producer's client; None if the history does not have it."""
     partitions: tuple[Partition, ...]
-    """Sorted; with consumed offsets, includes a partition of ``__consumer_offsets``."""
+    """Sorted. If the transaction contains offsets, one of them is of ``__consumer_offsets``."""
     timeout_ms: int
     age_ms: int
 
@@ -130,5 +130,5 @@ def _bytes(value: object, what: str) -> bytes | None:
 
 
 def bytes_of(value: bytes | str | None) -> bytes | None:
-    """Return a key given by keyword as bytes. Raises TypeError."""
+    """Return a ``key`` argument as bytes. Raises TypeError."""
     return _bytes(value, "a key")

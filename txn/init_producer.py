@@ -41,7 +41,10 @@ from fencepost.txn.state import TransactionMetadata, TransactionState
 def decide(
     shard: TxnShardState, decision: DecisionBuilder, token: Token, command: InitProducerId
 ) -> None:
-    """Give the id to the sender, at once or after the open transaction has been aborted."""
+    """Assign a producer id and epoch to the sender.
+
+    An open transaction is aborted first, and the sender waits for that, or is kept (KIP-939).
+    """
     _validate(shard, command)
     transactional_id = command.transactional_id
     if shard.is_pending(transactional_id):
@@ -76,9 +79,9 @@ def grant(
     command: InitProducerId,
     txn: TransactionMetadata,
 ) -> InitProducerIdResult:
-    """Record the claim of ``command`` on an id at rest and return its result.
+    """Record the new identity for a transactional id without an open transaction, and return it.
 
-    Raises ProducerFencedError, ProducerIdsUnavailableError, and leaves ``decision`` unchanged then.
+    Raises ProducerFencedError, ProducerIdsUnavailableError; ``decision`` is unchanged then.
     """
     transactional_id = command.transactional_id
     stored, claimed = txn.identity, _claimed_identity(command)
@@ -116,10 +119,10 @@ def grant_parked(
     transactional_id: str,
     txn: TransactionMetadata,
 ) -> None:
-    """Answer the request, if any, that waited for ``txn`` to come to rest.
+    """Answer the request, if any, that waited for the abort of ``txn`` to complete.
 
-    The request gets the answer that a repetition at this time would get, so a client that waits and
-    one that retries after CONCURRENT_TRANSACTIONS see no difference.
+    The response is the one that the same request would get if it arrived now: a client that waits
+    and a client that retries after CONCURRENT_TRANSACTIONS see no difference.
     """
     parked = shard.parked.pop(transactional_id, None)
     if parked is None:
@@ -147,11 +150,11 @@ def _fence_previous(
     command: InitProducerId,
     txn: TransactionMetadata,
 ) -> None:
-    """Abort and fence the open transaction, and let the request wait for the markers."""
+    """Abort the open transaction, fence its producer, and let the request wait for the markers."""
     transactional_id = command.transactional_id
     claimed = _claimed_identity(command)
-    # Kafka checks the epoch of a continuing producer only after the abort, so a fenced producer
-    # ends its successor's transaction before it gets PRODUCER_FENCED.
+    # Kafka compares the epoch only after the abort: there a fenced producer aborts its successor's
+    # transaction before it gets PRODUCER_FENCED. Here it is refused first.
     if claimed is not None and claimed != txn.client_identity:
         refuse_fenced(
             decision, token, transactional_id, claimed, txn.client_identity, "InitProducerId"
@@ -215,7 +218,7 @@ def _validate(shard: TxnShardState, command: InitProducerId) -> None:
     require_id(command.transactional_id)
     has_identity = command.producer_id != NO_PRODUCER_ID
     if has_identity != (command.producer_epoch != NO_PRODUCER_EPOCH):
-        raise InvalidTxnRequestError("producer id and epoch have to be given together")
+        raise InvalidTxnRequestError("producer id and epoch must be given together")
     if command.enable_2pc and not shard.limits.two_phase_commit_enable:
         raise TwoPhaseCommitDisabledError("two-phase commit is off on this broker")
     if command.keep_prepared and not shard.limits.two_phase_commit_enable:

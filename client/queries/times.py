@@ -17,7 +17,8 @@ FORMS = (
 """The forms of a time, for errors and help texts."""
 
 MIN_BARE_MS = 10**11
-"""Milliseconds need no ``@`` from 1973 on: shorter numbers are seconds, dates or typing errors."""
+"""The least number that is taken for milliseconds without an ``@``: March 1973. A smaller number is
+probably seconds, a date or a typing error."""
 
 MAX_MS = 253_402_300_799_999
 """The last millisecond of the year 9999, the last year that can be printed."""
@@ -34,9 +35,9 @@ class TimeError(ValueError):
 def milliseconds(text: str, now: dt.datetime | None = None) -> int:
     """Return the time ``text`` in milliseconds since 1970, never negative.
 
-    A time of day is its last occurrence; ``-1h30m`` is that long before ``now`` (an aware datetime;
-    None is the clock's); ``today`` and ``yesterday`` begin at midnight UTC and may be followed by a
-    time of day. Raises :class:`TimeError`.
+    A time of day means its last occurrence. ``-1h30m`` is that long before ``now``, an aware
+    datetime; None means the current time. ``today`` and ``yesterday`` begin at midnight UTC and may
+    be followed by a time of day. Raises :class:`TimeError`.
     """
     now = dt.datetime.now(dt.UTC) if now is None else now.astimezone(dt.UTC)
     text = text.strip()

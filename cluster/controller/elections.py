@@ -84,11 +84,11 @@ def _has_preferred_leader(partition: PartitionRegistration) -> bool:
 
 
 def balance_leaders(view: ControllerView) -> ControllerResult[bool]:
-    """Elect the preferred leader of partitions that another broker leads.
+    """Elect the preferred leader of partitions that it does not lead.
 
-    With ``leader_imbalance_percentage``, a broker is skipped unless other brokers lead more than
-    this percentage of the partitions whose preferred leader it is. The answer says whether more
-    elections remain. Source: ``KafkaController.checkAndTriggerAutoLeaderRebalance``.
+    With ``leader_imbalance_percentage``, a broker is skipped unless it fails to lead more than this
+    percentage of the partitions whose preferred leader it is. The answer says whether elections may
+    remain. Source: ``KafkaController.checkAndTriggerAutoLeaderRebalance``.
     """
     balanced = _balanced_brokers(view)
     return _elected_in_turn(
@@ -104,7 +104,7 @@ def balance_leaders(view: ControllerView) -> ControllerResult[bool]:
 
 
 def _balanced_brokers(view: ControllerView) -> set[int]:
-    """Brokers that lead enough of the partitions whose preferred leader they are."""
+    """Return the brokers that lead enough of the partitions whose preferred leader they are."""
     percentage = view.settings.leader_imbalance_percentage
     if percentage is None:
         return set()
@@ -120,9 +120,9 @@ def _balanced_brokers(view: ControllerView) -> set[int]:
 
 
 def elect_unclean_leaders(view: ControllerView) -> ControllerResult[bool]:
-    """Elect any replica of a leaderless partition whose topic allows an unclean election.
+    """Elect leaders for leaderless partitions whose topics allow an unclean election.
 
-    The answer says whether more elections remain.
+    The answer says whether elections may remain.
     """
     return _elected_in_turn(
         view,

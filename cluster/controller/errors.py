@@ -9,7 +9,7 @@ from fencepost.logcore.machine import DomainError
 
 
 class ClusterError(DomainError):
-    """Base of every error that the state of the cluster causes."""
+    """Base of the controller's errors."""
 
 
 # --- topics and partitions ---
@@ -52,7 +52,7 @@ class PolicyViolationError(ClusterError):
 
 
 class UnacceptableCredentialError(ClusterError):
-    """A credential is not in the form that logins need (UNACCEPTABLE_CREDENTIAL)."""
+    """A SCRAM credential cannot be used for a login (UNACCEPTABLE_CREDENTIAL)."""
 
 
 class UnsupportedSaslMechanismError(ClusterError):
@@ -83,7 +83,7 @@ class InconsistentClusterIdError(ClusterError):
 
 
 class DuplicateBrokerRegistrationError(ClusterError):
-    """Another living process has this broker id (DUPLICATE_BROKER_REGISTRATION)."""
+    """Another live process has this broker id (DUPLICATE_BROKER_REGISTRATION)."""
 
 
 class InvalidRegistrationError(ClusterError):

@@ -1,7 +1,7 @@
-"""The end of a node whose metadata log fails.
+"""Stop a node whose metadata log fails.
 
-Only the next start can tell which of the latest changes are on disk. Until then, the node would go
-on with a change that it has refused.
+Only the next start can tell which of the latest changes are on disk. A node that kept running would
+act on changes in its memory that clients were told have failed.
 
 Source: ``ReplicaManager.handleLogDirFailure``, which halts the process if the directory of the
 metadata log fails.
@@ -27,7 +27,7 @@ def stop_on_failure(log: MetadataLog, stop: Callable[[Exception], None]) -> None
     def failed(error: StorageError) -> None:
         if report is not None:
             report(error)
-        # Later, so that the requests that wait for the log get their response first.
+        # In a later turn, so that requests that wait for the log get their responses first.
         call_later(loop, 0, "metadata log failed", partial(stop, without_traceback(error)))
 
     marks.on_offline = failed

@@ -150,7 +150,7 @@ class Context:
 
     @property
     def metadata(self) -> Metadata:
-        """Return the metadata with all decisions made in this process, published or not."""
+        """Return the metadata including this process's decisions that are not published yet."""
         return self.broker.metadata if self.on_znodes is None else self.on_znodes.metadata
 
     @property
@@ -288,10 +288,10 @@ def handles(
 class Registry:
     """The served APIs, their versions and their handlers.
 
-    By default it serves every API of ``fencepost.protocol.api`` with a module in this
+    By default it serves every API of :data:`fencepost.protocol.api.APIS` that has a module in this
     package. ``modules`` replaces that list (module names by key); tests pass ``{}`` and call
-    :meth:`add`. ``unstable_versions`` serves the versions that Kafka calls unstable for all APIs,
-    ``unstable_apis`` for the given ones.
+    :meth:`add`. With ``unstable_versions`` it also serves the versions that Kafka marks unstable;
+    ``unstable_apis`` names the APIs whose unstable versions it serves without that.
 
     With ``forwards``, which returns the versions that the active controller supports, the broker
     forwards the controller's APIs to it; the registry then also serves the APIs between brokers of

@@ -1,4 +1,4 @@
-"""AlterPartitionReassignments (45): reassign partitions to other brokers, or cancel that.
+"""AlterPartitionReassignments (45): reassign partitions to other brokers, or cancel reassignments.
 
 Version 1 can forbid a change of the replication factor (KIP-860).
 
@@ -65,7 +65,7 @@ def run(ctx: Context) -> Work[Entity]:
     body = ctx.body
     may_change_factor = getattr(body, "allow_replication_factor_change", True)
     if sum(len(topic.partitions) for topic in body.topics) > MAX_ITEMS:
-        raise InvalidRequestError(f"one request moves {MAX_ITEMS} partitions")
+        raise InvalidRequestError(f"one request may name at most {MAX_ITEMS} partitions")
     items = [
         ReassignablePartition(
             topic.name,

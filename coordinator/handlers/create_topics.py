@@ -75,7 +75,7 @@ def run(ctx: Context) -> Work[Entity]:
     topics = yield from each_topic(ctx, partial(_create, total=total))
     for topic in topics:
         if topic.error_code is ErrorCode.none and not ctx.body.validate_only:
-            # A client may send requests to this broker's coordinators without a FindCoordinator.
+            # Open the coordinator of a new internal topic: clients may skip FindCoordinator.
             with suppress(DomainError):  # the topic was created all the same
                 yield from open_coordinator(ctx, topic.name)
     return ctx.respond.CreateTopicsResponse(topics=topics)
@@ -128,9 +128,9 @@ def _create(ctx: Context, name: str, topic: Any | None, *, total: int) -> Steps[
         )
     except DomainError as error:
         return _refused(ctx, name, error_code(error), str(error))
-    # Partition count and replication factor may come from the broker's settings, like the topic's
-    # own settings, so all of them need DESCRIBE_CONFIGS. A topic that is only validated gets an id,
-    # as from Kafka's KRaft controller.
+    # The defaults of partition count, replication factor and settings are the broker's, so showing
+    # any of them needs DESCRIBE_CONFIGS. Like Kafka's controllers, a KRaft controller returns an id
+    # for a topic that is only validated, and a ZooKeeper controller returns none.
     is_unkept = ctx.body.validate_only and ctx.on_znodes is not None
     shows = ctx.may(Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, name, audited=False)
     return ctx.respond.CreatableTopicResult(

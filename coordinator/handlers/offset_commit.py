@@ -30,7 +30,8 @@ from fencepost.protocol.messages import ResponseFactory
 from fencepost.protocol.steps import Steps
 
 MAX_KEPT_ANSWERS: Final = 1_024
-"""The number of cached single-partition responses, of a hundred bytes each: most are equal."""
+"""Limit on the cached responses of one partition, about a hundred bytes each. A consumer that
+commits one partition gets the same response every time."""
 
 
 FIRST_BY_ID: Final = 10
@@ -52,7 +53,7 @@ def _checked(ctx: Context) -> Steps[Entity | Awaitable[Entity]]:
 
 
 def names_of_topics(ctx: Context, *, by_id: bool) -> Iterable[str]:
-    """Return the names of the topics of a commit request; with ``by_id`` of the existing ones."""
+    """Return the topic names in a commit request; with ``by_id``, those of topics that exist."""
     if not by_id:
         return named_topics(ctx.body.topics)
     find = ctx.broker.metadata.topic_by_id
@@ -167,6 +168,6 @@ def _response(ctx: Context, codes: list[list[ErrorCode]]) -> Entity:
 def _single_partition_response(
     respond: ResponseFactory, topic_field: str, topic: object, index: int, code: ErrorCode
 ) -> Entity:
-    """Build and cache the response for one partition, as most consumers need it."""
+    """Build and cache the response to a request with one partition, the most common one."""
     of_topic = {"partitions": (_partition(respond, index, code),), topic_field: topic}
     return respond.OffsetCommitResponse(topics=(respond.OffsetCommitResponseTopic(**of_topic),))

@@ -1,4 +1,4 @@
-"""Requests between the voters of a quorum, refused because this node is the only voter.
+"""Refuse requests between the voters of a quorum: this node is the only voter.
 
 Source: ``KafkaRaftClient.handleVoteRequest`` and its neighbours; KIP-595, KIP-853.
 """
@@ -41,4 +41,4 @@ def refused(ctx: Context) -> Entity:
 
 
 _EXTRA_FIELDS: dict[int, dict[str, Any]] = {52: {"vote_granted": False}}
-"""Additional fields of the response to Vote."""
+"""Fields, by API key, that only one of the responses has: ``vote_granted`` of Vote (52)."""

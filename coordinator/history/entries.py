@@ -1,7 +1,7 @@
 """One entry of the history, and its encoding in the log.
 
-Key: msgpack ``[scope, subject]``, so that a reader knows the entries of one group or transactional
-id without decoding the others. Value: a msgpack map with the fields of :class:`Entry`.
+Key: msgpack ``[scope, subject]``, so that a reader finds the entries of one group or transactional
+id without decoding other values. Value: a msgpack map with the fields of :class:`Entry`.
 """
 
 from __future__ import annotations

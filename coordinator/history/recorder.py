@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from fencepost.logcore.partition import Partition
 
 FLUSH_MS = 50
-"""From an event to its write: short for a person who follows, long enough to batch many."""
+"""The delay from an event to its write: short for a person who follows the history, and long enough
+to write many events in one batch."""
 
 PLACE_RETRY_MS = 200
 """Interval between attempts while there is no partition to write to."""
@@ -68,7 +69,7 @@ class HistoryLimits:
 
 
 class HistoryRecorder:
-    """The history, ``services.history``, used on one event loop; if disabled, it only counts."""
+    """``services.history``. Belongs to one event loop. If the history is off, it only counts."""
 
     def __init__(
         self,
@@ -118,19 +119,19 @@ class HistoryRecorder:
             self._timer = call_later(self._loop, FLUSH_MS, "history", self._flush)
 
     def stop(self) -> None:
-        """Write all queued entries, and record nothing more."""
+        """Write the queued entries if the partition exists, and record nothing more."""
         self._loop = None
         self.write_now()
 
     def write_now(self) -> None:
-        """Write all queued entries without waiting for more, before a caller reads the history."""
+        """Cancel the timer and write all queued entries: a caller is about to read the history."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self.write_all()
 
     def write_all(self) -> None:
-        """Write all queued entries now; stops at a failure to find the partition."""
+        """Write all queued entries, in batches; stop if the partition does not exist yet."""
         while self._queue and self._write_some():
             pass
 

@@ -2,8 +2,8 @@
 
 Apache Kafka stores its votes in ``quorum-state`` beside its metadata log. It reads the file before
 it writes anything, and exits if it cannot. It locks the directory only later, so without this file
-it would write to the log of a running broker. Releases of Fencepost that do not know the format of
-this log take the directory for Apache Kafka's, and refuse it as well.
+it would write to the log of a running broker. Fencepost's own early releases, which cannot read
+this log, take a directory with this file for one of Apache Kafka's, and refuse it as well.
 
 The file also says whether the log is authoritative: after ``fencepost cluster promote`` the
 controllers begin with a copy of it, and once the broker has joined them it is out of date.
@@ -39,7 +39,7 @@ def keep_others_out(fs: FileSystem, directory: str) -> None:
 
 
 def stand_alone(fs: FileSystem, directory: str) -> None:
-    """Declare this log authoritative again. Raises OSError."""
+    """Declare this log authoritative, whatever the file said before. Raises OSError."""
     _write(fs, directory, {})
 
 

@@ -17,7 +17,7 @@ from fencepost.protocol.api import KNOWN_APIS, ApiKey
 
 FAMILIES: Final = read_families("""
 kafka_server_brokertopicmetrics_messagesin_total counter topic
-    Records that were appended; without a label of all topics.
+    Records that were appended; the series without a label counts all topics.
 kafka_server_brokertopicmetrics_bytesin_total counter topic
     Bytes that were appended.
 kafka_server_brokertopicmetrics_bytesout_total counter topic
@@ -29,7 +29,7 @@ kafka_server_brokertopicmetrics_totalproducerequests_total counter
 kafka_server_brokertopicmetrics_totalfetchrequests_total counter
     Fetch requests.
 kafka_server_BrokerTopicMetrics_FifteenMinuteRate gauge name topic
-    Bytes a second, over a quarter of an hour, as kafbat UI looks for it.
+    Bytes per second over 15 minutes, under the name that kafbat UI reads.
 kafka_network_requestmetrics_requests_total counter request version
     Requests. Fetches are FetchConsumer or FetchFollower.
 kafka_network_requestmetrics_totaltimems gauge request quantile
@@ -45,39 +45,39 @@ kafka_network_requestchannel_requestqueuesize gauge
 kafka_network_requestchannel_responsequeuesize gauge
     0: there is no queue.
 kafka_network_socketserver_expiredconnectionskilledcount gauge
-    Connections closed because of a request after their login had expired.
+    Connections closed because a request arrived after the login had expired.
 kafka_server_replicamanager_partitioncount gauge
     Partitions.
 kafka_server_replicamanager_leadercount gauge
     Partitions that this node leads.
 kafka_server_replicamanager_underreplicatedpartitions gauge
-    Of those, how many have a replica that is not in sync.
+    Partitions led by this node that have a replica outside the ISR.
 kafka_server_replicamanager_underminisrpartitioncount gauge
-    Of those, how many refuse writes with acks=all.
+    Partitions led by this node that refuse writes with acks=all.
 kafka_server_replicamanager_atminisrpartitioncount gauge
-    Of those, how many would refuse them with one replica less.
+    Partitions led by this node that would refuse writes with acks=all if the ISR lost a replica.
 kafka_server_replicamanager_reassigningpartitions gauge
-    Of those, how many are on their way to other brokers.
+    Partitions led by this node that are being reassigned.
 kafka_server_replicamanager_offlinereplicacount gauge
     Partitions whose log is off line.
 kafka_server_replicamanager_produceridcount gauge
-    Producers that partitions remember.
+    Producer ids that have state in a partition.
 kafka_server_replicamanager_isrshrinks_total counter
     Changes by which replicas have left the ISR of a partition led here.
 kafka_server_replicamanager_isrexpands_total counter
-    Changes by which they have joined it.
+    Changes by which replicas have joined the ISR of a partition led here.
 kafka_server_replicamanager_failedisrupdates_total counter
-    Changes that the controller has refused.
+    ISR changes that the controller has refused.
 kafka_server_replicafetchermanager_maxlag gauge clientId
     Records that the replica furthest behind its leader lacks.
 kafka_server_delayedoperationpurgatory_purgatorysize gauge delayedOperation
-    Requests that wait.
+    Requests that wait in this purgatory.
 kafka_controller_kafkacontroller_activecontrollercount gauge
-    1 if this node is the active controller. A broker whose controllers are apart has none of these.
+    1 if this node is the active controller. Only a controller has the kafka_controller metrics.
 kafka_controller_kafkacontroller_activebrokercount gauge
     Brokers that are not fenced.
 kafka_controller_kafkacontroller_fencedbrokercount gauge
-    Brokers that are.
+    Brokers that are fenced.
 kafka_controller_kafkacontroller_offlinepartitionscount gauge
     Partitions without a leader, or whose log is off line here.
 kafka_controller_kafkacontroller_globaltopiccount gauge
@@ -85,7 +85,7 @@ kafka_controller_kafkacontroller_globaltopiccount gauge
 kafka_controller_kafkacontroller_globalpartitioncount gauge
     Partitions.
 kafka_controller_kafkacontroller_preferredreplicaimbalancecount gauge
-    Partitions that another replica than the preferred one leads.
+    Partitions that their preferred replica does not lead.
 kafka_controller_kafkacontroller_metadataerrorcount gauge
     0: a broker that cannot read its metadata does not start.
 kafka_log_log_size gauge topic partition
@@ -99,7 +99,7 @@ kafka_log_log_numlogsegments gauge topic partition
 kafka_log_logmanager_offlinelogdirectorycount gauge
     0: a broker without its directory does not run.
 kafka_log_logflushstats_logflushrateandtimems gauge quantile
-    Milliseconds of a flush.
+    Milliseconds that a flush took.
 kafka_log_logflushstats_logflushrateandtimems_count untyped
     Flushes.
 kafka_coordinator_group_groupmetadatamanager_numoffsets gauge
@@ -107,15 +107,15 @@ kafka_coordinator_group_groupmetadatamanager_numoffsets gauge
 kafka_coordinator_group_groupmetadatamanager_numgroups gauge
     Groups.
 kafka_coordinator_group_groupmetadatamanager_numgroupsstable gauge
-    Groups in this state.
+    Groups in the state Stable.
 kafka_coordinator_group_groupmetadatamanager_numgroupsempty gauge
-    Groups in this state.
+    Groups in the state Empty.
 kafka_coordinator_group_groupmetadatamanager_numgroupsdead gauge
     0: a dead group is gone.
 kafka_coordinator_group_groupmetadatamanager_numgroupspreparingrebalance gauge
-    Groups in this state.
+    Groups in the state PreparingRebalance.
 kafka_coordinator_group_groupmetadatamanager_numgroupscompletingrebalance gauge
-    Groups in this state.
+    Groups in the state CompletingRebalance.
 kafka_server_socket_server_metrics_connection_count gauge listener networkProcessor
     Open connections; networkProcessor is always 0.
 """)

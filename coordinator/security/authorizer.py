@@ -19,7 +19,7 @@ ON_ZOOKEEPER = "kafka.security.authorizer.AclAuthorizer"
 """The authorizer's class names in Apache Kafka, for ACLs in the metadata log and in ZooKeeper."""
 
 MAX_KEPT_ANSWERS = 10_000
-"""The most cached results of :meth:`Authorizer.allows_some`; a full cache is emptied."""
+"""Limit on the cached results of :meth:`Authorizer.allows_some`; a full cache is emptied."""
 
 
 class Authorizer:
@@ -87,8 +87,8 @@ class Authorizer:
     ) -> bool:
         """Return whether a client may do an operation on the resource ``name``.
 
-        Unless ``audited`` is false, the audit log gets ``request``, the API, and ``count``, how
-        often the request names the resource.
+        Unless ``audited`` is false, the audit log shows ``request``, the name of the API, and
+        ``count``, the number of times that the request names the resource.
         """
         allowed = bool(self.operations(session, resource_type, name) >> operation & 1)
         if allowed:

@@ -127,7 +127,7 @@ class SignedTokens:
 
     def check(self, token: str, now_ms: int) -> Work[Identity]:
         """See :class:`Tokens`."""
-        import jwt  # noqa: PLC0415 - an extra, which few need
+        import jwt  # noqa: PLC0415 - an optional dependency
 
         header = _decoded_part(token.partition(".")[0])
         algorithm, name = header.get("alg"), header.get("kid")

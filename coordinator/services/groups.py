@@ -65,8 +65,8 @@ ASSIGNORS = "group.consumer.assignors"
 def _registry(names: Sequence[str]) -> AssignorRegistry:
     """Return the assignors of these names.
 
-    Raises ConfigError for none, for too many, and if two of them, such as the name of a class and
-    its assignor's name, are the same assignor.
+    Raises ConfigError if there are none or too many, or if two names mean the same assignor: its
+    short name and its class, for example.
     """
     try:
         return AssignorRegistry(
@@ -250,12 +250,12 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
         first_attempt_done: Callable[[], None],
     ) -> None:
         if not isinstance(effect, ComputeTarget):
-            raise InvariantViolation(f"not an effect of groups: {effect!r}")
+            raise InvariantViolation(f"the group machine has no such effect: {effect!r}")
         self._assignor_processes.compute(effect, shard.report)
         # The response contains the current assignment; the new one follows later.
         first_attempt_done()
 
     def _while_loading(self, command: object) -> object | None:
-        # A member that gets an error of the loading shard would leave; with an empty success it
-        # stays and sends its next heartbeat. Source: GroupCoordinatorService.heartbeat.
+        # An error would make the member leave. After an empty success it stays, and sends its next
+        # heartbeat. Source: GroupCoordinatorService.heartbeat.
         return HeartbeatResult() if isinstance(command, Heartbeat) else None

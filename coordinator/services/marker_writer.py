@@ -3,7 +3,7 @@
 The transaction coordinator decides which partitions get a marker; :class:`MarkerWriter` retries
 until each of them has it. The queues of ``txn/marker_queues.py`` decide which broker gets which
 markers, and which markers are sent again. Markers for this broker are appended in the coordinator's
-own turn; ``replication/marker_sender.py`` sends the markers for other brokers.
+own turn; ``coordinator/replication/marker_sender.py`` sends the markers for other brokers.
 
 Source: ``TransactionMarkerChannelManager``.
 """
@@ -83,7 +83,7 @@ class OtherBrokers(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _PendingCompleteTxn:
-    """A request in progress."""
+    """A :class:`WriteMarkers` request in progress."""
 
     shard: int
     report: Report
@@ -140,10 +140,10 @@ class MarkerWriter:
     """Executes :class:`WriteMarkers`. Belongs to the event loop.
 
     A transaction may span 10,000 partitions of this broker, some of which must be opened first.
-    Work that takes longer than a time slice (looking up leaders, or appending markers of one or
-    many transactions) therefore continues between the requests of others. A marker is reported once
-    it is committed. The response waits neither for other replicas of a partition nor for other
-    brokers: the first attempt is finished when all markers of this broker are appended.
+    Work that takes longer than a time slice (looking up leaders, or appending the markers of one or
+    many transactions) therefore continues in later turns, between other requests. A marker is
+    reported once it is committed. The response waits neither for other replicas of a partition nor
+    for other brokers: the first attempt is finished when all markers of this broker are appended.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class MarkerWriter:
         return self._queues
 
     def join(self, others: OtherBrokers) -> None:
-        """From now on send the markers of partitions that other brokers lead through ``others``."""
+        """Start to use ``others`` for the markers of partitions that other brokers lead."""
         self._others = others
         self._storage.metadata.subscribe(Subscriber.MARKERS, self._published)
 
@@ -207,8 +207,9 @@ class MarkerWriter:
 
         ``shard`` is the partition of ``__transaction_state`` that decided on the transaction.
         Before this returns, this broker writes as many markers as fit into a time slice.
-        ``first_attempt_done`` is called once, when the first attempt at all of its partitions is
-        finished and reported. A new request for a transactional id replaces the previous one.
+        ``first_attempt_done`` is called once, when the first attempt at all partitions of this
+        broker is finished and reported. A new request for a transactional id replaces the previous
+        one.
         """
         partitions, previous, end = request.partitions, None, _end_of_slice()
         if self._transactions:
@@ -272,7 +273,7 @@ class MarkerWriter:
         self._go_on(_end_of_slice())
 
     def close(self) -> None:
-        """Stop writing; the next load of a transaction's shard starts again."""
+        """Stop writing. A coordinator that loads its shard again requests the markers again."""
         self._closed = True
         self._retries.clear()
         self._transactions.clear()
@@ -352,7 +353,7 @@ class MarkerWriter:
 
     def _retry(self, name: Hashable, _now_ms: int) -> None:
         self.queues.retry(str(name))
-        if self._worker is None:  # the worker is busy otherwise
+        if self._worker is None:  # otherwise the worker will do it
             self._go_on(_end_of_slice())
 
     async def _exchange(self, send: SendMarkers) -> None:
@@ -482,9 +483,9 @@ class MarkerWriter:
         if error is not None:
             _record_failure(write, partition, error)
             if isinstance(error, InvalidProducerEpochError | TransactionCoordinatorFencedError):
-                # A producer or coordinator with a higher epoch has written to the partition:
-                # another coordinator, or an administrator. If the transaction is still open there,
-                # the marker is due, and each retry logs a line.
+                # The partition has seen a higher epoch: another coordinator or an administrator has
+                # written a marker. If the transaction is still open there, this marker is still
+                # needed, and each retry logs a line.
                 is_open = self._is_open(producer_id, partition)
                 codes[partition] = ErrorCode.unknown_server_error if is_open else ErrorCode.none
         elif codes[partition] is ErrorCode.unknown_topic_or_partition:

@@ -9,7 +9,7 @@ the client's timeout. Appended records stay in the log even if the response is a
 
 If time allows, a request passes all stages in the turn in which it arrives. Otherwise it takes
 several turns, and later requests to any of its partitions wait for it, even those that arrive on
-other connections.
+other connections. Only while it waits for the transaction coordinator may they overtake it.
 
 Source: ``ReplicaManager.appendRecords``, ``DelayedProduce``, ``AddPartitionsToTxnManager``.
 """
@@ -86,8 +86,8 @@ ALL: Final = -1
 """acks=-1: all in-sync replicas must have the records. For a partition with one replica, acks=1
 means the same."""
 
-_WITH_LOG_START_OFFSET: Final = (LogError, NotEnoughReplicasError)
-_WITHOUT_LOG_START_OFFSET: Final = (
+_WITH_LOG_START: Final = (LogError, NotEnoughReplicasError)
+_WITHOUT_LOG_START: Final = (
     CorruptRecordError,
     NotOneBatchError,
     RecordTooLargeError,
@@ -110,8 +110,7 @@ Verdicts = Mapping[TopicPartition, DomainError | None]
 
 
 RequestState = dict[str, object]
-"""State that the transaction coordinator keeps between its calls for one request; empty at first.
-"""
+"""State of the transaction coordinator between calls of :class:`Verify` for a request."""
 
 
 class Verify(Protocol):
@@ -166,17 +165,15 @@ class Part:
 
     @property
     def log_start_offset(self) -> int:
-        """Return the log start offset if the response to the error contains it, else −1."""
-        is_contained = isinstance(self.error, _WITH_LOG_START_OFFSET) and not isinstance(
-            self.error, _WITHOUT_LOG_START_OFFSET
-        )
-        return (
-            self.partition.log_start_offset if is_contained and self.partition is not None else -1
-        )
+        """Return the log start offset if the error response must contain it, else −1."""
+        error = self.error
+        if not isinstance(error, _WITH_LOG_START) or isinstance(error, _WITHOUT_LOG_START):
+            return -1
+        return -1 if self.partition is None else self.partition.log_start_offset
 
     @property
     def producer(self) -> tuple[int, int] | None:
-        """Return producer id and epoch of a transactional batch."""
+        """Return producer id and epoch of a transactional batch; None for any other batch."""
         data = self.data
         if not data or len(data) < HEADER_SIZE or not data[_ATTRIBUTES_AT] & _TRANSACTIONAL:
             return None
@@ -547,7 +544,9 @@ class Appends:
         def expire() -> None:
             while waiting:
                 _, (part, _, _) = waiting.popitem()
-                part.error = RequestTimedOutError("other replicas did not follow in time")
+                part.error = RequestTimedOutError(
+                    "other replicas did not fetch the records in time"
+                )
             if not over.done():
                 over.set_result(None)
 
@@ -586,8 +585,8 @@ class Appends:
         if verdict is AcksVerdict.DONE:
             return None
         if verdict is AcksVerdict.NOT_ENOUGH_REPLICAS_AFTER_APPEND:
-            return NotEnoughReplicasAfterAppendError("the ISR has become too small meanwhile")
-        return NotLeaderOrFollowerError(f"{partition.name} is not led by this broker any more")
+            return NotEnoughReplicasAfterAppendError("the ISR is now below min.insync.replicas")
+        return NotLeaderOrFollowerError(f"this broker no longer leads {partition.name}")
 
 
 async def _awaited(work: Awaitable[None]) -> None:

@@ -1,4 +1,4 @@
-"""The storage of a broker: its metadata, its partitions, and their flusher.
+"""The storage of a node: its metadata, its partitions, and their flusher.
 
 A command that works on a stopped broker's data needs nothing else (``fencepost log import``).
 """
@@ -27,11 +27,11 @@ from fencepost.logcore.partition import Partition
 
 
 class Storage:
-    """The data of one broker. ``directory`` exists and is locked by this process.
+    """The data of one node. ``directory`` exists and is locked by this process.
 
     ``directory_id`` is its id in the cluster; ``end_points`` are the broker's listeners.
-    ``observed`` is the metadata of a cluster with remote controllers; the process then has no
-    metadata log of its own. A node that is not a broker has no partition except the metadata log.
+    ``observed`` is the metadata that a broker follows; such a storage has no metadata log of its
+    own. A node that is not a broker has no partition except the metadata log.
     If a controller and a broker share a directory, the controller's storage is opened first,
     without ``loads``, and passed to the broker's storage as ``beside``: they share the logs.
 
@@ -64,14 +64,14 @@ class Storage:
         self.flusher: Flusher = Flusher(clock) if flusher is None else flusher
         """Flushes appends for which requests wait."""
         self.commits = Commits(self.flusher)
-        """Waits for commits."""
+        """Requests that wait until their records are committed."""
         self._directory_id, self._end_points = directory_id, end_points
         self._observed = observed
         self.is_broker, self._loads = is_broker, loads
         self.metadata: Metadata
         """Topics, dynamic settings, producer id blocks."""
         self.own_log: MetadataLog | None = None
-        """The metadata log of a controller; None if the controllers are remote."""
+        """The metadata log that this storage writes; None if the broker follows controllers."""
         self.logs: LogManager = self._open_logs() if beside is None else beside.logs
         """All partitions."""
         if beside is not None and observed is not None:
@@ -106,8 +106,8 @@ class Storage:
     def _force(self) -> None:
         """Make the metadata durable synchronously, or raise LogError.
 
-        With a remote controller, or one in this process that shares its directory with a broker,
-        the broker has only seen durable records.
+        A broker that follows controllers, remote or in this process, only gets records that are
+        durable already.
         """
         if self.own_log is not None and self.is_broker:
             self.own_log.force()

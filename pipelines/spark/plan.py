@@ -1,4 +1,4 @@
-"""Data shared by the sink's planning, its tasks and the committing driver, and common steps."""
+"""The plan and the commit protocol that the sink's tasks and its committing driver share."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TaskResult(WriterCommitMessage):
     pieces: tuple[Piece, ...] = ()
     """Encoded rows for the driver to write."""
     spooled: str | None = None
-    """A file that holds these pieces instead."""
+    """The file that holds the encoded rows, if they are not in ``pieces``."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class WritePlan:
     planned: PlannedBatch | None = None
     """The checkpoint's next batch, if this machine can read the checkpoint."""
     begun: BegunTransaction | None = None
-    """The shared transaction, if ``prepare`` has given each task its partitions."""
+    """The transaction that all tasks share, if ``prepare`` has assigned partitions to the tasks."""
     batch_name: str | None = None
     """The transactional id of a batch write."""
     spool: Spool | None = None
@@ -68,7 +68,7 @@ class WritePlan:
         return Progress(batch_id, query_id, planned.digest if planned else "")
 
     def transactional_id(self, query_id: str) -> str:
-        """Return the id of a query or write; Spark's query id lasts as long as the checkpoint."""
+        """Return the transactional id. Spark's query id lasts as long as the checkpoint."""
         return self.batch_name or self.options.transactional_id or f"fencepost-{query_id}"
 
     def begin(self, query_id: str) -> BegunTransaction:

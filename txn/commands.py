@@ -194,7 +194,7 @@ class WriteMarkers:
 
 @dataclass(frozen=True, slots=True)
 class ReserveProducerIds:
-    """An *effect*: reserve producer ids. An abort by timeout needs one, and is retried soon."""
+    """An *effect*: reserve producer ids. An abort by timeout needs one, and will be retried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +237,7 @@ class DescribeTransaction:
 
 @dataclass(frozen=True, slots=True)
 class DescribeTransactionResult:
-    """The state of one transaction; ``start_time_ms`` is -1 if none has begun."""
+    """The state of one transactional id; ``start_time_ms`` is -1 without a transaction."""
 
     transactional_id: str
     state: str

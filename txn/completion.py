@@ -14,10 +14,10 @@ from fencepost.txn.shard import TxnShardState
 def decide(
     shard: TxnShardState, decision: DecisionBuilder, token: Token, command: MarkersWritten
 ) -> None:
-    """Record that a transaction is complete once its last marker is written.
+    """Append the Complete record of a transaction once its last marker is written.
 
-    A claim on the id that waited for the completion is recorded and answered in the same decision.
-    Repeated reports, and reports on an earlier transaction, change nothing.
+    An InitProducerId that waits for this is granted in the same decision. Repeated reports, and
+    reports on an earlier transaction, change nothing.
     """
     transactional_id = command.transactional_id
     if not shard.markers.settle(command):

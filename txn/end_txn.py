@@ -1,7 +1,7 @@
 """The end of a transaction: requested by its producer, or forced by the coordinator.
 
-The two tables below are Kafka's; the version of the *request* selects one. Aborts by the
-coordinator itself (timeout, takeover) follow the cluster's transaction.version.
+The two tables below are Kafka's. The version of the EndTxn request selects the table. When the
+coordinator itself aborts (timeout, InitProducerId), the cluster's transaction.version decides.
 
 Sources: ``TransactionCoordinator.endTransaction`` and ``endTransactionWithTV1``; KIP-890.
 """
@@ -154,25 +154,25 @@ def abort_fenced(
 
 
 def _rules(transaction_version: int) -> int:
-    """Return 2 for the rules of TV2, else 0; transaction records contain the same numbers."""
+    """Return 2 for TV2 and 0 for lower versions, the values of ClientTransactionVersion."""
     return TV2 if transaction_version >= TV2 else 0
 
 
 def relate(request: ProducerIdentity, txn: TransactionMetadata, version: int) -> EpochRelation:
-    """Return the relation of an EndTxn's identity to the one of ``txn`` under a version's rules."""
+    """Compare the identity in an EndTxn request with the client's, by the rules of ``version``."""
     if version < TV2:
         relation = epochs.relate_tv1(request, txn.client_identity)
     else:
         relation = epochs.relate_tv2(request, txn.client_identity, txn.previous_producer_id)
-    # The sender prepared this transaction, and a successor has taken it over since, perhaps with
-    # another producer id. The sender must get PRODUCER_FENCED, not INVALID_PRODUCER_ID_MAPPING.
+    # A kept transaction: the sender prepared it, and a successor with another producer id now owns
+    # it. The sender must get PRODUCER_FENCED, not INVALID_PRODUCER_ID_MAPPING.
     if relation is EpochRelation.OTHER_ID and request == txn.identity:
         return EpochRelation.FENCED
-    # No client ever gets the last epoch, so a client that sends it has made it up.
+    # The coordinator never gives the last epoch to a client.
     if relation is not EpochRelation.OTHER_ID and request.epoch > epochs.LAST_CLIENT_EPOCH:
         return EpochRelation.FENCED
-    # Only a TV2 end bumps the epoch. After a TV1 end, the epoch below belongs to a fenced producer.
-    # Kafka takes that producer's EndTxn for a retry, and so confirms another producer's commit.
+    # Only a TV2 end bumps the epoch. After a TV1 end, a producer that is one epoch behind has been
+    # fenced. Kafka takes its EndTxn for a retry, and so confirms another producer's commit.
     if relation is EpochRelation.RETRY and txn.client_transaction_version < TV2:
         return EpochRelation.FENCED
     return relation

@@ -54,7 +54,7 @@ class EpochClaim(Enum):
     REPEAT = auto()
     """The stored identity again: the answer to an earlier, equal request was lost."""
     FENCED = auto()
-    """No identity: another producer has claimed the transactional id."""
+    """No identity: another producer owns the transactional id now."""
 
 
 def is_exhausted(epoch: int) -> bool:
@@ -111,10 +111,10 @@ def relate_tv2(
 
 
 def may_continue(request: ProducerIdentity, stored: ProducerIdentity, previous_id: int) -> bool:
-    """Whether the producer id of a continuing InitProducerId (KIP-360) may be the owner's.
+    """Whether an InitProducerId with a producer id (KIP-360) may come from the current producer.
 
-    The owner may have the stored producer id, any id if none was stored yet, or the id from before
-    a rotation if the answer with the new one was lost.
+    Its producer id must be the stored one or, if the answer with a rotated id was lost, the
+    previous one. A new transactional id accepts any producer id.
     """
     return (
         stored.epoch == NO_EPOCH
@@ -126,14 +126,12 @@ def may_continue(request: ProducerIdentity, stored: ProducerIdentity, previous_i
 def claim(
     given: ProducerIdentity | None, stored: ProducerIdentity, last: ProducerIdentity | None
 ) -> EpochClaim:
-    """Decide on a claim while no transaction is open.
+    """Choose the identity that an InitProducerId gets while no transaction is open.
 
-    ``given`` is the identity of a continuing producer that ``may_continue`` has accepted. ``last``
-    is the identity that ``stored`` replaced, if known.
-
-    The order matters: an exhausted epoch rotates only for its owner or for a new producer. A
-    repeated request must not bump the epoch again, or it would fence its own sender.
+    ``given`` is the identity in the request (KIP-360), which ``may_continue`` has accepted, or
+    None. ``last`` is the identity that ``stored`` replaced, if known.
     """
     if given is None or stored.epoch == NO_EPOCH or given == stored:
         return EpochClaim.ROTATE if is_exhausted(stored.epoch) else EpochClaim.BUMP
+    # A retry must not bump the epoch again: its sender would be fenced.
     return EpochClaim.REPEAT if given == last else EpochClaim.FENCED

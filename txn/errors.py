@@ -14,7 +14,7 @@ class TxnError(DomainError):
 
 
 class InvalidTxnRequestError(TxnError):
-    """A field has an invalid value, such as an empty id or half an identity (INVALID_REQUEST)."""
+    """A field is invalid, such as an empty id or a producer id without epoch (INVALID_REQUEST)."""
 
 
 class InvalidTransactionTimeoutError(TxnError):

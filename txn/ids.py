@@ -1,7 +1,8 @@
 """Producer ids, taken from blocks that the controller has reserved.
 
-Source: ``ProducerIdManager``/``RPCProducerIdManager``: the controller reserves blocks durably; the
-rest of a block is never used once its holder stops.
+A block belongs to one broker, and the ids that are left in it when the broker stops are never used.
+
+Source: ``ProducerIdManager``, ``RPCProducerIdManager``.
 """
 
 from __future__ import annotations

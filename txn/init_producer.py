@@ -43,7 +43,8 @@ def decide(
 ) -> None:
     """Assign a producer id and epoch to the sender.
 
-    An open transaction is aborted first, and the sender waits for that, or is kept (KIP-939).
+    If a transaction is ongoing, it is aborted first, and the reply waits for its markers. With
+    ``keep_prepared`` it stays ongoing instead (KIP-939).
     """
     _validate(shard, command)
     transactional_id = command.transactional_id
@@ -119,15 +120,13 @@ def grant_parked(
     transactional_id: str,
     txn: TransactionMetadata,
 ) -> None:
-    """Answer the request, if any, that waited for the abort of ``txn`` to complete.
-
-    The response is the one that the same request would get if it arrived now: a client that waits
-    and a client that retries after CONCURRENT_TRANSACTIONS see no difference.
-    """
+    """Answer the InitProducerId, if any, that waited for the abort of ``txn`` to complete."""
     parked = shard.parked.pop(transactional_id, None)
     if parked is None:
         return
     decision.disarm((PARK_TIMER, transactional_id))
+    # The same decision as for a new request: a client that waits must get the same answer as one
+    # that retries after CONCURRENT_TRANSACTIONS.
     try:
         response: object = grant(shard, decision, parked.command, txn)
     except DomainError as error:
@@ -150,7 +149,7 @@ def _fence_previous(
     command: InitProducerId,
     txn: TransactionMetadata,
 ) -> None:
-    """Abort the open transaction, fence its producer, and let the request wait for the markers."""
+    """Abort the open transaction and fence its producer; the request waits for the markers."""
     transactional_id = command.transactional_id
     claimed = _claimed_identity(command)
     # Kafka compares the epoch only after the abort: there a fenced producer aborts its successor's

@@ -49,5 +49,5 @@ class TxnLimits:
     """Ids that one decision of a sweep examines, which takes about 2 ms of that turn."""
 
     retry_backoff_ms: int = 1_000
-    """The pause before retrying the abort of a timed-out transaction that lacked a producer id. It
-    is longer than a reservation takes, and short compared with any timeout."""
+    """The pause before a timed-out transaction is aborted again, if no producer id was reserved the
+    first time. It is longer than a reservation takes, and short compared with any timeout."""

@@ -1,7 +1,12 @@
-"""The transaction coordinator of one partition of ``__transaction_state``.
+"""The transaction coordinator of one partition of ``__transaction_state`` (KIP-98, KIP-890).
 
-This module connects the parts: it dispatches commands to handlers, replays records, and begins and
-ends serving. The rules are in the handlers' modules.
+The machine passes each request to its handler, replays the log, and loads and unloads the
+coordinator. ``state.py`` has the states of a transaction, ``epochs.py`` the rules by which producer
+epochs fence. ``end_txn.py`` ends transactions under both protocols: TV1 (KIP-98), and TV2 (KIP-890,
+part 2), where every end bumps the epoch. ``add_partitions.py`` also verifies partitions for their
+leaders (KIP-890, part 1).
+
+Sources: ``TransactionCoordinator``, ``TransactionStateManager``.
 """
 
 from __future__ import annotations
@@ -46,7 +51,7 @@ from fencepost.txn.shard import (
 from fencepost.txn.state import TransactionMetadata, TransactionState
 
 Handler = Callable[[TxnShardState, DecisionBuilder, Token, Any], None]
-"""Decides on a command. A handler may raise a :class:`DomainError` before it changes anything."""
+"""Handles the commands of one class. It may raise :class:`DomainError` before it changes state."""
 
 HANDLERS: Mapping[type, Handler] = MappingProxyType(
     {
@@ -66,13 +71,13 @@ class TxnMachine:
     """One shard's transactions (see ``fencepost.logcore.machine.Machine``).
 
     ``coordinator_epoch`` is the leader epoch of the shard's partition and is written to every
-    marker. ``transaction_version`` returns the cluster's finalized transaction.version, which
-    decides the rules of aborts by the coordinator and the version of records. ``memory`` is the
-    shard's account of the broker's budget.
+    marker. ``transaction_version`` returns the cluster's finalized transaction.version. It selects
+    the value version of records, and the rules (TV1 or TV2) by which a timeout or an InitProducerId
+    aborts a transaction. ``memory`` counts the shard's bytes against the broker's budget.
 
-    The runtime must return the ``written()`` command of every
-    :class:`fencepost.txn.commands.WriteMarkers`. It may ignore the replies to these commands, and
-    to sweeps.
+    A :class:`fencepost.txn.commands.WriteMarkers` effect asks the runtime to write end markers.
+    Once they are written, the runtime must pass the effect's ``written()`` command to
+    :meth:`decide`, which completes the transaction.
     """
 
     def __init__(
@@ -92,7 +97,7 @@ class TxnMachine:
 
     @property
     def transactions(self) -> Mapping[str, TransactionMetadata]:
-        """All transactional ids with their durable state; read-only."""
+        """The durable state of each transactional id; read-only."""
         return self._shard.transactions
 
     def transaction(self, transactional_id: str) -> TransactionMetadata | None:
@@ -104,14 +109,14 @@ class TxnMachine:
         return self._shard.offsets.get(transactional_id)
 
     def is_pending(self, transactional_id: str) -> bool:
-        """Whether the id's last transaction is being completed."""
+        """Whether the id has a *pending* transaction, whose markers are being written."""
         return self._shard.is_pending(transactional_id)
 
     def decide(self, token: Token, command: object, now_ms: int) -> Decision:
-        """Decide on a command of one of the classes in :data:`HANDLERS`.
+        """Return the records, replies, timers, events and effects of a command.
 
-        Raises a ``TxnError`` in place of a decision whose only content is that answer, and
-        InvariantViolation for a command of another class.
+        Raises ``TxnError`` for a refused request that changes nothing else, and InvariantViolation
+        for a command of a class that :data:`HANDLERS` lacks.
         """
         shard = self._shard
         if not shard.serving:
@@ -126,8 +131,9 @@ class TxnMachine:
     def fire(self, key: Hashable, now_ms: int) -> Decision:
         """Handle an expired timer; an outdated one has no effect.
 
-        ``(TIMEOUT_TIMER, transactional_id)`` aborts the transaction whose timeout has passed,
-        ``(PARK_TIMER, transactional_id)`` answers an InitProducerId that waited for too long.
+        ``(TIMEOUT_TIMER, transactional_id)`` aborts a transaction that has exceeded
+        transaction.timeout.ms. ``(PARK_TIMER, transactional_id)`` answers CONCURRENT_TRANSACTIONS
+        to an InitProducerId that has waited too long for the abort of an ongoing transaction.
         """
         decision = DecisionBuilder(now_ms)
         match key:
@@ -146,11 +152,7 @@ class TxnMachine:
     ) -> None:
         """Apply one record; only replay changes durable state.
 
-        While the shard loads, the last record of an id counts, regardless of the records before
-        it, because compaction may have removed some. Later, each step is checked against the table
-        of transitions.
-
-        Raises CorruptRecordError, InvariantViolation.
+        Raises CorruptRecordError, and InvariantViolation for an illegal transition.
         """
         shard = self._shard
         shard.last_offset = offset
@@ -170,6 +172,7 @@ class TxnMachine:
             shard.offsets.pop(transactional_id, None)
             shard.last_producer_identity.pop(transactional_id, None)
             return
+        # Not checked during loading: compaction may have removed the record of the previous state.
         if shard.serving:
             state.check_step(old, txn)
         shard.transactions[transactional_id] = txn
@@ -182,17 +185,20 @@ class TxnMachine:
         *,
         commit: bool,  # noqa: ARG002 - Machine requires it
     ) -> None:
-        """Skip a marker: no batch of this log is transactional, so it ends nothing."""
+        """Ignore an end marker: ``__transaction_state`` has no transactional batches."""
         self._shard.last_offset = offset
 
     def loaded(self, now_ms: int) -> Decision:
-        """Begin to serve: complete prepared transactions, and arm the timeouts of open ones."""
+        """Start serving: request the markers of prepared transactions, and arm timeouts.
+
+        The log does not say which markers were written, so all of them are written again.
+        """
         shard = self._shard
         shard.serving = True
         decision = DecisionBuilder(now_ms)
         for transactional_id, txn in shard.transactions.items():
             if txn.state in state.PREPARED:
-                number = shard.offsets[transactional_id]
+                number = shard.offsets[transactional_id]  # of the Prepare record
                 shard.request_markers(decision, transactional_id, txn, number)
                 decision.event(
                     EventKind.TRANSACTION_RESUMED,
@@ -208,7 +214,7 @@ class TxnMachine:
         return decision.build()
 
     def unload(self) -> Decision:
-        """Stop serving; waiting clients must find the coordinator again."""
+        """Stop serving; answer NOT_COORDINATOR to each waiting InitProducerId."""
         shard = self._shard
         error: DomainError = CoordinatorUnloadedError("the shard stopped serving")
         replies = tuple(Reply(parked.token, error) for parked in shard.parked.values())
@@ -218,7 +224,7 @@ class TxnMachine:
         return Decision(replies=replies)
 
     def digest(self) -> str:
-        """Return a hash of every id's durable state, independent of the record version."""
+        """Return a hash of the durable state of all ids, whatever value version the log has."""
         total = hashlib.sha256()
         for transactional_id, txn in sorted(self._shard.transactions.items()):
             for part in (
@@ -230,10 +236,7 @@ class TxnMachine:
         return total.hexdigest()
 
     def check(self) -> None:
-        """Verify each id's state, and that soft state agrees with it.
-
-        Raises InvariantViolation.
-        """
+        """Raise InvariantViolation unless all durable and soft state is consistent."""
         shard = self._shard
         owners: dict[int, str] = {}
         for transactional_id, txn in shard.transactions.items():

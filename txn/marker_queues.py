@@ -7,7 +7,7 @@ no transaction waits for another one's replicas. Markers without a known leader,
 error, wait for :meth:`MarkerQueues.retry`. :meth:`MarkerQueues.route` looks up leaders for as long
 as its caller allows. Nothing is sent or reported under an outdated coordinator epoch.
 
-Writing a marker twice is harmless: it is sent again unless it is known to be written.
+Writing a marker twice is harmless, so every marker without a positive answer is sent again.
 
 Source: ``TransactionMarkerChannelManager``, ``TransactionMarkerRequestCompletionHandler``.
 """
@@ -62,8 +62,8 @@ OUTCOMES: Mapping[str, MarkerOutcome] = MappingProxyType(
         "TRANSACTION_COORDINATOR_FENCED": MarkerOutcome.CANCEL,
     }
 )
-"""By Kafka's name of the error. Any other error is retried (in Kafka it ends the sender's
-thread)."""
+"""The outcome of each of Kafka's errors. Any other error is retried; in Kafka it is an exception
+that ends the sender thread."""
 
 
 class NoDestination(Enum):
@@ -106,7 +106,7 @@ class SendMarkers:
 
 @dataclass(frozen=True, slots=True)
 class WrittenMarkers:
-    """Partitions of a request have their marker: the caller reports them."""
+    """Partitions that have their marker: the caller must report them to the coordinator."""
 
     request: WriteMarkers
     partitions: tuple[TopicPartition, ...]
@@ -157,7 +157,7 @@ class MarkerQueues:
         self._leader_of, self._epoch_of, self._own_id = leader_of, epoch_of, own_id
         self._jobs: dict[str, _PendingMarkers] = {}
         self._unrouted: deque[tuple[_PendingMarkers, Sequence[TopicPartition], int]] = deque()
-        """Partitions to look up, from an index on."""
+        """Partitions whose leaders must be looked up, each list with the index of the next one."""
         self._destinations: dict[int, _MarkerDestination] = {}
         self._newly_waiting: list[str] = []
         self._numbers = 0
@@ -327,9 +327,10 @@ class MarkerQueues:
             self._route_later(job, waiting)
 
     def leaders_changed(self) -> list[int]:
-        """Route all markers again; return the brokers whose answers are no longer awaited.
+        """Route all markers again, except those in flight to a broker that still leads partitions.
 
-        The caller must call :meth:`route` afterwards.
+        Return the brokers whose requests are given up; an answer that still arrives is ignored. The
+        caller must call :meth:`route` afterwards.
         """
         abandoned: list[int] = []
         for broker_id, one in self._destinations.items():
@@ -337,7 +338,7 @@ class MarkerQueues:
                 self._route_later(job, partitions)
             one.queue.clear()
             if broker_id == self._own_id:
-                continue  # its requests end soon anyway
+                continue  # the local appends need no connection, so they get an answer
             # A broker that no longer leads any of a request's partitions may be dead; without this,
             # the transactions would wait until the request times out.
             for number, sent in tuple(one.sent.items()):

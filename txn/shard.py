@@ -47,10 +47,10 @@ class ParkedInit:
 class TxnShardState:
     """One shard's state. ``transactions`` and ``offsets`` are durable, the rest is soft.
 
-    ``offsets`` has the offset of each id's last record. ``last_producer_identity`` has the identity
-    that was handed out last, and the one that it replaced (Kafka's *last producer epoch*). As in
-    Kafka, a restart loses it, so a repeated InitProducerId is fenced afterwards. ``to_sweep`` has
-    the ids that the current sweep has not examined.
+    ``offsets`` has the offset of each id's last record. ``last_producer_identity`` has an id's
+    current identity and the previous one, whose epoch is Kafka's ``lastProducerEpoch``. As in
+    Kafka, the previous one is lost in a restart, and a repeated InitProducerId is then fenced.
+    ``to_sweep`` has the ids that the current expiry sweep has yet to examine.
     """
 
     limits: TxnLimits
@@ -72,7 +72,7 @@ class TxnShardState:
     serving: bool = False
 
     def is_pending(self, transactional_id: str) -> bool:
-        """Whether the id's last transaction is being completed."""
+        """Whether the id has a *pending* transaction, whose markers are being written."""
         return transactional_id in self.markers
 
     def last_identity(
@@ -83,7 +83,7 @@ class TxnShardState:
         return last if successor == stored else None
 
     def record(self, transactional_id: str, txn: TransactionMetadata) -> Record:
-        """Build the record of ``txn`` in the version for the cluster's transaction.version."""
+        """Build the record of ``txn``; transaction.version selects its value version."""
         return records.encode(transactional_id, txn, self.transaction_version())
 
     def prepare(
@@ -92,7 +92,8 @@ class TxnShardState:
         """Record the outcome of a transaction, disarm its timeout and request its markers."""
         decision.append(self.record(transactional_id, txn))
         decision.disarm((TIMEOUT_TIMER, transactional_id))
-        # The lowest offset that the record can get: no other outcome of the id has this number.
+        # The Prepare record has no offset yet. This one is at most the record's, and above that of
+        # every earlier Prepare record, so it distinguishes the transaction as well.
         self.request_markers(decision, transactional_id, txn, self.last_offset + 1)
 
     def request_markers(
@@ -102,7 +103,7 @@ class TxnShardState:
         txn: TransactionMetadata,
         transaction_number: int,
     ) -> None:
-        """Request the markers of a transaction whose outcome is or will be recorded."""
+        """Request the markers of a transaction in PREPARE_COMMIT or PREPARE_ABORT."""
         if txn.state not in state.PREPARED:
             raise InvariantViolation(f"{transactional_id}: no markers in {txn.state.name}")
         request = WriteMarkers(
@@ -148,7 +149,7 @@ def refuse_fenced(
     stored: ProducerIdentity,
     during: str,
 ) -> None:
-    """Answer PRODUCER_FENCED to a producer that lost its id, and record the attempt."""
+    """Answer PRODUCER_FENCED, and record the fenced producer's request in the history."""
     decision.event(
         EventKind.PRODUCER_REFUSED,
         transactional_id,
@@ -171,7 +172,7 @@ def report_identity(
     after: ProducerIdentity,
     cause: str,
 ) -> None:
-    """Record that ``after`` has replaced ``before``, unless they are equal."""
+    """Record in the history that ``after`` has replaced ``before``, unless they are equal."""
     if after == before:
         return
     detail: dict[str, object] = {
@@ -186,8 +187,8 @@ def report_identity(
     detail["former_producer_epoch"] = before.epoch
     # Every transaction of a TV2 client ends with a new epoch.
     is_routine = kind is EventKind.EPOCH_BUMPED and cause == "EndTxn"
-    # The first identity of an id replaces none. It is not logged: 10,000 new ids would log as many
-    # lines.
+    # A new id had no identity before. Its event is not logged, because 10,000 new ids would log
+    # 10,000 lines.
     is_first = before.epoch < 0
     decision.remember(
         Event(str(kind), transactional_id, detail, routine=is_routine, quiet=is_first)

@@ -1,7 +1,7 @@
 """The states of a transaction, their legal transitions, and the step from each state to the next.
 
-Any transition that is missing in :data:`TRANSITIONS` raises InvariantViolation. The diagram of the
-README is generated from this table.
+A transition that is not in :data:`TRANSITIONS` raises InvariantViolation. The README's diagram is
+generated from this table.
 
 Sources: ``TransactionState``, ``TransactionMetadata`` (its ``prepare…`` methods and the checks of
 ``completeTransitionTo``).
@@ -30,14 +30,14 @@ ID_BYTES: Final = 768
 OPEN_BYTES: Final = 512
 """Memory of an open transaction, without its partitions: a timer and a set; 410 measured."""
 PARTITION_BYTES: Final = 256
-"""Memory of a partition in an open transaction, with a topic name of its own: 210 measured."""
+"""Memory of a partition in an open transaction, including its topic's name: 210 measured."""
 
 TV2 = 2
-"""The transaction version from which on each transaction has its own epoch (KIP-890)."""
+"""The transaction version that gives each transaction its own producer epoch (KIP-890)."""
 
 
 class TransactionState(IntEnum):
-    """Kafka's states, with the numbers of the log."""
+    """Kafka's states, with their numbers in ``__transaction_state``."""
 
     EMPTY = 0
     ONGOING = 1
@@ -85,15 +85,15 @@ TRANSITIONS: Mapping[tuple[TransactionState, TransactionState], str] = MappingPr
 @made_often
 @dataclass(frozen=True, slots=True)
 class TransactionMetadata:
-    """The durable state of one transactional id; it is replaced, never changed.
+    """The durable state of one transactional id; a transition builds a new instance.
 
     ``previous_producer_id`` is the producer id before the last transition, ``next_producer_id`` the
-    one that the Complete record will have (-1: no change). The last producer epoch, which
-    recognises a repeated InitProducerId, is not included: Kafka does not store it either.
+    one that the Complete record will have (-1: no change). Kafka's ``lastProducerEpoch`` is missing
+    because Kafka does not store it either; see ``TxnShardState.last_producer_identity``.
 
-    A transaction that InitProducerId *kept* (KIP-939) has two identities: ``producer_id`` and
-    ``producer_epoch`` remain those of its batches and markers, while the client uses
-    ``next_producer_id`` and ``next_producer_epoch``, which is -1 for every other transaction.
+    KIP-939: a transaction that InitProducerId *kept* has two identities. Its batches and markers
+    use ``producer_id`` and ``producer_epoch``; its client uses ``next_producer_id`` and
+    ``next_producer_epoch``. Every other transaction has a ``next_producer_epoch`` of -1.
     """
 
     producer_id: int
@@ -120,12 +120,12 @@ class TransactionMetadata:
 
     @property
     def client_identity(self) -> ProducerIdentity:
-        """The producer id and epoch that the owner of the id must send."""
+        """The producer id and epoch that the current producer must send."""
         return self.next_identity if self.is_kept else self.identity
 
     @property
     def next_identity(self) -> ProducerIdentity:
-        """The client's identity after the current completion."""
+        """The client's identity once the transaction is complete."""
         if self.is_kept:
             return ProducerIdentity(self.next_producer_id, self.next_producer_epoch)
         if self.next_producer_id != NO_PRODUCER_ID:
@@ -140,7 +140,7 @@ def require_legal(old: TransactionState, new: TransactionState) -> None:
 
 
 def created(producer_id: int, timeout_ms: int, now_ms: int) -> TransactionMetadata:
-    """Return the initial state of a new id, which InitProducerId replaces before it is stored."""
+    """Return the state of a new id before its first epoch; this state is never written."""
     return TransactionMetadata(
         producer_id=producer_id,
         previous_producer_id=NO_PRODUCER_ID,
@@ -162,12 +162,10 @@ def initialised(
     timeout_ms: int,
     now_ms: int,
 ) -> TransactionMetadata:
-    """Give the transactional id to ``identity``.
-
-    Repeating the stored identity keeps the previous producer id, so that a request from before a
-    rotation is recognised however often its answer is lost.
-    """
+    """Return the EMPTY state of a transactional id that ``identity`` now owns."""
     require_legal(old.state, _S.EMPTY)
+    # A repeated InitProducerId keeps the previous id: after a rotation the client still sends that
+    # id until an answer with the new one arrives.
     repeated = identity == old.identity
     return replace(
         old,
@@ -248,11 +246,11 @@ def prepared(
     next_producer_id: int,
     now_ms: int,
 ) -> TransactionMetadata:
-    """Decide the outcome. Under TV2 this bumps the epoch, which fences late requests.
+    """Return PREPARE_COMMIT or PREPARE_ABORT. TV2 bumps the epoch, which fences late requests.
 
     The markers of a kept transaction always have a bumped epoch, which fences the producer that
-    prepared it. Under TV2 the client's identity changes as well; otherwise an EndTxn that the
-    client sent before the answer arrived could end its next transaction.
+    prepared it. Under TV2 the client's own epoch is bumped too: a delayed EndTxn must not end the
+    client's next transaction.
     """
     new_state = _S.PREPARE_COMMIT if commit else _S.PREPARE_ABORT
     require_legal(old.state, new_state)
@@ -285,7 +283,7 @@ def prepared(
 
 
 def completed(old: TransactionMetadata, now_ms: int) -> TransactionMetadata:
-    """Complete a transaction whose markers are written; switch to the next producer id, if any."""
+    """Return COMPLETE_COMMIT or COMPLETE_ABORT, with the next producer id if there is one."""
     new_state = _S.COMPLETE_COMMIT if old.state is _S.PREPARE_COMMIT else _S.COMPLETE_ABORT
     require_legal(old.state, new_state)
     producer_id, epoch = old.next_identity
@@ -320,7 +318,7 @@ def check_step(old: TransactionMetadata | None, new: TransactionMetadata) -> Non
         if new.state is not _S.EMPTY or new.producer_epoch != 0:
             raise InvariantViolation(f"an id cannot begin as {new}")
         return
-    # The fence itself is not recorded: replay sees only the step to PREPARE_ABORT.
+    # PREPARE_EPOCH_FENCE is not recorded: replay sees only the step from ONGOING to PREPARE_ABORT.
     require_legal(old.state, new.state)
     if new.state is _S.EMPTY:
         sound = _is_legal_claim(old, new)
@@ -377,7 +375,7 @@ def _is_legal_prepare(old: TransactionMetadata, new: TransactionMetadata) -> boo
 
 
 def _is_legal_tv1_end(old: TransactionMetadata, new: TransactionMetadata) -> bool:
-    """Whether the client keeps its identity, as under TV1, or the abort fences it."""
+    """Whether the client's identity is unchanged, or an abort has bumped its epoch to fence it."""
     legal = {old.next_producer_epoch}
     if new.state is _S.PREPARE_ABORT:
         legal.add(epochs.bump_to_fence(old.next_producer_epoch))

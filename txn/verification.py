@@ -129,7 +129,7 @@ class Verifications:
         return found
 
     def failed(self, ask: VerificationRequest) -> list[VerificationResult]:
-        """Refuse the verifications of an unanswered request: the producers will repeat theirs."""
+        """Refuse the verifications of a request without an answer: the producers will retry."""
         return [one.refused(NETWORK_EXCEPTION) for one in self._sent(ask).values()]
 
     def not_supported(self, ask: VerificationRequest) -> list[VerificationResult]:

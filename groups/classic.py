@@ -213,6 +213,6 @@ def group_loaded(shard: Shard, decision: DecisionBuilder, group: ClassicGroup) -
         arm_session(decision, group, member)
     limit = shard.limits.max_group_size
     if len(group.members) > limit:
-        # A rebalance lets members commit before the last ones to rejoin are refused.
+        # Members commit when they hear of the rebalance; then the last ones to rejoin are refused.
         reason = f"{len(group.members)} members loaded, max_group_size={limit}"
         prepare_rebalance(shard, decision, group, reason, None)

@@ -1,8 +1,8 @@
 """A classic group's data and the steps that keep it consistent; no protocol decisions.
 
-Two layers. ``saved`` is the durable one: the group's newest GroupMetadata record, set only by
-:meth:`ClassicGroup.install`. Everything else is the live group: members of a join phase, parked
-requests, the next generation. A restart loses the part of it that is not saved.
+``saved`` is the group's newest GroupMetadata record, which only a replay changes. All other fields
+are the live group: members of a join phase, parked requests, the next generation. A restart loses
+everything that the record lacks.
 
 Source: Kafka's ``ClassicGroup`` and ``ClassicGroupMember``.
 """
@@ -249,7 +249,7 @@ class ClassicGroup(GroupBase):
         self.forget_pending(member.member_id)
 
     def remove(self, member_id: str) -> ClassicMember:
-        """Remove a member; the caller answers its parked requests. A leader's successor leads."""
+        """Remove a member, and elect another leader if it led. The caller answers its requests."""
         member = self.members.pop(member_id)
         if member.group_instance_id is not None:
             del self.static_members[member.group_instance_id]
@@ -326,7 +326,7 @@ class ClassicGroup(GroupBase):
         self.transition_to(ClassicState.COMPLETING_REBALANCE, now_ms)
 
     def is_sync_pending(self, member_id: str) -> bool:
-        """Whether a member has yet to receive its assignment of the newest or next generation."""
+        """Whether a rebalance is under way, or the member must still send SyncGroup after one."""
         return self.state is not ClassicState.STABLE or member_id in self.pending_sync
 
     def refresh_subscription(self) -> None:
@@ -352,11 +352,11 @@ class ClassicGroup(GroupBase):
     # --- replay ----------------------------------------------------------------------------------
 
     def install(self, saved: GroupMetadataValue, successor: ClassicMember | None = None) -> None:
-        """Replay the group's own record into the live group.
+        """Replay a GroupMetadata record that this coordinator has written.
 
-        The group's state tells five kinds of record apart: the first one of a group that is created
-        or converted from a consumer group, the assignment of its leader, a static member's
-        ``successor``, and the end of a rebalance without members. Any other record is a bug.
+        The record is a leader's assignment, the replacement of a static member by ``successor``,
+        the end of a rebalance without members, or the first record of a new or converted group. The
+        group's state tells which; any other record is a bug.
         """
         is_current = saved.generation_id == self.generation_id
         if self.state is ClassicState.COMPLETING_REBALANCE and is_current:
@@ -402,7 +402,7 @@ class ClassicGroup(GroupBase):
             raise InvariantViolation(f"nobody to replace by {successor.member_id!r}")
         self.replace_static(old_member_id, successor)
 
-    # --- the common side -------------------------------------------------------------------------
+    # --- methods of all kinds of groups ----------------------------------------------------------
 
     def listed(self) -> ListedGroup:
         """Return the group's line in ListGroups."""
@@ -460,7 +460,7 @@ class ClassicGroup(GroupBase):
         return topic in self._topics
 
     def expiry_base_ms(self, commit_timestamp_ms: int) -> int | None:
-        """Return the start of an offset's retention; None while it does not begin."""
+        """Return the time from which an offset's retention counts; None if it cannot expire now."""
         if self.protocol_type is None:
             return commit_timestamp_ms
         if self.is_empty:
@@ -475,7 +475,7 @@ class ClassicGroup(GroupBase):
         return (group_tombstone(self.group_id),)
 
     def removed(self, decision: DecisionBuilder) -> None:
-        """Cancel timers and forget pending members: the group's tombstone is decided."""
+        """Cancel timers and forget pending members, because the decision removes the group."""
         for member_id in list(self.pending_members):
             self.forget_pending(member_id)
             decision.disarm(self.timer("session", member_id))
@@ -493,7 +493,7 @@ class ClassicGroup(GroupBase):
         self.transition_to(ClassicState.DEAD)
 
     def durable_state(self) -> object:
-        """Return the group's state in the log, None without any, in a form with a stable repr."""
+        """Return the durable state in a form with a stable repr; None without a record."""
         return self.saved
 
     @property

@@ -1,7 +1,7 @@
 """Members of the classic protocol in a consumer group: JoinGroup, SyncGroup, Heartbeat, LeaveGroup.
 
-Such a group has no leader. A JoinGroup takes the member through the same steps as a heartbeat of
-the consumer protocol, its generation is its member epoch, and SyncGroup returns the broker's
+Such a group has no leader. A JoinGroup takes the same steps as a heartbeat of the consumer
+protocol. The generation in the response is the member epoch, and SyncGroup returns the broker's
 assignment, encoded as a ``ConsumerProtocolAssignment``.
 
 Source: Kafka's ``GroupMetadataManager`` (classicGroup{Join,Sync,Heartbeat,Leave}ToConsumerGroup).
@@ -136,7 +136,7 @@ def _update_of(
     is_known = member_id in group.members or (group.group_id, member_id) in shard.given_ids
     if member_id and subscription.owned and not is_known:
         # The member was removed while it rebalanced, and still reads partitions that others may
-        # own now. Without partitions it may be a new member whose id was given out and forgotten.
+        # own now. (A member without partitions may be a pending one that was evicted.)
         raise UnknownMemberIdError(f"{member_id!r} was removed; what it owns is lost")
     heartbeat = ConsumerHeartbeat(
         group_id=group.group_id,

@@ -52,8 +52,8 @@ def join_group(shard: Shard, decision: DecisionBuilder, token: Token, command: J
         group = shard.groups.get(command.group_id)
         if group is None or command.member_id not in group.members:
             raise
-        # After any other error a cooperative consumer would continue to read, even when another
-        # member gets its partitions because it did not rejoin in time.
+        # After any other error a cooperative consumer reads on, even once the rebalance timeout has
+        # passed and another member owns its partitions.
         raise UnknownMemberIdError(f"{command.member_id!r} must start over: {error}") from error
 
 
@@ -209,7 +209,7 @@ def _join_new(
 def _assign_member_id(
     shard: Shard, decision: DecisionBuilder, group: ClassicGroup, token: Token, command: JoinGroup
 ) -> None:
-    """Have a member prove that it receives responses before it takes part (KIP-394)."""
+    """Answer MEMBER_ID_REQUIRED; the member takes part once it rejoins with the id (KIP-394)."""
     member_id = command.new_member_id
     shard.require_memory(group.group_id, pending_bytes(group.group_id, member_id))
     group.add_pending(member_id)
@@ -252,8 +252,8 @@ def _add_member(
     if group.initial_delay is not None:
         group.new_member_added = True
     group.add(member)
-    # No session runs before the member knows its id, and a connection with a parked JoinGroup does
-    # not show that its client is gone. Therefore the request itself has a timeout.
+    # A new member sends no heartbeats before its JoinGroup is answered, and the broker does not
+    # notice that a client with a parked request is gone. So the JoinGroup itself has a timeout.
     decision.arm(group.timer("session", member_id), shard.limits.new_member_join_timeout_ms)
     decision.event(
         EventKind.MEMBER_JOINED,
@@ -276,8 +276,8 @@ def _replace_static(
     command: JoinGroup,
     old: ClassicMember,
 ) -> None:
-    """Give the place of ``old`` to its successor and fence ``old``."""
-    # As in Kafka the client id and host stay the first incarnation's.
+    """Replace ``old`` by a new member with its instance id, and fence ``old``."""
+    # As in Kafka, client id and host remain those of the member that joined first.
     successor = replace(
         old,
         member_id=command.new_member_id,

@@ -204,8 +204,8 @@ class CommitOffsets:
 class TxnCommitOffsets:
     """Commit offsets inside ``producer``'s transaction; visible once its marker is replayed.
 
-    The partition must have been verified or added at the transaction coordinator before. Errors as
-    for :class:`CommitOffsets` (with ``knows_member_epochs`` deciding), and InvalidGroupId.
+    The caller must have verified or added the partition at the transaction coordinator. Errors as
+    for :class:`CommitOffsets` (GroupIdNotFound from v6), and InvalidGroupId.
     """
 
     group_id: str

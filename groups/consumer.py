@@ -2,8 +2,8 @@
 
 The order of checks is Kafka's (``GroupMetadataManager.consumerGroupHeartbeat`` and the methods it
 calls). A heartbeat takes six steps: the member, its subscription, the group epoch, the target, the
-member's reconciliation, the response. All of them work on a :class:`MemberUpdate`, which holds the
-state after the replay of the records collected so far.
+member's reconciliation, the response. All of them work on a :class:`MemberUpdate`, which has the
+state that the group will have once the decision's records are replayed.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def heartbeat(
 ) -> None:
     """Decide on a ConsumerGroupHeartbeat. Raises a GroupError before any change.
 
-    A joining member that exceeds a limit gets its error; any other member is fenced instead.
+    If a limit is exceeded, a joining member gets POLICY_VIOLATION, and a member of the group gets
+    FENCED_MEMBER_EPOCH.
     """
     try:
         _heartbeat(shard, decision, token, command)
@@ -119,10 +120,10 @@ def _heartbeat(
 def is_unchanged(
     group: ConsumerGroup, command: ConsumerHeartbeat, environment: Environment
 ) -> bool:
-    """Whether a heartbeat only renews the session, and the group waits for nothing.
+    """Whether a heartbeat only renews the session, because the group and the member are unchanged.
 
-    Nearly every heartbeat is of this kind. The six steps would have the same result, at several
-    times the cost, which grows with the group.
+    Nearly every heartbeat is of this kind. The six steps would have the same result at several
+    times the cost, and their cost grows with the group.
     """
     member = group.members.get(command.member_id)
     return (

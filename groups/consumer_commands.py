@@ -102,7 +102,7 @@ class Environment:
 @made_often
 @dataclass(frozen=True, slots=True)
 class ConsumerHeartbeat:
-    """Join, stay, report, leave. None (or :data:`NO_TIMEOUT`) means unchanged.
+    """A ConsumerGroupHeartbeat. None (or :data:`NO_TIMEOUT`) means unchanged.
 
     From v1 the client chooses ``member_id``; ``new_member_id`` is used if it is empty (v0).
     ``subscribed_topic_regex`` "" removes an expression.

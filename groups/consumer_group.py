@@ -39,7 +39,7 @@ from fencepost.groups.subscriptions import Subscriptions
 from fencepost.logcore.machine import DecisionBuilder, InvariantViolation, Record
 
 INITIAL_EPOCH: Final = 1
-"""The epoch of a group before its first member; Kafka 4.3 starts there, so that 0 means none."""
+"""The epoch of a group before its first member, as in Kafka 4.3; 0 means that there is none."""
 
 
 class ConsumerState(StrEnum):
@@ -94,7 +94,7 @@ class ConsumerGroup(GroupBase):
         self.regexes_checked_ms: int | None = None
         """When the regular expressions were last matched against all topics."""
         self.refused_regexes: dict[str, str] = {}
-        """Unusable regular expressions, and the reasons; they keep their topics."""
+        """Regular expressions that cannot be matched, and why; their last topics stay valid."""
         self.scan: RegexScan | None = None
         """The matching in progress, which the timer continues."""
         self.joining: set[str] = set()
@@ -145,7 +145,7 @@ class ConsumerGroup(GroupBase):
         return False
 
     def owner_of(self, instance_id: str | None) -> str | None:
-        """Return the member with an instance id; None without an instance id."""
+        """Return the id of the member with an instance id, None if there is none."""
         return None if instance_id is None else self.static_members.get(instance_id)
 
     def current(self, member_id: str) -> CurrentAssignment:
@@ -205,7 +205,7 @@ class ConsumerGroup(GroupBase):
         decision.disarm(self.timer("sync", member_id))
 
     def stop_classic_timers(self, decision: DecisionBuilder, member_id: str) -> None:
-        """Stop waiting for a JoinGroup or SyncGroup of a member, in either protocol."""
+        """Stop waiting for a member's JoinGroup and SyncGroup."""
         self.joining.discard(member_id)
         decision.disarm(self.timer("join", member_id))
         self.synced(decision, member_id)
@@ -292,7 +292,7 @@ class ConsumerGroup(GroupBase):
         for regex in list(self.regexes):
             self._put_regex(regex, None)
 
-    # --- the common side -------------------------------------------------------------------------
+    # --- methods of all kinds of groups ----------------------------------------------------------
 
     def listed(self) -> ListedGroup:
         """See :class:`ClassicGroup`."""

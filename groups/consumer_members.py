@@ -64,8 +64,8 @@ def remove_members(
         client_host=gone.client_host,
     )
     if len(group.members) == len(set(member_ids)):
-        # No member is left whose heartbeat could compute the target. The record has no time, so
-        # that the next member need not wait.
+        # No heartbeat will compute this target. The record has no timestamp, so the assignment
+        # interval does not delay the target of the next member.
         group.stop_upkeep(decision)
         value = cr.AssignmentEpochValue(epoch)
         decision.append(cr.assignment_epoch(group_id, value))

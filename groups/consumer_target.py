@@ -47,9 +47,9 @@ from fencepost.logcore.values import dataclass
 
 @dataclass(slots=True)
 class GroupDraft:
-    """A group in its state after the replay of the records collected so far.
+    """The state that a group will have once the decision's records are replayed.
 
-    It copies no members, because each join makes a draft, even in a large group.
+    Members are not copied: each join makes a draft, and a group may be large.
     """
 
     group: ConsumerGroup
@@ -148,7 +148,7 @@ def bump_epoch(
 ) -> None:
     """Bump the group epoch if there is a reason, or if the subscribed topics changed.
 
-    ``cause`` identifies the member whose heartbeat found the reason, for the event.
+    ``cause`` has the event's fields about the member whose heartbeat bumps the epoch.
     """
     group = draft.group
     if not reasons and draft.checked_version == draft.topics.version:
@@ -172,7 +172,7 @@ def write_epoch(
     reason: str,
     **cause: object,
 ) -> None:
-    """Append a new group epoch, ``former`` being the last one, and an event with the reason."""
+    """Append the record of a new group epoch, and an event with the reason."""
     if group.has_partition_metadata:
         decision.append(cr.tombstone(Kind.PARTITION_METADATA, group.group_id))
     decision.append(cr.group_epoch(group.group_id, fresh))

@@ -58,9 +58,9 @@ CUSTOM_ASSIGNOR = (
 def upgraded(
     shard: Shard, decision: DecisionBuilder, classic: ClassicGroup, environment: Environment
 ) -> ConsumerGroup:
-    """Convert a classic group to a consumer group, and append the records of the conversion.
+    """Append the records that convert a classic group; return the resulting consumer group.
 
-    Only ``decision`` changes: the heartbeat that asks for it may still be refused. Raises
+    ``classic`` does not change, because the heartbeat may still be refused. Raises
     :class:`GroupIdNotFoundError` if the group cannot be converted.
     """
     topics = environment.topics
@@ -69,7 +69,7 @@ def upgraded(
     generation, group_id = classic.generation_id, classic.group_id
     for record in classic.tombstones():
         decision.append(record)
-    # A preview of the result of replaying the records; it counts for no limit.
+    # A preview of the group after the replay; its memory is not counted.
     group = ConsumerGroup(group_id, ShardTotals())
     preview = partial(_append_and_preview, decision, group)
     for name, value in members.items():
@@ -135,8 +135,8 @@ def _consumers(
     """Return each member in the form of the consumer protocol, and its partitions."""
     all_members = list(classic.members.values())
     protocol_name = classic.protocol_name or ""
-    # The join phase may have brought members without the last generation's protocol. If all
-    # members have left, the group still waits for its join timer.
+    # Members that joined in this join phase may not offer the last generation's protocol. (Without
+    # members there is nothing to select: all have left, and the join timer has not fired.)
     if all_members and classic.state is ClassicState.PREPARING_REBALANCE:
         protocol_name = select_protocol(all_members)
     members: dict[str, cr.ConsumerMemberValue] = {}
@@ -184,7 +184,7 @@ def _consumers(
 
 
 def finish_upgrade(shard: Shard, decision: DecisionBuilder, classic: ClassicGroup) -> None:
-    """Remove a classic group whose tombstone is decided: waiting members must rejoin."""
+    """Cancel the timers of a converted group; waiting members get REBALANCE_IN_PROGRESS."""
     error = RebalanceInProgressError("the group became one of the consumer protocol; rejoin")
     decision.disarm(classic.timer("join"))
     decision.disarm(classic.timer("sync"))

@@ -23,8 +23,8 @@ from fencepost.logcore.machine import DecisionBuilder
 PAUSE_MS: Final = 5
 """Pause between two slices, so that other groups get at least half of the time."""
 EPOCH_BYTES: Final = 512
-"""The size of a batch with an expression's record, besides that record and the group's id: the
-header and the record of the group's epoch."""
+"""The size of everything else in a batch with an expression's record, without the group's id: the
+batch header, and the record of the group epoch."""
 SHOWN_CHARS: Final = 100
 """Characters of an expression in events and reasons."""
 
@@ -32,12 +32,12 @@ SHOWN_CHARS: Final = 100
 def refresh_regexes(
     shard: Shard, decision: DecisionBuilder, draft: GroupDraft, reasons: list[str]
 ) -> None:
-    """Resolve new expressions, remove unused ones, and follow changes of the topics.
+    """Resolve new expressions, or all if the topics have changed, and remove unused ones.
 
     Reasons to bump the epoch are added to ``reasons``.
     """
     used = draft.subscriptions.expressions
-    # A log may contain more: only a member that adds one is refused.
+    # A loaded group may exceed the limit; only a member that adds an expression is refused.
     if len(used) > len(draft.group.subscriptions.expressions):
         shard.require("the group", len(used), "max_group_regexes")
     for regex in draft.regexes.keys() - used:
@@ -118,7 +118,8 @@ def _continue(
         draft.scan = None
         _start_scan(shard, decision, draft)  # expressions that were added meanwhile
     group = draft.group
-    # The group that this decision creates does not store ``visibility``, which the timer needs.
+    # A timer needs the group's ``visibility``, which is not stored for a group that this decision
+    # creates; the next heartbeat starts the matching again.
     is_remembered = draft.visibility is None or shard.groups.get(group.group_id) is group
     if draft.scan is not None and is_remembered:
         decision.arm(group.timer("regex"), PAUSE_MS)

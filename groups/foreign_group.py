@@ -122,7 +122,7 @@ class ForeignGroup(GroupBase):
         """See ``ClassicGroup``."""
         return sum(map(_key_bytes, self.keys))
 
-    # --- the common side -------------------------------------------------------------------------
+    # --- methods of all kinds of groups ----------------------------------------------------------
 
     @property
     def state_name(self) -> str:

@@ -71,9 +71,10 @@ def not_found(group: object, group_id: str, kind: str = "") -> GroupIdNotFoundEr
 
 
 class GroupBase:
-    """A group; ``totals`` are its shard's.
+    """Base of all kinds of groups; ``totals`` are its shard's.
 
-    All kinds have the methods that offsets and administration call: see ``ClassicGroup``.
+    ``offsets.py`` and ``admin.py`` call the same methods of every kind; ``ClassicGroup`` describes
+    them.
     """
 
     type_name: ClassVar[str]

@@ -1,6 +1,6 @@
 """Every limit of the group coordinator: name, unit, default and its reason.
 
-The daemon's configuration overrides the limits with a Kafka key (named in the comments).
+Where a text names a Kafka key, the broker's configuration sets the limit.
 """
 
 from __future__ import annotations

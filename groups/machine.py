@@ -1,7 +1,10 @@
-"""The group coordinator's state machine: dispatch of commands and replay of records.
+"""The group coordinator of one partition of ``__consumer_offsets``.
 
-``classic*.py``, ``consumer*.py``, ``offsets.py`` and ``admin.py`` decide; this module only
-dispatches.
+The machine passes each request to its handler, replays the log, and loads and unloads the groups.
+The classic protocol is in ``classic*.py``, the consumer protocol (KIP-848) in ``consumer*.py``,
+committed offsets in ``offsets.py``.
+
+Sources: ``GroupCoordinatorShard``, ``GroupMetadataManager``, ``OffsetMetadataManager``.
 """
 
 from __future__ import annotations
@@ -77,7 +80,7 @@ from fencepost.logcore.machine import (
 )
 
 Handler = Callable[[Shard, DecisionBuilder, Token, Any], None]
-"""Decides on a command. A handler may raise a :class:`DomainError` before it changes anything."""
+"""Handles the commands of one class. It may raise :class:`DomainError` before it changes state."""
 
 HANDLERS: Mapping[type, Handler] = MappingProxyType(
     {
@@ -107,10 +110,10 @@ class GroupMachine:
 
     ``initial_rebalance_delay_ms`` is ``group.initial.rebalance.delay.ms``; ``offsets_retention_ms``
     is ``offsets.retention.minutes`` in milliseconds. ``environment`` returns the cluster's topics
-    and a group's settings at the moment: timers need them as well as requests, so commands do not
-    carry them. ``max_batch_bytes`` returns ``max.message.bytes`` of the topic at the moment.
-    ``memory`` and ``offset_memory`` are the shard's parts of the broker's budgets.
-    Commands and results: ``fencepost.groups.commands``, ``fencepost.groups.consumer_commands``.
+    and the current settings of a group, for commands and for timers. ``max_batch_bytes`` returns
+    the current ``max.message.bytes`` of the topic. ``memory`` and ``offset_memory`` count the
+    shard's bytes against the broker's budgets. Commands and results are in
+    ``fencepost.groups.commands`` and ``fencepost.groups.consumer_commands``.
     """
 
     def __init__(
@@ -149,7 +152,7 @@ class GroupMachine:
     # --- deciding --------------------------------------------------------------------------------
 
     def decide(self, token: Token, command: object, now_ms: int) -> Decision:
-        """Decide on a command of the ``commands`` modules; raises its errors (see there)."""
+        """Return the decision on a command; raise one of the errors that its class lists."""
         handler = HANDLERS.get(type(command))
         if handler is None:
             raise InvariantViolation(f"not a command: {type(command).__name__}")
@@ -226,7 +229,7 @@ class GroupMachine:
         *,
         commit: bool,
     ) -> None:
-        """Apply the end of a transaction: its pending offsets become visible, or vanish."""
+        """Apply an end marker: commit the transaction's pending offsets, or drop them."""
         self._shard.offsets.end_transaction(stamp.producer_id, commit=commit)
 
     def _replay_offset(
@@ -240,7 +243,7 @@ class GroupMachine:
             self._shard.offsets.put_pending(key.group_id, partition, stamp.producer_id, stored)
 
     def _ensure_group(self, group_id: str) -> None:
-        """Create a simple group for offsets without one: an Empty classic group without a type."""
+        """Create a *simple* group, Empty and without a protocol type, unless the group exists."""
         shard = self._shard
         if group_id not in shard.groups:
             shard.put_group(ClassicGroup(group_id, shard.totals))
@@ -256,12 +259,12 @@ class GroupMachine:
         shard.put_group(ClassicGroup.loaded(group_id, shard.totals, value))
 
     def _install(self, group: Group | None, group_id: str, value: GroupMetadataValue) -> None:
-        """Replay the record of a live group, and complete a handover."""
+        """Replay a GroupMetadata record while serving, and carry out ``Shard.handover``."""
         shard = self._shard
         successor = None
         if shard.handover is not None and shard.handover.group.group_id == group_id:
-            # The last record of a conversion: after the tombstones of the old kind only a simple
-            # group may be left, which the offsets keep alive.
+            # The last record of a conversion. The tombstones before it have removed the old group,
+            # or left a simple group because there are offsets.
             if not isinstance(group, ConsumerGroup):
                 group = shard.handover.group
                 shard.put_group(group)
@@ -271,10 +274,10 @@ class GroupMachine:
         group.install(value, successor)
 
     def _replay_consumer(self, key: ConsumerKey, value: Value | None) -> None:
-        """Replay a record of a consumer group.
+        """Replay a record of a consumer group, which its last tombstone removes.
 
-        Two types never exist under one name at a time, so the newest value determines the type; a
-        tombstone of the other type is ignored. The group is removed with its last record.
+        A group is of one kind at a time, so the latest value determines the kind, and a tombstone
+        of another kind is ignored.
         """
         shard, group_id = self._shard, key.group_id
         group = shard.groups.get(group_id)

@@ -1,9 +1,9 @@
 """The update of a consumer group's member, in either protocol, as a sequence of steps.
 
-The steps: the member's place, its subscription, the group epoch, the target, its reconciliation. A
-heartbeat of the consumer protocol runs them, as does a JoinGroup in a group with members of both
-protocols. All steps work on a :class:`MemberUpdate`, which holds the state after the replay of the
-records collected so far.
+The steps: replacement of a static member, the subscription, the group epoch, the target, the
+member's reconciliation. A heartbeat of the consumer protocol runs them, as does a JoinGroup to a
+consumer group. All steps work on a :class:`MemberUpdate`, which has the state that the group will
+have once the decision's records are replayed.
 
 Source: Kafka's ``GroupMetadataManager.consumerGroupHeartbeat`` and
 ``classicGroupJoinToConsumerGroup``.
@@ -50,7 +50,7 @@ from fencepost.logcore.values import dataclass
 
 @dataclass(slots=True)
 class MemberUpdate:
-    """One member during the steps. ``command`` may stand for a JoinGroup."""
+    """The update of one member. A JoinGroup is translated to a heartbeat, ``command``."""
 
     command: ConsumerHeartbeat
     settings: ConsumerSettings
@@ -106,7 +106,7 @@ def save_soft_state(decision: DecisionBuilder, update: MemberUpdate) -> None:
     update.draft.save_soft_state()
 
 
-# --- the member's place --------------------------------------------------------------------------
+# --- static members ------------------------------------------------------------------------------
 
 
 def require_owner(instance_id: str | None, member_id: str, owner: str | None) -> None:
@@ -118,7 +118,7 @@ def require_owner(instance_id: str | None, member_id: str, owner: str | None) ->
 
 
 def take_over(decision: DecisionBuilder, update: MemberUpdate, owner: str) -> None:
-    """Transfer a static member's place, assignment and target to its successor."""
+    """Replace a static member by its successor, which gets its assignment and its target."""
     group, member_id, command = update.group, update.member_id, update.command
     share_protocol = update.classic is None and group.members[owner].classic is None
     if share_protocol and group.current(owner).member_epoch != STATIC_LEAVE_EPOCH:
@@ -202,7 +202,7 @@ def _subscribe(shard: Shard, decision: DecisionBuilder, update: MemberUpdate) ->
         verb = "joined" if old is None else "changed its subscription"
         update.reasons.append(f"member {update.member_id} {verb}")
     if had_assignor is not None:
-        # Each member's heartbeat counts, so that the last of a majority bumps the epoch.
+        # A new majority needs a new target, so the heartbeat that completes it bumps the epoch.
         assignor = preferred_assignor(draft.members(), settings)
         if assignor is not had_assignor:
             update.reasons.append(f"most members prefer the assignor {assignor.name}")
@@ -220,7 +220,7 @@ def _subscription_has_changed(
     return regex != old.subscribed_topic_regex and (not regex or regex in draft.regexes)
 
 
-# --- its reconciliation ----------------------------------------------------------------------
+# --- the member's reconciliation ---------------------------------------------------------
 
 
 def reconcile_member(decision: DecisionBuilder, update: MemberUpdate) -> None:

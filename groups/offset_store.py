@@ -1,7 +1,7 @@
 """Committed and pending offsets of a shard. Only replay changes them.
 
-A *pending* offset belongs to an open transaction: until the transaction's marker is replayed, it
-only makes the offset unstable.
+A *pending* offset belongs to an open transaction. Until the transaction's marker is replayed,
+OffsetFetch does not return it, and with ``require_stable`` gets UNSTABLE_OFFSET_COMMIT.
 
 Source: Kafka's ``OffsetMetadataManager`` (the replay half) and ``OffsetAndMetadata``.
 """

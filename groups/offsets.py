@@ -381,10 +381,10 @@ def _all_offsets(shard: Shard) -> Iterator[OffsetScanItem]:
 def _next_pass(
     shard: Shard, command: Hashable, walk: Iterator[OffsetScanItem]
 ) -> tuple[list[tuple[str, list[TopicPartition | None]]], bool]:
-    """Continue the walk of ``command``, or begin with ``walk``, for the length of one pass.
+    """Take ``max_looks_per_pass`` items of ``walk``, or of the walk that ``command`` has begun.
 
     Return the partitions by group, and whether more may follow. The position of the walk is soft
-    state: a reloaded shard begins again.
+    state: a reloaded shard starts again.
     """
     walk = shard.upkeep_passes.pop(command, walk)
     looks = list(islice(walk, shard.limits.max_looks_per_pass))

@@ -92,9 +92,9 @@ def reconcile(
 ) -> CurrentAssignment:
     """Return the member one step nearer to its target; the same object if nothing changes.
 
-    ``owned`` are the partitions that the member reports, None if it reports none at all.
-    ``is_subscribed`` takes a topic id: topics that the member no longer subscribes to count as not
-    in its target, even in an older target. Raises
+    ``owned`` are the partitions that the member reports to own, None without a report.
+    ``is_subscribed`` takes a topic id. The target may be older than the member's subscription, so
+    topics that the member no longer subscribes to count as absent from it. Raises
     :class:`fencepost.groups.errors.FencedMemberEpochError` for a member in state UNKNOWN that may
     own partitions.
     """

@@ -44,8 +44,8 @@ _TOPIC_ID_TAG: Final = 0
 _ZERO_ID: Final = bytes(16)
 
 MAX_KEY_PREFIXES: Final = 256
-"""The most cached key prefixes (group and topic), for encoding and for decoding each: a request
-repeats the prefix for every partition. A prefix has at most 64 KiB, the size of two Kafka
+"""The size of two caches of key prefixes (group and topic), one to encode and one to decode: a
+request repeats the prefix for every partition. A prefix has at most 64 KiB, the size of two Kafka
 strings."""
 
 _PARTITION: Final = struct.Struct(">i")

@@ -24,24 +24,25 @@ MAX_BATCH_BYTES: Final = 1_048_588
 """Kafka's default of ``max.message.bytes``."""
 
 MAX_REMEMBERED_ASSIGNORS: Final = 20_000
-"""Limit of remembered requests to assignors; as many as a shard has groups. A forgotten assignor is
-asked again."""
+"""Limit of remembered requests to assignors, the same as ``max_groups``. A request that was
+forgotten is sent again."""
 
 Group = ClassicGroup | ConsumerGroup | ForeignGroup
 """One entry of the shard's group table."""
 
 OffsetScanItem = tuple[str, TopicPartition | None]
-"""An item of an upkeep pass: a group's offset of a partition, or with None the group itself."""
+"""An item of a scan over all offsets: a group id with a partition, or with None at the group's
+end."""
 
 _NEVER: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """A change that takes effect when the record of ``group`` is replayed.
+    """Soft state that the replay of a GroupMetadata record installs.
 
-    ``group`` is put into the table, if it is not there yet, and ``successor`` replaces the static
-    member with its instance id. Requests may wait in the group already.
+    ``group`` is a new or converted group, which enters the group table; requests may be parked in
+    it before. ``successor`` replaces the static member with the same instance id.
     """
 
     group: ClassicGroup
@@ -65,10 +66,10 @@ class Shard:
     handover: Handover | None = None
     """The handover of the decision whose records are not replayed yet."""
     given_ids: dict[tuple[str, str], None] = field(default_factory=dict)
-    """(group id, member id) that consumer groups gave out and no member has joined with, oldest
-    first; at most ``max_shard_pending_members``."""
+    """The pending members of consumer groups: (group id, member id), oldest first; at most
+    ``max_shard_pending_members``."""
     upkeep_passes: dict[Hashable, Iterator[OffsetScanItem]] = field(default_factory=dict)
-    """Remaining items of an upkeep pass, by command."""
+    """By command (ExpireOffsets, TopicsDeleted), the items that its scan has yet to examine."""
     _retry_at_ms: dict[tuple[str, str], int] = field(default_factory=dict)
     """By group and assignor, when to ask a remote assignor again; oldest first."""
 
@@ -84,11 +85,11 @@ class Shard:
             self._retry_at_ms[group_id, assignor] = _NEVER
 
     def may_ask_assignor(self, group_id: str, assignor: str, now_ms: int) -> bool:
-        """Whether to ask the assignor: never asked since the load, or without an answer in time."""
+        """Whether the assignor was not asked since the load, or has not answered in time."""
         return now_ms >= self._retry_at_ms.get((group_id, assignor), 0)
 
     def reserve_member_id(self, group_id: str, member_id: str) -> None:
-        """Remember that a consumer group told a classic member to rejoin with this id."""
+        """Note that a classic member must rejoin a consumer group with this id (KIP-394)."""
         if (group_id, member_id) not in self.given_ids:
             self.given_ids[group_id, member_id] = None
             self.totals.memory.add(pending_bytes(group_id, member_id))
@@ -96,7 +97,7 @@ class Shard:
             self.release_member_id(*next(iter(self.given_ids)))
 
     def release_member_id(self, group_id: str, member_id: str) -> None:
-        """Forget an id that a consumer group gave out, if it did."""
+        """Forget a pending member id of a consumer group, if it is one."""
         if (group_id, member_id) in self.given_ids:
             del self.given_ids[group_id, member_id]
             self.totals.memory.add(-pending_bytes(group_id, member_id))

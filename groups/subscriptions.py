@@ -1,7 +1,7 @@
 """The subscriptions of a consumer group's members, counted.
 
-Each join and each leave needs them. Members of a large group mostly have the same subscription, so
-the topics are computed from the few distinct subscriptions instead of all members.
+Each join and each leave computes the group's topics again. Most members of a large group have the
+same subscription, so the few distinct subscriptions are counted, and not all members scanned.
 """
 
 from __future__ import annotations

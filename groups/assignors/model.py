@@ -106,7 +106,7 @@ def run(assignor: Assignor, group: GroupSpec) -> dict[str, frozenset[TopicIdPart
     """Return the assignor's result with every member in it.
 
     Raises :class:`AssignorFault` if the assignor fails, if the result is no assignment, or if it
-    has a partition twice, a missing partition, or a topic that its member does not subscribe to.
+    has a partition twice, one that does not exist, or a topic without the member's subscription.
     """
     try:
         return checked(assignor.name, group, assignor.assign(group))

@@ -1,7 +1,7 @@
 """The *uniform* assignor: equal numbers of partitions, with as few moves as possible.
 
-Equal subscriptions have a closed solution: each member gets the quotient of partitions and members,
-and the members that had the most partitions get one more each from the remainder. With different
+Equal subscriptions need no search: each member gets the quotient of partitions and members, and the
+members that had the most partitions get one more each from the remainder. With different
 subscriptions, the assignor starts from the current targets, gives each unassigned partition to the
 subscriber with the fewest, and then moves single partitions from fuller members to emptier ones
 until no move makes two members more equal.

@@ -18,8 +18,8 @@ from fencepost.groups.assignors.client.sticky_model import Parts, ValidOwnership
 class EvenBuilder:
     """Computes one assignment. Afterwards ``moving`` maps each moved partition to its new owner.
 
-    A member is *hungry* below the quotient, and *content* with exactly the quotient while some
-    members may still get one more.
+    The quotient is Kafka's *min quota*. ``_below_quota`` has the members below it, ``_content`` the
+    members with exactly the quotient while some members may still get one more.
     """
 
     def __init__(self, parts: Parts, racks: RackInfo, owned: ValidOwnership) -> None:
@@ -112,7 +112,7 @@ class EvenBuilder:
         return True
 
     def _assign_round_robin(self, unassigned: list[TopicPartition]) -> None:
-        """Give one partition to each hungry member in turn, then one to content members."""
+        """Fill members up to the quotient in turn, then give one more to each in ``_content``."""
         position = 0
         for partition in unassigned:
             if self._below_quota:

@@ -93,7 +93,7 @@ class GeneralBuilder:
         fixed = self._exclude_fixed(shared)
         before = {name: list(mine) for name, mine in self._given.items()}
         if not self._must_revoke:
-            # If nothing was kept, all partitions are loose, as in Kafka.
+            # As in Kafka, first try to balance with the newly assigned partitions alone.
             self._balance([partition for partition in unassigned if partition[0] in shared])
         moved = self._balance(movable)
         if moved and not was_empty and _unevenness(self._given) >= _unevenness(before):

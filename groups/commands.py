@@ -43,7 +43,7 @@ class TopicVisibility(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JoinGroup:
-    """Join or rejoin. Parked until the join phase ends; see :class:`JoinGroupResult`.
+    """Join or rejoin. The reply, a :class:`JoinGroupResult`, waits for the end of the join phase.
 
     ``member_id`` is empty for a new member; ``new_member_id`` is the id the server made for it
     (``<client or instance id>-<uuid>``), used only if a new id is needed. ``protocols`` are

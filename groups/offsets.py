@@ -162,7 +162,7 @@ def _append_commits(
 
 def _metadata_error(shard: Shard, text: str) -> DomainError | None:
     limit = shard.limits.max_offset_metadata_bytes
-    # Kafka counts UTF-16 units; only characters beyond the basic plane take two.
+    # Kafka counts UTF-16 units; only characters beyond U+FFFF take two.
     units = len(text) + sum(char > "\uffff" for char in text) if len(text) * 2 > limit else 0
     if units > limit:
         return OffsetMetadataTooLargeError(f"metadata of {units} characters, at most {limit}")

@@ -1,7 +1,7 @@
 """Checks for custom assignors: properties of every result, and random groups to try.
 
     from fencepost.groups.assignors.testing import check
-    check(MyAssignor())            # raises AssignorFault with the group that it got wrong
+    check(MyAssignor())            # raises AssignorFault, which describes a wrong result
 
 ``check`` takes server-side assignors (``fencepost.groups.assignors.model.Assignor``) and
 client-side ones (``fencepost.groups.assignors.client.model.ClientAssignor``). Groups come from a

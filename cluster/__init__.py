@@ -1,1 +1,1 @@
-"""Metadata, replication and controller state machines. Pure: no clock, no socket, no file."""
+"""Metadata, replication and controller state machines, without clock, socket or file."""

@@ -1,4 +1,4 @@
-"""A broker's ISR changes that wait for the controller. One AlterPartition request is in flight.
+"""Queues a broker's ISR changes for the controller; at most one AlterPartition is in flight.
 
 Source: ``DefaultAlterPartitionManager``.
 """

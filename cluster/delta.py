@@ -104,7 +104,7 @@ class MetadataDelta:
     ) -> Iterator[tuple[UUID, Sequence[int]]]:
         """Apply one change to every partition of the image that has these replicas.
 
-        Yields topic ids with the indexes of these partitions, for which no record may have been
+        Yields topic ids with the indexes of these partitions. No record of a topic may have been
         replayed before.
         """
         changed: dict[int, PartitionRegistration] = {}

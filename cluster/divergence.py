@@ -35,12 +35,12 @@ def diverging_epoch(
 ) -> tuple[int, int] | None:
     """Return the diverging epoch in a leader's answer to a fetch; None if the logs agree.
 
-    ``last_fetched_epoch`` is the epoch of the follower's last record, and ``end_of_epoch`` the
-    leader's result for that epoch. The diverging epoch is (epoch, its end offset in the leader's
-    log), to which the follower must truncate. An answer with it has no records, and the leader does
-    not count the fetch as progress of the follower. Raises OffsetOutOfRangeError for an epoch above
-    all epochs of the leader, and for an offset below the start of the leader's log, whether the
-    logs diverge or not.
+    ``last_fetched_epoch`` is the epoch of the follower's last record, and ``end_of_epoch`` what
+    :meth:`EpochEnds.end_of_epoch` of the leader's log returns for it. The diverging epoch is
+    (epoch, its end offset in the leader's log), to which the follower must truncate. An answer with
+    it has no records, and the leader does not count the fetch as progress of the follower. Raises
+    OffsetOutOfRangeError for an epoch above all epochs of the leader, and for an offset below the
+    start of the leader's log, whether the logs diverge or not.
     """
     if last_fetched_epoch == NO_EPOCH:
         return None

@@ -296,8 +296,8 @@ class PartitionFollower:
     def _take_position(self) -> None:
         """Set the fetch position to the end of the log.
 
-        An answer without records changes neither the offset nor the epoch that the leader compares
-        (KAFKA-15510).
+        An answer without records does not set it: the epoch that the leader compares must not
+        change then (KAFKA-15510).
         """
         self.fetch_offset = self._log.log_end_offset
         self.last_fetched_epoch = self._log.latest_epoch
@@ -339,7 +339,7 @@ class PartitionFollower:
     ) -> FollowerStep:
         """Handle the leader's answer; ignore one that does not match the current fetch position.
 
-        An answer from a former leader epoch is ignored (KAFKA-18723); if its error is
+        An answer to a request of a former leader epoch is ignored (KAFKA-18723). If its error is
         FENCED_LEADER_EPOCH, the partition waits for the backoff.
         """
         # Since the request, the log may have been truncated and filled to the same offset, so the
@@ -424,8 +424,8 @@ class PartitionFollower:
         if self._answer is None:
             return NOTHING
         start = self._answer[1].log_start_offset
-        # The leader's log starts in the middle of a batch, at or above the follower's end: all
-        # records that the follower still has are deleted. (Kafka's follower fails.)
+        # The leader's log starts inside a batch, at or above the follower's log end offset, so the
+        # leader has none of the follower's records: restart the log. (Kafka's follower fails.)
         if error == Errors.OFFSET_OUT_OF_RANGE and start >= self._log.log_end_offset:
             self._answer = None
             self._transition(FetchTrigger.CUT)
@@ -470,7 +470,7 @@ class PartitionFollower:
     def truncated(self) -> FollowerStep:
         """Fetch from the end of the truncated log.
 
-        It may be below the requested offset, because truncation drops whole batches.
+        That end may be below the requested offset, because truncation drops whole batches.
         """
         if self.state is not FetchState.TRUNCATING:
             return NOTHING

@@ -161,7 +161,7 @@ class BrokerRegistration:
 
 
 class ImageChanges(NamedTuple):
-    """The changes between two successive images, which need not be compared as a whole."""
+    """The changes between two successive images, noted while the second one was built."""
 
     topics: Mapping[str, TopicImage]
     """The topics of the previous image."""
@@ -328,7 +328,7 @@ class LocalPartition:
 
 @dataclass(frozen=True, slots=True)
 class LocalChanges:
-    """A broker's changes, to be applied in this order."""
+    """The changes of a broker's partitions, in the order in which the broker applies them."""
 
     deletes: tuple[LocalPartition, ...] = ()
     """The broker no longer has a replica; the registration is the previous one."""
@@ -359,10 +359,9 @@ def local_changes(
 ) -> LocalChanges:
     """Return what a broker must do when one image follows another.
 
-    ``topics`` are the topics to compare, by default all that changed. With ``sole_replicas=False``,
-    new partitions whose only replica is on the broker are omitted, and a deleted topic that has no
-    other partitions is listed in ``deleted_sole_replicas``: the broker may have 200,000 such
-    partitions.
+    ``topics`` are the topics to compare, by default all that changed. A broker may have 200,000
+    partitions without another replica. ``sole_replicas=False`` omits new partitions of this kind,
+    and lists deleted topics that have no others in ``deleted_sole_replicas``.
 
     Source: ``TopicDelta.localChanges``, ``TopicsDelta.localChanges``.
     """
@@ -400,8 +399,8 @@ def local_changes(
             elif (
                 was is not None
                 and was.partition_epoch == now.partition_epoch
-                # A broker on ZooKeeper reads replicas and states one after the other when it
-                # starts, and a reassignment may come in between.
+                # A broker that starts on ZooKeeper reads the replicas first and the states later.
+                # A reassignment in between makes it a replica within the same partition epoch.
                 and broker_id in was.replicas
             ):
                 continue

@@ -39,7 +39,7 @@ from fencepost.cluster.records import (
 from fencepost.logcore.errors import CorruptRecordError
 
 _MAX_SHARED: Final = 10_000
-"""The most registrations that are kept for records with the same content."""
+"""The size of the cache of registrations, beyond which it is cleared."""
 
 
 class ImageLoader:
@@ -57,9 +57,9 @@ class ImageLoader:
         self._shared: dict[
             tuple[int, bytes], tuple[PartitionRegistration | None, PartitionRegistration]
         ] = {}
-        """Maps the ``id()`` of a partition's registration (of None for a new partition) and a
-        record's content to that registration and the resulting one. While the former is referenced
-        here, no other object gets its ``id()``."""
+        """A cache of registrations before a record (None for a new partition) and after it, by the
+        ``id()`` of the former and the record's content. The cache keeps the former alive, so no
+        other object gets its ``id()``."""
         self.removed: set[UUID] = set()
         """Topics for which a RemoveTopicRecord was replayed."""
 
@@ -75,7 +75,10 @@ class ImageLoader:
         epoch: int,
         records: Iterable[MetadataRecord | None] = repeat(None),
     ) -> None:
-        """Replay records up to ``last_offset``; ``records`` has each decoded record, or None."""
+        """Replay encoded records up to ``last_offset``.
+
+        ``records`` has the decoded record of each value, or None if it was not decoded before.
+        """
         body = kind = b""
         partitions: dict[int, PartitionRegistration] = {}
         known: PartitionRegistration | None = None

@@ -39,7 +39,7 @@ def image_values(image: MetadataImage) -> Iterator[bytes]:
     templates: dict[int, Template] = {}
     for topic in image.topics.values():
         yield topic_value(topic.name, topic.topic_id)
-    # Adjacent records with the same content are replayed together.
+    # Partitions follow all topics: adjacent records with the same content are replayed together.
     for topic in image.topics.values():
         yield from _partition_values(topic, templates)
     for record in _records_after_topics(image):

@@ -19,7 +19,7 @@ UNKNOWN_OFFSET: Final = -1
 ANY_BROKER_EPOCH: Final = -1
 """A broker epoch that is not compared with the registration's."""
 NEVER_MS: Final = -(2**62)
-"""A time before any at which a replica can have been caught up."""
+"""The ``last_caught_up_ms`` of a replica that has never been caught up."""
 DEFAULT_REPLICA_LAG_TIME_MAX_MS: Final = 30_000
 LEADER_RECOVERED: Final = 0
 
@@ -154,7 +154,8 @@ class ReplicaState:
     ) -> None:
         """Note a fetch.
 
-        A follower that reaches the leader's end of its previous fetch was caught up at that fetch.
+        A fetch offset at or above the log end offset that the leader had at the previous fetch
+        shows that the follower was caught up at that time.
         """
         if offset >= leader_end:
             self.last_caught_up_ms = max(self.last_caught_up_ms, now_ms)

@@ -120,7 +120,7 @@ class PartitionLeader:
         high_watermark: int,
         now_ms: int,
     ) -> LeaderStep:
-        """Lead the partition by ``registration``, or update a partition that this broker leads.
+        """Begin to lead the partition, or apply a new registration while this broker leads it.
 
         A registration with an older partition epoch is ignored. While this broker leads, one with
         the same partition epoch is ignored as well: the controller's answer to AlterPartition has
@@ -236,7 +236,7 @@ class PartitionLeader:
         *,
         is_diverging: bool = False,
     ) -> LeaderStep:
-        """Note a follower's fetch, answered up to ``leader_end_offset``.
+        """Note a follower's fetch; the log ended at ``leader_end_offset`` when it was read.
 
         A fetch that is answered with a diverging epoch is not counted: its offset does not say how
         much the two logs share (KAFKA-13141). Raises :class:`UnknownReplicaError` and

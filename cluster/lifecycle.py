@@ -1,9 +1,8 @@
 """The life of one broker in a cluster, from its registration to its controlled shutdown.
 
 The caller sends :meth:`BrokerLifecycleManager.next_request`, one request at a time, passes each
-response in, and acts on the returned :class:`LifecycleEvent`s. The broker itself reports two
-events: that it has recovered its logs (:meth:`BrokerLifecycleManager.ready_to_unfence`) and that
-it must stop
+response in, and acts on the returned :class:`LifecycleEvent`s. It also reports that the broker has
+recovered its logs (:meth:`BrokerLifecycleManager.ready_to_unfence`), and that the broker must stop
 (:meth:`BrokerLifecycleManager.begin_controlled_shutdown`).
 
 Source: ``BrokerLifecycleManager``, ``BrokerState``; KIP-631, KIP-841.
@@ -83,7 +82,7 @@ class LifecycleEvent(StrEnum):
 
 
 FATAL: Final = frozenset({LifecycleEvent.NOT_REGISTERED, LifecycleEvent.EPOCH_LOST})
-"""Steps after which the broker must stop."""
+"""Events after which the broker must stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,9 +323,10 @@ class BrokerLifecycleManager:
         return steps
 
     def _lose_epoch(self, now_ms: float) -> list[LifecycleEvent]:
-        """Stop a broker whose id is registered by another process; register again during the start.
+        """Handle STALE_BROKER_EPOCH: register a starting broker again, stop one that has started.
 
-        Kafka's broker keeps sending heartbeats, which cannot succeed.
+        A running broker stops because another process has registered its id. Kafka's broker keeps
+        sending heartbeats, which cannot succeed.
         """
         if self.state is BrokerState.RUNNING:
             return self._shut_down(LifecycleEvent.EPOCH_LOST)

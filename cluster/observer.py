@@ -185,7 +185,8 @@ class Observer:
         self.image = MetadataImage()
         """The newest committed image, which is not published before the broker has caught up."""
         self._catch_up_to = UNKNOWN
-        """The lowest high watermark that a leader has reported; no image below it is published."""
+        """The offset that the image must reach before the first publication: the lowest high
+        watermark that a leader has reported."""
         self._caught_up = False
 
     # --- the leader ---
@@ -245,7 +246,7 @@ class Observer:
     def _note_unknown_epoch(self, now_ms: float) -> None:
         """Note that a controller does not know the current epoch.
 
-        If controllers keep saying so for the fetch timeout, fall back to the last proven epoch.
+        If no controller knows it for the fetch timeout, return to the last confirmed epoch.
         """
         if self._unknown_epoch_since_ms is None:
             self._unknown_epoch_since_ms = now_ms

@@ -55,7 +55,7 @@ def reason_against(entity: Mapping[str, str | None]) -> str | None:
         )
     address = entity[IP]
     try:
-        # No name is looked up: an entity must not depend on a name server.
+        # Host names are not valid: an entity must not depend on a name server.
         ip_address(address or "127.0.0.1")
     except ValueError:
         return f"{address} is not a valid IP."
@@ -97,11 +97,10 @@ def entity_of(pair: Pair) -> Entity:
 def candidates(user: str, client_id: str) -> Iterator[tuple[Pair, Pair]]:
     """Yield the entities whose quota may apply to a client, each with the clients that share it.
 
-    The second pair stands for these clients; :data:`ABSENT` in it means any user or client id. The
-    first entity that has a quota counts. All clients of a user share the user's quota, and all
-    users with a client id share the client id's; any other quota is for this user with this client
-    id alone, even if it is a default. A client without an id has no quota by client id, as in
-    Kafka.
+    The quota of the first entity that has one applies. The second pair names the clients that share
+    it: with :data:`ABSENT`, all client ids of a user, or all users with a client id. Without
+    :data:`ABSENT`, the quota is for this user with this client id alone, even if the quota is a
+    default. A client without an id has no quota by client id, as in Kafka.
     """
     for name in (user, DEFAULT):
         if client_id:

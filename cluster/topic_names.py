@@ -17,11 +17,11 @@ MAX_NAME_CHARACTERS: Final = 249
 _NAME: Final = re.compile(r"[a-zA-Z0-9._-]+")
 
 Take = Callable[[int], None]
-"""Counts partitions that are about to be created or deleted; raises if the quota is exceeded."""
+"""Charges the quota for partitions to create or delete; raises if the quota is exceeded."""
 
 
 def unlimited(_partitions: int) -> None:
-    """Count no partitions: the quota for callers without one."""
+    """Do nothing: the :data:`Take` of callers without a quota."""
 
 
 def check_name(name: str) -> None:

@@ -3,7 +3,7 @@
 A request may create 10,000 partitions. Creating that many records takes 50 ms and encoding them 70
 ms, in one turn of the event loop. Therefore partitions with the same replicas share one record, the
 *form*, which is encoded once as a template. With many brokers, most partitions have a form of their
-own, so all of this can also be done in steps, before the decision (:meth:`TopicRecords.prepare`).
+own, so they can also be encoded in steps, before the decision (:meth:`TopicRecords.prepare`).
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class TopicRecords(Sequence[MetadataRecord]):
         return len(self.values) == len(self._forms)
 
     def behind(self, head: Sequence[MetadataRecord]) -> TopicRecords:
-        """Return the same prepared partitions behind these records."""
+        """Return the records in ``head``, followed by the records of these partitions."""
         records = TopicRecords(head, self.topic_id, self.first, self._forms)
         records.values, records.registrations = self.values, self.registrations
         return records

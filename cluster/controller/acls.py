@@ -29,8 +29,8 @@ from fencepost.logcore.steps import Steps
 from fencepost.logcore.tracebacks import without_traceback
 
 MAX_MATCHES_TOLD: Final = 20_000
-"""The most ACLs in the response to one deletion, twice the limit of deleted ACLs: the response
-lists an ACL, in up to three kilobytes, once for each filter that matches it."""
+"""The most ACLs in one DeleteAcls response. It is twice the limit of deleted ACLs, because the
+response repeats an ACL, of up to three kilobytes, for each filter that matches it."""
 
 _NO_ID = UUID(int=0)
 

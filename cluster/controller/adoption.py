@@ -1,4 +1,4 @@
-"""The records of a topic that an import brings with its partition directories.
+"""The records of a topic that is imported from its partition directories.
 
 Each partition's only replica is on the importing node's broker, which leads it in a leader epoch
 above every epoch in the directories.

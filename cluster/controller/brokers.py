@@ -51,9 +51,9 @@ _FENCE, _UNFENCE = 1, -1
 FIRST_WITH_CONTROLLER_UNREGISTRATION: Final = 33
 """The first ``metadata.version`` with UnregisterControllerRecord: 4.4-IV2."""
 MAX_CHANGES: Final = 1_000
-"""The most partitions that one decision about a broker changes: other requests wait during a
-decision. An operation that changes more partitions takes several decisions, and its own record is
-in the last one. Apache Kafka's controller has no such limit."""
+"""The most partitions that one decision about a broker changes, because other requests wait during
+a decision. An operation on more partitions takes several decisions; the last of them registers,
+fences or unregisters the broker. Apache Kafka's controller has no such limit."""
 _RESERVED_DIRECTORIES: Final = 100
 """Directory ids below this number are reserved (kafka: ``DirectoryId``)."""
 
@@ -183,7 +183,7 @@ def _check_directories(view: ControllerView, request: BrokerRegistrationRequest)
 
 
 def _check_features(view: ControllerView, request: BrokerRegistrationRequest) -> None:
-    """Raise unless every finalized level is in the broker's range, by default 0-0."""
+    """Raise unless the broker supports each finalized level; an omitted feature counts as 0-0."""
     ranges = {
         one.name: (one.min_supported_version, one.max_supported_version) for one in request.features
     }
@@ -247,7 +247,7 @@ def heartbeat(
     following = heartbeats.next_state(view.image, request, leads=leads)
     outcome = _directories_offline(view, broker, request.offline_log_dirs)
     if outcome.records:
-        # The state may change only after these records: the next heartbeat decides it.
+        # The offline directories come first: the next heartbeat decides on the broker's state.
         following = state_of(broker)
     else:
         now = state_of(broker)
@@ -292,7 +292,7 @@ def _unfence(
 def unfence(
     view: ControllerView, heartbeats: BrokerHeartbeatManager, broker: BrokerRegistration, why: str
 ) -> ControllerResult[bool]:
-    """Unfence a broker, and elect it leader of partitions that have none."""
+    """Unfence a broker, and elect leaders for its leaderless partitions."""
     leaderless = [
         (topic, index)
         for topic, index, partition in view.partitions()
@@ -319,8 +319,8 @@ def _begin_shutdown(
 def begin_shutdown(view: ControllerView, broker: BrokerRegistration) -> ControllerResult[bool]:
     """Move leadership away from a broker and remove it from every ISR.
 
-    The answer says whether partitions remain. Every active broker must apply the last of these
-    records before the broker may stop.
+    The answer says whether to call again, because partitions may remain. The broker may stop once
+    every active broker has applied the last record of the shutdown.
     """
     cause = f"broker {broker.broker_id} is in controlled shutdown"
     inside = _in_isr(view, broker.broker_id)
@@ -342,7 +342,7 @@ def begin_shutdown(view: ControllerView, broker: BrokerRegistration) -> Controll
 
 
 def _has_another(view: ControllerView, topic: TopicImage, index: int, broker_id: int) -> bool:
-    """Whether another active replica may lead. If not, the broker remains leader (ZooKeeper)."""
+    """Whether the ISR has another active broker. If not, this one remains leader (ZooKeeper)."""
     isr = topic.partitions[index].isr
     return any(one != broker_id and view.is_active(one) for one in isr)
 
@@ -362,7 +362,7 @@ def led_by(view: ControllerView, broker_id: int) -> list[tuple[str, int]]:
 def _continue_shutdown(
     view: ControllerView, heartbeats: BrokerHeartbeatManager, request: BrokerHeartbeatRequest
 ) -> ControllerResult[bool]:
-    """Continue a controlled shutdown with the partitions that the broker still has in an ISR."""
+    """Continue a controlled shutdown with the partitions whose ISR still contains the broker."""
     some = next(_in_isr(view, request.broker_id), None)
     return ControllerResult(False) if some is None else _begin_shutdown(view, heartbeats, request)
 
@@ -428,8 +428,8 @@ def discovered(
 ) -> ControllerResult[bool]:
     """Handle a broker that was discovered in ZooKeeper; the answer says whether to call again."""
     known = view.image.brokers.get(seen.broker_id)
-    # A broker with a new epoch lost its session in between, even if no controller noticed it, so
-    # it is fenced first (KAFKA-7235).
+    # A new epoch means that the broker's previous session has ended, even if no controller noticed
+    # it: fence the broker first (KAFKA-7235).
     if known is not None and known.epoch != seen.broker_epoch and not known.fenced:
         return replace(fence(view, known, f"it is {where} in a later epoch"), answer=True)
     if known is None or known.epoch != seen.broker_epoch:
@@ -460,8 +460,8 @@ def fence(
 ) -> ControllerResult[bool]:
     """Remove a broker from every ISR, elect other leaders for its partitions, and fence it.
 
-    The answer says whether the caller must call again, because the broker is not fenced before all
-    partitions are changed. With ``forgets`` the broker is unregistered instead.
+    The last record fences the broker, or with ``forgets`` unregisters it. The answer says whether
+    to call again, because partitions remain.
     """
     broker_id = broker.broker_id
     changes = view.leader_and_isr_updates(
@@ -522,8 +522,8 @@ def elect_leaderless(
 def unregister(view: ControllerView, broker_id: int) -> ControllerResult[bool]:
     """Unregister a broker; the answer says whether the caller must call again.
 
-    Raises BrokerIdNotRegisteredError. The broker's logs no longer count, so it leaves the eligible
-    leader replicas as well.
+    The broker also leaves the eligible leader replicas, because its logs may never return. Raises
+    BrokerIdNotRegisteredError.
     """
     broker = view.image.brokers.get(broker_id)
     if broker is None:
@@ -543,7 +543,7 @@ def unregister(view: ControllerView, broker_id: int) -> ControllerResult[bool]:
 
 
 def _shut_down(view: ControllerView, broker_id: int, *, is_clean: bool) -> list[PartitionChange]:
-    """Return the changes that the end of a broker's run needs (kafka: ``handleBrokerShutdown``)."""
+    """Return the changes after a broker's previous process ended (``handleBrokerShutdown``)."""
     is_unclean = view.elr_enabled and not is_clean
     return view.leader_and_isr_updates(
         _in_isr(view, broker_id, with_elr=is_unclean),
@@ -560,8 +560,8 @@ def _in_isr(
 ) -> Iterator[tuple[TopicImage, int]]:
     """Yield the partitions whose ISR contains the broker.
 
-    Without ELRs, leaderless partitions that keep the broker as the last member of their ISR are
-    omitted. ``with_elr`` adds partitions where the broker is an eligible leader replica.
+    Without ELRs, an ISR keeps its last member, so leaderless partitions whose ISR is only this
+    broker are omitted. ``with_elr`` adds partitions where it is an eligible leader replica.
     """
     keeps_last = not (view.elr_enabled or with_elr)
     for topic, index, partition in view.partitions():

@@ -139,7 +139,7 @@ def _altered(
 
 
 def _check_limit(view: ControllerView, resource: Resource, after: Mapping[str, str]) -> None:
-    """Raise PolicyViolationError if too many resources that need not exist have settings."""
+    """Raise PolicyViolationError if too many groups or metrics subscriptions have settings."""
     configs, settings = view.image.configs, view.settings
     limits = {
         GROUP_RESOURCE: (settings.max_configured_groups, "groups have settings"),
@@ -158,7 +158,7 @@ def _check_min_isr(
     after: Mapping[str, str],
     wanted: Mapping[str, str | None],
 ) -> None:
-    """Raise InvalidConfigError unless all brokers keep one ``min.insync.replicas`` for the ELRs."""
+    """Raise InvalidConfigError if brokers would differ in ``min.insync.replicas`` with ELRs."""
     kind, name = resource
     if kind != BROKER_RESOURCE or MIN_INSYNC_REPLICAS not in wanted or not view.elr_enabled:
         return

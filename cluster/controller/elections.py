@@ -86,9 +86,11 @@ def _has_preferred_leader(partition: PartitionRegistration) -> bool:
 def balance_leaders(view: ControllerView) -> ControllerResult[bool]:
     """Elect the preferred leader of partitions that it does not lead.
 
-    With ``leader_imbalance_percentage``, a broker is skipped unless it fails to lead more than this
+    With ``leader_imbalance_percentage``, a broker is skipped if other brokers lead at most this
     percentage of the partitions whose preferred leader it is. The answer says whether elections may
-    remain. Source: ``KafkaController.checkAndTriggerAutoLeaderRebalance``.
+    remain.
+
+    Source: ``KafkaController.checkAndTriggerAutoLeaderRebalance``.
     """
     balanced = _balanced_brokers(view)
     return _elected_in_turn(

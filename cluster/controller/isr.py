@@ -74,6 +74,7 @@ def alter_partition(
         change = view.change(topic, item.index)
         if view.allows_unclean_election(topic.name):
             change.election = Election.UNCLEAN
+        # The leader learns the new ISR from the response, not from a new leader epoch.
         change.raises_leader_epoch, change.hears_of_isr = False, change.raises_leader_epoch
         change.isr = tuple(replica for replica, _ in item.new_isr)
         change.leader_recovery_state = item.leader_recovery_state

@@ -1,9 +1,9 @@
 """The active controller: decisions on requests, and periodic tasks.
 
-The caller appends an outcome's records, passes them to :meth:`Controller.replay`, and answers once
-they are committed. Decisions read the image and change only soft state, such as sessions, which a
-restart rebuilds, and the times of periodic tasks. If the records of a decision cannot be written,
-nothing needs to be undone.
+The caller appends a result's records, passes them to :meth:`Controller.replay`, and answers once
+they are committed. A decision does not change the image, so nothing needs to be undone if its
+records cannot be written. It may change soft state: sessions, queued elections and the times of
+periodic tasks.
 
 Source: ``QuorumController``.
 """
@@ -61,7 +61,7 @@ class Controller:
         self.image = image
         self.heartbeats = BrokerHeartbeatManager(image, settings.session_timeout_ms, now_ms)
         self.has_listeners = False
-        """Whether observers fetch the metadata log; if so, idle periods get NoOpRecords."""
+        """Whether observers fetch the metadata log; without them, no NoOpRecord is written."""
         self._balance_ms = now_ms + settings.leader_imbalance_check_interval_ms
         self._unclean_ms = now_ms + settings.unclean_check_interval_ms
         self._idle_ms = now_ms + settings.max_idle_interval_ms
@@ -133,7 +133,10 @@ class Controller:
         return brokers.discovered(self.view, self.heartbeats, seen, where)
 
     def broker_gone(self, broker_id: int, cause: str) -> ControllerResult[bool]:
-        """Unregister a broker that left ZooKeeper; the answer says whether to call again."""
+        """Unregister a broker whose ZooKeeper node is gone, and remove it from every ISR.
+
+        The answer says whether to call again.
+        """
         broker = self.image.brokers.get(broker_id)
         if broker is None:
             return brokers.remove_unregistered(self.view, broker_id, cause)
@@ -148,7 +151,7 @@ class Controller:
         return brokers.led_by(self.view, broker_id)
 
     def begin(self, now_ms: int) -> None:
-        """Become active: reset soft state to the image, and queue leaderless partitions."""
+        """Become active: rebuild soft state, and queue leaderless partitions for election."""
         self.heartbeats.restart(self.image, now_ms)
         leaderless = ((topic, at) for topic, at, one in self.view.partitions() if one.leader < 0)
         self.heartbeats.elect_soon(leaderless, "the controller has become active")
@@ -410,13 +413,13 @@ class Controller:
     # --- periodic tasks ---
 
     def next_task_ms(self) -> int | None:
-        """Return the time at which :meth:`run_task` has work; None if no time is known."""
+        """Return the time of the next periodic task; None if no task is scheduled."""
         times = [self.heartbeats.next_expiry_ms()]
         if self.heartbeats.has_elections:
             times.append(0)
         if len(self.image.brokers) > 1 and self.settings.leader_rebalance:
             times.append(self._balance_ms)
-        # A single broker may be the last one of several, so unclean elections may be due.
+        # Also for a single broker: if all others are gone, it may have to be elected uncleanly.
         if self.image.brokers:
             times.append(self._unclean_ms)
         if self.has_listeners and self.settings.max_idle_interval_ms:
@@ -426,7 +429,8 @@ class Controller:
     def run_task(self, now_ms: int) -> ControllerResult[bool]:
         """Run the task that is due; the answer says whether to call again after the replay.
 
-        Expired sessions come first, one at a time; then elections; then a NoOpRecord.
+        The order is: one expired session, queued elections, preferred leaders, unclean elections,
+        a NoOpRecord.
         """
         outcome = brokers.expire(self.view, self.heartbeats, now_ms)
         if outcome.answer:

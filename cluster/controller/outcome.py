@@ -28,7 +28,7 @@ class ControllerResult(Generic[T_co]):
     answer: T_co
     records: Sequence[MetadataRecord] = ()
     events: tuple[Event, ...] = ()
-    """Events with causes, in Kafka's terms."""
+    """Events for the history, each with its cause."""
 
 
 @dataclass(frozen=True, slots=True)

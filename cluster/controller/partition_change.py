@@ -56,14 +56,14 @@ class PartitionChangeBuilder:
     directories: dict[int, UUID] = field(default_factory=dict)
     """New log directories, by the replica's broker id."""
     raises_leader_epoch: bool = False
-    """Whether every change raises the leader epoch, because replicas ignore a change in a leader
-    epoch that they know (kafka: ``triggerLeaderEpochBumpForIsrShrinkIfNeeded``, and
-    ``newLeaderAndIsr`` of the controller on ZooKeeper)."""
+    """Whether every change raises the leader epoch (ZooKeeper): a broker ignores a LeaderAndIsr
+    request with a leader epoch that it knows (kafka: ``LeaderAndIsr.newLeaderAndIsr``; similar in
+    KRaft: ``triggerLeaderEpochBumpForIsrShrinkIfNeeded``)."""
     hears_of_isr: bool = False
-    """Whether the change answers a leader's request. The answer contains only the ISR, so a change
-    of the replicas must raise the leader epoch."""
+    """Whether the leader requested the change (ZooKeeper). The response tells it the ISR but not
+    the replicas, so a change of the replicas must raise the leader epoch."""
     always_writes: bool = False
-    """Whether the replicas are informed again even if nothing changes."""
+    """Whether to write a record even if nothing changes, which informs the replicas again."""
 
     def build(self) -> PartitionChangeRecord | None:
         """Return the record, None if nothing changes."""
@@ -122,8 +122,8 @@ class PartitionChangeBuilder:
     def _elr(self, isr: tuple[int, ...], replicas: tuple[int, ...]) -> tuple[int, ...]:
         """Return the replicas outside the ISR that have every committed record.
 
-        They exist only while the ISR is smaller than ``min.insync.replicas``, because the high
-        watermark does not advance then.
+        The ELR is empty unless the ISR is smaller than ``min.insync.replicas``. The high watermark
+        does not advance then, so a replica that leaves the ISR misses no committed record.
         """
         if not self.elr_enabled or len(isr) >= min(self.min_isr, len(replicas)):
             return ()
@@ -165,8 +165,8 @@ class PartitionChangeBuilder:
     def _last_known_elr(self, isr: tuple[int, ...], leader: int) -> tuple[int, ...] | None:
         """Return the new last known ELR, None if it does not change.
 
-        A partition that loses the last member of its ISR keeps its former leader there, until it
-        has a leader again.
+        When the ISR becomes empty, the last known ELR is the former leader. It is cleared when the
+        partition has a leader again.
         """
         state = self.partition
         if not self.elr_enabled:

@@ -1,6 +1,7 @@
 """Places the replicas of new partitions: striped over racks and brokers, from random positions.
 
-The first replica of each partition is on an unfenced broker; fenced brokers are used last.
+The first replica of each partition is on an unfenced broker. Within a rack, fenced brokers are used
+last.
 
 Source: ``StripedReplicaPlacer``.
 """
@@ -32,7 +33,7 @@ class RandomSource(Protocol):
 
 @dataclass(slots=True)
 class _BrokerList:
-    """The brokers of a rack, used in turn, each at most once per partition (*epoch*)."""
+    """The brokers of a rack, used in turn, each at most once in a partition (an ``epoch``)."""
 
     brokers: list[int] = field(default_factory=list)
     offset: int = 0

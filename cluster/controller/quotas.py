@@ -79,7 +79,10 @@ def alter_client_quotas(
     quota_count: int,
     reason_against_record: ReasonAgainst,
 ) -> ControllerResult[list[DomainError | None]]:
-    """Make the checked changes up to MAX_QUOTAS; the image has ``quota_count`` quotas."""
+    """Make the checked changes, and refuse changes that exceed MAX_QUOTAS.
+
+    ``quota_count`` is the number of quotas in the image.
+    """
     errors: list[DomainError | None] = []
     records: list[MetadataRecord] = []
     for one in alterations:

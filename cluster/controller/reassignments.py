@@ -78,7 +78,7 @@ def _altered(
 
 
 def _check_factor(partition: PartitionRegistration, target: tuple[int, ...]) -> None:
-    """Raise unless the target has the replication factor of the current target (KIP-860)."""
+    """Raise if the replication factor would change; removed replicas do not count (KIP-860)."""
     known = len(set(partition.replicas) - set(partition.removing_replicas))
     if len(target) != known:
         raise InvalidReplicationFactorError(

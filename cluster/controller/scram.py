@@ -68,7 +68,7 @@ class ScramCredentialUpsertion:
 ScramCredentialAlteration = ScramCredentialDeletion | ScramCredentialUpsertion
 
 LeastIterations = Mapping[int, int]
-"""The fewest iterations by the number of each known mechanism."""
+"""The fewest iterations of each known mechanism, by the mechanism's number."""
 
 DeriveKeys = Callable[[int, bytes], tuple[bytes, bytes]]
 """Returns the stored key and the server key of a mechanism's salted password."""

@@ -42,7 +42,7 @@ from fencepost.logcore.steps import Steps, finish
 from fencepost.logcore.values import dataclass
 
 FROM_CONTROLLER: Final = -1
-"""The number comes from the controller's configuration."""
+"""Stands for the number of partitions or replicas in the controller's configuration."""
 
 
 NO_TOPIC: Final = UUID(int=0)
@@ -50,7 +50,7 @@ NO_TOPIC: Final = UUID(int=0)
 
 @dataclass(frozen=True, slots=True)
 class NewTopic:
-    """A topic to create; with an assignment both numbers must be -1."""
+    """A topic to create; ``assignment`` excludes ``partitions`` and ``replication_factor``."""
 
     name: str
     partitions: int = FROM_CONTROLLER
@@ -62,7 +62,7 @@ class NewTopic:
 
 @dataclass(frozen=True, slots=True)
 class CreatedTopic:
-    """The topic that a creation will produce."""
+    """The name, id and size of a new topic."""
 
     name: str
     topic_id: UUID
@@ -72,10 +72,10 @@ class CreatedTopic:
 
 @dataclass(frozen=True, slots=True)
 class PreparedPartitions:
-    """New partitions that were placed and encoded in steps.
+    """New partitions that were placed and encoded in steps, before the decision.
 
-    A decision takes one turn of the event loop, and 10,000 partitions on 30 brokers take half a
-    second.
+    A decision runs in one turn of the event loop. Placing and encoding 10,000 partitions on 30
+    brokers in that turn would stop the loop for half a second.
     """
 
     brokers: Mapping[int, BrokerRegistration]
@@ -84,7 +84,7 @@ class PreparedPartitions:
     records: TopicRecords
 
     def fit(self, view: ControllerView, topic_id: UUID, first: int) -> bool:
-        """Whether they can still be added to a topic, from this index on."""
+        """Whether the partitions can still be added to the topic, from index ``first`` on."""
         place = self.records.topic_id, self.records.first
         return view.image.brokers is self.brokers and place == (topic_id, first)
 
@@ -97,7 +97,7 @@ def _check_new_name(view: ControllerView, name: str) -> None:
     if name in image.topics:
         raise TopicAlreadyExistsError(f"Topic '{name}' already exists.")
     if "." in name or "_" in name:
-        # Metric names replace both by '_'.
+        # Metric names have '_' in place of '.', so a.b and a_b would share their metrics.
         unified = name.replace(".", "_")
         for other in image.topics:
             if other.replace(".", "_") == unified:
@@ -155,7 +155,7 @@ def create_topic(
 def create_internal_topic(
     view: ControllerView, topic: NewTopic, *, topic_id: UUID, draw: RandomSource
 ) -> ControllerResult[CreatedTopic | None]:
-    """Create an internal topic of the brokers; the answer is None if it exists.
+    """Create an internal topic; the answer is None if it exists already.
 
     Its settings come from the brokers' configuration, not from a request, so they are not checked.
     Raises InvalidReplicationFactorError, PolicyViolationError.
@@ -264,8 +264,8 @@ def check_assignment(
 ) -> None:
     """Raise InvalidReplicaAssignmentError unless a partition can have exactly these replicas.
 
-    ``factor`` is the replication factor of the other partitions. With ``may_wait``, brokers may
-    register later.
+    ``factor`` is the replication factor of the other partitions. With ``may_wait``, brokers that
+    are not registered yet are allowed.
     """
     if not replicas:
         raise InvalidReplicaAssignmentError(
@@ -356,7 +356,7 @@ def _records(
     first: int,
     assignments: Iterable[tuple[int, ...]],
 ) -> Steps[TopicRecords]:
-    """Return the records of new partitions; those with equal replicas share a form."""
+    """Return the records of new partitions; :class:`TopicRecords` says which share a form."""
     forms: dict[tuple[int, ...], PartitionRecord] = {}
     found = []
     for replicas in assignments:
@@ -386,13 +386,13 @@ def create_partitions(
 
     ``prepared`` are the new partitions, if :func:`prepare_partitions` has placed them. With
     ``validate_only`` none are added. Raises what ``take`` does, UnknownTopicOrPartitionError,
-    InvalidTopicError for internal topics, whose partition count maps groups and transactional ids
-    to partitions, InvalidPartitionsError, InvalidReplicaAssignmentError,
+    InvalidTopicError, InvalidPartitionsError, InvalidReplicaAssignmentError,
     InvalidReplicationFactorError, PolicyViolationError.
     """
     topic = view.image.topics.get(name)
     if topic is None:
         raise UnknownTopicOrPartitionError("This server does not host this topic-partition.")
+    # A group's or transactional id's partition is its hash modulo the number of partitions.
     if name in view.settings.internal_topics - view.settings.broker_topics:
         raise InvalidTopicError(f"the number of partitions of {name} is fixed")
     current = len(topic.partitions)
@@ -436,7 +436,7 @@ def prepare_partitions(
     assignments: Sequence[Sequence[int]] | None,
     draw: RandomSource,
 ) -> Steps[PreparedPartitions | None]:
-    """Prepare the partitions that :func:`create_partitions` adds; None as for a new topic."""
+    """Prepare the partitions for :func:`create_partitions`; return None if it will raise."""
     topic = view.image.topics.get(name)
     current = count if topic is None else len(topic.partitions)
     added = count - current

@@ -54,7 +54,7 @@ class ControllerSettings:
     leader_imbalance_percentage: int | None = None
     """``leader.imbalance.per.broker.percentage``; None balances every partition, as KRaft does."""
     state_topics: frozenset[str] = frozenset()
-    """Topics whose setting never permits an unclean election; only ElectLeaders may hold one."""
+    """Topics that get an unclean election only by ElectLeaders, whatever their settings."""
     unclean_check_interval_ms: int = 300_000
     """``unclean.leader.election.interval.ms``."""
     max_elections: int = 1_000
@@ -72,7 +72,7 @@ class ControllerSettings:
     max_client_metrics: int = 1_000
     """The most client metrics subscriptions."""
     internal_topics: frozenset[str] = frozenset()
-    """Topics that no request may delete or enlarge."""
+    """Topics that no request may delete; of these, only ``broker_topics`` may be enlarged."""
     broker_topics: frozenset[str] = frozenset()
     """Internal topics that brokers create and enlarge by requests to the controller."""
     reserved_topics: frozenset[str] = frozenset()
@@ -122,7 +122,10 @@ class ControllerView:
     # --- settings and features ---
 
     def topic_config(self, topic: str, key: str) -> str:
-        """Return a setting from the topic, this node, the cluster or the file, in this order."""
+        """Return a topic's setting.
+
+        The first value found applies: the topic's own, this node's, all brokers', the file's.
+        """
         configs = self.image.configs
         for values in (
             self.image.topic_configs(topic),
@@ -159,9 +162,9 @@ class ControllerView:
     def change(
         self, topic: TopicImage, index: int, *, removed: int = NO_LEADER, added: int = NO_LEADER
     ) -> PartitionChangeBuilder:
-        """Return a change without target values, with the topic's settings and the live brokers.
+        """Return a builder with the topic's settings and the active brokers, and no change yet.
 
-        ``removed`` cannot lead even if the image allows it; ``added`` can.
+        ``removed`` cannot lead even if it is active; ``added`` can even if it is not.
         """
         partition = topic.partitions[index]
         return PartitionChangeBuilder(

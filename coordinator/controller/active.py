@@ -3,8 +3,8 @@
 A decision is appended to the metadata log and installed in one turn of the loop, so that the next
 decision sees it. The caller must wait for the disk before it sends the response.
 
-No timer runs before :meth:`ActiveController.start`: a standalone broker asks for decisions and
-needs none.
+:meth:`ActiveController.start` starts the timers. A standalone broker needs none, and only asks for
+decisions.
 
 Source: ``QuorumController``.
 """

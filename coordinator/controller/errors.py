@@ -6,8 +6,8 @@ from fencepost.logcore.machine import DomainError
 
 
 class SnapshotNotFoundError(DomainError):
-    """There is no such snapshot, or no longer (SNAPSHOT_NOT_FOUND)."""
+    """The snapshot does not exist, or has been deleted (SNAPSHOT_NOT_FOUND)."""
 
 
 class PositionOutOfRangeError(DomainError):
-    """The snapshot has no such byte (POSITION_OUT_OF_RANGE)."""
+    """The requested position is outside the snapshot (POSITION_OUT_OF_RANGE)."""

@@ -49,7 +49,7 @@ OBSERVER_TIMEOUT_MS: Final = 300_000
 """A replica without a fetch for this long is no longer an observer (Kafka: ``LeaderState``)."""
 
 CUT_MS: Final = 60_000
-"""Interval between checks whether the log has grown enough to be replaced by a snapshot."""
+"""Interval between checks whether the log has grown enough for a new snapshot."""
 
 LISTENS_MS: Final = 10_000
 """Without a fetch in this interval there are no observers, and the high watermark need not advance.
@@ -57,7 +57,7 @@ LISTENS_MS: Final = 10_000
 
 
 _NEVER_A_RANGE: Final = 1 << 62
-"""Minimum size for sending bytes straight from the file; never reached, since fetches are small."""
+"""A ``min_range_bytes`` above the size of any fetch: the reader returns bytes, not file ranges."""
 
 
 class DivergingEpoch(NamedTuple):
@@ -69,7 +69,7 @@ class DivergingEpoch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MetadataRead:
-    """The result of a fetch: records, or a truncation point, or a snapshot to fetch first."""
+    """The result of a fetch: records, a diverging epoch, or a snapshot to fetch first."""
 
     records: bytes = b""
     diverging: DivergingEpoch | None = None
@@ -185,7 +185,10 @@ class MetadataLogReader:
         return MetadataRead(bytes(read.records))  # type: ignore[arg-type]
 
     def _end_of(self, epoch: int) -> DivergingEpoch:
-        """Return the largest epoch up to ``epoch``, and its end offset."""
+        """Return the largest epoch up to ``epoch``, and its end offset.
+
+        If there is none, return the latest epoch and the log end offset.
+        """
         reader = self.partition.reader
         found = DivergingEpoch(*reader.offset_for_leader_epoch(epoch))
         if found.epoch < 0:
@@ -219,7 +222,7 @@ class MetadataLogReader:
     # --- snapshots ---
 
     def _find_snapshot(self) -> SnapshotId | None:
-        """Return the newest snapshot; the log start offset changes with each one written."""
+        """Return the newest snapshot; look it up again when the log start offset has moved."""
         start = self.partition.log_start_offset
         if self._snapshot[0] != start:
             found = snapshots(self._fs, self.partition.log.directory)
@@ -233,7 +236,7 @@ class MetadataLogReader:
         return self._fs.read_file(f"{directory}/{asked.file_name}") or b""
 
     def look_after(self, now_ms: int) -> None:
-        """Replace a log that has grown far beyond its snapshot; checked every :data:`CUT_MS`."""
+        """Write a snapshot if the log has outgrown the last one; checked every :data:`CUT_MS`."""
         if now_ms >= self._cut_ms and self._cutting is None:
             self._cut_ms = now_ms + CUT_MS
             if self._metadata.has_grown():

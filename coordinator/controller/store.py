@@ -1,7 +1,7 @@
 """The store of a controller's decisions: the image to decide on, and the log of its records.
 
-There are two: the node's own metadata log, and the znodes of a cluster on ZooKeeper. An appended
-change is visible to the next decision at once; a response that depends on it waits for
+There are two stores: the node's own metadata log, and the znodes of a cluster on ZooKeeper. An
+appended change is visible to the next decision at once; a response that depends on it waits for
 :meth:`MetadataStore.durable`. A broker whose controllers are other nodes has no store: it checks
 requests against :class:`ReadOnlyStore` and forwards them.
 """

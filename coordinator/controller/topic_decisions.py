@@ -33,7 +33,7 @@ DRAW: Final = random.SystemRandom()
 
 
 PREPARED_FROM: Final = 500
-"""New partitions of one request from which they are prepared in steps before the decision."""
+"""A request with at least this many new partitions is prepared in steps before the decision."""
 
 MAX_PREPARATIONS: Final = 3
 """Attempts to prepare partitions while brokers come and go."""
@@ -109,7 +109,7 @@ def delete_topic(decide: Decide, topic: TopicImage, take: Take = unlimited) -> N
 def with_fixed_configs(
     metadata: Metadata, name: str, configs: Mapping[str, str | None]
 ) -> dict[str, str | None]:
-    """Return a new topic's settings: an internal topic's, overridden by those requested."""
+    """Return a new topic's settings; the requested ones override those of an internal topic."""
     return {**(metadata.internal_configs(name) if is_internal(name) else {}), **configs}
 
 

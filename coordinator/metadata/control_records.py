@@ -107,7 +107,7 @@ def snapshot_footer(now_ms: int, base_offset: int, epoch: int) -> bytes:
 
 
 def described_control(record: LogRecord) -> dict[str, Any] | None:
-    """Return type and fields of a control record; None if it is not one of a quorum.
+    """Return the type and fields of a quorum's control record; None for any other control record.
 
     Names and ids are written as by Apache Kafka's tools. Raises CorruptRecordError,
     InvalidRecordError.

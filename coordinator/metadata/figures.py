@@ -22,7 +22,7 @@ _log = structlog.get_logger(__name__)
 
 
 def check_taken_over(image: MetadataImage) -> None:
-    """Raise MetadataError for epochs or producer ids that would run out on another node."""
+    """Raise MetadataError if leader epochs or producer ids are too high for another node to use."""
     following = image.next_producer_id
     if not 0 <= following <= MAX_PRODUCER_ID + 1:
         raise MetadataError(

@@ -115,8 +115,8 @@ def values_of(header: BatchHeader, batch: Buffer) -> Sequence[bytes | SimilarPar
 def _plain_values(data: bytes, count: int) -> list[bytes | SimilarPartitionRecords]:
     """Return the values of records without parsing anything else, which makes startup faster.
 
-    Only for records like those of :func:`data_batch` and Apache Kafka: with a short timestamp delta
-    and without key and headers. Raises IndexError for any other record.
+    Every record must be like those of :func:`data_batch` and of Apache Kafka: a timestamp delta of
+    one byte, no key and no headers. Raises IndexError for any other record.
     """
     values: list[bytes | SimilarPartitionRecords] = []
     append, one_byte, pos = values.append, ONE_BYTE, 0
@@ -191,7 +191,7 @@ def _similar_rows(data: bytes, row: int, offset_at: int, value_at: int) -> int:
 
 
 def in_chunks(values: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    """Yield the values in as few chunks as fit a batch each; no values yield no chunk."""
+    """Split the values into as few chunks as possible, each of which fits into one batch."""
     if sum(map(len, values)) <= MAX_BATCH_BYTES:
         if values:
             yield values

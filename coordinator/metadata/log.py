@@ -85,13 +85,13 @@ METADATA_LOG_CONFIG = LogConfig(
     cleanup_policy=frozenset(),
 )
 """The log is not deleted by time or size; :meth:`MetadataLog.compact` truncates it. Its index has
-few entries: a change should not need another open file."""
+few entries, so that a change rarely opens another file."""
 
 COMPACT_SLACK_RECORDS = 2_000
 COMPACT_FACTOR = 4
-"""A start writes a snapshot if the log holds more records than this many times the snapshot's, plus
-the slack, so replaying takes milliseconds. A stop, for which no client waits, writes one if the log
-exceeds the slack."""
+"""A start writes a snapshot if the log holds more than COMPACT_SLACK_RECORDS plus COMPACT_FACTOR
+times the records of a snapshot, so that replay takes milliseconds. A stop, for which no client
+waits, writes one if the log holds more than COMPACT_SLACK_RECORDS."""
 
 
 Forced = Callable[[Partition], "asyncio.Future[None] | None"]
@@ -197,8 +197,8 @@ class MetadataLog(Metadata):
         """Append the records of a change, force them to disk, and install the next image.
 
         Raises CorruptRecordError for records that do not fit the image, and LogError; the metadata
-        are unchanged then. Only if the flush is refused for want of room (NoSpaceError), the change
-        has been made, and a later flush makes it durable.
+        are unchanged then. NoSpaceError is different: if the disk has no room for the flush, the
+        change has been made, and a later flush makes it durable.
         """
         if isinstance(records, TopicRecords) and records.is_prepared:
             self._append_prepared(records)
@@ -224,7 +224,7 @@ class MetadataLog(Metadata):
     ) -> None:
         """Append ``values``, then ``taken``, which the loader has replayed already.
 
-        ``decoded`` are the records that the first of ``values`` encode, which spares decoding them.
+        ``decoded`` has the records of the first ``values``, which need not be decoded again.
         """
         partition, loader = self.partition, self._loader
         batches = self._batches([*values, *taken])
@@ -262,7 +262,7 @@ class MetadataLog(Metadata):
     def unforced(self) -> Iterator[None]:
         """Do not wait for the disk with each change in the block; :meth:`force` must follow.
 
-        For a request with many changes. The block must not yield to other tasks.
+        A request with many changes uses it. The block must not yield to other tasks.
         """
         forces, self._forces = self._forces, False
         try:

@@ -47,11 +47,14 @@ FEATURES: Final[Mapping[str, tuple[int, int, int]]] = {
 }
 """Lowest and highest supported level of each feature, and its level on a new standalone broker.
 
-In their order: eligible leader replicas (KIP-966), which are only useful with several brokers, and
-are enabled in a new cluster of several; the consumer group protocol (KIP-848); a quorum with static
-voters (KIP-853); the requests, records and settings of Apache Kafka 4.3-IV0 to 4.4-IV2 (KIP-778),
-where a new cluster begins with the lowest, since it cannot go back from a higher one to take in
-brokers and controllers of Apache Kafka 4.3; transactions that bump the producer epoch (KIP-890).
+* Eligible leader replicas (KIP-966) are useful only with several brokers. A new cluster of several
+  brokers enables them.
+* The consumer group protocol (KIP-848) is enabled.
+* The voters of the quorum are static (KIP-853).
+* ``metadata.version`` ranges from 4.3-IV0 to 4.4-IV2 (KIP-778). A new cluster begins with the
+  lowest level, at which brokers and controllers of Apache Kafka 4.3 can join. It could not return
+  to that level from a higher one.
+* Every transaction ends with a new producer epoch (KIP-890).
 """
 
 DEFAULT_SETTINGS: Final = ""

@@ -15,7 +15,8 @@ CONSUMER_OFFSETS = "__consumer_offsets"
 TRANSACTION_STATE = "__transaction_state"
 SHARE_GROUP_STATE = "__share_group_state"
 HISTORY_TOPIC = "__fencepost_history"
-"""One partition, written only by the broker, readable for clients with the right to read it."""
+"""The topic of the history, which only brokers write. In a cluster each broker writes its own
+partition."""
 
 CONTROLLER_SUBJECT = "controller"
 """Subject of history entries about controller elections on ZooKeeper: which broker, and why."""

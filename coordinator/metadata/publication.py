@@ -37,7 +37,8 @@ class Subscriber(IntEnum):
     GROUPS = 4
     """Loads and unloads groups, and drops the offsets of deleted topics, whose logs are gone."""
     TRANSACTIONS = 5
-    """Loads and unloads transactions, after the groups in which a loaded commit completes."""
+    """Loads and unloads transactions, after the groups: the completion of a loaded transaction may
+    commit offsets of a group."""
     VERIFICATION = 6
     """Withdraws verification requests to coordinators on brokers that are gone."""
     MARKERS = 7
@@ -45,7 +46,8 @@ class Subscriber(IntEnum):
     QUOTAS = 8
     USERS = 9
     ACLS = 10
-    """No subscriber above checks quotas or rights, so the order of these does not matter."""
+    """The order of QUOTAS, USERS and ACLS does not matter: no other subscriber checks quotas or
+    rights."""
     HISTORY = 11
     """Records the changes that the other subscribers have applied."""
 

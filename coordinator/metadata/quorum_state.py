@@ -6,7 +6,8 @@ it would write to the log of a running broker. Fencepost's own early releases, w
 this log, take a directory with this file for one of Apache Kafka's, and refuse it as well.
 
 The file also says whether the log is authoritative: after ``fencepost cluster promote`` the
-controllers begin with a copy of it, and once the broker has joined them it is out of date.
+controllers begin with a copy of the log, and once the broker has joined them, its own log is out of
+date.
 
 Source: ``FileQuorumStateStore``.
 """

@@ -1,6 +1,7 @@
-"""The secret of this server, generated at its first use, in a file of its own beside the logs.
+"""The secret from which this server derives the credentials that stand in for unknown SCRAM users.
 
-No record of Apache Kafka has a field for it, and no other broker needs it.
+It is generated at its first use, in a file of its own beside the logs: no record of Apache Kafka
+has a field for it, and no other broker needs it.
 """
 
 from __future__ import annotations

@@ -80,14 +80,15 @@ def harm(topic: str, configs: Mapping[str, str]) -> dict[str, str]:
             "ElectLeaders makes it the leader all the same"
         )
     policies = frozenset(one.strip() for one in configs.get(CLEANUP_POLICY, "").split(","))
-    # Apache Kafka prunes the state of share groups by DeleteRecords.
+    # Apache Kafka creates __share_group_state with the policy delete and retention.ms=-1, and
+    # prunes it by DeleteRecords.
     if policies != COMPACT and (topic != SHARE_GROUP_STATE or "retention.ms" not in configs):
         found[CLEANUP_POLICY] = f"for {topic} it must be compact: other policies delete state"
     return found
 
 
 def check_state_topic(topic: str, configs: Mapping[str, str]) -> None:
-    """Raise ConfigError if a topic's own settings would lose state; their values are valid."""
+    """Raise ConfigError if a topic's own settings, which are otherwise valid, would lose state."""
     for key, why in harm(topic, configs).items():
         raise ConfigError(key, configs.get(key), why)
 

@@ -29,15 +29,16 @@ hold 10,000, which would block the loop for some 200 ms."""
 class AclPublisher:
     """Applies the ACLs of every image. Raises MetadataError for an invalid ACL in the first one.
 
-    The whole table of ACLs is replaced at once, so that a decision never mixes two images: DENY
-    ACLs need not be applied first, and a resource is never without its ACLs, when
-    ``allow.everyone.if.no.acl.found`` would open it to all clients.
+    The whole table of ACLs is replaced at once, so that a decision never mixes two images. With
+    ACLs replaced one by one, an ALLOW could take effect before its DENY, and a resource could be
+    without ACLs for a moment, which ``allow.everyone.if.no.acl.found`` would open to all clients.
     """
 
     def __init__(self, metadata: Metadata, authorizer: Authorizer) -> None:
         self._authorizer = authorizer
         self._applied = self._newest = metadata.image
         self._applying: asyncio.Task[None] | None = None
+        # A broker does not start without all of its ACLs: a skipped one may be a DENY.
         added = {_acl(record): id_ for id_, record in metadata.image.acls.items()}
         authorizer.rules = finish(RuleTable().changed(added=added))
         metadata.subscribe(Subscriber.ACLS, self.follow)
@@ -45,7 +46,7 @@ class AclPublisher:
     def follow(self, _old: MetadataImage, new: MetadataImage) -> None:
         """Apply the ACLs of the ``new`` image, at once if few have changed.
 
-        An unintelligible ACL is logged as an error, and all others of the image apply.
+        An invalid ACL is logged as an error, and all other ACLs of the image are applied.
         """
         self._newest = new
         if self._applying is not None:
@@ -90,7 +91,7 @@ class AclPublisher:
 
 
 def _told(record: AccessControlEntryRecord) -> Acl | None:
-    """Return the ACL of a new record; log an unintelligible one, and return None."""
+    """Return the ACL of a new record; log an invalid one, and return None."""
     try:
         return _acl(record)
     except MetadataError as error:
@@ -99,7 +100,7 @@ def _told(record: AccessControlEntryRecord) -> Acl | None:
 
 
 def _understood(record: AccessControlEntryRecord) -> Acl | None:
-    """Return the ACL of an old record; None if it is unintelligible, which was logged before."""
+    """Return the ACL of an old record; None if it is invalid, which was logged before."""
     try:
         return _acl(record)
     except MetadataError:
@@ -107,7 +108,7 @@ def _understood(record: AccessControlEntryRecord) -> Acl | None:
 
 
 def _acl(record: AccessControlEntryRecord) -> Acl:
-    """Return a record's ACL. Raises MetadataError: skipping a denial could permit an operation."""
+    """Return a record's ACL. Raises MetadataError if it is invalid."""
     try:
         acl = Acl(
             ResourceType(record.resource_type),

@@ -1,7 +1,7 @@
 """The first users, in the syntax of ``kafka-storage format --add-scram``.
 
-``SCRAM-SHA-512=[name=admin,password=…]``, with ``iterations=``, ``salt=`` (base64) and
-``saltedpassword=`` (base64, needs ``salt=``) as further components; a value may be quoted, and
+An example is ``SCRAM-SHA-512=[name=admin,password=…]``. Further components are ``iterations=``,
+``salt=`` (base64) and ``saltedpassword=`` (base64, needs ``salt=``). A value may be quoted, and
 cannot contain a comma.
 
 Source: ``ScramParser``.

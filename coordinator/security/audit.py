@@ -58,7 +58,7 @@ class _LogAllowance:
 
 
 class Audit:
-    """Writes the lines. ``now`` returns monotonic time in seconds."""
+    """Writes the audit log. ``now`` returns monotonic time in seconds."""
 
     def __init__(self, now: Callable[[], float] = monotonic_s) -> None:
         self._now = now

@@ -65,7 +65,7 @@ class Authorizer:
 
     @property
     def rules(self) -> RuleTable:
-        """All ACLs. Setting them replaces them."""
+        """All ACLs. Assigning another table replaces them."""
         return self._rules
 
     @rules.setter
@@ -115,8 +115,8 @@ class Authorizer:
         self, session: ClientSession, operation: Operation, resource_type: ResourceType
     ) -> bool:
         """Return whether a client may do an operation on any resource of this type."""
-        # Kafka's authorizer looks up this name, to recognize super users and operations that need
-        # no ACL.
+        # Like Kafka, look up this fixed name first: a client that may use any name, such as a super
+        # user, is allowed whatever the ACLs of other names deny.
         if self.operations(session, resource_type, "hardcode") >> operation & 1:
             return True
         key = session.principal, session.host, operation, resource_type

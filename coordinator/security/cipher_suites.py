@@ -1,4 +1,4 @@
-"""Cipher suites by their registered names, as in Kafka's configuration, and by OpenSSL's names.
+"""Converts the registered names of cipher suites, which Kafka's keys use, to OpenSSL's names.
 
 Source: RFC 8446 appendix B.4, the IANA registry of TLS cipher suites, ``ciphers(1)`` of OpenSSL.
 """

@@ -50,7 +50,7 @@ class KeySetError(Exception):
 
 
 class KeySet:
-    """The key set at ``url``. Belongs to the loop; times are milliseconds."""
+    """The key set at ``url``. Used only on the event loop; times are milliseconds."""
 
     def __init__(
         self,
@@ -74,9 +74,10 @@ class KeySet:
         self._waiting: list[asyncio.Future[None]] = []
 
     def find(self, fits: Callable[[Jwk], bool]) -> Work[list[Jwk]]:
-        """Return the matching keys, fetched if necessary. Raises AuthenticationFailed without any.
+        """Return the matching keys, fetched if necessary.
 
-        Keys due for a refresh are used until the fetch has ended.
+        Keys due for a refresh are used until the fetch has ended. Raises AuthenticationFailed if
+        no key matches.
         """
         now_ms = self._clock.monotonic_ms()
         found = [key for key in self._keys if fits(key)]

@@ -46,7 +46,7 @@ class ListenerLogins:
 
     listener: str
     mechanisms: Mapping[str, Mechanism]
-    """The enabled mechanisms, by name and in their order."""
+    """The enabled mechanisms, by name, in the order of ``sasl.enabled.mechanisms``."""
     max_receive_bytes: int = 65_536
     """The largest frame before the login completes [sasl.server.max.receive.size]."""
     failure_delay_ms: int = 100
@@ -84,7 +84,7 @@ class Logins:
         self.succeeded: Counter[tuple[str, str]] = Counter()
         """Successful logins, by listener and mechanism."""
         self.failed: Counter[tuple[str, str]] = Counter()
-        """Failed logins, by listener and mechanism, which is empty if none was agreed on."""
+        """Failed logins, by listener and mechanism; the mechanism is empty if none was chosen."""
         self.refused = 0
         """Connections rejected by the limit for their address [fencepost.unauthenticated…]."""
         self.expired = 0
@@ -127,7 +127,7 @@ class Logins:
     # --- connections before the login ---
 
     def enter(self, host: str) -> bool:
-        """Count another connection of an address before its login; return False if at the limit."""
+        """Count a connection before its login; return False if its address is at the limit."""
         if self._trying[host] >= self._max_per_ip:
             self.refused += 1
             return False

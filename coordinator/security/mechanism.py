@@ -48,9 +48,9 @@ class Exchange(Protocol):
     def step(self, token: bytes) -> Work[bytes]:
         """Return the response to the client's next token. Raises AuthenticationFailed.
 
-        The step may yield a future for work that would block the event loop, and may keep
-        ``token``. The caller makes no further step after a failure, or after :attr:`identity` is
-        set.
+        The step may yield a future for work that would block the event loop, and may keep a
+        reference to ``token``. The caller makes no further step after a failure, or after
+        :attr:`identity` is set.
         """
 
 

@@ -1,7 +1,7 @@
-"""The address ranges among the hosts of ACLs, in CIDR notation (KIP-1276).
+"""ACLs whose host is an address range in CIDR notation (KIP-1276).
 
 An ACL for ``10.1.0.0/16`` applies to every client whose address is in the range. Bits after the
-prefix have no effect. A host with a slash that is not a range applies to no client.
+prefix have no effect. An ACL whose host has a slash but is not a range applies to no client.
 
 Source: ``StandardAuthorizerData``, ``CidrUtils``.
 """
@@ -46,7 +46,7 @@ def _range(text: str) -> _Range | None:
 
 
 class Networks:
-    """The ranges among some hosts. It is immutable.
+    """An immutable set of address ranges.
 
     A lookup tries each prefix length in use once, however many ranges there are.
     """
@@ -72,7 +72,7 @@ class Networks:
                 yield from self._texts.get(_Range(bits, length, value >> (bits - length)), ())
 
     def changed(self, added: Collection[str], removed: Collection[str]) -> Networks:
-        """Return the ranges with some hosts and without others."""
+        """Return the ranges after hosts were added and removed; ignore hosts without a range."""
         texts = dict(self._texts)
         for hosts, is_added in ((removed, False), (added, True)):
             for host in hosts:

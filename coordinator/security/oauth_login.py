@@ -36,7 +36,7 @@ _UNVERIFIED: Final = {
     "sasl.oauthbearer.expected.issuer": "sasl.oauthbearer.allow.unverified.issuer",
     "sasl.oauthbearer.expected.audience": "sasl.oauthbearer.allow.unverified.audience",
 }
-"""What is expected of a token, and the key that allows a start without it."""
+"""For each key with an expected value of a claim, the key that permits leaving it unset."""
 UNSECURED: Final = "unsecured"
 """The prefix of the options in ``sasl.jaas.config`` that enable unsecured tokens."""
 
@@ -75,7 +75,7 @@ class OauthExchange:
         """The response to an invalid token, and the cause for the operator."""
 
     def step(self, token: bytes) -> Work[bytes]:
-        """Return nothing for a valid token, or else a JSON error. Raises AuthenticationFailed."""
+        """Return empty bytes for a valid token, else a JSON error. Raises AuthenticationFailed."""
         if self._refused is not None:
             told, cause = self._refused
             if token == _NOTED:

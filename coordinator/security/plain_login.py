@@ -1,8 +1,7 @@
 """PLAIN: a client sends its name and password, which only TLS protects.
 
 The password is checked against the user's SCRAM credential, or against the passwords in the
-configuration as in Kafka. The work is the same for every name, known or not, so that its duration
-does not reveal whether a user exists.
+configuration as in Kafka.
 
 Source: ``PlainSaslServer``, ``PlainServerCallbackHandler``; RFC 4616.
 """
@@ -58,7 +57,7 @@ class PlainExchange:
         self._login, self._host = login, host
 
     def step(self, token: bytes) -> Work[bytes]:
-        """Return nothing for a correct password.
+        """Return empty bytes for a correct password.
 
         Raises AuthenticationFailed, TooManyLoginsError.
         """
@@ -75,6 +74,8 @@ class PlainExchange:
             told = "Authentication failed: password not specified"
             raise AuthenticationFailed(told, told=told, user=user)
         login = self._login
+        # Every name causes the same work, so that the duration does not reveal whether a user
+        # exists.
         stand_in = login.users.stand_in(user)
         found = login.users.any_credential(user)
         credential = stand_in if found is None else found

@@ -101,7 +101,8 @@ def _template(
 def _group(rule: str, text: str, at: int, pattern: re.Pattern[str]) -> tuple[str | int, int]:
     """Return the group that a dollar refers to, and the end of the reference.
 
-    If no group has that number, return literal text in place of the group.
+    If no group has that number, return the dollar and its first digit as literal text. Raises
+    ValueError if the pattern has no groups at all.
     """
     named = re.compile(r"\{([A-Za-z][A-Za-z0-9]*)\}").match(text, at)
     if named is not None and named[1] in pattern.groupindex:

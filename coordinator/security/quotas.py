@@ -32,7 +32,7 @@ from fencepost.logcore.values import dataclass
 
 MAX_BUDGETS: Final = 10_000
 """The most budgets of one kind of quota, about 2 KiB each. Beyond this number, all clients that are
-new to the broker share one budget for each quota: a client could invent names without end."""
+new to the broker share one budget for each quota, so that invented names cannot exhaust memory."""
 
 MAX_KEPT_CHARACTERS: Final = 128
 """Characters of a name that a budget keeps. A longer name (the protocol allows 32 KiB) is replaced
@@ -68,7 +68,7 @@ class QuotaUsage:
         """The sum of all throttle times."""
 
     def is_quiet(self, now_ms: int) -> bool:
-        """Return whether the budget equals an unused one."""
+        """Return whether dropping the budget has no effect: it limits no client now."""
         if self.bucket is not None:
             burst = self.bucket.window.full_ms / 1000 * self.limit
             return self.bucket.tokens(self.limit, now_ms) >= burst
@@ -99,7 +99,7 @@ def kept(name: str | None) -> str | None:
 
 
 class ClientQuotas:
-    """``services.quotas``: the quotas of users and clients. Belongs to the event loop."""
+    """The quotas of users and clients, in ``services.quotas``. Used only on the event loop."""
 
     def __init__(self, table: QuotaTable, config: BrokerConfig, clock: Clock) -> None:
         self.table = table
@@ -251,8 +251,8 @@ class ClientQuotas:
             if oldest.is_quiet(now_ms):
                 del budgets[oldest.shared_by]
             else:
-                # The quota's entity is the key of the shared budget: no client's name equals that
-                # of a default entity, and other entities are few.
+                # New clients share a budget with the quota's entity as its key. The entity is a
+                # default one, whose name no client has, or one of the few that are configured.
                 shared_by = holding.entity
                 if shared_by in budgets:
                     return budgets[shared_by]

@@ -57,7 +57,7 @@ class AclRights(NamedTuple):
 
 
 class AclDecision(NamedTuple):
-    """A decision of the ACLs; ``rule`` is the one that decided."""
+    """A decision of the ACLs; ``rule`` is the deciding ACL, if there is one."""
 
     allowed: bool | None
     """None if no ACL applies to the resource, not even one for another principal."""
@@ -76,8 +76,7 @@ class _Grant(NamedTuple):
 class _Prefixes:
     """Prefixes of resource names.
 
-    A lookup tries each length that any prefix has. If the prefixes were sorted instead, a change
-    of one would take a step for each of the others.
+    A lookup tries each length that any prefix has, at most as many as the name has characters.
     """
 
     __slots__ = ("_lengths", "_texts")
@@ -94,7 +93,11 @@ class _Prefixes:
                 yield text
 
     def changed(self, texts: Collection[str], now: Container[Pattern]) -> _Prefixes:
-        """Return the prefixes after a change of ``texts``; ``now`` holds the present patterns."""
+        """Return a copy that is updated after ACLs of the prefixes ``texts`` have changed.
+
+        A prefix in ``texts`` is kept or added if ``now``, the patterns after the change, has it;
+        otherwise it is removed.
+        """
         made = {*self._texts}
         made.difference_update(texts)
         made.update(text for text in texts if (PatternType.PREFIXED, text) in now)
@@ -128,13 +131,13 @@ class RuleTable:
         self._prefixes: dict[ResourceType, _Prefixes] = {}
         self._by_holder: dict[Holder, _HolderRules] = {}
         self._networks: dict[tuple[ResourceType, str], Networks] = {}
-        """The address ranges among the hosts of holders, by resource type and principal."""
+        """The address ranges that ACLs name as hosts, by resource type and principal."""
         self.count = 0
         """The number of ACLs."""
 
     @classmethod
     def of(cls, rules: Iterable[Acl]) -> RuleTable:
-        """Return a table of these ACLs, built in one go."""
+        """Return a table of these ACLs, built without yielding."""
         return finish(cls().changed(added=dict.fromkeys(rules, NO_ID)))
 
     # --- lookups ---
@@ -149,7 +152,8 @@ class RuleTable:
     def rights(self, principal: str, host: str, kind: ResourceType, name: str) -> AclRights:
         """Return the operations that ACLs allow and deny a client on a resource.
 
-        All other operations are denied, unless :meth:`is_ruled` is false for the resource.
+        The authorizer denies all other operations, unless :meth:`is_ruled` is false for the
+        resource and ``allow.everyone.if.no.acl.found`` is set.
         """
         denied = allowed = 0
         for held in self._held(principal, host, kind):
@@ -250,7 +254,7 @@ class RuleTable:
     def changed(
         self, *, removed: Iterable[Acl] = (), added: Mapping[Acl, UUID] | None = None
     ) -> Steps[RuleTable]:
-        """Return this table without some ACLs and with others, which come with their ids."""
+        """Return a table without the ``removed`` ACLs and with the ``added`` ones and their ids."""
         made = RuleTable()
         made._by_resource, made._by_holder = self._by_resource.copy(), self._by_holder.copy()
         made._prefixes, made.count = self._prefixes.copy(), self.count
@@ -276,8 +280,8 @@ class _TableBuilder:
         self._patterns: set[tuple[ResourceType, Pattern]] = set()
         self._holders: set[Holder] = set()
         self._changes: dict[tuple[Holder, Pattern], dict[Acl, bool]] = {}
-        """Changed ACLs, and whether each is present now, by grant: each grant is built once,
-        however many of its ACLs change."""
+        """For each grant, the changed ACLs and whether each was added. :meth:`finish` builds each
+        grant once, however many of its ACLs change."""
         self._texts: dict[Holder, set[str]] = {}
         """Prefixes of changed ACLs, by holder."""
 
@@ -349,7 +353,7 @@ class _TableBuilder:
         return by_pattern[pattern]
 
     def _changed_rules(self, rule: Acl) -> dict[Acl, bool]:
-        """Return the pending changes to the grant of ``rule``; copy its holder at first."""
+        """Return the pending changes to the grant of ``rule``; the first call copies its holder."""
         by_holder, holder = self._table._by_holder, _holder(rule)
         if holder not in self._holders:
             self._holders.add(holder)
@@ -373,7 +377,7 @@ def _holder(rule: Acl) -> Holder:
 
 
 def _patterns_of(name: str, prefixes: _Prefixes) -> Iterator[Pattern]:
-    """Yield the patterns that match a name; of prefixes, only those in use.
+    """Yield the patterns that match a name: the literal ones, and the matching ``prefixes``.
 
     Unlike in Kafka, the pattern for all names also matches names that begin with an asterisk.
     """

@@ -99,17 +99,17 @@ class RequestQuotas:
         self._counts_time = counts_time
         self._counted_s = 0.0
         self._has_debt = False
-        """Whether threads have worked for the request: their time is paid back in full."""
+        """Whether threads have worked for the request: its throttle time may then be longer."""
         self._throttle_ms: int | None = None
         self._mutations: PartitionMutations | None = None
 
     # --- for handlers ---
 
     def inside(self, user: str, client_id: str | None) -> RequestQuotas:
-        """Return the throttle of the request in an Envelope, from a client of another broker.
+        """Return the quotas of the request in an Envelope, from a client of another broker.
 
-        That broker throttles the client. Mutations of topics are counted here; time on the loop is
-        not.
+        That broker throttles the client. This broker counts the mutations of topics, but not the
+        time on the loop.
         """
         return RequestQuotas(self._quotas, self._loop_time, user, client_id, counts_time=False)
 
@@ -129,7 +129,7 @@ class RequestQuotas:
         return self._quotas.most_bytes(self._user, self._client_id)
 
     def may_fetch(self, size: int) -> bool:
-        """Return whether a Fetch response may carry ``size`` bytes of records; if not, it has none.
+        """Return whether a Fetch response may carry ``size`` bytes of records, or must carry none.
 
         A client that has fetched nothing for a whole window gets even a batch larger than the
         window's quota: otherwise, as in Apache Kafka, its consumer would wait forever.

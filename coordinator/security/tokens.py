@@ -112,7 +112,7 @@ class UnsecuredTokens:
             raise TokenRefusedError("it is signed, or no token")
         if _decoded_part(header).get("alg") != "none":
             raise TokenRefusedError("its algorithm is not none")
-        yield from ()  # makes this a generator, as the protocol requires
+        yield from ()  # makes this a generator, as :class:`Tokens` requires
         return self.claims.identity(_decoded_part(payload), now_ms)
 
 

@@ -98,7 +98,7 @@ class ScramUsers:
         return None
 
     def listed(self) -> Iterator[tuple[str, int, int]]:
-        """Yield (user, mechanism number, iterations) of all; do not change users meanwhile."""
+        """Yield (user, mechanism number, iterations) of every credential."""
         for one in self._metadata.image.scram.values():
             yield one.name, one.mechanism, one.iterations
 
@@ -113,12 +113,12 @@ class ScramUsers:
         """Return a credential that no password matches, for a user without one.
 
         Checking a password against it costs as much as against one of the existing credentials.
-        Without ``mechanism``, it is for the mechanism of one of them.
+        Without ``mechanism``, it also has the mechanism of an existing credential.
         """
         costs = self._costs() if mechanism is None else self._costs_of(mechanism.number)
         # All inputs below have a fixed size, however long the name is.
         seed = hmac.digest(self._secret, user.encode(), "sha512")
-        # Rendezvous hashing: a change of other costs rarely changes a name's choice.
+        # Rendezvous hashing: when the set of costs changes, most names keep theirs.
         number, iterations = max(costs, key=lambda cost: _mac(seed, "cost", *cost))
         one = MECHANISM_BY_NUMBER[number]
         stored, server = (

@@ -2,8 +2,8 @@
 
 The value of a broker key comes from the strongest level that sets it: the dynamic setting of this
 broker, the dynamic default of all brokers (both kept in the metadata log), the static setting
-(command line before file), the key's default. A topic key is looked up in the topic's own settings
-and then through its broker synonyms in that order.
+(command line before file), the key's default. The value of a topic key is the topic's own setting,
+or else the value of the first of its broker synonyms that has one.
 
 Source: ``KafkaConfig``, ``DynamicBrokerConfig``, ``LogConfig``, ``ConfigHelper``.
 """
@@ -260,8 +260,8 @@ class BrokerConfig:
     def synonyms(self, name: str) -> list[Setting]:
         """Return the settings of a broker key and its synonyms, by level, the strongest first.
 
-        As in Kafka, the list begins with the first value of the key itself. If only
-        log.retention.hours is set, the list for log.retention.ms is empty.
+        As in Kafka, the list leaves out synonyms that precede the first setting of the key itself:
+        if only log.retention.hours is set, the list for log.retention.ms is empty.
 
         Source: ``ConfigHelper.configSynonyms``.
         """
@@ -300,7 +300,10 @@ class BrokerConfig:
     # --- topic level ---
 
     def topic_settings(self, name: str, overrides: Mapping[str, str]) -> list[Setting]:
-        """Return where a topic key is set, the strongest first; texts are in their keys' units."""
+        """Return the settings of a topic key and of its synonyms, the strongest first.
+
+        Each text is in the unit of the key that it is set with.
+        """
         found = []
         if name in overrides:
             found.append(Setting(name, overrides[name], ConfigSource.TOPIC))
@@ -504,7 +507,7 @@ def _reason_to_ignore(name: str) -> str:
 
 
 def _check_together(values: Mapping[str, Value]) -> None:
-    """Raise ConfigError if two bounds contradict each other."""
+    """Raise ConfigError if two values contradict each other."""
     for low, high in (
         ("group.min.session.timeout.ms", "group.max.session.timeout.ms"),
         ("log.cleaner.min.compaction.lag.ms", "log.cleaner.max.compaction.lag.ms"),
@@ -546,8 +549,8 @@ def check_topic_configs(config: BrokerConfig, overrides: Mapping[str, str]) -> N
 def log_config(config: BrokerConfig, overrides: Mapping[str, str]) -> LogConfig:
     """Return the configuration of a topic's logs.
 
-    The topic's settings may contradict the broker's, which may have changed after the topic's were
-    checked. A log tolerates that.
+    The broker's settings may have changed since the topic's were checked, so the two may contradict
+    each other. A log tolerates that.
     """
     values: dict[str, Any] = {
         name.replace(".", "_"): config.topic_value(name, overrides)

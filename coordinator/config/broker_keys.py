@@ -1,8 +1,8 @@
 """All broker-level configuration keys, with Kafka's names and defaults.
 
 A key is listed if it has an effect, or to say why it has none (``inert``), in which case it is
-accepted with a warning. Any other key is refused. Where a default differs from Kafka's, the
-description says so.
+accepted with a warning. So are the keys in ``ignored_keys.py``; any other key is refused. Where a
+default differs from Kafka's, the description says so.
 
 Source of names, types and defaults: ``LogConfig``, ``ServerLogConfigs``, ``TopicConfig``,
 ``GroupCoordinatorConfig``, ``TransactionLogConfig``, ``TransactionStateManagerConfig``,

@@ -1,7 +1,8 @@
 """Durations as people write them: 500ms, 90s, 1h, 7d, 1h30m.
 
-On a command line they may replace a number of milliseconds, seconds, minutes or hours, also in
-settings whose names end in one of these units. Files have plain numbers, as Kafka's do.
+On a command line a duration may replace a number of milliseconds, seconds, minutes or hours: in
+options, and in KEY=VALUE settings whose keys end in such a unit. Files have plain numbers, as
+Kafka's do.
 """
 
 from __future__ import annotations

@@ -116,5 +116,5 @@ def places(config: BrokerConfig, name: str, settings: Mapping[str, str]) -> list
 
 
 def shown_value(name: str, text: str | None) -> str | None:
-    """Return a group's setting as DescribeConfigs shows it; the first assignor is the default."""
+    """Return a group's setting as DescribeConfigs shows it: of several assignors, the first."""
     return text.partition(",")[0].strip() if name == STREAMS_ASSIGNOR and text else text

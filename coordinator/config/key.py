@@ -85,12 +85,12 @@ class ConfigKey:
     updatable: bool = False
     """Whether it can be changed while the broker runs (broker keys; topic keys always can)."""
     inert: str = ""
-    """Why the key has no effect here; empty for all others. Such keys are accepted with a warning,
-    so that a configuration made for Apache Kafka works."""
+    """Why the key has no effect here; empty for a key that has an effect. Keys without effect are
+    accepted with a warning, so that a configuration made for Apache Kafka works."""
     synonyms: tuple[Synonym, ...] = ()
     """For a topic key, the broker keys that give its default, the strongest first."""
     any_case: bool = False
-    """Whether the choices may be written in upper case."""
+    """Whether the choices may be written in any case."""
     form: str = ""
     """The name in :data:`FORMS` of the function that checks the text; empty for none."""
     internal: bool = False
@@ -184,7 +184,7 @@ def counts_of_addresses(text: str) -> dict[str, int]:
 
 
 def plain_address(host: str) -> str:
-    """Return an IP address in the form of client addresses. Raises ValueError."""
+    """Return an IP address, or the IPv4 address if it is IPv4-mapped. Raises ValueError."""
     try:
         found = ip_address(host)
     except ValueError:
@@ -244,7 +244,7 @@ FORMS: Mapping[str, Callable[[str], object]] = {
     "replica-selector": replica_selector,
     "throttled-replicas": throttled_replicas,
 }
-"""Functions that raise ValueError for a text of another form, by name."""
+"""Functions that raise ValueError for an invalid text, by the name in ``form=``."""
 
 
 def read_keys(table: str) -> tuple[ConfigKey, ...]:
@@ -258,8 +258,8 @@ def read_key(line: str, doc: str, inert: str = "") -> ConfigKey:
 
     The constraints are ``unit=``, ``low=``, ``high=``, ``form=``, and ``of=`` with choices
     separated by commas. ``dynamic`` means that the key can be changed while the broker runs,
-    ``any-case`` that its choices may be written in upper case, ``internal`` that only a set key is
-    described.
+    ``any-case`` that its choices may be written in any case, ``internal`` that DescribeConfigs
+    shows the key only if it is set.
     """
     name, kind, default, *rest = line.split()
     given = dict(item.partition("=")[::2] for item in rest)
@@ -282,7 +282,7 @@ def read_key(line: str, doc: str, inert: str = "") -> ConfigKey:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the end of an error about an unknown ``name``: the most similar ``known`` name."""
+    """Return a hint for the error about an unknown ``name``: a similar ``known`` name, if any."""
     import difflib  # noqa: PLC0415 - only errors need it
 
     spelling = {one.lower(): one for one in known}

@@ -1,4 +1,4 @@
-"""The listeners of Kafka's ``listeners``, separated into those for clients and for controllers.
+"""The listeners in Kafka's key ``listeners``: those for clients, and those for controllers.
 
 Each listener has its own advertised address: services of a compose file and programs on the host
 reach a broker by different names.
@@ -46,7 +46,7 @@ def parse_address(text: str) -> Address:
 
 
 def client_listeners(config: BrokerConfig) -> dict[str, ListenerConfig]:
-    """Return the client listeners of ``listeners``, by name and in order; empty if it is not set.
+    """Return the client listeners in ``listeners`` by name, in order; none if the key is unset.
 
     A missing host stands for all interfaces. Raises ConfigError.
     """
@@ -135,9 +135,9 @@ def protocols_of_listeners(config: BrokerConfig) -> dict[str, SecurityProtocol]:
 
 
 def check_closed(config: BrokerConfig, listeners: Collection[ListenerConfig]) -> None:
-    """Refuse listeners that other machines reach without authentication, unless configured.
+    """Refuse listeners that other machines reach without authentication. Raises ConfigError.
 
-    Raises ConfigError.
+    The setting ``fencepost.insecure`` permits them.
     """
     if config.bool(INSECURE):
         return
@@ -263,8 +263,8 @@ def mapped_protocols(config: BrokerConfig) -> list[str]:
 def _protocols(config: BrokerConfig) -> dict[str, SecurityProtocol]:
     """Return the protocols of listeners by name.
 
-    Without a map, and if no listener is named after another protocol, controller listeners default
-    to PLAINTEXT.
+    Without a map, controller listeners default to PLAINTEXT, unless a listener is named SSL,
+    SASL_PLAINTEXT or SASL_SSL.
     """
     protocols = {one.value: one for one in SecurityProtocol}
     entries = mapped_protocols(config)

@@ -1,7 +1,8 @@
 """The broker's log on standard error: key=value on a terminal, JSON lines otherwise.
 
 Clients choose some of the texts (topic names, client ids), so control characters are escaped and
-long values truncated: one event is always one line.
+long values truncated: no text can look like another event. An event is one line; on a terminal an
+indented stack trace may follow.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ LEVELS: Mapping[str, int] = {
 """Kafka's names of the levels, as in BROKER_LOGGER configs."""
 
 FORMATS: Mapping[str, bool | None] = {"auto": None, "text": True, "json": False}
-"""Whether to write lines for a terminal; None for "auto" decides by standard error."""
+"""For each format, the argument ``terminal`` of :func:`configure`."""
 
 ROOT = "root"
 """The name of the only logger in BROKER_LOGGER configs."""
@@ -65,7 +66,10 @@ def set_level(name: str) -> None:
 
 
 def configure(*, terminal: bool | None = None) -> None:
-    """Set up logging of this process; by default the format depends on standard error."""
+    """Set up logging of this process.
+
+    By default, the format depends on whether standard error is a terminal.
+    """
     if terminal is None:
         terminal = sys.stderr.isatty()
     structlog.configure(

@@ -37,22 +37,22 @@ class Roles:
     voters: tuple[tuple[int, Address], ...] = ()
     """(id, address) of the voters of a static quorum."""
     controller_listener: str = ""
-    """The listener for connections to controllers: the first of theirs; empty without any."""
+    """The first of ``controller.listener.names``, used to connect to controllers; empty if none."""
     controller_protocol: SecurityProtocol = SecurityProtocol.PLAINTEXT
     """The security protocol of that listener."""
     elects: bool = False
     """Whether the brokers elect the controller among themselves, on ZooKeeper."""
     decides_for_others: bool = False
-    """Whether it is the controller of other brokers: it has a controller listener."""
+    """Whether the node has a controller listener, and so is the controller of other brokers too."""
 
     @property
     def is_member(self) -> bool:
-        """Whether it is a broker whose controllers are other nodes."""
+        """Whether the node is a broker whose controllers are other nodes."""
         return self.is_broker and not self.is_controller
 
     @property
     def registers(self) -> bool:
-        """Whether it is a broker that registers with a controller over the network."""
+        """Whether the node is a broker that registers with a controller over the network."""
         return self.is_member or (self.is_broker and self.decides_for_others)
 
 
@@ -135,7 +135,7 @@ def _check_member(
 
 
 def _check_controller(config: BrokerConfig, roles: Roles, names: list[str]) -> None:
-    """Check the settings of a controller, the only one of its cluster. Raises ConfigError."""
+    """Check the settings of a controller, which is alone in its cluster. Raises ConfigError."""
     node_id = config.int("node.id")
     ids = {voter for voter, _ in roles.voters}
     if ids and node_id not in ids:

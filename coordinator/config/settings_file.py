@@ -42,8 +42,8 @@ def read_file(path: Path) -> dict[str, str]:
 def parse(raw: bytes, suffix: str = "") -> dict[str, str]:
     """Parse a file's content. Raises ValueError, and ConfigError for a value of a wrong type.
 
-    ``suffix`` only matters for a file that is not valid TOML but has lines that look like TOML: the
-    error is about TOML unless the name ends in ``.properties``.
+    ``suffix`` only matters for a file that is not valid TOML but has lines that look like TOML.
+    With ``.properties`` it is parsed as properties; otherwise the error is about TOML.
     """
     try:
         return dict(_flatten(tomllib.loads(raw.decode()), ""))
@@ -61,7 +61,7 @@ def parse(raw: bytes, suffix: str = "") -> dict[str, str]:
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
-    """Yield dotted keys of nested tables: ``log.retention.hours = 1`` is three tables in TOML."""
+    """Yield dotted keys of nested tables: ``log.retention.hours = 1`` is nested in TOML."""
     for name, value in tree.items():
         key = prefix + name
         if isinstance(value, Mapping):

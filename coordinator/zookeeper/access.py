@@ -63,7 +63,8 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 RETRY_MS: Final = 100
-"""The pause before a retry (kafka: ``retryBackoffMs``); a random half of it is added."""
+"""The shortest pause before a retry (kafka: ``retryBackoffMs``); up to half of it is added at
+random."""
 
 GIVE_UP_MS: Final = 30_000
 """The time limit of a change, including its wait for earlier ones; clients wait no longer."""
@@ -114,7 +115,7 @@ class _PendingChanges:
 
 
 class SecurityZnodes:
-    """Reads, watches and writes the znodes of users, quotas and ACLs. Belongs to the loop.
+    """Reads, watches and writes the znodes of users, quotas and ACLs, on the event loop.
 
     ``take`` applies records to the broker's image. ``has_rules`` is whether the broker has an
     authorizer: without one, ACLs are not read.
@@ -405,7 +406,11 @@ class _MultiWrite:
         self.size += len(data or b"") + 2 * len(path)
 
     def all(self) -> list[Write]:
-        """Return all writes, including deletions of znodes that the last quota leaves empty."""
+        """Return all writes.
+
+        When the last quota below a user's ``clients`` znode is deleted, that znode is deleted too,
+        and then the user's znode if it has no settings.
+        """
         for folder, count in self._deleted.items():
             node = self._nodes.get(folder)
             if node is None or node.child_count != count:

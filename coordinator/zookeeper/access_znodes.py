@@ -327,9 +327,9 @@ def camel(one: IntEnum) -> str:
 
 
 def _word(kind: type[N], text: object, least: N) -> N:
-    """Parse an enum constant that is at least ``least``, in any spelling of Kafka's.
+    """Return the enum constant named by ``text``, in any of Kafka's spellings.
 
-    Raises ValueError.
+    Raises ValueError, also for a constant below ``least``.
     """
     plain = str(text).replace("_", "").upper()
     for one in kind:

@@ -1,7 +1,7 @@
 """Reassignments and preferred-leader elections that tools request with znodes under ``/admin``.
 
 The controller removes a partition from ``/admin/reassign_partitions`` when its reassignment is
-complete or has failed, and deletes the znode with its last partition. After a failover, the new
+complete or has failed, and deletes the znode when no partition is left. After a failover, the new
 controller continues with the remaining partitions. It deletes an unreadable znode, which would
 block later requests.
 
@@ -44,9 +44,9 @@ Targets = Mapping[Partition, tuple[int, ...]]
 
 
 class AdminNodes:
-    """Handles both znodes.
+    """Handles the reassignment znode and the election znode.
 
-    ``on_change`` has the watch callbacks of the reassignment znode and of the election znode.
+    ``on_change`` has their watch callbacks, in this order.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class AdminNodes:
         try:
             await self._store.do([write])
         except RefusedError as refused:
-            if refused.at == 0:
+            if refused.at == 0:  # the check of the controller epoch, see ``fenced``
                 raise
             again()
 

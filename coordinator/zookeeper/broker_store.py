@@ -82,7 +82,7 @@ class BrokerStore(ZooKeeperMetadata):
         return self.image.offset + 1
 
     def unforced(self) -> AbstractContextManager[None]:
-        """Return an empty context, as no append waits; see :meth:`durable`."""
+        """Return a context that does nothing: appends never wait, see :meth:`durable`."""
         return nullcontext()
 
     async def read(self, resources: Collection[tuple[int, str]]) -> None:
@@ -133,7 +133,7 @@ class BrokerStore(ZooKeeperMetadata):
         ):
             return record
         now = self.settings(record.resource_name).get(record.name)
-        if record.value == now:  # a change repeats the unchanged settings, which are encoded
+        if record.value == now:  # an unchanged setting, which is already encoded
             return record
         value = self._passwords.encoded(record.resource_name, record.name, record.value)
         return replace(record, value=value)
@@ -171,7 +171,7 @@ class BrokerStore(ZooKeeperMetadata):
 
 @asynccontextmanager
 async def _in_time(late: str) -> AsyncIterator[None]:
-    """Run the block for at most GIVE_UP_MS, without which a lost connection would hold a request.
+    """Run the block for at most GIVE_UP_MS, so that a lost connection does not hold up a request.
 
     Raises RequestTimedOutError(``late``) then, and MetadataUnavailableError for a ZooKeeperError.
     """

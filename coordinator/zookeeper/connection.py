@@ -41,7 +41,7 @@ _OF_CLIENTS: Final[Mapping[str, str]] = {
     "zookeeper.ssl.truststore.type": "ssl.truststore.type",
     "zookeeper.ssl.endpoint.identification.algorithm": "ssl.endpoint.identification.algorithm",
 }
-"""The corresponding keys of Kafka's other clients."""
+"""For each TLS key of ZooKeeper, the corresponding key of Kafka's clients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class ZooKeeperConfig:
     """Connection settings. Equality does not compare ``tls``; ``repr`` shows no secret."""
 
     connect: str
-    """Comma-separated HOST:PORT, and optionally a path."""
+    """Comma-separated HOST:PORT, and optionally a chroot path."""
     timeout_ms: int
     """The session timeout."""
     connection_timeout_ms: int

@@ -54,7 +54,7 @@ def problem_of(client: Any) -> str:
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
-    """Makes connections, in kazoo's thread."""
+    """Opens connections, in kazoo's thread."""
 
     def __init__(self, reach: ZooKeeperConfig) -> None:
         super().__init__()

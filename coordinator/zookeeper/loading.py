@@ -70,9 +70,10 @@ async def clear_notes(session: ZkSession, epoch_version: int) -> None:
 
 
 async def make_partitions(session: ZkSession, image: MetadataImage, epoch_version: int) -> None:
-    """Create the missing parents of the states of partitions that never had a leader.
+    """Create the missing parents of state znodes, for partitions that never had a leader.
 
-    The previous controller may have created only the topic's znode, and a state needs its parent.
+    The previous controller may have created only the topic's znode, and a state znode needs its
+    parents.
     """
     for topic in image.topics.values():
         parts = enumerate(topic.partitions)

@@ -88,12 +88,12 @@ _RULES, _ALL = "rules", "all users, quotas and rules"
 _OF_A_SESSION: Final = (_REGISTRATION, _CONTROLLER, _SETTINGS, _RULES)
 
 OnFailover = Callable[["ZkImage", BrokerRequestBatch, int, Callable[[], None]], "ZkController"]
-"""Builds the controller from the loaded metadata, the requests' controller identity, the version
+"""Builds the controller from the loaded metadata, its identity in requests to brokers, the version
 of ``/controller_epoch`` that fences its writes, and a callback for a failed write."""
 
 
 class ZooKeeperNode:
-    """``services.zookeeper``. Belongs to the loop.
+    """This broker's membership, in ``services.zookeeper``. Used only on the event loop.
 
     ``listener`` names the inter-broker listener, on which the controller and the other brokers
     reach this broker. ``on_lost`` is called if the broker must stop. Raises ConfigError.
@@ -141,12 +141,12 @@ class ZooKeeperNode:
         self._former: tuple[int, int] | None = None
         """The id and session of the controller that this broker saw last."""
         self.remember: Remember | None = None
-        """Records in the history which broker was elected or resigned as controller, and why."""
+        """Adds an event to the history: an election or resignation of the controller, and why."""
         self.in_controlled_shutdown = False
         """Whether this broker has asked for a controlled shutdown: it must not join an ISR, nor
         become the leader of a partition."""
         self._maybe_gone: dict[UUID, None] = {}
-        """Topics known before the registration; the report of a deletion may have been missed."""
+        """Topics known before the registration, of which some may have been deleted since."""
         self._dirty: dict[str, None] = {}
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -160,7 +160,7 @@ class ZooKeeperNode:
     # --- start ---
 
     async def find_cluster_id(self) -> str:
-        """Connect, and create missing znodes. Raises MembershipError."""
+        """Connect, create missing znodes, and return the cluster id. Raises MembershipError."""
         try:
             await self._session.start()
             for path in znodes.PERSISTENT:
@@ -176,7 +176,7 @@ class ZooKeeperNode:
             raise MembershipError(str(error)) from error
 
     async def join(self, end_points: Sequence[BrokerEndpoint]) -> MetadataImage:
-        """Return the current metadata, with this broker leading nothing. Raises MembershipError."""
+        """Return the metadata, without leaders for replicas here. Raises MembershipError."""
         self._registration.end_points = tuple(end_points)
         try:
             await self._notifications.skip()
@@ -288,8 +288,8 @@ class ZooKeeperNode:
         missed only deletions of topics without a replica here, and the removal deletes no data.
         """
         async with self._arriving:
-            # Read after the registration, these include every topic known before it that still
-            # exists, even on a ZooKeeper server that lags.
+            # Even a lagging server has applied this session's own registration, and hence lists
+            # every topic that was created before it and still exists.
             there = set(await self._session.children(znodes.TOPICS))
             gone = [
                 topic
@@ -430,7 +430,7 @@ class ZooKeeperNode:
         """Apply every change of users, quotas and ACLs that was acknowledged before this call.
 
         If ZooKeeper does not answer within the session timeout, return with the changes applied so
-        far. The change that the caller makes next waits for ZooKeeper in any case.
+        far: the caller's next step is a change, which waits for ZooKeeper itself.
         """
         try:
             async with asyncio.timeout(self._timeout_ms / 1000):
@@ -441,7 +441,7 @@ class ZooKeeperNode:
             _log.warning("others' changes may not be known yet", cause=str(error))
 
     async def own_decisions(self, resources: Collection[tuple[int, str]]) -> ControllerServices:
-        """Return services that decide on one request for settings, from their current values.
+        """Return services that decide on one change of settings, based on those in ZooKeeper.
 
         Raises MetadataUnavailableError, RequestTimedOutError.
         """
@@ -450,7 +450,7 @@ class ZooKeeperNode:
         return self._decided_on(store, None)
 
     def own_access_decisions(self, acls: AclIndex | None) -> ControllerServices:
-        """Return services that decide on one request for users, quotas or ACLs.
+        """Return services that decide on one change of users, quotas or ACLs.
 
         ``acls`` are the authorizer's ACLs. The caller must not yield to the loop between reading
         them and this call, so that they are the ACLs of this broker's current image.
@@ -565,9 +565,7 @@ class ZooKeeperNode:
     ) -> tuple[int, Mapping[str, Sequence[MetadataRecord]]]:
         """Return the request's error, and the settings of topics that are new here, by name.
 
-        The log of a new topic needs the topic's settings, so both are applied together. If
-        ZooKeeper does not answer, the request waits: the controller takes any answer as final, and
-        would not send the request again.
+        The log of a new topic needs the topic's settings, so both are applied together.
         """
         while True:
             if refused := self._request_applier.refuses(body, self.broker_epoch, connected_s):
@@ -576,6 +574,8 @@ class ZooKeeperNode:
                 return 0, await self._read_settings_of(body)
             except ZooKeeperError as error:
                 _log.warning("settings of new topics not read", cause=str(error))
+                # The controller takes any answer as final: after an error it would not send the
+                # request again.
                 await asyncio.sleep(RETRY_MS / 1000)
 
     async def _read_settings_of(self, body: Entity) -> Mapping[str, Sequence[MetadataRecord]]:

@@ -23,7 +23,7 @@ _log = structlog.get_logger(__name__)
 
 
 class BrokerZnodeRegistration:
-    """This broker's registration. Belongs to the loop."""
+    """This broker's registration. Used only on the event loop."""
 
     def __init__(
         self,
@@ -77,7 +77,8 @@ class BrokerZnodeRegistration:
             if known.owner == session_id:  # an earlier attempt succeeded, but its answer was lost
                 self._made(session_id, known.czxid)
                 return
-            if known.owner == self._made_by:  # ZOOKEEPER-2985
+            # ZOOKEEPER-2985: the znode of this broker's expired session may still be there.
+            if known.owner == self._made_by:
                 await self._session.has_done([Delete(path, known.version)])
                 continue
             left_ms = deadline - self._clock.monotonic_ms()

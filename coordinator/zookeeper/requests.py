@@ -1,9 +1,9 @@
 """Requests from the controller to a broker, turned into metadata records.
 
 This module has no I/O. The rest of the broker sees only the resulting image, and works as it does
-with a KRaft controller. Both LeaderAndIsr and UpdateMetadata carry a partition's state; the later
-state wins, regardless of their order. A broker's own replica becomes a leader or a follower only
-after a request says so.
+with a KRaft controller. Both LeaderAndIsr and UpdateMetadata carry a partition's state; the state
+with the highest leader and partition epoch wins, whichever request arrives first. A broker's own
+replica becomes a leader or a follower only after a request says so.
 
 Source: ``ReplicaManager.becomeLeaderOrFollower``/``stopReplicas``/``maybeUpdateMetadataCache``,
 ``ZkMetadataCache.updateMetadata``.
@@ -47,7 +47,7 @@ UNTOLD: Final = -1
 """The epochs of a partition before the first request about it."""
 
 MAX_GONE: Final = 10_000
-"""Deleted topics that are remembered."""
+"""The most deleted topics that are remembered."""
 
 _NO_INCARNATION: Final = UUID(int=0)
 
@@ -84,7 +84,7 @@ class ControllerRequestApplier:
         self._connected_s = 0.0
         """When the latest connection from that controller was accepted, by the loop's clock."""
         self._gone: dict[UUID, None] = {}
-        """The last deleted topics: a request that names one of them is late, and not applied."""
+        """Recently deleted topics: a request that names one of them is late, and not applied."""
 
     def forget(self, topic_id: UUID) -> RemoveTopicRecord:
         """Return the removal of a topic, and remember its id, which is never reused."""
@@ -98,10 +98,10 @@ class ControllerRequestApplier:
 
         A controller has one connection to a broker at a time. A request that arrives on an earlier
         connection is stale: the controller has given up that connection and resent the request.
-        Only the connection's age shows that: a list of live brokers has no epoch to compare.
         """
         if body.controller_epoch < self.controller_epoch:
             return STALE_CONTROLLER_EPOCH
+        # Only the connection's age shows this: a list of live brokers has no epoch to compare.
         if body.controller_epoch == self.controller_epoch and connected_s < self._connected_s:
             return STALE_CONTROLLER_EPOCH
         if body.broker_epoch < broker_epoch:
@@ -251,9 +251,9 @@ def _led(one: Any) -> PartitionRegistration:
 
 
 def _updated(one: Any, old: PartitionRegistration | None) -> PartitionRegistration:
-    """Return a partition's new state, with the fields that UpdateMetadata lacks from the old one.
+    """Return a partition's new state; fields that UpdateMetadata lacks come from the old state.
 
-    If the replicas have changed, LeaderAndIsr brings those fields.
+    If the replicas have changed, those fields come with a LeaderAndIsr.
     """
     replicas = tuple(one.replicas)
     same = old is not None and set(old.replicas) == set(replicas)

@@ -127,7 +127,7 @@ class RefusedError(ZooKeeperError):
 
 
 class ZkSession:
-    """``on_state`` is called on the loop for every change of state.
+    """A session, which calls ``on_state`` on the loop for every change of its state.
 
     After LOST, a new session starts by itself. Methods raise ZooKeeperError if the connection is
     lost: the operation may or may not have been applied then.
@@ -148,7 +148,7 @@ class ZkSession:
         return 0 if known is None else int(known[0])
 
     async def start(self) -> None:
-        """Connect. Raises ZooKeeperError."""
+        """Connect, and create a missing chroot. Raises ZooKeeperError."""
         if not await asyncio.to_thread(self._begin, self._reach.connection_timeout_ms / 1000):
             why = problem_of(self._client)
             told = f": {why}" if why else ""
@@ -180,7 +180,7 @@ class ZkSession:
         self._client.close()
 
     def _changed(self, state: str) -> None:
-        """Run in the connection's thread, which must not wait."""
+        """Pass a state to the loop. Called in kazoo's connection thread, it must not block."""
         found = SessionState.CONNECTED if state == KazooState.CONNECTED else SessionState(state)
         self._tell(partial(self._told, found))
 
@@ -298,6 +298,7 @@ class ZkSession:
                 case Check():
                     transaction.check(one.path, one.version)
         found: list[Any] = await self._answer(transaction.commit_async)
+        # Only the rejected write has an error of its own; all others have one of these two.
         for at, one in enumerate(found):
             if isinstance(one, Exception) and not isinstance(
                 one, (RolledBackError, RuntimeInconsistency)

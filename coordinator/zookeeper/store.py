@@ -86,11 +86,14 @@ class ZkMetadataStore(Metadata):
         return self.image.offset + 1
 
     def unforced(self) -> AbstractContextManager[None]:
-        """Return an empty context, as no append waits; see :meth:`durable`."""
+        """Return a context that does nothing: appends never wait, see :meth:`durable`."""
         return nullcontext()
 
     def install(self, image: MetadataImage) -> None:
-        """Replace the image, but publish nothing: this broker applies changes as others do."""
+        """Replace the image, but publish nothing.
+
+        This broker, like every other, applies a change when the controller's request arrives.
+        """
         self.image = image
 
     def append(self, records: Sequence[MetadataRecord]) -> None:
@@ -126,7 +129,7 @@ class ZkMetadataStore(Metadata):
         self._wake.set()
 
     def forget(self, topic: str) -> None:
-        """Drop the marks of a topic that is deleted, together with its settings."""
+        """Drop the deletion marks of a topic whose znodes are gone."""
         self.deleting.discard(topic)
         self.marked.discard(topic)
 
@@ -140,7 +143,7 @@ class ZkMetadataStore(Metadata):
         if self._is_over:
             failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             failed.set_exception(without_traceback(_resigned()))
-            failed.exception()  # a caller that only wants to know whether to wait drops it
+            failed.exception()  # retrieved here, as a caller may only compare it with None
             return failed
         return asyncio.shield(self._changes[-1].done) if self._changes else None
 

@@ -47,7 +47,7 @@ _OF_SESSIONS: Final = (
     UnregisterBrokerRecord,
     NoOpRecord,
 )
-"""Records that no znode holds: brokers register by themselves."""
+"""Records that the controller does not write: each broker creates its own registration."""
 
 
 _WRITTEN: Final = (
@@ -91,7 +91,7 @@ class ZnodeWriter:
         self._writes: list[Write] = []
 
     def write(self, records: Sequence[MetadataRecord]) -> list[Write]:
-        """Return the writes, in an order in which any prefix of them does no harm."""
+        """Return the writes, in an order in which a failure after any of them does no harm."""
         for record in records:
             match record:
                 case TopicRecord():
@@ -165,7 +165,7 @@ class ZnodeWriter:
                 yield Set(znodes.topic_path(topic.name), data, ANY_VERSION)
 
     def _settings(self) -> Iterator[Write]:
-        """Yield unconditional writes: tools and brokers change these znodes as well."""
+        """Yield the writes of settings, without versions: brokers and tools write these too."""
         new = self._new_names()
         for kind, name in self._resources:
             values = self._after.configs.get((kind, name), {})
@@ -183,7 +183,7 @@ class ZnodeWriter:
 
 
 def put_settings(kind: int, name: str, values: Mapping[str, str], *, is_new: bool = False) -> Put:
-    """Return the write of all settings of a resource, which passed :func:`check_kept`."""
+    """Return the write that replaces all settings of a resource that :func:`check_kept` accepts."""
     path = znodes.config_path(kind, name) or ""
     return Put(path, znodes.config_data(values), is_new=is_new)
 

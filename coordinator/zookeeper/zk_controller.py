@@ -86,7 +86,7 @@ GO_ON_AT_ONCE: Final = 200
 """The most reassignments that one decision continues."""
 
 MAX_GONE: Final = 1_000
-"""Deleted topics to report to brokers that register later."""
+"""The most deleted topics that are kept, to be reported to brokers that register later."""
 
 _BROKERS, _TOPICS, _DELETIONS, _ISRS, _GONE = "brokers", "topics", "deletions", "ISRs", "gone"
 _ASSIGNMENTS, _REASSIGNMENTS, _ELECTIONS = "assignments", "reassignments", "elections"
@@ -94,7 +94,7 @@ _LOG_DIRS, _REPLICAS = "log directories", "replicas"
 
 
 class ZkController:
-    """The active controller. Belongs to the loop.
+    """The active controller. Used only on the event loop.
 
     ``on_lost`` is called if a write fails: this controller must resign.
     """
@@ -122,8 +122,8 @@ class ZkController:
         self._deleting: dict[str, set[int]] = {}
         """Topics under deletion, and the brokers that may still have replicas of them."""
         self._parts, self._gone = dict[str, TopicImage](), dict[str, TopicImage]()
-        """The last images of topics under deletion, and of deleted topics: a broker that was down
-        must still be told of the deletion."""
+        """The last images of topics under deletion, and of deleted topics: a broker that registers
+        later must still be sent their deletion."""
         self.store = ZkMetadataStore(
             config,
             session,
@@ -160,7 +160,7 @@ class ZkController:
         self._log_dirs = LogDirs(self._decide, self._marks(_REPLICAS))
         self._dirty, self._wake = dict[str, None](), asyncio.Event()
         self._untold: asyncio.Queue[tuple[MetadataImage, MetadataImage]] = asyncio.Queue()
-        """Changes that ZooKeeper holds and brokers have not been sent, in order."""
+        """Changes that are in ZooKeeper and not yet sent to the brokers, in order."""
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -195,7 +195,10 @@ class ZkController:
         ]
 
     def _being_deleted(self) -> MetadataImage:
-        """Return an image of topics under deletion, which brokers may still know."""
+        """Return an image of only the topics under deletion, which brokers may still have.
+
+        The first requests report the change from this image, and so repeat the deletions.
+        """
         records: list[MetadataRecord] = []
         for name, node in self._loaded.deleting.items():
             if node is not None:
@@ -259,7 +262,7 @@ class ZkController:
         return partial(self._mark, what)
 
     async def _go_on_reassigning(self, partitions: Sequence[Partition] | None = None) -> None:
-        """Continue reassignments in progress, of these partitions or of all."""
+        """Continue the reassignments in progress of these partitions, or of all partitions."""
         found = self.active.look().list_partition_reassignments(partitions)
         for some in batched([(name, index) for name, index, _ in found], GO_ON_AT_ONCE):
             self._decide(methodcaller("resume_reassignments", some))
@@ -279,7 +282,10 @@ class ZkController:
         await self._place_new()
 
     def _in_sync(self) -> set[int]:
-        """Return unregistered brokers in an ISR, which may have failed before the election."""
+        """Return unregistered brokers that lead a partition or are in an ISR.
+
+        They may have failed before this controller's election.
+        """
         known = self.store.image.brokers
         return {
             member
@@ -293,7 +299,7 @@ class ZkController:
         return self.active.decide(decision, trigger="watch of ZooKeeper")
 
     async def _decide_all(self, decision: Callable[[Machine], ControllerResult[bool]]) -> None:
-        """Make a decision that comes in pieces, and yield to the loop between pieces."""
+        """Repeat a decision while it returns True; yield to the loop between repetitions."""
         is_more = self._decide(decision)
         while is_more:
             await asyncio.sleep(0)
@@ -417,9 +423,9 @@ class ZkController:
             self.learn(records)
 
     async def _look_at_log_dirs(self) -> None:
-        """Send brokers that lost a log directory all of their replicas again.
+        """Send a LeaderAndIsr with all of its replicas to each broker that lost a log directory.
 
-        The LeaderAndIsr response names the replicas that are offline.
+        The response names the replicas that are offline.
         """
         names = await self._session.children(znodes.LOG_DIR_EVENTS, self._marks(_LOG_DIRS))
         brokers = await read_log_dir_events(self._session, names)

@@ -1,7 +1,7 @@
 """`/metrics`, `/healthz` and `/readyz` of one broker, from before its startup until after its stop.
 
 Only one scrape at a time collects samples; a request that arrives meanwhile, for the same format,
-gets the same response. A scrape works in slices of a millisecond, and streams its text.
+gets the same response. A scrape works in slices of a millisecond; its text is sent in pieces.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ ABOUT_ITSELF: Final = 4
 """Samples that a scrape adds about itself, beyond the limit."""
 
 LAG_BOUNDS: Final = (0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
-"""Seconds; a turn of the loop should take less than 0.05."""
+"""The histogram's bounds in seconds; a turn of the loop should take less than 0.05."""
 
 
 class Endpoint:

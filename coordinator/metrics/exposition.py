@@ -23,7 +23,7 @@ LINES_PER_PIECE: Final = 200
 """Lines that are kept as one piece of text: about 16 KiB."""
 
 SLICE_MS: Final = 1
-"""How long a scrape may occupy the loop before it yields, in milliseconds: short, because its work
+"""How long a scrape may occupy the loop before it yields, in milliseconds: short, because a scrape
 is never urgent."""
 
 

@@ -19,7 +19,7 @@ SHOWN: Final = 3
 
 
 def unready(stage: str, services: Services | None) -> str:
-    """Return the reason why clients should not be sent here now; empty if the broker is ready."""
+    """Return the reason why the broker is not ready for clients; empty if it is ready."""
     if stage != SERVING or services is None:
         return STARTING if stage == SERVING else stage
     offline = [one.name for one in services.logs if one.offline is not None]

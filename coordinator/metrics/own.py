@@ -305,7 +305,7 @@ def _of_logins(logins: Logins | None) -> Iterator[Series]:
 
 
 def _named(name: str | None) -> str:
-    """Return the label value; a quota shared by the rest is named ``<default>``, as in Kafka."""
+    """Return the label value of a user or client; a default entity, None, is ``<default>``."""
     return "<default>" if name is None else name
 
 

@@ -1,7 +1,8 @@
 """The state of the broker during a scrape, collected piece by piece as rows for all exporters.
 
 Rows are collected in slices of the loop's time, so two rows may show different moments; a single
-row is consistent. Between scrapes only the tallies of :mod:`tally` are kept.
+row is consistent. A snapshot lasts for one scrape; :mod:`tally` and :mod:`view` keep state between
+scrapes.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class OffsetRow:
     seconds: float | None = 0.0
     """None if the first record has no timestamp."""
     is_progress: bool = False
-    """Whether it is the progress of a Spark query, which reads no records and so has no lag."""
+    """Whether a Spark query committed the offset only to show its progress: it has no lag then."""
 
     @property
     def has_lag(self) -> bool:
@@ -119,14 +120,13 @@ class GroupRow:
     commits: int
     group: Group
     assigned: list[frozenset[TopicPartition]] = field(default_factory=list)
-    """The partitions of each member; empty for a group of another protocol type."""
+    """The partitions of each member; empty unless the protocol type is that of consumers."""
     offsets: list[OffsetRow] = field(default_factory=list)
     sums: dict[str, tuple[int, int | None]] = field(default_factory=dict)
     """By topic, the sum of committed offsets, and the sum of the known lags in offsets."""
     unknown: int = 0
-    """Partitions whose lag is not known: those without an in-sync replica here, and those assigned
-    and not empty but without a commit, where the members' reset policy decides the starting
-    offset."""
+    """Partitions whose lag is not known: those without an in-sync replica here; and those that a
+    member owns and that have records but no commit, as the reset policy decides where it starts."""
 
 
 @dataclass(slots=True)
@@ -221,9 +221,10 @@ async def _transactions(
 ) -> None:
     """Count transactions, and find those that are open in a log but unknown to their coordinator.
 
-    ``suspects`` were open before this reads the coordinators' transactions. A coordinator writes
-    the markers before it completes a transaction, so one that it does not know, and that is still
-    open in the log afterwards, is hanging: no request will ever end it.
+    ``suspects`` are transactions found open in the logs before the coordinators' transactions are
+    read here. A coordinator writes the markers before it completes a transaction. So a transaction
+    that it does not know, and that is still open in the log afterwards, is hanging: the coordinator
+    will never end it.
     """
     known: dict[int, TransactionMetadata] = {}
     knows_all = True

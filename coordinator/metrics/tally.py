@@ -133,7 +133,7 @@ class PartitionTally:
             yield
 
     def _take(self, header: BatchHeader, active: set[int]) -> None:
-        """Add the offsets from ``end`` to the end of a batch."""
+        """Add the offsets from :attr:`end` to the end of a batch."""
         if header.base_offset > self.end:
             self._add(self.end, header.base_offset - self.end, is_aborted=False)
         behind = header.next_offset

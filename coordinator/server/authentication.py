@@ -1,11 +1,11 @@
 """SASL authentication of connections, before any other request is served.
 
-:class:`Authenticator` is the exchange without its connection: frames in, responses out. Before
+:class:`Authenticator` turns frames into responses, without knowing the connection. Before
 authentication only request headers are decoded, and the bodies of ApiVersions, SaslHandshake and
-SaslAuthenticate. :class:`SaslGate` runs it on a connection, and serves no other request until the
-client is authenticated.
+SaslAuthenticate. :class:`SaslGate` runs an authenticator on a connection, which serves no other
+request until the client is authenticated.
 
-A connection is closed in the same cases as by Kafka, with the same responses to the client.
+The gate closes a connection in the same cases as Kafka, after the same responses.
 
 Source: ``SaslServerAuthenticator``, ``KafkaChannel``, ``Selector``; KIP-43, KIP-152, KIP-368.
 """
@@ -215,7 +215,10 @@ class Authenticator:
         return data
 
     def _finish(self, exchange: Exchange) -> int:
-        """Return the session lifetime in milliseconds; 0 if unlimited or not yet authenticated."""
+        """Set ``result`` if the client is authenticated; return the session lifetime in ms.
+
+        The lifetime is 0 if it is unlimited, or the client not yet authenticated.
+        """
         if exchange.identity is None or self.mechanism is None:
             return 0
         now_ms = self._now_ms()
@@ -247,7 +250,11 @@ def _api(error: UnsupportedVersion) -> str:
 
 
 def _illegal_state(error: UnsupportedVersion) -> Answer:
-    """Return ILLEGAL_SASL_STATE as the requested API's response; empty if it has no error field."""
+    """Encode the requested API's response with ILLEGAL_SASL_STATE.
+
+    Return an empty list for SaslAuthenticate, an unsupported API or version, or an API whose
+    response has no top-level error.
+    """
     low, high = ALL_VERSIONS.get(error.api_key, (1, 0))
     if error.api_key == ApiKey.SASL_AUTHENTICATE or not low <= error.version <= high:
         return []
@@ -262,7 +269,7 @@ def _illegal_state(error: UnsupportedVersion) -> Answer:
 
 
 class GatedConnection(Protocol):
-    """A connection, as its gate uses it."""
+    """The part of a connection that :class:`SaslGate` uses."""
 
     session: ClientSession
     peer_host: str
@@ -314,7 +321,7 @@ class SaslGate:
         return self._is_counted
 
     def close(self) -> None:
-        """Handle the end of the connection."""
+        """Cancel the timer, and stop counting this client as one that authenticates."""
         if self._timer is not None:
             self._timer.cancel()
         if self._is_counted:
@@ -340,7 +347,10 @@ class SaslGate:
         self._connection.cut_off("a login took too long")
 
     def next_request(self) -> Request | Work[Request | None] | None:
-        """Do the same as :meth:`RequestStream.next_request`; return steps that authenticate."""
+        """Return the steps that process the next frame of an authentication.
+
+        After authentication, return the client's next request. Return None if bytes are missing.
+        """
         if self._login is None:
             return self._next_of_user()
         try:
@@ -353,7 +363,11 @@ class SaslGate:
         return self._answer(self._login.take(bytes(frame)), self._login)
 
     def _next_of_user(self) -> Request | Work[Request | None] | None:
-        """Return the next request of a client whose session expires."""
+        """Return the next request of an authenticated client whose session has a limited lifetime.
+
+        A SaslHandshake begins a reauthentication. Any other request after the end of the session
+        closes the connection.
+        """
         coming = self._stream.next_request()
         if coming is None:
             return None
@@ -426,7 +440,10 @@ def open_gate(
     logins: Logins,
     loop: asyncio.AbstractEventLoop,
 ) -> SaslGate | None:
-    """Require authentication before requests are served; None for a listener without SASL."""
+    """Create the gate of a connection, and close the connection if it may not authenticate now.
+
+    Return None for a listener without SASL.
+    """
     rules = logins.of(connection.session.listener)
     if rules is None:
         return None

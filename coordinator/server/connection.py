@@ -1,8 +1,8 @@
 """One client connection: a request stream on a socket, one request served at a time.
 
 While a request is served, or its response not yet written to the socket, the connection handles no
-other request: at most one read of further data waits in the broker's memory, the rest in the
-kernel's. So a connection takes bounded memory and needs no queue, and responses stay in order.
+other request. It reads from the socket at most once more; all further data waits in the kernel. So
+a connection takes bounded memory and needs no queue, and responses stay in order.
 
 A frame is decoded, handled and answered in steps (:mod:`fencepost.coordinator.runtime.turns`): a
 large request yields to other connections.
@@ -61,11 +61,11 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 FRAMES_PER_TURN = 32
-"""The requests of one connection that are served before others get their turn."""
+"""The maximum number of requests of one connection that are served in one turn."""
 
 SENT_TOGETHER = 16
-"""The most small responses that are sent in one write, if the client has pipelined their requests:
-a write costs more than handling most of them. They wait at most one slice for each other."""
+"""The maximum number of small responses to pipelined requests that are sent in one write: the write
+costs more than handling most of the requests. Each waits at most one time slice for the others."""
 
 SENT_TOGETHER_BYTES = 16_384
 """Responses with more bytes in total are sent without waiting."""
@@ -172,7 +172,7 @@ class Connection(asyncio.BufferedProtocol):
         self.session = replace(self.session, principal=principal)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Handle the loss of the socket: drop a handler in steps, let a coroutine finish."""
+        """Handle the loss of the socket: cancel a handler's steps, but let a coroutine finish."""
         if exc is not None:
             log.debug("connection lost", peer=self.peer, error=str(exc))
         self.closed = True
@@ -236,7 +236,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._job is not None
 
     def check_idle(self, now: float) -> None:
-        """Close a connection that was idle for too long; called by the server's sweep."""
+        """Close the connection if it is idle or slow for too long; called by the server's sweep."""
         server, limits = self._server, self._limits
         quiet_ms = (now - self.last_active) * 1000
         if self._is_sending:
@@ -369,7 +369,7 @@ class Connection(asyncio.BufferedProtocol):
             self._job = turns.begin(self._exchange(request), until, self._served)
             if self._job is not None:
                 if self._stream.size_bytes > FIRST_BUFFER_BYTES:
-                    # New bytes would overwrite a request that is still read.
+                    # New bytes would overwrite a request that is still being decoded.
                     self._pause()
                 return
             if monotonic_s() >= until:
@@ -388,7 +388,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def _may_serve(self) -> bool:
-        """Whether neither a request nor a response is in progress."""
+        """Whether a request may be served: none is in progress, and nothing is waited for."""
         return (
             self._job is None
             and self._writable
@@ -488,11 +488,11 @@ class Connection(asyncio.BufferedProtocol):
         )
 
     def versions(self, request: Request) -> Entity:
-        """Return the response to ApiVersions before authentication; as in Kafka without ids."""
+        """Answer ApiVersions before authentication; its cluster and node ids are not compared."""
         return versions_of(self._context(request))
 
     def _answer(self, request: Request, held: list[Entity], spent: LoopTime | None) -> Work[None]:
-        """Handle a request, and send its response, which is added to ``held``.
+        """Handle a request, send its response, and add the response to ``held``, to be freed.
 
         ``spent`` measures the handling time, if the client may have a quota for that.
         """
@@ -550,7 +550,7 @@ class Connection(asyncio.BufferedProtocol):
     # --- bytes out ---
 
     def _send(self) -> None:
-        """Write as much of a response as the socket takes; the rest follows later."""
+        """Begin to send the last response, or leave a small one to be sent with the next."""
         self._sending_since = self.last_active = self._loop.time()
         self._sent_bytes = 0
         if self._gathers and self._gathered < SENT_TOGETHER - 1 and self._is_small:
@@ -561,7 +561,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def _is_small(self) -> bool:
-        """Return whether the unsent responses, one chunk each, are few bytes in memory."""
+        """Whether every unsent response is one chunk in memory, and all together are small."""
         stream = self._stream
         return (
             len(stream.unsent) == self._gathered + 1

@@ -1,7 +1,7 @@
 """Limits of connections and of their rate: in total, per listener and per address.
 
-:class:`ConnectionQuotas` counts, without sockets or an event loop. :class:`ConnectionAcceptor`
-makes connecting clients wait at their listener, or refuses them.
+:class:`ConnectionQuotas` counts connections, without knowing sockets or the event loop.
+:class:`ConnectionAcceptor` makes connecting clients wait at their listener, or refuses them.
 
 Source: ``SocketServer.ConnectionQuotas``, ``SocketServer.Acceptor``; KIP-402, KIP-612.
 """
@@ -25,12 +25,12 @@ from fencepost.logcore.values import dataclass
 UNLIMITED: Final = 2**31 - 1
 
 MAX_ADDRESSES: Final = 10_000
-"""The addresses whose connection rates are tracked, about 2 KiB each. Above that, with all of them
-used within a window, further addresses share one rate."""
+"""The maximum number of addresses whose connection rates are tracked, about 2 KiB each. If all of
+them have connected within the rate's window, further addresses share one rate."""
 
 MAX_HELD: Final = 1_000
-"""The most sockets of throttled addresses that are kept open for the throttle time; further ones
-are closed at once, so that they do not use up the file descriptors."""
+"""The maximum number of sockets of throttled addresses that are kept open for the throttle time.
+Further ones are closed at once, so that they do not use up the file descriptors."""
 
 # The reasons for which a connection is refused, by the setting responsible.
 TOO_MANY, TOO_MANY_OF_IP = "max.connections", "max.connections.per.ip"
@@ -145,7 +145,10 @@ class ConnectionQuotas:
     # --- admission ---
 
     def enter(self, listener: str, host: str) -> ConnectionSlot | RefusedConnection:
-        """Count a connection, unless its address exceeds a limit; :meth:`has_room` is true."""
+        """Count a connection, unless its address exceeds a limit.
+
+        The caller has checked :meth:`has_room`.
+        """
         held_ms = self._ip_throttle_ms(listener, host)
         if held_ms:
             return RefusedConnection(TOO_FAST_OF_IP, held_ms)
@@ -265,7 +268,7 @@ class ConnectionAcceptor:
 
     @property
     def waiting(self) -> int:
-        """The number of accepted clients that wait for their turn, or for room."""
+        """The number of accepted clients that wait because of a rate or connection limit."""
         return sum(len(door.waiting) for door in self._doors.values())
 
     def open(self, config: ListenerConfig, bound: Iterable[socket.socket]) -> tuple[str, int]:

@@ -1,9 +1,9 @@
-"""A small HTTP server: a few paths for operators and tests, not for records.
+"""A small HTTP server for metrics, health checks and test hooks.
 
-It is imported only where it is used. One handler answers every request::
+One handler answers every request::
 
-    async def handler(request: Request) -> Response:
-        return Response(body=b"pong")
+    async def handler(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(body=b"pong")
 
     server = await serve_http("127.0.0.1", 0, handler)
     ...  # http://{server.host}:{server.port}/
@@ -69,8 +69,8 @@ PIECE_BYTES = 65_536
 """A body is sent in parts of this size, each sent before the next is written."""
 
 LINGER_BYTES = 1_048_576
-"""The most bytes that are read and dropped after a request was refused before its end. Without this
-a client that is still sending when the server closes would lose the response."""
+"""The maximum number of bytes read and dropped after an error response to an incomplete request.
+Closing the socket with unread bytes would cause a reset, and the client would lose the response."""
 
 LINGER_MS = 1_000
 """The time limit for reading them."""
@@ -246,7 +246,7 @@ def _as_bytes(response: HttpResponse) -> bytes:
 
 
 class _HttpConnection:
-    """One client connection. An error of the client is reported and ends it."""
+    """One client connection. It ends with an error response to a request that cannot be read."""
 
     def __init__(
         self,

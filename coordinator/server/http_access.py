@@ -24,7 +24,8 @@ from fencepost.logcore.values import dataclass
 from fencepost.protocol.server_tls import ServerTlsError, server_context
 
 LOOK_S: Final = 30.0
-"""The interval in seconds at which a new connection checks the certificate files for changes."""
+"""The minimum time in seconds between two checks of the certificate files for changes. They are
+checked when a connection is opened."""
 
 MAX_USERS: Final = 100
 MAX_USERS_BYTES: Final = 65_536
@@ -89,8 +90,8 @@ class _Loaded:
 class RenewedContext:
     """The TLS context of PEM files, which are read again after a change.
 
-    Raises :class:`ServerTlsError` if they cannot be used at first. Files that cannot be used later
-    are logged, and the previous context remains in use.
+    The constructor raises :class:`ServerTlsError` if the files cannot be used. If changed files
+    cannot be used, the error is logged, and the previous context remains in use.
     """
 
     def __init__(self, certificate: str, key: str | None) -> None:

@@ -24,10 +24,10 @@ METHODS: Final = ("GET", "HEAD", "POST", "DELETE")
 """The supported methods; the handler decides which of them a path accepts."""
 
 MAX_QUERY_FIELDS: Final = 100
-"""The fields of one query string."""
+"""The maximum number of fields of a query string."""
 
 MAX_BODY_DIGITS: Final = 18
-"""The digits of a Content-Length; more would only take time to convert."""
+"""The maximum number of digits of a Content-Length: converting more would take time."""
 
 TEXT: Final = "text/plain; charset=utf-8"
 

@@ -19,10 +19,10 @@ from fencepost.logcore.fs import handle_limit, held_handles
 log = structlog.get_logger(__name__)
 
 BACKLOG = 1024
-"""The connections that the kernel may queue while the event loop is busy."""
+"""The maximum number of connections that the kernel queues while the event loop is busy."""
 
 ACCEPTED_PER_TURN = 64
-"""The connections accepted before other work gets its turn."""
+"""The maximum number of connections accepted in one turn of the event loop."""
 
 ACCEPT_PAUSE_MS = 100
 """The pause after a failed accept: the system lacks file descriptors or memory, and would fail
@@ -30,16 +30,16 @@ again at once. Clients wait in the backlog."""
 
 
 OWN_FILES = 16
-"""The number of file descriptors that connections never get, even if the logs use all of their
-reserve (at most a quarter of it). They are for short-lived files of the broker, such as a file
-being trimmed or a module being imported."""
+"""The number of file descriptors that connections never get, even if the logs use their whole
+reserve; at most a quarter of that reserve. They are for short-lived files of the broker, such as a
+file being trimmed or a module being imported."""
 
 
 def first_reserved_file() -> int:
     """Return the lowest file descriptor that a connection must not have.
 
-    The system assigns the lowest free descriptor. A descriptor from this one on means that only as
-    many are left as logs and short-lived files still need.
+    The system assigns the lowest free descriptor. If a connection gets this one or a higher one,
+    the logs and short-lived files need all descriptors that are left.
     """
     limit, reserve = handle_limit()
     return limit - max(reserve - held_handles(), min(OWN_FILES, reserve // 4))

@@ -16,7 +16,7 @@ from typing import Protocol
 
 
 class BudgetHolder(Protocol):
-    """A connection, as the budget uses it."""
+    """The part of a connection that the budget uses."""
 
     def release_idle(self) -> bool:
         """Free the memory if no frame is in it; return whether it was freed."""

@@ -22,15 +22,13 @@ log = structlog.get_logger(__name__)
 def refusal(
     context: Context, error: Exception, error_code: Callable[[DomainError], int]
 ) -> Answer | Work[Answer]:
-    """Return the API's error response; None if it has none. Log an unexpected error.
-
-    The error's traceback is dropped: a future in one of its frames may hold the error.
-    """
+    """Return the API's error response; None if it has none. Log an unexpected error."""
     refused = context.registry.handler(context.api_key).refused
     if isinstance(error, DomainError):
         return refused(context, error_code(without_traceback(error)), str(error))
     name = KNOWN_APIS[context.api_key].name
     log.error("handler failed", api=name, version=context.version, exc_info=error)
+    # A local variable in the traceback may be a future that holds the error: a reference cycle.
     without_traceback(error)
     return refused(context, ErrorCode.unknown_server_error, None)
 

@@ -2,8 +2,7 @@
 
 It converts received bytes into requests, and responses into bytes to write. The result does not
 depend on how the bytes are split. The caller takes the next request only after the response to the
-previous one: a large request may still be read from the memory that the next bytes are received
-into.
+previous one: the next bytes are received into the memory from which a large request is decoded.
 
 Large requests and responses are decoded and encoded in steps. A member's heartbeats are always the
 same bytes except for the correlation id, so the rest is decoded once. A response that its handler
@@ -41,12 +40,12 @@ _REPEATED: Final = frozenset({ApiKey.HEARTBEAT, ApiKey.CONSUMER_GROUP_HEARTBEAT}
 """APIs whose requests a client repeats unchanged; their keys fit into one byte."""
 
 _SHORT_BYTES: Final = 512
-"""The limit of a cached request and of a cached response: each connection may have both."""
+"""The maximum size of a cached request or response; each connection may cache one of each."""
 
 _ID: Final = struct.Struct(">i")
 _ID_START, _ID_END = 4, 8
-"""Start and end of the correlation id: the same in a request without its length prefix and in a
-response with it."""
+"""Start and end of the correlation id, in a request frame without its length prefix and in a
+response frame with its length prefix."""
 
 
 class RequestStream:
@@ -192,7 +191,7 @@ class RequestStream:
 
     @property
     def is_in_file(self) -> bool:
-        """Whether the next data is in a file, and so large that a copy costs more than a call."""
+        """Whether the next data is in a file, and large enough that ``sendfile`` beats a copy."""
         first = self.unsent[0]
         return (
             type(first) is not bytes

@@ -129,7 +129,10 @@ class ResponseBudget:
         self._large += 1
 
     def end(self, *, is_large: bool) -> None:
-        """Finish a response, written or not; with ``is_large`` after :meth:`begin_large`."""
+        """End the preparation of a response, whether or not it was written.
+
+        ``is_large`` tells whether :meth:`begin_large` has returned for the response.
+        """
         if is_large:
             self._large -= 1
             self._for_large.let_one_on()

@@ -1,8 +1,8 @@
 """Sending of a response from its stream to the socket, directly from files if possible.
 
-The kernel sends from the file as long as the socket takes data. Data in the transport's buffer must
-be sent before, so the kernel sends only while that buffer is empty, which is checked before each
-part.
+The kernel sends a part from its file (``sendfile``) while the socket takes data. Data that is
+already in the transport's buffer must be sent first, so ``sendfile`` is used only if that buffer is
+empty.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Final
 from fencepost.coordinator.server.request_stream import WRITE_BYTES, RequestStream
 
 SENT_PER_TURN_BYTES: Final = 4_194_304
-"""The bytes of a response sent to one client before others get their turn; fewer if reading the
-file from disk uses up the slice of time."""
+"""The maximum number of bytes sent to one client in one turn; fewer if reading the file from disk
+uses up the slice of time."""
 
 ARMING_BYTES: Final = 4_096
 """The bytes written through the transport when the socket is full, so that the transport reports
@@ -22,7 +22,7 @@ when the socket has room again."""
 
 
 def socket_of(transport: asyncio.BaseTransport) -> int:
-    """Return the socket of a transport without TLS; -1 if it has none."""
+    """Return the file descriptor of a transport without TLS; -1 if it has no socket."""
     found = transport.get_extra_info("socket")
     return -1 if found is None else int(found.fileno())
 
@@ -30,8 +30,8 @@ def socket_of(transport: asyncio.BaseTransport) -> int:
 def send_next(stream: RequestStream, transport: asyncio.Transport, target: int) -> int:
     """Send the next part of the unsent data, and return its size.
 
-    ``target`` is the socket of the transport, which must be open; -1 sends everything from memory.
-    Raises OSError if the part is in a file that cannot be read.
+    The transport must be open. ``target`` is its file descriptor, or -1 to send everything from
+    memory. Raises OSError if the part is in a file that cannot be read.
     """
     room = WRITE_BYTES
     if target >= 0 and stream.is_in_file and not transport.get_write_buffer_size():

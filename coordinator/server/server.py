@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 CLOSED_PER_TURN = 64
-"""The connections closed at the connection limit before others get their turn."""
+"""The maximum number of connections closed in one turn if there are too many."""
 
 _SWEEPS_PER_LIMIT = 4
 """The number of idle sweeps within the shortest time limit that they enforce."""
@@ -122,7 +122,7 @@ class Server:
         self.acceptor: ConnectionAcceptor | None = None
         self._arriving: set[asyncio.Task[None]] = set()
         self.addresses: dict[str, tuple[str, int]] = {}
-        """The address of each listener, also after its end, in the order of their starts."""
+        """The address of each listener by name, in start order; kept after the listener closes."""
         self.tls: dict[str, ListenerTls] = {}
         """The TLS settings by listener."""
         self._handshakes: Handshakes | None = None
@@ -267,7 +267,7 @@ class Server:
             self.acceptor.look_again()
 
     def limit(self, bounds: ServerLimits) -> None:
-        """Apply new limits to connections from now on."""
+        """Replace the limits; admit waiting clients, or close connections above the new limits."""
         self.admission.bounds = bounds
         if self.acceptor is not None:
             self.acceptor.look_again()

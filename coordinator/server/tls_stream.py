@@ -33,8 +33,8 @@ HANDSHAKES_MS: Final = 2
 turn: two to four handshakes."""
 
 RECEIVED_BYTES: Final = 32_768
-"""The bytes read from a socket at once, and the most that are kept while a client's request waits.
-"""
+"""The maximum number of bytes read from a socket at once, and kept encrypted while a request is
+served."""
 
 HANDSHAKE_BYTES: Final = 65_536
 """The limit of a client's handshake data. OpenSSL alone would hold 128 KiB of a ClientHello and 100
@@ -42,7 +42,8 @@ KiB of certificates; a legitimate ClientHello has 2 KiB, and a certificate with 
 """
 
 ENCRYPTED_BYTES: Final = 65_536
-"""The bytes encrypted at once: OpenSSL keeps a buffer of this size for the whole connection."""
+"""The maximum number of bytes encrypted at once: OpenSSL keeps a buffer of this size for the whole
+connection."""
 
 _HANDSHAKE_RECORD: Final = 0x16
 
@@ -128,7 +129,8 @@ class TlsStream(asyncio.Transport, asyncio.BufferedProtocol):
             self._received_bytes += nbytes
             self._incoming.write(received)
             self._is_queued = True
-            self._socket.pause_reading()  # The next data may already be a request.
+            # Data that follows the handshake must wait until the handshake is processed.
+            self._socket.pause_reading()
             self._handshakes.queue(self)
 
     def eof_received(self) -> bool:
@@ -161,7 +163,7 @@ class TlsStream(asyncio.Transport, asyncio.BufferedProtocol):
         connection.connection_lost(exc)
 
     def guarded(self, step: Callable[[], None]) -> None:
-        """Run a step outside of asyncio's callbacks; an unexpected error ends this client."""
+        """Run a step outside of asyncio's callbacks; an unexpected error closes the connection."""
         try:
             step()
         except Exception as error:  # noqa: BLE001 - as asyncio does with a protocol
@@ -255,7 +257,7 @@ class TlsStream(asyncio.Transport, asyncio.BufferedProtocol):
         self._socket.pause_reading()
 
     def resume_reading(self) -> None:
-        """Deliver received data, and new data."""
+        """Resume delivery: first the data already received, then new data."""
         self._is_reading = True
         if self._is_shaken:
             self._handshakes.loop.call_soon(self.guarded, self._deliver)

@@ -34,10 +34,10 @@ How to write a handler
   response with only its top-level error.
 * A ``DomainError`` that escapes fails the whole request, and so does any other exception, which is
   logged and answered with UNKNOWN_SERVER_ERROR. The error response is built by the function
-  ``refused`` that is passed to ``@handles``; by default it is ``ctx.respond.error(code)``. An API
-  without an error response has its connection closed. The handler itself reports the errors of
-  single items.
-* ``raise CloseConnection(reason)`` closes the connection without a response (a failed acks=0).
+  ``refused`` that is passed to ``@handles``; by default it is ``ctx.respond.error(code)``. If it
+  returns None, the connection is closed. The handler itself reports the errors of single items.
+* ``raise CloseConnection(reason)`` closes the connection without a response, as after a failed
+  Produce with acks=0.
 
 The versions of an API are defined in ``protocol/api.py`` and repeated in ``@handles``,
 where the reader of a handler sees them; importing a module whose range differs fails.
@@ -137,7 +137,7 @@ class Context:
     size_bytes: int = 0
     """The request's size on the wire, in bytes."""
     throttle: RequestQuotas | None = None
-    """The request's quotas; None if the broker has no quota configured."""
+    """The request's quotas; None if no quota is configured or the request is exempt."""
     frame: bytes = b""
     """The raw request, kept if the active controller must answer it."""
     on_znodes: ControllerServices | None = None
@@ -181,7 +181,7 @@ class Context:
         audited: bool = True,
         count: int = 1,
     ) -> bool:
-        """Return whether the client may do this to the resource; True without an authorizer.
+        """Return whether the client may perform an operation; True without an authorizer.
 
         With ``audited`` False a denial is not logged: for lists that leave out hidden resources.
         ``count`` is how often the request names the resource, for the audit log.
@@ -198,16 +198,19 @@ class Context:
         )
 
     def may_on_cluster(self, operation: Operation, *, audited: bool = True) -> bool:
-        """Return whether the client may do this to the cluster."""
+        """Return whether the client may perform an operation on the cluster."""
         return self.may(operation, ResourceType.CLUSTER, CLUSTER_NAME, audited=audited)
 
     def require_on_cluster(self, operation: Operation) -> None:
-        """Raise ClusterAuthorizationError if the client may not do this to the cluster."""
+        """Check that the client may perform an operation on the cluster.
+
+        Raises ClusterAuthorizationError.
+        """
         if not self.may_on_cluster(operation):
             raise ClusterAuthorizationError("Cluster authorization failed.")
 
     def may_on_some(self, operation: Operation, resource: ResourceType) -> bool:
-        """Return whether the client may do this to at least one resource of a type."""
+        """Return whether the client may perform an operation on one or more resources of a type."""
         authorizer = self.broker.authorizer
         return authorizer is None or authorizer.allows_some(
             self.connection.session, operation, resource
@@ -290,13 +293,13 @@ class Registry:
 
     By default it serves every API of :data:`fencepost.protocol.api.APIS` that has a module in this
     package. ``modules`` replaces that list (module names by key); tests pass ``{}`` and call
-    :meth:`add`. With ``unstable_versions`` it also serves the versions that Kafka marks unstable;
-    ``unstable_apis`` names the APIs whose unstable versions it serves without that.
+    :meth:`add`. Versions that Kafka marks unstable are served only for the APIs in
+    ``unstable_apis``, or for all APIs with ``unstable_versions``.
 
-    With ``forwards``, which returns the versions that the active controller supports, the broker
-    forwards the controller's APIs to it; the registry then also serves the APIs between brokers of
-    a cluster. ``wrapped`` wraps the handlers of some APIs. ``own`` lists controller APIs that this
-    broker answers itself.
+    ``forwards`` returns the versions that the active controller supports. If it is given, requests
+    of the APIs in :data:`fencepost.protocol.api.FORWARDED` go to the active controller, except the
+    APIs in ``own``, and the APIs in :data:`fencepost.protocol.api.MEMBER_APIS` are served as well.
+    ``wrapped`` has wrappers for the handlers of some APIs.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ T = TypeVar("T")
 def in_turn(ctx: Context, change: Work[T]) -> Work[T]:
     """Run ``change`` after the previous ACL requests, on which its validation depends.
 
-    On ZooKeeper, the registry has done that before it took the image for the request.
+    In a ZooKeeper cluster ``zookeeper_registry`` has already waited for the previous requests.
     """
     if ctx.on_znodes is not None:
         return change
@@ -39,7 +39,7 @@ def in_turn(ctx: Context, change: Work[T]) -> Work[T]:
 
 
 def _when_applied(ctx: Context, change: Work[T]) -> Work[T]:
-    """Make the change once the authorizer, whose ACLs it is checked against, is up to date."""
+    """Run ``change``, which validates against the authorizer's ACLs, once they are up to date."""
     acls = ctx.broker.acls
     while acls is not None and (applied := acls.applied()) is not None:
         yield applied
@@ -62,10 +62,10 @@ def decided_in_pieces(
 
 
 def existing_acls(ctx: Context, authorizer: Authorizer) -> AclIndex:
-    """Return the ACLs of the image against which the request's next decision is made.
+    """Return the ACLs against which the request's next decision is validated.
 
-    The store of a broker on ZooKeeper keeps the image with which the request began, while the
-    authorizer also applies the changes of other brokers.
+    In a ZooKeeper cluster the request keeps the ACLs and the image with which it began, although
+    the authorizer may have applied other brokers' changes since then.
     """
     own = None if ctx.on_znodes is None else ctx.on_znodes.acls
     return authorizer.rules if own is None else own
@@ -100,7 +100,7 @@ def filter_of(wanted: Any) -> AclFilter:
 def says_unknown(wanted: Any) -> bool:
     """Return whether a filter contains the code of UNKNOWN.
 
-    A code without a meaning is not an error: it matches no ACL.
+    An undefined code is not an error: it matches no ACL.
 
     Source: ``DescribeAclsRequest.normalizeAndValidate``.
     """

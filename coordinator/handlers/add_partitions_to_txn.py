@@ -4,8 +4,8 @@ Clients use versions 0 to 3, with one transaction: if one partition is unknown o
 added, and the others get OPERATION_NOT_ATTEMPTED. Version 2 introduces PRODUCER_FENCED. Brokers use
 versions 4 and 5, with many transactions; with VerifyOnly, no partition is added.
 
-Difference from Kafka: without an authorizer any client may send versions 4 and 5, so they add no
-internal topic except the offsets topic, which group coordinators add.
+Difference from Kafka: versions 4 and 5 refuse internal topics except ``__consumer_offsets``, which
+group coordinators add. Without an authorizer any client may send these versions.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _partitions(topics: Any) -> tuple[TopicPartition, ...]:
 def _refused(
     ctx: Context, topics: Any, closed: Container[str]
 ) -> Steps[Mapping[TopicPartition, ErrorCode]]:
-    """Return the error of each partition that may not be added, or whose topic is ``closed``."""
+    """Return an error for each partition that does not exist or whose topic is in ``closed``."""
     refused: dict[TopicPartition, ErrorCode] = {}
     for topic in topics:
         found = ctx.broker.metadata.topic(topic.name)

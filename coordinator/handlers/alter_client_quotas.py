@@ -98,8 +98,8 @@ def _characters(one: ClientQuotaAlteration) -> int:
 class _QuotaCount:
     """The number of quotas before the next decision on a request.
 
-    A broker on ZooKeeper decides on the image with which the request began and the changes that the
-    request has made since; this broker's table follows when they are written.
+    In a ZooKeeper cluster the broker's quota table follows only after the changes are written. So
+    this class counts the quotas of the request's image and the quotas that its decisions add.
     """
 
     def __init__(self, ctx: Context) -> None:

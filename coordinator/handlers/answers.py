@@ -62,9 +62,9 @@ def result_of(future: asyncio.Future[Any]) -> Work[Any]:
 
 
 def forced(ctx: Context, changes: Work[T]) -> Work[T]:
-    """Make changes of the metadata; return their result once they are flushed to disk.
+    """Run ``changes`` of the metadata; return the result once the changes are on disk.
 
-    The changes are flushed even if the request fails. Raises StorageError.
+    Changes that were made before an error are flushed as well. Raises StorageError.
     """
     try:
         result = yield from changes

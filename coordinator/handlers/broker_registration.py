@@ -18,8 +18,8 @@ from fencepost.coordinator.runtime.turns import Work
 from fencepost.protocol import ApiKey, Entity
 
 MAX_LISTENERS = MAX_FEATURES = MAX_LOG_DIRS = 100
-"""The most listeners, features or log directories of one broker: its registration record contains
-all of them."""
+"""The maximum number of listeners, features or log directories of one broker: its registration
+record contains all of them."""
 
 ZERO = UUID(int=0)
 

@@ -21,19 +21,17 @@ from fencepost.coordinator.runtime.turns import Work
 def check_certificates(ctx: Context, resource: Any) -> Work[None]:
     """Load the certificates that a change of this broker's settings would configure.
 
-    Another broker's certificates are on that broker's host. The check waits for file reads, so it
-    is separate from the code that stores settings. It is skipped for a client that may not change
-    the settings, and must not see the errors of file reads. Raises InvalidRequestError, and
-    ConfigError for an unknown key.
+    The check waits for file reads, so it is separate from the code that stores settings. Raises
+    InvalidRequestError, and ConfigError for an unknown key.
     """
     check, config, name = ctx.broker.check_certificates, ctx.broker.config, resource.resource_name
     if name not in {DEFAULT_SETTINGS, str(ctx.broker.node_id)}:
-        return
+        return  # another broker's files are on its own host
     about = [entry for entry in resource.configs if entry.name.startswith(LISTENER_PREFIX)]
     if check is None or resource.resource_type != ConfigResourceType.BROKER or not about:
         return
     if not ctx.may_on_cluster(Operation.ALTER_CONFIGS, audited=False):
-        return
+        return  # the client must not see errors of file reads
     is_whole = not hasattr(about[0], "config_operation")
     before = ctx.broker.metadata.with_plain_passwords(name, ctx.metadata.settings(name))
     settings = {} if is_whole else dict(before)

@@ -26,12 +26,12 @@ from fencepost.protocol.steps import Steps
 _ZERO_ID = bytes(16)
 
 MAX_KEPT_ANSWERS: Final = 1_024
-"""The number of cached responses without an assignment, of 200 bytes each."""
+"""The maximum number of cached responses without an assignment, of 200 bytes each."""
 
 
 @handles(ApiKey.CONSUMER_GROUP_HEARTBEAT, versions=(0, 1), permission="READ Group, DESCRIBE Topic")
 def run(ctx: Context) -> Entity | Awaitable[Entity] | Steps[Entity | Awaitable[Entity]]:
-    """Submit the heartbeat to the group coordinator; the response contains the assignment."""
+    """Submit the heartbeat; the response contains the assignment if the coordinator returns one."""
     if not ctx.broker.groups.serves_consumer_protocol:
         return _refused(ctx, ErrorCode.unsupported_version, None)
     regex = getattr(ctx.body, "subscribed_topic_regex", None)

@@ -1,4 +1,4 @@
-"""ApiVersions (18) on a controller's listener, which does not compare the ids of version 5.
+"""ApiVersions (18) on a controller's listener: the cluster id and node id are not compared.
 
 Source: ``ControllerApis.handleApiVersionsRequest``.
 """

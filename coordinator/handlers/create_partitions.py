@@ -76,7 +76,10 @@ def _answer(ctx: Context, name: str, topic: Any | None) -> Steps[Entity]:
 def _prepared(
     ctx: Context, name: str, count: int, wanted: Sequence[Sequence[int]] | None
 ) -> Steps[PreparedPartitions | None]:
-    """Prepare many partitions, so that the decision takes a short turn."""
+    """Choose the replicas of many partitions in steps, so that the decision itself is short.
+
+    Return None if there are few partitions, or they cannot be placed.
+    """
     topic = ctx.metadata.topic(name)
     if topic is None or count - len(topic.partitions) < PREPARED_FROM:
         return None

@@ -20,20 +20,20 @@ T = TypeVar("T")
 Item = TypeVar("Item")
 
 ITEMS_PER_TURN = 500
-"""The most partitions or ACLs in one decision, if a request can be split into several decisions."""
+"""The maximum number of partitions or ACLs in one decision, if a request can be split."""
 
 CHARACTERS_PER_TURN = 1 << 20
-"""The most characters of names in the records of one such decision. A name may have 32 KiB, and
+"""The maximum length of all names in the records of one such decision. A name may have 32 KiB, and
 each quota of an entity repeats the entity's names: 500 entities could take 60 MB and a fifth of a
 second."""
 
 MAX_ITEMS = 10_000
-"""The most partitions of a request that the controller decides on at once. Kafka's limit for the
-records of an operation is the same (``QuorumController.MAX_RECORDS_PER_USER_OP``)."""
+"""The maximum number of partitions in a request that the controller decides on at once. Kafka's
+limit for the records of an operation is the same (``QuorumController.MAX_RECORDS_PER_USER_OP``)."""
 
 
 def decider(ctx: Context) -> Decide:
-    """Return the active controller's decision function; the caller flushes its decisions."""
+    """Return a function that makes decisions; the caller must flush them with :func:`forced`."""
 
     def decide(decision: Callable[[Controller], ControllerResult[T]]) -> T:
         active = ctx.controller
@@ -50,7 +50,7 @@ def decider(ctx: Context) -> Decide:
 def decided(ctx: Context, decision: Callable[[Controller], ControllerResult[T]]) -> Work[T]:
     """Have the controller decide on the request; return its answer once the change is durable.
 
-    Raises the decision's errors, and LogError.
+    Raises the decision's errors, and the store's errors such as StorageError.
     """
     (answer,) = yield from decided_each(ctx, (decision,))
     return answer

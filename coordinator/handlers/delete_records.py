@@ -39,7 +39,7 @@ INVALID_LOW_WATERMARK = -1
 
 @dataclass(slots=True)
 class _Row:
-    """One partition's result; ``partition`` is set while the result may still change."""
+    """One partition's result; ``partition`` is None if this broker could not delete the records."""
 
     index: int
     low_watermark: int = INVALID_LOW_WATERMARK

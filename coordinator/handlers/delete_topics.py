@@ -80,7 +80,7 @@ async def run(ctx: Context) -> Entity:
     if deleted:
         written = ctx.controller.store.durable()
         if written is not None:
-            await written  # with ZooKeeper: until it has the change, and the brokers are notified
+            await written  # in a ZooKeeper cluster: until ZooKeeper has the change
         await ctx.broker.topics_forgotten()
     return ctx.respond.DeleteTopicsResponse(responses=tuple(results))
 
@@ -154,7 +154,7 @@ def _delete(ctx: Context, one: Asked, *, times: int, named: Counter[Resolved]) -
             raise UnknownTopicIdError("This server does not host this topic ID.")
         name = known.name
     _check_rights(ctx, name, by_name=by_name)
-    if named[name] > 1:  # checked last: a client without the right must not learn an id's topic
+    if named[name] > 1:  # last: an unauthorized client must not learn which topic has the id
         raise InvalidRequestError("The topic is named by its name and by its id.")
     topic = ctx.metadata.known(name)
     delete_topic(decider(ctx), topic, ctx.takes_partitions(strict_since=FIRST_TO_WAIT))

@@ -22,11 +22,11 @@ from fencepost.protocol import ApiKey, Entity
 from fencepost.protocol.steps import Steps
 
 MAX_PARTITIONS = 2_000
-"""The most partitions in one page: Kafka's ``max.request.partition.size.limit``."""
+"""The maximum number of partitions in one page: Kafka's ``max.request.partition.size.limit``."""
 
 
 NAMES_PER_STEP = 5_000
-"""The names sorted in one turn of the event loop, which takes some milliseconds."""
+"""The number of names sorted in one turn of the event loop, which takes some milliseconds."""
 
 
 @handles(ApiKey.DESCRIBE_TOPIC_PARTITIONS, versions=(0, 0), permission="DESCRIBE Topic")

@@ -1,8 +1,8 @@
 """EndTxn (26): commit or abort a transaction.
 
 The response is sent once the Prepare record, all markers and the Complete record are appended.
-Version 2 introduces PRODUCER_FENCED; version 5 follows TV2 and returns the producer id and epoch of
-the next transaction.
+Version 2 introduces PRODUCER_FENCED. Version 5 is the request of clients with TV2; its response has
+the producer id and epoch of the next transaction.
 """
 
 from __future__ import annotations

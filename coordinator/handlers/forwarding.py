@@ -2,8 +2,8 @@
 
 The broker sends a client's request unchanged in an Envelope, with the client's principal and
 address, and passes the controller's response on. If none arrives, the client gets the API's error
-response. Settings of this broker are checked before they are forwarded: only this broker has its
-loggers and knows which values it can run with.
+response. Changes of this broker's settings are validated here first, because controllers do not
+know which values a broker accepts. Changes of its logger levels are made here, and not forwarded.
 
 Source: ``ForwardingManagerImpl``, ``RequestHandlerHelper.sendForwardedResponse``,
 ``ConfigAdminManager.preprocess``.
@@ -58,9 +58,9 @@ def forwarding(handler: Handler) -> Run:
 
 
 def _configs(ctx: Context, handler: Handler) -> Work[Any]:
-    """Check broker configs and set logger levels on this broker; forward all other changes.
+    """Validate broker configs and set logger levels on this broker; forward the rest.
 
-    Kafka's controllers do not know which values are valid on a broker.
+    Valid changes of broker configs are forwarded, too.
 
     Source: ``ConfigAdminManager.preprocess``.
     """

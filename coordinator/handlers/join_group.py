@@ -23,7 +23,8 @@ from fencepost.groups.errors import MemberIdRequiredError
 from fencepost.protocol import ApiKey, Entity
 
 TO_MEMBERS = frozenset({ErrorCode.rebalance_in_progress, ErrorCode.fenced_instance_id})
-"""Errors of a waiting JoinGroup that return the new member id: the client is a member by then."""
+"""Errors that may end a waiting JoinGroup. Their responses contain the new member id: the client is
+a member by then."""
 
 
 @handles(ApiKey.JOIN_GROUP, versions=(0, 9), permission="READ Group")

@@ -5,9 +5,9 @@ client disable the creation of topics; versions 8 to 10 return authorized operat
 adds topic ids to the response, version 12 to requests (versions 10 and 11 refuse a request that
 contains an id).
 
-For an automatically created topic the response is UNKNOWN_TOPIC_OR_PARTITION once, as from Kafka's
-brokers, where the controller creates the topic in the meantime; every client retries. The response
-is the same if the controller cannot create it, or cannot write its log.
+A request that causes the automatic creation of a topic gets UNKNOWN_TOPIC_OR_PARTITION for it, as
+in Kafka, where the broker does not wait for the controller; clients retry. They get the same error
+if the topic cannot be created.
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ def _unknown(ctx: Context, name: str) -> Steps[Entity]:
     except InvalidTopicError:
         return _refused(ctx, name, None, ErrorCode.invalid_topic_exception)
     if may_create:
-        # Only the log contains the reason of a failed creation: Kafka's brokers respond before they
-        # know it, and the controller refuses a colliding name or too many replicas later.
+        # The reason of a failed creation is only logged: Kafka's brokers respond before the
+        # controller refuses the topic, as for a colliding name or too many replicas.
         try:
             yield from _create(ctx, name)
         except ThrottlingQuotaExceededError:

@@ -30,8 +30,8 @@ from fencepost.protocol.messages import ResponseFactory
 from fencepost.protocol.steps import Steps
 
 MAX_KEPT_ANSWERS: Final = 1_024
-"""Limit on the cached responses of one partition, about a hundred bytes each. A consumer that
-commits one partition gets the same response every time."""
+"""The maximum number of cached responses with one partition, of about a hundred bytes each. A
+consumer that commits one partition gets the same response every time."""
 
 
 FIRST_BY_ID: Final = 10

@@ -1,7 +1,7 @@
 """OffsetFetch (9): fetch the committed offsets of groups.
 
-Version 2 adds null topics (all of them) and a top-level error, 5 leader epochs, 7 RequireStable, 8
-several groups, 9 member id and epoch, 10 topic ids instead of names.
+Version 2 adds a null array for all topics and a top-level error, 5 leader epochs, 7 RequireStable,
+8 several groups, 9 member id and epoch, 10 topic ids instead of names.
 """
 
 from __future__ import annotations

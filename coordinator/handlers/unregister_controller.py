@@ -1,6 +1,6 @@
 """UnregisterController (94): remove the registration of a controller that was decommissioned.
 
-The registration is not the vote: a voter remains one. The active controller refuses to remove its
+A voter remains a voter without its registration. The active controller refuses to remove its
 own registration, and any other running controller registers again.
 
 Source: ``QuorumController.unregisterController``, ``ClusterControlManager``; KIP-1312.

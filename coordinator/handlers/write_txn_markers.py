@@ -20,7 +20,7 @@ from fencepost.protocol.steps import Steps
 from fencepost.txn.commands import TopicPartition
 
 Codes = dict[int, dict[TopicPartition, ErrorCode]]
-"""The error codes by producer id and partition: one row each, as the sender expects."""
+"""The error codes by producer id and partition. The response has one row per producer id."""
 
 
 @handles(

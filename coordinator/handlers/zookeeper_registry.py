@@ -66,7 +66,7 @@ def zookeeper_registry(services: Services) -> Registry:
         return lambda ctx: decided(ctx) or ctx.respond.error(ErrorCode.not_controller)
 
     def up_to_date(run: Run) -> Callable[[Context], Work[Entity]]:
-        """Handle changes of users, quotas and ACLs, once the changes of others are known."""
+        """Handle changes of users, quotas and ACLs once other brokers' changes are applied."""
 
         def after_others(ctx: Context) -> Work[Entity]:
             node = services.on_zookeeper

@@ -1,7 +1,7 @@
 """The Kafka wire protocol: decoding of requests and responses, encoding, and frames.
 
-The package is independent of the broker; ``pipelines`` may import it and nothing else of
-``coordinator``. The layout of messages comes only from kio's generated schemas.
+The package is independent of brokers and clients, which both use it. The layout of messages comes
+from kio's generated schemas, and from ``overlay.py`` for messages that kio lacks.
 """
 
 from fencepost.protocol.api import ApiKey

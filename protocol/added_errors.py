@@ -1,8 +1,8 @@
 """Error codes of Apache Kafka 4.4 that kio's enumeration lacks.
 
-This module adds them to it: kio's native reader looks codes up there, and refuses a response that
-contains any other code. ``schema.py`` imports this module, since the reader takes the enumeration
-as it is when the first message is read.
+kio's native reader refuses a message with an error code that is not in the enumeration, so this
+module adds the missing ones. ``schema.py`` imports this module because the reader copies the
+enumeration when it reads the first message.
 
 Source: 4.4, ``org.apache.kafka.common.protocol.Errors``.
 """
@@ -16,7 +16,7 @@ from kio.static.primitive import i16
 
 
 def _added(name: str, code: int) -> ErrorCode:
-    """Return the error with this code; if kio has none, add it as one that is not retried."""
+    """Return the error of this name; if kio lacks it, add it, marked as not retriable."""
     found = ErrorCode.__members__.get(name)
     if found is not None:
         return found

@@ -208,7 +208,8 @@ CONTROLLER_APIS: Mapping[int, Api] = {
 serves some of them; see :data:`ZOOKEEPER_APIS`.)"""
 
 MEMBER_APIS: Mapping[int, Api] = {api.key: api for api in (_api(ApiKey.SHARE_FETCH, (1, 2)),)}
-"""APIs that only a broker of a cluster serves: another broker may coordinate share groups."""
+"""APIs that this broker serves only beside other brokers. One of them may coordinate share groups,
+whose consumers send ShareFetch to every partition leader."""
 
 FORWARDED: frozenset[int] = frozenset(
     {

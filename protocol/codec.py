@@ -47,7 +47,8 @@ _LENGTH_AND_ID = struct.Struct(">ii")
 _LENGTH_AND_REQUEST = struct.Struct(">ihhih")
 _ID = struct.Struct(">i")
 PARTS_PER_STEP = 256
-"""The parts of a response that are written and joined in one step: some tenths of a millisecond."""
+"""The number of parts of a response that are written and joined in one step: some tenths of a
+millisecond."""
 
 _NOT_READ = (SerialError, ArithmeticError, ValueError, TypeError)
 """Errors of the native reader. Arithmetic and value errors come from durations and dates beyond
@@ -335,7 +336,7 @@ def _rest(parts: list[Chunk | InFile]) -> Written:
         if rest < SMALL_FRAME_BYTES:
             return rest, [b"".join(cast("list[Chunk]", parts))]
     except TypeError:
-        pass  # A short value is in a file, as in a response with many values, and cannot be joined.
+        pass  # One of the parts is a short range of a file, which cannot be joined.
     return rest, _joined(parts)
 
 

@@ -54,8 +54,8 @@ class FrameBuffer:
     def writable(self) -> memoryview:
         """Return the memory for the next bytes; never empty.
 
-        The memory for a frame larger than one read ends with the frame: the data that follows the
-        frame then starts at the front of the buffer and is never moved.
+        For a large frame (above FIRST_BUFFER_BYTES) the memory ends where the frame ends. The data
+        after such a frame is then received at the front of the buffer, and need not be moved there.
         """
         self._make_room()
         if self._wanted > FIRST_BUFFER_BYTES:

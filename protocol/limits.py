@@ -19,17 +19,17 @@ The largest legitimate requests (OffsetCommit or Fetch for every partition of a 
 far below."""
 
 MAX_STRING_BYTES = 32_767
-"""The bytes of one string, in every message: the limit of the older encoding, which Kafka's readers
-apply to the newer one as well. A longer string could be stored in records that other clients cannot
-read."""
+"""The bytes of one string, in every message: the limit of the int16 length prefix, which Kafka's
+readers also apply to compact strings. A longer string could be stored in records that other clients
+cannot read."""
 
 MAX_ERROR_TEXT_CHARACTERS = 1_000
 """The characters of an error message. It quotes names as the client sent them; with the longest
 names it would exceed the maximum string size."""
 
 UNKNOWN_TAG_OBJECTS = 10
-"""The number of elements that an unknown tag counts as. Later releases add only a few tagged fields
-to a version (KIP-482). All tags of a section are walked over in one step, at a microsecond each."""
+"""The number of elements that an unknown tag counts as. All tags of a section are skipped in one
+step, at a microsecond each, and later releases add only a few of them to a version (KIP-482)."""
 
 MAX_RESPONSE_OBJECTS = 2_000_000
 """The elements of one response that our client reads: Metadata of a whole cluster may be large, and
@@ -41,12 +41,12 @@ Fetch response stays below ``fetch.max.bytes`` plus one batch."""
 
 MAX_QUEUED_RESPONSE_BYTES = 67_108_864
 """The bytes of unsent responses in memory, for all connections together. Most records are sent from
-their file and do not count: the limit allows a listing of everything, or the send buffers of 256
-connections that do not read."""
+their file and do not count. The limit has room for a response that lists everything, or for the
+unsent data, 256 KiB each, of 256 connections whose clients do not read."""
 
 FIRST_BUFFER_BYTES = 65_536
-"""The bytes allocated for a frame before any of it has arrived: a length prefix alone must not
-allocate more. The buffer grows with the received bytes."""
+"""A larger frame needs a grant of memory before all of it is read, and its buffer grows with the
+received bytes: a length prefix alone must not allocate memory."""
 
 SMALL_FRAME_BYTES = 4_096
 """Frames up to this size are copied into a bytes object, which is faster to walk over."""
@@ -58,7 +58,7 @@ ones, a copy into a joined buffer is cheaper than another write."""
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """The limits of one listener. The names in brackets are Kafka's settings."""
+    """The limits of one server's connections. The names in brackets are Kafka's settings."""
 
     max_request_bytes: int = MAX_REQUEST_BYTES
     """The bytes of one request [socket.request.max.bytes]."""

@@ -2,7 +2,7 @@
 
 A handler serves up to a dozen versions of its API. It passes the fields of all versions to a
 :class:`MessageFactory`, which drops those that the request's version lacks, and gives missing ones
-Kafka's defaults. A name that no version has raises, so that a misspelling is detected.
+Kafka's defaults. A misspelled name, which exists in no version, raises an error.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """Messages that kio lacks: of a ZooKeeper controller, and of Apache Kafka 4.4.
 
-kio is generated from the schemas of a release between the two. Its classes stay in use for every
-other version. The first line of a message contains its name, API key and version; its fields
-follow, and the fields of a structure are indented under it. The classes correspond to those that
-kio would generate.
+kio's schemas are older than 4.4, and newer than the last release with ZooKeeper. For all other
+messages kio's classes are used.
+
+In ``_TEXT`` the first line of a message contains its name, API key and version. Its fields follow;
+the fields of a structure are indented under it. The classes correspond to those that kio would
+generate.
 
 Source: ``common/message/*.json`` of branch 3.9 for the APIs that Kafka 4 has removed, which a
 broker of a ZooKeeper cluster serves, and of 4.4 for the others (KIP-1242, KIP-1312, KIP-1319).

@@ -2,8 +2,8 @@
 
 Decoding a hundred thousand structures takes 30 ms, and freeing them half of that: too long to block
 the event loop. A long array is therefore cut out of its structure; the structure is decoded without
-the array, and then the array's elements one by one, in the same way. The walk that has checked the
-message before has recorded which arrays are long (``fencepost.protocol.precheck``).
+the array, and then the array's elements one by one, in the same way. The check of the message has
+recorded which arrays are long (``fencepost.protocol.precheck``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LONG_BYTES = 4_096
 """An array of more bytes is decoded in steps; a shorter one takes some tenths of a millisecond."""
 
 LET_GO_PER_STEP = 64
-"""The structures that are freed in one step."""
+"""The number of structures that are freed in one step."""
 
 _NO_ELEMENTS = {True: b"\x01", False: bytes(4)}
 
@@ -34,9 +34,10 @@ def reader(cls: type) -> Any:
 
 
 def read_in_steps(cls: type, frame: Frame, pos: int, walk: Walk) -> Steps[Entity]:
-    """Decode a structure at ``pos`` of a frame without unknown tags that ``walk`` has checked.
+    """Decode the structure at ``pos`` of a frame.
 
-    Raises the errors of the native decoder.
+    The frame has no unknown tags, and ``walk`` is the result of its check. Raises the errors of the
+    native decoder.
     """
     arrays = walk.long.get(pos)
     if arrays is None:

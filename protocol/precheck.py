@@ -4,7 +4,8 @@ kio's native decoder trusts every array count: it reserves 16 bytes per announce
 reads the first one, and a failed reservation aborts the *process*. Five bytes are enough for that.
 So no frame is decoded before :func:`check` has verified that
 
-* every count is backed by bytes: count x the smallest size of an element fits into the rest;
+* every count is backed by bytes: count x the smallest size of an element fits into the rest of the
+  frame;
 * all elements of all arrays, and all unknown tags, together stay within a budget;
 * every length and every tag section ends inside the frame, and no string is longer than Kafka
   allows.
@@ -12,10 +13,10 @@ So no frame is decoded before :func:`check` has verified that
 Kafka skips unknown tagged fields, kio refuses them. The walk finds them, and records the bytes that
 must replace their sections.
 
-The walker is compiled from the schema once per message class, like the writer: numbers are skipped
-together, and only lengths, counts and tags are read. Arrays of a large message are walked over in
-steps. That walk records the positions of the long ones, which are then decoded in steps as well
-(``pieces.py``).
+The walker is compiled from the schema once per message class, like the writer. It skips adjacent
+numbers together, and reads only lengths, counts and tags. It walks over the arrays of a large
+message in steps, and records the positions of the long ones, which ``pieces.py`` then decodes in
+steps as well.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ class _WalkerSource(FunctionSource):
             self.line("    ", "o = p")
 
     def skip(self, size: int) -> None:
-        """Skip ``size`` bytes, together with the following ones."""
+        """Add ``size`` bytes to the pending skip."""
         self._skip += size
 
     def flush(self, indent: str) -> None:

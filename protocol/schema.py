@@ -1,7 +1,7 @@
 """kio's message classes by API and version, and the wire format of their fields.
 
-This module is the only source of message layouts, from kio's generated schemas: the writer
-(``writer.py``) and the walker (``precheck.py``) are compiled from :func:`fields_of`.
+The writer (``writer.py``) and the walker (``precheck.py``) are compiled from :func:`fields_of`,
+which reads the layout from the classes of kio and ``overlay.py``.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ FIXED_SIZES: Final = {name: calcsize(f">{code}") for name, code in STRUCT_CODES.
 
 DURATIONS: Final = frozenset({"timedelta_i32", "timedelta_i64"})
 TIMES: Final = DURATIONS | {"datetime_i64"}
-"""Types that kio represents as timedelta or datetime, and the wire as milliseconds."""
+"""Types that are a timedelta or datetime in kio, and milliseconds on the wire."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ def _implicit_default(kafka_type: str | None, struct: type | None, *, is_array: 
         return b""
     if kafka_type == "bool":
         return False
-    # error_code none, zero numbers and times, and the zero uuid are all written from these.
+    # The writer encodes 0 as NONE or a zero number or time, and None as the zero uuid.
     return None if kafka_type == "uuid" else 0
 
 
@@ -228,8 +228,8 @@ def is_known(api_key: int, side: Side, name: str, field_name: str | None = None)
     """Return whether any version of the API has a class ``name``, and a field ``field_name``.
 
     It is called only for a name that the current version lacks. Other versions are searched in the
-    source text of kio's modules, because an import costs 5 to 20 ms, and a client waiting for its
-    first response would pay for four of them. Versions that kio lacks are searched last, in their
+    source text of kio's modules, because an import costs 5 to 20 ms, and a client would wait for
+    four of them before its first response. Versions that kio lacks are searched last, in their
     classes.
     """
     api = KNOWN_APIS[api_key]

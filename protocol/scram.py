@@ -89,7 +89,7 @@ def sasl_name(user: str) -> str:
 
 
 def user_name(name: str) -> str:
-    """Return the user of a name that is encoded in a message."""
+    """Return the user's name, decoded from a message."""
     return name.replace("=2C", ",").replace("=3D", "=")
 
 
@@ -172,7 +172,7 @@ class ClientFinal:
     """The client's last message, with the proof that it knows the password."""
 
     unsigned: str
-    """The message without its proof, which is signed."""
+    """The signed part: the message without its proof."""
     channel_binding: bytes
     """The GS2 header of the first message."""
     nonce: str
@@ -197,7 +197,7 @@ class ClientFinal:
 
 
 def server_final(signature: bytes) -> bytes:
-    """Return the broker's last token, the proof that it knows the password too."""
+    """Return the broker's last token, which contains its signature."""
     return f"v={_text(signature)}".encode()
 
 
@@ -236,7 +236,7 @@ def stored_key(mechanism: ScramMechanism, salted: bytes) -> bytes:
 
 
 def server_key(mechanism: ScramMechanism, salted: bytes) -> bytes:
-    """Return the key with which a broker proves that it knows the user."""
+    """Return the key with which a broker proves that it stores the user's credentials."""
     return _hmac(mechanism, salted, b"Server Key")
 
 
@@ -260,7 +260,7 @@ def is_proof(mechanism: ScramMechanism, stored: bytes, signed: bytes, proof: byt
 
 
 def server_signature(mechanism: ScramMechanism, key: bytes, signed: bytes) -> bytes:
-    """Return the proof that the broker knows the user, from its server key."""
+    """Return the broker's signature, which proves that it has the user's server key."""
     return _hmac(mechanism, key, signed)
 
 

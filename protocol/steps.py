@@ -1,4 +1,4 @@
-"""Long work in steps: :mod:`fencepost.logcore.steps`."""
+"""Re-exports the types of :mod:`fencepost.logcore.steps`, which runs long work in steps."""
 
 from __future__ import annotations
 

@@ -42,8 +42,8 @@ NO_SEQUENCE: Final = -1
 NO_LEADER_EPOCH: Final = -1
 
 DEFAULT_MAX_OUTPUT_BYTES: Final = 128 * 1024 * 1024
-"""Limit of one batch's decompressed records, in bytes: a hundred times the default
-``max.message.bytes``, more than text-like data reaches, and still a size that fits one machine."""
+"""Limit of one batch's decompressed records, in bytes: 128 times the default
+``max.message.bytes``, a factor by which text does not compress."""
 
 MIN_RECORD_SIZE: Final = 7
 """The size of a record with null key, null value and no headers, its length byte included."""
@@ -123,7 +123,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def is_transactional(self) -> bool:
-        """Whether the batch belongs to a transaction (its marker does as well)."""
+        """Whether the batch belongs to a transaction, as data or as the end marker."""
         return bool(self.attributes & TRANSACTIONAL_BIT)
 
     @property
@@ -231,7 +231,7 @@ def record_window(
     """Return a window over the records of the batch at ``pos``, decompressed on demand.
 
     ``max_record_bytes`` bounds each record of a compressed batch. Raises CorruptRecordError for
-    missing bytes, and later for bytes that do not decompress.
+    missing bytes; the window raises it for bytes that do not decompress.
     """
     pieces = _record_pieces(buf, pos, header, max_output_bytes)
     return RecordWindow(pieces, max_record_bytes if header.codec is not Codec.NONE else None)

@@ -153,9 +153,9 @@ def read_offsets(
 ) -> dict[tuple[str, int], int]:
     """Read an offset checkpoint; empty if the file is missing. CheckpointError if it is corrupt.
 
-    If the copy is intact, a corrupt file is read from it, and ``on_damage`` is called. If the file
-    was removed, a start does without the values, as Kafka's does: recovery from the beginning, log
-    start at the first segment.
+    If the file is corrupt and its copy intact, the copy is read and ``on_damage`` called. If the
+    file was removed, a start does without the values, as Kafka's does: recovery from the beginning,
+    log start at the first segment.
     """
     raw = fs.read_file(f"{directory}/{name}")
     copy = None if raw is None else _copy_of(fs, directory, name)

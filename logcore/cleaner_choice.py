@@ -3,7 +3,7 @@
 The cleaner takes the compacted partition of a data directory with the largest share of dirty
 bytes, if that share is above its ``min_cleanable_dirty_ratio`` or its oldest dirty data exceeds
 ``max_compaction_lag_ms``. After a failed round a partition is skipped until the next start: the
-same damage would fail every round, and the rest of the log still serves.
+same damage would fail every round, and the log can be used without compaction.
 
 All methods run on the thread that owns the partitions.
 

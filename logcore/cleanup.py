@@ -1,4 +1,4 @@
-"""Removal of data while a partition serves: log start, retention, expiry, compaction.
+"""Removal of data while a partition serves requests: DeleteRecords, retention, compaction.
 
 Source: ``UnifiedLog.deleteOldSegments``, ``UnifiedLog.maybeIncrementLogStartOffset``,
 ``LogCleaner``.

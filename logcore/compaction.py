@@ -85,7 +85,7 @@ class CleanerThrottle:
         self._owed_at_ms = clock.monotonic_ms()
 
     def __call__(self, count: int) -> None:
-        """Add ``count`` bytes to the debt, and sleep until less than a short wait is owed."""
+        """Add ``count`` bytes to the debt, and sleep until it is below _MIN_WAIT_SECONDS."""
         self._wait_for_quota()
         self._owed_bytes += count
         while (owed_s := self._wait_for_quota()) >= _MIN_WAIT_SECONDS:
@@ -336,7 +336,7 @@ class CompactionRound:
     def _transactions_from(self, offset: int) -> Transactions:
         """Return the aborted transactions that end at or after ``offset``.
 
-        With one that ended earlier, later batches of the same producer would count as aborted.
+        A transaction that ended earlier would make later batches of its producer count as aborted.
         """
         return Transactions(entry for entry in self._aborted if entry.last_offset >= offset)
 

@@ -41,7 +41,7 @@ class Codec(IntEnum):
 _GZIP_WBITS: Final = 31
 _GZIP_LEVEL: Final = -1
 _FIRST_CHUNK: Final = 1024
-"""Bytes of input for the first call on a member that is not the first."""
+"""Bytes of input for the first call on each gzip member or zstd frame after the first."""
 
 _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 _XERIAL_HEADER: Final = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
@@ -231,8 +231,9 @@ def _member_pieces(
 ) -> Iterator[bytes]:
     """Decompress one or more members.
 
-    Chunks of input grow within a member and start small for the next one: the rest of a chunk is
-    copied, which must not become quadratic with many tiny members.
+    At the end of a member, the unread rest of its input chunk is copied. Chunks therefore begin
+    small for each further member and then grow, so that many tiny members do not cost quadratic
+    time.
     """
     pos, end = 0, len(data)
     chunk = PIECE_BYTES
@@ -273,8 +274,8 @@ def _gzip_pieces(data: memoryview, _most: int, strict: bool) -> Iterator[bytes]:
 def _zstd_library() -> ModuleType | None:
     """Import the module for zstd in pieces: Python's own since 3.14, or its backport.
 
-    Without either, one call of cramjam decompresses a whole batch. The first batch of zstd imports
-    it.
+    Without either, one call of cramjam decompresses a whole batch. The first zstd batch causes the
+    import.
     """
     for name in ("compression.zstd", "backports.zstd"):
         try:
@@ -418,8 +419,9 @@ def _lz4_cut_short() -> CorruptRecordError:
 def _lz4_pieces(data: memoryview, most: int, strict: bool) -> Iterator[Data]:
     """Decompress frames of independent blocks block by block.
 
-    The library handles linked blocks, and the content's checksum, only in one call for a whole
-    frame. Consumers check that checksum, so ``strict`` does; a reader relies on the batch's CRC.
+    The library handles linked blocks and the content checksum only in one call for a whole frame.
+    Consumers check the content checksum, so ``strict`` does as well; otherwise the batch's CRC,
+    which the caller has checked, is enough.
     """
     pos, end = 0, len(data)
     if strict:
@@ -451,7 +453,7 @@ def _lz4_blocks(data: memoryview, frame: _Lz4Frame) -> Generator[Data, None, int
             stop = pos + 4 + (word & ~_LZ4_RAW_BLOCK) + tail
             if stop > len(data):
                 raise _lz4_cut_short()
-            # As a frame of one block, so that the library checks the block's checksum.
+            # Wrap the block in a frame, so that the library checks the block's checksum.
             one = b"".join((head, data[pos:stop], _LZ4_END_MARK))
             used = cramjam.lz4.decompress_into(one, out)
             inflated += used

@@ -3,7 +3,7 @@
 The ``kind`` of a row, a dict, is one of ``batch``, ``record``, ``offset-index``,
 ``time-index``, ``txn-index``, ``producer``, ``checkpoint``, ``epoch``, ``identity``, or ``problem``
 with the reason in ``problem``. Bytes stay bytes. Unreadable data ends the rows of a file with a
-problem; OSError is the only exception. No file is changed.
+problem; only OSError is raised while the rows are read. No file is changed.
 
 Verification checks more: CRCs and records of a log, index entries against the batches they point
 to (the log must be in the same directory), orders, checksums. The caller interprets records of the
@@ -90,7 +90,7 @@ OFFSET_CHECKPOINTS: Final = (
     CLEANER_CHECKPOINT,
 )
 SNAPSHOT_OF_METADATA_SUFFIX: Final = ".checkpoint"
-"""Suffix of a snapshot of ``__cluster_metadata-0``, which is a log of batches."""
+"""Suffix of a snapshot of ``__cluster_metadata-0``: a file of batches, like a log."""
 
 _ON_THE_WAY: Final = (CLEANED_SUFFIX, SWAP_SUFFIX, DELETED_SUFFIX)
 _OFFSET_DIGITS: Final = len(file_stem(0))

@@ -1,12 +1,12 @@
 """Flushing a log: inside of its appends, or by a scheduler that many logs share.
 
-With a scheduler the end of the log is *held* during a flush that ``flush.messages`` has made due.
-:attr:`Marks.flushed_end` stays at the flushed offset, and with it the high watermark of a log that
-has a single replica. Readers see nothing beyond it, and an append is answered once
-:attr:`Marks.recovery_point` has passed its last record.
+While a scheduler runs a flush that ``flush.messages`` has made due, :attr:`Marks.flushed_end` stays
+at the flushed offset, and so does the high watermark of a log that has a single replica. Readers
+see nothing beyond it, and an append is answered once :attr:`Marks.recovery_point` has passed its
+last record.
 
-A roll has its sealed segment flushed as well. No setting asks for that, and no request waits for
-it. After that flush a recovery skips the segment, so damage in it cannot remove later records.
+After a roll, the sealed segment is flushed as well. No setting asks for that flush, and no request
+waits for it. Recovery then skips the segment, so damage in it cannot remove later records.
 
 Source: ``UnifiedLog.flush``, ``UnifiedLog.roll``.
 """
@@ -30,7 +30,7 @@ point moves after each flush, and other logs get their turn in between."""
 
 
 class FlushScheduler(Protocol):
-    """Runs the flushes of logs, one for several appends."""
+    """Runs the flushes of logs; one flush may serve several appends."""
 
     def join(self, flushes: FlushState) -> None:
         """Flush the log soon: plan, run, and pass the result to ``finish``."""
@@ -69,8 +69,9 @@ class FlushState:
     def appended(self, offset: int, now_ms: int) -> None:
         """Advance the marks after an append at ``offset``, and flush if that is due.
 
-        With a scheduler, an append that makes a flush due by ``flush_messages`` waits for it, and
-        the own end moves afterwards. No append waits for a flush that ``flush_ms`` makes due.
+        With a scheduler, an append that makes a flush due by ``flush_messages`` waits for the
+        flush, and :attr:`Marks.flushed_end` moves afterwards. No append waits for a flush that
+        ``flush_ms`` makes due.
         """
         marks, config, end = self.marks, self._log.config, self._log.log_end_offset
         held = marks.flushed_end != offset or end - marks.recovery_point >= config.flush_messages
@@ -91,7 +92,7 @@ class FlushState:
 
     def roll(self, now_ms: int) -> Segment:
         """Begin a new segment, and have the sealed one flushed."""
-        # The snapshot comes first: after a roll that is refused half-way, the retry has it.
+        # Before the roll: after a refused snapshot, the retry must still find that a roll is due.
         self._producers.take_snapshot()
         segment = self._log.roll(now_ms)
         self._run_sealed()

@@ -34,8 +34,8 @@ class LeaderEpochs:
     """Epochs and their start offsets, both strictly increasing, mirrored in a file.
 
     A flush of the log writes the file, before the recovery point moves: recovery restores epochs
-    lost in a kill or a power loss from the batch headers after that point. A file that is renamed
-    before it is synced could be lost whole, with all older epochs.
+    lost in a kill or a power loss from the batch headers after that point. The file is synced
+    before it is renamed; otherwise power loss could take the older epochs with it.
     """
 
     def __init__(self, fs: FileSystem, directory: str) -> None:
@@ -53,7 +53,7 @@ class LeaderEpochs:
     def load(self) -> bool:
         """Read the file's entries; return False when there is no usable file.
 
-        They are compared with the log before their first use: :meth:`replace`.
+        ``LogReader.check_epochs`` compares them with the log before their first use.
         """
         self.is_checked = False
         try:
@@ -122,7 +122,7 @@ class LeaderEpochs:
             self.is_synced = False
 
     def truncate_from_start(self, start_offset: int) -> None:
-        """Remove epochs that end before ``start_offset``; the epoch of that offset begins there."""
+        """Remove epochs that end by ``start_offset``, and let that offset's epoch begin there."""
         above = bisect_right(self._starts, start_offset)
         if above == 0 or (above == 1 and self._starts[0] == start_offset):
             return

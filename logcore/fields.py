@@ -25,7 +25,7 @@ _ONE_BYTE: Final = 0x80
 
 
 class FieldReader:
-    """Reads one key or value from its start; ``flexible`` may change after the version.
+    """Reads one key or value from its start; ``flexible`` may be set once the version is known.
 
     Loading a shard spends most of its time here, so the methods call each other rarely.
     """

@@ -74,7 +74,7 @@ class FileSystem(Protocol):
         """Open for reading and writing; FileNotFoundError unless ``create``."""
 
     def open_for_reading(self, path: str) -> int:
-        """Open a file read-only, also another program's; FileNotFoundError if it is missing."""
+        """Open a file read-only, even one of another program; may raise FileNotFoundError."""
 
     def close(self, handle: int) -> None:
         """Close the handle."""
@@ -248,8 +248,8 @@ class OsFileSystem:
             # The process has reached its limit of maps (``vm.max_map_count``) or of memory.
             raise OSError(errno.ENFILE, "No further file can be mapped") from error
         _maps.add(mapped)
-        # Without it, the first access to a page reads in the device's whole read-ahead: megabytes
-        # of zeros for an index that was just extended, while the event loop waits.
+        # Otherwise the first access to a page would read in the device's whole read-ahead:
+        # megabytes of zeros for an index that was just extended, while the event loop waits.
         mapped.madvise(mmap.MADV_RANDOM)
         return mapped
 
@@ -395,5 +395,5 @@ def replace_file(
 
 
 def fresh_memory(size: int) -> memoryview:
-    """Return ``size`` bytes of memory that the system allocates page by page, as written."""
+    """Return ``size`` bytes of memory whose pages the system allocates on their first write."""
     return memoryview(mmap.mmap(-1, size))

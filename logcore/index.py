@@ -3,12 +3,14 @@
 Offset and time index are sparse and sorted; they live in memory maps. The index of the active
 segment is extended to its full size with its first entry (a sparse file) and trimmed to its
 entries on roll and close, so after a kill its tail reads as zeros. No index carries a checksum:
-these two are caches. Callers check each result against the log (``segment.py``); entries that power
-loss has turned to zeros only make a search begin earlier, and recovery rebuilds the indexes of
-every segment it scans. They are synced once, when their segment is sealed: nothing would rebuild
-the zeroed entries later, and a search from further back takes long in a large segment.
+these two are caches. Before the first use of an index its last entry is compared with the log
+(``segment.py``); entries that power loss has turned to zeros only make a search begin earlier, and
+recovery rebuilds the indexes of every segment it scans. They are synced once, when their segment is
+sealed: nothing would rebuild the zeroed entries later, and a search from further back takes long in
+a large segment.
 
-The transaction index is not a cache for segments that recovery skips; it is synced with them.
+The transaction index is synced with its segment, because recovery rebuilds it only in segments that
+it scans.
 
 Source: ``AbstractIndex``, ``OffsetIndex``, ``TimeIndex``, ``TransactionIndex``, ``AbortedTxn``.
 """
@@ -212,7 +214,7 @@ class MappedIndex:
     def trim(self) -> None:
         """Truncate the file to its entries: on roll, on close, and after entries were removed.
 
-        If no file may be opened, nothing changes, and the next call trims the file.
+        If the file cannot be opened, nothing changes, and the next call trims the file.
         """
         entries = self.entries
         with opened(self._fs, self._fs.open(self.path, create=True)) as handle:
@@ -433,7 +435,7 @@ class TransactionIndex:
         """
         entries = self.entries
         start = bisect_left(entries, fetch_offset, key=_last_offset)
-        # The last stable offset grows with every marker.
+        # Entries are also sorted by their last stable offset, which never falls.
         last = bisect_left(entries, upper_bound, start, key=_last_stable_offset)
         into += [
             (entry.producer_id, entry.first_offset)

@@ -1,7 +1,7 @@
 """Message formats v0 and v1: Kafka's formats before 0.11, which it still serves from old disks.
 
 A message set is a sequence of *messages*, each with its own header and CRC-32. A compressed message
-is a *wrapper*: its value is another message set, and its offset is its last inner message's. Inner
+is a *wrapper*: its value is another message set, and it has the last inner message's offset. Inner
 offsets are absolute in v0 and relative to the wrapper's first message in v1. Brokers no longer
 write these formats.
 
@@ -150,7 +150,7 @@ def as_batch_header(message: MessageHeader) -> BatchHeader:
 
 
 def leading_messages(buf: Buffer) -> int:
-    """Return the length of the whole v0 and v1 messages that ``buf`` begins with, in bytes."""
+    """Return how many bytes at the start of ``buf`` are whole messages of format v0 and v1."""
     pos, end = 0, len(buf)
     while pos + MAGIC_POS < end and buf[pos + MAGIC_POS] < MAGIC:
         size = _INT32.unpack_from(buf, pos + LOG_OVERHEAD - _INT32.size)[0] + LOG_OVERHEAD

@@ -144,7 +144,7 @@ class Log:
         return segment
 
     def from_offset(self, offset: int) -> list[Segment]:
-        """Return the segments from the one that may hold ``offset`` on."""
+        """Return the segment that may hold ``offset``, and all later segments."""
         index = max(self._segments.bisect_right(offset) - 1, 0)
         return list(self._segments.values()[index:])
 
@@ -154,7 +154,7 @@ class Log:
         return self._segments.keys()[slot] if slot < len(self._segments) else self.log_end_offset
 
     def end_before(self, offset: int) -> int:
-        """Return the log end after a truncation to ``offset``, which must be in the log."""
+        """Return where a truncation to ``offset``, which must be in the log, would end the log."""
         segment: Segment = self._segments.values()[self._floor(offset)]
         try:
             return segment.end_before(offset)
@@ -214,7 +214,7 @@ class Log:
         self.log_end_offset = last_offset + 1
 
     def skip_to(self, offset: int, now_ms: int) -> Segment:
-        """Restart the empty active segment at ``offset``, after a gap too wide for its index."""
+        """Replace the empty active segment with one at ``offset``, which its index cannot hold."""
         self.remove([self.active], now_ms=now_ms, delay_ms=0)
         return self.create_segment(offset, now_ms)
 
@@ -236,11 +236,12 @@ class Log:
         at_least_one: bool,
         min_range_bytes: int,
     ) -> ReadBytes:
-        """Read whole batches from the one that holds ``offset`` on, below the boundary ``limit``.
+        """Read whole batches below ``limit``; the first is the one that holds ``offset``.
 
-        From ``min_range_bytes`` on, return a range of the file instead of bytes. The result is
-        empty when nothing is below the limit, or (without ``at_least_one``) nothing fits. The
-        caller has checked that ``offset`` is between log start and log end.
+        ``limit`` is a batch boundary. A result of ``min_range_bytes`` or more is a range of the
+        file instead of bytes. The result is empty when nothing is below the limit, or (without
+        ``at_least_one``) nothing fits. The caller has checked that ``offset`` is between log start
+        and log end.
         """
         if offset >= limit:
             return ReadBytes(b"", offset)
@@ -316,7 +317,7 @@ class Log:
     def batches(
         self, offset: int = 0, *, with_payload: bool = True
     ) -> Iterator[tuple[int, BatchHeader, memoryview]]:
-        """Yield position, header and bytes of each batch from the one that holds ``offset`` on."""
+        """Yield position, header and bytes of each batch, beginning with the one at ``offset``."""
         for segment in self.from_offset(offset):
             position = segment.locate(offset)
             if position is not None:
@@ -336,7 +337,7 @@ class Log:
         active = self.active
         active.truncate_to(offset)
         if offset < self.log_end_offset:
-            # Not ``offset``: recovery would take a gap before the next append for a loss.
+            # Not ``offset``: a gap before the next batch would look like lost data to recovery.
             self.log_end_offset = active.next_offset()
 
     def restart_at(self, offset: int, now_ms: int) -> None:
@@ -359,9 +360,9 @@ class Log:
     ) -> DiskSteps[None]:
         """Take segments out of the log; rename their files now, remove them after the delay.
 
-        The log files are removed first, durably: a log file never remains without its indexes,
-        which could not be rebuilt from a log that has lost earlier records. The next load removes
-        leftover files that have no log file.
+        All log files are removed first, durably, so that none of them can remain without its
+        indexes: once earlier records are gone, the indexes cannot be rebuilt. The next load
+        removes indexes and snapshots that have no log file.
         """
         removed = list(segments)
         for segment in removed:
@@ -377,9 +378,9 @@ class Log:
                 self._remove_file(segment.stem + suffix, now_ms, delay_ms)
 
     def set_aside(self, segment: Segment, path: str) -> None:
-        """Take a segment out of the log, and rename its file within the directory.
+        """Take a segment out of the log, rename its log file to ``path``, remove its other files.
 
-        Then remove its other files; the renaming is durable before that.
+        The rename is durable before the other files are removed.
         """
         del self._segments[segment.base_offset]
         self._active = None
@@ -443,7 +444,7 @@ class Log:
             self._files_to_delete.append((now_ms + delay_ms, path + DELETED_SUFFIX))
 
     def remove_deleted_files(self, now_ms: int | None) -> None:
-        """Remove renamed files whose delay has passed; all of them with None."""
+        """Remove the ``.deleted`` files whose delay has passed, or all if ``now_ms`` is None."""
         waiting = []
         remove = self.remove_later or self._fs.remove
         for due_ms, path in self._files_to_delete:
@@ -464,11 +465,11 @@ class Log:
         epochs: Sequence[tuple[int, int]] | None,
         parent: str | None,
     ) -> Flush:
-        """Plan to make everything from ``offset`` to ``upto`` survive power loss, names included.
+        """Plan the flush of the offsets from ``offset`` to ``upto``, and of the files' names.
 
-        ``upto`` is the base of a segment or the log end. ``further`` are paths of files to sync,
-        ``epochs`` is the content of the leader-epoch checkpoint, ``parent`` the directory to sync
-        for this directory's name.
+        ``upto`` is the base of a segment or the log end. ``further`` are paths of other files to
+        sync. ``epochs`` is the content to write to the leader-epoch checkpoint, None if it is up to
+        date. ``parent`` is the parent directory if the name of this directory must be synced.
         """
         end = self.log_end_offset
         segments = [

@@ -8,14 +8,14 @@ never changes:
    state that a restart must restore.
 2. The runtime appends ``Decision.records`` to the machine's partition as one batch.
 3. The runtime calls ``replay`` for every appended record. Only this changes durable state, both
-   live and at load, so a restart rebuilds exactly the live state. A live replay may get the decoded
-   content of a record (:class:`Written`), where decoding would cost as much as all other steps.
+   live and at load, so a restart rebuilds exactly the live state. A live replay may get a record
+   with its content (:class:`Written`), if decoding it would cost as much as all other steps.
 4. The runtime arms ``Decision.timers``, runs ``Decision.effects`` and gives ``Decision.replies``.
 
 If step 2 fails, the shard is unloaded and loaded again from its log; there is no rollback code.
-Only the producer of a transactional batch may be refused, before anything is written: the request
-then gets that error, as if ``decide`` had raised it. A decision with a ``stamp`` therefore has no
-other effects, neither soft state nor replies to other requests.
+One failure does not unload the shard: the log may refuse the producer of a transactional batch
+before anything is written. The request then gets that error, as if ``decide`` had raised it. A
+decision with a ``stamp`` therefore changes no soft state and answers no other request.
 
 A machine may keep *soft* state that a restart may lose (parked requests, members of a join phase,
 session deadlines); it changes that in ``decide`` and ``fire``.
@@ -125,14 +125,14 @@ class Timer:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A cause to remember: a rebalance, a fence, an expiry, an epoch bump."""
+    """An entry for the history and the log: a rebalance, a fence, an expiry, an epoch bump."""
 
     kind: str
     """Words joined by hyphens, as the history and the log show them."""
     subject: str
     detail: Mapping[str, object] = field(default_factory=dict)
     routine: bool = False
-    """Whether the cause recurs in normal operation: the history omits it."""
+    """Whether the event recurs in normal operation: the history omits it."""
     quiet: bool = False
     """Whether it changed nothing for other members: the history keeps it, the log omits it."""
 
@@ -194,11 +194,11 @@ class DecisionBuilder:
         self._effects.append(effect)
 
     def event(self, kind: str, subject: str, **detail: object) -> None:
-        """Record a cause."""
+        """Record an event."""
         self.remember(Event(str(kind), subject, detail))
 
     def remember(self, event: Event) -> None:
-        """Record a cause that may be marked as routine or quiet."""
+        """Record an event that may be marked as routine or quiet."""
         self._events.append(event)
 
     def build(self) -> Decision:

@@ -1,4 +1,4 @@
-"""The marks of a log (high watermark, own end, recovery point, log start), and its failures.
+"""The marks of a log (high watermark, flushed end, recovery point, log start), and its failures.
 
 After an error of the file system, the end of the file is unknown: the log goes off line with a
 :class:`StorageError`, which every later call raises, and the next start recovers the log. A full
@@ -26,7 +26,7 @@ STORAGE_FAILURES: Final = (OSError, CorruptIndexError)
 
 
 class Marks:
-    """The marks of one log, which its parts share and move, and the listeners for changes."""
+    """The marks of one log, which all classes of the log share, and listeners for changes."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Marks:
         """Topic and index, for log lines and error messages."""
         self._producers = producers
         self.leader_epoch = leader_epoch
-        """The epoch under which this broker leads; no batch of the log has a newer one."""
+        """The partition's current leader epoch; no batch of the log has a newer one."""
         self.log_start_offset = loaded.log_start_offset
         """The first readable offset."""
         self.recovery_point = loaded.recovery_point
@@ -66,13 +66,13 @@ class Marks:
             self.replicate(high_watermark)
 
     def move_flushed_end(self, offset: int) -> None:
-        """Move the own end to ``offset``; :meth:`notify` must follow.
+        """Move :attr:`flushed_end` to ``offset``; :meth:`notify` must follow.
 
         Without other replicas, the high watermark moves along.
         """
         self.flushed_end = offset
-        """The log end offset that counts for the high watermark: the flushed offset while a flush
-        that ``flush.messages`` has made due is running."""
+        """This replica's end in the computation of the high watermark: the log end offset, or the
+        flushed offset while a flush that ``flush.messages`` has made due is running."""
         if not self.is_replicated:
             self.move_high_watermark(offset)
         elif self.on_flushed_end is not None:
@@ -87,7 +87,7 @@ class Marks:
         self.move_high_watermark(max(self.log_start_offset, min(high_watermark, self.flushed_end)))
 
     def end_replication(self) -> None:
-        """Let the high watermark equal the own end again; :meth:`notify` must follow."""
+        """Let the high watermark follow :attr:`flushed_end` again; :meth:`notify` must follow."""
         self.is_replicated, self.on_flushed_end = False, None
         self.move_high_watermark(self.flushed_end)
 
@@ -108,8 +108,8 @@ class Marks:
     def listen(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call ``callback`` after each change of the marks; return a function to unsubscribe.
 
-        Appends, markers, truncations, deletion, and a log that goes off line all call it. It must
-        not append to this log.
+        Appends, markers, truncations, deletion, and a log that goes off line all call it. The
+        callback must not append to this log.
         """
         token = self._next_listener
         self._next_listener += 1
@@ -140,7 +140,7 @@ class Marks:
     def refuse(self, error: Exception) -> StorageError:
         """Return the exception for a failure; go off line, unless the failure had no effect.
 
-        A full disk, and the limit of open files, have none.
+        A full disk and the limit of open files have no effect on the log.
         """
         if isinstance(error, OSError) and error.errno in NO_ROOM | NO_HANDLES:
             return NoSpaceError(f"{self.name} can't go on now: {error}")

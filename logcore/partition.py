@@ -1,7 +1,7 @@
-"""A partition as the daemon uses it: one log with its marks, producers and leader epochs.
+"""One partition's log with its high watermark, producer state and leader epochs: the daemon's API.
 
-All methods are synchronous and belong to one thread. An append is one system call; state changes
-only after it succeeded.
+All methods are synchronous and belong to one thread. An append writes the log file with one system
+call; the state in memory changes only after that call has succeeded.
 
 Source: ``UnifiedLog``, ``Partition``.
 """
@@ -66,13 +66,14 @@ MAX_NAME_BYTES: Final = 255
 """Longest name of a directory on common file systems."""
 
 _PLACE: Final = struct.Struct(">qii")
-"""Base offset, length, leader epoch: the bytes of a batch that its CRC does not cover."""
+"""Base offset, length, leader epoch: the first 16 bytes of a batch, outside of its CRC."""
 
 
 class Appended(NamedTuple):
-    """Offsets of an appended batch. ``log_append_time_ms`` is −1 for the producer's timestamps.
+    """Offsets of an appended batch. ``log_append_time_ms`` is −1 if producers set the timestamps.
 
-    ``duplicate``: nothing was written; the offsets are the original append's.
+    ``duplicate``: nothing was written. The offsets are those of the original batch, and
+    ``log_append_time_ms`` is its largest timestamp.
     """
 
     base_offset: int
@@ -148,8 +149,9 @@ class Partition:
         """Open the partition in ``directory`` (``…/<topic>-<index>``), created if missing.
 
         ``clean``: the last shutdown closed every log. A recovery point or high watermark beyond the
-        log end appears in :attr:`recovery` as lost offsets; for the rest see :class:`OpenOptions`.
-        ``is_replicated``: other brokers have replicas, and ``high_watermark`` is the current value.
+        log end appears in :attr:`recovery` as lost offsets. ``is_replicated``: other brokers have
+        replicas, so the high watermark begins at ``high_watermark`` instead of the log end.
+        :class:`OpenOptions` describes the other arguments.
         Without a ``flusher`` due flushes run inside the append. Raises StorageError if the
         directory cannot be read or belongs to another topic id.
         """
@@ -176,7 +178,7 @@ class Partition:
             loaded = load_log(fs, path, options, producers, epochs)
         except (OSError, CorruptIndexError, CorruptRecordError) as error:
             raise StorageError(f"{name} can't be opened: {error}") from error
-        # No batch of the log can have a newer epoch than its leader.
+        # The leader's epoch is at least as high as that of every batch in its log.
         marks = Marks(
             name,
             loaded,
@@ -239,8 +241,8 @@ class Partition:
         ``transaction_verified``: in this turn of the event loop the transaction coordinator has
         confirmed that this partition belongs to the producer's transaction, or has added it.
         Otherwise the batch may continue a transaction here, but not begin one. With
-        ``transaction_version`` 2 the batch itself has *added* the partition, and a producer that is
-        unknown here must begin with sequence 0.
+        ``transaction_version`` 2 the Produce request itself has added the partition to the
+        transaction, and a producer without state here must begin with sequence 0.
 
         Raises the errors of ``ProducerStateManager.check_batch``; StorageError.
         """
@@ -284,9 +286,9 @@ class Partition:
         return self._append_data(header, data, now_ms)
 
     def append_batch(self, data: bytes, now_ms: int) -> Appended:
-        """Append a batch, of records or of control records, from the log's only writer.
+        """Append a batch of records or control records that this broker has encoded.
 
-        It has no producer id. Raises StorageError.
+        The batch has no producer id, so no producer state is checked. Raises StorageError.
         """
         self.marks.raise_if_stopped()
         return self._append_data(parse_header(data), data, now_ms)
@@ -328,9 +330,10 @@ class Partition:
     def _write(
         self, header: BatchHeader, data: Buffer, now_ms: int, aborted: AbortedTxn | None = None
     ) -> None:
-        """Write one batch at the log end, after its entry in the transaction index.
+        """Write one batch at the log end; an abort marker's index entry is written before it.
 
-        Raises StorageError. If the disk has no room, nothing has changed but a possible roll.
+        Raises StorageError. If the disk is full, nothing has changed, except that the log may have
+        rolled.
         """
         log = self.log
         offset = log.log_end_offset
@@ -353,7 +356,7 @@ class Partition:
         traffic.records_in += header.last_offset_delta + 1
 
     def _segment_for(self, header: BatchHeader, offset: int, now_ms: int) -> Segment:
-        """Return the segment for the batch, after all preparations that must precede it."""
+        """Write the topic id, begin the leader epoch and roll if necessary; return the segment."""
         self._prepare()
         if self._epochs.latest != self.marks.leader_epoch:
             self._epochs.assign(self.marks.leader_epoch, offset)
@@ -413,12 +416,12 @@ class Partition:
     # --- the end ---
 
     def close(self) -> None:
-        """Leave the files as a clean shutdown does: flushed, indexes trimmed, producers saved."""
+        """Close as in a clean shutdown: flush, trim the indexes, write a producer snapshot."""
         flush = self.plan_close()
         self.finish_close(flush, None if flush is None else flush.run())
 
     def plan_close(self) -> Flush | None:
-        """Do the steps of :meth:`close` before the flush, and plan the flush; None if none is due.
+        """Do the steps of :meth:`close` that precede its flush; plan the flush, None if not due.
 
         :meth:`finish_close` must follow. After a StorageError the partition is closed.
         """
@@ -477,7 +480,7 @@ class Partition:
 
 
 def _has_topic_id(fs: FileSystem, directory: str, topic_id: uuid.UUID) -> bool:
-    """Return whether the directory names the topic id; StorageError if it names another one."""
+    """Return whether ``partition.metadata`` has this topic id; StorageError if it has another."""
     try:
         found = read_partition_metadata(fs, directory)
     except CheckpointError:

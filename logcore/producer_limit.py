@@ -1,10 +1,10 @@
 """The limit on producers that are remembered at once, over all partitions that share it.
 
-Every batch of a new producer id costs memory until it expires, and clients may request any number
-of ids: Apache Kafka's map grows without bound until ``producer.id.expiration.ms`` has passed
+Every producer id that writes costs memory until it expires, and clients may request any number of
+ids: Apache Kafka's map grows without bound until ``producer.id.expiration.ms`` has passed
 (KIP-936 and KIP-1044 describe brokers that ran out of memory). This class evicts the producer with
 the longest idle time early, as if it had expired. It never evicts a producer with an open
-transaction: the last stable offset, and the effect of its marker, depend on it.
+transaction, because the last stable offset and the effect of the end marker depend on its state.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class ProducerEntry:
         self.producer_id = producer_id
         self.epoch = epoch
         self.packed = b""
-        """The encoded snapshot entry. A roll must not wait for a hundred thousand encodings."""
+        """The encoded snapshot entry, kept current so that a roll need not encode every entry."""
         self.batches: list[CachedBatch] = []
         self.coordinator_epoch = -1
         self.last_timestamp = -1

@@ -4,8 +4,8 @@ Checks run before a batch is written and change nothing; ``apply_*`` runs after 
 a failed write leaves the state unchanged. Replay of the log at load uses the same ``apply_*``.
 
 The state as of an offset is kept in ``<offset>.snapshot`` beside the segments, with a CRC: it is a
-cache that shortens replay. A snapshot stores only the last batch of a producer; the other four of
-the window are restored as far as the log after the snapshot is replayed.
+cache that shortens replay. A snapshot stores only the last batch of a producer. The other four of
+its last five batches, against which retries are compared, return only if the replay reads them.
 
 Source: ``ProducerStateManager``, ``ProducerStateEntry``, ``ProducerAppendInfo``.
 """
@@ -143,7 +143,7 @@ class ProducerStateManager:
     def last_records(self) -> Callable[[], dict[int, LastRecord]]:
         """Copy the last record of each producer; compaction retains that record's batch.
 
-        The returned function decodes the copy, in any thread, because decoding takes longer.
+        Copying is quick, decoding is not: the returned function decodes the copy, on any thread.
         """
         packed = b"".join([entry.packed for entry in self._producers.values()])
         return lambda: {
@@ -216,8 +216,8 @@ class ProducerStateManager:
         entry = self._producers.get(header.producer_id)
         epoch = header.producer_epoch
         transactional = header.is_transactional
-        # A producer whose transaction was aborted by its timeout must get this error, with which it
-        # can go on, and not the fatal InvalidTxnStateError (KAFKA-19690).
+        # First: a producer whose transaction has timed out must get InvalidProducerEpochError, from
+        # which it can recover, and not the fatal InvalidTxnStateError (KAFKA-19690).
         self.check_epoch(header.producer_id, epoch)
         if (
             transactional
@@ -400,9 +400,9 @@ class ProducerStateManager:
         self._update_first_unstable()
 
     def unanswered(self, high_watermark: int) -> list[tuple[int, int, int]]:
-        """Return id, epoch and first sequence of producers whose cached batches are uncommitted.
+        """Return id, epoch and first sequence of producers with only uncommitted batches.
 
-        All of them are above the high watermark, so none was acknowledged with acks=all: the client
+        Only cached batches count. None of them was acknowledged with acks=all, so the client
         retries them in order.
         """
         return [
@@ -514,8 +514,9 @@ class ProducerStateManager:
         """Load the newest good snapshot in [start, limit]; return the offset to replay from.
 
         A snapshot that does not parse is removed. Without any, the state is empty as of ``start``.
-        Open transactions in a snapshot as of ``start`` itself are ignored: the replay opens them
-        again if data of theirs remains, and otherwise compaction may have removed their marker.
+        Open transactions in a snapshot as of ``start`` itself are ignored. If data of such a
+        transaction remains, the replay opens it; if not, compaction may have removed its marker,
+        and it would stay open forever.
         """
         for offset in sorted(self.snapshot_offsets, reverse=True):
             if not start <= offset <= limit:

@@ -64,11 +64,11 @@ class LogReader:
         at_least_one: bool,
         min_range_bytes: int = MIN_RANGE_BYTES,
     ) -> LogReadInfo:
-        """Read whole batches from the one that holds ``offset`` on, ``max_bytes`` at most.
+        """Read up to ``max_bytes`` in whole batches; the first is the one that holds ``offset``.
 
-        ``at_least_one`` returns the first batch even if it is larger. The bytes may begin before
-        ``offset`` and come from one segment; from ``min_range_bytes`` on they are a range of its
-        file. Raises OffsetOutOfRangeError outside of log start … end.
+        ``at_least_one`` returns the first batch even if it is larger. The result may begin before
+        ``offset`` and comes from one segment; if it has ``min_range_bytes`` or more, it is a range
+        of the file. Raises OffsetOutOfRangeError outside of log start … end.
         """
         log, marks = self._log, self._marks
         marks.raise_if_stopped()
@@ -133,8 +133,8 @@ class LogReader:
     def max_timestamp_offset(self, isolation: Isolation) -> Search:
         """Find, in steps, the first record with the largest timestamp.
 
-        None if no record has one, or the record is not readable yet. (Kafka answers none if the
-        record for the maximum in a batch's header is gone.)
+        None if no record has one, or the record is not readable yet. (Kafka also returns none if
+        the record with the maximum timestamp of a batch header is gone.)
         """
         return self._searched(latest(self._log, self._marks.log_start_offset), isolation)
 
@@ -153,7 +153,7 @@ class LogReader:
         return self._checked_epochs().end_offset_for(epoch, self._log.log_end_offset)
 
     def end_of_epoch(self, epoch: int) -> tuple[int, int]:
-        """Return (epoch, end offset) for a client, also of the current epoch without a batch."""
+        """Return (epoch, end offset) for a client; the current epoch may have no batch yet."""
         if epoch == self._marks.leader_epoch:
             return epoch, self._log.log_end_offset
         return self.offset_for_leader_epoch(epoch)

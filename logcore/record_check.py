@@ -1,8 +1,8 @@
 """Checks that a consumer can read every record of a client's batch, without decoding the records.
 
 A consumer gets stuck at an unreadable record forever, so each batch is checked once, on arrival:
-compressed records are decompressed, and one walk follows the lengths. It allocates no objects for
-records, and costs 0.4 to 0.8 µs a record (CPython 3.11).
+compressed records are decompressed, and one walk follows the lengths. The walk allocates no objects
+for records, and costs 0.4 to 0.8 µs a record (CPython 3.11).
 
 Source: ``DefaultRecordBatch.RecordIterator``, ``DefaultRecord``, ``Lz4BlockOutputStream``.
 """
@@ -33,7 +33,8 @@ MAX_RECORD_ERRORS: Final = 100
 to a request of 1 MB. Clients only use the list to tell these records from the others."""
 
 MAX_RECORD_HEADERS: Final = 250_000
-"""Headers of one record: a tenth of a second of checks, during which no other batch is handled."""
+"""Limit of the headers of one record. Checking so many takes a tenth of a second, during which no
+other batch is handled."""
 
 TURN_RECORDS: Final = 10_000
 """Records checked in one turn of the event loop: about 5 ms. Clients fill a batch with fewer
@@ -61,7 +62,7 @@ class CheckBudget:
     bytes: int = TURN_BYTES
 
     def take(self, records: int, size: int) -> None:
-        """Use a part of the budget. Raises TooMuchForATurnError if it is exceeded."""
+        """Use a part of the budget. Raises CheckBudgetExceededError beyond it."""
         self.records -= records
         self.bytes -= size
         if self.records < 0 or self.bytes < 0:
@@ -76,9 +77,9 @@ def open_records(
 ) -> RecordWindow:
     """Return a window over the records of the batch ``data``, within ``room`` if it is given.
 
-    The window raises CorruptRecordError if they do not decompress within
-    DEFAULT_MAX_OUTPUT_BYTES, and InvalidRecordError if one of them has more than
-    ``max_record_bytes``, which uncompressed records may have.
+    The window raises CorruptRecordError if the records do not decompress within
+    DEFAULT_MAX_OUTPUT_BYTES, and InvalidRecordError if a record of a compressed batch has more than
+    ``max_record_bytes``.
     """
     codec = header.codec
     if codec is Codec.NONE:
@@ -212,7 +213,8 @@ def skip_headers(
 ) -> int:
     """Step over at most ``most`` headers of a record that ends at ``stop``.
 
-    Raises InvalidRecordError if there are more or they do not end there.
+    Raises InvalidRecordError if there are more, or more than fit. The caller must compare the
+    returned position with ``stop``.
     """
     count, pos = _read_size(data, pos)
     if count > most:

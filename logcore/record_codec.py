@@ -32,7 +32,7 @@ class LogRecord(NamedTuple):
 
 
 LogRow = LogRecord | tuple[int, int, bytes | None, bytes | None, tuple[()]]
-"""A record, or a cheaper tuple without headers, for many records."""
+"""A record, or a plain tuple without headers, which takes less time to build."""
 
 
 class RecordBase(NamedTuple):

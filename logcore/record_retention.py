@@ -9,10 +9,10 @@ The caller leaves out the active segment and everything at or after the last sta
 round ever includes an open transaction.
 
 Memory: :class:`OffsetMap` holds a 16-byte digest and an offset per distinct key, and stops at its
-budget; then the round cleans only the mapped part. Kafka's ``SkimpyOffsetMap``
-packs the same into 24 bytes a slot of a fixed table; a Python dict needs about
-:data:`BYTES_PER_KEY`, so that the same budget maps fewer keys a round and a large log takes
-more rounds. The outcome is the same. As in Kafka, equal digests count as equal keys.
+budget; then the round cleans only the mapped part. A slot of Kafka's ``SkimpyOffsetMap`` takes 24
+bytes, an entry of a Python dict about :data:`BYTES_PER_KEY`. So the same budget maps fewer keys in
+one round, and a large log takes more rounds, with the same outcome. As in Kafka, equal digests
+count as equal keys.
 
 Source: ``Cleaner``, ``CleanedTransactionMetadata``, ``SkimpyOffsetMap``,
 ``MemoryRecords.filterTo``.
@@ -61,7 +61,7 @@ class AbortedTransaction(NamedTuple):
 
 
 class LastRecord(NamedTuple):
-    """The last data offset of a known producer, −1 if a marker came after it, and its epoch."""
+    """A producer's last data offset, −1 if its current epoch has no data, and that epoch."""
 
     last_data_offset: int
     producer_epoch: int
@@ -108,7 +108,7 @@ class Transactions:
         self._open_aborted: dict[int, AbortedTransaction] = {}
         self._open_committed: set[int] = set()
         self.retained_aborts: dict[AbortedTransaction, None] = {}
-        """Aborted transactions whose data or marker was seen: they stay in the index."""
+        """Aborted transactions whose data was seen: their index entries are retained."""
 
     def copy(self) -> Transactions:
         """Return a copy of the current state, to return to later."""
@@ -224,9 +224,9 @@ class _RetainedBatch:
 class RecordFilter:
     """The second pass. ``now_ms`` and ``delete_retention_ms`` decide on tombstones and markers.
 
-    ``last_records`` maps the id of every known producer to its last record, so that the batch with
-    its last sequence outlives its records. ``last_offset`` is the last offset of the round; the
-    batch that ends there is retained too, so that the end of the cleaned part stays known.
+    ``last_records`` maps the id of every known producer to its last record: the batch with the
+    producer's last sequence is retained even without records. ``last_offset`` is the last offset
+    of an output segment, −1 before its last batch; the batch that ends there is retained too.
     """
 
     offsets: OffsetMap
@@ -308,10 +308,11 @@ class RecordFilter:
         kept: _RetainedBatch,
         horizon_ms: int | None,
     ) -> bytes:
-        """Return the batch with only the chosen records; other header fields are unchanged.
+        """Return the batch with only the chosen records.
 
-        The base timestamp becomes the first record's, or the horizon. The batch is read a
-        second time, so that only one chunk of it is decompressed at a time.
+        Record count and largest timestamp become theirs, and the base timestamp becomes the first
+        record's or the horizon; other header fields stay. The batch is read a second time, so that
+        only one chunk of it is decompressed at a time.
         """
         window = self._window(header, buf)
         chunks = span_chunks(header, window)
@@ -330,7 +331,10 @@ class RecordFilter:
         return with_fewer_records(header, payload)
 
     def _kept(self, first: int, spans: Sequence[Span], *, expired: bool) -> Sequence[Span]:
-        """Return the last records of their keys, without expired tombstones."""
+        """Return the last record of each key, unless it is an expired tombstone.
+
+        Records after the last mapped offset are all retained.
+        """
         offsets = self.offsets
         behind = offsets.latest_offset - first
         return [

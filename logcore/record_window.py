@@ -93,8 +93,7 @@ class RecordWindow:
     def _check_sizes(self, data: bytes, pos: int, count: int) -> None:
         """Check the sizes of ``count`` records that were read from ``data`` at ``pos``.
 
-        The readers do not check them: they are called for every record, and few topics have a
-        bound.
+        The loops of the readers do not: they would check every record, and few topics have a bound.
         """
         for _ in range(count):
             size = ONE_BYTE[data[pos]]

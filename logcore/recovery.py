@@ -7,8 +7,8 @@ second kill leaves no hole) and then the file is truncated there. Indexes, trans
 producer state and leader epochs of the walked segments are rebuilt.
 
 A torn tail after ``kill -9`` was never acknowledged. Good batches after a bad one mean that a disk
-has lost data. Both are truncated, as in Kafka; the report distinguishes them, and the removed bytes
-are kept (``strays.py``).
+has lost data. In both cases the log is truncated, as in Kafka; the report says which it was, and
+the removed bytes are kept (``strays.py``).
 
 Data below the recovery point was on disk, and is not truncated as long as a good batch follows.
 Recovery leaves an unreadable batch there in place, and its readers get an error. (In the segment
@@ -66,7 +66,6 @@ class RecoveryReport:
 
     scanned_segments: int = 0
     truncated_bytes: int = 0
-    """Removed bytes."""
     removed_segments: int = 0
     removed_records: int = 0
     """As far as the headers of the removed batches can be read."""
@@ -83,7 +82,7 @@ class RecoveryReport:
     checkpointed high watermark and the recovery point."""
 
     damaged: list[Damage] = field(default_factory=list)
-    """Damage in data that was on disk before. It did not cause a truncation."""
+    """Damage in data that had been flushed. It did not cause a truncation."""
 
     @property
     def is_loss(self) -> bool:
@@ -93,7 +92,7 @@ class RecoveryReport:
 
 @dataclass(frozen=True, slots=True)
 class OpenOptions:
-    """The state a partition was left in: the checkpoints' values, and the kind of shutdown."""
+    """The inputs of an open: settings, checkpointed values, whether the shutdown was clean."""
 
     name: str
     config: LogConfig
@@ -103,9 +102,9 @@ class OpenOptions:
     high_watermark: int = 0
     log_start_offset: int = 0
     leader_epoch: int = 0
-    """No batch has a later one; ``NO_EPOCH`` if the caller does not know it."""
+    """Upper bound of the batches' leader epochs; ``NO_EPOCH`` if the caller knows none."""
     compacted_below: int = 0
-    """Gaps below this offset come from compaction and are no loss; Kafka's may span segments."""
+    """Gaps below this offset come from compaction. Kafka's also leaves gaps between segments."""
     is_replica: bool = False
     """Whether the log may have gaps anywhere, because it was fetched from a compacted log."""
     is_replicated: bool = False
@@ -244,11 +243,12 @@ class _Loader:
         return first_bad
 
     def _may_be_untrimmed(self, segment: Segment) -> bool:
-        """Return whether zeros may follow the batches: many, or a few if the size is unchanged."""
+        """Return whether zeros of a preallocation may follow the batches."""
         if segment.file.ends_in_zeros:
             return True
         if segment.size != self._options.config.segment_bytes:
             return False
+        # Fewer zeros than that check needs may follow in a file of the preallocated size.
         try:
             segment.next_offset()
         except CorruptRecordError:
@@ -300,9 +300,9 @@ class _Loader:
     def _discontinuity(self, base_offset: int, end: int) -> str:
         """Return why a segment cannot follow one that ends at ``end``, empty if it can.
 
-        A gap between two segments is a loss unless compaction explains it. Ours leaves no gap
-        there. Apache Kafka's may, but only below the recovery point and the cleaner's checkpoint,
-        and hardly ever after a segment without gaps. A fetched log has gaps inside segments only.
+        A gap between two segments is a loss, unless compaction by Apache Kafka may have left it:
+        below the recovery point or the cleaner's checkpoint, and rarely after a segment without
+        gaps. Our compaction leaves none. A fetched log is flushed if it gets one (``replica.py``).
         """
         if base_offset < end:
             return f"segment {base_offset} overlaps the one before"
@@ -362,7 +362,7 @@ class _Loader:
         return expected
 
     def _is_untrimmed(self, segment: Segment, position: int) -> bool:
-        """Return whether a preallocated file was not trimmed, and only zeros are to be removed."""
+        """Return whether only zeros of a preallocation follow from ``position``."""
         return self._options.config.preallocate and segment.file.is_blank_from(position)
 
     def _is_strict(self, expected: int) -> bool:
@@ -417,10 +417,10 @@ class _Loader:
         return reason
 
     def _settle_epoch(self, segment: Segment, next_position: int, header: BatchHeader) -> None:
-        """Lower the current epoch if two batches in a row are below it: it was the wrong one.
+        """Lower the current epoch if both this batch and the next one have a lower epoch.
 
-        This is for data below the flushed offset only, where a wrong epoch removes no batch because
-        readers do not need epochs.
+        Only batches below the flushed offset reach this method. A wrong epoch removes no batch
+        there, because readers do not need epochs.
         """
         if header.leader_epoch >= self._epoch:
             return
@@ -555,7 +555,7 @@ class _Loader:
         return self._loaded(start, report if is_reported else None)
 
     def _loaded(self, start: int, report: RecoveryReport | None) -> LoadedLog:
-        """Build the result; report the offsets that checkpoints contain and the log lacks."""
+        """Build the result; report checkpointed offsets beyond the log end as lost."""
         options, end = self._options, self._log.log_end_offset
         known = end if options.clean else min(options.recovery_point, end)
         lost = max(options.recovery_point, options.high_watermark) - end

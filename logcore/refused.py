@@ -1,9 +1,9 @@
 """Batches from unknown producers that were refused, or truncated before they were committed.
 
 An unknown producer may begin with any sequence: its earlier batches may have been deleted, or its
-state evicted. But if its first batch was refused, because there was no room or its transaction
-could not be verified, or was truncated before it was acknowledged, later batches must not overtake
-it: otherwise every retry of the first batch would be out of order.
+state evicted. Its first batch may also have been refused (no room, or an unverified transaction) or
+truncated before it was acknowledged. Then no later batch may be appended before it: every retry of
+the first batch would be out of order.
 
 Source: ``VerificationStateEntry`` (KIP-890), which only tracks refused verifications.
 """
@@ -14,7 +14,7 @@ from typing import Final
 
 MAX_REFUSED_PRODUCERS: Final = 1_000
 """Unknown producers of one partition whose refused batches are remembered, about 150 bytes each;
-above the limit the oldest entries are dropped, and their producers may begin anywhere again."""
+above the limit the oldest entries are dropped, and their producers may begin with any sequence."""
 
 
 class RefusedSequences:

@@ -32,13 +32,13 @@ BUILD_STEPS: Final = 5
 MAX_CACHED_STATES: Final = 100_000
 """States in all cached sets, a few megabytes; above the limit the cache is cleared."""
 MAX_KEPT_STATES: Final = 20_000
-"""The limit between two slices, when many expressions may be half-way."""
+"""The limit between two slices of work, when many expressions may be partly matched."""
 
 _FINAL: Final = 0
 _NOTHING: Final = -1
 """In place of a state's characters: the state consumes no character. 0 is an empty class."""
 _BEGIN, _WORD, _NEWLINE, _OTHER = range(4)
-"""Kinds of the character on one side of a position; the first one: there is no character."""
+"""Kinds of the character on one side of a position; ``_BEGIN`` means no character."""
 
 _BUILD = Generator[tuple[Piece, int], int, int]
 """Yields the pieces to build and returns the first state of its own piece."""
@@ -67,7 +67,7 @@ def _holding(before: int, after: int) -> int:
 
 
 class _StateSet:
-    """States that a text may have led to, before transitions without a character."""
+    """The states after a text, without those reached by transitions that consume no character."""
 
     __slots__ = ("accepts", "before", "states", "steps")
 

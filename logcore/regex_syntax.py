@@ -1,7 +1,7 @@
 r"""The syntax of clients' regular expressions: RE2/J's, which Kafka uses.
 
 Every expression that RE2/J accepts is accepted, unless its counted repetitions multiply to more
-than :data:`MAX_PIECES`. Captures and greediness do not matter to whether a whole text matches.
+than :data:`MAX_PIECES`. Captures and greediness do not affect whether a whole text matches.
 
 Source: ``com.google.re2j.Parser``, version 1.8, with the flags of
 ``Pattern.compile``.

@@ -3,9 +3,9 @@
 This module decides nothing and decodes no record: offsets, epochs and timestamps stay as the leader
 assigned them. A fetched log may have gaps anywhere, because the leader's log may be compacted.
 
-Before a truncation the log's checkpoints must be lowered (:meth:`ReplicaLog.plan_truncation`). With
-a recovery point above the new log end, a recovery would take later appends that a kill has torn for
-damage to flushed data, and skip them.
+Before a truncation the log's checkpoints must be lowered (:meth:`ReplicaLog.plan_truncation`). If
+the recovery point stayed above the new log end, recovery would treat an append torn by a kill as
+damage to flushed data: it would skip the append instead of truncating the log there.
 
 Source: ``UnifiedLog.appendAsFollower``, ``truncateTo``, ``truncateFullyAndStartAt``,
 ``Partition.makeLeader``.
@@ -152,12 +152,12 @@ class ReplicaLog:
     ) -> FollowerAppend:
         """Append the whole batches of ``records`` from ``start`` on, at most ``most`` of them.
 
-        Later batches and an incomplete batch at the end are ignored. Batches from the first one
-        whose leader epoch is above the limit on are skipped (KAFKA-18723). If the log is empty, and
-        its end lies inside of the first batch, the log restarts at that batch.
+        Later batches and an incomplete batch at the end are ignored. The first batch whose leader
+        epoch is above the limit is skipped, with all that follow it (KAFKA-18723). If the log is
+        empty, and its end lies inside of the first batch, the log restarts at that batch.
 
         Raises CorruptRecordError for a wrong CRC, UnexpectedAppendOffsetError; then nothing has
-        changed. After a NoRoomError (no room on disk) a part may be in the log.
+        changed. After a NoSpaceError some batches may be in the log.
         """
         marks, log = self._marks, self._log
         marks.raise_if_stopped()
@@ -182,7 +182,7 @@ class ReplicaLog:
                 self._producers.map_end_offset = log.log_end_offset
                 self._flushes.appended(began, now_ms)
         if self._has_skipped:
-            # A recovery takes a hole between segments for a loss, but not below flushed data.
+            # Recovery takes a gap between segments for a loss, except below flushed data.
             self._has_skipped = False
             self._flushes.begin(now_ms)
         return FollowerAppend(
@@ -241,8 +241,8 @@ class ReplicaLog:
     def _runs(self, batches: list[_Batch], now_ms: int) -> Iterator[tuple[Segment, list[_Batch]]]:
         """Split batches into runs, each for one write into one segment.
 
-        The marker of an abort is written alone, and so is the first batch of a segment: its
-        timestamp decides when the segment is full.
+        An abort marker is written alone. So is the first batch of a segment, whose timestamp
+        ``must_roll`` needs for the next batches (``segment.ms``).
         """
         log, run, size = self._log, list[_Batch](), 0
         segment = log.active

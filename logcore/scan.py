@@ -57,7 +57,7 @@ def _cover(
 ) -> tuple[memoryview, int]:
     """Return a chunk of the file, and its position, that holds ``count`` bytes at ``position``.
 
-    Raises CorruptRecordError when the file ends before.
+    Raises CorruptRecordError when the file ends before them.
     """
     if position + count > segment.size:
         raise CorruptRecordError(f"the file ends inside the batch at position {position}")
@@ -90,7 +90,7 @@ def next_intact(
     The bad batch's length is tried first, then every later position, because the length itself may
     be damaged. The base offset of the result is above ``low`` and at most ``high``. If the batch
     was found by the search, its base offset is at most ``flushed``: bytes inside a record that look
-    like a batch hardly satisfy that. If it was found by the length, a gap may precede it, and its
+    like a batch rarely satisfy that. If it was found by the length, a gap may precede it, and its
     base offset may be above ``flushed``.
     """
     by_length = ((end_by_length(segment, position), high),)

@@ -176,7 +176,7 @@ class Segment:
             self._load_max_timestamp()
 
     def index_batch(self, last_offset: int, max_timestamp: int, position: int, size: int) -> None:
-        """Account for a batch in the file; recovery and append follow the same rule."""
+        """Update indexes and timestamps for a batch in the file; recovery calls this as well."""
         if position == 0:
             self._first_batch_timestamp = max_timestamp
         if self._max_timestamp is None or max_timestamp > self._max_timestamp:
@@ -189,7 +189,7 @@ class Segment:
         self._bytes_since_index_entry += size
 
     def index_next(self) -> None:
-        """Give the next batch an index entry: no reader reaches it by walking."""
+        """Have the next batch indexed: no walk reaches it across the damage before it."""
         self._bytes_since_index_entry = self._index_interval_bytes + 1
 
     def _append_time_entry(self) -> None:
@@ -271,7 +271,7 @@ class Segment:
         return self.offset_index.is_full or self.time_index.is_full
 
     def age_ms(self, batch_max_timestamp: int, now_ms: int) -> int:
-        """Return the segment's age, by the timestamps of its batches if they have any."""
+        """Return the age: from the first batch's timestamp to the new one's, or since the open."""
         try:
             first = self.first_batch_timestamp
         except CorruptRecordError:
@@ -345,10 +345,10 @@ class Segment:
         self._hints[offset] = position
 
     def boundary(self, start: int, max_bytes: int, limit: int) -> tuple[int, int | None]:
-        """Find the end of the whole batches from ``start`` within ``max_bytes`` and ``limit``.
+        """Return the end of the whole batches from ``start`` that fit ``max_bytes``.
 
-        ``start`` and ``limit`` are batch boundaries. Return the end position and the base offset
-        of the batch there; None for the latter when the end is ``limit``.
+        ``start`` and ``limit`` are batch boundaries; the end is at most ``limit``. Return its
+        position and the base offset of the batch there, None when the end is ``limit``.
         """
         if not self._index_checked:
             self._check_index()
@@ -364,7 +364,7 @@ class Segment:
         return limit, None
 
     def header_at(self, position: int) -> BatchHeader:
-        """Read the header of the batch at ``position``; for a message, an equivalent header.
+        """Read the header of the batch at ``position``, or build one for a v0 or v1 message.
 
         Raises CorruptRecordError if there is none.
         """
@@ -380,7 +380,7 @@ class Segment:
     def read_batches(self, start: int, end: int, min_range_bytes: int) -> bytes | FileRange:
         """Read the batches between two boundaries; older formats are converted.
 
-        From ``min_range_bytes`` on, return a range of the file instead of bytes.
+        A result of ``min_range_bytes`` or more is a range of the file instead of bytes.
         Raises CorruptRecordError or InvalidRecordError if they cannot be read or converted.
         """
         if end - start >= min_range_bytes and self.is_new(start):
@@ -391,7 +391,7 @@ class Segment:
         return raw
 
     def is_new(self, position: int) -> bool:
-        """Return whether only v2 batches follow from ``position``: older formats come first."""
+        """Return whether all batches at and after ``position`` are v2; v0 and v1 precede v2."""
         if self._first_magic is None:
             self._first_magic = self._magic(0)
         return self._first_magic >= MAGIC or self._magic(position) >= MAGIC
@@ -424,7 +424,7 @@ class Segment:
     ) -> Iterator[tuple[int, BatchHeader, memoryview]]:
         """Yield position, header and bytes of each batch from ``position`` on.
 
-        Without payload the view may end anywhere after the header. CRCs are not checked.
+        Without ``with_payload`` the bytes may end anywhere after the header. CRCs are not checked.
         Messages of an older format are yielded as v2 batches, several in one, at the position of
         the first; without payload, one by one, each with the header of
         :func:`fencepost.logcore.legacy.as_batch_header`. Raises CorruptRecordError if the rest of
@@ -457,7 +457,7 @@ class Segment:
             position += size
 
     def _old_messages(self, position: int) -> memoryview:
-        """Read the messages of format v0 and v1 at ``position``: one, or RUN_BYTES of them."""
+        """Read v0 and v1 messages at ``position``: up to RUN_BYTES, or one that is larger."""
         chunk = self._chunk(position, RUN_BYTES)
         count = leading_messages(chunk)
         if count:
@@ -473,7 +473,8 @@ class Segment:
     def _walk(self, position: int) -> Iterator[tuple[int, int, int, int]]:
         """Yield (position, base offset, size, last offset) of each batch from ``position`` on.
 
-        An older message yields its own offset for both; a wrapper message yields its last offset.
+        For a message of format v0 or v1, base and last offset are both the offset in its header,
+        which in a wrapper message is the offset of the last inner message.
         """
         end = self.size
         chunk, start = b"", position
@@ -534,7 +535,7 @@ class Segment:
         self.reset_indexes()
         last_offset = self.base_offset - 1
         for position, header, _ in self.batches(with_payload=False):
-            # No CRC covers the offset. Readers report a batch whose offset is out of order.
+            # Skip a batch whose offset is out of order: no CRC covers it, and readers report it.
             if last_offset < header.last_offset <= self.base_offset + MAX_RELATIVE_OFFSET:
                 last_offset = header.last_offset
                 self.index_batch(last_offset, header.max_timestamp, position, header.size)

@@ -50,13 +50,13 @@ class TruncatedData:
         """Names of the created files."""
 
     def take(self, segment: Segment) -> None:
-        """Rename a whole segment, durably: no later one may vanish before an earlier one."""
+        """Rename a whole segment, durably: it must leave the log before an earlier one does."""
         name = self._name(segment.base_offset)
         self._log.set_aside(segment, f"{self._log.directory}/{name}")
         self.kept.append(name)
 
     def copy_end(self, segment: Segment, position: int, offset: int, *, is_wanted: bool) -> None:
-        """Copy a segment from ``position`` on, where ``offset`` is the next offset.
+        """Copy the end of a segment, from ``position`` on; ``offset`` goes into the copy's name.
 
         If the disk is full, skip the copy, or raise OSError if it ``is_wanted``.
         """

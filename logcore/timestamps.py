@@ -45,8 +45,8 @@ def first_not_before(log: Log, timestamp_ms: int, start_offset: int) -> Search:
 def latest(log: Log, start_offset: int) -> Search:
     """Find the first of the records with the largest timestamp.
 
-    A batch's header may have a larger timestamp than its remaining records, after a move of the log
-    start or a compaction: then its segment is walked. (Kafka answers none there.)
+    After a move of the log start or a compaction, a batch's header may have a larger timestamp than
+    its remaining records. Then the segment is walked; Kafka returns no offset.
     """
     bounds: list[tuple[int, Segment]] = []
     for segment in _each(log):

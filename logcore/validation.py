@@ -44,7 +44,7 @@ from fencepost.logcore.record_check import (
 from fencepost.logcore.steps import Steps, finish
 
 MAX_BATCH_RECORDS: Final = 2_000_000
-"""Records of one batch, twice the limit of librdkafka. Kafka sets no bound; without one a request
+"""Limit of the records of one batch, twice librdkafka's. Kafka has none; without a limit a request
 of 1 MB could keep a thread busy for a quarter of a minute."""
 
 _MAGIC_POSITION: Final = 16
@@ -88,14 +88,14 @@ def validating(
     min_zstd_ok: bool,
     room: CheckBudget | None = None,
 ) -> Steps[ValidatedBatch]:
-    """Check that a client's bytes are exactly one valid batch, in steps, without other state.
+    """Check, in steps, that a client's bytes are exactly one valid batch.
 
     The bytes to write differ from ``data`` only if the topic sets the timestamp or another
     codec. ``min_zstd_ok``: the request's version allows zstd (Produce 7 or later). ``room`` is the
     budget on the event loop, None on any other thread.
 
     Raises CorruptRecordError, InvalidRecordError, InvalidTimestampError, RecordTooLargeError,
-    RecordListTooLargeError, UnsupportedCompressionError; TooMuchForATurnError with a ``room``.
+    RecordListTooLargeError, UnsupportedCompressionError; CheckBudgetExceededError with a ``room``.
     """
     header = _one_batch(data)
     size = header.size
@@ -136,7 +136,7 @@ def _recompressed(
 ) -> Steps[bytes]:
     """Return the batch under another codec; it is decompressed again, since no output was kept.
 
-    ``inflated`` is the size of its records.
+    ``inflated`` is the decompressed size of its records.
     """
     stored = memoryview(data)[HEADER_SIZE:]
     pieces = inflated_pieces(header.codec, stored, DEFAULT_MAX_OUTPUT_BYTES)

@@ -1,4 +1,4 @@
-"""The missing permission behind an authorization error, in the words of ``kafka-acls``.
+"""The ACL operation that a client lacks after an authorization error, as ``kafka-acls`` names it.
 
 Source: the authorization checks of ``KafkaApis``.
 """
@@ -27,14 +27,15 @@ _OF_TOPICS: Mapping[str, str] = {
 }
 _ELSE: Mapping[ErrorCode, str] = {
     ErrorCode.topic_authorization_failed: "DESCRIBE",
-    # A client that looks up a coordinator needs only DESCRIBE for that, but more afterwards.
+    # FindCoordinator needs only DESCRIBE, but the client's next requests to the coordinator need
+    # more.
     ErrorCode.group_authorization_failed: "READ",
     ErrorCode.transactional_id_authorization_failed: "WRITE",
 }
 
 
 def missing_right(api: str, code: ErrorCode, name: str = "") -> str:
-    """Return ``the right WRITE on the topic 't'``; "" if the error is no authorization error."""
+    """Return the missing right, as ``the right WRITE on the topic 't'``; "" for other errors."""
     resource = _RESOURCES.get(code)
     if resource is None:
         return ""

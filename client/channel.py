@@ -33,7 +33,7 @@ SHUTDOWN_S = 1.0
 
 
 class ConnectionLostError(WireError):
-    """The connection failed or timed out with a request in flight; its outcome is unknown."""
+    """The connection failed or timed out; the outcome of a request in flight is unknown."""
 
 
 class BrokerUnreachable(WireError):  # noqa: N818 - says what it is
@@ -154,7 +154,7 @@ class BlockingChannel:
 
 
 def _judged(error: OSError, host: str, port: int) -> Exception:
-    """Return the exception for a failed TLS handshake."""
+    """Return the exception to raise for an error while connecting with TLS."""
     if reason := refusal(error, host):
         return AuthenticationError(f"{host}:{port}: {reason}")
     if isinstance(error, TimeoutError) or not isinstance(
@@ -257,7 +257,8 @@ class AsyncChannel:
         for answer in waiting:
             if not answer.done():
                 answer.set_exception(without_traceback(type(problem)(str(problem))))
-                answer.exception()  # the caller may be cancelled; the error must not be logged then
+                # Retrieved here, so that asyncio does not log it if the caller was cancelled.
+                answer.exception()
 
     def close(self) -> None:
         """See :class:`Channel`."""

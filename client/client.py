@@ -73,7 +73,8 @@ class _Client:
         """Send one request without retries; return the response without checking its errors.
 
         Returns None for a Produce with acks=0. Raises :class:`BrokerUnreachable` or
-        :class:`ConnectionLostError` (also for an unsupported version).
+        :class:`ConnectionLostError` (also if the broker closes the connection because it does not
+        support the version).
         """
         return await self._router.request(api_key, version, entity, to_node, deadline_ms)
 
@@ -95,7 +96,7 @@ class _Client:
 
         ``api`` is a key or a name (``"OffsetCommit"``); with ``version`` None the highest version
         that both sides support is used, up to ``at_most``. The request is built from ``fields`` as
-        by ``MessageFactory``, or passed as ``entity=``: a kio entity, or a function from the
+        by :class:`RequestFactory`, or passed as ``entity=``: a kio entity, or a function from the
         version's :class:`RequestFactory` to one. It is sent to the leader of partition
         ``to_leader``, to the coordinator of group ``to_group`` or of transactional id
         ``to_transaction``, to broker ``to_node``, or to any broker.
@@ -114,7 +115,7 @@ class _Client:
         return await self._router.call(api, version, at_most, target, deadline_ms, check, fields)
 
     async def _metadata(self, *, refresh: bool = False) -> ClusterMetadata:
-        """Return brokers and topics, cached unless the cache is old or ``refresh`` is set."""
+        """Return brokers and topics, from the cache unless it is old or ``refresh`` is set."""
         return await self._router.cluster(self._router.deadline(), refresh=refresh)
 
     async def _versions(self, *, to_node: int = ANY_NODE) -> dict[int, tuple[int, int]]:
@@ -146,7 +147,7 @@ def _finish(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def _blocking(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
-    """Make a method of a client with blocking channels blocking."""
+    """Turn a coroutine method of a client with blocking channels into a blocking method."""
 
     @wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -145,7 +145,7 @@ def verdict(response: Entity) -> ErrorAction:
 
 
 def parse_bootstrap(servers: str | list[str] | tuple[str, ...]) -> list[tuple[str, int]]:
-    """Parse ``"host:port,[::1]:9092"`` or such a list; the default port is 9092.
+    """Parse ``"host:port,[::1]:9092"`` or a list of addresses; the default port is 9092.
 
     Raises ValueError for an invalid address.
     """

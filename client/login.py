@@ -40,7 +40,7 @@ MAX_ITERATIONS: Final = 1_000_000
 limit for stored credentials is 16,384."""
 
 Dialogue = Generator[bytes, bytes, None]
-"""Yields the client's tokens; is sent the broker's response to each."""
+"""A generator that yields the client's SASL tokens, and receives the broker's response to each."""
 
 Run = Callable[[Callable[[], bytes | None]], Awaitable[bytes | None]]
 
@@ -49,14 +49,14 @@ class Ask(Protocol):
     """Sends one request on the connection being authenticated."""
 
     def __call__(self, api: ApiKey, /, **fields: Any) -> Awaitable[Entity]:
-        """Return the response, with any error."""
+        """Return the response without checking its error code."""
 
 
 async def log_in(ask: Ask, run: Run, security: Security, where: str) -> float:
     """Authenticate; return the session lifetime in milliseconds, 0 for unlimited.
 
-    ``run`` runs a slow function without blocking others. Raises :class:`AuthenticationError`, and
-    the errors of ``ask``.
+    ``run`` runs a slow function without blocking other coroutines. Raises
+    :class:`AuthenticationError`, and the errors of ``ask``.
     """
     answer = await ask(ApiKey.SASL_HANDSHAKE, mechanism=security.mechanism)
     if answer.error_code == ErrorCode.unsupported_sasl_mechanism:

@@ -39,7 +39,7 @@ def partition_for(key: bytes, partitions: int) -> int:
 
 
 class Line(NamedTuple):
-    """A record to write, and the number of its line."""
+    """A record to write, and the number of its input line."""
 
     number: int
     key: bytes | None
@@ -52,10 +52,10 @@ class Line(NamedTuple):
 def placed(
     lines: Sequence[Line], partition: int | None, indexes: Sequence[int]
 ) -> dict[int, list[Line]]:
-    """Return lines by partition: ``partition`` if given, or else the line's own partition.
+    """Group lines by partition: ``partition`` if given, or else the line's own partition.
 
-    Other lines are placed as by Kafka's default partitioner: by key, and all lines without a key in
-    the same random partition.
+    A line with neither is assigned as by Kafka's default partitioner: by its key, or if it has no
+    key, to a random partition, which is the same for all of these lines.
     """
     found: dict[int, list[Line]] = defaultdict(list)
     sticky = random.choice(indexes)  # noqa: S311 - it spreads load, and keeps no secret

@@ -1,7 +1,7 @@
 """Builders and readers of requests that both commands and pipelines send.
 
-A partition is a pair (topic, index). The requests identify topics by name; :data:`NAMED` has the
-last version with names of the APIs that later use ids.
+A partition is a pair (topic, index). The requests identify topics by name; for APIs whose newer
+versions use topic ids, :data:`NAMED` has the last version with names.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NAMED = {"Fetch": 12, "Produce": 12, "OffsetCommit": 9, "OffsetFetch": 9, "TxnOf
 def topics(
     structure: Builder, rows: Iterable[tuple[Partition, Any]], field: str = "partitions"
 ) -> list[Entity]:
-    """Group ``rows`` by topic: build one ``structure`` each, with its rows in ``field``."""
+    """Build one ``structure`` per topic, with the topic's ``rows`` in ``field``."""
     found: dict[str, list[Any]] = {}
     for (name, _), row in rows:
         found.setdefault(name, []).append(row)

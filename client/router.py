@@ -49,9 +49,8 @@ UNKNOWN_TOPIC_PATIENCE_MS = 1_000
 topic takes a moment to be propagated; mostly, though, the name is wrong."""
 
 LOGIN_AGAIN_AT = 0.85, 0.95
-"""The range of the fraction of a session's lifetime after which the client reauthenticates. It is
-random, as in Kafka: brokers that were started together do not get the logins of all their clients
-at once."""
+"""The client reauthenticates after a fraction of the session's lifetime, drawn from this range. It
+is random, as in Kafka, so that clients that connected together do not reauthenticate together."""
 
 GROUP, TRANSACTION = 0, 1
 """Coordinator key types."""
@@ -136,7 +135,7 @@ class NodeConnection:
         self.versions: dict[int, tuple[int, int]] = {}
         self.features: dict[str, int] = {}
         self.has_answered = False
-        """Whether it has served a request other than those that precede authentication."""
+        """Whether the broker has answered a request other than ApiVersions and SASL requests."""
         self.login_again_at = float("inf")
         """The time of the next authentication, on the router's clock."""
         self.logging_in = asyncio.Lock()
@@ -144,7 +143,7 @@ class NodeConnection:
 
 
 class Router:
-    """The state shared by both clients. Times are in milliseconds of the monotonic clock."""
+    """A client's connections, metadata and coordinators. Times are in ms of the monotonic clock."""
 
     def __init__(
         self,
@@ -156,7 +155,7 @@ class Router:
         security: Security = PLAINTEXT,
         negotiates: bool = True,
     ) -> None:
-        """``negotiates`` requests the versions even if authentication does not need them."""
+        """With ``negotiates`` false, send ApiVersions only if authentication needs it."""
         self._io = io
         self._security = security
         self._negotiates = negotiates or security.has_login
@@ -254,8 +253,7 @@ class Router:
             api = KNOWN_APIS[key]
             if key not in node.versions:
                 raise no_logins(self._security, where)
-            # A broker advertises these versions before authentication like all others, even Kafka
-            # 1.0.
+            # Brokers since Kafka 1.0 advertise the SASL versions before authentication.
             version = self._version(node, api)
             body = request_factory(key, version).message(**fields)
             return await self._answer(node, api, version, body, deadline)
@@ -420,8 +418,8 @@ class Router:
                     if found.top:
                         raise problem
                     return answer
-            # An attempt with less time than the delay before it is pointless: its timeout would
-            # only replace a more informative error.
+            # Too little time is left for a retry: it would time out, and the timeout would say less
+            # than this problem.
             if _now() + 2 * backoff_ms >= min(deadline, began + _patience(problem)):
                 if isinstance(problem, ConnectionLostError):
                     raise BrokerUnreachable(str(problem)) from problem
@@ -462,7 +460,7 @@ class Router:
     async def _ask_for_topics(self, deadline: float, name: str | None = None) -> Entity:
         """Return the Metadata response for one topic, or for all."""
         api = APIS[ApiKey.METADATA]
-        # An open connection may be broken without notice, so try each of them, and two new ones.
+        # Open connections may be broken without notice: try each of them, then two new ones.
         attempts = 2 + sum(not node.channel.closed for node in self._nodes.values())
         while True:
             attempts -= 1

@@ -87,7 +87,7 @@ _OF_OTHERS = (
     "ssl.secure.random.implementation",
     "ssl.trustmanager.algorithm",
 )
-"""Settings of Java's and librdkafka's internals that have no equivalent here."""
+"""Prefixes of settings that are accepted although most of them have no equivalent here."""
 
 _TOKENS = ("sasl.oauthbearer.", "fencepost.oauthbearer.")
 

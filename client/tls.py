@@ -17,7 +17,7 @@ _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_
 
 
 class _Renewed(ssl.SSLContext):
-    """A context that delegates to one which is rebuilt whenever a file has changed."""
+    """A context that delegates to another one, and rebuilds that when a file has changed."""
 
     _tls: Tls
     _seen: tuple[tuple[int, int], ...] = ()

@@ -150,7 +150,7 @@ def _file_of_url(url: str) -> str:
 
 
 def _unsecured(options: Mapping[str, str]) -> TokenSource:
-    """Return the source of unsecured tokens for Kafka's options in JAAS or librdkafka's."""
+    """Return the source of unsecured tokens from Kafka's JAAS options or librdkafka's options."""
     subject = _option(options, "rincipalClaimName", "sub")
     scope = _option(options, "copeClaimName", "scope")
     claims: dict[str, Any] = {}

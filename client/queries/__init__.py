@@ -1,1 +1,1 @@
-"""Queries of the command line to brokers, Fencepost or Apache Kafka, without any printing."""
+"""Queries of the commands and the console to any Kafka broker; nothing here prints."""

@@ -1,4 +1,4 @@
-"""Access rules (ACLs): finding, creating and deleting them, and which rule decides a request.
+"""Find, create and delete ACLs (rules), and find the rule that decides a request.
 
 Source: ``AclCommand`` of Kafka; DescribeAcls, CreateAcls and DeleteAcls.
 """
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from fencepost.client.queries.session import ClusterSession
 
 RULES_AT_ONCE = 1_000
-"""Rules, or filters, in one request."""
+"""The maximum number of rules or filters in one request."""
 
 NO_ADDRESS = ""
-"""Stands for the address of any client: rules for single addresses do not match it."""
+"""Stands for an unknown client address, which a rule for a single address does not match."""
 
 
 def find(session: ClusterSession, filters: Iterable[AclFilter]) -> list[Acl]:
@@ -46,7 +46,10 @@ def find(session: ClusterSession, filters: Iterable[AclFilter]) -> list[Acl]:
 
 
 def _fields(wanted: Acl | AclFilter) -> dict[str, Any]:
-    """Return a filter's fields in DescribeAcls and DeleteAcls; a rule's match only that rule."""
+    """Return the filter fields of DescribeAcls and DeleteAcls for ``wanted``.
+
+    The filter made from a rule matches only that rule.
+    """
     return {
         "resource_type_filter": int(wanted.resource_type),
         "resource_name_filter": wanted.resource_name,
@@ -109,7 +112,7 @@ class AclVerdict(NamedTuple):
     because: str
     rule: Acl | None
     notes: list[str]
-    """Facts that are not known and could change the verdict."""
+    """Sentences about unknown settings and addresses that could change the verdict."""
 
 
 def why(
@@ -119,7 +122,7 @@ def why(
     operation: Operation,
     resource: tuple[ResourceType, str],
 ) -> AclVerdict:
-    """Decide as the broker would, for any address if ``host`` is None. Raises ApiError."""
+    """Decide as the broker would, for an unknown address if ``host`` is None. Raises ApiError."""
     kind, name = resource
     rules = find(session, [AclFilter(kind, PatternType.MATCH, name)])
     settings, notes = _settings(session)

@@ -1,4 +1,4 @@
-"""The members that a rebalance of a classic group waits for, from the broker's history.
+"""The members that a group's rebalance waits for; for a classic group, from the broker's history.
 
 The protocol reports that a group is rebalancing, but not which members have rejoined.
 """
@@ -25,14 +25,14 @@ REBALANCING = frozenset({"PreparingRebalance", "CompletingRebalance"})
 """States of a classic group in which no broker reports its members' subscriptions."""
 
 LOOK_BACK_MS = 3_600_000
-"""A rebalance that began earlier is not looked for."""
+"""The history is searched this far back for a rebalance."""
 
 _WAITS, _ENDS = "rebalance-waits", frozenset({"generation-started", "group-deleted"})
 
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """Members by id, and by CLIENT_ID@HOST; ``missing`` may count more than these."""
+    """Members by id, and by CLIENT_ID@HOST without pending members; ``missing`` counts all."""
 
     members: tuple[str, ...]
     clients: tuple[str, ...]
@@ -73,6 +73,6 @@ def unreconciled(group: GroupView) -> Awaited | None:
 
 
 def awaited(session: ClusterSession, group: str) -> Awaited | None:
-    """Return the awaited members from the history, which Apache Kafka does not keep."""
+    """Return the awaited members from the history; None on Apache Kafka, which keeps none."""
     begin = OffsetPosition(time=max(0, time.time_ns() // 1_000_000 - LOOK_BACK_MS))
     return awaited_by(entries_of(session, begin, keys={encode_key(GROUP, group)}))

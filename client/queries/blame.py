@@ -1,12 +1,13 @@
 """The transaction that holds back a partition's last stable offset, and the groups behind it.
 
-The protocol does not report where a producer runs. But a transaction with consumed offsets includes
-the partition of ``__consumer_offsets`` that they go to, and a group whose offsets are pending there
-returns UNSTABLE_OFFSET_COMMIT (OffsetFetch with RequireStable). The members of that group, with
-their client ids and hosts, are the pipeline that holds the transaction open.
+The protocol does not report where a producer runs. But a transaction that commits a group's offsets
+includes the group's partition of ``__consumer_offsets``, and while these offsets are pending,
+OffsetFetch with RequireStable returns UNSTABLE_OFFSET_COMMIT for the group. The members of this
+group, with their client ids and hosts, are the clients that hold the transaction open.
 
-A group waits if it has committed less than the end, or if one of its members owns the partition: a
-member that has received no records has nothing to commit.
+A group counts as waiting if its committed offset is below the high watermark. It also counts if it
+has no committed offset but one of its members owns the partition, as a member that has received no
+records has nothing to commit.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """One partition: its offsets, the transaction that pins the stable one, and waiting groups."""
+    """A partition's offsets, the transaction that holds back the LSO, and the waiting groups."""
 
     topic: str
     partition: int
@@ -63,12 +64,16 @@ class Blame:
     """Why no coordinator will end the transaction; None if one will."""
     open_count: int
     clients: tuple[str, ...]
-    """CLIENT_ID@HOST of the members of the groups whose offsets the transaction carries."""
+    """CLIENT_ID@HOST of the members of the groups whose offsets the transaction commits."""
     waiting: tuple[Waiting, ...]
 
 
 def blame(session: ClusterSession, partitions: list[Partition]) -> list[Blame]:
-    """Examine each partition; asks all brokers for transactions and groups if one is held back."""
+    """Examine each partition.
+
+    If a transaction holds back the last stable offset of one, ask all brokers for transactions and
+    groups.
+    """
     stable = session.offsets(partitions, LATEST, committed=True)
     ends = session.offsets(partitions, LATEST)
     pinned = [place for place in partitions if stable[place] < ends[place]]
@@ -126,7 +131,7 @@ def blame(session: ClusterSession, partitions: list[Partition]) -> list[Blame]:
 def clients_of(session: ClusterSession, producer_ids: Iterable[int]) -> dict[int, tuple[str, ...]]:
     """Return CLIENT_ID@HOST of the members of groups with pending offsets, by producer id.
 
-    Asks the leaders of ``__consumer_offsets``, so that it also finds a transaction that no
+    The leaders of ``__consumer_offsets`` are asked, because they also report a transaction that no
     coordinator knows.
     """
     topics, wanted = session.client.metadata().topics, set(producer_ids)

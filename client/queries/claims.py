@@ -1,8 +1,9 @@
-"""Claims of producer ids, from the broker's own history.
+"""The clients that were given producer ids and epochs, from the broker's history.
 
-The protocol identifies a producer by its id only: the transactional id is known as long as a
-coordinator has it, client and host never. Fencepost records every claim, so that it can name the
-owner of a transaction that no coordinator knows. Apache Kafka keeps no such history.
+DescribeProducers identifies a producer by its id only. A coordinator can map the id to a
+transactional id until that expires; no Kafka API returns the client's id and host. Fencepost
+records all three whenever it gives out a producer epoch, so that it can name the owner of a
+transaction that no coordinator knows. Apache Kafka keeps no such history.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ CLAIMS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ProducerEpochClaim:
-    """A client's claim of an epoch of a producer id, and its time."""
+    """The client that was given an epoch of a producer id, and when."""
 
     transactional_id: str
     epoch: int
@@ -60,5 +61,8 @@ def claims_of(
 
 
 def holder(claims: Sequence[ProducerEpochClaim], epoch: int) -> ProducerEpochClaim | None:
-    """Return the claim in force at ``epoch``, which the end of a transaction may have bumped."""
+    """Return the latest claim up to ``epoch``, or None.
+
+    The epoch may be higher than the claim's, as the end of a transaction may bump it.
+    """
     return next((claim for claim in reversed(claims) if claim.epoch <= epoch), None)

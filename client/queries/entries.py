@@ -24,10 +24,10 @@ def entries_of(
     keys: Collection[bytes] | None = None,
     follow: bool = False,
 ) -> Iterator[Entry]:
-    """Yield the history's entries of some subjects, or all, from ``begin``; none on Apache Kafka.
+    """Yield the entries of the history from ``begin``, only those with ``keys`` if given.
 
     In a cluster each broker writes to its own partition; without ``follow`` the entries are merged
-    by time.
+    by time. On Apache Kafka there are none.
     """
     reader = Reader(session, HISTORY_TOPIC, committed=False)
     while True:

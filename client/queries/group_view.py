@@ -47,7 +47,7 @@ class MemberView:
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """A group; ``state`` is Kafka's name, *Dead* if the coordinator has no members or epoch."""
+    """A group; ``state`` is Kafka's name, *Dead* if the coordinator does not know the group."""
 
     group: str
     kind: str
@@ -134,7 +134,7 @@ def _classic(group: str, found: Any) -> GroupView:
 
 
 def _assigned(assignment: bytes) -> tuple[Partition, ...]:
-    """Return the partitions of a consumer-protocol assignment; () for another format."""
+    """Return the partitions of a ``ConsumerProtocolAssignment``; () for another format."""
     from fencepost.groups.assignors.client.protocol import decode_assignment
     from fencepost.logcore.errors import CorruptRecordError
 
@@ -171,15 +171,16 @@ def texts(partitions: Iterable[Partition]) -> list[str]:
 def offset_rows(session: ClusterSession, groups: Iterable[GroupView]) -> list[dict[str, object]]:
     """Return one row per group and partition that the group has committed or owns.
 
-    The lags are those of :class:`fencepost.client.queries.lag.Lag`, in records: ``lag``
-    for a read_committed consumer, ``held_back`` behind open transactions, ``lag_uncommitted`` for a
+    Lags are in records, as in :class:`fencepost.client.queries.lag.Lag`: ``lag`` for a
+    read_committed consumer, ``held_back`` behind open transactions, ``lag_uncommitted`` for a
     read_uncommitted consumer.
 
-    Without a commit the members' reset policy decides, which the broker does not know: ``lag`` is
-    then 0 if the partition is empty, else None with ``unknown`` true, and ``lag_at_most`` counts
-    from the log start. A partition without a leader is unknown as well; ``error`` is Kafka's name
-    of the error. The lag on a deleted topic is None but not unknown, and so is that of an offset
-    that is the ``progress`` of a Spark query, which reads no records. Raises ApiError.
+    Without a committed offset the lag depends on the members' ``auto.offset.reset``, which no
+    broker knows: ``lag`` is 0 if the partition has no readable records, else None with ``unknown``
+    true, and ``lag_at_most`` counts from the log start. A partition without a leader is unknown as
+    well; ``error`` is Kafka's name of the error. An offset committed for a deleted topic has no
+    lag, and neither has the ``progress`` of a Spark query, stored as an offset: ``lag`` is None,
+    ``unknown`` false. Raises ApiError.
     """
     from fencepost.client.queries.lag import ConsumerLags
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class HeldBack:
     """One partition: its records from ``stable`` on, and the oldest open transaction.
 
-    If ``is_exact`` is false, offsets were counted. ``producer`` is None if the broker does not
-    report it, or the transaction has just ended.
+    If ``is_exact`` is false, ``records`` counts offsets. ``producer`` is None if the broker does
+    not report it, or the transaction has just ended.
     """
 
     place: Partition

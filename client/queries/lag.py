@@ -1,12 +1,12 @@
 """Consumer lag, in records that a consumer can still receive.
 
-The usual lag, high watermark minus committed offset, counts offsets without records for a consumer:
-transaction markers, aborted records, records that retention has removed, and records that an open
-transaction holds back. Here the first three do not count, and held-back records are counted
-separately.
+The usual lag, high watermark minus committed offset, also counts offsets of which the consumer
+receives no record: transaction markers, aborted records, records that retention has removed, and
+records that an open transaction holds back. This lag leaves out the first three, and counts
+held-back records separately.
 
-The protocol reports offsets, not records. Batches of a small lag are fetched and counted; a large
-lag is counted in offsets, an upper bound of its records.
+The protocol reports offsets, not records. If the lag is small, the batches are fetched and their
+records counted; a large lag is given in offsets, an upper bound of the records.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class ConsumerLags:
         known = sorted(
             tp for tp, leader in leaders.items() if leader is not None and tp not in self.failed
         )
-        # Looked up in this order, each is at least the one before.
+        # Offsets only grow, so that in this order first <= stable <= end.
         first = session.offsets(known, EARLIEST)
         stable = session.offsets(known, LATEST, committed=True)
         end = session.offsets(known, LATEST)
@@ -152,9 +152,9 @@ class ConsumerLags:
     def _between(
         self, partition: Partition, position: int, end: int, *, committed: bool
     ) -> tuple[int, int, bool]:
-        """Return the number of records to ``end`` without aborted ones, and with them.
+        """Return the number of records before ``end`` without aborted ones, and with them.
 
-        The third value is whether both are exact: offsets that were not fetched count as records.
+        The third value is whether both are exact; offsets that were not fetched count as records.
         """
         shown = everything = 0
         is_small = end - position <= EXACT_OFFSETS
@@ -173,7 +173,7 @@ class ConsumerLags:
         return shown + left, everything + left, left == 0
 
     def _fetch(self, partition: Partition, offset: int, **how: Any) -> Any | None:
-        """Return what ``ClusterSession.fetch`` returns; None if the offset is not readable."""
+        """Fetch by ``ClusterSession.fetch``; return None if the offset is not readable."""
         try:
             return self._session.fetch(*partition, offset, **how)
         except ApiError as error:

@@ -141,8 +141,8 @@ def _ask_moves(make: Any, wanted: Mapping[Partition, Replicas | None], timeout_m
 def throttle(session: ClusterSession, moves: Mapping[Partition, Move], rate: int) -> None:
     """Limit copying for these moves to ``rate`` bytes per second and broker. Raises ApiError.
 
-    The brokers get the rate first, then the topics the throttled replicas: the existing ones on the
-    leader's side, the added ones on the follower's.
+    First the brokers' rates are set, then the topics' throttled replicas: existing replicas in the
+    leader's list, added replicas in the follower's.
     """
     nodes = sorted({node for move in moves.values() for node in (*move.replicas, *move.adding)})
     for node in nodes:
@@ -161,7 +161,7 @@ def throttle(session: ClusterSession, moves: Mapping[Partition, Move], rate: int
 def throttled(
     session: ClusterSession, nodes: Iterable[int], names: Iterable[str]
 ) -> list[tuple[str, str]]:
-    """Return the brokers and topics with a throttle of their own, as ("broker", "1")."""
+    """Return the brokers and topics that have throttle settings, as ("broker", "1")."""
     resources = [("broker", str(node)) for node in nodes]
     resources += [("topic", name) for name in names]
     found = {

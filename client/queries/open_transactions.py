@@ -31,12 +31,13 @@ TWO_PHASE_TIMEOUT_MS = 2**31 - 1
 """The timeout of a transaction in a two-phase commit: none."""
 
 MAX_CLAIM_TIMEOUT_MS = 60_000
-"""The longest timeout that ``terminate`` gives an id; it is in force until the next claim."""
+"""The longest transaction timeout that ``terminate`` sends; it applies until the producer's next
+InitProducerId."""
 
 ONGOING = "Ongoing"
 
 UNFINISHED = frozenset({ONGOING, "PrepareCommit", "PrepareAbort", "PrepareEpochFence"})
-"""States in which the coordinator still has end markers to write."""
+"""States of a transaction whose end markers are not all written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ def partition_argument(text: str) -> tuple[str, int | None]:
 
 
 def partitions_of(session: ClusterSession, texts: Iterable[str]) -> list[Partition]:
-    """Return the partitions that ``texts`` name, sorted; without texts, all of the cluster.
+    """Return the partitions that ``texts`` name, by topic; without texts, all of the cluster.
 
     Raises ApiError for an unknown topic and click.ClickException for an unknown partition.
     """
@@ -150,7 +151,7 @@ def transactions_of(session: ClusterSession, producer_ids: Iterable[int]) -> dic
 
 
 def unfinished(session: ClusterSession) -> list[Transaction]:
-    """Return the transactions of all brokers that have not ended, by transactional id."""
+    """Return the unfinished transactions of all coordinators, by transactional id."""
     found: list[Transaction] = []
     for node in sorted(session.client.metadata().brokers):
         listed = session.client.call(
@@ -239,7 +240,7 @@ def hanging(
     """Return the hanging transactions on ``partitions``, each with the reason.
 
     A transaction counts only if its last record is more than ``older_than_ms`` before ``now_ms``: a
-    younger one may be between two steps.
+    younger one may just be starting or ending.
     """
     suspects = [
         row
@@ -266,7 +267,8 @@ def hanging(
 def began(session: ClusterSession, producer: Producer) -> int | None:
     """Return the time of an open transaction's first record, in ms; None if the record is gone.
 
-    Neither the leader nor, if it hangs, a coordinator reports it; the record itself has it.
+    The time is read from the record: leaders do not report it, and for a hanging transaction no
+    coordinator does.
     """
     from fencepost.client.client import ApiError
     from fencepost.client.queries.reader import headers
@@ -289,8 +291,8 @@ def began(session: ClusterSession, producer: Producer) -> int | None:
 def abort(session: ClusterSession, producer: Producer) -> None:
     """Write the abort marker of the producer's open transaction. Raises ApiError.
 
-    The marker has the producer epoch that the leader knows, in the format before KIP-890, whose
-    check accepts an equal epoch.
+    The marker has the producer epoch that the leader knows, and is sent by WriteTxnMarkers version
+    1, from before KIP-890: only then does the leader accept an equal epoch.
     """
     answer = session.client.call(
         "WriteTxnMarkers",
@@ -319,12 +321,13 @@ def abort(session: ClusterSession, producer: Producer) -> None:
 
 
 def terminate(session: ClusterSession, transaction: Transaction) -> tuple[int, int]:
-    """Claim the transactional id, which fences its producer and aborts its open transaction.
+    """Send InitProducerId for a transactional id: fence its producer, abort its transaction.
 
-    Returns the new producer id and epoch. No client uses them: the producer's successor claims the
-    id again. Raises ApiError; CONCURRENT_TRANSACTIONS if the abort has been decided but its markers
-    are not written within the session's timeout. ``Admin.forceTerminateTransaction`` (KIP-939) does
-    the same, and is the source.
+    Returns the new producer id and epoch. No client uses them: the next producer sends
+    InitProducerId itself. Raises ApiError; CONCURRENT_TRANSACTIONS if the abort has been decided
+    but its markers are not written within the session's timeout.
+
+    Source: ``Admin.forceTerminateTransaction`` (KIP-939).
     """
     answer = session.client.call(
         "InitProducerId",

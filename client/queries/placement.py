@@ -1,7 +1,7 @@
 """Assignments of replicas to brokers with as few moves as possible.
 
-Kafka's own tool generates a new assignment, which moves nearly all replicas; here well-placed ones
-stay.
+Kafka's own tool generates a new assignment, which moves nearly all replicas; here well-placed
+replicas stay.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class _AssignmentPlan:
         return self._racks[node] not in {self._racks[one] for one in others}
 
     def fill(self, tp: Partition, count: int) -> None:
-        """Add the brokers that hold the fewest replicas."""
+        """Add brokers, first in unused racks, then by the fewest replicas."""
         nodes = self.nodes[tp]
         while len(nodes) < count:
             used = {self._racks[node] for node in nodes}
@@ -113,7 +113,7 @@ class _AssignmentPlan:
 
 
 def _with_leaders(replicas: Mapping[Partition, Replicas]) -> dict[Partition, Replicas]:
-    """Put each leader first: the current first replica, unless it leads enough partitions."""
+    """Choose preferred leaders: the first replica, or if it leads its share, the least loaded."""
     leads = Counter[int]()
     most = ceil(len(replicas) / max(1, len({node for row in replicas.values() for node in row})))
     found: dict[Partition, Replicas] = {}

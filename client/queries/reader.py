@@ -37,9 +37,9 @@ class Reader:
         self._floors: dict[int, int] = {}
         self._bounds: dict[int, tuple[int, int]] = {}
         self.notes: list[str] = []
-        """A sentence for each place of ``seek`` that the topic does not have."""
+        """A sentence for each requested offset that the partition does not have."""
         self.is_early = False
-        """Whether ``seek`` asked for a time at or after which no partition has a record yet."""
+        """Whether no partition has a record at or after the time that ``seek`` was given."""
         self.has_more = False
         """Whether the last Fetch has records after those that :meth:`rounds` yielded last."""
         self.pins: dict[int, int] = {}
@@ -228,7 +228,7 @@ def visible_chunks(
     """Yield the records of ``data`` visible to a consumer at ``position``, with the next offset.
 
     They are yielded in chunks, since a compressed batch of some kilobytes may hold more than fits
-    in memory. The last chunk is empty. ``aborted`` is that of :func:`readable`.
+    in memory. The last chunk is empty. ``aborted`` is as in :func:`readable`.
     """
     for at, header in readable(data, aborted):
         for chunk in record_chunks(data, at, header):
@@ -241,7 +241,7 @@ def visible_chunks(
 def readable(
     data: bytes, aborted: Iterable[tuple[int, int]] = ()
 ) -> Iterator[tuple[int, BatchHeader]]:
-    """Yield the batches of a Fetch response with records for a consumer, each with its position.
+    """Yield the batches whose records a consumer receives, each with its position in ``data``.
 
     ``aborted`` holds (first offset, producer id) of aborted transactions: from its first offset to
     its abort marker a producer's transactional batches are skipped.
@@ -261,7 +261,7 @@ def readable(
 
 
 def headers(data: bytes) -> Iterator[tuple[int, BatchHeader]]:
-    """Yield the batches of a Fetch response with their positions; the last may be incomplete."""
+    """Yield the complete batches of a Fetch response with their positions."""
     at = 0
     while at + HEADER_SIZE <= len(data):
         header = parse_header(data, at)

@@ -242,7 +242,7 @@ def problems(state: PartitionDescription, min_isr: int, adding: Collection[int] 
 def elect(
     session: ClusterSession, kind: int, partitions: Collection[Partition]
 ) -> dict[Partition, tuple[ErrorCode, str | None]]:
-    """Elect leaders and return the result of each. Raises ApiError if the request fails."""
+    """Elect leaders; return the result for each partition. Raises ApiError if the request fails."""
     indexes: dict[str, list[int]] = {}
     for topic, index in partitions:
         indexes.setdefault(topic, []).append(index)

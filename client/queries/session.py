@@ -230,7 +230,7 @@ class ClusterSession:
     def _offset_fetch(
         self, group: str, partitions: Collection[Partition] | None, *, require_stable: bool
     ) -> Any:
-        """Return the part of an OffsetFetch response about ``group``; None is all partitions."""
+        """Return the part of an OffsetFetch response about ``group``; None means all partitions."""
         answer = self.client.call(
             "OffsetFetch",
             at_most=NAMED["OffsetFetch"],

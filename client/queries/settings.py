@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fencepost.client.queries.session import ClusterSession
 
 KINDS = {"topic": 2, "broker": 4, "group": 32}
-"""Resource types by the names of commands; the numbers are DescribeConfigs'."""
+"""The resource types of DescribeConfigs, by the names that the commands give them."""
 
 SOURCES = {
     1: "topic",
@@ -54,7 +54,7 @@ class ConfigEntry(NamedTuple):
 def described(
     session: ClusterSession, resources: Sequence[Resource], keys: Sequence[str] | None = None
 ) -> list[ConfigEntry]:
-    """Return the settings of ``resources``, all or ``keys``, sorted by key. Raises ApiError."""
+    """Return all settings of ``resources``, or only ``keys``, sorted by key. Raises ApiError."""
     found: list[ConfigEntry] = []
     names = {number: kind for kind, number in KINDS.items()}
     for node, mine in _by_node(resources).items():
@@ -106,7 +106,7 @@ def known_keys(session: ClusterSession, resource: Resource) -> set[str]:
     """Return the keys that ``resource`` may have. Raises ApiError."""
     kind, name = resource
     if kind == "broker" and name == EVERY_BROKER:
-        # The description of all brokers has only the keys that are set.
+        # For the defaults of all brokers, DescribeConfigs returns only keys that are set.
         name = str(session.some_broker)
     return {one.key for one in described(session, [(kind, name)])}
 

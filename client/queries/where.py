@@ -19,10 +19,11 @@ _BY_PARTITION = re.compile(r"\d{1,9}=\d{1,18}(?:,\d{1,9}=\d{1,18})*")
 
 @dataclass(frozen=True, slots=True)
 class OffsetPosition:
-    """A place, of one kind; ``time`` is in ms since 1970, or :data:`EARLIEST` or :data:`LATEST`.
+    """A place in a topic, given by one of the fields.
 
-    ``offsets`` are by partition; other partitions are read whole. ``last`` is the number of records
-    at the end of each partition that the consumer can see.
+    ``time`` is in ms since 1970, or :data:`EARLIEST` or :data:`LATEST`. ``offsets`` are by
+    partition; other partitions are read whole. ``last`` counts from the end of each partition, and
+    only records that the consumer can see.
     """
 
     time: int | None = None
@@ -31,7 +32,7 @@ class OffsetPosition:
     last: int | None = None
 
     def offset_of(self, index: int) -> int | None:
-        """Return the offset in one partition; None if the place has none for it."""
+        """Return the offset in a partition; None if the place is not given by an offset there."""
         return self.offsets.get(index, self.offset)
 
 

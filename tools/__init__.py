@@ -1,1 +1,1 @@
-"""Tools beside the running broker: moving logs, changing a cluster, and sweeping crash points."""
+"""Tools for stopped brokers: moving logs, promotion and demotion; and the crash sweep."""

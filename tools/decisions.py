@@ -1,4 +1,4 @@
-"""Changes of a stopped broker's metadata, decided by the controller's own rules."""
+"""Changes of a stopped broker's metadata, made by the controller's state machine."""
 
 from __future__ import annotations
 

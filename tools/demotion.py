@@ -1,9 +1,8 @@
 """Makes a cluster's broker standalone again, with the controllers' metadata as its metadata log.
 
 This is the reverse of ``promotion.py``, with stopped controllers. Beforehand, this broker must have
-an in-sync replica of every partition. Its directory remains that of a cluster's broker until the
-snapshot of the controllers' metadata has its final name, and the note beside it refers to the
-snapshot.
+an in-sync replica of every partition. Until the snapshot of the controllers' metadata is written
+and ``quorum-state`` says that the log is authoritative, the broker still starts in the cluster.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def check_header(header: BatchHeader) -> None:
 
 
 class ProducerIdPlan(NamedTuple):
-    """Where producer ids continue."""
+    """The producer id that the allocation continues from, and the figures that lead to it."""
 
     before: int
     """The next producer id before the change."""

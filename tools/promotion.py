@@ -309,7 +309,7 @@ def _quorum(wanted: PromotionRequest) -> dict[str, str]:
 def _controller_settings(
     wanted: PromotionRequest, controller: ControllerAddress, broker: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return a controller's settings, with the broker's settings that are not for one node only.
+    """Return a controller's settings, with the broker's settings that are not about its own node.
 
     Apache Kafka ignores settings that do not apply to a controller.
     """
@@ -425,7 +425,7 @@ def _make_output(fs: FileSystem, path: Path) -> None:
 
 
 def _directory_id(fs: FileSystem, plan: PromotionPlan, node_id: int) -> uuid.UUID:
-    """Return the directory id of an earlier call, or a new one."""
+    """Return the directory id that an interrupted earlier call has written, or a new one."""
     try:
         known = read_meta_properties(fs, str(plan.directory_of(node_id) / _METADATA))
     except CheckpointError:

@@ -4,8 +4,8 @@ The files have the same format on both sides; topic records and ids, leader epoc
 checkpoints differ. An import copies directories, checks every batch, and creates the topic; an
 export copies them over the empty directories of a topic that Kafka has created.
 
-An interrupted import leaves the data directory as it was: copies get a name that the next start
-ignores, and the topic's record is written last.
+An interrupted import creates no topic: until all partitions are checked, their copies have names
+that a start ignores, and the topic's record is written last.
 
 Source: ``LogManager.loadLog``, ``UnifiedLog.parseTopicPartitionName`` for names of directories.
 """
@@ -367,9 +367,10 @@ def export_topic(
     """Copy a topic over the directories that a stopped Apache Kafka has created for it.
 
     ``target`` is Kafka's log directory; it must have the topic with the same number of partitions,
-    and these must be empty unless ``replace``. The copy has leader epoch 0, as Kafka's epoch of the
-    topic may be lower than ours, which clients would take for data loss. The partitions of ``name``
-    in ``storage`` are closed. Raises TransferError, LogError, OSError.
+    and these must be empty unless ``replace``. All batches of the copy get leader epoch 0: if they
+    had a higher epoch than Kafka's partition, clients would see the epoch go back, as after data
+    loss. The partitions of ``name`` in ``storage`` are closed. Raises TransferError, LogError,
+    OSError.
     """
     fs = storage.fs
     topic = storage.metadata.topic(name)

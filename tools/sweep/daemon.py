@@ -1,7 +1,7 @@
 """A broker in a process of its own that kills itself at a crash point.
 
-Brokers are forked from a fork server that has imported all modules, because a sweep starts hundreds
-of them. The modules of protocol messages are imported at first use; the first broker reports the
+A sweep starts hundreds of brokers, so they are forked from a fork server that has imported all
+modules. The modules of protocol messages are imported at first use; the first broker reports the
 modules that it has used, and the fork server then imports them too.
 """
 
@@ -50,7 +50,7 @@ class DaemonError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CountingWrappers:
-    """The counting wrappers of a broker. They are sent to its process by pickle."""
+    """Makes the objects that count a broker's events. It is pickled and sent to its process."""
 
     every_answer: bool = False
     """Whether answers without a durable operation before them are crash points too."""
@@ -110,7 +110,7 @@ class Daemon:
         self._pipe: Connection | None = None
 
     def start(self, point: KillPoint | None = None) -> str | None:
-        """Start, and return None once the broker listens, or what it was doing when it was killed.
+        """Start the broker; return None once it listens, or the event at which it killed itself.
 
         Raises DaemonError.
         """
@@ -133,7 +133,7 @@ class Daemon:
         return None
 
     def killed_at(self, timeout_s: float) -> str | None:
-        """Return what the broker was doing when it was killed; None if it lives after the timeout.
+        """Return the event at which the broker killed itself; None if it runs after the timeout.
 
         Raises DaemonError if the broker died for another reason.
         """
@@ -156,7 +156,7 @@ class Daemon:
             raise DaemonError("the broker died by itself")
 
     def disarm(self) -> tuple[str | None, list[CountedEvent]]:
-        """Stop counting; return the event that the broker was killed at, or None, and all events.
+        """Stop counting; return the event at which the broker killed itself (or None), and all.
 
         Raises DaemonError if the broker died for another reason.
         """

@@ -55,7 +55,7 @@ class Attempt:
     """Id and epoch; (-1, …) outside transactions."""
     records: list[LogRecord] = field(default_factory=list)
     committed: bool | None = None
-    """None before a control batch."""
+    """Whether its control batch commits it; None without a control batch."""
 
 
 def judge(session: ClusterSession, labels: Labels, settle_s: float) -> list[str]:
@@ -219,15 +219,15 @@ def torn_units(attempts: Iterable[Attempt], labels: Labels) -> list[str]:
 
 
 def _content(attempt: Attempt, record: LogRecord) -> tuple[str, bytes | None, bytes | None]:
-    """Return the topic, key and value, which a retry repeats; its partition may differ."""
+    """Return topic, key and value, which a retry repeats; the partition of a retry may differ."""
     return attempt.place[0], record.key, record.value
 
 
 def _came_twice(attempts: list[Attempt]) -> bool:
     """Return whether the committed records are from more than one transaction.
 
-    In one partition, each Attempt is another transaction; across partitions, transactions differ by
-    producer id or epoch.
+    Two attempts in one partition are two transactions; in different partitions they are two if
+    their producer ids or epochs differ.
     """
     distinct = {id(attempt): attempt for attempt in attempts if attempt.producer[0] >= 0}
     per_place = Counter(attempt.place for attempt in distinct.values())

@@ -35,7 +35,7 @@ class CountedEvent:
     """A durable operation, or a response."""
 
     what: str
-    """``write __transaction_state-2/00000000000000000000.log``"""
+    """For example ``write __transaction_state-2/00000000000000000000.log``."""
     tearable: bool = False
 
     @property
@@ -104,8 +104,8 @@ class EventCounter:
     """Counts events from :meth:`arm` on, and calls ``die`` at the chosen point.
 
     ``die`` gets the event, and does not return in a daemon. Only the first response after a durable
-    operation is counted, unless ``every_answer``: later responses find the same state on disk, but
-    each of them changes what clients know.
+    operation is counted, as later ones do not change the state on disk. With ``every_answer`` they
+    are counted too, because they change what clients know.
     """
 
     def __init__(
@@ -264,7 +264,7 @@ class CountedFileSystem(OsFileSystem):
         self.counter.after(event)
         return written
 
-    def writing(self, path: str, buffers: Sequence[ReadableBuffer]) -> CountedEvent:  # noqa: ARG002 - others name them by it
+    def writing(self, path: str, buffers: Sequence[ReadableBuffer]) -> CountedEvent:  # noqa: ARG002 - for overrides
         """Return the event of a write."""
         return CountedEvent(f"write {path}", tearable=True)
 

@@ -28,7 +28,7 @@ from fencepost.tools.sweep.judge import Labels, judge
 from fencepost.tools.sweep.points import CountedEvent, KillPoint, points_of, spread
 
 POLL_S = 0.01
-"""How often the command is polled; the broker's death is reported at once."""
+"""The interval for polling the command; the broker's death is reported at once."""
 SESSION_TIMEOUT_S = 20.0
 TAIL_BYTES = 2_000
 """The part of a failed command's output that is shown."""
@@ -48,7 +48,7 @@ class SweepPlan:
     """The number of crash points; None is all."""
     jobs: int = 1
     restarts: int = 5
-    """How often a failed command is restarted."""
+    """The maximum number of restarts of a failed command."""
     every_answer: bool = False
     """Kill before every response, not only before the first one after a durable operation."""
     kill_command: bool = False
@@ -61,7 +61,7 @@ class SweepPlan:
 
 @dataclass(slots=True)
 class RunResult:
-    """One run. ``killed`` is what the broker was doing; None if it did not reach the point."""
+    """One run. ``killed`` is the event at which the broker killed itself, or None."""
 
     point: KillPoint | None
     killed: str | None = None
@@ -99,7 +99,7 @@ class Sweep:
         self._deadline = time.monotonic() + plan.time_limit_s
 
     def run(self) -> SweepResult:
-        """Carry out the whole plan. Failures are in the outcome."""
+        """Carry out the whole plan. Failures are in the result."""
         plan = self._plan
         plan.directory.mkdir(parents=True, exist_ok=True)
         try:

@@ -1,7 +1,7 @@
 """Accepts connections, each of which must show the token within a time limit.
 
-A connection counts from the moment that it is accepted, including its TLS handshake. Handshakes
-therefore begin here, not in asyncio's server, which reports a connection only afterwards.
+The limits apply as soon as a connection is accepted, also during its TLS handshake. This module
+therefore starts the handshake itself: asyncio's server would report a connection only after it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fencepost.console.limits import MAX_STRANGERS, STRANGER_S
 
 
 class ConnectionGate:
-    """A protocol factory in front of ``server``; it uses TLS with a ``context``."""
+    """A protocol factory in front of ``server``; with a ``context``, connections use TLS."""
 
     def __init__(self, server: web.Server, context: ssl.SSLContext | None = None) -> None:
         self.server = server
@@ -59,7 +59,7 @@ class _GatedConnection(asyncio.Protocol):
         self._transport = transport = cast("asyncio.Transport", made)
         door, loop = self._door, asyncio.get_running_loop()
         if len(door.strangers) >= MAX_STRANGERS:
-            # A genuine client sends the token at once, so the oldest connection has none.
+            # Close the oldest: a client that has the token sends it at once.
             next(iter(door.strangers.values())).end()
         door.strangers[self._inner] = self
         self.patience = loop.call_later(STRANGER_S, self.end)

@@ -51,7 +51,7 @@ def groups_view(session: ClusterSession, params: Params, history: HistoryCache) 
 def _listed(session: ClusterSession, listed: list[Any]) -> list[dict[str, Any]]:
     """Return classic and consumer groups with members and lag, other groups as they were listed.
 
-    ``error`` is why a group cannot be described.
+    ``error`` is the reason if a group cannot be described.
     """
     rows: list[dict[str, Any]] = [
         {

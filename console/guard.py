@@ -1,4 +1,4 @@
-"""Authorizes requests: the token, the Host header, the CSRF header, and what a page may load.
+"""Authorizes requests by token, Host header and CSRF header, and limits what a page may load.
 
 The page itself contains no data and is served to any client that uses an allowed host name. Every
 path under ``/api/`` needs the token. The token reaches the browser in the URL's fragment, which is
@@ -68,7 +68,8 @@ class AccessGuard:
 
     def check(self, request: web.Request) -> None:
         """Raise :class:`RequestRefusal` unless the request is allowed."""
-        # If a foreign host name resolves to this machine, a foreign page has the console's origin.
+        # DNS rebinding: a page from a foreign host name that resolves to this machine could read
+        # the console's answers.
         if _name(request.host) not in self._hosts:
             raise RequestRefusal(
                 421,

@@ -1,4 +1,4 @@
-"""Limits on the console's and the brokers' resources. A limit that is reached is reported."""
+"""Limits on the load of the console and the brokers; the page tells when a limit is reached."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MIN_INTERVAL_S = 0.5
 """The shortest time between two events of one stream."""
 
 REST_FACTOR = 4
-"""A view is not refreshed for this many times as long as its last refresh took."""
+"""The pause after a refresh, as a multiple of the time that the refresh took."""
 
 PULSE_S = 0.5
 """The pause between two checks of the brokers while a page is open."""

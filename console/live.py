@@ -81,7 +81,7 @@ class ViewWatch:
                 self._frame = self._seen = None
 
     def feel(self, beat: str | None) -> None:
-        """Send subscribers the brokers' liveness, which a refresh may take longer to notice."""
+        """Send subscribers which brokers do not answer; a refresh may take longer to notice it."""
         self._beat = beat
         self._wake()
 
@@ -109,8 +109,8 @@ class ViewWatch:
 class ViewWatches:
     """All watched views, by name and parameters.
 
-    While there are any, ``feel`` is called repeatedly for the brokers that do not answer; a call
-    may take about a second.
+    While a view is watched, ``feel`` is called repeatedly. It returns the brokers that do not
+    answer, and may take about a second.
     """
 
     def __init__(self, feel: Callable[[], Awaitable[Mapping[str, Any]]]) -> None:

@@ -261,7 +261,7 @@ class Search:
         if begin == "latest":
             return self.ends
         if begin == "newest":
-            # The newest of each partition: their order across partitions requires reading them.
+            # The newest of each partition: comparing partitions would require reading the records.
             each = max(1, min(self.limit, MAX_ROWS // max(1, len(first))))
             self.limit = each * len(first)
             return {i: max(first[i], end - each) for i, end in self.ends.items()}

@@ -89,7 +89,10 @@ def overview_view(session: ClusterSession, params: Params, history: HistoryCache
 
 
 def _held_back(session: ClusterSession) -> tuple[list[dict[str, Any]], str | None]:
-    """Return what :func:`held` does, and the error: it looks at every group of the cluster."""
+    """Return the result of :func:`held`, or its error.
+
+    It asks for every group of the cluster, so it may fail although the rest of the view does not.
+    """
     try:
         return held(session), None
     except ApiError as error:
@@ -165,8 +168,8 @@ def _rebalancing(
 def _awaited(session: ClusterSession, name: str, history: HistoryCache) -> dict[str, Any]:
     """Return a rebalancing group's members, and those that it waits for.
 
-    ``error`` is why the group cannot be described: DESCRIBE on the cluster, which lists a group,
-    does not include DESCRIBE on the group.
+    ``error`` is the reason if the group cannot be described: a user with DESCRIBE on the cluster
+    can list all groups, but describing one needs DESCRIBE on the group.
     """
     try:
         group = look_at(session, name)

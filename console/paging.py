@@ -36,7 +36,7 @@ def required(params: Params, name: str) -> str:
 
 
 def page(params: Params, rows: Sequence[T], name_of: Callable[[T], str]) -> dict[str, Any]:
-    """Return ``limit`` rows from ``offset`` on, of those whose name contains ``q``."""
+    """Return ``limit`` rows from ``offset`` on, after dropping rows without ``q`` in their name."""
     wanted = params.get("q", "").casefold()
     if wanted:
         rows = [row for row in rows if wanted in name_of(row).casefold()]

@@ -41,7 +41,7 @@ class SessionPool:
         self._idle: list[ClusterSession] = []
 
     async def ask(self, question: Callable[[ClusterSession], T]) -> T:
-        """Run ``question`` in a thread. Raises what it raises."""
+        """Run ``question`` in a thread. Raises the errors of ``question``."""
         return await asyncio.get_running_loop().run_in_executor(
             self._threads, self._answer, question
         )

@@ -41,7 +41,7 @@ def held_partitions(session: ClusterSession) -> list[Partition]:
 
 
 def held(session: ClusterSession) -> list[dict[str, Any]]:
-    """Return these partitions, each with its oldest transaction and the groups that wait for it."""
+    """Return the held-back partitions with their oldest transaction and the groups that wait."""
     return [row for row in map(_held_row, blame(session, held_partitions(session))) if row]
 
 
@@ -49,7 +49,7 @@ def _held_row(found: Blame) -> dict[str, Any] | None:
     pin, known = found.pin, found.transaction
     if pin is None or found.stable >= found.end:
         return None
-    # A hanging transaction has no known start; its last write is an upper bound.
+    # The start of a hanging transaction is not known; it is not later than its last write.
     since = known.started_ms if known is not None else None
     return {
         "topic": found.topic,

@@ -1,5 +1,5 @@
-// The way to the console's server: JSON answers, and streams of server-sent events. The token goes
-// as a header, which EventSource cannot send; so streams are read by fetch.
+// Requests to the console's server: JSON answers, and streams of server-sent events. The token is
+// sent in a header, which EventSource cannot do, so streams are read with fetch.
 
 const KEY = "fencepost-console-token";
 const FIRST_PAUSE_MS = 500;
@@ -16,7 +16,7 @@ export class Refused extends Error {
 export const token = {
   get: () => localStorage.getItem(KEY) ?? "",
   set: (text) => localStorage.setItem(KEY, text.trim()),
-  // The token comes in the fragment, which never leaves the browser, and does not stay there.
+  // The token comes in the URL's fragment, which the browser never sends, and is removed from it.
   takeFromUrl() {
     const match = /^#token=([^&]+)/.exec(location.hash);
     if (!match) return;
@@ -37,7 +37,7 @@ async function told(response) {
   try {
     body = await response.json();
   } catch {
-    // Whatever stands between has answered.
+    // A proxy has answered, not the console.
   }
   if (!response.ok) throw new Refused(response.status, body);
   return body;

@@ -1,5 +1,5 @@
-// The shell: which page, with which data, by which keys. Pages are functions from what is known to
-// elements; everything that a person has chosen stands in the URL.
+// The frame of all pages: routing, live data, keys. A page is a function from data to elements;
+// everything that the user has chosen is in the URL.
 
 import { Refused, follow, get, token } from "./api.js";
 import { h, morphChildren } from "./dom.js";
@@ -139,9 +139,9 @@ function watch() {
   );
 }
 
-// --- what is seen ---
+// --- rendering ---
 
-// The short question may know before the view does that no broker answers.
+// The liveness check may notice before the view does that no broker answers.
 const away = () => app.away ?? (app.pulse.away ? { error: "unreachable", message: app.pulse.away, since: app.pulse.since } : null);
 
 function banner() {

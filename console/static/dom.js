@@ -1,5 +1,5 @@
-// Elements from plain calls, and a tree that becomes another with as little change as possible.
-// Values only ever become text nodes and attributes: there is no way from here to markup.
+// Functions that create elements, and that change one tree into another with few DOM operations.
+// Values only become text nodes and attributes, never markup.
 
 const SVG = new Set(["svg", "path", "circle", "rect", "line"]);
 
@@ -27,7 +27,7 @@ function append(node, children) {
 }
 
 const HANDLERS = ["onclick", "oninput", "onchange", "onsubmit", "onkeydown", "ontoggle"];
-// What a person has made of it, which a new picture must not undo.
+// Attributes that the user changes, which a new rendering must not reset.
 const LIVE = new Set(["open", "style"]);
 
 export function morph(from, to) {
@@ -44,7 +44,7 @@ export function morph(from, to) {
     if (!to.hasAttribute(name) && !LIVE.has(name)) from.removeAttribute(name);
   for (const { name, value } of to.attributes)
     if (from.getAttribute(name) !== value && !LIVE.has(name)) from.setAttribute(name, value);
-  // As an attribute the page's policy would refuse it.
+  // The Content-Security-Policy would refuse it as an attribute.
   if (from.style.cssText !== to.style.cssText) from.style.cssText = to.style.cssText;
   for (const name of HANDLERS) if (from[name] !== to[name]) from[name] = to[name];
   morphChildren(from, to);
@@ -52,7 +52,7 @@ export function morph(from, to) {
   if (from instanceof HTMLSelectElement && !busy && from.value !== to.value) from.value = to.value;
   if (!(from instanceof HTMLInputElement)) return;
   if (from.type === "checkbox") from.checked = to.hasAttribute("checked");
-  // What somebody types stays until the address says something else.
+  // Keep what the user types until the URL has another value.
   else if (!busy && former !== to.getAttribute("value")) from.value = to.getAttribute("value") ?? "";
 }
 

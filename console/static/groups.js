@@ -1,4 +1,4 @@
-// Groups: lag that is honest, members, why each rebalance happened, what if, reset.
+// Groups: lag, members, causes of rebalances, plans, offset resets.
 
 import { Refused, get, post } from "./api.js";
 import { h } from "./dom.js";

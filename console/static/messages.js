@@ -1,4 +1,4 @@
-// A search of messages that says how much it has looked at, and can be stopped.
+// A search of messages that shows its progress and can be stopped.
 
 import { Refused, get, stream } from "./api.js";
 import { h } from "./dom.js";
@@ -70,7 +70,7 @@ async function search(app, resume) {
   app.render();
 }
 
-// --- what is shown of bytes ---
+// --- bytes as text ---
 
 function pretty(text) {
   try {
@@ -93,7 +93,7 @@ function hex(base64) {
   return lines.join("\n");
 }
 
-/** Characters that nobody sees are written out; line ends stay. */
+/** Escape control and format characters, except line ends and tabs. */
 const seen = (text) =>
   text.replace(/[\p{Cc}\p{Cf}]/gu, (one) => ("\n\r\t".includes(one) ? one : `\\u{${one.codePointAt(0).toString(16)}}`));
 
@@ -161,7 +161,7 @@ const WHY = {
   stopped: "stopped",
 };
 
-/** What was found, a line of JSON each, as a file. */
+/** Save the found records as a file of JSON lines. */
 function download(app, state) {
   const file = new Blob(state.rows.map((row) => `${JSON.stringify(row)}\n`), { type: "application/x-ndjson" });
   const made = document.createElement("a");

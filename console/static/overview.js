@@ -1,4 +1,4 @@
-// What is there, and what needs somebody.
+// The overview of the cluster, and the problems that need attention.
 
 import { h } from "./dom.js";
 import { duration } from "./format.js";

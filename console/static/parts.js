@@ -1,4 +1,4 @@
-// What several pages are made of.
+// Components that several pages share.
 
 import { h } from "./dom.js";
 import { ago, duration, iso, num, plural, ranges, time } from "./format.js";
@@ -75,7 +75,7 @@ export const empty = (title, text) => h("div", { class: "empty" }, h("p", { clas
 export const skeleton = (rows = 6) =>
   h("div", { class: "skeleton", role: "status", "aria-label": "loading" }, Array.from({ length: rows }, () => h("div", {})));
 
-/** The table that is sorted, by which column, and how: what a person has chosen stands in the URL. */
+/** Return the table, column and direction that the user sorts by, from the URL. */
 const chosenOrder = () => {
   const [caption, title, way] = (new URLSearchParams(location.hash.split("?")[1] ?? "").get("sort") ?? "").split("~");
   return { caption, title, way };
@@ -86,13 +86,13 @@ function order(caption, title) {
   const params = new URLSearchParams(query ?? "");
   const now = chosenOrder();
   const mine = now.caption === caption && now.title === title;
-  // A third time brings the first order back.
+  // A third click restores the original order.
   if (mine && now.way === "down") params.delete("sort");
   else params.set("sort", [caption, title, mine ? "down" : "up"].join("~"));
   location.hash = `${path}${params.size ? `?${params}` : ""}`;
 }
 
-/** What a cell is sorted by: a moment, a number, else its text; nothing known comes last. */
+/** Return the sort key of a cell: its time, its number, or its text; unknown values come last. */
 function weight(cell) {
   const time = cell.querySelector("time")?.getAttribute("datetime");
   if (time) return [0, Date.parse(time)];
@@ -107,7 +107,7 @@ function compared(one, other) {
   return typeof one[1] === "string" ? one[1].localeCompare(other[1], "en", { numeric: true }) : one[1] - other[1];
 }
 
-/** A table. `columns`: [title, cell(row), {right, grow, title, by}]; `key(row)` names a row, `by(row)` is a number to sort by. Its heads sort the rows that are shown. */
+/** A table. `columns`: [title, cell(row), {right, grow, title, by}]; `key(row)` names a row, `by(row)` is a number to sort by. A click on a column's title sorts the rows that are shown. */
 export function table(columns, rows, key, caption) {
   const now = chosenOrder();
   const by = now.caption === caption ? columns.findIndex(([title]) => title === now.title) : -1;
@@ -124,7 +124,7 @@ export function table(columns, rows, key, caption) {
     const value = columns[by][2]?.by;
     const weights = new Map(lines.map((line, at) => [line, value ? [0, value(rows[at])] : weight(line.children[by])]));
     const sign = now.way === "down" ? -1 : 1;
-    // What is not known stays last either way.
+    // Unknown values come last in either direction.
     lines.sort((a, b) => {
       const [one, other] = [weights.get(a), weights.get(b)];
       return (one[0] === 2 || other[0] === 2 ? 1 : sign) * compared(one, other);
@@ -171,7 +171,7 @@ export function pager(app, found) {
   );
 }
 
-/** The box to filter a list with; what is in it stands in the URL. */
+/** A box that filters a list; its text is in the URL. */
 export const filterBox = (app, label) =>
   h("input", {
     type: "search",
@@ -183,7 +183,7 @@ export const filterBox = (app, label) =>
     oninput: (event) => app.setSoon({ q: event.target.value, offset: "" }),
   });
 
-/** Buttons of which one is chosen. */
+/** Buttons, one of which is chosen. */
 export const choice = (label, options, chosen, pick) =>
   h(
     "div",
@@ -200,7 +200,7 @@ export const stateFilter = (app, states) => {
 };
 
 export function field(label, control) {
-  // The words of a list's choices would be part of its name else.
+  // Without it, the texts of a select's options would be part of its accessible name.
   control.setAttribute("aria-label", label);
   return h("label", { class: "field" }, h("span", {}, label), control);
 }
@@ -221,7 +221,7 @@ export const tabs = (app, view, names, chosen, keep) =>
     ),
   );
 
-/** A command of the command line that does, or tells, the same. */
+/** The equivalent command of the command line, with a button that copies it. */
 export const command = (app, text) =>
   h(
     "div",
@@ -239,7 +239,7 @@ export const command = (app, text) =>
     ),
   );
 
-/** A word as a shell takes it, whatever is in it. */
+/** Quote a word for a shell if necessary. */
 export const quoted = (text) => (/^[\w.:@%+=,/-]+$/.test(text) ? text : `'${text.replaceAll("'", String.raw`'\''`)}'`);
 
 const TOLD = {
@@ -317,7 +317,7 @@ function entry(app, row, { subject }) {
   );
 }
 
-/** Entries of the history, newest first. A cluster that keeps none is told so. */
+/** Entries of the history, newest first, or a note that the cluster keeps no history. */
 export function timeline(app, found, { subject = false, none = "Nothing happened yet." } = {}) {
   if (!found.kept)
     return empty(
@@ -328,7 +328,7 @@ export function timeline(app, found, { subject = false, none = "Nothing happened
   return h("ol", { class: "timeline" }, found.rows.map((row) => entry(app, row, { subject })));
 }
 
-/** Up to where readers of committed records get, and what lies behind it. */
+/** A bar with the offsets below and above the last stable offset. */
 export function heldBar(row) {
   const first = Math.max(0, row.stable - Math.max(1, Math.round((row.end - row.stable) / 2)));
   const share = (100 * (row.stable - first)) / Math.max(1, row.end - first);
@@ -340,7 +340,7 @@ export function heldBar(row) {
   );
 }
 
-/** A lag, a sum of lags too: one that is not known, of which a part is not known, is no number. */
+/** A lag, or a sum of lags. If a part of it is unknown, the cell says so. */
 export const lagCell = (row) => {
   if (row.unknown) {
     const most = row.lag_at_most === null ? "there is no leader to ask" : `at most ${plural(row.lag_at_most, "record")}, from the log start`;

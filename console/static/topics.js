@@ -1,4 +1,4 @@
-// Topics, and what is in them.
+// Topics: partitions, producers, settings and messages.
 
 import { h } from "./dom.js";
 import { messagesTab, searchWhenAsked } from "./messages.js";

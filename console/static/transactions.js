@@ -1,4 +1,4 @@
-// Who has a transaction open, whom it holds back, who was fenced by whom.
+// Open transactions, the groups that they hold back, and fenced producers.
 
 import { h } from "./dom.js";
 import { duration } from "./format.js";

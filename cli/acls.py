@@ -39,7 +39,7 @@ RESOURCES = {
     "delegation-token": "DELEGATION_TOKEN",
     "cluster": "CLUSTER",
 }
-"""Resource types by the words of options; the values are names of ``ResourceType``."""
+"""Option names of resource types; the values are names of ``ResourceType``."""
 
 PRODUCER = {"topic": ("WRITE", "DESCRIBE", "CREATE"), "transactional-id": ("WRITE", "DESCRIBE")}
 CONSUMER = {"topic": ("READ", "DESCRIBE"), "group": ("READ",)}
@@ -63,14 +63,14 @@ class UndecidedError(click.ClickException):
 
 
 class AclResources(NamedTuple):
-    """The resources that the options name, by the words of :data:`RESOURCES`."""
+    """The resources that the options name, by the keys of :data:`RESOURCES`."""
 
     names: dict[str, tuple[str, ...]]
     pattern: str
 
 
 def resource_options(pattern: str, patterns: Sequence[str]) -> Callable[[Any], Any]:
-    """Add ``--topic`` and the like; the function receives them as ``what``."""
+    """Add ``--topic`` and the other resource options, whose values become the argument ``what``."""
 
     def add(function: Callable[..., R]) -> Any:
         from functools import wraps
@@ -289,7 +289,7 @@ def _filters(
     principals: Sequence[str] = (),
     is_for_new: bool = True,
 ) -> Iterator[AclFilter]:
-    """Yield the combinations of the options. Raises click.UsageError.
+    """Yield a filter for each combination of the options. Raises click.UsageError.
 
     In a new rule, an option that is not given stands for every host or every operation.
     """
@@ -382,7 +382,7 @@ def _resources(what: AclResources, words: Sequence[str] = tuple(RESOURCES)) -> l
 
 
 def _rule(wanted: AclFilter) -> Acl:
-    """Return the rule equal to a filter in which everything is set. Raises click.UsageError."""
+    """Return the rule with the values of ``wanted``, all of which are set. Raises UsageError."""
     from fencepost.cluster.acl import OPERATIONS, Acl, Operation
 
     possible = (*OPERATIONS[wanted.resource_type], Operation.ALL)

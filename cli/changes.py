@@ -1,4 +1,4 @@
-"""The convention for commands that change something: show the change, and make it if told to."""
+"""The convention for commands that change something: without ``--execute`` they only show it."""
 
 from __future__ import annotations
 

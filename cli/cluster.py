@@ -236,7 +236,7 @@ class _Election(NamedTuple):
 
 
 def _election(session: ClusterSession, controller: int | None) -> _Election | None:
-    """Return this controller's election; None if the history's last one is another controller's."""
+    """Return the last election in the history; None if it did not elect ``controller``."""
     from fencepost.client.queries import replicas
     from fencepost.client.queries.entries import last_election
 
@@ -302,7 +302,7 @@ def _reassigning(session: ClusterSession) -> dict[Partition, Move] | None:
 
 
 def _release(features: dict[str, object]) -> str | None:
-    """Return the first release with the cluster's metadata.version; None if it has none."""
+    """Return the first release that knows the cluster's metadata.version; None without one."""
     level = features.get(METADATA_VERSION)
     if not isinstance(level, int) or level < 1:
         return None

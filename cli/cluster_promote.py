@@ -1,4 +1,4 @@
-"""``fencepost cluster promote`` and ``stand-alone``: to a new cluster, and back."""
+"""``fencepost cluster promote`` and ``stand-alone``: into a new cluster, and back out of it."""
 
 from __future__ import annotations
 

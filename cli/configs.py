@@ -166,7 +166,7 @@ def change(
 def _in_effect(
     session: ClusterSession, resource: Resource, wanted: Mapping[str, str]
 ) -> dict[str, ConfigEntry]:
-    """Return the settings once ``wanted`` is in effect, at most :data:`SEEN_WITHIN_S` later.
+    """Return the settings as soon as ``wanted`` is in effect, or after :data:`SEEN_WITHIN_S`.
 
     In a cluster the broker may lag behind the controller, and a stronger setting may permanently
     override the changed one.

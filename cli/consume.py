@@ -35,7 +35,7 @@ HINT_AFTER_S = 2.0
 """An open transaction that holds back the consumer for longer is reported."""
 
 IDLE_S = 0.2
-"""How often a member without partitions checks its group."""
+"""The interval at which a member without partitions checks its group."""
 
 
 @click.command("consume")
@@ -162,7 +162,10 @@ class RecordPrinter:
         return self.limit is not None and self.count >= self.limit
 
     def show(self, index: int, records: list[Any], position: int) -> int:
-        """Print records up to the limit; return the next offset, ``position`` after all of them."""
+        """Print records up to the limit; return the next offset.
+
+        This is ``position`` unless the limit is reached.
+        """
         lines = []
         for record in records:
             if self.keys and record.key not in self.keys:
@@ -217,7 +220,7 @@ class Consumption:
             member.leave()
 
     def _read_share(self, member: GroupConsumer) -> bool:
-        """Read until the next rebalance; return True if all records have been read."""
+        """Read until the next rebalance, and return False; return True to end the command."""
         share = member.join()
         if not share:
             return self._is_idle(member)
@@ -242,7 +245,7 @@ class Consumption:
         return True
 
     def _is_idle(self, member: GroupConsumer) -> bool:
-        """Wait without partitions: return True to stop, False after a change of the group."""
+        """Wait without partitions; return False to rejoin the group, True to end the command."""
         if not self.follow:
             say(f"{member.group}: others read all of {self.topic}", err=True)
             return True

@@ -26,7 +26,7 @@ def decoder_of(topic: str) -> Decoder | None:
 
 
 def decoder_of_file(path: Path) -> Decoder | None:
-    """Return the decoder for the records of a file; a snapshot of metadata may lie anywhere."""
+    """Return the decoder for the records of a file; a metadata snapshot may be in any directory."""
     if path.suffix == ".checkpoint":
         return _decode_metadata
     return decoder_of_directory(path.absolute().parent.name)
@@ -81,7 +81,7 @@ def _decode_txn(record: LogRecord) -> Mapping[str, object] | None:
 
 
 def _decode_metadata(record: LogRecord) -> Mapping[str, object] | None:
-    """Decode Apache Kafka's records, which have no key, and those of older releases, which do."""
+    """Decode Apache Kafka's records, which have no key, and older releases' records with keys."""
     from fencepost.coordinator.metadata.control_records import described_control
     from fencepost.coordinator.metadata.conversion import decode
     from fencepost.coordinator.metadata.errors import MetadataError

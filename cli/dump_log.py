@@ -39,7 +39,7 @@ TABLE_ROWS = 1_000
 """Rows of one table; further ones follow in new tables, since a file may have millions."""
 
 TABLE_CHARACTERS = 1 << 20
-"""Characters of the texts in one table, up to its last row."""
+"""Characters of the texts in one table; the row that reaches this number is its last."""
 
 
 @click.command("dump-log")

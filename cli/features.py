@@ -118,7 +118,7 @@ def setlevels(
 
 
 def _level(text: str) -> tuple[str, int]:
-    """Parse ``transaction.version=2``."""
+    """Parse FEATURE=LEVEL, such as ``transaction.version=2``."""
     name, equals, level = text.partition("=")
     if not name or not equals or not level.isdecimal() or len(level) > 5:
         raise click.BadParameter(

@@ -38,13 +38,13 @@ SERVER_SIDE: Mapping[str, Assignor] = {
 }
 
 MOST_ROUNDS = 10
-"""Maximum rounds of a cooperative assignor until no partition moves; two suffice by its rules."""
+"""Maximum rounds of a cooperative assignor until no partition moves; a correct one needs two."""
 
 Owners = dict[str, frozenset["Partition"]]
 
 
 def note(group: GroupView) -> str | None:
-    """Return a warning if the group is rebalancing, so that the plan starts from a moving state."""
+    """Return a warning if the group is rebalancing, so that the current assignment will change."""
     if group.state in {"Stable", "Empty", "Dead"}:
         return None
     return f"group {group.group!r} is {group.state}: its members give up and get partitions now"
@@ -52,7 +52,7 @@ def note(group: GroupView) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """Partitions by member, now and then. A partition moves if its owner changes."""
+    """Partitions by member, before and after. A partition moves if its owner changes."""
 
     assignor: str
     now: Owners

@@ -47,7 +47,7 @@ _DURATION = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ResetTarget:
-    """The target that ``reset-offsets`` was asked for: exactly one of these."""
+    """The target offsets of ``reset-offsets``: exactly one of the fields is set."""
 
     to_earliest: bool = False
     to_latest: bool = False

@@ -1,4 +1,4 @@
-"""The history of a group, a transactional id or a topic as a timeline: ``… history`` prints it."""
+"""The ``history`` commands: events of a group, transactional id, topic or cluster by time."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def show(
         except TimeError as error:
             raise click.BadParameter(str(error), param_hint="--since") from error
         where = OffsetPosition(time=begin_ms)
-    # With several subjects, each line must name its own.
+    # Unless there is exactly one subject, each line must name its subject.
     columns = COLUMNS if len(subjects) == 1 else (COLUMNS[0], "subject", *COLUMNS[1:])
     keys = {encode_key(scope, subject) for subject in subjects} or None
     entries = (
@@ -129,7 +129,7 @@ def show(
 
 
 def _require_known(session: ClusterSession, scope: str, *subjects: str) -> None:
-    """Raise an error for a group or transactional id that no coordinator knows: it is mistyped."""
+    """Raise an error for a group or transactional id that no coordinator knows."""
     if scope == GROUP:
         from fencepost.client.queries.group_view import existing
 
@@ -183,7 +183,7 @@ def _change(detail: Mapping[str, Any]) -> str | None:
     before, after = detail.get("former_producer_id"), detail.get("producer_id")
     if before is not None and before != after:
         return f"producer {before}:{old} → {after}:{new}"
-    # A refused producer does not become the owner: its epoch is lower.
+    # A refused request changes no epoch: its own epoch differs from the current one.
     arrow = "≠" if "given_producer_epoch" in detail else "→"
     return f"epoch {old} {arrow} {new}"
 

@@ -268,7 +268,10 @@ def _told_by_the_next_start(
 
 
 def _partitions_of(directories: Sequence[Path]) -> Iterator[Path]:
-    """Yield each directory, followed by its partitions if it is a data directory; none in use."""
+    """Yield each directory, followed by its partitions if it is a data directory.
+
+    Raises click.ClickException for a directory that a broker uses.
+    """
     for directory in (one.absolute() for one in directories):
         _refuse_if_in_use(directory)
         yield directory
@@ -388,7 +391,7 @@ def truncate(
 
 
 def _undo_directory(path: Path) -> Path:
-    """Return a free name beside the data directory; a broker would load one inside it."""
+    """Return a free path beside the data directory; inside it, a broker would load the copies."""
     root = path.parent.with_name(f"{path.parent.name}.undo")
     return next(
         one

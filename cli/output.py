@@ -151,7 +151,7 @@ def shared_options(function: Callable[..., R]) -> Callable[..., R]:
 def _session(
     servers: str | None, timeout: float | None, files: Sequence[Profile]
 ) -> ClusterSession:
-    """Return a session. Where an option is missing, the first of ``files`` that sets it counts."""
+    """Return a session; a missing option comes from the first of ``files`` that sets it."""
     from fencepost.client.queries.session import ClusterSession
     from fencepost.client.security import PLAINTEXT, SecurityError
 

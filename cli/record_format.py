@@ -71,7 +71,7 @@ def unescape(text: str, option: str) -> str:
 def formatter(
     topic: str, form: str, *, null: str, decode: bool, terminal: bool = False
 ) -> Formatter:
-    """Return the formatter of ``topic`` that ``form`` names or, with a ``%``, describes.
+    """Return the formatter of ``topic`` for ``form``: a format's name, or a template with ``%``.
 
     ``decode`` decodes the records of an internal topic. For a ``terminal`` keys, values and headers
     are escaped; a file or a pipe gets them unchanged. Raises click.BadParameter.

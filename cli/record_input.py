@@ -43,7 +43,7 @@ class BadLineError(ValueError):
 
 
 def chunks(file: BinaryIO, overhead: int = 0) -> Iterator[list[tuple[int, bytes]]]:
-    """Yield chunks of numbered lines without their line ends, each with the lines read so far.
+    """Yield chunks of numbered lines without their line ends, as they arrive.
 
     ``overhead`` is the size of each record in addition to its line. A line that is too long is
     truncated, but is still longer than the limit.

@@ -76,7 +76,7 @@ def run(
     if how.every and (topics or plan is not None):
         raise click.UsageError("--all goes without TOPIC and --file")
     if how.every and how.begins:
-        # Each broker has a history partition of its own, and would create another one.
+        # Each broker has its own history partition, and would create a new one if it moved.
         chosen = [
             (one.topic, one.partition)
             for one in partition_states(session)
@@ -218,7 +218,7 @@ def _verify(
     *,
     execute: bool,
 ) -> list[Row]:
-    """Return the progress of moves and of a plan; with ``execute`` end throttles no longer used."""
+    """Return the progress of moves and of a plan; with ``execute`` remove unneeded throttles."""
     rows = _rows(session, known, MOVING)
     if plan is not None:
         names = dict.fromkeys(topic for topic, _ in plan)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class TrimRow(NamedTuple):
-    """One partition: its first offset now and then, its end, and how many offsets are deleted."""
+    """One partition: its first offset before and after, its end, and the number of lost offsets."""
 
     topic: str
     partition: int
@@ -31,7 +31,7 @@ class TrimRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TrimTarget:
-    """The new first offset: exactly one of these."""
+    """The new first offset: exactly one of the fields is set."""
 
     to_offset: int | None = None
     to_latest: bool = False

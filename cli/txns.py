@@ -429,7 +429,7 @@ def _blame_row(row: Blame, claim: ProducerEpochClaim | None, form: str) -> dict[
         "state": transaction.state if transaction else None,
         "producer_id": pin.producer_id if pin else None,
         "epoch": pin.epoch if pin else None,
-        # A hanging transaction has no start time; the time of its last write bounds it.
+        # The start of a hanging transaction is not known; it is not later than its last write.
         "since": moment(since if since is not None else pin.last_timestamp_ms if pin else None),
         "client": owner["client"],
         "groups": [asdict(group) for group in row.waiting]

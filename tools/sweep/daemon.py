@@ -156,7 +156,7 @@ class Daemon:
             raise DaemonError("the broker died by itself")
 
     def disarm(self) -> tuple[str | None, list[CountedEvent]]:
-        """Stop counting; return the event at which the broker killed itself (or None), and all.
+        """Stop counting; return the event that triggered the kill, or None, and all events.
 
         Raises DaemonError if the broker died for another reason.
         """

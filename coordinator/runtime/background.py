@@ -1,4 +1,4 @@
-"""Background work: tasks, timers and threads that no request waits for; no failure ends them.
+"""Background tasks, timers and threads; no failure ends them.
 
 All work that the daemon does by itself (cleaning, retention, checkpoints, flushes, sweeps, loads)
 uses this module, so one rule holds for all of it: an unexpected failure is logged with its
@@ -162,7 +162,7 @@ class Repeated:
             self._task = None
 
     async def catch_up(self) -> None:
-        """Begin work that is due after the clock was moved; return in the next pause."""
+        """Run a round that is due since the clock was moved; return at the next pause."""
         if self._task is not None and not self._task.done():
             self._pausing.clear()
             self._wake.set()
@@ -186,7 +186,7 @@ class Repeated:
             pause_ms = 0 if more else AFTER_FAILURE_MS
             if not more:
                 with survived(self.what):
-                    # Some settings of Kafka may be 0, which must not use up the processor.
+                    # Some of Kafka's settings allow a pause of 0, which would use up the processor.
                     pause_ms = max(1, self._pause_ms())
             await self._pause(pause_ms)
 

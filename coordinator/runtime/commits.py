@@ -69,8 +69,8 @@ class _HighWatermarkWaits:
     """The waits for the high watermark of one partition, in the order of their requests.
 
     That is also the order of their offsets, since a log is truncated only after a loss of
-    leadership. Callbacks run in a separate turn of the event loop, not inside the append that
-    changes the marks.
+    leadership. Callbacks run in a separate turn of the event loop, not inside the append or fetch
+    that advances the high watermark.
     """
 
     def __init__(self, partition: Partition, on_empty: Callable[[], object]) -> None:
@@ -126,7 +126,7 @@ class _HighWatermarkWaits:
 
 
 class Commits:
-    """``storage.commits``. Belongs to the event loop."""
+    """The waits for commits (``storage.commits``), for use on the event loop only."""
 
     def __init__(self, flusher: Flusher) -> None:
         self._flusher = flusher
@@ -162,7 +162,7 @@ class Commits:
         shared: list[Partition] = []
         for one in partitions:
             if one.marks.is_replicated:
-                # This request may need no wait, but earlier requests are called first.
+                # This request may need no wait, but the callbacks of earlier requests come first.
                 if self.is_held(one) or one in self._behind:
                     shared.append(one)
             else:
@@ -182,7 +182,7 @@ class Commits:
         return True
 
     def committed(self, partitions: Iterable[Partition]) -> asyncio.Future[None] | None:
-        """Return a future that is done when :meth:`after` would call; None if no wait is needed."""
+        """Return a future, done when :meth:`after` would call back; None if no wait is needed."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def settle() -> None:
@@ -198,7 +198,7 @@ class Commits:
             behind.give_up()
 
     async def drain(self) -> None:
-        """Return once no wait for the disk is left; end the waits for other replicas."""
+        """End the waits for other replicas, and return once no flush is pending."""
         for behind in self._behind.values():
             behind.give_up()
         await self._flusher.drain()

@@ -24,7 +24,7 @@ from fencepost.logcore.reading import Isolation
 
 
 class WatchedPartition(NamedTuple):
-    """One partition of a poll, with its fetch offset and the maximum of its bytes that count."""
+    """A partition of a poll, its fetch offset, and how many of its bytes count at most."""
 
     partition: Partition
     offset: int
@@ -124,7 +124,7 @@ class DelayedFetch:
 
 
 class DelayedFetches:
-    """``services.fetches.delayed``: all waiting requests."""
+    """All Fetch requests that wait for records (``services.fetches.delayed``)."""
 
     def __init__(self) -> None:
         self._waiting: dict[DelayedFetch, None] = {}
@@ -156,6 +156,6 @@ class DelayedFetches:
             poll.wake()
 
     def close(self) -> None:
-        """Complete all requests, and later ones at once: the broker stops."""
+        """Complete all requests, and each later one at once, since the broker stops."""
         self.closed = True
         self.wake_all()

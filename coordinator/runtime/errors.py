@@ -21,7 +21,7 @@ class NotCoordinatorError(ShardError):
 
 
 class CoordinatorNotAvailableError(ShardError):
-    """The coordinator is not started, or its topic is missing (COORDINATOR_NOT_AVAILABLE)."""
+    """The topic is missing, or its replicas are too few or too slow (COORDINATOR_NOT_AVAILABLE)."""
 
 
 class VerificationLostError(ShardError):

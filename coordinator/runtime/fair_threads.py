@@ -63,7 +63,7 @@ class FairThreads:
         self._jobs: list[_Job] = []
         """Waiting and running jobs."""
         self._had: dict[Hashable, float] = {}
-        """The processor time of each client in seconds, relative to a common start."""
+        """The processor time that each client has used, in seconds. Only the differences matter."""
         self._floor = 0.0
         """The lowest processor time of any client; it never decreases."""
 

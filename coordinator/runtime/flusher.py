@@ -36,7 +36,7 @@ Callback = Callable[[], None]
 
 
 class Flusher:
-    """The flusher of one broker's partitions. Belongs to the event loop."""
+    """The flusher of one broker's partitions, for use on the event loop only."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

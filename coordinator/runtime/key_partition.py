@@ -1,7 +1,7 @@
 """The partition of an internal topic for a group or a transactional id.
 
-Clients never compute it, but every broker of a cluster does, and a data directory may come from
-Kafka: a group must be on the same partition as in Kafka.
+All brokers of a cluster must compute the same partition. It must be Kafka's, since a data directory
+may come from Kafka. Clients never compute it.
 
 Source: ``Utils.abs(key.hashCode()) % partitions`` in ``GroupCoordinatorService.partitionFor`` and
 ``TransactionStateManager.partitionFor``.

@@ -25,11 +25,11 @@ from fencepost.logcore.errors import StorageError
 
 
 class SealedFlushes:
-    """The queue, its task and its thread. Belongs to the event loop."""
+    """The queue, its task and its thread, for use on the event loop only."""
 
     def __init__(self) -> None:
         self.checkpoint: Callable[[], Awaitable[object]] | None = None
-        """Writes the recovery point checkpoint; called after some have moved."""
+        """Writes the recovery point checkpoint; called after each flush that advances one."""
         self.seconds = Histogram()
         """The durations of flushes."""
         self._waiting: dict[FlushState, None] = {}

@@ -72,7 +72,7 @@ from fencepost.logcore.values import dataclass
 
 RELOAD_BACKOFF_MS = 100
 """The delay before the second of consecutive reloads; doubles up to :data:`MAX_RELOAD_BACKOFF_MS`.
-The first starts at once: usually a single refused request was the cause."""
+The first reload starts at once: usually a single request was the cause."""
 
 MAX_RELOAD_BACKOFF_MS = 30_000
 """The longest delay between two reloads: a faulty disk is tried twice a minute."""
@@ -96,21 +96,21 @@ _log = structlog.get_logger(__name__)
 RunEffect = Callable[["ShardRuntime[Machine]", object, int, Callable[[], None]], None]
 """Executes one effect: ``run_effect(shard, effect, now_ms, first_attempt_done)``.
 
-It reports with ``shard.report``, at once (the report then belongs to the same turn) or later. It
-calls ``first_attempt_done`` after the report, when everything possible now is done: the turn's
-replies wait for that."""
+It reports with ``shard.report``, at once (the report then belongs to the same turn) or later. Once
+it has reported everything that it can do at once, it calls ``first_attempt_done``; the turn's
+replies wait for that call."""
 
 WhileLoading = Callable[[object], object | None]
-"""Returns a loading shard's answer to a command; None stands for the usual error."""
+"""Returns a loading shard's answer to a command; None for COORDINATOR_LOAD_IN_PROGRESS."""
 
 
 Admit = Callable[[Partition, object], DomainError | None]
-"""Returns an error if a command, or a timer's key, may not write to a replicated partition now. It
-is called before the machine decides, since a decision cannot be undone."""
+"""Returns the error for a command, or for the timer of a key, that must not write to a replicated
+partition now. It is called before the machine decides: a decision cannot be undone."""
 
 
 Remember = Callable[[str, str, Event, Origin | None, str | None], None]
-"""Records a cause: ``remember(topic, shard, event, origin, trigger)``. It must not fail."""
+"""Records a history event: ``remember(topic, shard, event, origin, trigger)``. Never raises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class ShardServices:
 
 
 class _LeadershipLostError(Exception):
-    """The partition has another leader epoch by now, on this broker or another."""
+    """The leader epoch of the partition is no longer the shard's."""
 
 
 M_co = TypeVar("M_co", bound=Machine, covariant=True)
@@ -163,7 +163,7 @@ class ShardRuntime(Generic[M_co]):
         self._remember, self._commits = services.remember, services.commits
         self._commit_timeout_ms, self._admit = services.commit_timeout_ms, services.admit
         self._held: OrderedDict[int, tuple[int, list[Reply]]] = OrderedDict()
-        """Replies that wait for other replicas, with their deadlines, by the list's ``id()``."""
+        """Replies that wait for other replicas, and their deadlines, by ``id()`` of the list."""
         self._postponed: list[object] = []
         self._origin: Origin | None = None
         self._about: About | None = None
@@ -357,7 +357,7 @@ class ShardRuntime(Generic[M_co]):
             self._held[id(replies)] = deadline_ms, replies
 
     def _release(self, replies: list[Reply], end: int, loads: int) -> None:
-        """Send the replies that waited for a commit below ``end``, unless that failed."""
+        """Send the replies that waited for the commit below ``end``, if the commit succeeded."""
         self._held.pop(id(replies), None)
         if self._still_stands(end, loads):
             for reply in replies:
@@ -397,7 +397,7 @@ class ShardRuntime(Generic[M_co]):
         return self.partition.marks.leader_epoch == self._append_epoch
 
     def _end_of_leadership(self) -> None:
-        """End the shard after a change of the leader epoch, which the metadata will report."""
+        """End the shard after a change of the partition's leader epoch."""
         _log.info("shard lost its leadership", shard=self.name, leader_epoch=self.leader_epoch)
         self.end()
 
@@ -427,7 +427,7 @@ class ShardRuntime(Generic[M_co]):
     def _run_effect_later(
         self, effect: object, first_attempt_done: Callable[[], None], end: int, loads: int
     ) -> None:
-        """Run an effect after the commit of its cause; a reloaded shard has its own effects."""
+        """Run a delayed effect, unless the shard was reloaded since: loading emits it again."""
         if self._still_stands(end, loads):
             self._run_effect(self, effect, self._clock.now_ms(), first_attempt_done)
 
@@ -453,7 +453,7 @@ class ShardRuntime(Generic[M_co]):
             )
 
     def _of_report(self, command: object) -> Callable[[int], Decision]:
-        """Return a decision on a command without a waiting request."""
+        """Return a function that decides on a command for which no request waits."""
         self._last_token = token = self._last_token + 1
 
         def decide(now_ms: int) -> Decision:

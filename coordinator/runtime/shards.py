@@ -131,7 +131,7 @@ class ShardSet(Generic[M_co]):
             self._drop(index)
 
     def serve(self, index: int, leader_epoch: int) -> None:
-        """Serve a partition as :meth:`elected`, and open it now: an empty one is active at once.
+        """Call :meth:`elected`, and open the partition now: with an empty log it is active at once.
 
         Raises the errors of :class:`PartitionSource` if it cannot be opened.
         """
@@ -153,7 +153,7 @@ class ShardSet(Generic[M_co]):
                 shard.end()
 
     def _open(self, index: int) -> None:
-        """Open an elected partition, and create its shard; an empty one is active then."""
+        """Open an elected partition and create its shard, which is active if the log is empty."""
         leader_epoch = self._unopened.pop(index)
         partition = self._source.leader(self.topic, index)
         shard = ShardRuntime(partition, leader_epoch, self._build, self._services)

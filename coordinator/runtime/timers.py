@@ -81,7 +81,7 @@ class TimerQueue:
     def run_due(self, by_ms: int | None = None) -> int:
         """Fire timers that were due ``by_ms``, for about :data:`PASS_MS`; return their number.
 
-        A test with its own clock calls this after moving the clock, for all timers due now.
+        With None, fire those that are due now: a test does so after moving its clock.
         """
         self._disarm()
         horizon_ms = self._clock.monotonic_ms() if by_ms is None else by_ms
@@ -148,7 +148,7 @@ class TimerQueue:
     def discard(self, timer: _Timer) -> None:
         """Remove a timer from the queue (called by :class:`Timers`).
 
-        The loop's timer is not reset: a call without a due timer costs less than that.
+        The loop's timer stays set: a call that finds no timer due costs less than a reset.
         """
         self._queue.discard((*timer.placed, timer))
 
@@ -161,8 +161,8 @@ class TimerQueue:
         self._handle = call_later(self._loop, max(delay_ms, 0), "timers", self._read_first)
 
     def _read_first(self) -> None:
-        # Between two turns the loop polls its sockets. It calls their readers before timers, but
-        # after the callbacks of call_soon.
+        # call_later, not call_soon: the loop first polls its sockets, and then calls their readers
+        # before its timers, but after the callbacks of call_soon.
         run_due = partial(self.run_due, self._clock.monotonic_ms())
         self._handle = call_later(self._loop, 0, "timers", run_due)
 
@@ -186,9 +186,9 @@ class Timers:
     def set(self, key: Hashable, deadline_ms: int | None, now_ms: int | None = None) -> None:
         """Make ``key`` fire at ``deadline_ms`` (wall clock), or never with None.
 
-        ``now_ms`` is the time from which the caller has computed the deadline. In a timer that
-        fires after the wall clock was set back, it is later than the clock's time (see
-        :meth:`TimerQueue.run_due`).
+        ``now_ms`` is the time to which the caller added a timeout to get the deadline, by default
+        the clock's time. It is later than the clock's while a timer fires after the wall clock was
+        set back (see :meth:`TimerQueue.run_due`).
         """
         timer = self._timers.get(key)
         if deadline_ms is not None:

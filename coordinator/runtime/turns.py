@@ -23,7 +23,7 @@ FIRST_SLICE_MS = 1
 """The time in milliseconds for which new work may occupy the loop while other work waits."""
 
 Wait = asyncio.Future[Any]
-"""Work yields a future to be resumed when it is done, or None to let the event loop run."""
+"""Work that yields a future resumes when the future is done; None lets the event loop run."""
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ def _is_to_come(kind: type) -> bool:
 
 
 is_to_come: Callable[[type], bool] = cache(_is_to_come)
-"""Whether instances of a class are generators (steps of work) or awaitables, and not results."""
+"""Returns whether instances of a class are generators or awaitables, and not results."""
 
 
 class Job:
@@ -116,7 +116,7 @@ class OneAtATime:
 
 
 class Turns:
-    """The work of one event loop."""
+    """Runs the jobs of one event loop, in turns."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop

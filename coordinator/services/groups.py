@@ -77,7 +77,7 @@ def _registry(names: Sequence[str]) -> AssignorRegistry:
 
 
 class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
-    """``services.groups``: all groups of this broker."""
+    """Coordinates the groups of this broker (``services.groups``)."""
 
     MODULES = GROUP_MODULES
 
@@ -105,7 +105,7 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
         self._offset_memory = self._budget("fencepost.offsets.max.bytes")
 
     async def stop(self) -> None:
-        """Close every shard; answer parked requests with NOT_COORDINATOR."""
+        """Close every shard; delayed requests get NOT_COORDINATOR."""
         await each_in_turn(
             (
                 ("end the assignors", self._assignor_processes.close),

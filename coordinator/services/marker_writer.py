@@ -93,8 +93,8 @@ class _PendingCompleteTxn:
     backoff_ms: int = RETRY_MS
     """The delay before the next retry."""
     attempts: int = 1
-    """The number of unfinished attempts at partitions of this broker, plus one until all have
-    begun."""
+    """The number of unfinished attempts at partitions of this broker. Until all attempts have begun
+    it is one higher, so that it does not reach 0 too early."""
 
     def attempted(self) -> None:
         """Report the end of the first attempt, once."""
@@ -137,7 +137,7 @@ class _Failure:
 
 
 class MarkerWriter:
-    """Executes :class:`WriteMarkers`. Belongs to the event loop.
+    """Executes :class:`WriteMarkers`, on the event loop only.
 
     A transaction may span 10,000 partitions of this broker, some of which must be opened first.
     Work that takes longer than a time slice (looking up leaders, or appending the markers of one or
@@ -163,7 +163,8 @@ class MarkerWriter:
         self._queues: MarkerQueues | None = None
         self._transactions: dict[str, _PendingCompleteTxn] = {}
         self._beginning: dict[str, _PendingCompleteTxn] = {}
-        """The transactions whose markers are not all routed, or not all begun on this broker."""
+        """Transactions for which some markers have no destination yet, or some attempts on this
+        broker have not begun."""
         self._unfinished: deque[_LocalWrite] = deque()
         self._results: deque[Result] = deque()
         """Results that are not reported yet: each may end a transaction, which appends a record."""
@@ -233,7 +234,7 @@ class MarkerWriter:
             previous.attempted()
 
     def _write_in_turn(self, request: WriteMarkers, end: float) -> int:
-        """Append markers until one is refused or the time is ``end``; return their number.
+        """Append markers until ``end`` or the first that cannot be appended; return their number.
 
         Most transactions finish here: the queues cost more than the append of a marker.
         """
@@ -454,7 +455,7 @@ class MarkerWriter:
             producer_id: {partition: code.name.upper() for partition, code in told.items()}
             for producer_id, told in write.appends.codes.items()
         }
-        for result in self._answered(write.send, codes):  # of one transaction
+        for result in self._answered(write.send, codes):  # results of one transaction
             self._report_result(result)
         self._attempted(write)
 

@@ -1,8 +1,9 @@
 """The transaction coordinator of this broker: ``fencepost.txn.machine`` on ``__transaction_state``.
 
-EndTxn takes one turn: the Prepare record, every marker and the Complete record are appended before
-the response is sent, so that the next transaction never gets CONCURRENT_TRANSACTIONS. A crash in
-between leaves Prepare in the log, and loading continues from there.
+If this broker leads all partitions of a transaction, EndTxn usually takes one turn: the Prepare
+record, every marker and the Complete record are appended before the response is sent, so that the
+next transaction does not get CONCURRENT_TRANSACTIONS. A crash in between leaves Prepare in the log,
+and loading continues from there.
 
 Source: ``TransactionCoordinator``, ``TransactionStateManager``, ``AddPartitionsToTxnManager``.
 """
@@ -86,7 +87,7 @@ _log = structlog.get_logger(__name__)
 
 
 class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
-    """``services.txns``: all transactional ids of this broker, and the source of producer ids.
+    """Coordinates this broker's transactions and hands out producer ids (``services.txns``).
 
     ``complete_offsets`` has the group coordinator end a transaction on an offsets partition.
     """
@@ -117,9 +118,9 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
         self._memory = self._budget("fencepost.transactional.ids.max.bytes")
         self._reservation: asyncio.Task[None] | None = None
         self.commits = 0
-        """The number of commits decided or resumed since the start."""
+        """The number of commits decided, or resumed after loading, since the start."""
         self.aborts = 0
-        """The number of aborts decided or resumed since the start, by clients or by timeout."""
+        """The number of aborts by clients or timeouts, decided or resumed like commits."""
         self.markers = MarkerWriter(
             storage,
             self._shards.timers,
@@ -134,7 +135,7 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
         """Asks the active controller, which may be this process, for a block of producer ids."""
 
     async def stop(self) -> None:
-        """Close every shard; answer parked requests with NOT_COORDINATOR."""
+        """Close every shard; delayed requests get NOT_COORDINATOR."""
         if self._reservation is not None:
             if self.verify_remotely is not None:
                 self._reservation.cancel()  # the controller may never answer
@@ -312,8 +313,8 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
     ) -> asyncio.Future[None] | DomainError | None:
         """Return a future for the commit of the id's last record; None if it is committed.
 
-        It does not wait for records of other ids: a busy log would delay it forever. If the
-        followers do not replicate the record within ``request.timeout.ms``, the result is
+        Later records of other ids do not count: in a busy log they would delay the caller forever.
+        If the followers do not replicate the record within ``request.timeout.ms``, the result is
         CoordinatorNotAvailableError.
         """
         try:

@@ -47,7 +47,7 @@ VerificationErrors = Mapping[TopicPartition, DomainError]
 """The partitions that are not in a transaction, with the reason."""
 
 VerifyRemotely = Callable[[AddPartitions], asyncio.Future[VerificationErrors]]
-"""Asks the coordinator on another broker: ``Verifier.ask``."""
+"""Asks the coordinator on another broker: ``RemoteVerifier.ask``."""
 
 
 @dataclass(slots=True)
@@ -90,11 +90,10 @@ def verification_state(request_state: RequestState) -> VerificationState:
 def retry_of_concurrent(
     state: VerificationState, verdicts: Verdicts, backoff_ms: int, most_ms: int
 ) -> asyncio.Future[None] | None:
-    """Return a future after which to ask the coordinator again, or None.
+    """Return a future that is done when the coordinator should be asked again, or None.
 
-    A retry is useful while the previous transaction is being completed: without it the producer
-    would resend its batch, after a longer delay (``add.partitions.to.txn.retry.backoff.ms``). There
-    are no retries for longer than ``most_ms``.
+    While the coordinator completes the previous transaction, a retry after ``backoff_ms`` is faster
+    than an error, after which the producer would resend its batch. Retries end after ``most_ms``.
     """
     if not any(isinstance(one, ConcurrentTransactionsError) for one in verdicts.values()):
         return None
@@ -201,9 +200,9 @@ def verification_error(error: DomainError | None, api: str, version: int) -> Dom
 
     Partition leaders do not return PRODUCER_FENCED, nor TRANSACTION_ABORTABLE to clients that do
     not know it. A producer does not retry COORDINATOR_LOAD_IN_PROGRESS and similar errors, so for
-    Produce they become NOT_ENOUGH_REPLICAS, which every producer retries; so does
-    CONCURRENT_TRANSACTIONS for clients before TV2. TxnOffsetCommit keeps these errors, but a lost
-    verification becomes COORDINATOR_LOAD_IN_PROGRESS.
+    Produce they become NOT_ENOUGH_REPLICAS, which every producer retries. For clients before TV2,
+    CONCURRENT_TRANSACTIONS becomes NOT_ENOUGH_REPLICAS as well. TxnOffsetCommit keeps these errors,
+    but a lost verification becomes COORDINATOR_LOAD_IN_PROGRESS.
     """
     if isinstance(error, ProducerFencedError):
         return InvalidProducerEpochError(str(error))

@@ -17,7 +17,7 @@ from fencepost.groups.assignors.model import GroupAssignment, GroupSpec, MemberS
 HEADER_BYTES: Final = 4
 
 ENTRY_POINTS: Final = "fencepost.assignors"
-"""The group of entry points for assignors: a class or a function that returns one."""
+"""The entry point group for assignors: assignor classes, or functions that return an assignor."""
 
 
 def frame(message: object) -> bytes:

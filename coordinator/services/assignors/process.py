@@ -2,7 +2,8 @@
 
 User code never runs in the daemon: an assignor that raises, hangs, prints, exits, exhausts its
 memory or returns an invalid result affects only its process, which is killed and started again. It
-delays no other group's heartbeat. ``groups`` validates the result again.
+delays no other group's heartbeat. The worker validates the result, and the group machine validates
+it again.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class _AssignorProcess:
     def _drop_oldest(self) -> None:
         effect, report = self._waiting.pop(next(iter(self._waiting)))
         problem = f"more than {MAX_WAITING_GROUPS} groups wait for it"
-        # Not from here: the shard that makes this request is within a decision.
+        # Reported later, because the shard that makes this request is still in its turn.
         loop = asyncio.get_running_loop()
         call_later(loop, 0, "assignor", partial(self._fail, effect, report, problem))
 

@@ -41,7 +41,7 @@ def _load(name: str) -> Assignor:
 
 
 def _read(source: BinaryIO) -> Any | None:
-    """Read one request; None at the end."""
+    """Read one request; return None at the end of the input."""
     header = source.read(HEADER_BYTES)
     if len(header) < HEADER_BYTES:
         return None

@@ -70,8 +70,8 @@ FIRST_WITH_ZSTD: Final = 7
 FIRST_ADDING_TO_TRANSACTION: Final = 12
 
 _HALF_A_SLICE_S: Final = SLICE_MS / 2000
-"""The seconds of one turn of the event loop that a request may spend on checking batches, and again
-on appending them. The first append to a partition creates its files, which takes 0.3 ms, or several
+"""The time in seconds that a request may spend in one turn on checking batches, and again on
+appending them. The first append to a partition creates its files, which takes 0.3 ms, or several
 milliseconds on a busy disk."""
 
 MAX_REQUEST_RECORD_ERRORS: Final = 10 * MAX_RECORD_ERRORS
@@ -239,7 +239,7 @@ class _AppendState:
 
 
 class Appends:
-    """``services.appends``. Belongs to the event loop."""
+    """Serves Produce requests (``services.appends``), on the event loop only."""
 
     def __init__(self, storage: Storage, *, verify: Verify) -> None:
         self._clock, self._replicas = storage.clock, storage.replicas
@@ -254,7 +254,7 @@ class Appends:
     def run(self, append: Append) -> Work[None]:
         """Take a request through all stages. Errors are stored in the parts.
 
-        If the client disconnects and these steps are dropped, appends in progress continue.
+        If the client disconnects and the generator is closed, appends in progress continue.
         """
         if append.producers and append.transactional_id is None:
             # Without the id no coordinator can verify the transaction.
@@ -444,11 +444,11 @@ class Appends:
             self._refuse(append, part, error)
 
     def _refuse(self, append: Append, part: Part, error: DomainError) -> None:
-        """Answer a part with an error; the producer's next batches must not overtake it.
+        """Refuse a part; its producer's later batches must not overtake a part that is retried.
 
-        The next batches may be in flight already, and arrive after this broker has become the
-        leader or the ISR has grown. (Kafka would accept them, and then refuse the first batch as
-        out of order when the producer sends it again.)
+        They may be in flight already, and arrive after this broker has become the leader or the ISR
+        has grown. (Kafka would accept them, and then refuse the first batch as out of order when
+        the producer sends it again.)
         """
         append.refuse(part, error)
         if isinstance(error, NotLeaderOrFollowerError | NotEnoughReplicasError):

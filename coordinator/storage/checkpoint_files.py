@@ -37,7 +37,7 @@ class CheckpointFiles:
         self._written: dict[str, tuple[int, Offsets]] = {}
 
     def read(self, name: str) -> Offsets:
-        """Return the offsets of a checkpoint; empty if it is missing or unreadable."""
+        """Return the offsets of a checkpoint or its copy; empty if it is missing or unreadable."""
         is_whole = True
 
         def told(damage: CheckpointError) -> None:

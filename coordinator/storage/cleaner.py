@@ -39,7 +39,7 @@ class Cleaner:
         self._clock = clock
         self._choice = CleanerChoice(logs.cleaned, _report_failure)
         self._stopping = threading.Event()
-        """For the thread, which must not access the event loop's objects."""
+        """Stops the thread, which must not access the event loop's objects."""
         self._thread = Threads("cleaner")
         self.task = Repeated(
             "cleaner", self.run_once, lambda: config.int("log.cleaner.backoff.ms"), clock
@@ -63,7 +63,7 @@ class Cleaner:
         return self._choice.uncleanable
 
     async def run_once(self) -> bool:
-        """Clean the partition that needs it most; return False if nothing was cleaned."""
+        """Clean the partition that needs it most; return whether to look for another at once."""
         pace, now_ms = Pace(), self._clock.now_ms()
         for partition in self._logs:
             self._choice.look_at(partition, now_ms)

@@ -37,9 +37,9 @@ MAX_CACHED_PARTITIONS = 100_000
 and each of them may have as many partitions as a request can contain."""
 
 EVICTION_MS = 120_000
-"""In milliseconds: any new session may evict one that was unused for this time, and a session of at
-least the same size may evict one that was created so long ago. Kafka's
-``MIN_INCREMENTAL_FETCH_SESSION_EVICTION_MS``."""
+"""The time in milliseconds after which a new session may evict an unused session. After this time
+since its creation, a session may also be evicted by a new one with at least as many partitions.
+Kafka's ``MIN_INCREMENTAL_FETCH_SESSION_EVICTION_MS``."""
 
 TopicKey = str | UUID | None
 """A topic's name, or its id from version 13 on; kio represents the all-zero id as None."""
@@ -68,8 +68,9 @@ class CachedPartition:
     def renew(self, newer: CachedPartition) -> None:
         """Replace the request by ``newer``.
 
-        If the client's leader epoch has changed, the whole state counts as news again: the client
-        may have dropped it, as followers do. (Kafka does not resend it to an idle follower.)
+        If the client's leader epoch has changed, the next response contains the partition even if
+        nothing else has: the client may have dropped its state, as followers do. (Kafka does not
+        resend it to an idle follower.)
         """
         if newer.leader_epoch != self.leader_epoch:
             self.high_watermark = -1
@@ -152,7 +153,7 @@ class FetchSession:
 
 
 class FetchSessions:
-    """``services.fetches.sessions``: all open sessions."""
+    """All open fetch sessions (``services.fetches.sessions``)."""
 
     def __init__(self, max_sessions: int, max_partitions: int = MAX_CACHED_PARTITIONS) -> None:
         self.max_sessions = max_sessions

@@ -110,7 +110,7 @@ class FetchResult:
 
 
 class ReplicationThrottle(Protocol):
-    """The leader's throttle of replica reassignments: ``ReplicationQuota``."""
+    """The leader's replication quota: ``ReplicationQuota``."""
 
     def covers(self, configs: Mapping[str, str], index: int) -> bool:
         """Return whether a topic's settings throttle this broker's replica of a partition."""
@@ -124,7 +124,7 @@ class ReplicationThrottle(Protocol):
 
 
 class Fetches:
-    """``services.fetches``. Belongs to the event loop."""
+    """Serves Fetch requests (``services.fetches``), on the event loop only."""
 
     def __init__(self, storage: Storage) -> None:
         self.clock, self.config = storage.clock, storage.config
@@ -139,7 +139,7 @@ class Fetches:
         """Requests that wait for records."""
 
     def run(self, fetch: Fetch) -> Work[FetchResult]:
-        """Answer a request. Steps that are dropped during a wait leave no state behind.
+        """Answer a request. A generator that is closed during a wait leaves no state behind.
 
         Raises FetchSessionIdNotFoundError, InvalidFetchSessionEpochError, FetchSessionTopicIdError,
         InvalidRequestError.
@@ -546,7 +546,10 @@ def _has_upto(offset: int, partition: Partition, read: LogReadInfo) -> int:
 
 
 def _end_of_epoch(partition: Partition, epoch: int) -> tuple[int, int]:
-    """Return an epoch's end. Without followers, the current epoch needs no record to exist."""
+    """Return an epoch and its end offset.
+
+    In a partition without followers, the current epoch has an end even without records.
+    """
     reader = partition.reader
     if partition.marks.is_replicated:
         return reader.offset_for_leader_epoch(epoch)

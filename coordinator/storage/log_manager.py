@@ -78,7 +78,7 @@ LOG_CUT: Final = "log cut"
 LOG_SHORTER: Final = "log shorter than it was"
 DAMAGE_LEFT: Final = "damage left in the log"
 WHAT_A_START_DID: Final = frozenset({LOG_CUT, LOG_SHORTER, DAMAGE_LEFT})
-"""Events of this module's log lines about records that an open has removed or found damaged."""
+"""The log messages about records that were removed, or found damaged, when a log was opened."""
 
 _DIRECTORY = re.compile(r"(?P<topic>[a-zA-Z0-9._-]+)-(?P<index>[0-9]+)")
 
@@ -88,10 +88,10 @@ _log = structlog.get_logger(__name__)
 
 
 class LogManager:
-    """``broker.logs``. ``directory`` exists and is locked by this process.
+    """All partitions of a node (``services.logs``).
 
-    ``read_metadata`` is called before any topic's log is opened, and returns the metadata. Its
-    argument opens this node's metadata log, which requests cannot access through this object.
+    ``directory`` exists and is locked by this process. ``read_metadata`` returns the metadata. It
+    is called before any topic's log is opened, with a function that opens this node's metadata log.
     ``force_metadata`` makes the latest image durable, or raises LogError. Without ``loads``, the
     logs of topics are opened only by :meth:`load`.
 
@@ -144,7 +144,7 @@ class LogManager:
         self._checkpointed = [self._files.read(name) for name in CHECKPOINTS]
         self._recovery_points, self._log_starts, self._high_watermarks, cleaned = self._checkpointed
         self.cleaned = cleaned
-        """The end of the last compaction round by partition."""
+        """By partition, the offset at which the last compaction round ended."""
         try:
             self.metadata = read_metadata(self._open_metadata)
             """The topics and their settings."""
@@ -157,7 +157,7 @@ class LogManager:
     # --- start -----------------------------------------------------------------------------------
 
     def _open_metadata(self) -> Partition:
-        """Open the log of this broker's own metadata, which begins after its snapshot."""
+        """Open this node's metadata log, which begins after its snapshot."""
         key = METADATA_TOPIC, 0
         for snapshot in snapshots(self._fs, f"{self._directory}/{METADATA_TOPIC}-0"):
             self._log_starts[key] = max(self._log_starts.get(key, 0), snapshot.end_offset)
@@ -242,7 +242,7 @@ class LogManager:
         return self._open_topic_partition(self.metadata.having(topic, index), index)
 
     def find(self, topic: str, index: int) -> Partition | None:
-        """Return the open partition, or None if it does not exist."""
+        """Return the partition, opened if necessary; None if it does not exist."""
         try:
             return self.partition(topic, index)
         except UnknownTopicOrPartitionError:
@@ -321,7 +321,8 @@ class LogManager:
             why = f"that the former topic was deleted is not on disk: {error}"
             raise StorageError(f"{path} cannot be made: {why}") from error
         if self._stale and self._complete:
-            # The files still contain deleted partitions, of which this may be a new one.
+            # The checkpoints still have offsets of deleted partitions, perhaps of one with this
+            # name.
             if not self.checkpoint():
                 raise StorageError(f"{path} cannot be made: the checkpoints cannot be written")
             self._stale = bool(self._deleted_log_starts())
@@ -337,7 +338,7 @@ class LogManager:
                 clean=self.was_clean,
                 recovery_point=self._recovery_points.get(key, 0),
                 log_start_offset=self._log_starts.get(key, 0),
-                # Without other replicas it only serves to count the records that are missing.
+                # Without other replicas, it only serves to count lost records.
                 high_watermark=self._high_watermarks.get(key, 0),
                 is_replicated=is_replicated,
                 is_replica=is_replica or is_replicated,
@@ -372,9 +373,9 @@ class LogManager:
         """Open directories that were moved into place for a topic not yet in the metadata.
 
         ``extents`` maps the index of each partition with a directory to its log start and end
-        offset, all of it on disk. The checkpoints are written here: without them the next start
-        would know neither the log starts nor that gaps below the ends are no loss. Raises
-        StorageError.
+        offset, all of it on disk. The checkpoints are written at once: without them the next start
+        would not know the log start offsets, and would report the gaps below the end offsets as
+        lost records. Raises StorageError.
         """
         for index, (log_start_offset, log_end_offset) in extents.items():
             self._log_starts[topic.name, index] = log_start_offset

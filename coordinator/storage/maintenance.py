@@ -43,8 +43,8 @@ class Maintenance:
         self._config = config
         self._clock = clock
         self.tasks: list[Repeated] = []
-        """The tasks: on the broker's clock if their decisions depend on it, on the machine's if
-        they only concern the disk."""
+        """The tasks. Those whose decisions depend on the time use the broker's clock; those that
+        only write to the disk use the machine's."""
         self._thread = Threads("retention")
         self._forgotten = 0
         self._troubled: dict[str, dict[str, str]] = {}

@@ -32,7 +32,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Removals:
-    """``broker.logs.removals``. Belongs to the event loop; the thread starts with ``start``.
+    """The queue of removals (``logs.removals``), for use on the event loop only.
 
     No directory of a deleted partition is renamed before the record of the deletion is durable,
     because until then power loss may restore the topic. ``force`` makes it durable at once, and
@@ -47,8 +47,7 @@ class Removals:
         """Deleted partitions whose directory still has its name."""
         self._waiting: deque[Callable[[], None]] = deque()
         self._is_renamed = False
-        """Whether renames are not on disk yet. The directories' content is removed only afterwards.
-        """
+        """Whether a rename is not on disk yet; until it is, no directory is removed."""
         self._thread = Threads("removals")
         self._task: asyncio.Task[None] | None = None
         self._may_run = False
@@ -113,7 +112,7 @@ class Removals:
             await pace()
 
     def _rename_forced(self) -> None:
-        """Rename the directories of all deleted partitions, or close their files."""
+        """Rename the directories of deleted partitions, or close their files if that is unsafe."""
         if not self._deleted:
             return
         try:
@@ -139,11 +138,11 @@ class Removals:
     # --- files ---
 
     def add_directory(self, path: str) -> None:
-        """Remove a directory with its content."""
+        """Queue the removal of a directory with its content."""
         self._add(partial(self._fs.remove_tree, path))
 
     def add_file(self, path: str) -> None:
-        """Remove a file."""
+        """Queue the removal of a file."""
         self._add(partial(self._fs.remove, path))
 
     def _add(self, removal: Callable[[], None]) -> None:
@@ -168,7 +167,7 @@ class Removals:
             self._task = None
 
     async def _is_done(self, step: Callable[[], None]) -> bool:
-        """Run a step; after a failure the removal is left for the next start."""
+        """Run a step; return False after a failure, which leaves the removal to the next start."""
         try:
             await self._thread.run(step)
         except Exception as error:  # noqa: BLE001 - the other removals must be done

@@ -1,4 +1,4 @@
-"""One replica on this broker of a replicated partition, and the interfaces of its fetchers."""
+"""This broker's replica of a replicated partition, and the interfaces that replicas call."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class OnPlaced(Protocol):
     """Reports the directories of replicas: ``coordinator/replication/directories.py``."""
 
     def __call__(self, one: LocalPartition, *, is_offline: bool) -> None:
-        """Report a replica; it is offline if its disk has failed or it could not be opened."""
+        """Report a replica; ``is_offline`` if its disk has failed or its log cannot be opened."""
 
 
 @dataclass(slots=True, eq=False)

@@ -54,7 +54,7 @@ class SoleReplicaCounter:
 
 
 def count(replicas: Collection[Replica], alone: int, offline: int) -> ReplicaCounts:
-    """Count ``replicas``, plus ``alone`` partitions that are led alone.
+    """Count ``replicas``, plus ``alone`` partitions with this broker as leader and only replica.
 
     ``offline`` is the number of open logs that are offline.
     """

@@ -3,12 +3,12 @@
 A partition whose only replica is on this broker is led *alone*: it has no :class:`Replica`, only
 its log, which is opened on first use. Every other partition with a replica on this broker has a
 :class:`Replica` with a state machine, ``PartitionLeader`` (``cluster/leader.py``), which also
-tracks the epochs while another broker leads. Requests rely on this invariant: an open log whose
-marks are not replicated is led alone, in the leader epoch of these marks.
+tracks the epochs while another broker leads. Requests rely on this invariant: an open log with
+``marks.is_replicated`` false is led alone, in the epoch ``marks.leader_epoch``.
 
 The machine of a led partition is notified of every append (``Marks.on_flushed_end``) and of every
-follower's fetch. Its steps advance the log's high watermark, wake requests, and send ISR changes to
-the controller.
+follower's fetch. The machine's steps advance the log's high watermark, wake requests, and send ISR
+changes to the controller.
 
 Source: ``ReplicaManager``, ``Partition``.
 """
@@ -67,11 +67,11 @@ _log = structlog.get_logger(__name__)
 
 TopicPartition = tuple[str, int]
 Remember = Callable[[LocalPartition, Event], None]
-"""Records a cause in the history; it must not fail."""
+"""Records an event of a partition in the history; never raises."""
 
 
 class ReplicaManager:
-    """``services.replicas``. Belongs to the event loop."""
+    """The replicas on this broker (``services.replicas``), for use on the event loop only."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class ReplicaManager:
         self.alter_partition: Callable[[IsrChange], None] | None = None
         """Sends a change of an ISR to the controller; set before the first image arrives."""
         self.remember: Remember | None = None
-        """Records the causes of changes of ISRs."""
+        """Records ISR changes and their causes in the history."""
         self.on_placed: OnPlaced | None = None
         """Called for each replica that is led or followed, and after a disk failure."""
         self.isr_shrinks = self.isr_expands = self.failed_isr_updates = 0
@@ -209,7 +209,7 @@ class ReplicaManager:
         return iter(self._replicas.values())
 
     def leader_of(self, topic: str, index: int) -> tuple[int, int] | None:
-        """Return a partition's leader and leader epoch, for clients of other brokers (KIP-951)."""
+        """Return a partition's leader and leader epoch, for error responses (KIP-951)."""
         here = self.replica(topic, index)
         known = self.registration(topic, index) if here is None else here.local.registration
         return None if known is None else (known.leader, known.leader_epoch)
@@ -449,7 +449,7 @@ class ReplicaManager:
             )
 
     def _appended(self, replica: Replica, own_end: int) -> None:
-        """Handle an append; the listeners of the log are notified afterwards."""
+        """Handle an append, after which the log itself notifies its listeners."""
         self._take(replica, replica.machine.appended(own_end, self._clock.monotonic_ms()))
 
     def fetched(
@@ -462,7 +462,7 @@ class ReplicaManager:
         log_start_offset: int,
         leader_end_offset: int,
     ) -> None:
-        """Record the fetch of a follower after a read up to ``leader_end_offset``.
+        """Record a follower's fetch; ``leader_end_offset`` is the log end offset at its read.
 
         Raises NotLeaderOrFollowerError for a stale broker epoch, UnknownReplicaError.
         """
@@ -510,7 +510,7 @@ class ReplicaManager:
                 self._take(replica, replica.machine.reconsider(now_ms), told=True)
 
     def _take(self, replica: Replica, step: LeaderStep, *, told: bool = False) -> None:
-        """Execute a step of a machine. With ``told``, notify the listeners of this log."""
+        """Execute a machine's step. With ``told``, notify listeners of a higher high watermark."""
         partition = replica.partition
         if partition is not None:
             marks = partition.marks
@@ -548,7 +548,7 @@ class ReplicaManager:
     def low_watermark_reaches(
         self, partition: Partition, offset: int
     ) -> asyncio.Future[None] | None:
-        """Return a future for the low watermark to reach ``offset``; None if it already has.
+        """Return a future that is done once the low watermark reaches ``offset``; None if it has.
 
         The future is also done when the leadership ends.
         """

@@ -95,7 +95,7 @@ class Storage:
             self.metadata.subscribe(Subscriber.REPLICAS, self.replicas.publish)
 
     async def durable(self) -> None:
-        """Return once the latest image is durable; a remote controller has ensured that before.
+        """Wait until the latest image is durable; a remote controller's image already is.
 
         Raises StorageError.
         """

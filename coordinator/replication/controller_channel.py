@@ -43,7 +43,7 @@ REQUEST_TIMEOUT_MS: Final = 30_000
 """``controller.socket.timeout.ms``."""
 
 LOOK_MS: Final = 500
-"""How often a pending request checks whether the active controller has changed."""
+"""The interval in ms at which a pending request checks for a new active controller."""
 
 FORWARDING_TIMEOUT_MS: Final = 60_000
 """The time limit of forwarded requests, and of requests for topics and producer ids."""

@@ -50,7 +50,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Directories:
-    """Assigns the replicas of ``replicas`` to ``directory_id``. Belongs to the running loop."""
+    """Assigns the replicas of ``replicas`` to ``directory_id``; bound to the running loop."""
 
     def __init__(
         self, replicas: ReplicaManager, channel: ControllerChannel, *, directory_id: UUID

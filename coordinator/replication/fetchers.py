@@ -105,7 +105,7 @@ class FollowedPartition:
 
 
 class ReplicaFetcherManager:
-    """The replica fetchers of a broker (``services.fetchers``). Belongs to the event loop."""
+    """The replica fetchers of a broker, for use on the event loop only."""
 
     def __init__(
         self,
@@ -130,13 +130,13 @@ class ReplicaFetcherManager:
         self.image, self.broker_epoch, self.on_disk = image, broker_epoch, on_disk
         self._log_of, self._remember = log_of, remember
         self.quota = ReplicationQuota(config, clock, ReplicationSide.FOLLOWER, node_id=node_id)
-        """The quota of throttled replicas on this broker as a follower."""
+        """The replication quota of this broker as a follower."""
         self._followed: dict[Key, FollowedPartition] = {}
         self._fetchers: dict[tuple[int, int], _ReplicaFetcher] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._count = config.int(FETCHERS_KEY)
         self._to_retry: dict[Key, LocalPartition] = {}
-        """Partitions to follow again after a pause, as an unexpected error stopped them."""
+        """Partitions that an unexpected error has stopped, to follow again after a pause."""
         self._retry: asyncio.TimerHandle | None = None
         self._closed = False
         config.listen(self._reconfigure)

@@ -1,8 +1,9 @@
 """The partition of the history topic that a broker of a cluster leads and writes to.
 
 Each broker is the preferred leader of one partition, and asks the controller to create that
-partition when it has a first entry. While the broker leads no partition of the topic, for example
-after a restart, it buffers its entries. The topic has the offsets topic's replication factor.
+partition when the broker has its first entry. While the broker leads no partition of the topic, for
+example after a restart, it buffers its entries. The topic has the offsets topic's replication
+factor.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _log = structlog.get_logger(__name__)
 
 
 class HistoryPartition:
-    """Finds the partition of this broker, or has it created. Belongs to the running loop."""
+    """Finds the partition of this broker, or has it created; bound to the running loop."""
 
     def __init__(
         self,

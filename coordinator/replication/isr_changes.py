@@ -32,7 +32,7 @@ _log = structlog.get_logger(__name__)
 
 
 class IsrChanges:
-    """Sends the ISR changes of ``replicas`` to the controller. Belongs to the running loop."""
+    """Sends the ISR changes of ``replicas`` to the controller; bound to the running loop."""
 
     def __init__(self, replicas: ReplicaManager, channel: ControllerChannel, clock: Clock) -> None:
         self._replicas, self._channel, self._clock = replicas, channel, clock

@@ -48,10 +48,10 @@ CLOSE_TIMEOUT_S: Final = 5.0
 
 
 class BrokerMembership:
-    """The membership of one broker. Its methods belong to the owner's loop.
+    """The membership of one broker. Only the event loop that creates it, its owner, may call it.
 
-    ``on_lost`` is called on that loop if the broker must stop: its broker epoch is invalid, or it
-    can no longer follow the metadata.
+    ``on_lost`` is called on the owner's loop if the broker must stop: its broker epoch is invalid,
+    or it can no longer follow the metadata.
     """
 
     def __init__(
@@ -130,12 +130,12 @@ class BrokerMembership:
         self._deliver()
 
     async def unfence(self) -> None:
-        """Ask to be unfenced, once all metadata is applied. Raises MembershipError."""
+        """Wait until the controller has unfenced the broker. Raises MembershipError."""
         self.call(self._registering.ready_to_unfence)
         await self._unfenced
 
     async def controlled_shutdown(self) -> None:
-        """Hand over leadership; this returns within a bounded time in any case."""
+        """Wait until the controller has moved leadership away, for a bounded time."""
         if self._loop is None or self._released.done():
             return
         self.call(self._registering.begin_controlled_shutdown)

@@ -145,7 +145,7 @@ class MetadataFetcher:
             self._nonsense(asked.to, error, now_ms, limit)
         else:
             return images
-        await self._connection.close()  # the API versions cached with it may be the cause
+        await self._connection.close()  # its cached API versions may be the cause
         return []
 
     def _nonsense(self, address: Address, error: Exception, now_ms: float, limit: float) -> None:

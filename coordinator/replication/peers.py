@@ -61,7 +61,8 @@ _OF_CLIENTS: Final = frozenset(
         "ssl.truststore.type",
     }
 )
-"""A listener's settings that this broker also uses as a client of other brokers' listener."""
+"""The settings of a listener that this broker also uses to connect to other nodes' listener of that
+name."""
 
 
 class Purpose(Enum):
@@ -77,7 +78,7 @@ class Purpose(Enum):
 
     @property
     def negotiates(self) -> bool:
-        """Whether API versions are negotiated; a fetcher's follow from ``metadata.version``."""
+        """Whether API versions are negotiated; a fetcher derives them from ``metadata.version``."""
         return self is not Purpose.FETCHER
 
     @property
@@ -127,7 +128,7 @@ def usable_security() -> Iterator[None]:
 
 
 class BrokerConnection:
-    """One connection to one broker. Belongs to the event loop.
+    """One connection to one broker, for use on the event loop only.
 
     Responses come in the order of their requests. Cancelling a call leaves the connection open; the
     response is dropped when it arrives.
@@ -142,7 +143,7 @@ class BrokerConnection:
         security: Security = PLAINTEXT,
         negotiates: bool = True,
     ) -> None:
-        """``where`` raises BrokerUnreachable for an unknown broker."""
+        """``where`` returns the address; it raises BrokerUnreachable for an unknown broker."""
         self._where = where
         self._client_id, self._security = client_id, security
         self._timeout_ms, self._negotiates = timeout_ms, negotiates
@@ -245,7 +246,7 @@ class BrokerConnection:
 
 
 class Peers:
-    """``services.peers``: the connections of this broker to others. Belongs to the event loop."""
+    """The connections of this broker to other brokers, for use on the event loop only."""
 
     def __init__(
         self, config: BrokerConfig, image: Callable[[], MetadataImage], *, node_id: int

@@ -73,9 +73,9 @@ _log = structlog.get_logger(__name__)
 
 
 class RemoteVerifier:
-    """Sends AddPartitionsToTxn to other brokers, one request in flight to each.
+    """Sends AddPartitionsToTxn to other brokers, with one request in flight to each.
 
-    Belongs to the event loop.
+    Only the event loop may use it.
     """
 
     def __init__(self, storage: Storage, peers: Peers, coordinator_of: CoordinatorOf) -> None:
@@ -104,7 +104,7 @@ class RemoteVerifier:
         self._waiting.clear()
 
     def _published(self, old: MetadataImage, image: MetadataImage) -> None:
-        """Fail pending verifications by brokers that are gone, fenced or restarted."""
+        """Fail the verifications that wait for a broker that is gone, fenced or restarted."""
         for broker_id, known in old.brokers.items():
             now = image.brokers.get(broker_id)
             if now is not known and (now is None or now.fenced or now.epoch != known.epoch):

@@ -146,7 +146,7 @@ class Broker:
         self.controller_part: ControllerPart | None = None
         """The controller role of this node, if it is the controller of other brokers."""
         self.on_lost: Callable[[BrokerError], None] | None = None
-        """Called when the broker must stop: its membership or its metadata log is lost."""
+        """Called when the broker must stop: it lost its membership, or its metadata log failed."""
         self._is_stopping = False
         self.certificates = certificates_of(self.config, every, self.clock)
         """Certificates of the TLS listeners; None without such a listener."""

@@ -37,7 +37,7 @@ LOOK_MS: Final = 30_000
 """Interval between checks of the files, in milliseconds."""
 
 EXPIRY_WARNING_DAYS: Final = 30
-"""A certificate that expires in fewer days than this is logged as a warning once a day."""
+"""A certificate that expires in fewer days than this causes one warning a day."""
 
 _DAY_S: Final = 86_400
 
@@ -45,7 +45,7 @@ _log = structlog.get_logger(__name__)
 
 
 class ListenerCertificates:
-    """The certificates of the TLS listeners. Raises ConfigError for their settings."""
+    """The certificates of the TLS listeners. Raises ConfigError for invalid settings."""
 
     def __init__(
         self, config: BrokerConfig, listeners: Iterable[ListenerConfig], clock: Clock

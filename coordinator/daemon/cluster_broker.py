@@ -121,7 +121,8 @@ class ClusterBroker:
         self._config, self._listeners, self._on_lost = config, listeners, on_lost
         self._quorum = self._way_to_controllers(config, roles)
         self._beside_controller = roles.is_controller
-        """Whether a controller runs in this process, and its decisions go to the history."""
+        """Whether a controller runs in this process: its decisions are in the history already, so
+        the differences between images are not recorded."""
         self._membership: BrokerMembership | None = None
         self._channels: list[RemoteControllerChannel] = []
         self._peers: Peers | None = None
@@ -141,7 +142,7 @@ class ClusterBroker:
 
     @property
     def membership(self) -> BrokerMembership:
-        """The registration. Raises RuntimeError before :meth:`join`."""
+        """The broker's membership in its cluster. Raises RuntimeError before :meth:`join`."""
         if self._membership is None:
             raise RuntimeError("the broker has not joined its cluster")
         return self._membership
@@ -257,7 +258,7 @@ class ClusterBroker:
             services.controller.send(_ABOUT_CONTROLLERS).add_done_callback(_passed_over)
 
     async def _begin(self, services: Services) -> None:
-        """Start following, replicating and coordinating, as the installed image says."""
+        """Start the replica fetchers and the coordinators for the installed image."""
         config, clock, place = self._config, cluster_clock(services.clock), self.place
         services.controller = self.channel(FORWARDING_TIMEOUT_MS)
         services.history.place = HistoryPartition(

@@ -43,7 +43,8 @@ start leaves three of them, and creating a file system leaves the last."""
 def lock(fs: FileSystem, directory: str, *, is_member: bool) -> int:
     """Create the directory and lock it; return the file descriptor that holds the lock.
 
-    ``is_member``: the controllers, and the metadata, are on other nodes. Raises BrokerError.
+    ``is_member`` says that the controllers, and so the metadata, are on other nodes. Raises
+    BrokerError.
     """
     try:
         fs.make_directory(directory)
@@ -100,7 +101,7 @@ def _refuse_foreign(fs: FileSystem, directory: str, is_member: bool) -> None:
 
 
 def _go_on_alone(fs: FileSystem, log: str) -> None:
-    """Resume as a standalone broker: the promoted metadata are out of date from now on."""
+    """Resume as a standalone broker: what ``fencepost cluster promote`` wrote is now outdated."""
     snapshot = promoted_as(fs, log)
     if snapshot is not None:
         stand_alone(fs, log)
@@ -115,7 +116,8 @@ def metadata_of_before(fs: FileSystem, directory: str) -> MetadataImage | None:
     """Return the metadata that the broker had while it was standalone.
 
     None if the directory has none, or if the broker has joined controllers since. Raises
-    BrokerError if ``fencepost cluster promote`` has not copied all of them, MetadataError, OSError.
+    MetadataError, OSError, and BrokerError if ``fencepost cluster promote`` has not copied all of
+    them.
     """
     log = f"{directory}/{METADATA_DIRECTORY}"
     if not is_ours(fs, log) or is_of_member(fs, log):
@@ -142,7 +144,7 @@ def note_joined(
     """Record that the broker has joined controllers, whose metadata are authoritative from now on.
 
     ``before`` is the image of the standalone broker, ``after`` the controllers' first image. Raises
-    BrokerError if ``after`` lacks something of ``before``; OSError.
+    OSError, and BrokerError if ``after`` lacks something of ``before``.
     """
     reasons = reasons_against_successor(before, after)
     if reasons:

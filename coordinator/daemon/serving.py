@@ -127,7 +127,7 @@ def _not_bound(listener: ListenerConfig, error: OSError) -> BrokerError:
 
 
 def check_listeners(config: BrokerConfig, listeners: Iterable[ListenerConfig]) -> None:
-    """Raise ConfigError for a listener that cannot be served, or needs authentication."""
+    """Raise ConfigError for a listener that cannot be served, or lacks required authentication."""
     listeners = list(listeners)
     check_closed(config, listeners)
     for one in listeners:

@@ -51,8 +51,8 @@ REBALANCE_CAUSES: Final = frozenset({word for _, word in _REBALANCE_WORDS} | {OT
 def cause_of(event: Event, trigger: str | None) -> str:
     """Return the cause of an event that ``trigger`` set off; see ``Entry.trigger``.
 
-    An event without a cause of its own has ``trigger`` as its cause, which names one of a fixed set
-    of commands.
+    The cause of an event that reports none is ``trigger``, which names one of a fixed set of
+    commands, or ``load`` without a trigger.
     """
     if event.kind in REBALANCES:
         reason = str(event.detail.get("reason", ""))

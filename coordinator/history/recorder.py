@@ -1,10 +1,10 @@
 """Records the events of the coordinators' decisions, and their causes, in a log of their own.
 
 A decision appends its events to a queue in the same turn of the loop; some milliseconds later the
-queue is written to ``__fencepost_history-0``, a topic that clients can read but not write, bounded
-by size and age. No request waits for the write: events that do not fit the queue are dropped and
-counted, a failed write is logged and not retried, and a crash loses the events of the last
-:data:`FLUSH_MS`. The history is for people; no decision is ever based on it.
+queue is written to a partition of ``__fencepost_history``, a topic that clients can read but not
+write, bounded by size and age. No request waits for the write: events that do not fit the queue are
+dropped and counted, a failed write is logged and not retried, and a crash loses the events of the
+last :data:`FLUSH_MS`. The history is for people; no decision is ever based on it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class HistoryLimits:
 
 
 class HistoryRecorder:
-    """``services.history``. Belongs to one event loop. If the history is off, it only counts."""
+    """Writes the history (``services.history``). If the history is off, it only counts events."""
 
     def __init__(
         self,
@@ -90,9 +90,9 @@ class HistoryRecorder:
         self._clock = clock
         self._queue: deque[Entry] = deque()
         self.place: Callable[[], Partition | None] | None = None
-        """Returns the partition to which a broker of a cluster writes; None until it exists, while
-        entries stay queued. Must not raise. A standalone broker has no such function, and writes to
-        partition 0."""
+        """Returns the partition to which a broker of a cluster writes, or None: entries then stay
+        queued. Must not raise. A standalone broker has no such function, and writes to partition
+        0."""
         self.listener: Callable[[Entry], None] | None = None
         """Called with each entry in the turn of its event; it must not raise."""
         is_on = config.bool("fencepost.history.enable")

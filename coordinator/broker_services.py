@@ -67,7 +67,7 @@ class Services:
         self.node_id, self.cluster_id = storage.node_id, cluster_id
         self.rack = storage.config.text("broker.rack")
         self.log_dir = str(Path(storage.directory).absolute())
-        """The log directory, in Kafka's words."""
+        """The path of the log directory, as DescribeLogDirs returns it."""
         self.metadata = storage.metadata
         self.logs, self.flusher = storage.logs, storage.flusher
         self.commits, self.replicas = storage.commits, storage.replicas
@@ -134,7 +134,8 @@ class Services:
             self.replicas.start()
             self.metadata.subscribe(Subscriber.GROUPS, self.groups.publish)
             self.metadata.subscribe(Subscriber.TRANSACTIONS, self.txns.publish)
-        await self.groups.start()  # first: transactions that are completed by loading end in groups
+        # First: loading transactions may complete some that have committed offsets of groups.
+        await self.groups.start()
         await self.txns.start()
 
     @property
@@ -146,7 +147,7 @@ class Services:
 
     @property
     def active_controller(self) -> ActiveController:
-        """Return this process's controller, which decides by its own log.
+        """Return this process's controller, which writes its decisions to its own metadata log.
 
         It is created on first use: a standalone broker seldom needs it. In a process without a
         metadata log of its own it only validates: a change raises MetadataUnavailableError.
@@ -182,8 +183,8 @@ class Services:
     def internal_topic(self, name: str) -> TopicImage:
         """Return an internal topic; create it first if this process decides on topics.
 
-        Raises MetadataUnavailableError if the controller is another process, and
-        PolicyViolationError.
+        Raises PolicyViolationError, and MetadataUnavailableError if another process is the
+        controller.
         """
         topic = self.metadata.topic(name)
         if topic is not None:
@@ -268,7 +269,7 @@ class Services:
 
     @property
     def features(self) -> Mapping[str, tuple[int, int, int]]:
-        """Return the lowest, highest supported and finalized level of each feature."""
+        """Return the lowest supported, highest supported and finalized level of each feature."""
         return self.metadata.features
 
     @property
@@ -283,6 +284,6 @@ class Services:
     # --- several services ---
 
     async def topics_forgotten(self) -> None:
-        """Return once deleted topics have no directories and groups no offsets of them."""
+        """Wait until deleted topics' directories are renamed and their offsets deleted."""
         await self.replicas.deletions_done()
         await self.groups.forgotten()

@@ -31,7 +31,7 @@ from fencepost.protocol.scram import MIN_ITERATIONS, SCRAM_MECHANISMS, salted_pa
 from fencepost.testing.arguments import one_of
 
 OWN_USER: Final = "fencepost-testing"
-"""The user of the broker's own methods; it may do everything."""
+"""The super user with which the methods of a broker under test log in."""
 
 MECHANISMS: Final = ("PLAIN", *SCRAM_MECHANISMS)
 USUAL_MECHANISM: Final = "SCRAM-SHA-512"
@@ -194,7 +194,7 @@ class BrokerAccess:
             self._home = None
 
     def own(self) -> Security:
-        """Return the security settings of the broker's own methods."""
+        """Return the client settings with which the methods of a broker under test log in."""
         found = {"security.protocol": self.protocol}
         if self._certificates is not None:
             found["ssl.truststore.certificates"] = self._certificates.authority
@@ -265,7 +265,7 @@ def parse_rule(text: str) -> Rule:
     """Parse ``alice READ,DESCRIBE topic:orders``, ``deny bob ALL topic:secret-*``. ValueError.
 
     Operations have Kafka's names. A name that ends in an asterisk is a prefix, the asterisk alone
-    is any name; ``cluster`` needs none. A user may be ``*``, and is of the type User.
+    is any name; ``cluster`` needs none. The principal is of the type User; ``*`` is every user.
     """
     found = _RULE.fullmatch(" ".join(text.split())) if isinstance(text, str) else None
     if found is None:
@@ -325,7 +325,10 @@ def add_rules(session: ClusterSession, rules: Iterable[Rule]) -> None:
 
 
 def _added(name: str, password: str, mechanism: str) -> str:
-    """Return an ``--add-scram`` argument, with a hash: it cannot hold every plain password."""
+    """Return an ``--add-scram`` argument with a salted password.
+
+    The argument's syntax cannot express every plain password.
+    """
     salt = secrets.token_bytes(16)
     salted = salted_password(SCRAM_MECHANISMS[mechanism], password, salt, MIN_ITERATIONS)
     texts = (base64.b64encode(one).decode() for one in (salt, salted))

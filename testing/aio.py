@@ -18,7 +18,7 @@ T = TypeVar("T")
 def beside(
     method: Callable[Concatenate[K, P], T],
 ) -> Callable[Concatenate[Aio[K], P], Coroutine[Any, Any, T]]:
-    """Return the method as a coroutine function, which runs it in a thread."""
+    """Return a coroutine function that runs ``method`` in a thread."""
 
     @wraps(method)
     async def call(self: Aio[K], *args: P.args, **kwargs: P.kwargs) -> T:

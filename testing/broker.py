@@ -30,11 +30,11 @@ ANY_PORT: Final = "127.0.0.1:0"
 class OwnBroker:
     """One broker on one data directory, which a test can stop, kill and start again.
 
-    ``config`` holds settings by Kafka's names, ``add_scram`` users as ``Broker`` takes them. With a
-    :class:`fencepost.testing.clock.TestClock` as ``clock`` the test controls its time. Without
-    ``forces`` no file is flushed to disk, which makes no difference after a crash of the process.
-    ``faults`` may share a cluster's. The address stays the same over crashes and restarts. All
-    methods are for the test's thread. A context manager.
+    ``config`` holds settings by Kafka's names; ``add_scram`` creates SCRAM users (see ``Broker``).
+    With a :class:`fencepost.testing.clock.TestClock` as ``clock`` the test controls the broker's
+    time. ``forces=False`` skips all flushes to disk; only a power loss could tell the difference.
+    The address stays the same over crashes and restarts. Call all methods from the test's thread. A
+    context manager.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class OwnBroker:
         """Settings, read at each start."""
         self.clock = clock
         self.faults = Faults() if faults is None else faults
-        """Faults, which outlast a restart."""
+        """Faults, which stay in effect over restarts."""
         self.ends = 0
-        """How often the broker has ended; connections from before are unusable then."""
+        """The number of stops and crashes so far; each breaks all connections to the broker."""
         self._listen = listen
         self._forces = forces
         self._add_scram = tuple(add_scram)
@@ -88,7 +88,7 @@ class OwnBroker:
         return self._gate is not None
 
     def start(self) -> Self:
-        """Start, and wait until the broker listens; raises the start's error."""
+        """Start, and wait until the broker listens. Raises the errors of the broker's start."""
         if not self.is_running:
             if self._listen == ANY_PORT:
                 self._place = hold_port()
@@ -190,7 +190,7 @@ async def _stand_still(broker: Broker, gate: threading.Event) -> None:
         broker.clock.detach(broker)
     if broker.member is not None:
         broker.member.membership.call(gate.wait)
-    # The caller gets its answer before the pause.
+    # Block the loop only after the test's thread has the result of this call.
     asyncio.get_running_loop().call_later(_BEFORE_IT_STANDS_S, gate.wait)
 
 

@@ -7,10 +7,10 @@
         ...
         fired = clock.advance(seconds=46)  # [Fired(what='session', who='orders-group', …)]
 
-The clock goes from deadline to deadline. At each it does the work that is due, waits until the
-immediate consequences are done, and only then looks for the next: so a timer set by another, a
-rebalance after an expired session and the markers of an aborted transaction come at their own
-times. ``README.md`` lists the deadlines on this clock, and the work that stays on real time.
+An advance goes from deadline to deadline. At each deadline the brokers do the work that is due, and
+the advance waits until they have finished it. A timer that this work sets, such as the rebalance
+timeout after an expired session, therefore counts from the right time, and can fire in the same
+advance. ``README.md`` lists the deadlines on this clock, and the work that stays on real time.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ROUNDS_PER_ADVANCE: Final = 100
-"""The limit for each recurring task (retention, compaction, upkeep) in one advance, evenly spread:
-a week has 40,000 intervals of the cleaner."""
+"""How often one advance runs each recurring task (retention, compaction, upkeep) at most, evenly
+spread: a week has 40,000 intervals of the cleaner."""
 
 MAX_STEPS: Final = 100_000
-"""The limit of deadlines in one advance; more are an error of the test, or of the broker."""
+"""The limit of deadlines in one advance; more mean a bug in the test or in the broker."""
 
 WALK_S: Final = 0.05
-"""The longest sleep of an advance with speed before it reads the deadlines again, as clients
-change them."""
+"""The longest sleep of an advance with ``speed``: a client's request may have set an earlier
+deadline meanwhile."""
 
 MAX_KEPT: Final = 10_000
 """The limit of :attr:`TestClock.fired`; the oldest entries are dropped first."""
@@ -50,14 +50,14 @@ class TestClock:
     """A clock for brokers of this process, passed to them as ``clock=``.
 
     It stands still at ``now_ms`` (default: the time of day at its creation) until :meth:`advance`;
-    with ``auto`` it runs, at real speed, from there. Every method may be called from any thread but
-    a broker's.
+    with ``auto`` it runs, at real speed, from there. All methods are thread-safe; :meth:`advance`
+    cannot be called in a broker's thread.
     """
 
     __test__ = False  # tells pytest that this is no test class, in spite of its name
 
     between_nodes: Final[Clock] = SystemClock()
-    """Heartbeats, fetches and ISRs of the nodes of a cluster are due in real time."""
+    """The clock of heartbeats, replica fetches and ISR checks in a cluster, which is real time."""
 
     def __init__(self, now_ms: int | None = None, *, auto: bool = False) -> None:
         self._start_ms = machine_ms() if now_ms is None else now_ms
@@ -67,8 +67,8 @@ class TestClock:
         self._advancing = threading.Lock()
         self._brokers: dict[Broker, tuple[asyncio.AbstractEventLoop, Deadlines]] = {}
         self.fired: deque[Fired] = deque(maxlen=MAX_KEPT)
-        """Entries so far, the newest last: from advances, and from timers that fired outside of
-        one, namely those without a delay and, with ``auto``, any."""
+        """The last deadlines that fired, newest last, within advances and outside of them. Outside,
+        a timer fires if it has no delay, or if the clock runs by itself (``auto``)."""
 
     # --- the time ---
 
@@ -107,12 +107,13 @@ class TestClock:
     def advance(
         self, *, seconds: float = 0, ms: float = 0, speed: float | None = None
     ) -> list[Fired]:
-        """Advance the time, do the work that is due on the way, and return the entries in order.
+        """Advance the time, do the work that is due on the way, and return what fired, in order.
 
-        With ``speed`` the advance takes real time, one second for so many of the clock's: enough
-        for clients to send their heartbeats and to join a rebalance. Without, it takes none. Raises
-        RuntimeError in a broker's own thread (see :meth:`advance_async`), ValueError for a negative
-        time or one after :data:`LAST_MS`, and for an invalid speed.
+        By default the advance takes only the real time that the work takes. With ``speed`` it
+        covers that many seconds per real second, slowly enough for clients to send heartbeats and
+        to join a rebalance. Raises RuntimeError in a broker's own thread (see
+        :meth:`advance_async`), ValueError for a negative time or one after :data:`LAST_MS`, and for
+        an invalid speed.
         """
         span_ms = self._span_ms(seconds, ms)
         loops = [loop for loop, _ in self._brokers.values()]
@@ -147,7 +148,7 @@ class TestClock:
         try:
             begin_ms, begun = self.monotonic_ms(), monotonic_s()
             target_ms = begin_ms + span_ms
-            # Requests that have arrived by now were sent before the time moves.
+            # Requests that have already arrived are handled before the time moves.
             await self._each(lambda one: one.begin(target_ms, span_ms // ROUNDS_PER_ADVANCE))
             fired: list[Fired] = []
             for _ in range(MAX_STEPS):
@@ -193,7 +194,7 @@ class TestClock:
 
 
 async def _walk(begin_ms: int, at_ms: int, begun: float, speed: float) -> int:
-    """Wait until ``at_ms`` at that speed, but at most WALK_S; return the clock's time then."""
+    """Sleep until the clock reaches ``at_ms``, at most WALK_S; return the clock's time then."""
 
     def now_ms() -> int:
         return begin_ms + int((monotonic_s() - begun) * 1000 * speed)

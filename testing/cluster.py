@@ -56,7 +56,8 @@ DEFAULTS: Final[Mapping[str, str]] = {
     "offsets.topic.num.partitions": "3",
     "transaction.state.log.num.partitions": "3",
 }
-"""Times for tests: a dead broker is fenced after a second. ``config`` overrides them."""
+"""Short timeouts (a dead broker is fenced after a second) and few partitions of internal topics.
+``config`` overrides them."""
 
 
 @checked
@@ -65,8 +66,8 @@ class Cluster(KafkaUnderTest):
 
     ``config`` holds settings of all nodes by Kafka's names. By default, replication factors are the
     number of brokers, at most three, and ``min.insync.replicas`` is one less. ``users``, ``tls``,
-    ``acls``, ``now_ms`` and ``rename`` are as for ``Kafka``; brokers reach each other like clients,
-    and the controller without a login.
+    ``acls``, ``now_ms`` and ``rename`` are as for ``Kafka``. Brokers use the clients' listener for
+    each other; the controller's listener has neither TLS nor authentication.
 
     ``faults`` apply to clients' requests to any broker, ``brokers[1].faults`` to all requests to
     that one. All brokers share ``clock``; heartbeats and fetches between nodes stay on real time.
@@ -74,7 +75,8 @@ class Cluster(KafkaUnderTest):
     """
 
     look_s = 2.0
-    """A request to a dead broker times out early enough to look for the new leader."""
+    """The time limit of a request within a wait: short, to turn from a dead broker to a new leader.
+    """
 
     def __init__(
         self,
@@ -136,7 +138,7 @@ class Cluster(KafkaUnderTest):
             )
             for broker_id in range(1, brokers + 1)
         }
-        """The brokers by id, with all methods of a single one."""
+        """The brokers by node id."""
 
     # --- life ---
 
@@ -159,7 +161,7 @@ class Cluster(KafkaUnderTest):
         return self
 
     def close(self) -> None:
-        """Crash all nodes at once: no broker remains to take over leadership."""
+        """Crash all nodes. A controlled shutdown would only delay the end: no broker remains."""
         self._is_closed = True
         self._hang_up()
         nodes = [*self.brokers.values(), self.controller]
@@ -234,8 +236,8 @@ class Cluster(KafkaUnderTest):
     ) -> None:
         """Separate two groups of nodes; :data:`CONTROLLER_ID` may be in one of them.
 
-        With ``one_way`` the others still reach the first group. Clients reach every broker. Raises
-        ValueError for an unknown id.
+        With ``one_way`` only the connections that ``nodes`` open are cut. Clients still reach every
+        broker. Raises ValueError for an unknown id.
         """
         nodes, others = self._nodes(nodes), self._nodes(others)
         self._network.cut(nodes, others)

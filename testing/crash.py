@@ -1,4 +1,4 @@
-"""Files that stay as a SIGKILL leaves them, in a process that continues."""
+"""A file system that freezes as a SIGKILL would leave it, although the process continues."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from fencepost.logcore.fs import FileMap, OsFileSystem, ReadableBuffer
 
 
 class MortalFiles(OsFileSystem):
-    """The operating system's files until :meth:`die`; after that nothing changes them.
+    """The operating system's file system until :meth:`die`, and one that ignores changes after it.
 
-    Every later operation succeeds without an effect, so that a broker can be shut down while its
-    directory stays as after a SIGKILL: it has everything that was written, as the page cache
-    outlives a process, but neither checkpoints nor the clean-shutdown marker of an orderly stop.
-    Without ``forces`` nothing is flushed to disk, which only matters in a power loss.
+    After :meth:`die` every operation succeeds without an effect. The broker can then shut down, and
+    its directory stays as after a SIGKILL: with everything that was written, as the page cache
+    outlives a process, but without the checkpoints and the clean-shutdown marker of an orderly
+    stop. ``forces=False`` skips all flushes to disk, which only matters in a power loss.
     """
 
     def __init__(self, *, forces: bool = True) -> None:
@@ -27,13 +27,13 @@ class MortalFiles(OsFileSystem):
         self.is_dead = True
 
     def open(self, path: str, *, create: bool = False) -> int:
-        """Open for reading and writing; after the death, a missing file is opened as empty."""
+        """Open for reading and writing; after :meth:`die` a missing file is opened as empty."""
         if self.is_dead and not Path(path).exists():
             path = os.devnull
         return super().open(path, create=create)
 
     def write(self, handle: int, buffers: Sequence[ReadableBuffer], position: int) -> int:
-        """Write, or discard the bytes after the death."""
+        """Write; after :meth:`die` discard the bytes."""
         if self.is_dead:
             return sum(map(len, buffers))
         return super().write(handle, buffers, position)
@@ -55,7 +55,7 @@ class MortalFiles(OsFileSystem):
 
     def map(self, handle: int, size: int) -> FileMap:
         """Map a file."""
-        # A dead file was not extended, so it has no bytes to map at the new size.
+        # After die(), truncate() did not extend the file, so `size` may be beyond its end.
         return _MortalMap(self, bytearray(size) if self.is_dead else super().map(handle, size))
 
     def rename(self, source: str, target: str) -> None:

@@ -1,6 +1,6 @@
-"""The deadlines of one broker: when the next is due, and doing the work that is due.
+"""The deadlines of one broker: finds the next one, and runs the work that is due.
 
-Everything here runs on the broker's loop.
+Everything in this module runs on the broker's loop.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ SETTLES: Final = (
     "upkeep of ",
     "wait for producer ids",
 )
-"""Prefixes of the names of tasks that end by themselves."""
+"""Name prefixes of the broker's asyncio tasks that an advance waits for."""
 
 SETTLE_S: Final = 10.0
-"""How long to wait for them, in real time."""
+"""The time limit for these tasks, in real time."""
 
 NAMES: Final = {"txn-timeout": "transaction", "txn-park": "init-producer-id"}
-"""Names of timers here, if they differ from their kinds."""
+""":attr:`Fired.what` of timers, if it differs from the first part of the timer's key."""
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class Fired:
     member: str | None = None
     """The member of the group, if the deadline concerns one."""
     events: list[str] = field(default_factory=list)
-    """The resulting events, in the words of the history; empty if nothing changed."""
+    """The resulting events, as named in the history; empty if nothing changed."""
     detail: dict[str, Any] = field(default_factory=dict)
     """More about it: offsets before and after, counts."""
 
@@ -106,6 +106,7 @@ class Deadlines:
         """Return the monotonic time of the next deadline up to the target; None without one."""
         found = [self._round_ms(task, task.due_ms) for task in self._tasks()]
         for queue in self._queues:
+            # A queue is in order, but a round of upkeep may wait: the next timer counts as well.
             for due_ms, key in queue:
                 found.append(self._round_ms(queue, due_ms) if key == UPKEEP else due_ms)
                 if key != UPKEEP:
@@ -169,7 +170,7 @@ class Deadlines:
         self._tell(self._current)
 
     def _event(self, entry: Entry) -> None:
-        """Handle a coordinator's event."""
+        """Add a history entry to the timer that caused it, or report it if upkeep caused it."""
         cause = (entry.trigger or "").partition(" ")[0]
         current = self._current
         if cause == "timer" and current is not None and current.who == entry.subject:

@@ -1,9 +1,8 @@
-"""The response with an error for a request, with the error where that API has it.
+"""Builds the error response to a request of any API, like Kafka's ``getErrorResponse``.
 
-The structure comes from the schemas: the response's own error code if it has one; else the code is
-put in each item that the request names, a topic, a partition or a group, as in Kafka's
-``getErrorResponse``. A Fetch has its error in the partitions, where clients look for all errors but
-the session's.
+The schema of the response decides where the error code goes: into the top-level field if there is
+one, otherwise into each topic, partition or group that the request names. Fetch is the exception:
+only errors of the fetch session go into its top-level field.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ OF_SESSIONS: Final = frozenset(
         ErrorCode.fetch_session_topic_id_error,
     }
 )
-"""Errors of a whole Fetch; all others belong to its partitions."""
+"""Errors of the fetch session, for the top-level error code of a Fetch response."""
 
 _ERROR_CODES: Final = ("error_code", "partition_error_code")
 
@@ -53,13 +52,13 @@ _ALIASES: Final = {
     "partition_id": ("partition_index", "partition", "index"),
     "index": ("partition_index", "partition"),
 }
-"""Names in the request of a field of the response."""
+"""Names that a response's field may have in the request."""
 
 _NAMES: Final = frozenset({"group_id", "key", "name", "partition_index", "transactional_id"})
-"""Fields of a response whose values are elements of a list in the request."""
+"""Fields of a response that hold an element of a plain list in the request, such as a group id."""
 
 _NAMING_LISTS: Final = frozenset({"entity"})
-"""Lists that identify the item with the error."""
+"""Lists of structures that are part of an item's name, as in AlterClientQuotas."""
 
 _UNKNOWN: Final = frozenset({"base_offset", "high_watermark"})
 """Fields that are -1 in Kafka's error responses, and 0 in its schemas."""
@@ -89,7 +88,7 @@ def error_answer(ctx: Context, code: ErrorCode, answer: Entity | None = None) ->
 
 
 def _asked(ctx: Context) -> Any:
-    """Return the items to answer: the request, or a substitute if the response differs in form."""
+    """Return the request, or an object shaped like the response where the two differ."""
     match ctx.api_key:
         case ApiKey.FETCH if not ctx.body.topics:
             return _of_session(ctx)
@@ -121,9 +120,10 @@ def _of_session(ctx: Context) -> Any:
 def _filled(
     cls: type, request: Any, code: ErrorCode, *, is_whole: bool = False, deep: bool = False
 ) -> Entity:
-    """Return an instance of ``cls`` with the items of ``request``, and the error in its place.
+    """Return an instance of ``cls`` with the items of ``request``, and ``code`` where it belongs.
 
-    ``deep`` is for a whole response whose own error code stays unset.
+    ``is_whole`` is true for the response itself, false for an item in it. With ``deep`` the
+    top-level error code stays 0, and the items have ``code``.
     """
     values: dict[str, object] = {}
     infos = all_fields(cls)
@@ -158,7 +158,7 @@ def _bears_error(cls: type) -> bool:
 
 
 def _first_list(request: Any) -> tuple[Any, ...]:
-    """Return the items in a request or in an element of it: its first list."""
+    """Return the first list in a request or in an item of it, which has the items to answer."""
     is_own = isinstance(request, SimpleNamespace)
     names = vars(request) if is_own else [info.name for info in all_fields(type(request))]
     found = (getattr(request, name) for name in names)

@@ -1,4 +1,4 @@
-"""Faults that a test injects: a broker handles chosen requests in another way than usual.
+"""Faults that a test injects into a broker: errors, lost responses, closed connections, delays.
 
 ::
 
@@ -8,9 +8,8 @@
     ...
     lost.wait(timeout=5)
 
-Every method may be called from any thread. Without faults they cost a broker nothing: its server
-uses its original registry of handlers, and gets another one only while there are faults or
-observers.
+Every method may be called from any thread. While there are no faults or observers, the broker's
+server uses its original registry of handlers, so that this module costs it nothing.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class Fault:
         self.seen: deque[SeenRequest] = deque(maxlen=MAX_SEEN)
         """The matching requests."""
         self.failure: str | None = None
-        """The first exception of ``match``, as a sentence; its request did not match."""
+        """The first exception that ``match`` raised, as a text. Its request counts as no match."""
         self._hits = 0
         self.owner = owner
         if isinstance(match, Mapping):
@@ -139,7 +138,7 @@ class Fault:
         return TimeoutError(f"{name}: {self._hits} of {hits} requests in {timeout} s")
 
     def takes(self, request: SeenRequest) -> bool:
-        """Return whether the fault applies to a request, and count it then (for the owner)."""
+        """Return whether the fault applies to a request; if so, count the request."""
         if self.api is not None and self.api != request.api_key:
             return False
         if self.times is not None and self._hits >= self.times:
@@ -186,13 +185,13 @@ class Fault:
 
 @checked
 class Faults:
-    """The faults of one broker: the first match applies, by default to one request.
+    """The faults of one broker. The first fault that matches a request applies to it.
 
-    The faults may be attached to one broker after another, as restarts create them. Clients with an
-    id in ``spared``, the test's own tools, are unaffected.
+    A restart creates a new :class:`Broker`, to which the same faults are attached. Faults do not
+    affect clients whose id is in ``spared``.
 
-    In a cluster ``of_all`` are the faults of all brokers, which are tried after the broker's own.
-    They do not affect requests between brokers.
+    In a cluster ``of_all`` has the faults for all brokers, which are tried after the broker's own,
+    and do not affect requests between brokers.
     """
 
     def __init__(
@@ -242,7 +241,7 @@ class Faults:
           of the others.
 
         Raises ValueError for an unknown name, including an unknown field of ``api`` in ``match``,
-        and for more than one of these.
+        and unless exactly one of these is given.
         """
         lost: str | None = "answer" if drop is True else drop or None
         if (error is not None) + (lost is not None) + (close is not None) > 1:
@@ -285,7 +284,7 @@ class Faults:
             self._install()
 
     def clear(self) -> None:
-        """Remove all of them, and close the connections of dropped or delayed requests."""
+        """Remove all of them; close connections with dropped requests, and end all delays."""
         with self._lock:
             self._faults.clear()
             self._observers.clear()
@@ -379,7 +378,7 @@ class Faults:
         raise CloseConnection("a fault: closed after the request")
 
     def _wait(self, fault: Fault, seconds: float | None) -> Work[None]:
-        """Wait that long; with None, until the connection, the faults or the broker end."""
+        """Wait for ``seconds``, at most until the connection, the faults or the broker end."""
         loop, parked = asyncio.get_running_loop(), fault.owner._parked
         place: asyncio.Future[None] = loop.create_future()
         alarm = None if seconds is None else loop.call_later(seconds, _set, place)
@@ -393,7 +392,7 @@ class Faults:
 
 
 def finished(result: Any) -> Work[Any]:
-    """Return a handler's final response, for each kind of handler (see ``handlers``)."""
+    """Return a handler's response, which may still be a generator or an awaitable."""
     while True:
         if hasattr(result, "send") and hasattr(result, "gi_frame"):
             result = yield from result

@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 class Kafka(OwnBroker, KafkaUnderTest):
     """One broker, from ``start`` (or ``with``) to ``stop``.
 
-    ``config`` has settings by Kafka's names, which override :data:`SETTINGS`; a bool becomes
-    Kafka's word for it. Without a ``data_dir`` the broker has a temporary directory. ``rename``
-    makes the names of :meth:`name` and :meth:`topic`; by default they are unchanged. With ``users``
-    (passwords by name) clients must log in, ``tls`` encrypts, and with ``acls`` users may do only
-    what ACLs allow (see :meth:`acl`); the methods here may do everything. The ``clock`` begins at
-    ``now_ms``, by default at the machine's time of day (even if a test has frozen that), and runs
-    at real speed until :attr:`clock`.auto is set to False. It may be advanced at any time.
+    ``config`` has settings by Kafka's names, which override :data:`SETTINGS`; a bool is written as
+    ``true`` or ``false``. Without a ``data_dir`` the broker has a temporary directory. ``rename``
+    maps the argument of :meth:`name` and :meth:`topic` to the name in Kafka; by default they are
+    equal. With ``users`` (passwords by name) clients must log in, ``tls`` encrypts, and with
+    ``acls`` users may do only what ACLs allow (see :meth:`acl`); the methods of this class may do
+    everything. The ``clock`` begins at ``now_ms``, by default at the machine's time of day (even if
+    a test has frozen that), and runs at real speed until :attr:`clock`.auto is set to False. It may
+    be advanced at any time.
     """
 
     clock: TestClock

@@ -1,8 +1,8 @@
 """The network between the nodes of a cluster in one process, which a test can partition.
 
-A node reaches another by connections that it opens. They are opened on event loops of
-:class:`Network`, which knows their nodes. A cut resets existing connections; a connection that is
-opened during the cut gets no answer until the cut is healed.
+Each node runs on an event loop of :meth:`Network.loop_factory`, which registers the connections
+that the node opens. A cut from one node to another resets these connections; a new connection waits
+until the cut is healed.
 """
 
 from __future__ import annotations

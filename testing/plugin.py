@@ -211,7 +211,7 @@ def _check_fixtures(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Fail a test with a marker of its own that no fixture has read."""
+    """Fail a test whose own marker no fixture has read."""
     result = yield
     own = [node is item and marker.kwargs for node, marker in item.iter_markers_with_node(MARKER)]
     if any(own) and not item.stash.get(_READ, False):
@@ -323,7 +323,7 @@ def kafka_module(
 ) -> Iterator[Kafka]:
     """One Kafka broker per module; ``kafka_module.name("orders")`` is a name unique to the test.
 
-    ``pytestmark = pytest.mark.kafka(config=…)`` has its settings.
+    ``pytestmark = pytest.mark.kafka(config=…)`` in the module sets the broker's settings.
     """
     rename = _own_name(request.config)
     yield from _serve(request, tmp_path_factory, _asked(request.node), _kafka(), rename=rename)
@@ -335,7 +335,7 @@ def kafka_session(
 ) -> Iterator[Kafka]:
     """One Kafka broker per session; ``kafka_session.name("orders")`` is a name unique to the test.
 
-    Its settings are in the ini-file's ``kafka_config``.
+    The broker's settings come from ``kafka_config`` in pytest's ini-file.
     """
     rename = _own_name(request.config)
     yield from _serve(request, tmp_path_factory, _MarkerArguments(), _kafka(), rename=rename)
@@ -369,7 +369,7 @@ def pytest_runtest_makereport(
     item: pytest.Item,
     call: pytest.CallInfo[None],
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add the causes of its groups' and transactions' events to the report of a failed test."""
+    """Add to a failed test's report the events of groups and transactions, with their causes."""
     report = yield
     if not report.failed:
         return report

@@ -1,4 +1,4 @@
-"""Incremental reading of a topic from its beginning, without reading a record twice."""
+"""Incremental reading of a topic from its log start offset; no record is read twice."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def no_topic(session: ClusterSession, topic: str) -> UnknownNameError:
 
 
 class TopicReader:
-    """A reader of a topic or of one partition; ``found`` are the records so far."""
+    """A reader of a topic or of one partition; ``found`` has the records read so far."""
 
     def __init__(self, topic: str, partition: int | None, *, committed: bool) -> None:
         self.found: list[Record] = []
@@ -43,7 +43,7 @@ class TopicReader:
         self._missing = ""
 
     def read_on(self, session: ClusterSession) -> None:
-        """Read from the last position up to the present end for the isolation level.
+        """Read from the last position to the high watermark; if ``committed``, to the LSO.
 
         Raises ApiError, also for a missing topic, and ValueError for a missing partition.
         """

@@ -1,4 +1,4 @@
-"""The report on a broker when a test fails: the causes of its groups' and transactions' events."""
+"""The report on a broker after a failed test: events of groups and transactions, with causes."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ COLUMNS = ("time", "subject", "what", "change", "why", "trigger", "who", "client
 
 
 def report_of(kafka: KafkaUnderTest, began_ms: int) -> str:
-    """Return the events since ``began_ms`` of the broker's clock, and open transactions.
+    """Return the events since ``began_ms`` of the broker's clock, open transactions, and faults.
 
-    The text is empty if none concerns groups or transactions. Never raises: a broker that a test
-    has broken must not hide the test's own failure.
+    The text is empty if there is nothing to report. Never raises: a broker that a test has broken
+    must not hide the test's own failure.
     """
     lines = [kafka.trouble] if kafka.trouble else []
     kafka.patience_s = PATIENCE_S
@@ -79,7 +79,7 @@ def _open_lines(kafka: KafkaUnderTest, span_ms: int) -> list[str]:
 
 
 def _fault_lines(kafka: KafkaUnderTest) -> list[str]:
-    """Describe faults that still wait: their request never came, or did not match."""
+    """Describe faults that are not used up: too few requests came, or they did not match."""
     told = ((fault, {**fault.as_json()}) for fault in kafka.faults.all)
     return [
         f"a fault is not used up after {fault.hits} requests: "

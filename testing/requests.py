@@ -30,7 +30,7 @@ class SeenRequest:
         self.broker = ctx.broker.node_id
         """The id of the broker that received the request."""
         self.body: Any = ctx.body
-        """kio's class of the request, with all its fields."""
+        """The decoded request, an instance of kio's class, with all its fields."""
         self._broker = ctx.broker
 
     def __repr__(self) -> str:
@@ -78,7 +78,7 @@ _NAMED = frozenset({"topic", "group", "group_id", "transactional_id"})
 
 
 def check_fields(names: Collection[str], key: ApiKey | None) -> None:
-    """Raise ValueError for a field that no version of this API's request (or of any) has."""
+    """Raise ValueError for a field that no version of the request has; without ``key``, of any."""
     for name in names:
         if not isinstance(name, str):
             raise TypeError(f"match: a field's name is a str, not {name!r}")

@@ -60,10 +60,11 @@ SETTINGS: Mapping[str, str] = {
     "group.consumer.assignment.interval.ms": "0",
     "group.consumer.min.session.timeout.ms": "100",
 }
-"""Settings that differ from Kafka's, to avoid waits that are meant for large fleets."""
+"""Settings that differ from Kafka's defaults, which would make tests wait."""
 
 SETTLE_S = 5.0
-"""The time limit for differing offsets: a transaction that has ended may still change them."""
+"""How long :meth:`KafkaUnderTest.assert_committed` waits for the expected offsets: those of a
+transaction are visible only after its end marker."""
 
 BATCH_BYTES = 256 << 10
 """The limit of keys and values in one batch of :meth:`KafkaUnderTest.produce`; a single message may
@@ -74,9 +75,9 @@ be larger."""
 class KafkaUnderTest(ABC):
     """A broker of a test's own (``Kafka``) or a cluster of them (``Cluster``).
 
-    ACLs limit only the users of :meth:`client_config`, not the methods. A wait continues while a
-    coordinator loads, a leader is elected, or a broker is down, until its timeout. All times are
-    the machine's, even if the test has frozen time with freezegun or time-machine.
+    The methods use a super user, so ACLs do not limit them. A wait continues while a coordinator
+    loads, a leader is elected, or a broker is down, until its timeout. Timeouts run in real time,
+    even if the test has frozen time with freezegun or time-machine.
     """
 
     clock: TestClock
@@ -95,7 +96,7 @@ class KafkaUnderTest(ABC):
         self._rename = rename
         self._idle: list[ClusterSession] = []
         self._idle_since = 0
-        """The number of brokers' ends when these connections were opened."""
+        """:attr:`_ends` when these connections were opened."""
         self._turns: dict[str, int] = defaultdict(int)
 
     @property
@@ -323,10 +324,10 @@ class KafkaUnderTest(ABC):
         """Wait for a group of either protocol, and return its state then.
 
         By default wait until it is ``Stable``, or ``Empty`` for ``members=0``; ``state`` is one of
-        Kafka's names. With ``lag``, also wait until a read_committed consumer could read at most so
-        many more records beyond the group's committed offsets, in all committed or assigned
-        partitions; one without a commit counts from its log start offset. TimeoutError describes
-        the group's state.
+        Kafka's names. With ``lag``, also wait until the group's lag is at most that: the records
+        between committed offsets and last stable offsets, summed over all partitions with a commit
+        or a member. A partition without a commit counts from its log start offset. TimeoutError
+        describes the group's state.
         """
         __tracebackhide__ = True
         wanted = ("Empty" if members == 0 else "Stable") if state is None else state
@@ -374,9 +375,9 @@ class KafkaUnderTest(ABC):
     def assert_committed(self, group: str, offsets: Offsets, *, timeout: float = SETTLE_S) -> None:
         """Fail unless the group has committed ``offsets``: ``{"orders": {0: 5}}``.
 
-        Other partitions are ignored; None means that nothing is committed. As the offsets of a
-        transaction take effect some moments after the response to its commit, a difference may last
-        up to ``timeout`` seconds.
+        Other partitions are ignored; None means that nothing is committed. The assertion waits up
+        to ``timeout`` seconds, because a transaction's offsets are visible only after its end
+        marker, which the coordinator may write after the response to the commit.
         """
         __tracebackhide__ = True
         wanted = by_partition(offsets)
@@ -408,7 +409,7 @@ class KafkaUnderTest(ABC):
     # --- transactions and causes ---
 
     def transactions(self) -> list[OpenTransaction]:
-        """Return the transactions that have not ended, open or prepared, by transactional id."""
+        """Return the ongoing and pending transactions, sorted by transactional id."""
         self._write_history()
         now_ms = self.clock.now_ms()
 
@@ -438,8 +439,9 @@ class KafkaUnderTest(ABC):
     def history(self, subject: str | None = None) -> list[Entry]:
         """Return the events of a group or a transactional id, or of all, oldest first.
 
-        ``what`` is the event, ``why`` its cause, ``detail`` has its numbers, ``trigger`` is the
-        request or timer that caused it, ``client_id`` and ``client_host`` are the request's sender.
+        An entry has the event (``what``), its cause (``why``), its numbers (``detail``), the
+        request or timer that triggered it (``trigger``), and the request's client (``client_id``,
+        ``client_host``).
         """
         self._write_history()
         entries = self._ask(lambda session: list(entries_of(session)))

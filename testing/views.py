@@ -55,7 +55,7 @@ class OpenTransaction:
     client: str | None
     """CLIENT_ID@HOST of the producer's client; None if the history does not have it."""
     partitions: tuple[Partition, ...]
-    """Sorted. If the transaction contains offsets, one of them is of ``__consumer_offsets``."""
+    """Sorted; with a partition of ``__consumer_offsets`` if the transaction commits offsets."""
     timeout_ms: int
     age_ms: int
 
@@ -86,7 +86,7 @@ def outgoing(message: Message, usual: Outgoing) -> Outgoing:
 
 
 def header_pairs(headers: object) -> tuple[tuple[str, bytes | None], ...]:
-    """Return headers in the form of a record. Raises TypeError."""
+    """Return headers as :class:`Record` has them. Raises TypeError."""
     pairs = headers.items() if isinstance(headers, Mapping) else headers
     if isinstance(pairs, (str, bytes)) or not isinstance(pairs, Iterable):
         raise TypeError(f"headers are a mapping or pairs, not {headers!r}")
@@ -99,7 +99,7 @@ def header_pairs(headers: object) -> tuple[tuple[str, bytes | None], ...]:
 
 
 def by_partition(offsets: Offsets) -> dict[Partition, int | None]:
-    """Return offsets of either form by partition. Raises TypeError."""
+    """Convert either form of :data:`Offsets` to a dict by partition. Raises TypeError."""
     rows: list[tuple[object, object, object]] = []
     if not isinstance(offsets, Mapping):
         raise TypeError(f"offsets are {{'orders': {{0: 5}}}}, not {offsets!r}")

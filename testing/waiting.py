@@ -1,4 +1,4 @@
-"""Waits for a state, with a timeout on a clock that no test freezes."""
+"""Waits for a state, with a timeout in real time even if a test has frozen the time."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ POLL_S: Final = 0.01
 """The pause between two polls of a state."""
 
 LOOK_S: Final = 5.0
-"""The time limit for each request of the first poll, and the minimum for later ones; it doubles
-after each failed poll."""
+"""The time limit for each request of a poll. It doubles after each failed poll, limited by the time
+that is left, but is never below this."""
 
 
 class BrokerDownError(RuntimeError):
@@ -59,8 +59,8 @@ def wait(
 ) -> T:
     """Call ``look`` repeatedly until its result is true, and return the result.
 
-    ``look`` gets the seconds that a request may take. Raises TimeoutError, with the text of
-    ``told`` and the last poll's error, and at once any error that is not ``passing``.
+    The argument of ``look`` is a request's time limit in seconds. Raises TimeoutError with the text
+    of ``told`` and the last poll's error; an error that is not ``passing`` is raised at once.
     """
     __tracebackhide__ = True
     end = monotonic_s() + timeout

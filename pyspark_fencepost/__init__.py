@@ -1,6 +1,7 @@
-"""Fencepost's data source for Spark, which looks for one in every package called ``pyspark_*``.
+"""Registers Fencepost's data source with Spark, as ``format("fencepost")``.
 
-So ``format("fencepost")`` works wherever the distribution is installed, without registration.
+Spark imports every package called ``pyspark_*`` and uses its ``DefaultSource``, so an installed
+distribution needs no registration in the program.
 """
 
 from fencepost.pipelines.spark.datasource import FencepostDataSource as DefaultSource

@@ -8,7 +8,7 @@ aiokafka keep all bytes (``aiokafka.coordinator.protocol.ConsumerProtocol.METADA
 strategies are unaffected.
 
 aiokafka does not pass on the racks of replicas, instance ids and the generation, so they are not
-considered. Use one object per consumer: it remembers that consumer's last assignment.
+considered. Use one :class:`Strategy` per consumer, as it remembers the consumer's last assignment.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ ConsumerProtocol.METADATA = WholeMetadata
 class Strategy(AbstractPartitionAssignor):  # type: ignore[misc]  # it has no types
     """One of the four built-in assignors by its name, or a ``ClientAssignor`` of your own.
 
-    ``rack_id`` is ``client.rack``, which leaders that use other clients consider. Raises ValueError
-    for an unknown name.
+    ``rack_id`` is ``client.rack``; only a group leader with another client uses it. Raises
+    ValueError for an unknown name.
     """
 
     def __init__(self, assignor: str | ClientAssignor, rack_id: str | None = None) -> None:

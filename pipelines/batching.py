@@ -15,7 +15,7 @@ class Limits:
     """Limits of a transaction; the one that is reached first closes it.
 
     A record larger than ``max_bytes`` gets a transaction of its own. ``max_ms`` counts from the
-    first waiting record; with 0 a transaction takes only available records.
+    first waiting record; with 0 a transaction takes only records that are available at once.
     """
 
     max_records: int = 5_000

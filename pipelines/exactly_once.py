@@ -1,9 +1,10 @@
 """Consume, transform, produce: every input record counts exactly once in the output.
 
-There is one consumer, in a group, and one transactional producer. A transaction holds the outputs
-of one batch and the group's offsets after it, sent with the member's generation (KIP-447), so that
-a worker that lost its partitions cannot commit. Its successor continues from offsets that no open
-transaction can change. Works on Fencepost and on Apache Kafka 2.5 or newer.
+A worker has one consumer, in a group, and one transactional producer. A transaction holds the
+outputs of one batch and the group's offsets after it. The offsets are sent with the member's
+generation (KIP-447), so that a worker that lost its partitions cannot commit. The worker that gets
+the partitions first waits until no open transaction can change their offsets. Works on Fencepost
+and on Apache Kafka 2.5 or newer.
 """
 
 from __future__ import annotations
@@ -90,10 +91,10 @@ class Options:
     ``restore`` is called with the assigned partitions whenever processing restarts (after a
     rebalance, after any failure): the handler must then read back the state it keeps in memory.
     ``before_commit`` is called when a transaction's records are on the broker but not committed;
-    ``after_commit`` once they are. ``revoke_ms`` is the time that a transaction has to end after
-    the group has revoked its partitions, ``stop_ms`` after a stop; then it is aborted.
-    ``topic_wait_ms`` is the wait for a missing topic. ``security`` applies to every client of the
-    pipeline: ``Security.of({"security.protocol": "SASL_SSL", …})``.
+    ``after_commit`` once they are. After a revocation of partitions a transaction in progress may
+    continue for ``revoke_ms``, after a stop for ``stop_ms``; then it is aborted. ``topic_wait_ms``
+    is the wait for a missing topic. ``security`` applies to every client of the pipeline:
+    ``Security.of({"security.protocol": "SASL_SSL", …})``.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -157,7 +158,7 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
             raise ValueError("a pipeline needs a topic to read")
         self._cluster = Topics(bootstrap, options.security, options.topic_wait_ms)
         self._inputs: Mapping[str, Any] = {}
-        """The ids of the input topics, if they are read to their end."""
+        """The ids of the input topics; only filled by ``run(to_end=True)``."""
         self._has_inputs = False
         self._transactional_id = transactional_id
         self._call = HandlerCall(
@@ -184,7 +185,7 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         self._is_transacting = False
         """Whether a transaction is in progress that a stop should wait for."""
         self._ending = False
-        """Whether the commit is in progress: cancelling it would gain nothing."""
+        """Whether EndTxn is in progress, which may take effect even if it is cancelled."""
         self._is_in_doubt = False
         """Whether a cancelled request may have sent offsets in the producer's current epoch."""
         self._progress_at = 0.0
@@ -275,7 +276,7 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
             await asyncio.wait([work], timeout=patience_s)
         if not work.done() and not self._ending:
             work.cancel()
-        # A commit in progress is fenced by its generation, or already decided.
+        # EndTxn is not cancelled: the coordinator may already have decided.
         await asyncio.wait([work], timeout=self._abort_s())
 
     def _abort_s(self) -> float:
@@ -327,7 +328,10 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         self._has_inputs = True
 
     async def _turn(self) -> bool:
-        """Do one step: settle, or gather and transact. Return whether there was nothing to do."""
+        """Restart from the committed state if necessary, or else process one batch.
+
+        Return whether there was no record.
+        """
         self._tell()
         self._check_rights()
         if not self._owning.is_set():
@@ -449,7 +453,7 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
                     timeout_ms=int(wait) + 1, max_records=batcher.room
                 )
             except NoOffsetForPartitionError:
-                continue  # from before our own seek
+                continue  # aiokafka looked for a committed offset before the seek of _settle
             except OffsetOutOfRangeError as error:
                 raise DataLostError(f"deleted before they were read: {error}") from error
             now = time.monotonic() * 1000

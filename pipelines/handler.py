@@ -98,9 +98,9 @@ class HandlerCall:
     def unwritable(
         self, output: Output, key: bytes | None, value: bytes | None, why: str
     ) -> Output:
-        """Return the dead letter, with the same bytes, of an output that cannot be written.
+        """Return the dead letter for an output that cannot be written; it has the same bytes.
 
-        Raises RecordRefusedError.
+        Raises RecordRefusedError without a dead-letter topic.
         """
         if self._dead_letter is None:
             raise RecordRefusedError(

@@ -1,9 +1,10 @@
-"""A group's offsets for exactly-once: committed in transactions, fenced, and stable.
+"""Commits a group's offsets in transactions, and reads offsets that no transaction can change.
 
-aiokafka sends the offsets of a transaction without the group's metadata (TxnOffsetCommit v0) and
-reads committed offsets without waiting for open transactions. Here the wire client does both. With
-generation and member id, the coordinator rejects a worker that the group has removed (KIP-447).
-With ``require_stable``, the worker's successor waits until the worker's last transaction has ended.
+aiokafka sends the offsets of a transaction without the group's metadata (TxnOffsetCommit v0), and
+reads committed offsets without waiting for open transactions, so this module uses the wire client.
+It sends the generation and the member id, by which the coordinator rejects a worker that the group
+has removed (KIP-447). It reads with ``require_stable``, so that the next worker waits until the
+last transaction of the previous one has ended.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from fencepost.client.requests import offset_fetch, rows_of, txn_offset_commit
 from fencepost.client.security import PLAINTEXT, Security
 
 ADD_OFFSETS_VERSION, TXN_COMMIT_VERSION, FETCH_VERSION = 3, 3, 7
-"""AddOffsetsToTxn and TxnOffsetCommit of transaction version 1, which aiokafka speaks (EndTxn v0),
-with group metadata; OffsetFetch with ``require_stable``."""
+"""AddOffsetsToTxn and TxnOffsetCommit: the versions with the group's metadata that fit aiokafka's
+transactions (EndTxn v0). OffsetFetch: the first version with ``require_stable``."""
 
 UNSTABLE_OFFSET_COMMIT = 88
 UNSTABLE_PAUSE_S = 0.02
@@ -38,7 +39,7 @@ class MemberIdentity:
 
 
 class GroupOffsetClient:
-    """The offsets of one group, over one client. Calls may run concurrently."""
+    """Commits and reads the offsets of one group. Calls may run concurrently."""
 
     def __init__(
         self, bootstrap: str, group: str, *, timeout_ms: int, security: Security = PLAINTEXT

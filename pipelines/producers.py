@@ -1,4 +1,4 @@
-"""aiokafka clients that can be closed at any moment, and reading of committed state."""
+"""Opens and closes aiokafka's clients in bounded time, sends batches, reads committed records."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def open_producer(
     security: Security = PLAINTEXT,
     left_s: Left = _whole,
 ) -> AIOKafkaProducer:
-    """Start a producer, which fences its predecessor and settles the last transaction of its id.
+    """Start a producer, which fences its predecessor and completes the id's last transaction.
 
     Raises AuthenticationError if the broker rejects the login; aiokafka reports only that it cannot
     connect.

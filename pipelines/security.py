@@ -1,7 +1,6 @@
-"""TLS and login for aiokafka, from the same settings as elsewhere.
+"""Translates :class:`Security` into aiokafka's arguments, and detects rejected logins.
 
-``Security.of({"security.protocol": "SASL_SSL", …})`` reads Kafka's names; this module translates
-them into aiokafka's arguments.
+``Security.of({"security.protocol": "SASL_SSL", …})`` reads settings by Kafka's names.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from fencepost.pipelines.failures import MissingTopicError
 _log = structlog.get_logger()
 
 TOPIC_WAIT_MS = 5_000
-"""How long a missing but possible topic is waited for: once, not for each record."""
+"""How long to wait for a missing topic that may still be created, from the first miss on."""
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.05, 0.5
 """Pauses between two requests, which double."""

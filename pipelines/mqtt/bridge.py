@@ -16,16 +16,16 @@ The message is written once even if the connection or a process ends
   the id for another message before PUBCOMP, so no other message is taken for this one;
 * with the outcome of T1 or T2 unknown: the bridge drops the connection, the next producer's
   InitProducerId settles the transaction, and the bridge reads the ledger back after that;
-* because a second bridge uses the client id: its InitProducerId comes before its CONNECT, so the
-  first can acknowledge nothing that the second has not read in the ledger. Every acknowledgement of
-  QoS 2 follows a transaction, and the first bridge's transactions are fenced.
+* because a second bridge uses the client id: the second bridge fences the first one's producer,
+  then reads the ledger, and only then connects. The first acknowledges QoS 2 messages only after a
+  commit, so the second finds every acknowledged message in the ledger.
 
 In two cases Mosquitto (2.0.11 to 2.0.20) publishes a released message again, with DUP, so that the
 protocol alone does not cover T2 to PUBCOMP; the ledger's released ids do:
 
 * Mosquitto was restarted. It counts at most ``max_inflight_messages`` in its restored window, but
   has sent more than that: with MQTT 5 up to our Receive Maximum, with 3.1.1 because of a wrong
-  count when many messages wait (fixed in 2.0.13). The others become queued messages to be sent;
+  count when many messages wait (fixed in 2.0.13). The rest returns to its queue, to be sent again;
 * a connection was dead before its CONNECT was read. Mosquitto then loses "PUBREL to be sent again".
 
 No bridge can know the messages that Mosquitto forgets when it is killed: pipelines/README.md has
@@ -161,10 +161,11 @@ class BridgeOptions:
 
     ``dead_letter`` receives messages without a route to a Kafka topic, messages whose topic does
     not exist after ``topic_wait_ms``, and messages whose record would exceed ``max_record_bytes``;
-    without a dead-letter topic they end the bridge, unacknowledged. At a stop, a transaction in
-    progress has ``stop_ms`` to end. The topics' ``max.message.bytes`` must leave room for such a
-    record (a broker's default does). ``security`` applies to connections to Kafka. ``renewed`` is
-    called before each connection, and returns the current settings for both sides.
+    without a dead-letter topic they end the bridge, unacknowledged. The topics'
+    ``max.message.bytes`` must leave room for a record of ``max_record_bytes`` (a broker's default
+    does). At a stop, a transaction in progress has ``stop_ms`` to end. ``security`` applies to
+    connections to Kafka. ``renewed`` is called before each connection, and returns the current
+    settings for both sides.
     """
 
     max_records: int = 5_000
@@ -377,10 +378,10 @@ class Bridge:
     ) -> None:
         """Forget the packet ids of a session that the broker has lost.
 
-        This happens before any subscription, so a new session has no packet ids yet. If the broker
-        began the session for a predecessor that died before it subscribed, the session stays
-        silent. An old session that stays silent has no message in flight, so its packet ids are not
-        needed either.
+        A new session has no packet ids yet, because the bridge has not subscribed. CONNACK does not
+        show a new session if a predecessor's CONNECT began it and the predecessor then died. So
+        after such a CONNECT the ids are also forgotten if the broker repeats no message: the
+        session is new, or an old one without messages in flight, which needs no ids either.
         """
         ledger = self.ledger
         if not ledger.is_connecting:
@@ -392,8 +393,8 @@ class Bridge:
         await self._write(producer, [])
 
     async def _work(self, session: MqttSession, producer: AIOKafkaProducer) -> None:
-        # Runs beside the work: messages of a resumed session come before the answer, and if they
-        # are more than the queue takes, the answer is read only after some of them are done.
+        # A resumed session's messages arrive before SUBACK. If they fill the queue, SUBACK is read
+        # only after some of them are written, so do not wait for it before the first transaction.
         subscribing = asyncio.ensure_future(session.subscribe(self._mapped))
         tasks: set[asyncio.Future[Any]] = {subscribing}
         try:

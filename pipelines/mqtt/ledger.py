@@ -1,10 +1,10 @@
 """The state by which the bridge recognises redeliveries, kept in the transactions of the data.
 
-The ledger's topic is compacted. Its keys are the slots of two rings, one of message ids and one of
-released QoS 2 packet ids; a slot is rewritten until it is full, then the next one is used, so that
-compaction drops the oldest and the topic never exceeds ``SLOTS + PACKET_SLOTS`` records. Each
-transaction writes the slots that it changed. A slot of message ids also holds the open packet ids:
-received and not yet released.
+The ledger's topic is compacted. It holds two rings of slots, one of message ids and one of released
+QoS 2 packet ids; a record's key is the number of its slot. A slot is rewritten until it is full,
+then the next one is used. As slot numbers repeat, compaction drops the oldest slot, and the topic
+keeps at most ``SLOTS + PACKET_SLOTS`` records. Each transaction writes the slots that it changed. A
+slot of message ids also holds the open packet ids: received and not yet released.
 
 Packet ids belong to one session of the MQTT broker. Only the answer to the first CONNECT after the
 loss of a session reports that loss. So the bridge records in the ledger that it is connecting, and
@@ -13,16 +13,16 @@ answer.
 
 A PUBLISH whose packet id and digest the ledger knows is judged by the state of the id:
 
-* open, and the broker has named it in this connection, or may still do so: a redelivery (MQTT 5,
+* open, and the broker has repeated it in this connection, or may still do so: a redelivery (MQTT 5,
   4.3.3), whether DUP is set or not. A broker that was restarted from a file repeats, without the
   flag, messages that it had not yet sent when the file was written;
 * open, but the broker has answered SUBSCRIBE without repeating the packet, and so has forgotten it:
   with DUP a late redelivery, without DUP a new message under a reused id;
-* released: with DUP a redelivery, as the broker may not have read our PUBCOMP, and Mosquitto
-  publishes such a message again (:mod:`fencepost.pipelines.mqtt.bridge` tells when); without DUP a
-  new message. A broker that reuses ids at once may mean a new message in both cases. Its first
-  reuse within a connection reveals such a broker; from then on the bridge takes both for new
-  messages.
+* released: without DUP a new message; with DUP a redelivery, as the broker may not have read our
+  PUBCOMP, and Mosquitto publishes such a message again (:mod:`fencepost.pipelines.mqtt.bridge`
+  tells when). A broker may also reuse a released id at once, with or without DUP. The first reuse
+  without DUP within a connection shows that it does so; from then on every message with a released
+  id is a new one.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class Ledger:
         self.reuses_ids = False
         """Whether the broker reuses packet ids at once."""
         self._seen: set[int] = set()
-        """Open packet ids that the broker has named in this connection."""
+        """Open packet ids that have arrived in this connection."""
         self._released_here: set[int] = set()
         self._is_settled = False
 

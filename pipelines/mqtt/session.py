@@ -6,8 +6,9 @@ is withheld as well, and the message is delivered at PUBLISH, not at PUBREL:
 
     PUBLISH → commit (data, packet id) → PUBREC        PUBREL → commit (packet id gone) → PUBCOMP
 
-A redelivered PUBLISH then finds its packet id in the ledger, and an id is given up only when the
-ledger has it as released. :mod:`fencepost.pipelines.mqtt.bridge` goes through every point between.
+The ledger then has the packet id of every redelivered PUBLISH, and PUBCOMP, which allows the broker
+to reuse the id, follows the commit of the release. :mod:`fencepost.pipelines.mqtt.bridge` describes
+a failure at every point between.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ def _bytes_of(value: str | bytes | int) -> bytes:
 
 
 class MqttSession:
-    """A connection with a persistent session: ``async with Session(address) as session``."""
+    """A connection with a persistent session: ``async with MqttSession(address) as session``."""
 
     def __init__(self, address: Address) -> None:
         self._address = address

@@ -128,8 +128,8 @@ class ClusterConnection:
     def topics(self, *, refresh: bool = False) -> Mapping[str, TopicMetadata]:
         """Return every topic of the cluster that this user may DESCRIBE, by name.
 
-        Raises :class:`BrokerError` at once if no broker has ever answered, as the address may be
-        wrong, and otherwise after the timeout: brokers are restarted.
+        Raises :class:`BrokerError` if no broker answers: at once before the first answer, as the
+        address may be wrong; later only after the timeout, as a broker may be restarting.
         """
 
         def ask() -> Mapping[str, TopicMetadata]:
@@ -216,7 +216,7 @@ class ClusterConnection:
     def fetch(
         self, partition: Partition, offset: int, *, isolation: int, max_bytes: int, wait_ms: int
     ) -> FetchedRecords:
-        """Make one Fetch; the result holds the partition's error, unless it is retriable."""
+        """Make one Fetch; the result holds an error of the partition that cannot be retried."""
 
         def build(f: RequestFactory) -> Any:
             return fetch_one(

@@ -32,7 +32,7 @@ class PlannedBatch:
 
     @property
     def digest(self) -> str:
-        """A name for the batch's input: the same batch planned over other data has another one."""
+        """A hash of the sources' lines: a batch number planned again with other offsets differs."""
         return hashlib.sha256("\n".join(self.sources).encode()).hexdigest()[:16]
 
     def offsets(self) -> Offsets:

@@ -359,7 +359,7 @@ def encode_headers(column: Any) -> Any:
     """
     if column is None or column.null_count == len(column):
         return None
-    # As in the stock sink, their names may be in any case.
+    # As in the stock sink, the names of the struct's fields may be in any case.
     key_name, value_name = (field.name for field in column.type.value_type)
     encoded: list[bytes] = []
     for row in column.to_pylist():

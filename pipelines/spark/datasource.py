@@ -32,8 +32,8 @@ class FencepostDataSource(DataSource):
         self._planning = True
 
     def __getstate__(self) -> dict[str, Any]:
-        # Spark makes one instance per batch to plan its job, and commits with a pickled copy of
-        # another: pickling changes this flag, which tells the committing call from the planning.
+        # For each batch Spark calls streamWriter twice: on a new instance to plan the job, and on
+        # an unpickled copy to commit. Pickling clears the flag, so that streamWriter can tell.
         return self.__dict__ | {"_planning": False}
 
     @classmethod

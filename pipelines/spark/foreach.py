@@ -1,8 +1,8 @@
 """The sink for ``foreachBatch``: the same protocol, run by the user's own driver process.
 
-The batch's number is known before its plan runs, and a program may do several things with a
-micro-batch, of which this is one. If the batch's number is already committed, its rows are compared
-with the committed ones, unless the option ``checkpointLocation`` shows the sink its offsets.
+A program can combine it with other writes of the same micro-batch. If the batch's number is already
+committed, the sink compares source offsets if the option ``checkpointLocation`` lets it read them,
+and otherwise the rows with the committed ones.
 """
 
 from __future__ import annotations

@@ -29,15 +29,17 @@ from fencepost.pipelines.spark.errors import OptionError
 from fencepost.pipelines.spark.offsets import Offsets, Partition
 
 DEFAULT_TRIGGER_DELAY_MS = 15 * 60 * 1000
-"""[maxTriggerDelay]: how long ``minOffsetsPerTrigger`` may hold a micro-batch back."""
+"""``maxTriggerDelay``: how long ``minOffsetsPerTrigger`` may delay a micro-batch."""
 DEFAULT_FETCH_BYTES = 8 * 1024 * 1024
-"""[kafka.fetch.max.bytes] of one Fetch response; a task holds several times as much."""
+"""``kafka.fetch.max.bytes``: the size of one Fetch response; a task uses several times as much
+memory."""
 DEFAULT_BATCH_BYTES = 900_000
 """The size of a record batch before compression; ``kafka.max.request.size`` lowers it. It is below
 the broker's default ``max.message.bytes`` of 1,048,588, with room for incompressible data. Kafka's
 ``batch.size`` has no effect: it is how much a producer collects while other batches are sent."""
 DEFAULT_TRANSACTION_TIMEOUT_MS = 600_000
-"""[kafka.transaction.timeout.ms]: the time limit of a micro-batch. Brokers allow 15 min."""
+"""``kafka.transaction.timeout.ms``: the time limit of a micro-batch. Brokers allow up to 15 min by
+default (``transaction.max.timeout.ms``)."""
 MAX_TRANSACTIONAL_ID_BYTES = 249
 """The length limit of our transactional ids, which are also parts of group names."""
 

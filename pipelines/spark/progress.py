@@ -64,7 +64,7 @@ class Progress:
 
 
 class BatchState(enum.Enum):
-    """The state of a batch by the progress."""
+    """The state of a batch according to the committed progress."""
 
     NEXT = "next"
     """The batch must be written."""

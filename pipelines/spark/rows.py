@@ -175,7 +175,11 @@ class RowWriter:
             yield from encode_rows(topic, index, own, self._batch_bytes, first)
 
     def _targets(self, topic: str, given: Any, rows: Rows) -> Any:
-        """Return each row's partition, int32[n]: from its column, or else its key, or else one."""
+        """Return each row's partition, int32[n].
+
+        It is the row's column ``partition``, or follows from its key, or else is the one partition
+        of all rows without a key.
+        """
         count = self._partitions(topic)
         if given is not None and not given.null_count:
             targets = given.to_numpy(zero_copy_only=False)

@@ -155,10 +155,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
         spool.sweep(subject)
 
     def _fence(self) -> None:
-        """Fence the transactional id, and so abort the transaction that planning has begun.
+        """Fence the transactional id, which aborts the transaction that planning has begun.
 
-        This process does not know its ticket. Otherwise readers would wait for the transaction
-        until it times out.
+        This process does not know the transaction's ticket, so it cannot send EndTxn. Without an
+        abort, readers would wait until the transaction times out.
         """
         options, planned = self._plan.options, self._plan.planned
         if options.transactional_id is None and planned is None:

@@ -1,7 +1,7 @@
-"""The source of ``format("fencepost")``: Spark's readers over plans and ranges.
+"""The source of ``format("fencepost")``: plans a query's offset ranges, and reads them.
 
-For a streaming query Spark keeps one :class:`StreamReader` in a process of its own, and reads with
-pickled copies of another one; neither holds state that a copy would lack.
+For a streaming query Spark plans with one :class:`StreamReader`, in a process of its own, and reads
+with pickled copies of another one. So ``read`` must not depend on the state of planning.
 """
 
 from __future__ import annotations
@@ -300,8 +300,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Json, end: Json) -> Sequence[InputPartition]:
         """Return the tasks of one batch, without asking the broker, so that a replay is the same.
 
-        Only the earliest offsets are looked up: records of a first batch that were deleted before
-        the commit are not missed.
+        The exception is the first batch of a query that starts at the earliest offsets: they are
+        looked up again, so records that were deleted meanwhile are skipped without an error.
         """
         until = plan.from_json(end)
         return self._planner.split(self._begin(start, until), until)

@@ -43,10 +43,10 @@ SMALL_BYTES = 64 * 1024
 connection with Metadata, a transaction to join and a Produce of the task's own."""
 
 _FIRST_SIZES = 997
-"""The first batch of a task's attempt has at most 1 + attempt mod this many records. A broker
-recognises a repeated batch only by its sequence numbers. If the checks miss a second attempt, its
-first batch breaks the sequence, and is not taken for the first attempt's. If batches hold fewer
-records than that, attempts may look alike; then ``Sender`` notices the offsets."""
+"""The first batch of a task attempt has at most 1 + (attempt id mod this) records. A broker takes a
+batch with the first and last sequence number of an earlier one for a retry, and drops it. As first
+batches of two attempts differ in size, the broker rejects a second attempt that other checks have
+missed. Attempts with fewer records may look alike; then ``Sender`` detects the old offset."""
 
 
 @settled

@@ -152,10 +152,11 @@ class LocalSequences:
 class Sender:
     """Writes batches in a transaction.
 
-    Two senders for one partition must share ``numbers``. With ``guarded``, a partition to which an
-    earlier sender of the same ticket has written is refused: if the broker takes a batch for a
-    retry, it answers with the offset of the earlier sender's batch, which is below the log end
-    offset before this sender's first write. This does not detect senders that run at the same time.
+    Two senders for one partition must share ``numbers``. With ``guarded``, a write fails if an
+    earlier sender of the same ticket has written to the partition. The broker would take this
+    sender's batch for a retry, and answer with the offset of the earlier batch. That offset is
+    below the log end offset before this sender's first write, by which the sender detects it.
+    Senders that run at the same time are not detected.
     """
 
     def __init__(
@@ -181,11 +182,11 @@ class Sender:
         self.sent: dict[Partition, Sent] = {}
 
     def add(self, piece: Piece) -> None:
-        """Send a batch, together with others or alone."""
+        """Compress a batch, and queue it for the next Produce request."""
         self.add_compressed(compressed(piece, self._codec, self._level))
 
     def add_compressed(self, piece: Piece) -> None:
-        """Send a batch with a compressed payload."""
+        """Queue a compressed batch; send the queued batches first if there is no room for it."""
         part = piece.topic, piece.partition
         # A Produce request holds one batch per partition.
         if part in self._waiting or self._waiting_bytes >= MAX_REQUEST_BYTES:

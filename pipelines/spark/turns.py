@@ -31,7 +31,8 @@ from fencepost.pipelines.spark.transaction import TransactionHandle
 
 _TRANSACTION = "transaction"
 _UNDER_WAY = b"under way"
-"""Replaces a partition's number while a batch is in flight; if that fails, the error follows it."""
+"""The content of a partition's file while a batch is in flight, instead of a number. If the batch
+fails, the error's text is appended."""
 
 _MAX_CAUSE = 2_000
 """Characters of that error that are kept."""
@@ -46,7 +47,7 @@ class BegunTransaction:
 
 
 class TaskTurns:
-    """One task's view of these files. ``turn`` is that of :class:`~.transaction.LocalSequences`."""
+    """One task's access to these files, and its :class:`~.transaction.Numbers`."""
 
     def __init__(self, spool: Spool) -> None:
         self._folder = Path(spool.folder)

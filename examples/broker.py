@@ -17,7 +17,7 @@ from examples.processes import Daemon
 from fencepost.pipelines.producers import read_committed
 
 GATHERED = 10_000
-"""Records in flight before all of them are waited for."""
+"""The number of records to send before waiting for all of their acknowledgements."""
 
 
 def fresh(stem: str) -> str:
@@ -82,7 +82,7 @@ async def produce(
 async def everything(
     bootstrap: str, topic: str, isolation_level: str
 ) -> AsyncIterator[ConsumerRecord]:
-    """Yield all records that a consumer gets from a topic, from its start to its present end."""
+    """Yield all records that a consumer gets from a topic, from its start to its current end."""
     async with AIOKafkaConsumer(
         topic,
         bootstrap_servers=bootstrap,

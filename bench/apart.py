@@ -1,7 +1,8 @@
 """Clients in processes of their own: ``python -m bench.apart init|init-to-all|read …``.
 
-Work of a broker for a client that it has not seen yet shows only in a new client. And a consumer
-within its producer's process would wait for the interpreter instead of the broker.
+``init`` needs a new process, because a broker has more work with the first connection of a client.
+``read`` needs one because the producer and the consumer would share Python's global interpreter
+lock, and the consumer would wait for that instead of the broker.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ STAMP_BYTES = 8
 
 
 CONNECTING_TO_ALL: Mapping[str, str | int | float | bool] = {"enable.sparse.connections": False}
-"""librdkafka connects to every broker as soon as it knows it, not when a timer finds none up."""
+"""Makes librdkafka connect to each broker as soon as it knows the broker. By default a timer looks
+for a connected broker, and connects to one if there is none."""
 
 
 def transactional(
@@ -43,7 +45,8 @@ def stamp() -> bytes:
 def init_ms(bootstrap: str, transactional_id: str, *, to_all: bool) -> float:
     """Return how long ``init_transactions`` takes in a new process, including the connection.
 
-    With ``to_all`` it connects to every broker at once, so that no timer of the client counts.
+    With ``to_all`` the client connects to every broker at once, so that the figure does not include
+    a timer of the client.
     """
     what = "init-to-all" if to_all else "init"
     command = [sys.executable, "-m", "bench.apart", what, bootstrap, transactional_id]
@@ -57,8 +60,9 @@ def reader(
 ) -> Iterator[Callable[[], list[float]]]:
     """Consume ``topic`` from its first record on, in a process of its own.
 
-    The yielded function waits until the consumer has ``skipped + count`` records, and returns the
-    milliseconds from :func:`stamp` until the consumer had it, for each but the ``skipped``.
+    The yielded function waits until the consumer has ``skipped + count`` records. It returns, for
+    each record after the first ``skipped``, the milliseconds from its :func:`stamp` until the
+    consumer had it.
     """
     command = [sys.executable, "-m", "bench.apart", "read", bootstrap, topic]
     with subprocess.Popen(

@@ -82,7 +82,7 @@ class Kafkas(KafkaCluster):
 
 
 class Mixed(MixedCluster):
-    """Brokers of both in one cluster under Apache Kafka's controller, led by the kind ``leads``."""
+    """Brokers of both products under Apache Kafka's controller; ``leads`` leads all partitions."""
 
     child = None
 
@@ -101,7 +101,7 @@ class Mixed(MixedCluster):
         return self.all_nodes
 
     def assignment(self, partitions: int) -> list[list[int]]:
-        """Return the replicas of partitions, whose leaders are the leading brokers in turn."""
+        """Return the replicas of partitions; the brokers of the kind ``leads`` lead in turn."""
         numbers = sorted(self.numbers(JAVA) + self.numbers(PYTHON))
         first = [self._leaders[index % len(self._leaders)] for index in range(partitions)]
         return [[one, *(other for other in numbers if other != one)] for one in first]
@@ -119,7 +119,7 @@ CLUSTERS: Mapping[str, Make] = {
 
 
 def led_by_each(layout: str) -> Mapping[str, Make]:
-    """Return mixed clusters of a layout, each led by its side's brokers."""
+    """Return mixed clusters of a layout, in which brokers of the side lead all partitions."""
     return {
         FENCEPOST: lambda home, settings: Mixed(home, layout, settings, PYTHON),
         KAFKA: lambda home, settings: Mixed(home, layout, settings, JAVA),

@@ -24,7 +24,7 @@ def no_samples() -> Samples:
 
 
 STALL = "slowest ping of another client ms"
-"""The figure of :mod:`bench.ping`. A suite reports one, its worst workload's."""
+"""The figure of :mod:`bench.ping`: per round, the maximum over all workloads of a suite."""
 
 
 def take(samples: Samples, number: int, workload: str, side: str, figures: Figures) -> None:

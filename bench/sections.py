@@ -45,7 +45,7 @@ Samples = dict[str, list[int]]
 
 
 class Clocks:
-    """Clocks around the parts, which only call through until they are running."""
+    """Clocks around the parts. While ``running`` is false, they measure nothing."""
 
     def __init__(self) -> None:
         self.samples: Samples = defaultdict(list)
@@ -112,7 +112,7 @@ class Clocks:
 
 
 def _in_steps(work: Any, step: Callable[..., Any]) -> Any:
-    """Run the same work, and time each step."""
+    """Run a handler's generator; ``step`` is ``next`` with a clock."""
     while True:
         try:
             wait = step(work)

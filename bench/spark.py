@@ -47,9 +47,9 @@ ISOLATION = "read_committed"
 
 
 def jars() -> list[Path]:
-    """Return the connector's jars, fetched once and singly: its whole tree shadows Spark's own.
+    """Return the connector's jars; fetch missing ones. Raises OracleMissingError.
 
-    OracleMissingError names a missing one.
+    Each jar is fetched without its dependencies, which would shadow Spark's own jars.
     """
     JARS.mkdir(parents=True, exist_ok=True)
     with one_fetches():
@@ -63,7 +63,8 @@ def jars() -> list[Path]:
 def cpu_of_tree(*roots: int) -> dict[int, float]:
     """Return the processor time in seconds of these processes and their descendants, by process.
 
-    Children that a process waited for are included: a daemon of Python workers waits for none.
+    A process includes the children that it has waited for. PySpark's daemon does not wait for its
+    workers, so the time of workers that have ended is missing.
     """
     children: dict[int, list[int]] = {}
     used: dict[int, float] = {}
@@ -178,7 +179,7 @@ class Bench:
     # --- workloads: each returns a function that measures one run of a side ---
 
     def source(self) -> Callable[[str], Figures]:
-        """Measure either source with the same topic, into nothing."""
+        """Measure a source that reads a topic and writes to ``noop``."""
         from pyspark.sql import Observation
         from pyspark.sql import functions as fn
 
@@ -205,7 +206,7 @@ class Bench:
         return run
 
     def sink(self, *, direct: bool) -> Callable[[str], Figures]:
-        """Measure either sink with the same Parquet files."""
+        """Measure a sink whose rows come from Parquet files."""
         from fencepost.pipelines.spark.prepare import prepare
 
         folder = self.stored()
@@ -237,7 +238,10 @@ class Bench:
         return run
 
     def fixed(self) -> Callable[[str], Figures]:
-        """Measure micro-batches of ten rows: either source to nothing, the stock one to a sink."""
+        """Measure micro-batches of ten rows: the side's source, then the side's sink.
+
+        The source writes to ``noop``; the sink's rows come from the stock source on both sides.
+        """
         topic = self.topic()
         expected = SMALL_ROWS * SMALL_BATCHES
         rows = self.spark.range(expected).selectExpr("CAST(id AS STRING) AS value")

@@ -24,7 +24,7 @@ BROKERS: Mapping[str, str] = {FENCEPOST: "Fencepost", KAFKA: "Apache Kafka"}
 
 @dataclass(frozen=True)
 class Workload:
-    """A workload for a freshly started broker, on Apache Kafka in the same round too."""
+    """A workload that runs on a new broker; if ``on_kafka``, on one of each product per round."""
 
     name: str
     run: Callable[[Broker], Figures]
@@ -33,7 +33,7 @@ class Workload:
     sides: Mapping[str, Make] = field(default_factory=lambda: SIDES)
     """A constructor of each side's broker."""
     is_pinged: bool = True
-    """Whether it is pinged; not if only processor time counts, in which pings have a share."""
+    """Whether the broker is pinged meanwhile, which adds a little to its processor time."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class Local:
 class Pair:
     """A comparison of two programs on the same broker; ``run`` gets an empty directory.
 
-    It yields the side and the figures of each run as soon as it is over, and determines the order
-    itself. The sides are the suite's.
+    ``run`` yields the side and the figures of each measurement as soon as it is over. It determines
+    the order of the sides, which are :attr:`Suite.sides`.
     """
 
     name: str

@@ -30,7 +30,7 @@ SETTINGS = {
 
 RECORDS = 200_000
 LAG_S, LOOK_S = 8.0, 0.1
-"""How long records are produced to a follower, and how often its lag is read."""
+"""How long records are produced, and how often the follower's lag is read."""
 
 SETTLE_S, IDLE_S = 10.0, 30.0
 """The pause before an idle cluster is measured, and the length of the measurement."""
@@ -159,7 +159,7 @@ def idle(broker: Broker) -> Figures:
 def start(broker: Broker) -> Figures:
     """Stop all brokers in order, start them at once; measure until all acknowledge a record.
 
-    After a kill a start waits until the former process's session has ended, 9 s on either side.
+    After a kill, a start would wait for the end of the former session, 9 s for either product.
     """
     cluster = nodes(broker)
     topic = create_topic(broker.bootstrap, 1, replicas=3)

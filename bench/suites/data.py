@@ -28,8 +28,8 @@ WARM_S, LATENCY_S = 3, 6
 def starts_and_rest(broker: Broker) -> Figures:
     """Measure each kind of start, and the memory at rest after the second one.
 
-    After a kill Apache Kafka's broker waits until its controller expires its former session, unlike
-    after the other starts: three figures, not one.
+    The three kinds of start have separate figures, because after a kill Apache Kafka's broker waits
+    until the controller has expired the former process's session.
     """
     if not isinstance(broker, Daemon | Kafka) or broker.child is None:
         raise TypeError(f"{broker.name} is not one process with one directory")

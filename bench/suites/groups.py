@@ -195,7 +195,7 @@ def _new_style_member(cluster: Cluster, group: str, topic: str) -> tuple[str, in
 
 
 def _again(group: str, member: tuple[str, int]) -> dict[str, object]:
-    """Return a heartbeat without news."""
+    """Return a heartbeat of the consumer protocol that changes nothing."""
     return {
         "group_id": group,
         "member_id": member[0],

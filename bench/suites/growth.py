@@ -24,7 +24,8 @@ from tests.support.waits import until
 
 MEMBERS = (10, 100, 1_000, 10_000)
 CLASSIC_MEMBERS = (10, 100, 1_000)
-"""A member of the classic protocol waits for the others on a connection of its own."""
+"""Fewer than :data:`MEMBERS`: each member of the classic protocol needs a connection of its own, on
+which JoinGroup waits for the other members."""
 
 FETCHED = (1, 10, 100, 1_000, 10_000)
 OPEN_IDS = (10, 100, 1_000, 10_000)

@@ -1,8 +1,8 @@
 """The cost of metrics to a producer: one append at a time, with a scrape each second.
 
-Two daemons run side by side, one without metrics and one with. A client uses them in turns of some
-seconds, and a child process scrapes the second one in every other turn, so that a drift of the
-machine's speed affects all of them.
+Two daemons run side by side, one without metrics and one with. A client appends to one of them for
+some seconds at a time, in random order; in half of the turns of the second daemon a child process
+scrapes it. So a drift of the machine's speed affects all figures.
 """
 
 from __future__ import annotations

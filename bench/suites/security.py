@@ -96,7 +96,7 @@ def _data(broker: SecuredDaemon | WarmKafka) -> Figures:
 
 
 def _connections(broker: SecuredDaemon | WarmKafka) -> Figures:
-    """Measure connections one after the other; the client, which is the same, takes its share."""
+    """Measure connections one after the other; the times include the client's own work."""
     context = trusting(broker.authority)
     host, port = broker.listeners["TLS"].rsplit(":", 1)
     processor, begin = cpu_seconds(broker), time.perf_counter()

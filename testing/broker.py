@@ -185,7 +185,7 @@ class OwnBroker:
 
 
 async def _stand_still(broker: Broker, gate: threading.Event) -> None:
-    # An advance of the clock must not wait for this broker meanwhile.
+    # An advance of the clock must not wait for a paused broker.
     if isinstance(broker.clock, MovedClock):
         broker.clock.detach(broker)
     if broker.member is not None:

@@ -161,7 +161,7 @@ class Cluster(KafkaUnderTest):
         return self
 
     def close(self) -> None:
-        """Crash all nodes. A controlled shutdown would only delay the end: no broker remains."""
+        """Crash all nodes: controlled shutdowns would move leadership to brokers that end, too."""
         self._is_closed = True
         self._hang_up()
         nodes = [*self.brokers.values(), self.controller]

@@ -106,7 +106,7 @@ class Deadlines:
         """Return the monotonic time of the next deadline up to the target; None without one."""
         found = [self._round_ms(task, task.due_ms) for task in self._tasks()]
         for queue in self._queues:
-            # A queue is in order, but a round of upkeep may wait: the next timer counts as well.
+            # The queue is sorted by time. Upkeep may be postponed, so look at the timer behind it.
             for due_ms, key in queue:
                 found.append(self._round_ms(queue, due_ms) if key == UPKEEP else due_ms)
                 if key != UPKEEP:

@@ -158,7 +158,7 @@ def _bears_error(cls: type) -> bool:
 
 
 def _first_list(request: Any) -> tuple[Any, ...]:
-    """Return the first list in a request or in an item of it, which has the items to answer."""
+    """Return the elements of the first list in a request or in an item: the items to answer."""
     is_own = isinstance(request, SimpleNamespace)
     names = vars(request) if is_own else [info.name for info in all_fields(type(request))]
     found = (getattr(request, name) for name in names)

@@ -378,7 +378,10 @@ class Faults:
         raise CloseConnection("a fault: closed after the request")
 
     def _wait(self, fault: Fault, seconds: float | None) -> Work[None]:
-        """Wait for ``seconds``, at most until the connection, the faults or the broker end."""
+        """Wait for ``seconds``, or without a limit if None.
+
+        The end of the connection or of the broker, and :meth:`clear`, end the wait earlier.
+        """
         loop, parked = asyncio.get_running_loop(), fault.owner._parked
         place: asyncio.Future[None] = loop.create_future()
         alarm = None if seconds is None else loop.call_later(seconds, _set, place)

@@ -53,7 +53,7 @@ class Network:
             self._cut.clear()
 
     def is_cut(self, source: int, address: Address) -> bool:
-        """Return whether a node gets no answer from an address."""
+        """Return whether connections from a node to an address are cut."""
         with self._lock:
             return self._is_cut(source, address)
 

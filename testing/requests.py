@@ -78,7 +78,10 @@ _NAMED = frozenset({"topic", "group", "group_id", "transactional_id"})
 
 
 def check_fields(names: Collection[str], key: ApiKey | None) -> None:
-    """Raise ValueError for a field that no version of the request has; without ``key``, of any."""
+    """Raise ValueError for a field that the request has in no version.
+
+    Without ``key`` the field must occur in the request of some API.
+    """
     for name in names:
         if not isinstance(name, str):
             raise TypeError(f"match: a field's name is a str, not {name!r}")

@@ -260,8 +260,8 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
 
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
         """Note the member id and generation of the assignment."""
-        del assigned  # the consumer knows
-        coordinator = self._consumer._coordinator  # the generation is nowhere public
+        del assigned  # self._consumer.assignment() has them
+        coordinator = self._consumer._coordinator  # aiokafka's public API has no generation
         self._member = MemberIdentity(
             coordinator.generation, coordinator.member_id, self.options.group_instance_id
         )
@@ -552,7 +552,7 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
     # --- progress ---
 
     def _has_nothing_to_do(self) -> bool:
-        """Return whether all records are read, by the broker's last responses."""
+        """Return whether all records are read, according to the broker's last responses."""
         return (
             all(
                 self._consumer.last_stable_offset(source) is not None

@@ -15,7 +15,7 @@ The message is written once even if the connection or a process ends
 * from T2 until PUBCOMP is read: the broker releases again, which changes nothing. It does not use
   the id for another message before PUBCOMP, so no other message is taken for this one;
 * with the outcome of T1 or T2 unknown: the bridge drops the connection, the next producer's
-  InitProducerId settles the transaction, and the bridge reads the ledger back after that;
+  InitProducerId completes the transaction, and the bridge reads the ledger back after that;
 * because a second bridge uses the client id: the second bridge fences the first one's producer,
   then reads the ledger, and only then connects. The first acknowledges QoS 2 messages only after a
   commit, so the second finds every acknowledged message in the ledger.
@@ -23,10 +23,11 @@ The message is written once even if the connection or a process ends
 In two cases Mosquitto (2.0.11 to 2.0.20) publishes a released message again, with DUP, so that the
 protocol alone does not cover T2 to PUBCOMP; the ledger's released ids do:
 
-* Mosquitto was restarted. It counts at most ``max_inflight_messages`` in its restored window, but
-  has sent more than that: with MQTT 5 up to our Receive Maximum, with 3.1.1 because of a wrong
-  count when many messages wait (fixed in 2.0.13). The rest returns to its queue, to be sent again;
-* a connection was dead before its CONNECT was read. Mosquitto then loses "PUBREL to be sent again".
+* Mosquitto was restarted. It restores at most ``max_inflight_messages`` messages as in flight, but
+  had sent more: with MQTT 5 up to our Receive Maximum, with 3.1.1 because of a wrong count when
+  many messages wait (fixed in 2.0.13). It queues the others as if they had not been sent;
+* the bridge's connection broke before Mosquitto read its CONNECT. Mosquitto then forgets that it
+  must send PUBREL again.
 
 No bridge can know the messages that Mosquitto forgets when it is killed: pipelines/README.md has
 the limits. :meth:`Bridge._bind` and :class:`~fencepost.pipelines.mqtt.session.Settled` detect the

@@ -52,7 +52,7 @@ IDENTITY_BYTES = 16
 """Bytes of a message id's hash, within its MQTT topic: 100,000 ids do not collide by chance."""
 
 _JSON, _WHOLE = b"json", b"whole"
-"""Separate these hashes from the ones of earlier versions, which covered less."""
+"""BLAKE2b's ``person``: hashes differ from the ones of earlier versions, which covered less."""
 
 _PACKETS = "packets"
 """The first field of a slot of packet ids; a slot of message ids begins with its sequence."""
@@ -85,8 +85,8 @@ def former_digest(topic: str, payload: bytes, properties: Iterable[tuple[str, st
 def identity(topic: str, text: str, *, is_json: bool = False) -> bytes:
     """Return the stored form of a message id, which is only unique within its MQTT topic.
 
-    It has a fixed length, as a publisher chooses the id's length. JSON ids are separate from plain
-    ones; JSON ids that earlier versions stored are among the plain ones.
+    It has a fixed length, as a publisher chooses the id's length. The forms of JSON ids and plain
+    ids differ, but earlier versions stored JSON ids in the form of plain ones.
     """
     told = f"{topic}\0{text}".encode("utf-8", "surrogatepass")
     person = _JSON if is_json else b""
@@ -98,13 +98,13 @@ class LedgerError(ValueError):
 
 
 class Ring(Generic[T]):
-    """The last entries, in slots: a full slot is followed by a new one, and the oldest dropped."""
+    """The last entries, in slots. When the newest slot is full, a new one replaces the oldest."""
 
     def __init__(self, slots: int, per_slot: int) -> None:
         self.slots = slots
         self._per_slot = per_slot
         self.sequence = 0
-        """The number of slots begun before the current one, whose key is this modulo ``slots``."""
+        """The number of the newest slot, counted from 0; its key is this modulo ``slots``."""
         self.entries: OrderedDict[int, list[T]] = OrderedDict({0: []})
         self._changed: int | None = None
 
@@ -152,7 +152,7 @@ class Ledger:
         self.open: dict[int, bytes] = {}
         """QoS 2 packet ids with digests: received and written, but PUBREL has not arrived."""
         self.is_connecting = False
-        """Whether a CONNECT may have been answered, and the answer has not been used yet."""
+        """Set before a CONNECT; cleared when the bridge has acted on the answer."""
         self.reuses_ids = False
         """Whether the broker reuses packet ids at once."""
         self._seen: set[int] = set()

@@ -1,8 +1,8 @@
 """One connection to an MQTT broker on which the bridge itself sends the acknowledgements.
 
 paho sends PUBREC as soon as a QoS 2 message arrives, even with ``manual_ack``: from then on the
-broker keeps only the packet id, and a crash before the commit would lose the message. So PUBREC
-is withheld as well, and the message is delivered at PUBLISH, not at PUBREL:
+broker keeps only the packet id, and a crash before the commit would lose the message. So this
+module withholds PUBREC as well as PUBCOMP, and delivers the message at PUBLISH, not at PUBREL:
 
     PUBLISH → commit (data, packet id) → PUBREC        PUBREL → commit (packet id gone) → PUBCOMP
 

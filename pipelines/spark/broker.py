@@ -216,7 +216,7 @@ class ClusterConnection:
     def fetch(
         self, partition: Partition, offset: int, *, isolation: int, max_bytes: int, wait_ms: int
     ) -> FetchedRecords:
-        """Make one Fetch; the result holds an error of the partition that cannot be retried."""
+        """Make one Fetch; the result holds an error that retries of this request cannot fix."""
 
         def build(f: RequestFactory) -> Any:
             return fetch_one(

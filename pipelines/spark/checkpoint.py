@@ -32,7 +32,7 @@ class PlannedBatch:
 
     @property
     def digest(self) -> str:
-        """A hash of the sources' lines: a batch number planned again with other offsets differs."""
+        """A hash of the source offsets, which tells this batch from another with its number."""
         return hashlib.sha256("\n".join(self.sources).encode()).hexdigest()[:16]
 
     def offsets(self) -> Offsets:

@@ -142,7 +142,7 @@ def _after_error(
     """Return the next position after an error response, or raise the error."""
     name = f"{wanted.topic}-{wanted.partition}"
     if answer.error is ErrorCode.unknown_topic_or_partition:
-        return position  # until the timeout: a starting broker reports this for its own topics
+        return position  # retry until the timeout: a starting broker does not know its topics yet
     if answer.error is not ErrorCode.offset_out_of_range:
         raise BrokerError(f"Fetch of {name} at {position}: {answer.error.name.upper()}")
     part = wanted.topic, wanted.partition

@@ -1,4 +1,4 @@
-"""Avoids two delays of Spark's Python workers: for small TCP segments, and garbage collection.
+"""Avoids two delays of Spark's Python workers: late TCP acknowledgements, garbage collection.
 
 The JVM writes to its workers over loopback TCP in several small writes, without TCP_NODELAY: each
 waits for the acknowledgement of the one before, which Linux delays for up to 40 ms if the reader

@@ -62,7 +62,7 @@ async def produce(
     records: Iterable[tuple[bytes, bytes, int | None]],
     told: Callable[[int], object] = lambda _: None,
 ) -> None:
-    """Write (key, value, timestamp in ms or None) records, and wait for all of them.
+    """Write records, (key, value, timestamp in ms or None), and wait until all are acknowledged.
 
     ``told`` is called from time to time with the number of written records.
     """

@@ -1,6 +1,7 @@
 """Weather stations publish with QoS 2, the bridge is killed, and every reading is there once.
 
-A reading carries its number, by which the bridge recognises it even if the MQTT broker forgets it.
+A reading carries a number, by which the bridge recognises a redelivery even if the MQTT broker has
+lost its state.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ async def example(bootstrap: str) -> str | None:
 
 
 async def ingest(bootstrap: str, broker: str | None, readings: int = READINGS) -> str | None:
-    """Do the same with the MQTT broker at path ``broker``, or the installed one."""
+    """Run the example with the MQTT broker at path ``broker``, or with the installed one."""
     fetch(CACHE)
     topic = fresh("weather")
     await create_topics(bootstrap, (topic, 1))

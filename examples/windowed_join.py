@@ -64,7 +64,7 @@ def _records(rows: list[dict[str, Any]]) -> list[Record]:
 
 
 def stream(spark: SparkSession, bootstrap: str, topic: str, schema: str) -> DataFrame:
-    """Return a topic of JSON records as columns, with event time as the watermark."""
+    """Return a topic of JSON records as columns, with a watermark on their event time."""
     raw = (
         spark.readStream.format("fencepost")
         .option("kafka.bootstrap.servers", bootstrap)

@@ -105,7 +105,7 @@ def enriched(flights: DataFrame, directory: Path) -> DataFrame:
 
 
 def hours(flights: DataFrame) -> DataFrame:
-    """Return each carrier's hour once, when it is over, keyed by both."""
+    """Return one row per carrier and hour, once the watermark has passed the hour."""
     late = fn.greatest(fn.coalesce("arrival_delay", fn.lit(0)), fn.lit(0))
     counted = (
         flights.withWatermark("time", LATENESS)

@@ -82,7 +82,7 @@ class Kafkas(KafkaCluster):
 
 
 class Mixed(MixedCluster):
-    """Brokers of both products under Apache Kafka's controller; ``leads`` leads all partitions."""
+    """Both products under Apache Kafka's controller; brokers of the kind ``leads`` lead."""
 
     child = None
 

@@ -79,7 +79,7 @@ def _raw(home: Path, size: int) -> Figures:
 
 
 def append_and_read(records: int) -> Callable[[Path], Figures]:
-    """Measure batches of ``records`` of 1 KiB: appended one by one, read back 1 MiB at a time."""
+    """Measure batches of ``records`` of 1 KiB: appended one by one, read back 2 MiB at a time."""
 
     def run(home: Path) -> Figures:
         data = batch(records)
@@ -114,7 +114,7 @@ def append_and_read(records: int) -> Callable[[Path], Figures]:
 
 
 def lookup(segments: int) -> Callable[[Path], Figures]:
-    """Measure finding the batch of a random offset, in the same 160 MiB in more segments."""
+    """Measure finding the batch of a random offset, in 160 MiB in so many segments."""
 
     def run(home: Path) -> Figures:
         total = 160 * MIB

@@ -1,8 +1,8 @@
-"""The ways from a file to a socket on the server side, which could answer a Fetch.
+"""Ways in which a server can send a part of a file over a socket, as in a Fetch response.
 
 A server in this process sends responses of 1 MiB, each with a small header, to a child process that
-only reads them. The wall-clock time covers both ends and the loopback; the processor time is the
-server's own, which a broker can save.
+only reads them. The wall-clock time covers both ends and the loopback; the processor time is only
+the server's.
 """
 
 from __future__ import annotations

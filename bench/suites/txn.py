@@ -59,7 +59,7 @@ def init(broker: Broker, *, to_all: bool = False) -> Figures:
 
 
 def init_to_all(broker: Broker) -> Figures:
-    """Measure the same with clients that connect to every broker at once."""
+    """Do :func:`init` with clients that connect to every broker at once."""
     return init(broker, to_all=True)
 
 
@@ -124,7 +124,7 @@ def _lap(spent: dict[str, float], phase: str, since: float) -> float:
 
 
 def open_ids(broker: Broker) -> Figures:
-    """Measure 10,000 ids with a transaction open in each, then a kill and a start with them."""
+    """Measure 10,000 ids with a transaction open in each, and a start with them after kill -9."""
     topic = create_topic(broker.bootstrap, 1)
     with Cluster(broker.bootstrap) as cluster:
         cluster.coordinator("bench-0", TRANSACTION)

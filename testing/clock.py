@@ -50,8 +50,8 @@ class TestClock:
     """A clock for brokers of this process, passed to them as ``clock=``.
 
     It stands still at ``now_ms`` (default: the time of day at its creation) until :meth:`advance`;
-    with ``auto`` it runs, at real speed, from there. All methods are thread-safe; :meth:`advance`
-    cannot be called in a broker's thread.
+    with ``auto`` it runs, at real speed, from there. A test may call it from any thread, but
+    :meth:`advance` not from a broker's.
     """
 
     __test__ = False  # tells pytest that this is no test class, in spite of its name

@@ -39,7 +39,7 @@ Source: the callers of ``sendResponseExemptThrottle`` in ``KafkaApis`` (3.9, 4.3
 def throttle_of(
     context: Context, quotas: ClientQuotas | None, spent: LoopTime
 ) -> RequestQuotas | None:
-    """Return a request's throttle; None without quotas or for an exempt request."""
+    """Return the quotas of a request; None without quotas or for an exempt request."""
     if quotas is None or _is_exempt(context):
         return None
     user = context.connection.session.principal.name

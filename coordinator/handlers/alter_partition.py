@@ -1,6 +1,6 @@
 """AlterPartition (56): change the ISR on behalf of partition leaders (KIP-497, KIP-903).
 
-Version 2 has no broker epochs: the epochs of its replicas are not checked.
+Version 2 has no broker epochs, so no epoch of a replica in the new ISR is checked.
 
 Source: ``ReplicationControlManager.alterPartition``.
 """

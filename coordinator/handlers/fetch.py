@@ -70,7 +70,7 @@ def run(ctx: Context) -> Work[Entity]:
         broker_epoch=-1 if state is None else state.replica_epoch,
         rack=body.rack_id if has_rack else None,
         listener=ctx.connection.session.listener,
-        # The quota allows at most this many bytes in a response, however long the client waits.
+        # Even after a window without a Fetch, a response with more bytes would exceed the quota.
         max_bytes=body.max_bytes if throttle is None else min(body.max_bytes, throttle.most_bytes),
         min_bytes=body.min_bytes,
         max_wait_ms=request_ms(body.max_wait),

@@ -1,6 +1,6 @@
 """Fetch (1) on a controller's listener: read the metadata log.
 
-The listener serves only that log, and only by its topic id, so from version 13 on.
+The listener serves only that log, and only requests with topic ids: version 13 and later.
 
 Source: ``KafkaRaftClient.handleFetchRequest``; KIP-595, KIP-630, KIP-1166.
 """

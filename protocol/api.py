@@ -1,6 +1,6 @@
 """The APIs of the Kafka protocol that Fencepost serves: keys, names and versions.
 
-Source of keys and ranges: Kafka 4.4's ``ApiKeys`` and the message schemas. Two deviations in
+Source of keys and ranges: Kafka 4.4's ``ApiKeys`` and the message schemas. Two peculiarities of
 Kafka's ApiVersions response are repeated here: Produce is advertised from version 0 although 0-2
 are refused (older librdkafka reads codec support from that range, KAFKA-18659), and a version that
 Kafka marks unstable is served only with ``unstable.api.versions.enable``. InitProducerId 6 is also

@@ -159,7 +159,7 @@ class _WalkerSource(FunctionSource):
 
 
 def _length(src: _WalkerSource, indent: str, code: str, *, flexible: bool) -> None:
-    """Read a length or count into ``n``, -1 for null, and advance past it."""
+    """Emit code that reads a length or count into ``n``, -1 for null, and advances past it."""
     src.flush(indent)
     if flexible:
         src.line(indent, "n = b[p] - 1; p += 1")

@@ -134,12 +134,12 @@ class _WriterSource(FunctionSource):
         self._values: list[str] = []
 
     def number(self, code: str, expression: str) -> None:
-        """Append a fixed-size value to those waiting to be packed."""
+        """Add an expression of fixed size to the values waiting to be packed."""
         self._codes += code
         self._values.append(expression)
 
     def flush(self, indent: str) -> None:
-        """Pack the waiting values in one call."""
+        """Emit one call that packs the waiting values."""
         if self._codes:
             pack = self.name(struct.Struct(f">{self._codes}").pack, "pack")
             self.line(indent, f"a({pack}({', '.join(self._values)}))")

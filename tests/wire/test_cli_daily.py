@@ -237,7 +237,7 @@ def test_what_is_said_nearer_wins(bootstrap, profiles, options, env, status):
     given = {"FENCEPOST_BOOTSTRAP": None, "FENCEPOST_PROFILES": profiles, **given}
     done = cli(bootstrap, "topics", "list", *told, status=status, **given)
     is_crossed = given["FENCEPOST_BOOTSTRAP"] is not None and "--bootstrap" not in options
-    assert ("goes before --profile" in done.stderr) == (is_crossed and options != ())
+    assert ("takes precedence over --profile" in done.stderr) == (is_crossed and options != ())
 
 
 @pytest.mark.parametrize(

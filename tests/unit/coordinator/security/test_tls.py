@@ -231,7 +231,7 @@ def test_versions(
     [
         ("TLS_NO_WITH_SUCH_SUITE", "OpenSSL knows no suite"),
         ("ECDHE-ECDSA-AES256-GCM-SHA384,nonsense", "OpenSSL knows no suite nonsense"),
-        ("TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256", "nobody can shake hands with it"),
+        ("TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256", "no client can complete a handshake with it"),
     ],
 )
 def test_suites_that_nobody_can_use(authority: Authority, suites: str, reason: str) -> None:

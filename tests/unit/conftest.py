@@ -33,7 +33,7 @@ def killed_logs_are_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         close(fs, handle)
 
     def retiring(file: LogFile) -> None:
-        # Its finalizer closes the handle, whose number may belong to another test by then.
+        # The file's finalizer closes the descriptor; closing it here could hit a reused number.
         left.discard(file._handle)
         retire(file)
 

@@ -102,7 +102,7 @@ class Led:
         epoch: int | None = None,
         diverging: bool = False,
     ) -> LeaderStep:
-        """Take note of a follower's fetch at ``offset``."""
+        """Pass a follower's fetch at ``offset`` to the leader."""
         return self.leader.fetched(
             broker_id,
             100 + broker_id if epoch is None else epoch,
@@ -118,17 +118,17 @@ class Led:
         self.now_ms += ms
 
     def knows(self, *brokers: BrokerRegistration) -> None:
-        """Change brokers' registrations."""
+        """Replace brokers' registrations in the view."""
         self.view.brokers = {**self.view.brokers, **{one.broker_id: one for one in brokers}}
 
     def accept(self, change: IsrChange, partition_epoch: int | None = None) -> LeaderStep:
-        """Answer a proposed change with the controller's consent."""
+        """Answer a proposed ISR change as a controller that accepts it."""
         epoch = change.partition_epoch + 1 if partition_epoch is None else partition_epoch
         isr = tuple(one for one, _ in change.new_isr)
         return self.answer(change, AlteredPartition(change.leader_epoch, epoch, isr))
 
     def answer(self, change: IsrChange, answer: int | AlteredPartition) -> LeaderStep:
-        """Deliver the controller's answer, a result or an error code."""
+        """Deliver the AlterPartition result, or an error code."""
         return self.leader.alter_partition_answered(change, answer, self.now_ms)
 
     def shrink(self) -> IsrChange:

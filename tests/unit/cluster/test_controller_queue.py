@@ -45,7 +45,7 @@ def test_retry_timeout_while_controller_not_available() -> None:
 
 
 def test_controller_changed() -> None:
-    """After a disconnect the queue sends the request to the controller of that moment first."""
+    """After a disconnect the request in flight is sent again first, to the current controller."""
     waiting = queue()
     for token in (1, 2):
         waiting.enqueue(token, 0)
@@ -56,7 +56,7 @@ def test_controller_changed() -> None:
 
 
 def test_another_controller_is_believed_at_once() -> None:
-    """The former controller may be frozen with its connection open; ``None`` changes nothing."""
+    """A frozen controller may keep its connection open. None: keep using the last controller."""
     waiting = queue()
     for token in (1, 2, 3):
         waiting.enqueue(token, 0)

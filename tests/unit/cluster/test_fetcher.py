@@ -1,4 +1,4 @@
-"""A fetcher: turns, one request in flight, the fetch session.
+"""A fetcher: the order of partitions, one request in flight, the fetch session.
 
 Tests with Kafka's names are cases of ``FetchSessionHandlerTest`` and ``AbstractFetcherThreadTest``.
 """

@@ -302,14 +302,14 @@ def _diverging(leader: ListLog, epoch: int, offset: int) -> tuple[int, int] | No
 @pytest.mark.parametrize(
     ("epochs", "epoch", "end", "cut"),
     [
-        ((5, 5, 5), -1, -1, 1),  # the leader has no epochs: the start position
-        ((5, 5, 5), -1, 2, 2),  # … has no epochs
+        ((5, 5, 5), -1, -1, 1),  # the leader has no epochs: the fetch's start position
+        ((5, 5, 5), -1, 2, 2),  # the leader has no epochs: the smaller end
         ((5, 5, 5), -1, 9, 3),
         ((5, 5, 5), 5, 2, 2),  # the same epoch: the smaller end
         ((5, 5, 7), 5, 9, 2),
         ((5, 5, 5), 5, 9, 3),
-        ((3, 5, 7), 6, 9, 2),  # an epoch unknown here: the end of the one below
-        ((3, 3, 7), 5, 1, 2),  # … even if the leader's ends earlier: the next fetch shows that
+        ((3, 5, 7), 6, 9, 2),  # the follower lacks epoch 6: the end of epoch 5
+        ((3, 3, 7), 5, 1, 2),  # the end of epoch 3 here, although the leader's is lower
         ((5, 5, 7), 3, 2, 0),  # below every local epoch
         ((5, 5), 9, 1, 1),  # above every local epoch
     ],

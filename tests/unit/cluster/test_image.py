@@ -202,7 +202,7 @@ def test_what_becomes_of_partitions_here() -> None:
 
 
 def test_new_replica_follows_though_it_knows_the_partition_epoch() -> None:
-    """A broker on ZooKeeper may read the replicas before a reassignment, and the state after it."""
+    """Read from ZooKeeper, the replicas may be older than a reassignment and the state newer."""
     before = after(MetadataImage(), topic("a", A), partition(A, 0, 2, 3, leader=2))
     now = after(MetadataImage(), topic("a", A), partition(A, 0, 2, 3, ME, leader=2))
     assert changed(before, now) == {"followers": [("a", 0)]}
@@ -279,7 +279,7 @@ def test_leading_anew_is_what_its_records_say() -> None:
     assert {one.leader_epoch for one in alone} == {1}
     assert image.topics["none"] is old.topics["none"]
     assert image.topics["a"] is old.topics["a"]
-    # A later change of one partition leaves the others with the state that they share.
+    # Equal partitions share one object; a change of one of them leaves the others as they are.
     loader.replay([encode(PartitionChangeRecord(many, 0, leader=ME))], image.offset + 1, 2)
     assert [one.leader_epoch for one in loader.publish().topics["c"].partitions[:3]] == [2, 1, 1]
 

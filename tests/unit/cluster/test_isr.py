@@ -69,7 +69,7 @@ def test_follower_does_not_join_isr_until_caught_up_to_offset_within_current_lea
 
 @pytest.mark.parametrize("now", [broker(2, fenced=True), broker(2, leaving=True)])
 def test_isr_not_expanded_if_replica_is_fenced_or_shutdown(now):
-    """KIP-841, KAFKA-13916: the leader also does not propose it again and again."""
+    """KIP-841: it is not eligible. KAFKA-13916: proposing it would fail again and again."""
     led = Led(registration(isr=[1]), end=10, high=10)
     led.knows(now)
     assert led.fetch(2, 10).send is None
@@ -144,7 +144,7 @@ def test_should_not_shrink_isr_if_follower_caught_up_to_log_end():
 
 
 def test_maybe_shrink_isr():
-    """KAFKA-13091: the answer moves the high watermark and completes waiting produce requests."""
+    """KAFKA-13091: the committed shrink advances the high watermark and completes acks=all."""
     led = Led(registration([1, 2]), end=5, high=5)
     led.fetch(2, 5)
     led.append(5)
@@ -233,7 +233,7 @@ def test_invalid_alter_partition_requests_are_not_retried(error):
 
 @pytest.mark.parametrize("error", [Errors.NOT_CONTROLLER, -1, 7])
 def test_partition_should_retry_alter_partition_request(error):
-    """KAFKA-14154: retry, as the leader may be ahead of the controller. KAFKA-15353: retry too."""
+    """Errors without a rule (NOT_CONTROLLER: KAFKA-14154) resend the same change."""
     led, change = _expanding()
     assert led.answer(change, error).send is change
     assert led.accept(change).isr_changed

@@ -56,7 +56,7 @@ def test_do_not_reset_replica_state_if_leader_epoch_is_not_bumped():
 
 
 def test_who_missed_leaders_in_between_knows_nothing_of_its_followers():
-    """Fetches from before the missed epochs could move the high watermark past followers' logs."""
+    """Followers may have truncated since, so their earlier fetch offsets must not count."""
     led = Led(registration([1, 2], leader_epoch=5))
     led.append(3)
     led.fetch(2, 3)
@@ -162,7 +162,7 @@ def test_update_follower_fetch_state():
 
 
 def test_who_reaches_the_end_of_the_fetch_before_was_caught_up_then():
-    """Every fetch reaches the LEO at the previous one: small batches at a high rate."""
+    """At a high rate each fetch only reaches the log end offset of the fetch before."""
     led = Led(end=10)
     led.fetch(2, 10)
     first = led.now_ms

@@ -277,7 +277,7 @@ def test_an_amended_registration_keeps_the_epoch_of_the_run_before() -> None:
 
 
 def test_it_registers_again_when_directories_come_to_be_known() -> None:
-    """An upgrade past 3.7-IV2, unless the controller already knows the directories."""
+    """At metadata version 3.7-IV2, unless the registration already lists log directories."""
     life = Life().running()
     assert not life.life.observed(rules.FIRST_WITH_DIRECTORIES - 1, (), life.now)
     assert life.life.observed(rules.FIRST_WITH_DIRECTORIES, (), life.now)

@@ -44,7 +44,7 @@ ADDRESSES = {1: A, 2: B, 3: C}
 
 @dataclass
 class Wire:
-    """Batches by the bytes that stand for them."""
+    """A stand-in for encoding: each batch is one byte, its index in ``batches``."""
 
     batches: list[MetadataBatch] = field(default_factory=list)
 
@@ -308,7 +308,7 @@ def test_a_first_high_watermark_that_was_none_is_not_waited_for() -> None:
 
 
 def test_an_epoch_that_no_leader_knows_is_given_up() -> None:
-    """One response named the epoch, and no leader answers in it."""
+    """A single response named the epoch, and every fetch in it fails."""
     following = Following().found()
     following.answer(batch(0, NoOpRecord()), hw=1)
     known = following.observer.epoch

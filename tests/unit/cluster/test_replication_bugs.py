@@ -159,7 +159,7 @@ def test_kafka_13141_a_diverging_fetch_commits_nothing():
 
 
 def test_a_high_watermark_that_is_not_monotonic():
-    """The leader dies one round ahead of the others: B leads with a lower one than C has seen."""
+    """B becomes leader with a lower high watermark than C has learned from the former leader."""
     trio = _trio()
     for number in range(4):
         trio.produce(A, number)
@@ -266,7 +266,7 @@ def test_kip_903_a_late_fetch_of_a_former_incarnation():
 
 
 def test_kafka_15221_the_epoch_judged_is_the_epoch_sent():
-    """The leader learns late of the new incarnation; its request names the one that fetched."""
+    """AlterPartition has the broker epoch of the fetch, not the one in newer metadata."""
     trio = _trio((A, B))
     trio.change(isr=(A,))
     trio.settle()
@@ -353,7 +353,7 @@ def test_a_pending_addition_counts_until_it_is_refused():
 def test_metadata_of_the_known_partition_epoch_do_not_forget_a_pending_addition():
     """The metadata of the first of two expansions arrive after the second was sent.
 
-    If the leader forgot the second, it would commit without a member that the controller has.
+    If the leader dropped the second, it would commit records that the ISR member C lacks.
     """
     trio = _trio()
     trio.change(isr=(A,))

@@ -102,7 +102,7 @@ def test_acks_are_held_until_enough_followers_have_the_record():
 
 
 def test_a_burst_throws_nobody_out():
-    """A limit on messages (``replica.lag.max.messages``) would remove it; one on time does not."""
+    """A limit on messages would remove the followers; ``replica.lag.time.max.ms`` does not."""
     led = Led(end=10)
     for one in (2, 3):
         led.fetch(one, 10)
@@ -130,7 +130,7 @@ def test_a_follower_outside_comes_back_at_the_high_watermark():
 
 
 def test_a_change_of_the_isr_is_known_to_all_once_the_controller_has_it():
-    """Through a znode that the controller watched; since 2.7 through AlterPartition."""
+    """Leaders wrote a znode that the controller watched; since 2.7 they send AlterPartition."""
     trio = Trio()
     trio.change(isr=(A, B))
     trio.settle()

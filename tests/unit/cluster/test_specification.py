@@ -24,7 +24,7 @@ def leader_in_isr(trio: Trio) -> None:
 
 
 def weak_isr(trio: Trio) -> None:
-    """Check that every member of a presumed leader's ISR has the records it committed."""
+    """Check that a presumed leader's committed records are on every member of its ISR."""
     for node in trio.nodes.values():
         if node.is_leader:
             for other in node.leader.isr:
@@ -32,7 +32,7 @@ def weak_isr(trio: Trio) -> None:
 
 
 def strong_isr(trio: Trio) -> None:
-    """Check that every member of the true ISR, hence every possible next leader, has them too."""
+    """Check that they are on every member of the controller's ISR, the possible next leaders."""
     for node in trio.nodes.values():
         if node.is_leader:
             for other in trio.registration.isr:
@@ -46,7 +46,7 @@ def _holds(trio: Trio, leader: int, other: int) -> None:
 
 
 def valid_high_watermark(trio: Trio) -> None:
-    """Check that the true leader's high watermark is within the logs of the true ISR (AsyncIsr)."""
+    """Check that the logs of the controller's ISR reach the leader's high watermark (AsyncIsr)."""
     now = trio.registration
     node = trio.nodes.get(now.leader)
     if node is not None and node.is_leader and node.leader.leader_epoch == now.leader_epoch:
@@ -78,7 +78,7 @@ def _deliver(trio: Trio, draw: random.Random, _: int) -> None:
         if fate < 0.05:
             trio.drop(message)
         elif fate < 0.1 and message.kind.startswith("fetch"):
-            message.deliver()  # and once more, later
+            message.deliver()  # it stays in flight and is delivered again
         else:
             trio.deliver(message)
 

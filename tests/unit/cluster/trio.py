@@ -33,7 +33,7 @@ Image = tuple[PartitionRegistration, dict[int, BrokerRegistration]]
 
 @dataclass(eq=False)
 class Write:
-    """A record written with acks=all, and the verdict so far."""
+    """A record written with acks=all, and whether its producer has been answered."""
 
     node: int
     offset: int
@@ -62,9 +62,9 @@ class Node:
         self.restart()
 
     def restart(self, high_watermark: int | None = None) -> None:
-        """Restart with the log as it is and the high watermark of a checkpoint.
+        """Restart with the log as it is; ``high_watermark`` is the checkpoint's, if given.
 
-        The first image it applies is not older than its registration.
+        The broker then applies only the newest image and later ones.
         """
         if high_watermark is not None:
             self.log.high_watermark = min(high_watermark, self.log.log_end_offset)

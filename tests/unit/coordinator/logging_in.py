@@ -81,7 +81,7 @@ class ScramClient:
 
 
 class Desk:
-    """One connection's login, without the connection."""
+    """The broker's side of a connection's authentication, fed with frames instead of a socket."""
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ ACTIONS = 20
 """A step is three small numbers, so that a failing history shrinks to a few steps."""
 
 LONGEST_TO_TRY_ALL = 300
-"""The most records of a log for which every variant is a candidate."""
+"""Only shorter logs are cleaned up to each of their offsets; others are partly compacted."""
 
 
 class Life(Protocol):
@@ -50,7 +50,7 @@ def long_life(life: Life, seed: int, length: int) -> None:
 
 
 def loads_back(log: list[Entry], digest: str) -> None:
-    """Check that the log loads to the state with this digest, and that serving keeps it."""
+    """Check that the log loads to the state with this digest, also once loading is complete."""
     machine = load(log)
     machine.check()
     machine.loaded(0)

@@ -36,7 +36,7 @@ def entries_of(steps: Sequence[Step]) -> list[Entry]:
 
 
 def loads_back(log: Sequence[Entry], settings: Mapping[str, Any], *, most: int = 1 << 30) -> int:
-    """Compact the log up to ``most`` of its offsets, load every result, and return their number."""
+    """Load the log compacted up to each of ``most`` offsets or fewer; return their number."""
     digest = load(log, **settings).digest()
     variants = 0
     for steps in cleaned_logs(steps_of(log), some_ends(len(log), min(most, len(log)))):

@@ -89,7 +89,7 @@ class ConsumerDriver(Driver):
 
 
 class Client:
-    """The state of a consumer. :meth:`catch_up` sets ``owned`` to the assignment received last."""
+    """The state of a consumer: ``told`` is the last assignment, ``owned`` what it has adopted."""
 
     def __init__(
         self, driver: ConsumerDriver, member_id: str, names: tuple[str, ...], fields: dict[str, Any]
@@ -100,7 +100,7 @@ class Client:
         self.told: frozenset[tuple[bytes, int]] = frozenset()
         self.unsure = False
         self.said: frozenset[tuple[bytes, int]] | None = None
-        """The owned partitions in its last heartbeat, which it does not repeat."""
+        """The owned partitions that it reported last; a heartbeat has them only if they changed."""
         self.times_lost = 0
         """How often it has lost all its partitions."""
 
@@ -144,7 +144,7 @@ class Client:
             self.told = flat(result.assignment)
 
     def catch_up(self) -> None:
-        """Revoke and adopt partitions until the owned ones match the assignment."""
+        """Revoke and adopt partitions, so that the client owns its last assignment."""
         self.owned = self.told
 
     def leave(self, epoch: int = -1) -> None:
@@ -154,7 +154,7 @@ class Client:
 
 
 def settle(*clients: Client, rounds: int = 4) -> None:
-    """Let all clients heartbeat and adopt their assignments until nothing changes."""
+    """Let all clients heartbeat and adopt their assignments, ``rounds`` times."""
     for _ in range(rounds):
         for client in clients:
             client.beat()

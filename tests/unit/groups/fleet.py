@@ -171,7 +171,7 @@ class Fleet:
         self.members.append(member)
         self.advance_member(member)
         if self.rng.random() < 0.3:
-            # Without further events the group must recover from errors here.
+            # Stop all faults right here: the group must also recover from this state.
             self.be_left_in_peace()
 
     def leave(self) -> None:
@@ -265,7 +265,7 @@ class Fleet:
         return wanted - read
 
     def found_what_is_hidden(self) -> set[str]:
-        """Return hidden topics that an expression still matches, which may last a while."""
+        """Return hidden topics in the last evaluation of an expression, which may be outdated."""
         group = self.driver.groups.get(G)
         found = group.regexes.values() if isinstance(group, ConsumerGroup) else ()
         return {name for one in found for name in one.topics} & self.hidden
@@ -379,7 +379,7 @@ class Fleet:
             if client.is_stable:
                 self.removed.discard(client.member_id)
             elif client.reads_on:
-                # During a rebalance it need not know the newest generation.
+                # During a rebalance the client may still have the previous generation.
                 return frozenset() if client.member_id in self.removed else client.owned
         if isinstance(group, ClassicGroup):
             is_current = member.is_classic and member.epoch == group.generation_id

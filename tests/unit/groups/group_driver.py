@@ -1,7 +1,8 @@
 """Drive a GroupMachine as the runtime does, and check it at every step.
 
-Each step: decide, check that no durable state moved, append and replay, arm timers, ``check()``. A
-token must be answered exactly once. Time stands still until ``advance``.
+Each step decides, checks that the decision changed no durable state, appends and replays its
+records, arms timers and calls ``check()``. A request is known by its token and must be answered
+exactly once. Time stands still until ``advance``.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ PARKED = Parked()
 def load(log: Iterable[Entry], **settings: Any) -> GroupMachine:
     """Return a new machine that has replayed ``log`` and does not serve yet.
 
-    ``settings`` are the machine's, except that ``budget`` and ``offset_budget`` limit its accounts.
+    ``budget`` and ``offset_budget`` limit its memory accounts; the others are its parameters.
     """
     memory = Account(settings.pop("budget", None))
     offset_memory = Account(settings.pop("offset_budget", None))
@@ -149,7 +150,7 @@ class Driver:
         MADE.append(self)
         self.timers: dict[Hashable, int] = {}
         self._set_for: dict[Hashable, int] = {}
-        """Deadlines as the machine set them: a timer that fires never shows it an earlier time."""
+        """The deadlines that the machine requested: a timer never fires with an earlier time."""
         self.answers: dict[int, object] = {}
         self.events: list[Event] = []
         self.effects: list[object] = []
@@ -179,7 +180,7 @@ class Driver:
         return token
 
     def ask(self, command: object) -> Any:
-        """Send a command and return the result; raise its error, or if there is no answer yet."""
+        """Send a command and return its result; raise its error. It must be answered at once."""
         return self.answer(self.send(command))
 
     def answer(self, token: int) -> Any:
@@ -232,8 +233,8 @@ class Driver:
 
     def _apply(self, decision: Decision, now: int | None = None) -> None:
         self.decisions += 1
-        # A decision takes effect when it is replayed, or at once if it changes no durable state;
-        # the state before it is therefore the one after the previous step.
+        # The machine has decided already and may have changed state that is not durable, so the
+        # state to compare with is the one recorded after the previous step.
         before = self._told
         for record in decision.records:
             self._append(Entry(len(self.log), record, decision.stamp))

@@ -1,4 +1,4 @@
-"""Consumers of the classic protocol that read assignments and lead, over the consumer driver."""
+"""Classic consumers that decode assignments and can be leaders, over the consumer driver."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class ClassicClient:
 
     @property
     def is_stable(self) -> bool:
-        """Whether it has its generation's assignment; without one it commits nothing."""
+        """Whether the client has its generation's assignment; otherwise it commits nothing."""
         waits = self.join_token is not None or self.sync_token is not None
         return self.generation >= 0 and not waits and not self.must_sync
 

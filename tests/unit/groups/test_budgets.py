@@ -1,4 +1,4 @@
-"""A budget approximates its groups' memory: ``docs/operating.md`` documents it as memory."""
+"""The memory that a budget counts is near the real one (docs/operating.md promises memory)."""
 
 from __future__ import annotations
 

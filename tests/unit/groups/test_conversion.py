@@ -547,7 +547,7 @@ def test_the_last_consumer_goes_and_the_group_is_classic_again(how):
     assert driver.state() == "PreparingRebalance"
     assert driver.group().generation_id == epoch
     kept = assigned(("t", tuple(sorted(index for _, index in had))))
-    # In the version of the member's subscription.
+    # The assignment has the version of the member's subscription (1).
     assert driver.group().members[one.member_id].assignment == b"\0\1" + kept[2:]
     with pytest.raises(RebalanceInProgressError):
         one.heartbeat()

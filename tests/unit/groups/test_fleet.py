@@ -93,7 +93,7 @@ def test_a_heartbeat_that_brings_nothing_new_is_decided_as_any_other(
 
 
 def test_the_ledger_sees_a_second_owner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check detects a coordinator that assigns partitions with another owner."""
+    """The ledger detects a coordinator that assigns partitions before their owner revokes them."""
 
     def careless(member: Any, target: Any, _is_held: Any, *rest: Any) -> Any:
         return reconcile(member, target, lambda _partition: False, *rest)

@@ -1,4 +1,4 @@
-"""Faults that Apache Kafka 4.4 mends in its group coordinator, each as a scenario.
+"""Bugs of the group coordinator that Apache Kafka 4.4 fixes, each as a scenario.
 
 The ids are those of Kafka's issues.
 """
@@ -79,7 +79,7 @@ def test_static_members_that_prefer_another_assignor_bump_the_epoch_as_a_majorit
 def test_assignor_of_a_heartbeat_counts_like_one_of_a_join():
     driver = ConsumerDriver()
     epoch = driver.join("m").member_epoch
-    # The default is what the member has preferred so far without a word.
+    # Naming the default assignor changes nothing.
     assert driver.beat("m", epoch, server_assignor="uniform").member_epoch == epoch
     assert driver.beat("m", epoch, server_assignor="range").member_epoch == epoch + 1
     assert driver.beat("m", epoch + 1, server_assignor="range").member_epoch == epoch + 1
@@ -182,9 +182,9 @@ def test_described_assignment_includes_partitions_to_revoke():
 
 
 def test_large_conversion_is_refused_whole_or_replayed_whole():
-    """A conversion changes state that no record sets; a batch that fails must not undo half of it.
+    """A batch that is too large is refused before the conversion changes anything.
 
-    Here a decision is checked against the limit of a batch before any change.
+    Some of a conversion's changes are in no record, so replay could not restore them.
     """
     kinds = set()
     for limit in range(200, 2_000, 25):

@@ -117,8 +117,8 @@ def test_known_member_that_meets_a_limit_starts_over_and_keeps_its_place_until_i
     with pytest.raises(UnknownMemberIdError, match=r"max\.message\.bytes"):
         driver.answer(driver.join(ids[0], protocols=large))
     assert ids[0] in driver.group().members
-    # Its next incarnation owns nothing; the other member keeps reading until the join phase ends,
-    # which the place left behind delays.
+    # The client joins as a new member without partitions. Its former member stays in the group
+    # until the session ends, and until then the join phase waits for it.
     again = driver.join(version=3)
     waiting = driver.join(ids[1])
     assert driver.parked(again)

@@ -202,7 +202,7 @@ class Churn:
     def upkeep(self, who: int, what: int) -> None:
         match who:
             case 0:
-                # A group with offsets only takes its place.
+                # Delete the group, and create one of the same name that has only offsets.
                 self.send(LeaveGroup(G, tuple(map(LeavingMember, self.members))))
                 self.driver.advance(REBALANCE)
                 self.driver.ask(DeleteGroup(G))

@@ -134,7 +134,7 @@ def converge(world: World) -> None:
 
 
 def settled(start: tuple[int, ...]) -> World:
-    """Return the world in which all members have the first target."""
+    """Return the model's state in which all members have adopted the target ``start``."""
     world = World((freeze(CurrentAssignment()),) * 3, (Client(),) * 3, start, 1)
     for _ in range(4):
         for index in range(3):
@@ -143,7 +143,7 @@ def settled(start: tuple[int, ...]) -> World:
 
 
 def explore(start: World, targets: int, *, losses: bool, converge_every: int) -> tuple[int, set]:
-    """Explore every reachable world with so many targets; return count and transitions."""
+    """Visit every state reachable with ``targets`` targets; return their number and transitions."""
     transitions: set = set()
     todo = deque([start])
     seen = {start}

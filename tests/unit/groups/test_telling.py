@@ -1,4 +1,4 @@
-"""The check that all other tests' drivers make at each step detects planted errors."""
+"""``check_told``, which the drivers of all other tests call, detects missing events."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def edited(data: bytes, edits: list[tuple[int, int, int]]) -> bytes:
 
 
 def placed(batch: bytes, base_offset: int, *, leader_epoch: int = 0) -> bytes:
-    """Return a batch with its place in a log: the CRC covers neither field."""
+    """Return a batch with this base offset and leader epoch, which the CRC does not cover."""
     return (
         struct.pack(">q", base_offset) + batch[8:12] + struct.pack(">i", leader_epoch) + batch[16:]
     )

@@ -91,7 +91,7 @@ def compact(
     budget_bytes: int = 1 << 20,
     throttle: Callable[[int], None] = unthrottled,
 ) -> int | None:
-    """Run a round and return the next dirty offset; None if it had no work or was dropped."""
+    """Run a round; return the next dirty offset, or None if nothing was dirty or it was dropped."""
     dirty = partition.cleanup.dirty_range(checkpoint, now_ms)
     compaction = partition.cleanup.plan_compaction(dirty, now_ms=now_ms, budget_bytes=budget_bytes)
     if compaction is None:

@@ -242,7 +242,7 @@ def _has_data(before: list[Chunk], producer: int) -> bool:
 
 
 def _left_of(chunk: Chunk, items: tuple[Item, ...], done: bool, horizon_ms: int) -> list[Chunk]:
-    """Return the batch with its remaining records; an empty one keeps its time, but no horizon."""
+    """Return the batch with its remaining records; an empty data batch loses its delete horizon."""
     tombstones = chunk.commit is None and any(item.value is None for item in items)
     if items and chunk.horizon_ms is None and (done or tombstones):
         chunk = replace(chunk, horizon_ms=horizon_ms)

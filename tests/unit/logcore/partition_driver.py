@@ -140,7 +140,7 @@ def state_of(partition: Partition) -> tuple[object, ...]:
 
 
 class LateFlusher:
-    """A flusher that runs joined flushes on request."""
+    """A flusher that keeps the partitions passed to it, and flushes them when the test says so."""
 
     def __init__(self) -> None:
         self.joined: dict[FlushState, None] = {}

@@ -46,7 +46,7 @@ from tests.unit.logcore.batch_driver import (
 from tests.unit.logcore.kafka_batches import APPEND_TIME, BYTES, RECORDS, T0
 
 V2_NAMES = sorted(name for name in BYTES if name.startswith("m2-"))
-KAFKA_PYTHON_CODECS = [Codec.NONE, Codec.GZIP]  # the others need additional packages there
+KAFKA_PYTHON_CODECS = [Codec.NONE, Codec.GZIP]  # kafka-python needs more packages for others
 # --- Apache Kafka's own bytes -----------------------------------------------------------------
 
 

@@ -61,7 +61,7 @@ def test_a_round_leaves_the_last_value_of_each_key(tmp_path: Path) -> None:
     assert partition.log.size_bytes < size / 2
     cleaned = [one for one in committed(partition) if one < end_offset]
     assert cleaned == sorted({0, 12, end_offset - 1})
-    # A round groups segments by their sizes before it, so the next one merges the remainders.
+    # The sizes before a round decide which segments it merges, so the next round merges more.
     assert compact(partition, 0) == end_offset
     assert bases(partition) == [0, end_offset]
     assert essence(partition) == before
@@ -251,7 +251,7 @@ def test_a_log_that_changes_meanwhile_ends_the_round(tmp_path: Path, what: str) 
 def test_retention_meanwhile_takes_segments_out_of_the_round(
     tmp_path: Path, when: int, gone: str
 ) -> None:
-    """Before the first pass, before the second, before an install, and after the first one."""
+    """Retention runs before the key map is built, before cleaning, or around an install."""
     partition = opened(tmp_path, cleanup_policy=frozenset({"compact", "delete"}))
     put(partition, [(b"once", b"1")])
     updates(partition, 30)
@@ -285,7 +285,7 @@ def test_retention_meanwhile_takes_segments_out_of_the_round(
     assert partition.log_start_offset == start
     assert not choice.uncleanable
     seen = committed(partition)
-    # The last batch of a segment stays because of its offset.
+    # Superseded records stay if they are in the last batch of a segment.
     assert last_values(seen).get(b"k") == (b"029" + b"." * 100 if gone != "all" else None)
     assert sum(key == b"k" for key, _ in seen.values()) <= 4
     assert not [one for one in names(partition.log.directory) if "cleaned" in one or "swap" in one]

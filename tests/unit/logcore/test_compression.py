@@ -160,7 +160,7 @@ def test_bombs_stay_within_the_limit(name: str) -> None:
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    # The output, its last doubling, and copies of the input.
+    # The decompressor holds the output, its last doubling, and copies of the input.
     assert peak < 3 * limit + 2 * len(data)
 
 

@@ -33,7 +33,7 @@ ALL = 0, 1 << 30, Isolation.READ_UNCOMMITTED
 
 def test_a_partition_is_opened_at_the_limit_and_refused_past_it(tmp_path: Path) -> None:
     with free_descriptors(2):
-        # The log keeps one open, and each small file uses one briefly.
+        # A partition keeps one descriptor for its log, and uses another briefly for small files.
         first = open_partition(tmp_path, name="first")
         append(first)
         second = open_partition(tmp_path, name="second")
@@ -153,7 +153,7 @@ def test_no_further_map_is_refused_as_no_further_file_is(tmp_path: Path) -> None
     partition.close()
 
 
-# --- no further file from some moment on, for every moment ---
+# --- the limit is reached at each operation in turn ---
 
 
 class CrampedDisk(FaultyDisk):

@@ -36,7 +36,7 @@ def rolled(partition: Partition, segments: int) -> Partition:
 
 
 def late(root: Path, segments: int = 4) -> tuple[Partition, LateFlusher, FaultyDisk]:
-    """Return a partition whose flushes have joined and not begun."""
+    """Return a partition whose flush is queued at the flusher and has not begun."""
     disk, flusher = FaultyDisk(), LateFlusher()
     partition = open_partition(root, config=SMALL, fs=disk, flusher=flusher)
     rolled(partition, segments)
@@ -90,7 +90,7 @@ def test_a_sealed_segment_is_forced_to_disk_whole_and_the_active_one_left_alone(
         f"{active:020d}.log",
         f"{active:020d}.index",
         f"{active:020d}.timeindex",
-        f"{active:020d}.snapshot",  # a roll at the end of the last flush makes it
+        f"{active:020d}.snapshot",  # written by the roll that followed the previous flush
         f"{active_base(partition):020d}.snapshot",
     }
 
@@ -163,9 +163,9 @@ def retention_takes_all(partition: Partition) -> None:
 def test_what_changes_under_a_flush(
     tmp_path: Path, when: str, meanwhile: Callable[[Partition], object], expected: int | None
 ) -> None:
-    """``expected`` is the highest recovery point that a truncated log may have.
+    """``expected`` is the highest recovery point that the log may have after a truncation.
 
-    After the plan the truncation sets it at once: the remaining records are on disk.
+    If the flush was planned before, the recovery point becomes exactly this offset.
     """
     partition, flusher, _ = late(tmp_path / "whole")
     flusher.run_one(**{when.replace(" ", "_"): lambda: meanwhile(partition)})

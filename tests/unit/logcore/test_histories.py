@@ -68,8 +68,8 @@ NUMBERS = len(KINDS) * ARGUMENTS[0] * ARGUMENTS[1]
 SPREAD = 6967
 """A number without a common factor with NUMBERS.
 
-Hypothesis draws small numbers more often, which would all be the first kinds; their multiples are
-spread over all kinds.
+Hypothesis draws small numbers more often, and these would all stand for the first kinds of steps.
+Their multiples of SPREAD, modulo NUMBERS, stand for all kinds.
 """
 STEPS = st.lists(st.integers(0, NUMBERS - 1), min_size=4, max_size=26)
 
@@ -279,7 +279,7 @@ class History:
         self.flip(path, at, 1)
         self.partition = self.open(marks, clean=False)
         assert self.partition.log_end_offset == end
-        # Of producers that lost the rest, the records removed by compaction are unknown.
+        # Compaction may have removed a producer's last records: take its sequence from the log.
         entries = [
             entry
             for one in self.partition.producers.view()
@@ -298,7 +298,7 @@ class History:
     def unroll(self) -> None:
         """Lose the directory entry of an empty segment in a power loss.
 
-        This cannot happen after a compaction below it, by when the entry was on disk.
+        If the segment before it has been compacted, the entry was on disk by then.
         """
         *_, before, last = [None, *self.partition.log.segments]
         self.disk = self.disk.after_kill()
@@ -340,7 +340,7 @@ class History:
             kind = MEANWHILE[what % len(MEANWHILE)]
             self.step(kind, what % 8, what)
             if kind == "delete":
-                # The files go as well; in one case of four all of the round's segments.
+                # Retention then removes the files: in one case of four, all segments of the round.
                 if what % 16 > 11:
                     self.model.delete_before(end)
                     self.partition.cleanup.delete_records_before(end)
@@ -389,7 +389,7 @@ class History:
         self.settle(model)
 
     def make_holes(self, who: int) -> None:
-        """Write a segment of small batches, and compact it so that one in the middle goes."""
+        """Write a segment of small batches, and make a hole in it: compact one of them away."""
         self.partition.flushes.roll(self.clock.now_ms())
         for key in (0, 1, 1, 2, 3):
             self.put(-1, who + key, 0)

@@ -75,7 +75,7 @@ def resident_bytes(path: Path, size: int) -> int:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what is in the page cache")
 def test_a_first_entry_brings_in_no_more_than_its_page(tmp_path: Path) -> None:
-    """Not the device's read-ahead: zeros, up to the whole 10 MiB, for each partition in use."""
+    """Read-ahead would cache up to 10 MiB of zeros for each partition in use."""
     size = 10 << 20
     index = OffsetIndex(FS, str(tmp_path / "0.index"), 0, size)
     index.append(10, 5000)

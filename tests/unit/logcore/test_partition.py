@@ -456,7 +456,7 @@ def test_a_full_disk_under_an_index(tmp_path: Path) -> None:
     partition = open_partition(tmp_path, fs=fs, config=config(index_interval_bytes=1))
     append(partition)
     before = state_of(partition)
-    # The first entry needs a page in each of two indexes, but gets none or one.
+    # The first entry needs a disk block in each of two indexes; none or one is left.
     for blocks in (0, 1):
         left = blocks
         with pytest.raises(NoSpaceError):

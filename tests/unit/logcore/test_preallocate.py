@@ -101,7 +101,7 @@ def test_zeros_that_nobody_asked_for_are_told(tmp_path: Path) -> None:
 
 
 def test_a_trim_that_power_loss_took_back_is_made_up_for(tmp_path: Path) -> None:
-    """Also after a clean stop, whose restart checks only the end of the log."""
+    """The start after a clean stop checks only the end of the log, and trims the file there too."""
     partition = open_partition(tmp_path, config=CONFIG)
     put(partition)
     partition.close()

@@ -388,7 +388,7 @@ def test_expired_producers_of_a_snapshot_are_dropped(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_hundred_thousand_producers_keep_the_thread_for_no_long_turn(tmp_path: Path) -> None:
-    """At a roll, when planning a compaction, and when all of them expire."""
+    """Each turn is short: a roll, the plan of a compaction, and the expiration of all producers."""
     partition = open_partition(tmp_path)
     for producer_id in range(100_000):
         marker(partition, producer_id, commit=True)

@@ -177,7 +177,7 @@ def test_record_of_compressed_batch_above_the_bound_is_invalid(
     assert read(header, record_window(batch, 0, header, max_record_bytes=largest)) == whole
     with pytest.raises(InvalidRecordError, match=f"{largest} exceeds .* size of {largest - 1}"):
         read(header, record_window(batch, 0, header, max_record_bytes=largest - 1))
-    # Kafka bounds what it decompresses: uncompressed records are bounded by their batch.
+    # The limit is for compressed records only; the size of a batch limits uncompressed ones.
     plain = encode_batch(records)
     header = parse_header(plain)
     assert read(header, record_window(plain, 0, header, max_record_bytes=1)) == whole

@@ -56,7 +56,7 @@ MASKS = [0xFF, *(pytest.param(one, marks=pytest.mark.slow) for one in (0x01, 0x8
 @pytest.mark.slow
 @pytest.mark.parametrize("mask", MASKS)
 def test_no_byte_that_was_on_disk_costs_another_batch(tmp_path: Path, mask: int) -> None:
-    """Damage every byte of the flushed batches in the active segment, and a batch after them."""
+    """Damage each byte in turn: of the flushed batches, and of an unflushed one after them."""
     whole = open_partition(tmp_path / "whole", config=config(index_interval_bytes=100))
     last_batches(whole)
     whole.flushes.run(T0)
@@ -108,7 +108,7 @@ def test_no_header_of_a_sealed_segment_costs_anything_elsewhere(tmp_path: Path, 
     raw = path.read_bytes()
     starts = [at for at, _ in iter_headers(raw)]
     files = {one: one.read_bytes() for one in (root / "orders-0").iterdir()}
-    # Up to the last offset, from which an index is built.
+    # The header fields up to last_offset_delta, from which an index is built.
     for position in (at + byte for at in starts for byte in range(27)):
         for one, content in files.items():
             one.write_bytes(content)
@@ -127,7 +127,7 @@ def test_no_header_of_a_sealed_segment_costs_anything_elsewhere(tmp_path: Path, 
 
 @pytest.mark.parametrize("mask", [0x40, 0x80])
 def test_an_offset_that_can_not_be_takes_no_partition_off_line(tmp_path: Path, mask: int) -> None:
-    """The index that does not match it is rebuilt from the batches next to it."""
+    """The damaged offset does not match the index, which is rebuilt from the batches around it."""
     whole = open_partition(tmp_path / "whole", config=config(index_interval_bytes=1))
     for at in range(4):
         whole.append_records([Record(b"k", b"v")] * 2, now_ms=T0 + at)
@@ -147,7 +147,7 @@ def test_an_offset_that_can_not_be_takes_no_partition_off_line(tmp_path: Path, m
 
 
 def test_a_segment_without_index_is_built_anew_and_not_cut(tmp_path: Path) -> None:
-    """After a clean stop, and after a kill with the segment below the recovery point."""
+    """The segment has damage too. It is below the recovery point, or the stop was clean."""
     whole = segments(tmp_path / "whole")
     end = whole.log_end_offset
     whole.close()
@@ -239,7 +239,7 @@ def with_holes(root: Path) -> Path:
 
 
 def test_a_compacted_segment_never_becomes_the_active_one(tmp_path: Path) -> None:
-    """Its last batch is damaged, and what follows it is removed. Then ten appends, and a kill."""
+    """Recovery removes a damaged last batch and the next segment; appends begin a new segment."""
     root = with_holes(tmp_path / "a")
     damage(root / LOG, -1)
     partition = open_partition(root, clean=False)
@@ -293,7 +293,7 @@ def test_a_hole_in_the_active_segment_below_what_is_known(
 
 
 def test_damage_before_a_hole_that_begins_at_the_recovery_point(tmp_path: Path) -> None:
-    """The next batch by the damaged one's length is above the flushed range, and is kept."""
+    """The damaged batch's length leads to a batch above the recovery point, which is kept."""
     root = with_holes(tmp_path)
     damage(root / LOG, 22)
     partition = open_partition(root, clean=False, recovery_point=2)

@@ -87,7 +87,7 @@ def test_nor_one_for_which_there_was_no_producer_left(tmp_path: Path) -> None:
 def test_nor_one_behind_what_was_cut_before_anybody_had_heard_of_it(
     tmp_path: Path, committed: int
 ) -> None:
-    """Appended as leader, truncated by the next leader, leader again; then a late second batch."""
+    """A leader appends, truncates as a follower, and leads again; then an old batch comes late."""
     partition = open_partition(tmp_path, is_replica=True, is_replicated=True)
     for sequence in (0, 1):
         append(partition, producer_id=PID, sequence=sequence)

@@ -116,8 +116,8 @@ def test_size_is_bounded_by_repetitions_alone():
 def check_turns(regex: str, names: list[str]) -> None:
     """Assert that no turn of matching is long.
 
-    A full collection of a large test process may fall into a turn, so the scan is repeated after a
-    long one: the matching itself takes the same time every time.
+    A garbage collection may lengthen a turn, so a scan with a long turn is repeated: slow matching
+    would be slow each time.
     """
     for _ in range(TRIES):
         scan = RegexScan([regex], names, 1)

@@ -162,7 +162,7 @@ def test_holes_of_a_compacted_leader_stay(tmp_path: Path) -> None:
 
 
 def test_a_hole_too_wide_for_a_segment(tmp_path: Path) -> None:
-    """Compaction removed all between, and the distance exceeds an index's relative offsets."""
+    """The distance between two batches exceeds the 32 bits of an index entry's relative offset."""
     follower = follower_of(tmp_path)
     far = 5_000_000_000
     follower.append_as_follower(at(3) + at(far) + at(far + 1) + at(3 * far, leader_epoch=1), 1)
@@ -219,7 +219,7 @@ def test_messages_of_old_formats_stay_as_they_are(tmp_path: Path, magic: int, co
 
 
 def test_an_older_format_behind_a_newer_one_forgets_the_epochs(tmp_path: Path) -> None:
-    """As in Kafka: truncation can then not rely on them; and readers expect old formats first."""
+    """As in Kafka, truncation stops using epochs. The old format also needs its own segment."""
     follower = follower_of(tmp_path)
     follower.append_as_follower(at(0, leader_epoch=2), 2)
     old = encode_message_set([LogRecord(1, T0, b"old", b"v"), LogRecord(2, T0, b"old", b"v")], 1)

@@ -52,7 +52,7 @@ def test_entry_for_each_batch_behind_more_than_the_interval(tmp_path: Path) -> N
     # The first entry comes with the third batch, after 6 kB; its key is that batch's last offset.
     entries = (15 - 10, starts[2], 19 - 10, starts[4])
     assert Path(segment.offset_index.path).read_bytes() == struct.pack(">4i", *entries)
-    # Time entries: the largest so far and the last offset of its batch; the last one is final.
+    # A time entry is the largest timestamp so far and its batch's last offset; sealing adds one.
     times = (3000, 13 - 10, 4000, 19 - 10)
     assert Path(segment.time_index.path).read_bytes() == struct.pack(">qiqi", *times)
 

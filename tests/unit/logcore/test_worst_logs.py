@@ -59,7 +59,7 @@ def opened() -> Partition:
 
 
 def check_lock(work: Callable[[], Callable[[], object]]) -> None:
-    """Run prepared work in a thread until the lock was free in time; fail if it never was."""
+    """Run work in a thread, up to ``TRIES`` times, until it never keeps the lock for long."""
     watches: list[LockWatch] = []
     while not watches or (len(watches) < TRIES and not watches[-1].is_short):
         thread = threading.Thread(target=work(), name="work")

@@ -48,7 +48,7 @@ def read(cluster: Cluster, topic: str) -> list[str]:
 
 
 def goes_through(cluster: Cluster, topic: str, step: str, go: Callable[[], None]) -> None:
-    """Run transactions over three leaders; ``go`` is called at a step of the first one."""
+    """Run transactions with three leaders; call ``go`` when the first one reaches ``step``."""
     cluster.topic(topic, PARTITIONS)
     settings = {"transactional.id": ID, "transaction.timeout.ms": 60_000, "log_level": 0}
     producer = Producer({**settings, "bootstrap.servers": cluster.bootstrap})

@@ -14,7 +14,7 @@ ENDS = 4
 
 @pytest.fixture
 def shard() -> Iterator[Callable[..., Driver]]:
-    """Make drivers; after the test truncate each one's log at every record, and compact it."""
+    """Make drivers; after the test, truncate their logs after each record, and compact them."""
     made: list[Driver] = []
 
     def make(**options: Any) -> Driver:

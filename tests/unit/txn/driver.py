@@ -326,7 +326,7 @@ def metadata(
 
 
 def states_in(log: Iterable[Record]) -> dict[str, TransactionMetadata]:
-    """Return the last state of every id in a log that has no tombstone."""
+    """Return each id's last state in the log, except ids whose last record is a tombstone."""
     found: dict[str, TransactionMetadata] = {}
     for record in log:
         decoded = records.decode(record)

@@ -341,8 +341,8 @@ class World:
     def ask(self, token: int, command: object) -> None:
         """Deliver a request to a broker that the client may believe to be the coordinator.
 
-        A client that has seen the new coordinator does not return to the former one. Only TV2
-        tolerates that: without it a zombie may answer that a partition is in the last transaction.
+        Below TV2 a client that has seen the new coordinator must not ask the former one again:
+        this zombie may answer that a partition is still in the previous transaction.
         """
         known = self.seen if self.version < 2 and token == self._pending else 0
         candidates = [one for one in self.coordinators[-2:] if one.epoch >= known]

@@ -140,7 +140,8 @@ def test_expiry_looks_at_so_many_ids_and_goes_on_from_there(shard: Callable[...,
     for name in names:
         driver.started(transactional_id=name)
     driver.now_ms += driver.limits.transactional_id_expiration_ms
-    # Two used since then are skipped, the others are found; one comes after the sweep's position.
+    # A step of the sweep checks two ids; the first two are in use again. An id that begins during
+    # the sweep ("late") is checked by the next one.
     identities = [driver.started(transactional_id=name) for name in names[:2]]
     assert driver.ask(ExpireTransactionalIds()) == ExpireTransactionalIdsResult((), more=True)
     driver.started(transactional_id="late")

@@ -1,4 +1,4 @@
-"""A budget approximates its ids' memory: ``docs/operating.md`` documents it as memory."""
+"""The memory that a budget counts is near the real one (docs/operating.md promises memory)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ENOUGH = 8 << 20
 
 
 class Shard:
-    """A machine with its records replayed, and with the timers of the daemon."""
+    """A machine that replays its records, and timers of the kind that the daemon uses."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.memory = Account()

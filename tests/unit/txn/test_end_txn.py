@@ -62,7 +62,7 @@ TV1_CELLS = [
 
 
 def _placed(shard: Callable[..., Driver], where: TransactionState, tv: int) -> Driver:
-    """Return a shard with the given state; a prepared one is being completed."""
+    """Return a shard with an id in this state; its markers, if any, are held back."""
     driver = shard(hold=True)
     driver.place(metadata(where, identity=STORED, tv=tv))
     return driver
@@ -253,7 +253,7 @@ def test_tv2_abort_of_nothing_orders_no_partition_but_completes(
 def test_a_tv1_commit_is_not_confirmed_to_the_producer_it_fenced(
     shard: Callable[..., Driver],
 ) -> None:
-    """Kafka takes the epoch below a TV1 commit for a TV2 retry of it."""
+    """Kafka takes the fenced epoch, one below a TV1 commit's, for a TV2 retry of that commit."""
     driver = shard()
     zombie = driver.started()
     driver.begin(zombie, tv=0)

@@ -83,7 +83,7 @@ def test_relations(
         ((4, 32_766), (5, 0), None, EpochClaim.FENCED),
         ((5, 32_765), (5, 32_766), (5, 32_765), EpochClaim.REPEAT),
         ((5, 32_765), (5, 32_766), None, EpochClaim.FENCED),
-        # The former producer id with the present one's epoch is not the owner.
+        # The previous producer id with the current id's epoch is not the owner.
         ((4, 32_766), (5, 32_766), (5, 32_765), EpochClaim.FENCED),
     ],
 )
@@ -241,7 +241,7 @@ def test_kafka_20090_delayed_abort_does_not_keep_an_expired_producer_at_the_last
 def test_kafka_20090_transaction_left_open_at_the_highest_epoch_recovers(
     shard: Callable[..., Driver], commit: bool
 ) -> None:
-    """A broker with KAFKA-20090 leaves such a record, and a producer that does not know of it."""
+    """A broker with KAFKA-20090 leaves this record; its producer still has the epoch before."""
     driver = shard(hold=True)
     driver.place(metadata(S.ONGOING, identity=ProducerIdentity(500, 32_767), partitions=[A]))
     assert type(driver.end(OLD, commit=commit)) is ProducerFencedError

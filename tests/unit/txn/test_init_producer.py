@@ -310,7 +310,7 @@ def test_takeover_without_a_producer_id_completes_and_says_so(shard: Callable[..
 def test_a_producer_that_takes_over_itself(
     shard: Callable[..., Driver], tv: int, answer: type
 ) -> None:
-    """As when Kafka's client repeats the request: a TV1 fence refuses it, a TV2 one does not."""
+    """As if Kafka's client had retried after CONCURRENT_TRANSACTIONS: only TV1 fences it."""
     driver = shard(transaction_version=tv)
     driver.place(metadata(S.ONGOING, tv=tv))
     assert type(driver.init(ProducerIdentity(500, 5))) is answer

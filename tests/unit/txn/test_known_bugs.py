@@ -1,4 +1,4 @@
-"""Failures of other brokers as scenarios (for those near the last epoch: test_epochs)."""
+"""Bugs of other brokers as scenarios; test_epochs has those near the last epoch."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ RETRIED += ["NOT_ENOUGH_REPLICAS_AFTER_APPEND", "REQUEST_TIMED_OUT", "KAFKA_STOR
 
 
 class Bench:
-    """Queues with leaders and coordinator epochs that a test moves."""
+    """Marker queues; a test changes the partitions' leaders and the coordinator epochs."""
 
     def __init__(self) -> None:
         self.leaders: dict[TopicPartition, int | NoDestination] = {A: 1, B: 2, C: 2}
@@ -267,7 +267,7 @@ def test_a_shard_takes_its_markers_with_it(bench: Bench) -> None:
 
 
 def test_an_answer_to_the_former_transaction_says_nothing_of_this_one(bench: Bench) -> None:
-    """Under TV1 both have the same identity."""
+    """Under TV1 both transactions have the same producer id and epoch."""
     former, this = ending(number=1), ending(number=2)
     bench.add(former)
     next_requests = bench.next_requests()

@@ -109,7 +109,7 @@ class Cluster:
         self.controller = Controller(self.settings, self.image, self.now_ms)
 
     def pass_time(self, ms: int, *, beating: Iterable[int] = ()) -> None:
-        """Advance the clock by ``ms``: the ``beating`` brokers send heartbeats, due tasks run."""
+        """Advance the clock; ``beating`` brokers heartbeat each second, and due tasks run."""
         beating = tuple(beating)
         end = self.now_ms + ms
         while self.now_ms < end:

@@ -54,7 +54,7 @@ class Index(dict[Acl, UUID]):
 
 
 class Cluster(cluster_driver.Cluster):
-    """A controller, its ACLs by value, and ids in order."""
+    """A controller that gives ACLs consecutive ids; ``index`` maps its ACLs to their ids."""
 
     def __init__(self, **limits: int) -> None:
         super().__init__((), settings=replace(SETTINGS, acl_limits=AclLimits(**limits)))
@@ -177,7 +177,7 @@ def test_deletion_of_more_acls_than_a_request_may_change_is_refused() -> None:
 
 
 def test_matches_of_all_filters_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Equal filters match the same ACLs, and the response has each ACL once per filter."""
+    """An ACL counts once for each filter that matches it, as the response lists it that often."""
     monkeypatch.setattr(acls, "MAX_MATCHES_TOLD", 6)
     cluster = Cluster()
     cluster.create_acls(acl("a"), acl("b"))

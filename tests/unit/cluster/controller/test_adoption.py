@@ -1,4 +1,4 @@
-"""Topics created together with the partition directories that already exist for them."""
+"""Creation of topics whose partition directories already exist on this node's broker."""
 
 from __future__ import annotations
 

@@ -272,7 +272,7 @@ def test_controlled_shutdown_moves_leaders_and_waits_for_the_others() -> None:
         PartitionChangeRecord(cluster.image.topics["a"].topic_id, 0, isr=(1,), leader=1),
         PartitionChangeRecord(cluster.image.topics["a"].topic_id, 1, isr=(1,)),
     ]
-    # The other brokers have not applied that record yet.
+    # The other brokers have not applied the controlled shutdown's records yet.
     assert not cluster.beat(0, want_shut_down=True).should_shut_down
     cluster.beat(1)
     assert not cluster.beat(0, want_shut_down=True).should_shut_down

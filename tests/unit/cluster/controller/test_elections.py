@@ -1,4 +1,4 @@
-"""Leader elections of ReplicationControlManager, on request and on its own initiative."""
+"""ReplicationControlManager's elections: ElectLeaders, and those that the controller starts."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_maybe_elect_unclean_leaders_sweeps_when_the_setting_comes() -> None:
 
 
 def test_who_is_left_alone_is_elected_when_the_setting_comes() -> None:
-    """On ZooKeeper the controller no longer knows brokers that are gone."""
+    """On ZooKeeper a broker without a session has no registration."""
     cluster = Cluster((0, 1))
     cluster.create("a", [0, 1])
     cluster.alter_isr("a", [0])
@@ -222,7 +222,7 @@ def test_no_balance_without_auto_leader_rebalance() -> None:
 
 
 def test_who_becomes_active_again_asks_once_for_each_partition() -> None:
-    """Pending elections of a former term are found again, unless another controller held them."""
+    """Each ``begin`` replaces the election queue by the image's leaderless partitions."""
     cluster = Cluster()
     cluster.create("a", [0], [1])
     cluster.fence(0, 1)

@@ -1,6 +1,6 @@
 """Client quotas as the controller changes them (``cluster/controller/quotas.py``).
 
-The scenarios come from Kafka's ClientQuotaControlManagerTest; others interleave several requests.
+Most scenarios come from Kafka's ClientQuotaControlManagerTest; others interleave requests.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """SCRAM credentials as the controller changes them (``cluster/controller/scram.py``).
 
-The scenarios come from Kafka's ScramControlManagerTest; others interleave several requests.
+Most scenarios come from Kafka's ScramControlManagerTest; others interleave requests.
 """
 
 from __future__ import annotations

@@ -175,7 +175,7 @@ async def test_all_numbers_of_a_topic_at_the_same_end(tmp_path: Path, largest: b
 
 
 async def test_a_setting_of_the_broker_that_contradicts_a_topics_own(tmp_path: Path) -> None:
-    """Each is valid by itself: the topic keeps its own and is cleaned once both allow it."""
+    """Each setting is valid by itself, and cleaning waits until both of them permit it."""
     await bear(
         tmp_path,
         {"t": {"min.compaction.lag.ms": "1000"}},

@@ -322,8 +322,8 @@ def test_what_a_client_of_another_broker_creates_counts_against_its_quota(
         first, second = create("alice"), create("alice")
         assert first == {"wait": 0, "error": "none"}
         assert second["error"] == "throttling_quota_exceeded"
-        assert second["wait"] > 60_000  # milliseconds: a hundred at one a second, less the burst
-        # An old client waits after the response; the broker that forwards for others does not.
+        assert second["wait"] > 60_000  # ms, for 100 mutations at 1 per second, less the burst
+        # An old client waits only after the response; the broker's connection to here is not muted.
         old = create("alice", 5)
         assert old["error"] == "none"
         assert old["wait"] > second["wait"]

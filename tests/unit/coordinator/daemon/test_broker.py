@@ -103,7 +103,7 @@ async def test_a_directory_that_can_not_be_used(tmp_path):
     [
         (["python-3/", "photos-0/"], "photos-0"),
         (["notes.txt"], "notes.txt"),
-        # Either its identity or the log of all its topics is lost.
+        # A directory that lacks meta.properties, and one that lacks the metadata log.
         (["__cluster_metadata-0/", "orders-0/"], "__cluster_metadata-0"),
         (["meta.properties", "orders-0/"], "orders-0"),
     ],

@@ -24,7 +24,7 @@ TOPIC_ID = UUID(int=7)
 OURS = 1
 """The leader epoch after the second start."""
 COUNT = 600
-"""More partitions than one time slice makes leaders or followers of."""
+"""So many partitions become leaders or followers in more than one turn."""
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def fetch(client: Cluster, leader_epoch: int, **more: Any) -> tuple[dict[str, An
 
 
 def test_fenced_fetch_names_this_broker_as_the_leader(broker: BrokerThread) -> None:
-    """KIP-951: the port is right although the registration has none, being made before the bind."""
+    """KIP-951: the response has the bound port, which the earlier registration lacks."""
     host, _, port = broker.bootstrap.rpartition(":")
     with Cluster(broker.bootstrap) as client:
         answer, part = fetch(client, OURS - 1)

@@ -1,4 +1,4 @@
-"""Collections look at new objects only, and no frozen object is part of a cycle."""
+"""Garbage collections traverse new objects only, and no frozen object is part of a cycle."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ def test_it_comes_back_to_its_cluster(tmp_path: Path) -> None:
             assert leads(two, "t")() in {2, 3}
             leader = two if leads(two, "t")() == 2 else third
             assert await append(leader, "t", b"b") == 1
-            # With so long a session the broker cannot be waiting for the end of the old one.
+            # A broker that waited for the end of its former session would exceed the test's limit.
             again = combined(tmp_path, at[1], **{"broker.session.timeout.ms": "600000"})
             async with again:
                 await until_true(lambda: isr(leader, "t")() == {1, 2, 3}, "it follows")

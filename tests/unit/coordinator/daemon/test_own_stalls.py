@@ -85,7 +85,7 @@ async def test_retention_that_lets_thousands_of_segments_go(tmp_path: Path) -> N
             await asyncio.sleep(0)
         assert broker._maintenance is not None
         with watched_loop() as watch:
-            # A task of its own, since the watch measures the turns of tasks.
+            # Run it as a separate task: the watch measures the steps of tasks.
             await asyncio.create_task(broker._maintenance.run_retention(partition))
         watch.check()
         assert partition.log_start_offset == SEGMENTS

@@ -14,7 +14,7 @@ from tests.support.daemon import ROOT
 from tests.support.raw import encode
 
 LARGEST_PIECE = 8
-"""The most modules that one step may import: one, and its own imports."""
+"""The most modules that one step may import: the named one and those that it imports."""
 
 PREPARED = """
 import asyncio, json, sys

@@ -209,7 +209,7 @@ def test_no_image_of_a_large_request_allows_what_none_of_its_ends_allows(guarded
 
 
 def test_all_pieces_of_a_request_are_decided_in_view_of_what_it_was_checked_in(guarded, admin):
-    """A request between two pieces of another one does not use up its share of the limit."""
+    """ACLs created between two pieces of a request do not use up that request's share."""
     controller = guarded.services.active_controller.machine
     settings = controller.settings
     limits = replace(settings.acl_limits, max_acls=5_300)

@@ -19,7 +19,7 @@ from tests.support.waits import until
 from tests.unit.coordinator.on_faulty_disk import running
 
 NODE = 3
-"""Return the node id of the broker to which ``client`` is connected."""
+"""The node id of the broker."""
 
 TOPIC, BROKER, LOGGER, METRICS, GROUP = 2, 4, 8, 16, 32
 PREFERRED, UNCLEAN = 0, 1

@@ -141,7 +141,7 @@ def test_who_fetches_too_much_gets_nothing_and_has_taken_nothing(broker, admin, 
     for _ in range(10):
         admin.produce(topic, [b"x" * 1000])
     with limited(broker, admin, clock, consumer_byte_rate=300) as client:
-        # One response exceeds no whole window's quota.
+        # A response is limited to what the quota permits in a whole window.
         first = fetched(broker, client, topic)
         records = first["responses"][0]["partitions"][0]["records"]
         assert first["throttle_time"] == 0
@@ -303,7 +303,7 @@ def sent(client: Cluster, topic: str, data: bytes, acks: int = -1) -> None:
 
 @pytest.mark.parametrize("acks", [-1, 0])
 def test_time_in_threads_is_paid_back(broker, admin, clock, topic, acks):
-    """Threads' time throttles for more than the loop's maximum of a second, even without acks."""
+    """For time in threads the throttle time may exceed a second, and it applies with acks=0 too."""
     quotas = broker.served.services.quotas
     with limited(broker, admin, clock, request_percentage=0.01) as client:
         sent(client, topic, most_records(Codec.ZSTD, 20_000), acks)
@@ -337,7 +337,7 @@ def test_time_in_threads_of_a_client_that_has_gone_is_counted(broker, admin, clo
 
 @pytest.mark.slow
 def test_percentage_is_kept_over_some_seconds_by_checks_in_threads(tmp_path):
-    """Compare with the processor time that the operating system reports for the threads."""
+    """The quota holds for the processor time that the operating system reports for the threads."""
     percent, seconds = 20, 8.0
     config = {"quota.window.num": "2", "quota.window.size.seconds": "1"}
     data = most_records(Codec.ZSTD, 60_000)
@@ -358,7 +358,7 @@ def test_percentage_is_kept_over_some_seconds_by_checks_in_threads(tmp_path):
         elapsed = time.monotonic() - since
     print(f"{took:.2f} s of {elapsed:.2f} s, {len(throttles)} batches")
     assert sum(throttles) > 1000
-    # The first window's share comes on top.
+    # In the first window the client may use its share before it is throttled.
     assert took <= percent / 100 * (elapsed + 2)
 
 
@@ -385,7 +385,7 @@ def test_time_on_the_loop_is_that_of_the_request(broker, admin, clock):
             client.call("list_groups", 4)
             client.call("delete_topics", 5, topic_names=["nowhere"])
         assert spent() > one
-        # The unit is percent of a second, of which twenty small requests take little.
+        # Twenty small requests take less than a second of processor time (100 percent).
         assert spent() < 100
 
 

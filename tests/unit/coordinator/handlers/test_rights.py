@@ -52,7 +52,7 @@ def names_of(answer: Answer, field: str = "topics", name: str = "name") -> list[
     return [one[name] for one in answer[field]]
 
 
-# --- topics by id, and names that are none --------------------------------------------------------
+# --- topics by id, and invalid names --------------------------------------------------------------
 
 
 def produce_by_id(client: Cluster, topic_id: uuid.UUID) -> list[str]:
@@ -454,7 +454,7 @@ def test_what_is_refused_does_not_end_the_wait_for_the_rest(
 
 
 class Producer:
-    """A transactional producer of ``User:ANONYMOUS``; versions 12 and 5 are of transactions v2."""
+    """A producer of ``User:ANONYMOUS``; with ``version`` 2 it skips AddPartitionsToTxn (TV2)."""
 
     def __init__(self, client: Cluster, tid: str, *, version: int) -> None:
         self.client, self.tid, self.version = client, tid, version

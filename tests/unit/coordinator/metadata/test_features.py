@@ -154,7 +154,7 @@ async def test_records_of_the_coordinator_follow(tmp_path: Path, version: int, f
 
 @pytest.mark.parametrize(("version", "epoch"), [(0, 2), (2, 2)])
 async def test_takeovers_follow_without_a_restart(tmp_path: Path, version: int, epoch: int) -> None:
-    """With TV1 the fence is an abort at the next epoch; TV2 fences by other means."""
+    """A takeover uses the new transaction version at once, also for a transaction begun before."""
     services = await Services(tmp_path).start()
     services.topic("t")
     finish(services.txns.open_in_steps())

@@ -283,7 +283,7 @@ async def test_refused_flush_is_an_error_and_a_later_one_makes_the_change_durabl
     start = node.log.partition.log_start_offset
     node.log.compact(0)
     assert node.log.partition.log_start_offset == start, "no snapshot of what may be lost"
-    # The records are in the log, where later ones follow them.
+    # The refused topic stays: its records are in the log, and later records follow them.
     assert list(node.log.topics) == ["a", "b"]
     fs.fails = {}
     create_topic(node.log, "c", 1, {})

@@ -225,7 +225,7 @@ def each_end(
     judge: Callable[[MemoryDisk], None],
     losses: int = 1,
 ) -> int:
-    """Judge the disk after a kill and power losses at each step of ``run``; return their number."""
+    """Judge the disk after a kill and power losses at each step; return the number of losses."""
     disk = before.after_kill()
     run(disk)
     loss, count = before.base(), 0

@@ -199,7 +199,7 @@ async def test_lag_is_what_a_reader_can_still_get(tmp_path: Path) -> None:
 
 
 async def test_a_hanging_transaction_is_told(tmp_path: Path) -> None:
-    """Its coordinator has no record of it: the state's topic was lost, the log was not."""
+    """The partition has an open transaction of which its coordinator has no record."""
     async with serving(tmp_path) as broker:
 
         def leave_one(cluster: Cluster) -> None:
@@ -333,7 +333,7 @@ async def test_a_client_that_has_to_wait_is_told_of(tmp_path):
         assert total == pytest.approx(waits[0], abs=0.01)
         assert total > 0.4
         assert value(values, "fencepost_connections_waiting") == 0
-        # The names of jmx_exporter and others repeat none of it.
+        # The metrics under other exporters' names have no sum over all clients.
         assert not [name for name, labels in values if "quota" in name and not labels]
 
 

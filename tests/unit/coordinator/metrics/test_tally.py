@@ -96,7 +96,7 @@ def test_a_tally_counts_what_readers_get(
         if rng.random() < 0.02:
             life.restart()
             partition = life.partition
-            # As after a broker's start: from the offset of the slowest reader.
+            # After a start the broker counts from the offset of the slowest reader.
             decided = PartitionTally(
                 partition, rng.randint(0, partition.last_stable_offset), 0, aborts=True
             )

@@ -77,7 +77,7 @@ class OtherBroker:
 
 
 def versions(request: Request, **served: tuple[int, int]) -> Entity:
-    """Return an ApiVersions response with these APIs, named as in :class:`ApiKey`, and itself."""
+    """Return an ApiVersions response with ApiVersions and ``served``, which has ApiKey names."""
     make = response_factory(ApiKey.API_VERSIONS, request.api_version)
     ranges = {"API_VERSIONS": (0, 4), **served}
     return make.message(

@@ -253,7 +253,7 @@ async def test_a_frozen_controller_holds_nothing_up_once_another_is_known() -> N
 
 
 async def test_what_a_controller_does_not_take_is_not_sent_to_it() -> None:
-    """Ignore the API versions it advertises; the next controller may support the API."""
+    """``takes`` overrides the advertised APIs. The next controller may support the API."""
     controllers = [await controller_that_says(number) for number in (1, 2)]
     known = [controllers[0].port]
     channel = RemoteControllerChannel(

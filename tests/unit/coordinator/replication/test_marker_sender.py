@@ -142,7 +142,7 @@ async def test_kafka_20322_marker_for_an_older_broker_is_sent_in_its_version(pai
 
 @pytest.mark.parametrize("code", [ErrorCode.not_leader_or_follower, None])
 async def test_what_fails_is_sent_again(pair: Pair, code: ErrorCode | None) -> None:
-    """A new leader that is unaware of its election answers so; with None it hangs up."""
+    """The leader does not know of its election yet, or it closes the connection (None)."""
     pair.codes = [code, code]
     await pair.commit()
     await pair.completes()

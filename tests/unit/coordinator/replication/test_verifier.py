@@ -185,7 +185,7 @@ async def test_without_a_coordinator_a_producer_comes_again(pair: Pair) -> None:
 
 
 async def test_a_transaction_that_is_being_completed_is_asked_for_again(pair: Pair) -> None:
-    """Only for implicit adds, and only until a limit."""
+    """With TV2 the leader retries CONCURRENT_TRANSACTIONS up to a limit."""
     pair.codes = [ErrorCode.concurrent_transactions] * 2
     assert await pair.produce(12) is ErrorCode.none
     assert len(pair.bodies) == 3

@@ -85,7 +85,7 @@ async def test_more_work_is_done_without_a_pause_and_a_stop_waits_for_no_pause()
     await until_true(lambda: left == 0, "all is done")
     await asyncio.wait_for(task.stop(), 30)
     assert left == 0
-    # A task may start with a delay and be stopped before that is over.
+    # A stop during the delay before the first round does not wait for its end.
     task.start(first_ms=FOREVER_MS)
     await asyncio.wait_for(task.stop(), 30)
     assert left == 0

@@ -93,7 +93,7 @@ async def test_an_effect_waits_for_its_cause(bench: Replicated) -> None:
     await bench.replicate(1)
     assert bench.effects == [Tell("a")]
     assert bench.table() == {"a": "complete"}
-    # The report was written in a turn of its own, for which the response waits as well.
+    # The report of the effect appends a record; the response waits until that is committed too.
     assert not done.done()
     await bench.replicate(2)
     assert done.result() == "done"

@@ -650,7 +650,7 @@ def test_the_fast_authorizer_is_the_slow_one(seed):
             before.changed(removed=[*gone, drawn(draw), *gone], added=dict.fromkeys(more, NO_ID))
         )
         rules = list(dict.fromkeys([*(one for one in rules if one not in gone), *more]))
-        # The additional rule that was removed may have been in the table.
+        # ``removed`` had a random rule as well, which may have been in the table.
         rules = [one for one in rules if one in of.rules]
         assert of.rules.count == len(rules)
         assert all(one in before for one in known)

@@ -71,7 +71,7 @@ JAVA = [
 """Subjects in DER, each with the name that ``X500Principal.getName(RFC2253)`` returns."""
 
 OURS = [("300f310d300b06035504031e0400fc20ac", "CN=ü€")]
-"""From UTF-16 Java takes single bytes, zeros included; no user can have such a name."""
+"""Not as in Java, which reads each byte of a BMPString as a character, zeros included."""
 
 
 @pytest.mark.parametrize(("der", "name"), [*JAVA, *OURS])

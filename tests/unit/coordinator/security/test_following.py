@@ -1,4 +1,4 @@
-"""Brokers apply changes of rules and quotas by their cluster's controller."""
+"""Brokers apply the changes of ACLs and quotas that their cluster's controller makes."""
 
 from __future__ import annotations
 

@@ -215,7 +215,7 @@ def test_a_record_that_is_not_understood_is_not_shown() -> None:
 
 
 def test_a_stand_in_is_like_a_user(tmp_path: Path) -> None:
-    """It costs as much as a real user, never changes, and has no password."""
+    """The credentials of an unknown name cost as much, never change, and match no password."""
     users = users_in(tmp_path)
     assert users.stand_in("x", SCRAM_SHA_256).iterations == 4096
     give(users, "alice", "right", SCRAM_SHA_256, iterations=9_000)

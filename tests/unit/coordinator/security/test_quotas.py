@@ -1,4 +1,4 @@
-"""Rates, token buckets and budgets by a manual clock: shared quotas and throttle times.
+"""Rates, token buckets and budgets on a manual clock: shared quotas and throttle times.
 
 The scenarios come from Kafka's ``RateTest``, ``TokenBucketTest``, ``ClientQuotaManagerTest``,
 ``ClientRequestQuotaManagerTest`` and ``ControllerMutationQuotaManagerTest``.

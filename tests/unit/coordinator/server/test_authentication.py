@@ -291,7 +291,7 @@ def test_another_nonce_in_the_last_message(enabled: Mapping[str, Mechanism], ben
 
 @pytest.mark.parametrize("user", ["alice", "nobody"])
 def test_somebody_else_is_nobody_more(enabled: Mapping[str, Mechanism], user: str) -> None:
-    """Existing users and unknown ones get the same response."""
+    """Naming another user as authzid gets the same response whether that user exists or not."""
     desk = Desk(enabled)
     desk.handshake("SCRAM-SHA-256")
     told = desk.token(f"n,a=bob,n={user},r=nonce".encode())

@@ -1,4 +1,4 @@
-"""Connection limits by a manual clock, and a listener's behaviour over sockets.
+"""Connection limits on a manual clock, and a listener's behaviour over sockets.
 
 The scenarios come from Kafka's ``ConnectionQuotasTest`` and ``DynamicConnectionQuotaTest``.
 """

@@ -36,7 +36,7 @@ LARGE_BYTES = 3 * PIECE_BYTES + 1
 
 
 async def echo(asked: HttpRequest) -> HttpResponse:
-    """Respond by path."""
+    """Return the response for the request's path."""
     match asked.path:
         case "/fails":
             raise RuntimeError("on purpose")

@@ -107,7 +107,7 @@ class Led:
             self.offline.append(one)
 
     def renew(self) -> None:
-        """Start over with another topic and empty records of calls."""
+        """Start over with a new topic; forget the recorded calls and ISR changes."""
         self.topic = self.create(unique("t"))
         self.recreate()
         for kept in (self.changes, self.following.log, self.offline):
@@ -128,7 +128,7 @@ class Led:
         return name
 
     def recreate(self) -> None:
-        """Adopt the id of the topic that now has the name, which is in no image yet."""
+        """Look up the topic id again, after the topic was created or recreated under its name."""
         metadata = self.broker.services.metadata
 
         def known() -> uuid.UUID:
@@ -224,7 +224,7 @@ class Led:
         directories: tuple[uuid.UUID, ...] = (),
         alone: str | None = None,
     ) -> None:
-        """Do the same on the broker's loop; topic ``alone`` has its only replica on broker 1."""
+        """Apply the image on the broker's loop; topic ``alone`` has its only replica here."""
         part = PartitionRegistration(
             replicas, isr, leader, leader_epoch, partition_epoch, directories
         )

@@ -105,7 +105,7 @@ def test_the_high_watermark_waits_for_enough_replicas(led):
 
 
 def test_what_is_refused_of_a_producer_is_not_overtaken(led):
-    """Its next batches are in flight when replicas return, or when this broker becomes leader."""
+    """A batch in flight behind a refused one must not be appended before it is sent again."""
     first, second = (
         batch([b"v"], producer_id=7, producer_epoch=0, sequence=sequence) for sequence in (0, 1)
     )
@@ -191,7 +191,7 @@ def test_the_isr_shrinks_below_the_minimum_while_a_write_waits(led):
 
 
 def test_a_shrunken_isr_commits_what_waits(led):
-    """KAFKA-13091: the answer moves the high watermark, and the producer gets its response."""
+    """KAFKA-13091: the committed shrink advances the high watermark and completes acks=all."""
     led.image(replicas=(1, 2), isr=(1, 2))
     led.fetch(2, 0)
     producer = led.begin_produce()
@@ -462,7 +462,7 @@ def test_a_replica_joins_at_the_high_watermark(led):
 
 
 def test_a_refused_change_lets_the_leader_go_on(led):
-    """§6.17: INELIGIBLE_REPLICA restores the committed ISR."""
+    """INELIGIBLE_REPLICA restores the committed ISR."""
     led.image(replicas=(1, 2), isr=(1,))
     led.fetch(2, 0)
     led.append(b"a")
@@ -522,7 +522,7 @@ def test_an_older_image_changes_nothing_and_a_newer_one_disturbs_no_fetcher(led)
 
 
 def test_a_follower_becomes_leader_with_its_own_high_watermark(led):
-    """§6.9: its high watermark may be lower than the one clients have seen."""
+    """A new leader's high watermark may be lower than the one that clients have seen."""
     led.image(leader=2, leader_epoch=1, partition_epoch=1)
     led.run(lambda: led.partition.append_as_follower(batch([b"a", b"b"]), 1))
     assert led.marks == (0, 2)
@@ -650,7 +650,7 @@ def test_a_client_is_sent_to_the_nearest_replica_in_sync(tmp_path):
         assert led.read(0, rack_id="r2")["preferred_read_replica"] == -1  # the leader is as near
         hidden = {**near, 1: registration(1), 2: registration(2, listener="OTHER", rack="r2")}
         led.image(isr=(1, 2), partition_epoch=2, brokers=hidden)
-        assert led.read(0, rack_id="r2")["preferred_read_replica"] == -1  # no way there
+        assert led.read(0, rack_id="r2")["preferred_read_replica"] == -1  # not on its listener
 
 
 def test_a_throttled_replica_outside_of_the_isr_waits(led):

@@ -27,7 +27,7 @@ from tests.unit.coordinator.zookeeper.kept_znodes import TOPICS, Znodes
 
 
 class Broker:
-    """A broker's access to them, and its image."""
+    """A broker's :class:`SecurityZnodes`, and the image that results from what it reads."""
 
     def __init__(self) -> None:
         self.session = Znodes()

@@ -1,4 +1,4 @@
-"""Changes that a broker decides on by itself, beside the changes of other clients and brokers."""
+"""A broker's own changes of ACLs, quotas and settings in ZooKeeper, amid those of others."""
 
 from __future__ import annotations
 
@@ -129,8 +129,8 @@ async def test_acl_that_another_broker_creates_during_a_deletion_stays(services:
     znodes.deny("first", ["a"])
     await node.access.reload()
     work = begin(deletion(services))
-    await asyncio.wait({next(work)}, timeout=10)  # it knows the changes of others
-    next(work)  # and has taken the image
+    await asyncio.wait({next(work)}, timeout=10)  # the broker has read the newest znodes
+    next(work)  # and the steps have taken its image
     znodes.deny("second", ["b"])
     await node.access.reload()
 
@@ -149,8 +149,8 @@ async def test_acl_that_another_broker_deletes_during_a_deletion_is_no_error(
     znodes.deny("first", ["a"])
     await node.access.reload()
     work = begin(deletion(services))
-    await asyncio.wait({next(work)}, timeout=10)  # it knows the changes of others
-    next(work)  # and has taken the image
+    await asyncio.wait({next(work)}, timeout=10)  # the broker has read the newest znodes
+    next(work)  # and the steps have taken its image
     del znodes.data[f"{TOPICS}/first"]
     await node.access.reload()
 

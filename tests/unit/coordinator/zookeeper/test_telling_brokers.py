@@ -249,7 +249,7 @@ def test_a_leader_that_changes_its_isr_has_its_answer_and_keeps_its_epoch(scene:
 
 
 def test_a_bounced_broker_is_taken_for_dead_first(scene: Scene):
-    """KAFKA-7235: the controller did not see it go, only its new epoch."""
+    """KAFKA-7235: the controller missed the end of the session, and sees only the new epoch."""
     scene.create("t", (1, 2), (2, 1))
     scene.come(1)
     scene.check()
@@ -268,7 +268,7 @@ def test_the_last_of_an_isr_keeps_it_and_leads_again_when_it_comes_back(scene: S
 
 
 def test_a_controller_that_never_saw_a_broker_takes_it_out_of_the_isrs(scene: Scene):
-    """It went with the former controller: ZooKeeper has it in ISRs, but has no znode of it."""
+    """The broker died with the former controller: ISRs have it, and /brokers/ids does not."""
     scene.create("t", (1, 2), (2, 1))
     delta = MetadataDelta(scene.machine.image)
     delta.replay(UnregisterBrokerRecord(1, scene.brokers.pop(1).epoch))
@@ -468,7 +468,7 @@ def test_requests_of_an_old_controller_and_of_a_former_life_are_refused(scene: S
 
 
 def test_what_comes_over_a_connection_that_was_given_up_is_refused(scene: Scene):
-    """Newer requests followed it, and a list of live brokers has no epoch that shows its age."""
+    """A late UpdateMetadata has no epoch that shows that its list of live brokers is outdated."""
     scene.create("t", (1, 2))
     request, request_applier = _last(scene, 6), scene.brokers[1].request_applier
     epoch = request.broker_epoch

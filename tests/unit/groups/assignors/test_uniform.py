@@ -206,7 +206,7 @@ def test_the_registry_is_bounded():
 
 
 def crowd(members: int, topics: int, partitions: int, held: int = 0) -> GroupSpec:
-    """Return members that want every other topic or all; the first owns some of the first topic."""
+    """Return members, half of which want every other topic; the first owns ``held`` partitions."""
     ids = [number.to_bytes(16) for number in range(topics)]
     holds = frozenset((ids[0], index) for index in range(held))
     return GroupSpec(

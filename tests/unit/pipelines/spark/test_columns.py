@@ -267,7 +267,7 @@ def test_what_was_left_on_another_machine_is_no_sign_of_a_shared_folder(
     machine: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     new_spool()
-    # The driver's machine; the task runs where an earlier driver of the query ran.
+    # The driver has moved to another machine; the task runs on the former driver's machine.
     monkeypatch.setattr(spool.tempfile, "tempdir", str(tmp_path_factory.mktemp("driver")))
     made = new_spool()
     here = Path(machine, Path(made.folder).name)

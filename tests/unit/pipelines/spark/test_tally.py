@@ -68,7 +68,7 @@ def test_alike_is_not_the_same(one: list[bytes], other: list[bytes]) -> None:
     assert counted([(None, v, None, 0) for v in one]) != counted(
         [(None, v, None, 0) for v in other]
     )
-    # A value is not a key.
+    # The same bytes as a key and as a value give different checksums.
     assert counted([(v, b"", None, 0) for v in one]) != counted([(b"", v, None, 0) for v in one])
 
 

@@ -103,7 +103,7 @@ def test_a_task_killed_between_sealing_and_acknowledgement_ends_the_attempt(
     child.wait_for_line("^sealed$", deadline_s=PATIENCE_S)
     waiting = process(children, COUNT, folder.folder, "0", folder.folder)
     os.kill(child.pid, signal.SIGKILL)
-    # The waiting task gets the lock, and finds no number.
+    # The waiting task gets the lock, but the killed one has left no sequence numbers.
     assert waiting.wait(PATIENCE_S) == 1
     assert "can't be told" in waiting.tail()
     with pytest.raises(SharedTransactionError, match="amid its write"):

@@ -9,7 +9,7 @@ from tests.sim.invariants import BrokenInvariantError
 
 
 class CompactedRecords:
-    """The records that any replica has shown below its high watermark.
+    """The records that any replica has had below its high watermark.
 
     A replica may lack a record if its key has a later one. Transactional records and markers are
     not tracked, because compaction also removes aborted records and old markers.

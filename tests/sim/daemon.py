@@ -1,4 +1,4 @@
-"""One machine with the whole daemon: started, stopped, killed, frozen, and without power."""
+"""A simulated machine that runs the whole daemon, which can be stopped, killed or lose power."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DATA_DIR: Final = "/data"
 
 
 class Daemon:
-    """A node, its disk, and the broker that runs there or does not."""
+    """A node with its disk and, while its process runs, a broker or a controller."""
 
     def __init__(
         self, wires: Wires, node: Node, config: Mapping[str, Any], disk_ms: tuple[int, int]
@@ -38,28 +38,28 @@ class Daemon:
 
     @property
     def address(self) -> str:
-        """Where clients find it."""
+        """HOST:PORT of the listener for clients."""
         return f"{self.host}:9092"
 
     @property
     def services(self) -> Services | None:
-        """The broker's, while it serves."""
+        """The broker's services while it serves, otherwise None."""
         return self.broker.services if self.broker is not None and self.is_serving else None
 
     @property
     def opened(self) -> Services | None:
-        """The broker's, from the opening of its logs to the end of its shutdown."""
+        """The broker's services from the opening of its logs until it has stopped."""
         if self.broker is None or (self.is_stopping and not self.is_serving):
             return None
         return self.broker._services
 
     @property
     def is_starting(self) -> bool:
-        """Whether there is a process that does not serve yet."""
+        """Whether the process runs and does not serve yet."""
         return self.node.is_up and not self.is_serving and not self.is_stopping
 
     def start(self) -> None:
-        """A process begins, unless there is one."""
+        """Start a process, unless one runs."""
         if self.node.is_up:
             return
         self.wires.powered(self.node)
@@ -84,12 +84,12 @@ class Daemon:
         self.node.say("serves")
 
     def _lost(self, why: BrokerError) -> None:
-        """The broker must stop: it is no member of its cluster."""
+        """Stop the broker, because it can no longer be a member of its cluster."""
         self.node.say(f"must stop: {why}")
         self.stop()
 
     def stop(self) -> None:
-        """Ask the process to stop."""
+        """Begin a clean stop of the process, as SIGTERM does."""
         if self.broker is None or self.loop is None or not self.is_serving or self.is_stopping:
             return
         self.is_stopping = True
@@ -102,13 +102,13 @@ class Daemon:
         await broker.stop()
         self.is_serving = False
         self.node.say("has stopped")
-        # In a turn of its own, for this task must end before its loop does.
+        # This task must end before `kill` ends its loop.
         asyncio.get_running_loop().call_soon(self.kill)
 
     def kill(self, *, power_loss: bool = False, loses_disk: bool = False) -> None:
-        """End the process at once; a power loss may take writes that were not forced.
+        """Kill the process; with ``power_loss``, unsynced writes may be lost.
 
-        One that loses its disk comes back with an empty one.
+        With ``loses_disk``, the next process starts with an empty disk.
         """
         if not self.node.is_up:
             return

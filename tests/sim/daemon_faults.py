@@ -1,4 +1,4 @@
-"""Faults of histories of daemons, and the requests that operators send meanwhile."""
+"""The faults of a history of daemons, and the requests of its operators."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 TOPIC: Final = "t"
 SHORT_LIVED: Final = "r"
-"""A topic that is deleted and made again and again; nothing is promised of it."""
+"""A topic that is repeatedly deleted and created; the final comparison of records skips it."""
 COORDINATORS: Final = 2
-"""Partitions of each topic of coordinators."""
+"""Partitions of ``__consumer_offsets``, and of ``__transaction_state``."""
 MOST_PARTITIONS: Final = 5
 DOWN_MS: Final = 800
 LOOK_MS: Final = 100
 FLAPS: Final = 3
-"""How often a node stands still, one time after the other."""
+"""Pauses of a node in one :meth:`DaemonFaults.flap`."""
 
 FAULTS: Final = (
     "kill",
@@ -45,15 +45,15 @@ OF_CLUSTERS: Final = (
     "kill_coordinator",
     "alter_config",
 )
-"""Added to the faults of clusters."""
+"""Further faults, which need several brokers."""
 
 LOSING: Final = ("lose_disk", "reboot")
-"""Faults of clusters by which acknowledged records may go."""
+"""Faults of clusters after which acknowledged records may be lost."""
 LOSING_STORIES: Final = ("late_incarnation", "late_registration")
 
 
 class DaemonFaults:
-    """Does one thing after the other, of those that the options name."""
+    """Runs faults at random times, one after another, chosen from the names in the options."""
 
     def __init__(self, history: History) -> None:
         self.history, self.options = history, history.options
@@ -62,11 +62,11 @@ class DaemonFaults:
         self.is_over = False
 
     def begin(self) -> None:
-        """Strike for the first time, in a while."""
+        """Schedule the first fault."""
         self.scheduler.after(self.draw.randint(1, self.options.fault_pause_ms), self._strike)
 
     def heal(self) -> None:
-        """Let nothing else go wrong."""
+        """Schedule no further faults."""
         self.is_over = True
 
     def _strike(self) -> None:
@@ -91,17 +91,17 @@ class DaemonFaults:
         self.scheduler.after(self.draw.randint(1, DOWN_MS), one.start)
 
     def kill(self) -> None:
-        """``kill -9``: all that was written stays."""
+        """Kill a node with ``kill -9``, which loses no write."""
         one = self._one()
         one.kill()
         self._back(one)
 
     def kill_leader(self) -> None:
-        """The same for the leader of a partition."""
+        """Kill the leader of a partition with ``kill -9``."""
         self._kill_leader(*self._place())
 
     def kill_coordinator(self) -> None:
-        """The same for the coordinator of transactions or of groups."""
+        """Kill a coordinator of transactions or of groups with ``kill -9``."""
         topic = self.draw.choice((TRANSACTION_STATE, CONSUMER_OFFSETS))
         self._kill_leader(topic, self.draw.randrange(COORDINATORS))
 
@@ -115,14 +115,14 @@ class DaemonFaults:
                 return
 
     def power_loss(self) -> None:
-        """Writes that were not forced are gone, or a part of them."""
+        """Cut the power of a node, which may lose any of its unsynced writes."""
         one = self._one()
         self._lost_records(one)
         one.kill(power_loss=True)
         self._back(one)
 
     def lose_disk(self) -> None:
-        """A broker comes back with an empty disk."""
+        """Kill a broker, and restart it later with an empty disk."""
         one = self._broker()
         if one.node.is_up:
             self._lost_records(one)
@@ -130,7 +130,7 @@ class DaemonFaults:
             self._back(one)
 
     def reboot(self) -> None:
-        """The same at once, and for a while the broker reaches the controller alone."""
+        """Restart a broker at once with an empty disk; for a while it reaches no other broker."""
         one = self._broker()
         if one.node.is_up:
             self._lost_records(one)
@@ -144,7 +144,7 @@ class DaemonFaults:
             self.history.watch.lost_records(one)
 
     def stop(self) -> None:
-        """SIGTERM: a controlled shutdown."""
+        """Stop a node as SIGTERM does; a broker asks for a controlled shutdown."""
         one = self._one()
         one.stop()
         self._wait_for_stop(one)
@@ -156,7 +156,7 @@ class DaemonFaults:
             self._back(one)
 
     def pause(self) -> None:
-        """SIGSTOP, and SIGCONT after a while."""
+        """Suspend a node as SIGSTOP does, and resume it later."""
         node = self._one().node
         if node.is_up and not node.paused_until_ms:
             node.say("is frozen")
@@ -164,7 +164,7 @@ class DaemonFaults:
             node.paused_until_ms = self.scheduler.now + pause_ms
 
     def flap(self) -> None:
-        """A broker stands still again and again, about as long as the lag time."""
+        """Suspend a broker several times, each time for about ``replica.lag.time.max.ms``."""
         node, lag_ms = self._broker().node, self.options.lag_ms
 
         def stall(times: int) -> None:
@@ -178,18 +178,21 @@ class DaemonFaults:
     # --- the network ---
 
     def break_off(self) -> None:
-        """Connections of a node break."""
+        """Break some connections of a node."""
         node = self._one().node
         node.say(f"loses {self.wires.break_some(node)} connections")
 
     def cut(self) -> None:
-        """Nothing comes through from one node to another."""
+        """Drop everything that one node sends to another, for a while."""
         one = self._one().node.name
         other = self.draw.choice([name for name in sorted(self.network.nodes) if name != one])
         self._cut({self.draw.choice(((one, other), (other, one)))})
 
     def isolate(self) -> None:
-        """A broker reaches no other broker, or not the controller; clients still reach it."""
+        """Cut a broker off from all other daemons, or only from the first, usually the controller.
+
+        Clients still reach the broker.
+        """
         one = self._broker().node.name
         others = [daemon.node.name for daemon in self.history.daemons if daemon.node.name != one]
         if self.draw.random() < 0.5:
@@ -210,7 +213,7 @@ class DaemonFaults:
         return TOPIC, self.draw.randrange(self.history.promises.partitions)
 
     def grow(self) -> None:
-        """One more partition."""
+        """Add a partition to the topic."""
         if self.history.promises.partitions < MOST_PARTITIONS:
             self._do(self.history.admin.grow(TOPIC, self.history.promises))
 
@@ -218,19 +221,19 @@ class DaemonFaults:
         return self.draw.sample(range(1, self.options.brokers + 1), self.options.factor)
 
     def reassign(self) -> None:
-        """Other replicas for a partition."""
+        """Reassign a partition to random replicas."""
         self._do(self.history.admin.reassign(self._place(), self._some_replicas()))
 
     def call_off(self) -> None:
-        """No reassignment any longer."""
+        """Cancel the reassignment of a partition."""
         self._do(self.history.admin.reassign(self._place(), None))
 
     def elect_preferred(self) -> None:
-        """Let the first replicas lead."""
+        """Elect the preferred leaders of all partitions."""
         self._do(self.history.admin.elect_leaders(PREFERRED))
 
     def flip(self) -> None:
-        """The leader of a partition changes several times, faster than followers notice."""
+        """Change the leader of a partition several times, faster than followers notice."""
         place, admin = self._place(), self.history.admin
 
         async def flip() -> None:
@@ -244,17 +247,17 @@ class DaemonFaults:
             self._do(flip())
 
     def recreate(self) -> None:
-        """A topic is deleted, and another one of its name is made."""
+        """Delete :data:`SHORT_LIVED`, and create a topic with the same name."""
         pause_ms = self.draw.choice((1, 50, 400))
         self._do(self.history.admin.recreate(SHORT_LIVED, 1, self.options.factor, pause_ms))
 
     def alter_config(self) -> None:
-        """Another setting of the topic."""
+        """Change ``segment.bytes`` of the topic."""
         segment_bytes = str(self.draw.randint(1_000_000, 2_000_000))
         self._do(self.history.admin.configure(TOPIC, **{"segment.bytes": segment_bytes}))
 
     def delete_records(self) -> None:
-        """Cut the beginning of a log."""
+        """Send DeleteRecords up to the start of an acknowledged batch."""
         promises = self.history.promises
         places = sorted(promises.appended)
         if places:

@@ -1,6 +1,6 @@
-"""A broker that stands alone, or a controller and its brokers, with clients, from a seed.
+"""Histories of a standalone broker, or of a controller and its brokers, with clients, from a seed.
 
-All of them are the whole daemon; time, network and disk are simulated.
+Every broker and the controller run the whole daemon; time, network and disk are simulated.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from tests.sim.stories import Stories
 from tests.sim.watch import Watch
 
 START_MS: Final = 1_000
-"""Until then nothing goes wrong."""
+"""The time of the first clients and faults."""
 LIVELY_MS: Final = 1_500
-"""Clients go on so long after the last fault."""
+"""How long clients send further requests after the last fault."""
 CONVERGENCE_MS: Final = 30_000
 WATCH_MS: Final = 10
 CUT_MS: Final = 300
-"""The time between two looks of a controller whether its log has grown, where logs are short."""
+"""The interval of the controller's snapshot checks, with ``Options.snapshot_records``."""
 ELECT_MS: Final = 3_000
 """The pause between two unclean elections at the end of a history that loses records."""
 ELR: Final = "eligible.leader.replicas.version"
@@ -55,11 +55,11 @@ ELR: Final = "eligible.leader.replicas.version"
 
 @dataclass(frozen=True)
 class Options:
-    """One history's settings, faults and clients."""
+    """The settings, faults and clients of one history."""
 
     seed: int
     brokers: int
-    """1: one that stands alone; more have a controller."""
+    """The number of brokers; 1 is a standalone broker, more of them have a controller."""
     factor: int
     min_isr: int
     partitions: int
@@ -73,7 +73,7 @@ class Options:
     transactions: int
     readers: int
     members: tuple[tuple[bool, bool], ...]
-    """Of a group: whether each is of the consumer protocol, and whether it is static."""
+    """For each member of the group: whether it uses the consumer protocol, and is static."""
 
     lag_ms: int = 1_000
     session_ms: int = 1_500
@@ -82,37 +82,37 @@ class Options:
     unclean: bool = False
     """``unclean.leader.election.enable``."""
     is_forced: bool = True
-    """Whether records are forced to the disk before they count, where there are power losses."""
+    """Whether a cluster with power losses flushes each append (``flush.messages=1``)."""
     transactional_members: float = 0.0
     """The share of members that commit in transactions."""
     outage_ms: int = DOWN_MS
-    """How long nodes are frozen and ways of the network cut, at most."""
+    """The longest pause of a node, and the longest cut of the network."""
     in_flight: int = 5
     idempotent: float = 0.5
     """The share of idempotent producers."""
     gives_up: float = GIVES_UP
-    """How often transactional producers begin with a new epoch instead of a second attempt."""
+    """The probability that a transactional producer gets a new epoch instead of retrying."""
     acks: int | None = None
-    """That of all producers; None: each draws its own."""
+    """The acks of all producers that are not idempotent; None: each draws its own."""
     fetch_bytes: int = 1 << 20
-    """The most that a follower fetches at once, beside one batch."""
+    """``replica.fetch.max.bytes`` and ``replica.fetch.response.max.bytes``."""
     snapshot_records: int | None = None
-    """So many records make the controller cut its log; None: as many as the daemon says."""
+    """Records in the metadata log that cause a snapshot; None: the daemon's own rule."""
 
     @property
     def loses(self) -> bool:
-        """Whether acknowledged records may go."""
+        """Whether acknowledged records may be lost."""
         losing = {*LOSING, *LOSING_STORIES, *(() if self.is_forced else ("power_loss",))}
         return self.is_cluster and not losing.isdisjoint(self.faults)
 
     @property
     def is_cluster(self) -> bool:
-        """Whether there are other brokers."""
+        """Whether there are several brokers, and a controller."""
         return self.brokers > 1
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Those of all brokers, and of the controller."""
+        """The settings of all brokers and of the controller."""
         is_forced = "power_loss" in self.faults and (self.is_forced or not self.is_cluster)
         flushes = {"flush.messages": 1} if is_forced else {}
         return {
@@ -142,7 +142,7 @@ class Options:
 
     @property
     def _elects(self) -> dict[str, Any]:
-        """The settings about the controller."""
+        """The settings that concern the controller."""
         return {
             "controller.listener.names": "CONTROLLER",
             "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
@@ -183,7 +183,7 @@ def draw_options(seed: int) -> Options:
         transactional_members=draw.choice((0.0, 0.0, 0.5, 1.0)),
     )
     if is_cluster and draw.random() < 0.25:
-        # Transactions and commits promise nothing where acknowledged records may go.
+        # Lost records may belong to transactions or be commits, so there are neither.
         losing = draw.choice((*LOSING, "power_loss"))
         return replace(
             options,
@@ -201,7 +201,7 @@ def draw_weather(draw: random.Random) -> Weather:
     is_bad = draw.random() < 0.5
     latency_ms = draw.choice(((1, 3), (1, 10), (5, 40)))
     lost = draw.choice((0.0, 0.005, 0.03)) if is_bad else 0.0
-    draw.choice((0.0, 0.05, 0.3))  # so that the other options of a seed stay what they were
+    draw.choice((0.0, 0.05, 0.3))  # unused; keeps the later options of each seed unchanged
     return Weather(
         latency_ms=latency_ms,
         lost=lost,
@@ -211,7 +211,7 @@ def draw_weather(draw: random.Random) -> Weather:
 
 
 def draw_members(draw: random.Random) -> tuple[tuple[bool, bool], ...]:
-    """A group of one protocol, of both, or none."""
+    """Draw the members of a group, which may have one protocol, both, or no members."""
     share, static = draw.choice((0.0, 1.0, 0.5)), draw.choice((0.0, 0.0, 0.5))
     count = draw.choice((0, 1, 2, 3))
     return tuple((draw.random() < share, draw.random() < static) for _ in range(count))
@@ -226,12 +226,12 @@ class Result:
     steps: int
     acknowledged: int
     transactions: int
-    """Committed."""
+    """The number of committed transactions."""
     converged_ms: int
 
 
 class History:
-    """The history."""
+    """One history: its daemons, clients and faults."""
 
     def __init__(self, options: Options, told: Callable[[str], None] | None = None) -> None:
         self.options = options
@@ -276,7 +276,7 @@ class History:
             self.brokers.append(one)
 
     def _joins(self) -> dict[str, Any]:
-        """Make what elects leaders, and return how brokers find it."""
+        """Create the controller; return the settings with which brokers join it."""
         host = self.wires.host_of(self.network.add("ct"))
         joins = {"controller.quorum.bootstrap.servers": f"{host}:9093"}
         self.controller = self._daemon(
@@ -292,17 +292,17 @@ class History:
 
     @property
     def daemons(self) -> list[Daemon]:
-        """All of them."""
+        """The controller, if there is one, and then the brokers."""
         return [*([] if self.controller is None else [self.controller]), *self.brokers]
 
     @property
     def image(self) -> MetadataImage | None:
-        """The controller's, while it serves."""
+        """The controller's metadata image while it serves, otherwise None."""
         services = None if self.controller is None else self.controller.services
         return None if services is None else services.metadata.image
 
     def _look(self) -> None:
-        """Look at all brokers, now and again and again."""
+        """Check the invariants of all brokers now, and repeat this every ``WATCH_MS``."""
         self._look_now()
         self.scheduler.after(WATCH_MS, self._look)
 
@@ -329,21 +329,21 @@ class History:
         return not {"recreate", "forget_offsets"}.isdisjoint(self.options.faults)
 
     def _is_void(self, place: tuple[str, int]) -> bool:
-        """Whether nothing is promised of a partition any longer."""
+        """Return whether a partition may have lost acknowledged records."""
         self._look_now()
         return place in self.watch.void
 
     # --- a history ---
 
     def run(self) -> Result:
-        """Live it, with all checks."""
+        """Play the history, with all checks."""
         options, scheduler = self.options, self.scheduler
         scheduler.say("--", str(options))
         self._start_all()
         if options.is_cluster:
             self._look()
             if options.factor > 1:
-                # One replica alone is led without the machine that has a high watermark.
+                # A sole replica's leader does not use the state machine with a high watermark.
                 self.promises.acknowledged = self._acknowledged
             for one in self.daemons:
                 one.before_end = self._look_now
@@ -410,7 +410,7 @@ class History:
                 nodes=range(1, options.brokers + 1) if draw.random() < 0.5 else (),
             )
         if self._recreates:
-            # A deletion that was not answered may come late, and be the last word.
+            # The topic may be missing at the end: a delayed DeleteTopics may take effect last.
             self._client(
                 Producer,
                 "px",
@@ -439,7 +439,7 @@ class History:
 
     @property
     def members(self) -> list[FramedMember]:
-        """Of the group."""
+        """The members of the group."""
         return [one for one in self.clients if isinstance(one, FramedMember)]
 
     def _start_all(self) -> None:
@@ -460,7 +460,7 @@ class History:
             self.scheduler.run(self.scheduler.now + LOOK_MS)
             self._start_all()
             if self.options.loses and self.scheduler.now % ELECT_MS < LOOK_MS:
-                # Partitions all of whose eligible replicas are gone wait for an operator.
+                # Without an eligible replica a partition has no leader until this election.
                 self.admin.spawn(self.admin.elect_leaders(UNCLEAN))
             waiting = [
                 f"{one.name} waits: {one.waits_for}"
@@ -474,7 +474,7 @@ class History:
         raise BrokenInvariantError(f"{CONVERGENCE_MS / 1000} s after the last fault: {waiting}")
 
     def _unsettled(self) -> list[str]:
-        """List the reasons why the group is not stable, with a reader for each partition."""
+        """Return the reasons why the group has not yet one owner for each partition."""
         members = self.members
         wrong = [
             f"{one.name} is not at work: {one.waits_for}" for one in members if not one.is_working
@@ -485,7 +485,7 @@ class History:
         return wrong
 
     def _judge(self) -> None:
-        """Read everything, and compare."""
+        """Read all partitions, and compare them with the clients' acknowledgements."""
         judge = self._client(Admin, "judge")
         logs: dict[bool, dict[tuple[str, int], dict[int, str]]] = {False: {}, True: {}}
         done: list[bool] = []
@@ -508,7 +508,7 @@ class History:
     async def _read(
         self, judge: Admin, place: tuple[str, int], *, committed: bool
     ) -> dict[int, str]:
-        """A whole partition."""
+        """Read a whole partition; return its values by offset."""
         found: dict[int, str] = {}
         offset, in_vain = 0, 0
         while in_vain < 3:
@@ -525,7 +525,7 @@ class History:
         return found
 
     def close(self) -> None:
-        """Let go of everything."""
+        """End all nodes, and the tasks of all daemons and clients."""
         for node in self.network.nodes.values():
             node.end()
         for one in (*self.daemons, *self.clients):
@@ -538,7 +538,7 @@ def judge_logs(
     committed: dict[tuple[str, int], dict[int, str]],
     void: set[tuple[str, int]],
 ) -> None:
-    """Compare promises with logs, except in void partitions."""
+    """Compare acknowledgements with logs, except in partitions that may have lost records."""
     for place, log in logs.items():
         if place in void:
             continue
@@ -557,7 +557,7 @@ def judge_logs(
                     )
         for name, sent in promises.in_order.items():
             of_producer = [log[at] for at in sorted(log) if log[at].startswith(f"{name}:")]
-            # Batches that were sent again in another epoch may be there twice.
+            # Batches that were resent in another epoch may be duplicated.
             again = Counter(of_producer) - Counter(dict.fromkeys(of_producer, 1))
             there = [*dict.fromkeys(of_producer)]
             is_in_order = not there or there == sent[len(sent) - len(there) :]
@@ -578,12 +578,12 @@ def judge_logs(
 
 
 def play(seed: int, told: Callable[[str], None] | None = None) -> Result:
-    """Live through the history of a seed. Raises the failure, with the last events in its notes."""
+    """Play the history of a seed; a failure raises, with the last events in its notes."""
     return live(draw_options(seed), told)
 
 
 def live(options: Options, told: Callable[[str], None] | None = None) -> Result:
-    """The same for options that no seed has drawn."""
+    """Play the history of these options; see :func:`play`."""
     return played(History(options, told), f"make sim WORLD=daemons SEED={options.seed} N=1")
 
 

@@ -1,4 +1,4 @@
-"""Histories of daemons in which bugs on purpose show, by the names of the bugs."""
+"""Options of histories of daemons in which planted bugs show, by the names of the bugs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.sim.bugs import BUGS
 from tests.sim.network import Weather
 
 Directions = Mapping[str, Any]
-"""Options of a history that take the place of those that its seed has drawn."""
+"""Options that replace those that a history's seed has drawn."""
 
 _ALONE: Final = {"brokers": 1, "factor": 1, "min_isr": 1, "faults": ("break_off", "kill")}
 _CLUSTER: Final = {"brokers": 3, "factor": 3, "min_isr": 1, "faults": ("kill", "break_off")}
@@ -140,7 +140,7 @@ _STAGED: Final = {
     "fault_pause_ms": 200,
     "chaos_ms": 6_000,
 }
-"""The ground of stories (``stories``)."""
+"""The options on which the directions for stories build."""
 _JOINS: Final = {**_STAGED, "lag_ms": 500, "elr": False}
 _LATE: Final = {**_JOINS, "faults": ("late_change", "flap"), "weather": Weather(latency_ms=(1, 3))}
 _LATE_FETCH: Final = {
@@ -257,7 +257,7 @@ OF_DAEMONS: Final[Mapping[str, Directions]] = {
     },
     "a consumer is given what another one has not given up": _CONSUMER,
 }
-"""The directions for each bug that daemons are searched for."""
+"""Name of a bug in :data:`BUGS` → its directions; the other bugs are not searched for here."""
 
 _PRODUCT: Final = (
     (
@@ -497,10 +497,10 @@ _PRODUCT: Final = (
         _TXN_CLASSIC,
     ),
 )
-"""Bugs whose lines the models have copies of, in the daemon's own."""
+"""Further bugs, outside of the state machines, with their directions."""
 
 DIRECTED: Final[Mapping[str, tuple[Bug, Directions]]] = {
     **{bug.name: (bug, OF_DAEMONS[bug.name]) for bug in BUGS if bug.name in OF_DAEMONS},
     **{bug.name: (bug, directions) for bug, directions in _PRODUCT},
 }
-"""Bugs that daemons are searched for, with their directions."""
+"""Name → bug and directions, for each bug that is searched for in daemons."""

@@ -1,7 +1,7 @@
-"""Clients that speak real frames to real brokers, and note acknowledged requests.
+"""Clients that send requests to simulated brokers, and record what is acknowledged.
 
-Each lives on a node and a loop of its own and uses Fencepost's asynchronous client, so that its
-connections, its look-ups of leaders and coordinators and its retries are under test as well.
+Each has its own node and event loop. It uses Fencepost's asynchronous client, so that the client's
+connections, metadata lookups and retries are tested as well.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from tests.sim.machine import EPOCH_MS
 from tests.sim.sockets import SocketLoop, Wires
 
 REQUEST_MS: Final = 2_500
-"""How long a client waits for an answer."""
+"""The timeout of a request."""
 BACKOFF_MS: Final = 60
 LOST: Final = None
-"""In the place of an answer that has not come."""
+"""The result of a request without an answer."""
 
 Log = dict[int, str]
 """The values of a partition by offset."""
@@ -34,48 +34,48 @@ Log = dict[int, str]
 
 @dataclass
 class Promises:
-    """Acknowledgements to clients, which are compared with the logs in the end."""
+    """All acknowledgements to clients; the end of a history compares them with the logs."""
 
     appended: dict[Partition, dict[int, tuple[str, ...]]] = field(default_factory=dict)
     """Acknowledged batches by their first offsets."""
     in_order: dict[str, list[str]] = field(default_factory=dict)
     """Values of idempotent producers, in the order in which they were sent."""
     doubtful: set[str] = field(default_factory=set)
-    """Values that a producer sent again in another epoch, for it could not learn their outcome."""
+    """Values that a producer resent in another epoch, because their outcome was unknown."""
     read: dict[Partition, Log] = field(default_factory=dict)
-    """Values that consumers were given."""
+    """Values that consumers read."""
     read_committed: dict[Partition, Log] = field(default_factory=dict)
-    """Those of consumers that read committed transactions alone."""
+    """Values that ``read_committed`` consumers read."""
     deleted: dict[Partition, int] = field(default_factory=dict)
-    """Below these offsets records may have been deleted."""
+    """Offsets below which records may have been deleted."""
     transactions: list[Transaction] = field(default_factory=list)
     committed: dict[Partition, int] = field(default_factory=dict)
     """The greatest offset of the group whose commit was acknowledged."""
     producer_ids: dict[int, str] = field(default_factory=dict)
-    """The producers that ids were given to."""
+    """Producer id → name of the client that got it."""
     offsets: int = 0
-    """Offsets of the group so far: each commit has one of its own, greater than those before."""
+    """The last offset that a member committed; each commit has a new, greater one."""
     aborted: set[int] = field(default_factory=set)
-    """Offsets that were part of transactions whose member has not asked for a commit."""
+    """Offsets of transactions that their member aborts."""
     pending: dict[Partition, int] = field(default_factory=dict)
-    """Acknowledged offsets of transactions that their members have not ended yet."""
+    """Acknowledged offsets of transactions that their members have not yet ended."""
     partitions: int = 1
-    """Of the topic, as far as its admin was told."""
+    """The topic's number of partitions according to the last answer to its admin."""
     generation: int = -1
-    """The greatest one that a member of the group was given."""
+    """The greatest generation that a member of the group got."""
     owners: dict[int, dict[int, str]] = field(default_factory=dict)
-    """The owner of each partition by generation."""
+    """Generation → partition → its owner."""
 
     is_void: Callable[[Partition], bool] = lambda _place: False
-    """Whether nothing is promised of a partition any longer."""
+    """Returns whether a partition may have lost acknowledged records."""
 
     acknowledged: Callable[[Partition, int], None] = lambda _place, _end: None
-    """Called with the end of each batch that was acknowledged with acks=all."""
+    """Called with the end offset of each batch that was acknowledged with acks=all."""
 
     def append(
         self, place: Partition, offset: int, values: tuple[str, ...], *, by_all: bool = False
     ) -> None:
-        """A producer was told so; ``by_all``: with acks=all."""
+        """Record an acknowledged batch; ``by_all``: it was sent with acks=all."""
         if by_all:
             self.acknowledged(place, offset + len(values))
         known = self.appended.setdefault(place, {})
@@ -83,13 +83,13 @@ class Promises:
             raise BrokenInvariantError(f"{place}: {values} and {known[offset]} are at {offset}")
 
     def given_id(self, producer_id: int, name: str) -> None:
-        """A producer was given an id."""
+        """Record a producer id; raise BrokenInvariantError if another producer has it."""
         owner = self.producer_ids.setdefault(producer_id, name)
         if owner != name:
             raise BrokenInvariantError(f"{name} is given the id {producer_id} of {owner}")
 
     def see(self, place: Partition, offset: int, value: str, *, committed: bool) -> None:
-        """A consumer was given so."""
+        """Record a value that a consumer read."""
         if committed:
             self.read_committed.setdefault(place, {})[offset] = value
         known = self.read.setdefault(place, {})
@@ -97,7 +97,7 @@ class Promises:
             raise BrokenInvariantError(f"{place}: {value} and {known[offset]} are at {offset}")
 
     def assign(self, generation: int, member: str, owned: Iterable[int]) -> None:
-        """A member was given partitions."""
+        """Record a member's assignment in a generation."""
         self.generation = max(self.generation, generation)
         known = self.owners.setdefault(generation, {})
         for one in owned:
@@ -113,14 +113,18 @@ class Transaction:
 
     name: str
     written: dict[Partition, list[str]] = field(default_factory=dict)
-    """Acknowledged."""
+    """Values whose append was acknowledged."""
     tried: dict[Partition, list[str]] = field(default_factory=dict)
     commits: bool | None = None
-    """Whether its producer asked for a commit or an abort; None if for neither."""
+    """True if its producer requested a commit, False for an abort, None before either."""
     is_acknowledged: bool = False
 
     def check(self, seen: Mapping[Partition, set[str]], deleted: set[str]) -> None:
-        """Compare with the values that a read_committed consumer sees, and with deleted ones."""
+        """Raise BrokenInvariantError if it is visible only in part, or against its outcome.
+
+        ``seen`` has the values that a ``read_committed`` consumer sees, and ``deleted`` has values
+        below the log start offset.
+        """
         there = {value for values in seen.values() for value in values}
         tried = {value for values in self.tried.values() for value in values}
         written = {value for values in self.written.values() for value in values} - deleted
@@ -136,7 +140,7 @@ class Transaction:
 
 
 class FrameClient:
-    """A process of its own that asks brokers."""
+    """A client process on its own node, which sends requests to brokers."""
 
     def __init__(
         self, wires: Wires, name: str, bootstrap: Sequence[str], failed: Callable[[str], None]
@@ -150,14 +154,14 @@ class FrameClient:
         self.is_stopped = False
         self.is_done = False
         self.is_awaited = True
-        """Whether it must have all answers in the end."""
+        """Whether the client must finish before the history ends."""
         self.waits_for = ""
         self._failed = failed
         with self.loop.running():
             self._client = AsyncWireClient(list(bootstrap), client_id=name, timeout_ms=REQUEST_MS)
 
     def begin(self) -> None:
-        """Live."""
+        """Start the client's task."""
         self.spawn(self._whole_life())
 
     async def _whole_life(self) -> None:
@@ -169,7 +173,7 @@ class FrameClient:
         raise NotImplementedError
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Do something beside; a failure is one of the history."""
+        """Run a coroutine as a task of the client; its exception fails the history."""
 
         def ended(task: asyncio.Task[None]) -> None:
             error = None if task.cancelled() else task.exception()
@@ -183,15 +187,15 @@ class FrameClient:
         return task
 
     def end(self) -> None:
-        """Be gone."""
+        """End the client's tasks."""
         self.loop.end()
 
     async def wait(self, milliseconds: int) -> None:
-        """Sleep."""
+        """Sleep for a simulated time."""
         await asyncio.sleep(milliseconds / 1000)
 
     async def ask(self, api: str, **fields: Any) -> Any:
-        """Return the first answer, errors included; :data:`LOST` if none has come."""
+        """Send a request; return its answer, errors included, or :data:`LOST` without one."""
         self.waits_for = api
         try:
             answer = await self._client.call(api, check=False, **fields)
@@ -204,11 +208,14 @@ class FrameClient:
         return answer
 
     def forget(self) -> None:
-        """Look up leaders and coordinators before the next request."""
+        """Drop cached leaders and coordinators, so that the next request looks them up."""
         self._client.forget()
 
     async def init_producer(self) -> tuple[int, int] | None:
-        """Ask for the next epoch under the client's name: producer id and epoch, if it is given."""
+        """Send InitProducerId; return producer id and epoch, or None after a retriable error.
+
+        The client's name is its transactional id.
+        """
         answer = await self.ask(
             "InitProducerId",
             to_transaction=self.name,
@@ -235,7 +242,10 @@ class FrameClient:
         acks: int = -1,
         transactional_id: str | None = None,
     ) -> dict[Partition, tuple[ErrorCode, int]] | None:
-        """Append to partitions of one leader: error and first offset of each, or nothing."""
+        """Send a Produce request to the leader of the first partition.
+
+        Return error and base offset of each partition, or None without an answer.
+        """
 
         def body(make: RequestFactory) -> Any:
             asked = (
@@ -263,9 +273,10 @@ class FrameClient:
     async def fetch(
         self, place: Partition, offset: int, *, committed: bool, node_id: int | None = None
     ) -> tuple[ErrorCode, list[tuple[int, str]], int] | None:
-        """Read on: error, offsets with values, and the next offset; None if no answer came.
+        """Fetch once from the leader, or from the broker ``node_id``.
 
-        From the leader, or from the broker that is named.
+        Return the error, (offset, value) of each record, and the next offset; None without an
+        answer.
         """
 
         def body(make: RequestFactory) -> Any:
@@ -287,7 +298,7 @@ class FrameClient:
         if answer.error_code:
             return answer.error_code, [], offset
         if not answer.responses:
-            # A client beyond its quota is told nothing but how long to wait.
+            # The answer to a throttled client only has the throttle time.
             await self.wait(answer.throttle_time_ms)
             return None
         row = answer.responses[0].partitions[0]
@@ -304,7 +315,10 @@ class FrameClient:
 def _read(
     data: bytes, offset: int, aborted: list[tuple[int, int]]
 ) -> tuple[list[tuple[int, str]], int]:
-    """Values of a fetch from ``offset`` on, without markers and aborted records."""
+    """Return the visible (offset, value) pairs of fetched bytes, and the next offset.
+
+    Records below ``offset``, control records and aborted records are left out.
+    """
     found: list[tuple[int, str]] = []
     waiting, hidden = sorted(aborted), set[int]()
     for at, header in iter_headers(data):
@@ -323,13 +337,13 @@ def _read(
 
 
 def batch(values: Sequence[str], **stamp: Any) -> bytes:
-    """One batch of these values."""
+    """Encode one batch of these values, without keys."""
     records = [LogRecord(at, EPOCH_MS, None, value.encode()) for at, value in enumerate(values)]
     return encode_batch(records, **stamp)
 
 
 class Producer(FrameClient):
-    """Appends to one partition, and sends unacknowledged batches again."""
+    """Appends to one partition, and resends unacknowledged batches."""
 
     def __init__(
         self,
@@ -353,7 +367,10 @@ class Producer(FrameClient):
         self._sequence = 0
         self._stamp: dict[str, int] = {}
         self._is_sure = False
-        """Whether the last batch was acknowledged: only then several are under way."""
+        """Whether the first batch of the last round was acknowledged.
+
+        Only then the next round may have several batches in flight.
+        """
 
     async def live(self) -> None:
         if self.is_idempotent:
@@ -390,7 +407,7 @@ class Producer(FrameClient):
         return batch(values, **stamp)
 
     async def _send_all(self, left: list[tuple[tuple[str, ...], bytes]]) -> None:
-        """Until all are acknowledged, in their order where it is kept."""
+        """Send batches, and resend the unacknowledged ones until none is left."""
         were_together = False
         while left:
             if self._is_sure and len(left) > 1:
@@ -412,8 +429,8 @@ class Producer(FrameClient):
     ) -> list[tuple[tuple[str, ...], bytes]]:
         """Return the same batches in the producer's next epoch.
 
-        A leader that has started again knows only the last batch of a producer. It refuses an
-        earlier one that it has, so that the client cannot learn whether it was appended.
+        A restarted leader knows only the last batch of a producer. It refuses an earlier batch of
+        its log as out of order, so the client cannot learn whether that batch was appended.
         Source: ``TransactionManager.canRetry``.
         """
         self.node.say("raises its epoch")
@@ -423,7 +440,7 @@ class Producer(FrameClient):
         return [(values, self._encode(values)) for values, _ in left]
 
     async def _send(self, values: tuple[str, ...], data: bytes) -> ErrorCode | None:
-        """Return the error of the answer, or :data:`LOST`."""
+        """Send one batch; return the error code of the answer, or :data:`LOST`."""
         answer = await self.produce({self.place: data}, acks=self.acks)
         if self.acks == 0:
             return ErrorCode.none
@@ -441,7 +458,7 @@ class Producer(FrameClient):
 
 
 class Reader(FrameClient):
-    """Reads one partition on and on."""
+    """A consumer without a group, which reads one partition continuously."""
 
     def __init__(
         self,
@@ -454,11 +471,11 @@ class Reader(FrameClient):
         super().__init__(*arguments)
         self.place, self.promises, self.committed = place, promises, committed
         self._nodes = tuple(nodes)
-        """Brokers of which it asks any, for followers answer consumers as well (KIP-392)."""
+        """Brokers to fetch from at random, as followers serve consumers too (KIP-392)."""
         self._asks_leader = True
         self.offset = 0
         self._doubts = False
-        """Whether the last answer was that there is no such offset."""
+        """Whether the last answer was OFFSET_OUT_OF_RANGE."""
 
     async def live(self) -> None:
         while not self.is_stopped:
@@ -468,7 +485,7 @@ class Reader(FrameClient):
             answer = await self.fetch(
                 self.place, self.offset, committed=self.committed, node_id=node_id
             )
-            # A broker without a replica, or one that is behind, sends consumers to the leader.
+            # A broker without a replica, or with a lagging one, refuses: ask the leader next.
             self._asks_leader = answer is None or (answer[0] != 0 and node_id is not None)
             if answer is None or self._asks_leader:
                 continue
@@ -476,7 +493,7 @@ class Reader(FrameClient):
             if code == ErrorCode.offset_out_of_range:
                 low = self.promises.deleted.get(self.place, 0)
                 if self.offset >= low and not self._doubts:
-                    # A follower that begins with an empty log, and led before, answers so.
+                    # A former leader that has lost its disk may answer so until it catches up.
                     self._doubts = True
                     self.forget()
                     continue
@@ -508,7 +525,7 @@ RETRIED: Final = frozenset(
     }
 )
 GIVES_UP: Final = 0.1
-"""How often a producer of transactions does not try again, but begins with a new epoch."""
+"""The probability that a transactional producer gets a new epoch instead of retrying."""
 
 
 class TxnProducer(FrameClient):
@@ -540,7 +557,7 @@ class TxnProducer(FrameClient):
             if not (await self._write(one) and await self._finish(one)):
                 self._identity = -1, -1
             await self.wait(self.draw.randint(1, 300))
-        # An open transaction would hold back the last stable offset.
+        # InitProducerId ends a transaction left open, which would hold back the LSO.
         while self._identity[0] < 0 and not await self._init():
             pass
 

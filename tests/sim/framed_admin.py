@@ -1,4 +1,4 @@
-"""Requests of operators, which an admin client sends to real brokers."""
+"""Requests of operators, which an admin client sends to simulated brokers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNCLEAN: Final = 1
 LEFT_BEHIND: Final = "left-behind"
 """A group without members, which has offsets of topics that are deleted."""
 FETCHES: Final = 20
-"""How often the admin looks whether such an offset is gone."""
+"""The number of OffsetFetch requests until such an offset must be gone."""
 
 
 class Admin(FrameClient):
@@ -31,7 +31,7 @@ class Admin(FrameClient):
         """Do nothing: each request is a task of its own."""
 
     async def create(self, name: str, partitions: int, factor: int) -> None:
-        """Make a topic, however long it takes."""
+        """Create a topic, with retries until it exists."""
 
         def body(make: RequestFactory) -> Any:
             topic = make.CreatableTopic(
@@ -61,15 +61,15 @@ class Admin(FrameClient):
             self.node.say(f"deletes {name}: {answer.responses[0].error_code.name}")
 
     async def recreate(self, name: str, partitions: int, factor: int, pause_ms: int) -> None:
-        """Delete a topic, and make another one of its name."""
+        """Delete a topic, and create a topic with the same name."""
         await self.delete(name)
         await self.wait(pause_ms)
         await self.create(name, partitions, factor)
 
     async def commit_and_recreate(self, name: str, factor: int) -> None:
-        """Commit an offset for a topic, delete the topic, and look for the offset under the next.
+        """Check that an offset committed for a topic does not apply to a new one of the same name.
 
-        A group without members, so that nothing but the deletion of the topic deletes the offset.
+        The group has no members and commits rarely, so only the deletion removes the offset.
         """
         self._committed += 1
         offset = self._committed
@@ -142,7 +142,7 @@ class Admin(FrameClient):
             await self.wait(BACKOFF_MS)
 
     async def reassign(self, place: Partition, replicas: Sequence[int] | None) -> None:
-        """Begin a reassignment, or call it off."""
+        """Request a reassignment, or with None cancel it."""
 
         def body(make: RequestFactory) -> Any:
             row = make.ReassignablePartition(partition_index=place[1], replicas=replicas)
@@ -155,7 +155,7 @@ class Admin(FrameClient):
             self.node.say(f"reassigns {place} to {replicas}: {code.name}")
 
     async def elect_leaders(self, kind: int) -> None:
-        """Have leaders of all partitions elected."""
+        """Request an election, preferred or unclean, for all partitions."""
 
         def body(make: RequestFactory) -> Any:
             return make.message(election_type=kind, topic_partitions=None, timeout_ms=REQUEST_MS)
@@ -165,7 +165,7 @@ class Admin(FrameClient):
             self.node.say(f"has leaders elected: {answer.error_code.name}")
 
     async def enable(self, feature: str) -> None:
-        """Raise a feature to its first level, however long it takes."""
+        """Raise a feature to level 1, with retries until that succeeds."""
 
         def body(make: RequestFactory) -> Any:
             update = make.FeatureUpdateKey(feature=feature, max_version_level=1, upgrade_type=1)
@@ -195,7 +195,7 @@ class Admin(FrameClient):
             self.node.say(f"sets {settings}: {answer.responses[0].error_code.name}")
 
     async def delete_records(self, promises: Promises, place: Partition, offset: int) -> None:
-        """Cut the beginning of a log."""
+        """Delete the records below ``offset``."""
         promises.deleted[place] = max(promises.deleted.get(place, 0), offset)
 
         def body(make: RequestFactory) -> Any:

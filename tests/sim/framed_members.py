@@ -1,7 +1,7 @@
-"""Members of a group of either protocol, which speak real frames.
+"""Members of a group, of the classic or the consumer protocol.
 
-They commit counters: no member may be told less than another one was told before. A member whose
-commit was not answered comes back as another one, for the request may still arrive.
+They commit growing numbers, so an OffsetFetch must never return less than an acknowledged commit. A
+member whose commit was not answered rejoins with a new member id, as the request may still arrive.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ SESSION_MS: Final = 1_500
 REBALANCE_MS: Final = 1_500
 HEARTBEAT_MS: Final = 150
 JOIN_MS: Final = 6_000
-"""How long a member waits for the end of a rebalance."""
+"""The timeout of JoinGroup and SyncGroup."""
 GOES: Final = 0.02
-"""How often it leaves between two heartbeats, or is gone without a word, and comes back."""
+"""The probability that a member leaves after a heartbeat, with or without a request to leave."""
 COMMITS: Final = 0.6
-"""How often a member commits between two heartbeats."""
+"""The probability that a member commits between two heartbeats."""
 LEAVE_EPOCH: Final = -1
 
 SETTINGS: Final = {
@@ -44,11 +44,11 @@ SETTINGS: Final = {
     "group.consumer.min.heartbeat.interval.ms": 1,
     "group.consumer.migration.policy": "bidirectional",
 }
-"""The broker's, for groups whose members live quickly."""
+"""Broker settings with short timeouts for groups."""
 
 
 class FramedMember(FrameClient):
-    """A member of either protocol, with its offsets."""
+    """The common part of members of both protocols: offsets and their commits."""
 
     def __init__(
         self,
@@ -60,13 +60,13 @@ class FramedMember(FrameClient):
     ) -> None:
         super().__init__(*arguments)
         self._is_transactional = is_transactional
-        """Whether it commits in transactions of its own."""
+        """Whether the member commits offsets in transactions."""
         self.has_generations = False
         """Whether all members of the group are of the classic protocol."""
         self.others: Sequence[FramedMember] = ()
         """All members of the group."""
         self.heard_ms = -SESSION_MS
-        """When it sent its last heartbeat that was answered with success."""
+        """When the member sent its last successful heartbeat."""
         self._producer: tuple[int, int] | None = None
         """Producer id and epoch."""
         self.topic, self.promises, self.instance = topic, promises, instance
@@ -76,10 +76,10 @@ class FramedMember(FrameClient):
         self.owned: frozenset[int] = frozenset()
         self.positions: dict[int, int] = {}
         self.is_working = False
-        """Whether it has all that it was assigned."""
+        """Whether the member has taken its whole assignment and knows all its positions."""
 
     async def live(self) -> None:
-        """Stay in the group until the history ends; a member that is stopped changes nothing."""
+        """Stay in the group until the history ends; a stopped member neither commits nor leaves."""
         while True:
             await self._live_on()
 
@@ -96,18 +96,18 @@ class FramedMember(FrameClient):
         return answer
 
     def another_life(self) -> None:
-        """Be another member from now on."""
+        """Forget member id and epoch, so that the next request joins as a new member."""
         self.member_id, self.epoch = "", -1
         self.lose()
 
     def lose(self) -> None:
-        """Own nothing."""
+        """Give up all partitions."""
         self.owned = frozenset()
         self.positions.clear()
         self.is_working = False
 
     async def fetch_offsets(self, partitions: Iterable[int]) -> None:
-        """Learn where to begin."""
+        """Fetch the committed offsets of partitions, check them, and set the positions."""
         asked = sorted(partitions)
         if not asked:
             return
@@ -143,7 +143,7 @@ class FramedMember(FrameClient):
                 self.positions[row.partition_index] = max(row.committed_offset, 0)
 
     async def process(self) -> bool:
-        """Commit more in some partitions; whether the member may go on as the same one."""
+        """At times commit new offsets; return whether the member may keep its member id."""
         taken = [one for one in sorted(self.positions) if self.draw.random() < 0.5]
         if not taken or self.is_stopped or self.draw.random() >= COMMITS:
             return True
@@ -188,7 +188,7 @@ class FramedMember(FrameClient):
             self.promises.committed[place] = max(offset, self.promises.committed.get(place, -1))
 
     async def _commit_in_transaction(self, told: dict[Partition, int]) -> bool:
-        """Commit or abort offsets; whether all of it was answered with success."""
+        """Commit or abort offsets in a transaction; return whether every request succeeded."""
         while self._producer is None:
             self._producer = await self.init_producer()
         producer, commits = self._producer, self.draw.random() < 0.7
@@ -228,18 +228,18 @@ class FramedMember(FrameClient):
                 else:
                     self.positions.clear()
                 return True
-        # The next epoch ends the transaction that may be open.
+        # InitProducerId aborts the transaction that may be open.
         self._producer = None
         while self._producer is None:
             self._producer = await self.init_producer()
         return False
 
     def goes(self) -> bool:
-        """Whether it is time to go."""
+        """Return at random whether to leave the group now."""
         return not self.is_stopped and self.draw.random() < GOES
 
     async def pause(self) -> None:
-        """Until the next heartbeat."""
+        """Wait until the next heartbeat."""
         await self.wait(self.draw.randint(HEARTBEAT_MS // 4, HEARTBEAT_MS))
 
 
@@ -252,7 +252,7 @@ def _offset_rows(row: Any, told: dict[Partition, int]) -> Iterator[tuple[Partiti
 
 
 class ClassicMember(FramedMember):
-    """Joins, syncs, heartbeats."""
+    """A member of the classic protocol: JoinGroup, SyncGroup, Heartbeat."""
 
     async def _live_on(self) -> None:
         joined = await self._join()
@@ -335,7 +335,7 @@ class ClassicMember(FramedMember):
         }
 
     async def _work(self) -> None:
-        """Until there is a reason to join again."""
+        """Commit and send heartbeats until the member must rejoin, or leaves."""
         while True:
             await self.fetch_offsets(self.owned - self.positions.keys())
             self.is_working = self.positions.keys() == self.owned
@@ -367,15 +367,15 @@ class ClassicMember(FramedMember):
 
 
 class ConsumerMember(FramedMember):
-    """Heartbeats (KIP-848)."""
+    """A member of the consumer protocol: ConsumerGroupHeartbeat (KIP-848)."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._times = 0
-        """How many members it has been."""
+        """The number of member ids so far."""
         self._topic_id: UUID | None = None
         self._said: frozenset[int] | None = None
-        """Partitions that its last heartbeat named as owned."""
+        """The partitions that the last heartbeat reported as owned."""
 
     async def _live_on(self) -> None:
         if not self.member_id:
@@ -391,7 +391,7 @@ class ConsumerMember(FramedMember):
             self.another_life()
         await self.pause()
         if self.goes():
-            # The coordinator may assign its partitions before this member hears the answer.
+            # Another member may get the partitions before the answer arrives here.
             self.lose()
             if self.member_id and self.instance is None and self.draw.random() < 0.5:
                 await self._in_group("ConsumerGroupHeartbeat", self._says(LEAVE_EPOCH, None))
@@ -425,7 +425,7 @@ class ConsumerMember(FramedMember):
         return body
 
     async def _beat(self) -> bool:
-        """Heartbeat, and take over the assignment; whether it is a member."""
+        """Send a heartbeat, and take the assignment; return whether that succeeded."""
         owned = self.owned
         says = self._said != owned or self.epoch == 0
         sent_ms = self.node.scheduler.now
@@ -453,7 +453,10 @@ class ConsumerMember(FramedMember):
         return True
 
     def _check_owners(self) -> None:
-        """Raise BrokenInvariantError if another member owns a partition, and is surely alive."""
+        """Raise BrokenInvariantError if another live member owns one of the new partitions.
+
+        A member counts as live for half of the session timeout after its last heartbeat.
+        """
         since_ms = self.node.scheduler.now - SESSION_MS // 2
         for one in self.others:
             held = self.owned & one.owned

@@ -1,4 +1,4 @@
-"""The error of a history in which a rule does not hold."""
+"""The error that fails a simulated history."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""An event loop of one simulated process: its time and its order are those of the simulation.
+"""An asyncio event loop of one simulated process, which runs on the simulation's queue and time.
 
-It has what the daemon's code asks of a loop: callbacks, timers, futures and tasks.
+It implements the parts that the daemon uses: callbacks, timers, futures and tasks.
 :class:`tests.sim.sockets.SocketLoop` adds sockets and threads.
 """
 
@@ -19,15 +19,15 @@ from tests.sim.network import Node
 
 LATE: Final = 0.01
 LATE_MS: Final = 600
-"""How often the loop is late to hear of another thread, and how late at most."""
+"""The probability, and the longest delay, of a late ``call_soon_threadsafe``."""
 
 MOST_TURNS: Final = 500
-"""Of a loop in one millisecond, for turns take time: a task that waits for a deadline of less than
-the clock can tell would otherwise wait for ever."""
+"""Turns after which the time advances by a millisecond: otherwise a task that yields until a
+deadline would never reach it, as turns take no simulated time."""
 
 
 class Loop(asyncio.AbstractEventLoop):
-    """Runs on a node, as long as the process that the node had when it was made."""
+    """The loop of the process that runs on ``node`` at its creation; it ends with that process."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -35,23 +35,23 @@ class Loop(asyncio.AbstractEventLoop):
         self._ready: deque[asyncio.Handle] = deque()
         self._is_armed = False
         self._turns = 0, 0
-        """A time, and the number of turns at it."""
+        """The last turn's time in milliseconds, and the number of turns at that time."""
         self._heard_ms = 0
         self._tasks: WeakKeyDictionary[asyncio.Task[Any], None] = WeakKeyDictionary()
-        """In the order in which they were made."""
+        """All tasks in the order of their creation; the values are unused."""
         self.after_turn: Callable[[], None] = lambda: None
-        """Called whenever others may look at what has become of the process."""
+        """Called after each turn."""
 
     @property
     def is_alive(self) -> bool:
-        """Whether its process is there."""
+        """Whether the loop's process runs."""
         return self.node.is_up and self.node.incarnation == self._incarnation
 
     # --- order ---
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Be the running loop meanwhile."""
+        """Make this the running loop within the block."""
         kept = events._get_running_loop()
         events._set_running_loop(self)
         try:
@@ -67,12 +67,12 @@ class Loop(asyncio.AbstractEventLoop):
             self.node.after(int(self._turns[1] > MOST_TURNS), self._turn)
 
     def _turn(self) -> None:
-        """Call what is ready by now; what comes of it has its turn later, as in asyncio."""
+        """Run the ready callbacks; callbacks that they schedule run in the next turn."""
         self._is_armed = False
         with self.running():
             for _ in range(len(self._ready)):
                 if not self.is_alive:
-                    return  # what is ready stays here until the history ends
+                    return  # the other callbacks of the dead process never run
                 handle = self._ready.popleft()
                 if not handle.cancelled():
                     handle._run()
@@ -91,7 +91,7 @@ class Loop(asyncio.AbstractEventLoop):
     def call_soon_threadsafe(
         self, callback: Callable[..., object], *args: Any, context: Any = None
     ) -> asyncio.Handle:
-        """From another thread: now and then the loop hears of it late, but in order."""
+        """Schedule a callback from another thread: sometimes late, but always in order."""
         scheduler = self.node.scheduler
         late_ms = scheduler.draw.randint(0, LATE_MS) if scheduler.chance(LATE) else 0
         handle = asyncio.Handle(callback, args, self, context)
@@ -100,7 +100,7 @@ class Loop(asyncio.AbstractEventLoop):
         return handle
 
     def hears_late(self, late_ms: int) -> None:
-        """Let the loop hear of other threads in ``late_ms`` at the earliest."""
+        """Delay all callbacks from other threads for at least ``late_ms``."""
         self._heard_ms = max(self._heard_ms, self.node.scheduler.now + late_ms)
 
     def _hear(self, handle: asyncio.Handle) -> None:
@@ -123,8 +123,8 @@ class Loop(asyncio.AbstractEventLoop):
         timer = asyncio.TimerHandle(when, callback, args, self, context)
         delay_ms = max(ceil(when * 1000 - 1e-3) - self.node.scheduler.now, 0)
         if not delay_ms and when > self.time():
-            # Not before its time, were it by a rounding: who looks at the clock would wait again,
-            # and for ever, for nothing that is done takes time.
+            # A rounding error must not call it early: a caller that compares the clock with its
+            # deadline would wait again at the same time, without end.
             delay_ms = 1
         self.node.after(delay_ms, self._due, timer)
         return timer
@@ -135,7 +135,7 @@ class Loop(asyncio.AbstractEventLoop):
             self._arm()
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Its turn passes without it."""
+        """Do nothing: :meth:`_due` skips a cancelled timer."""
 
     # --- what runs ---
 
@@ -150,10 +150,10 @@ class Loop(asyncio.AbstractEventLoop):
         return task
 
     def end(self) -> None:
-        """Let go of what its process had under way when it ended."""
+        """Close the coroutines of all unfinished tasks, because the process has ended."""
         ended: set[asyncio.Task[Any]] = set()
         with self.running():
-            # What ends may spawn tasks that end something else.
+            # A closed coroutine may create further tasks in its `finally` blocks.
             while left := [one for one in self._tasks if not one.done() and one not in ended]:
                 for task in left:
                     ended.add(task)
@@ -170,6 +170,6 @@ class Loop(asyncio.AbstractEventLoop):
         return False
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """What nobody has caught is a fault; what a killed process leaves behind is none."""
+        """Raise for an uncaught error of a callback, unless the process has been killed."""
         if self.is_alive and "handle" in context:
             raise AssertionError(f"{self.node.name}: {context}") from context.get("exception")

@@ -1,7 +1,7 @@
-"""Simulated clocks, threads and randomness in the places of the machine's.
+"""Simulated clocks, threads, randomness and disks, with which the daemon's own code runs.
 
-Everything else of the daemon is its own code. Its monotonic time and its time of day are those of
-the node whose loop runs; ids and choices come from the seed; threads take their steps on the loop.
+The monotonic clock is the simulated time, and the time of day is that of the running loop's node.
+Random numbers come from the seed, and work for threads runs on the event loop after a delay.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ EPOCH_MS: Final = 1_700_000_000_000
 """The time of day when a history begins."""
 
 THREAD_STEP_S: Final = 0.001
-"""Processor time between two looks of a thread at its own."""
+"""Processor time that passes between two calls of ``time.thread_time``."""
 
 NOTED: Final = frozenset({"warning", "error", "critical", "exception"})
-"""Lines of the daemon's log that are noted in the trace."""
+"""Levels of the log lines that the trace contains."""
 
 FAILURES: Final = frozenset({"background work failed", "handler failed"})
-"""Lines about unexpected errors, which fail the history."""
+"""Log lines about unexpected errors, which fail the history."""
 
 
 class Disk:
-    """A disk that outlives processes: it keeps all writes, or those that survive a power loss."""
+    """A machine's disk, which keeps all writes at a kill, and those that survive a power loss."""
 
     def __init__(self, directory: str) -> None:
         self.files = MemoryDisk()
@@ -56,19 +56,19 @@ class Disk:
         self.files.steps.clear()
 
     def kill(self) -> None:
-        """End a process: its later writes go to a copy of the disk that is dropped."""
+        """Give the next process a copy, so that late writes of the killed one have no effect."""
         self._note()
         self.files = self.files.after_kill()
 
     def lose_power(self, draw: random.Random) -> None:
-        """Keep all that was forced to the disk, and a random part of the other writes."""
+        """Keep all synced writes, and a random part of the others."""
         self._note()
         self.files = self._loss.state(draw)
         self._loss = self.files.base()
 
 
 class Pool:
-    """In the place of a ``ThreadPoolExecutor``: so many steps at a time, in their order."""
+    """Replaces ``ThreadPoolExecutor``: starts work in order, at most ``count`` items at a time."""
 
     def __init__(self, count: int = 1, **_options: Any) -> None:
         self._loop = cast("SocketLoop", asyncio.get_running_loop())
@@ -77,7 +77,7 @@ class Pool:
         self._running: dict[Work, None] = {}
 
     def begin(self, work: Work) -> None:
-        """Take a step when a thread is free."""
+        """Run ``work`` when a thread is free."""
         work.on_end = partial(self._ended, work)
         self._waiting.append(work)
         self._next()
@@ -93,13 +93,13 @@ class Pool:
         self._next()
 
     def submit(self, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-        """Begin a step, as an executor does; its result is not used."""
+        """Schedule a call, as an executor does; callers ignore the returned future."""
         work = Work(self._loop, self._loop.create_future(), func, args)
         self.begin(work)
         return work.future
 
     def shutdown(self, *, cancel_futures: bool = False) -> None:
-        """Take the steps that were begun, and those that wait."""
+        """Run all started work, and the waiting work as well unless it is cancelled."""
         if cancel_futures:
             self._waiting.clear()
         while work := next(iter([*self._running, *self._waiting]), None):
@@ -110,7 +110,7 @@ class Pool:
 
 
 class _Thread:
-    """In the place of a thread with a loop of its own."""
+    """Replaces a thread that runs its own event loop."""
 
     def __init__(self, target: Callable[[], None], **_options: Any) -> None:
         self._target = target
@@ -123,7 +123,7 @@ class _Thread:
 
 
 class _Runner:
-    """In the place of ``asyncio.Runner``: begins on a loop of the same node, and returns."""
+    """Replaces ``asyncio.Runner``: ``run`` only creates a task, on a second loop of the node."""
 
     def __init__(self, **_options: Any) -> None:
         owner = cast("SocketLoop", asyncio.get_running_loop())
@@ -134,27 +134,27 @@ class _Runner:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """It goes on."""
+        """Do nothing: the task runs on."""
 
     def run(self, coroutine: Any) -> None:
         self._loop.create_task(coroutine)
 
 
 class Machines:
-    """The time, the chance and the log of all machines of a history."""
+    """The clocks, the randomness and the daemon's log of all machines of a history."""
 
     def __init__(self, scheduler: Scheduler, creep_ns: int = 0) -> None:
         self._scheduler = scheduler
         self._creep_ns = creep_ns
-        """Time between two looks at the clock, for work takes time, in nanoseconds."""
+        """Nanoseconds that pass between two calls of the monotonic clock."""
         self._last_ns = 0
         self._thread_s = 0.0
         self.draw = random.Random(scheduler.draw.getrandbits(64))
         self.failures: list[str] = []
         self.unexpected = FAILURES
-        """Lines of the daemon's log that fail the history."""
+        """Log lines that fail the history, besides all exceptions and critical lines."""
         self.changes: tuple[tuple[Any, str, Any], ...] = ()
-        """Modules, names in them, and their values in this history."""
+        """(module, name, value): attributes to replace in this history."""
 
     # --- time ---
 
@@ -188,7 +188,7 @@ class Machines:
             self._scheduler.say(who, said)
         loop = events._get_running_loop()
         is_ending = isinstance(loop, Loop) and not loop.is_alive
-        """Whether a killed process only lets go of its tasks."""
+        """Whether the line comes from the end of a killed process's tasks."""
         if not is_ending and (name in self.unexpected or method in ("exception", "critical")):
             cause = event.get("exc_info")
             failure = AssertionError(str(dict(event)))
@@ -200,7 +200,7 @@ class Machines:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Have all that instead of the machine's."""
+        """Replace clocks, threads, randomness and logging within the block."""
         kept_clocks = [(one, one.__reduce__()[2]) for one in _CLOCKS]
         kept_log, had_log = structlog.get_config(), structlog.is_configured()
         state, urandom = random.getstate(), os.urandom
@@ -248,4 +248,5 @@ class Machines:
 _CLOCKS: Final = cast(
     "tuple[Any, ...]", (clock.monotonic_s, clock.monotonic_ns, clock.time_of_day_ns)
 )
-"""Partial functions that every module has by name: changed in their places, they change for all."""
+"""``functools.partial`` objects, which modules import by name: their state is replaced, so that
+the change reaches all importers."""

@@ -105,7 +105,7 @@ class Weather:
 
 @dataclass(slots=True)
 class Network:
-    """The nodes, and what comes between them."""
+    """The nodes, and the state of the network between them."""
 
     scheduler: Scheduler
     weather: Weather

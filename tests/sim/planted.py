@@ -1,7 +1,7 @@
-"""Whether the simulation finds bugs on purpose.
+"""Searches for planted bugs, to show that the simulation finds them.
 
-``python -m tests.sim.planted`` plays histories with each of them, which have what the bug needs,
-and prints how many it took; with ``--world zookeeper`` those of clusters on ZooKeeper.
+``python -m tests.sim.planted`` plays histories with each bug, with the options that it needs, and
+prints how many it took to find it; with ``--world zookeeper``, the bugs of clusters on ZooKeeper.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _function(where: Any) -> FunctionType:
 
 @contextmanager
 def planted(bug: Bug) -> Iterator[None]:
-    """Have the lines of a bug in place of the right ones."""
+    """Replace the product's lines by the lines of a bug within the block."""
     sources: dict[FunctionType, str] = {}
     for where, line, becomes in bug.lines:
         function = _function(where)
@@ -46,7 +46,7 @@ def planted(bug: Bug) -> Iterator[None]:
     kept = {function: function.__code__ for function in sources}
     for function, source in sources.items():
         made: dict[str, Callable[..., Any]] = {}
-        # The original's module gives the names, its defaults stay.
+        # Only the code object is replaced: globals and argument defaults stay the original's.
         exec("from __future__ import annotations\n" + source, function.__globals__, made)
         changed = made[function.__name__]
         function.__code__ = _function(changed).__code__
@@ -58,7 +58,7 @@ def planted(bug: Bug) -> Iterator[None]:
 
 
 def play_directed(name: str, seed: int) -> object:
-    """Play the history of a seed that has what a bug needs."""
+    """Play the history of a seed with the options that a bug needs."""
     return daemons.live(replace(daemons.draw_options(seed), **DIRECTED[name][1]))
 
 
@@ -66,13 +66,13 @@ WORLDS: Final = {
     DAEMONS: (tuple(bug for bug, _ in DIRECTED.values()), play_directed),
     ON_ZOOKEEPER: (ZOOKEEPER, zk_directed.play_directed),
 }
-"""Bugs, and what plays the history of a seed for one of them."""
+"""World → its bugs, and the function that plays a seed with the options of a bug."""
 
 
 def seeds_until_found(
     bug: Bug, first: int, most: int, world: str = DAEMONS
 ) -> tuple[int, str] | None:
-    """How many seeds from ``first`` on it takes, and what is said then; None: more than that."""
+    """Return the number of histories until the bug shows, and the failure; None if it does not."""
     _, play = WORLDS[world]
     with planted(bug):
         for count in range(1, most + 1):
@@ -84,7 +84,7 @@ def seeds_until_found(
 
 
 def main() -> None:
-    """Print a table."""
+    """Search for the bugs of the command line, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--searches", type=int, default=5, help="how often each is searched for")
     parser.add_argument("--most", type=int, default=400, help="seeds of a search")

@@ -25,7 +25,7 @@ PLAYS: Final[Mapping[str, Callable[..., object]]] = {
 }
 
 CHUNK = 50
-"""Seeds that a process takes at a time."""
+"""Seeds that a worker process plays per task."""
 TELLS = 20
 """Chunks between two lines of progress."""
 

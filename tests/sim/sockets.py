@@ -276,7 +276,7 @@ class End(asyncio.Transport):
 
     @property
     def is_there(self) -> bool:
-        """Whether its process has it open."""
+        """Whether this end is open and its process runs."""
         return self.loop.is_alive and not self._is_lost
 
     def begin(self, protocol: asyncio.BaseProtocol) -> None:
@@ -397,7 +397,7 @@ class End(asyncio.Transport):
     # --- in ---
 
     def comes(self, data: bytes | None) -> None:
-        """Let bytes of the peer arrive, or, with None, the end of the stream."""
+        """Queue bytes from the peer, or with None the end of the stream."""
         if self._is_broken:
             return
         network, scheduler = self.wires.network, self.wires.scheduler

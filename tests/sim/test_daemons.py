@@ -1,4 +1,4 @@
-"""Histories whose nodes are the whole daemon; ``make sim WORLD=daemons SEED=7 N=1`` repeats one."""
+"""Simulated histories of whole daemons; ``make sim WORLD=daemons SEED=7 N=1`` repeats one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.sim.run import DAEMONS
 SEEDS = 4
 SLOW_SEEDS = 60
 MOST_SEEDS = 20
-"""In which a bug has to be found."""
+"""Seeds within which a planted bug must be found."""
 
 SPREAD = frozenset(
     {
@@ -60,7 +60,7 @@ SPREAD = frozenset(
         "offsets of a transaction are not verified",
     }
 )
-"""Bugs of clusters that `make slow` searches for: one or two histories show each of them."""
+"""Bugs of clusters that `make slow` searches for; each shows in the first one or two histories."""
 
 
 def test_histories_of_daemons_hold() -> None:
@@ -95,12 +95,12 @@ def test_histories_of_daemons_find_bug(name: str) -> None:
     bug, _ = DIRECTED[name]
     found = seeds_until_found(bug, 1, MOST_SEEDS, DAEMONS)
     assert found is not None
-    play_directed(name, found[0])  # it holds without the bug
+    play_directed(name, found[0])  # without the bug, the same history must hold
 
 
 @pytest.mark.parametrize("brokers", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_seed_of_daemons_is_one_history(brokers: int) -> None:
-    """Also where sets and dictionaries of strings have another order."""
+    """The history must not depend on the order of sets of strings (``PYTHONHASHSEED``)."""
     drawn = map(draw_options, range(1, 100))
     seed = next(one.seed for one in drawn if one.brokers == brokers and one.chaos_ms == 2_000)
     assert len(stories(DAEMONS, seed)) == 1

@@ -1,4 +1,7 @@
-"""Histories of daemons on ZooKeeper from seeds; ``make sim WORLD=zookeeper SEED=7 N=1``."""
+"""Simulated histories of daemons on ZooKeeper.
+
+``make sim WORLD=zookeeper SEED=7 N=1`` repeats one.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,13 @@ from tests.sim.zk_options import draw_options
 
 SEEDS = 2
 SLOW_SEEDS = 5
-"""In CI; ``make sim N=10000`` plays more."""
+"""Seeds in CI; ``make sim N=10000`` plays more."""
 
 EVERY = 600
-"""The tests play one in so many steps; ``python -m tests.sim.zk_scripts`` plays all."""
+"""The tests play one in this many steps; ``python -m tests.sim.zk_scripts`` plays all."""
 
 MOST_SEEDS = 15
-"""In which a bug has to be found."""
+"""Seeds within which a planted bug must be found."""
 
 
 def test_histories_on_zookeeper_hold() -> None:
@@ -109,10 +112,10 @@ def test_histories_on_zookeeper_find_bug(bug: Bug) -> None:
     found = seeds_until_found(bug, 1, MOST_SEEDS, ON_ZOOKEEPER)
     assert found is not None
     if not isinstance(DIRECTED[bug.name], Staged):
-        play_directed(bug.name, found[0])  # it holds without the bug
+        play_directed(bug.name, found[0])  # without the bug, the same history must hold
 
 
 def test_seed_on_zookeeper_is_one_history() -> None:
-    """Also where sets and dictionaries of strings have another order."""
+    """The history must not depend on the order of sets of strings (``PYTHONHASHSEED``)."""
     (story,) = stories(ON_ZOOKEEPER, 24)
     assert b"is elected in epoch" in story

@@ -1,4 +1,4 @@
-"""Invariants of real brokers and their controller, checked on their own objects.
+"""Invariants of simulated brokers and their controller, checked on the daemons' own objects.
 
 Source: the properties of ``KafkaReplication.tla`` and KIP-966 (StrongIsr, LeaderInIsr).
 """
@@ -28,29 +28,29 @@ READ_BYTES: Final = 1 << 20
 
 Key = tuple[UUID, int]
 Batch = tuple[int, int, int]
-"""First offset, last offset, checksum."""
+"""Base offset, last offset and CRC of a batch."""
 
 COMPACTED: Final = frozenset({CONSUMER_OFFSETS, TRANSACTION_STATE})
 
 
 @dataclass
 class Committed:
-    """Batches that a partition has shown below a high watermark."""
+    """The batches of a partition that were below the high watermark of any replica."""
 
     batches: dict[int, Batch] = field(default_factory=dict)
-    """By their first offsets."""
+    """Base offset → batch."""
     compacted: CompactedRecords | None = None
-    """The records of a topic that brokers compact."""
+    """The records, if brokers compact the topic."""
     end: int = 0
     last: Batch | None = None
     open: dict[int, int] = field(default_factory=dict)
-    """First offsets of transactions without a marker below ``end``, by producer id."""
+    """Producer id → first offset of its transaction without an end marker below ``end``."""
     is_void: bool = False
-    """Whether settings and faults promise nothing: after an unclean election, or when all replicas
-    that have the records may have lost some."""
+    """Whether committed records may be lost: after an unclean election, or when all members of ISR
+    and ELR may have lost some."""
 
     def extend(self, header: BatchHeader, batch: Batch) -> None:
-        """Note the next committed batch."""
+        """Add the next committed batch."""
         self.end, self.last = header.next_offset, batch
         if header.is_control:
             self.open.pop(header.producer_id, None)
@@ -59,40 +59,40 @@ class Committed:
 
 
 class Watch:
-    """Looks at all brokers, and remembers their committed batches."""
+    """Checks the invariants of all brokers, and stores their committed batches for comparison."""
 
     def __init__(self, unforced: frozenset[str] = frozenset()) -> None:
-        """``unforced``: topics whose records a power loss may take, for nothing forces them."""
+        """``unforced``: topics that may lose records in a power loss, as they are not flushed."""
         self._unforced = unforced
         self._leaders: dict[tuple[Key, int], str] = {}
-        """The leader of each epoch."""
+        """(partition, leader epoch) → name of its leader."""
         self._newest: dict[Key, int] = {}
-        """The greatest epoch of a leader."""
+        """Partition → greatest epoch of a leader."""
         self._committed: dict[Key, Committed] = {}
         self._seen: dict[tuple[str, int, Key], int] = {}
-        """The offset up to which the log of a process was compared."""
+        """(node, incarnation, partition) → offset up to which that log was compared."""
         self._markers: dict[tuple[int, int], bytes | None] = {}
-        """Keys of committed markers by producer id and epoch."""
+        """Producer id and epoch → key of the committed end marker."""
         self._known: dict[Key, PartitionRegistration] = {}
-        """Partitions as the controller had them last."""
+        """Partition → its registration in the controller's last image."""
         self._topics: object = None
         self._configs: Mapping[tuple[int, str], object] = {}
         self._states: dict[tuple[str, int, Key], tuple[int, ...]] = {}
-        """Marks and epochs of the replica of a process when it was looked at last."""
+        """(node, incarnation, partition) → offsets and epochs of that replica at the last check."""
         self._has_changed = False
-        """Whether any replica or partition has since the last look at the members of ISRs."""
+        """Whether a replica or a registration has changed since :meth:`_look_at_members` ran."""
         self._image: MetadataImage | None = None
         self._suspects: dict[int, UUID] = {}
-        """Brokers whose disks have lost records, and their incarnations, until they register."""
+        """Broker whose disk has lost records → incarnation that is still registered."""
         self.void: set[tuple[str, int]] = set()
-        """Topic and index of partitions of which nothing is promised any longer."""
+        """Topic and index of partitions that may have lost committed records."""
         self._loses = False
         """Whether any disk has lost records."""
         self._has_last: dict[tuple[str, int, Key], Batch] = {}
-        """The last committed batch that the log of a process was seen to have."""
+        """(node, incarnation, partition) → last committed batch that was found in that log."""
 
     def look(self, image: MetadataImage | None, brokers: list[Daemon]) -> None:
-        """Raise BrokenInvariantError for the first rule that does not hold now."""
+        """Raise BrokenInvariantError for the first invariant that does not hold now."""
         if image is not None:
             self.look_at_image(image)
         for one in brokers:
@@ -103,7 +103,7 @@ class Watch:
             self._look_at_members(image, brokers)
 
     def lost_records(self, daemon: Daemon) -> None:
-        """The disk of a broker has lost records."""
+        """Record that the disk of a broker has lost records."""
         self._loses = True
         if (image := self._image) is None:
             return
@@ -127,7 +127,7 @@ class Watch:
     # --- the controller ---
 
     def look_at_image(self, image: MetadataImage) -> None:
-        """Raise BrokenInvariantError unless the controller's next image follows its last one."""
+        """Check the controller's next image, and its changes since the last one."""
         self._image = image
         for node_id, incarnation_id in [*self._suspects.items()]:
             broker = image.brokers.get(node_id)
@@ -185,7 +185,7 @@ class Watch:
             if came and not set(now.replicas) <= set(now.isr):
                 raise BrokenInvariantError(f"{name}: a reassignment ends too early: {now}")
         is_unclean = now.leader_recovery_state == RECOVERING and now.leader != was.leader
-        # Without eligible replicas the last known leader has all, unless its disk lost some.
+        # Without an ELR, electing the last known leader loses nothing that its disk has kept.
         if is_unclean and (was.elr or (now.leader,) != was.last_known_elr):
             self._voids(key)
 
@@ -196,7 +196,7 @@ class Watch:
                 raise BrokenInvariantError(f"{name}: a fenced {replica} is in the ISR: {now}")
 
     def _judge(self, key: Key, now: PartitionRegistration) -> None:
-        """Expect nothing more of a partition all of whose eligible replicas may lack records."""
+        """Exempt a partition if all members of its ISR and ELR may have lost records."""
         members = {*now.isr, *now.elr}
         if members <= self._suspects.keys() and (members or self._loses):
             self._voids(key)
@@ -208,7 +208,7 @@ class Watch:
             self.void.add((topic.name, key[1]))
 
     def _look_at_members(self, image: MetadataImage, brokers: list[Daemon]) -> None:
-        """Every member of an ISR and every eligible replica has what was ever committed."""
+        """Check that every member of an ISR or ELR has all committed records."""
         replicas = {
             (one.node_id, (replica.local.topic_id, replica.local.index)): (one, partition)
             for one in brokers
@@ -276,14 +276,14 @@ class Watch:
                 )
         if replica.local.topic in self._unforced:
             return
-        # A leader that has not heard of its successor yet may lack later records.
+        # A former leader that does not know its successor may lack later records.
         is_newest = machine.leader_epoch >= self._newest.get(key, 0)
         self._compare(daemon, key, where, partition, leads=machine.is_leader and is_newest)
 
     def _compare(
         self, daemon: Daemon, key: Key, where: str, partition: Partition, *, leads: bool
     ) -> None:
-        """Compare the batches below the high watermark with those that were there before."""
+        """Compare the batches below a replica's high watermark with the committed ones."""
         truth = self._committed.setdefault(key, Committed())
         if truth.is_void:
             return
@@ -323,7 +323,7 @@ class Watch:
             )
 
     def _look_at_open(self, truth: Committed, where: str, partition: Partition) -> None:
-        """Raise BrokenInvariantError if a transaction is stable before its marker is committed."""
+        """Raise BrokenInvariantError if the LSO passes a transaction without a committed marker."""
         if not truth.open or partition.high_watermark != truth.end:
             return
         first, stable = min(truth.open.values()), partition.last_stable_offset
@@ -331,9 +331,9 @@ class Watch:
             raise BrokenInvariantError(f"{where}: {stable} is stable, and {first} in a transaction")
 
     def _look_at_marker(self, where: str, header: BatchHeader, marker: LogRecord) -> None:
-        """Raise BrokenInvariantError if a transaction was committed here and aborted elsewhere.
+        """Raise BrokenInvariantError if two partitions have different outcomes of a transaction.
 
-        Each has an epoch of its own (KIP-890).
+        Each transaction has its own producer epoch (KIP-890).
         """
         stamp, ends = (header.producer_id, header.producer_epoch), marker.key
         known = self._markers.setdefault(stamp, ends)
@@ -343,7 +343,7 @@ class Watch:
     # --- in the end ---
 
     def differences(self, image: MetadataImage | None, brokers: list[Daemon]) -> list[str]:
-        """List the traces that faults have left in the cluster."""
+        """Return what distinguishes the cluster from one that has recovered from all faults."""
         if image is None:
             return []
         wrong = [
@@ -375,7 +375,7 @@ class Watch:
 
 
 def _replicas(daemon: Daemon) -> Iterator[tuple[Replica, Partition]]:
-    """Open replicas of a broker that has others beside it."""
+    """Yield the open replicas of a broker, none if it is standalone."""
     services = daemon.opened
     if services is None:
         return

@@ -62,7 +62,7 @@ def written(path: str, items: Mapping[str, str]) -> bytes:
 
 @dataclass(slots=True, eq=False)
 class Asked:
-    """A change that a broker was asked for."""
+    """A change that a client has requested from a broker."""
 
     who: str
     item: Item
@@ -70,9 +70,9 @@ class Asked:
     was_there: bool = False
     """Whether the change was in place at some time since its request."""
     is_untouched: bool = False
-    """Whether the entry has not changed since then."""
+    """Whether the entry has not changed since it was last in place."""
     overtaken: Sequence[Asked] = ()
-    """Earlier requests to the same broker for this entry, as it may write both at once."""
+    """Earlier requests to this broker for other values of the entry; one write may cover both."""
 
     def is_so(self) -> None:
         """Note that the change is in place."""

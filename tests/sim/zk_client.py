@@ -127,7 +127,7 @@ class Client:
         """The number of connections so far; messages of earlier ones are ignored."""
         self._up_ms = self._down_ms = 0
         self._is_mute = self._is_deaf = False
-        """Whether a message to the server, or from it, was lost: nothing else arrives there."""
+        """Whether a message to the server, or from it, was lost; no later one arrives then."""
         self._is_pinged = True
         self._queue: deque[tuple[Request, AsyncResult, _Watch | None]] = deque()
         self._pending: deque[tuple[Request, AsyncResult, _Watch | None, int]] = deque()
@@ -305,7 +305,7 @@ class Client:
         self.node.after(self._scheduler.draw.randint(0, RETRY_MS), self._connect, self._attempt)
 
     def stall(self, for_ms: int) -> None:
-        """Hold back everything that is on its way to the server, or sent before ``for_ms``."""
+        """Let no message that is sent from now on reach the server before ``for_ms`` is over."""
         self._up_ms = max(self._up_ms, self._scheduler.now + for_ms)
 
     def drop(self) -> None:

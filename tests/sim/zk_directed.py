@@ -21,14 +21,14 @@ from tests.sim.zk_scripts import (
 
 
 class Staged(NamedTuple):
-    """A script, and the step at which a fault comes; None: the script without a fault."""
+    """A script, and a step with a fault; None plays the script without a fault."""
 
     script: str
     step: Step | None = None
 
 
 Directions = Mapping[str, Any]
-"""Options of a history that take the place of those that its seed has drawn."""
+"""Options that replace those that a history's seed has drawn."""
 
 _CLUSTER: Final = {
     "brokers": 3,
@@ -152,7 +152,7 @@ DIRECTED: Final[Mapping[str, Staged | Directions]] = {
 
 
 def play_directed(name: str, seed: int) -> object:
-    """Play the history of a seed that has what a bug needs, or its script."""
+    """Play the script of a bug, or the history of a seed with the options that the bug needs."""
     directions = DIRECTED[name]
     if isinstance(directions, Staged):
         return zk_scripts.play(*directions)

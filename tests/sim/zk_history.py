@@ -30,7 +30,7 @@ TOLD: Final = ("leader_and_isr", "update_metadata", "stop_replica")
 
 
 class ZooKeeperWatch(Watch):
-    """The invariants of a cluster whose controller writes to ZooKeeper."""
+    """The invariants of a cluster whose controller is elected on ZooKeeper."""
 
     def _look_at_settings(self, image: MetadataImage) -> None:
         """Check nothing: tools may delete settings."""
@@ -92,12 +92,12 @@ class ZooKeeperHistory(History):
     ) -> None:
         super().__init__(options, told)
         self.before_told: Callable[[Daemon, Any], bool] = lambda _broker, _request: False
-        """Called with each request of a controller before it is served; True drops the request."""
+        """Called before a broker serves a controller's request; True drops the request."""
         self.after_told: Callable[[Daemon, Any], bool] = lambda _broker, _request: False
-        """Called with each request of a controller once it is served; True drops the answer."""
+        """Called after a broker has served a controller's request; True drops the answer."""
         self._heard: dict[tuple[str, int], int] = {}
-        """The newest controller epoch of a request that each process has accepted."""
-        # Nothing damages a log, for disks keep what was written.
+        """(node, incarnation) → newest controller epoch of an accepted request."""
+        # Disks lose no writes here, so no log may be damaged.
         self.machines.unexpected |= {"log cut"}
         self.machines.changes += (
             (session, "client_of", partial(Client, self.ensemble)),
@@ -126,11 +126,11 @@ class ZooKeeperHistory(History):
 
     @property
     def image(self) -> MetadataImage:
-        """What ZooKeeper holds."""
+        """The metadata in ZooKeeper as an image."""
         return self.truth.image
 
     def node(self, broker: Daemon) -> ZooKeeperNode | None:
-        """Return a broker's membership, while its process has one."""
+        """Return a broker's ZooKeeper node object, None while its process has none."""
         member = None if broker.broker is None else broker.broker._member
         return None if member is None else cast("ZooKeeperNode", member.place)
 
@@ -151,7 +151,7 @@ class ZooKeeperHistory(History):
         return changes[0].after if changes else None
 
     def _check_office(self, broker: Daemon) -> None:
-        """Check that only an active controller with a connection to ZooKeeper acts as one."""
+        """Check that a broker acts as the controller only if it is active and connected."""
         node = self.node(broker)
         if node is not None and node.elected is not None and not node.session.is_connected:
             raise BrokenInvariantError(f"{broker.node.name} is active without ZooKeeper")
@@ -177,7 +177,7 @@ class ZooKeeperHistory(History):
         return told
 
     def _forget(self, broker: Daemon, body: Any) -> None:
-        """Break the connection on which a controller sent a request."""
+        """Break the connection that carried a controller's request."""
         controller = self.broker(body.controller_id)
         self.wires.break_way(controller.node, broker.node.name)
 

@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 RESIGNS_MS: Final = 20
 FROZEN_MS: Final = 1_200
-"""How late a controller hears of its loss, and how long it is frozen: a check of leaders comes each
-second."""
+"""The delay after which a controller learns that it has lost ZooKeeper, and the following pause.
+The pause is longer than a second, the interval of its preferred leader check."""
 
 STALLS_MS: Final = (100, 700, 2_000)
-"""How long a connection to ZooKeeper, or all servers, stand still."""
+"""How long a connection to ZooKeeper, or the whole ensemble, stalls."""
 
 
 class Outages(Stories):
-    """Does one thing after the other, of those that the options name."""
+    """Adds the faults of ZooKeeper and of its controllers."""
 
     history: ZooKeeperHistory
 
@@ -126,9 +126,9 @@ class Outages(Stories):
             node.paused_until_ms = self.scheduler.now + pause_ms
 
     def late_resignation(self) -> None:
-        """Let a check of leaders be due when a controller hears that it has lost ZooKeeper.
+        """Let a controller learn that it lost ZooKeeper in the turn of a preferred leader check.
 
-        A loop that hears late of its connection and then is frozen has both in one turn.
+        The event loop gets the connection event late, and the process is paused before it runs.
         """
         self._tell(self._late_resignation())
 

@@ -34,12 +34,12 @@ from tests.sim.zk_writers import Writers
 DURATION_MS: Final = 2_500
 AGAIN_MS: Final = 300
 READING_MS: Final = 180
-"""Time enough for a reassignment to begin; less than between two pings."""
+"""Long enough for a reassignment to begin, and shorter than the ping interval."""
 RETURN_MS: Final = 170
-"""Time enough for a broker to open another session and to register; less than between two pings."""
+"""Long enough for a broker to open another session and register; below the ping interval."""
 POLL_MS: Final = 20
 BACK_MS: Final = (50, 1_500)
-"""How long a killed process is away: its old session is alive then, or has expired."""
+"""How long a killed process is away: shorter or longer than its session timeout."""
 OTHER: Final = "others"
 """The topic that scripts create, change or delete; no client uses it."""
 
@@ -90,10 +90,10 @@ class Script:
         """Begin the action."""
 
     def arrives(self, request: Request) -> None:
-        """See a request before ZooKeeper handles it."""
+        """Called with each request before ZooKeeper handles it."""
 
     def unfinished(self) -> list[str]:
-        """Return a message for each result that is missing in the end."""
+        """Return a message for each result that is missing at the end."""
         return []
 
     def later(self, action: Callable[..., None], *given: Any, wait_ms: int = AGAIN_MS) -> None:
@@ -101,12 +101,12 @@ class Script:
         self.history.scheduler.after(wait_ms, action, *given)
 
     def part(self, topic: str, index: int) -> PartitionRegistration:
-        """Return what ZooKeeper holds of a partition."""
+        """Return a partition's state in ZooKeeper."""
         return self.history.image.topics[topic].partitions[index]
 
     @property
     def ids(self) -> list[int]:
-        """All brokers."""
+        """The ids of all brokers."""
         return [one.node_id for one in self.history.brokers]
 
 
@@ -191,12 +191,15 @@ class Absence(Deletion):
 
 
 class Return(Absence):
-    """The broker is back just before the deletion ends, and the controller knows it afterwards."""
+    """As :class:`Absence`, but the broker returns just before the deletion ends.
+
+    The controller learns of its return only after the deletion.
+    """
 
     is_stalled = False
 
     def arrives(self, request: Request) -> None:
-        # The requests of the controller before the one that deletes the topic.
+        # The controller sends both requests just before the one that deletes the topic.
         kind, path = request.ops[0][:2]
         if (kind, path) == ("children", znodes.partitions_path(OTHER)):
             self._come_back()
@@ -252,7 +255,7 @@ class Reassignment(Script):
 
 
 class Addition(Script):
-    """A tool adds to its reassignment just before the controller removes it, as it is done."""
+    """A tool adds a partition to a finished reassignment just before the controller deletes it."""
 
     targets: dict[tuple[str, int], tuple[int, ...]]
     is_added = False
@@ -301,7 +304,7 @@ class UserChange(Script):
 
 
 class Reading(Script):
-    """A starting broker reads a topic before, and its states after it becomes a replica."""
+    """A starting broker becomes a replica between its reads of a topic and of the states."""
 
     is_stalled = False
 
@@ -310,7 +313,7 @@ class Reading(Script):
         new = next(one for one in self.ids if one not in known)
         self.target, self.reader = (known[0], new), self.history.broker(new)
         self.reader.kill()
-        self.later(self.reader.start, wait_ms=1)  # while its former session is alive
+        self.later(self.reader.start, wait_ms=1)  # its former session must still be alive
 
     def arrives(self, request: Request) -> None:
         is_read = request.ops[0][:2] == ("get", znodes.topic_path(TOPIC))
@@ -325,7 +328,7 @@ class Reading(Script):
 
 
 class EarlyState(Script):
-    """A starting broker reads an ISR that a leader has written, before the controller does."""
+    """A leader writes an ISR, which a starting broker reads before the controller does."""
 
     is_written = False
 
@@ -583,7 +586,7 @@ class ScriptedFaults(Writers):
     def _before_told(self, broker: Daemon, request: Any) -> bool:
         if self._is_now(f"{broker.node.name}: {type(request).__name__}"):
             return True
-        # A broker whose session expires, because it was cut off, also misses this request.
+        # A broker whose session expires is cut off, so it also misses the controller's request.
         is_its = self.step == (self.steps, EXPIRE_ANOTHER)
         return is_its and broker is self.another()
 
@@ -609,7 +612,7 @@ class ScriptedHistory(ZooKeeperHistory):
     async def _make_topic(self) -> None:
         await super()._make_topic()
         if self.script in WITH_ANOTHER:
-            # So that one broker has no replica of it.
+            # Two replicas on three brokers: one broker has none.
             await self.admin.create(OTHER, 1, 2)
 
     def _unsettled(self) -> list[str]:
@@ -625,7 +628,7 @@ def play(script: str, step: Step | None, tell: Callable[[str], None] | None = No
 
 
 def steps(script: str, every: int = 1) -> Iterator[Step]:
-    """Yield one in ``every`` steps of a script for each fault, at other steps for each."""
+    """Yield one in ``every`` steps of a script for each fault; each fault begins elsewhere."""
     count = play(script, None)
     for at, fault in enumerate(FAULTS):
         for number in range(1 + at * every // len(FAULTS), count + 1, every):

@@ -318,7 +318,7 @@ class Ensemble:
         self.before_step: Callable[[Connection, Request], bool] = lambda _at, _request: False
         """Called with each request before it is handled; True drops the request."""
         self.after_step: Callable[[Connection, Request], bool] = lambda _at, _request: False
-        """Called with each request once it is done; True drops the answer."""
+        """Called after each request is handled; True drops the answer."""
 
     @property
     def now(self) -> int:

@@ -2,12 +2,12 @@
 
 * a partition's state is written in the newest controller epoch, and only the broker that was
   elected last writes the controller's znodes (KAFKA-6082);
-* the znode of a partition's state has the version that its controller takes for the partition
-  epoch, so no other client has written it in between;
+* the version of a partition's state znode is the partition epoch that its controller knows, so no
+  other client has written it in between;
 * a replica that joins a partition is one of its adding replicas;
 * a controller epoch is given once, in the transaction that makes a broker the controller;
 * a topic keeps its id as long as it exists;
-* the partitions of the image keep the invariants of :mod:`tests.sim.invariants`.
+* the image keeps the invariants of :meth:`tests.sim.watch.Watch.look_at_image`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Truth:
         self.epoch = 0
         """The newest controller epoch."""
         self.elected = ""
-        """The broker that was elected in it."""
+        """The broker that was elected in this epoch."""
         self.elections = 0
         self.deciding: Callable[[str], MetadataImage | None] = lambda _who: None
         """Returns the image that a node's controller expects after its current write, or None."""

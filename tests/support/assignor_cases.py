@@ -1,4 +1,4 @@
-"""Random groups for client-side assignors, from a seed, in rounds that build on one another."""
+"""Random inputs for client-side assignors, from a seed: groups that rebalance a few times."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Case:
 
 
 def cases(seed: int, count: int) -> Iterator[Case]:
-    """Yield ``count`` cases: groups of up to 12 members, with a few rounds each."""
+    """Yield ``count`` cases: groups of up to 12 members, each with a few generations."""
     rng = random.Random(seed)
     made = 0
     while made < count:
@@ -98,7 +98,10 @@ def _told(
     generation: int,
     topics: Topics,
 ) -> Subscription:
-    """Return a member's subscription, mostly correct, sometimes with outdated or foreign claims."""
+    """Return a member's subscription, at times with a wrong generation and random owned partitions.
+
+    At times a member of an eager assignor also omits the generation.
+    """
     owned = [] if last is None else [tp for tp in last if tp[1] < len(topics.get(tp[0], ()))]
     said = generation - 1
     if rng.random() < 0.15:

@@ -77,7 +77,7 @@ def _record(rng: random.Random) -> LogRecord:
 
 def _bodies(records: list[LogRecord]) -> list[Body]:
     numbered = [record._replace(offset=at) for at, record in enumerate(records)]
-    # The bytes that each record adds to a batch of all of them.
+    # Split the body of a batch with all records: each end is the size of a shorter batch.
     ends = [len(encode_batch(numbered[:at])) - HEADER_SIZE for at in range(1, len(numbered) + 1)]
     whole = encode_batch(numbered)[HEADER_SIZE:]
     return [whole[start:end] for start, end in zip([0, *ends], ends, strict=False)]
@@ -89,7 +89,7 @@ def _edit_one(bodies: list[Body], rng: random.Random) -> None:
 
 
 def _another_number(bodies: list[Body], rng: random.Random) -> None:
-    """Write a number to the first bytes of a record, which have all fields before the value."""
+    """Replace up to two of a record's first bytes, which hold its numbers, by another number."""
     at = rng.randrange(len(bodies))
     body, where = bodies[at], rng.randrange(9)
     bodies[at] = body[:where] + rng.choice(NUMBERS) + body[where + rng.randint(0, 2) :]

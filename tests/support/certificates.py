@@ -78,10 +78,10 @@ class Authority:
         password: str = "",
         is_both: bool = False,
     ) -> Certificate:
-        """Sign a certificate; ``valid`` is from and to, in days from now.
+        """Sign a certificate; ``valid`` is its first and last day, counted from now.
 
-        With ``hosts`` it is a server certificate, without it a client certificate, and with
-        ``is_both`` for both usages. With ``password`` its key is encrypted.
+        With ``hosts`` it is a server certificate, otherwise a client certificate. ``is_both``
+        allows a server certificate for clients too. A ``password`` encrypts the key.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         now = dt.datetime.now(dt.UTC)

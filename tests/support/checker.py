@@ -1,8 +1,8 @@
 """Finds anomalies in a history that no failure excuses.
 
-The classes come from Jepsen's Kafka workload, and there are our own for torn transactions, zombies,
+The classes are those of Jepsen's Kafka workload, and further ones for torn transactions, zombies,
 offsets and owners. An outcome of UNKNOWN proves nothing; but one visible value of a transaction
-proves that all of it was committed.
+proves that the whole transaction was committed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Kind(StrEnum):
     INCONSISTENT_OFFSETS = "inconsistent offsets"
     """Two values at one offset."""
     DOUBLE_OWNER = "double owner"
-    """Two members with one partition at one epoch."""
+    """Two members that own one partition in the same epoch."""
     REPLAY_DIVERGENCE = "replay divergence"
     """The same log led to two different states, in two replays or in writing and replaying it."""
     NONMONOTONIC_READ = "nonmonotonic read"
@@ -137,14 +137,14 @@ class _Checker:
     # --- fates ---
 
     def _txn_fate(self, txn: str) -> Fate:
-        """Return COMMITTED if a commit was acknowledged, or an effect of it was seen."""
+        """Return COMMITTED if a commit was acknowledged, or a value of the transaction was read."""
         ends = self._ends[txn]
         if any(end.commit and end.outcome is Outcome.OK for end in ends):
             return Fate.COMMITTED
         if any(not end.commit and end.outcome is Outcome.OK for end in ends):
             return Fate.ABORTED
         if not any(end.commit and end.outcome is Outcome.UNKNOWN for end in ends):
-            return Fate.ABORTED  # no commit was requested that may have reached the broker
+            return Fate.ABORTED  # the broker can have got no commit
         return Fate.COMMITTED if txn in self._proved else Fate.UNKNOWN
 
     def _fate(self, effect: Send | CommitOffset) -> Fate:
@@ -329,7 +329,7 @@ class _Checker:
         return self._interval(commit)[1] if certain else float("inf")
 
     def _torn_offsets(self, item: FetchOffset, alive: list[CommitOffset]) -> Iterator[Anomaly]:
-        """Compare a transaction's values with its committed offset, after everything is over."""
+        """Compare a transaction's visible values with the final committed offset of its group."""
         for commit in alive:
             if commit.txn is None or self._txn_fate(commit.txn) is Fate.ABORTED:
                 continue

@@ -47,8 +47,8 @@ class Cluster(RawClient):
     def leaders(self, topic: str) -> int:
         """Return the number of partitions of ``topic`` whose leaders serve.
 
-        Apache Kafka's metadata name a leader a moment before it has become leader, so the leaders
-        get a request as well.
+        Apache Kafka's Metadata names a leader shortly before it serves, so this also sends
+        ListOffsets.
         """
         answer = self.call("metadata", 8, topics=[{"name": topic}])
         led = [
@@ -73,10 +73,10 @@ class Cluster(RawClient):
         return uuid.UUID(answer["topics"][0]["topic_id"])
 
     def coordinator(self, key: str, kind: int) -> None:
-        """Wait until the coordinator of ``key`` serves; internal topics are created at first use.
+        """Wait until all coordinators of this kind serve on a single broker.
 
-        Then all coordinator partitions of this broker serve: FindCoordinator waits for the
-        partition of its key, and the others are opened after it.
+        The first FindCoordinator creates the internal topic. The list request fails while a
+        partition of the topic is loading.
         """
 
         def probe() -> bool:
@@ -198,7 +198,7 @@ class Cluster(RawClient):
     ) -> list[Batch]:
         """Return all batches up to the end that ``isolation`` shows, without aborted ones.
 
-        ``begin`` and ``end`` set the range, which also works on a broker that does not lead.
+        With both ``begin`` and ``end`` no ListOffsets is sent, so a follower can be read too.
         Control batches are left out unless ``controls`` is set.
 
         Aborted batches are skipped as a consumer does: a producer's batches from the first offset

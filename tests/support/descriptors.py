@@ -1,4 +1,4 @@
-"""A limit on the further files that this process may open."""
+"""A limit on the number of files that this process can still open."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def free_descriptors(count: int, *, collects: bool = True) -> Iterator[None]:
     os.close(probe)
     # The kernel assigns the lowest free descriptor, so occupy all free ones below the limit.
     taken: list[int] = []
-    # Logs of other tests that may still be open are well below the descriptors' share for logs.
+    # Logs that other tests left open must fit into the part of the limit that logs may use.
     resource.setrlimit(resource.RLIMIT_NOFILE, (2 * probe + 40 + count, hard))
     try:
         while True:

@@ -1,6 +1,6 @@
-"""Records that an idempotent producer of librdkafka may write twice with any broker.
+"""Checks of records by librdkafka's idempotent producer, which may duplicate some with any broker.
 
-It may send unacknowledged batches again with new sequence numbers under another epoch.
+The producer may resend unacknowledged batches with new sequence numbers under another epoch.
 ``docs/cluster.md`` explains the cause ("Clients to look after"). Within one epoch no record may be
 duplicated, missing or out of order.
 """
@@ -16,7 +16,7 @@ from fencepost.logcore.batch import BatchHeader
 T = TypeVar("T")
 
 FAULTS_AN_EPOCH = 10
-"""Number of faults for which the producer may change its epoch once, besides one early change."""
+"""The producer may change its epoch once early, and then once per this number of faults."""
 
 
 def runs_of(batches: Iterable[tuple[BatchHeader, Sequence[T]]]) -> dict[tuple[int, int], list[T]]:
@@ -28,9 +28,9 @@ def runs_of(batches: Iterable[tuple[BatchHeader, Sequence[T]]]) -> dict[tuple[in
 
 
 def check_runs(where: str, runs: Collection[Sequence[T]], sent: Sequence[T]) -> None:
-    """Check that each epoch has a part of ``sent`` once and in order, and together all of it.
+    """Check that each epoch has consecutive values of ``sent``, and that no value is missing.
 
-    An epoch may repeat the end of the one before it. AssertionError otherwise.
+    An epoch may repeat the last values of the previous epoch. AssertionError otherwise.
     """
     places = {value: place for place, value in enumerate(sent)}
     unknown = {value for run in runs for value in run} - places.keys()

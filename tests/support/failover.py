@@ -96,7 +96,7 @@ class Nodes:
         self.bootstrap = cluster.bootstrap
 
     def stop(self) -> None:
-        """Kill all that run."""
+        """Kill all running nodes."""
         self.cluster.stop()
         for one in self.cluster.all_nodes:
             if one.child is not None:

@@ -37,9 +37,9 @@ class FaultyDisk(OsFileSystem):
         self.steps: list[Step] = []
         """Writes and syncs that succeeded, oldest first."""
         self.gate = threading.Event()
-        """While it is clear, syncs in threads other than the main loop's thread wait."""
+        """While it is clear, syncs in the flusher's threads (``fsync…``) wait."""
         self.is_gated: Callable[[str], bool] = lambda _path: True
-        """Predicate of the paths whose sync waits then."""
+        """Predicate of the paths whose sync waits at the gate."""
         self.gate.set()
         self.held = threading.Event()
         """Set when a sync waits at the gate."""
@@ -172,10 +172,10 @@ class Killed(BaseException):
 
 
 class MortalDisk(OsFileSystem):
-    """Ends the process before the step number ``lifetime``, or with ``torn`` in mid-write.
+    """Simulates a kill after ``lifetime`` steps: the next one, and all later ones, raise Killed.
 
-    Afterwards every further step is refused, as a dead process makes none. Only steps of ``kinds``
-    count. Nothing is synced: a kill preserves the page cache.
+    With ``torn`` half of a write at that step still happens. Only steps of ``kinds`` count. Nothing
+    is synced, because a kill preserves the page cache.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ Partition = tuple[str, int]
 
 
 class Outcome(StrEnum):
-    """The knowledge about an operation's effect."""
+    """Whether an operation had its effect, as far as the client knows."""
 
     OK = "ok"
     FAILED = "failed"
@@ -35,7 +35,7 @@ class Isolation(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """The common fields; ``process`` is one instance of a process, not a name that it inherits."""
+    """The common fields; a restarted client has another ``process``."""
 
     process: str
     begin: float

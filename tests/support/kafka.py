@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 POM = ROOT / "tests" / "oracle" / "pom.xml"
 CACHE = ROOT / ".cache" / "oracle"
 TESTS = CACHE / "tests"
-"""The folder of the jars of Kafka's own tests and of their runner, apart from the broker's jars."""
+"""The folder of the jars of Kafka's own tests and their runner, which brokers must not load."""
 
 HIGHEST_VERSIONS = {
     "api_versions": 4,
@@ -32,8 +32,8 @@ HIGHEST_VERSIONS = {
     "delete_groups": 2,
     "unregister_controller": -1,
 }
-"""The highest versions of Apache Kafka 4.3, -1 for none, of APIs of which Fencepost serves those of
-4.4. ``tests/oracle/test_versions_44.py`` compares the newer ones with Apache Kafka 4.4."""
+"""API → its highest version in Apache Kafka 4.3 (-1: none), where Fencepost also serves that of
+4.4. ``tests/oracle/test_versions_44.py`` compares the newer versions with Apache Kafka 4.4."""
 
 LOG4J_FILE = CACHE / "log4j2.xml"
 START_S = 120.0
@@ -112,10 +112,10 @@ def jars() -> Path:
 
 
 def resolve(pom: Path, folders: Mapping[Path, str], stamp: Path, jar: str) -> None:
-    """Download a pom's jars to folders, each with the option that selects its jars.
+    """Download a pom's jars, unless they are present; raise OracleMissingError.
 
-    ``jar`` is a pattern that must match one of them, and ``stamp`` a copy of the pom of the present
-    jars. OracleMissingError says what is missing.
+    ``folders`` maps each folder to the Maven option that selects its jars; ``jar`` is a pattern
+    that must match a file in each. ``stamp`` is a copy of the pom from the last download.
     """
     with one_fetches():
         _resolved(pom, folders, stamp, jar)
@@ -123,10 +123,10 @@ def resolve(pom: Path, folders: Mapping[Path, str], stamp: Path, jar: str) -> No
 
 @contextmanager
 def one_fetches() -> Iterator[None]:
-    """Hold the lock of the cache: workers and concurrent runs need the same jars.
+    """Lock the cache against other test workers and runs; raise OracleMissingError.
 
-    One process downloads them; the others must not see a half of them, or overwrite a file that a
-    JVM has mapped. OracleMissingError names a missing tool.
+    Another process must neither use an incomplete folder, nor overwrite a jar that a JVM has
+    mapped.
     """
     for tool in ("java", "mvn"):
         if shutil.which(tool) is None:

@@ -54,8 +54,8 @@ def send_large(
 def large_request(api_key: int, version: int, size: int, rng: random.Random) -> bytes:
     """Return a frame with its length, of about ``size`` bytes.
 
-    One of the fields that can hold so many bytes has them. Without such a field, they are in an
-    unknown tagged field, and old versions without tagged fields have a smaller frame.
+    One random field of bytes or strings takes up most of the size. If there is none, an unknown
+    tagged field does; old versions without tagged fields then have a smaller frame.
     """
     entity = _entity(message_class(api_key, version, "request"), rng, size)
     frame = b"".join(bytes(chunk) for chunk in encode_request(api_key, version, 1, "large", entity))
@@ -92,7 +92,7 @@ def _value(field: FieldInfo, rng: random.Random, size: int) -> Any:
         return _one(field, rng, size)
     count = rng.choice((0, 1, 2))
     if size:
-        # A few large elements, or as many as have the longest strings.
+        # One large element, or so many that each has a string of the maximum length.
         count = rng.choice((1, max(1, size // MAX_STRING_BYTES)))
     return tuple(_one(field, rng, size // max(1, count)) for _ in range(count))
 

@@ -331,7 +331,7 @@ class PowerLoss:
     def state(self, choice: random.Random, style: str | None = None) -> MemoryDisk:
         """Return a disk after a power loss, with a random choice of the unsynced changes."""
         disk = MemoryDisk()
-        # Above all present inodes and all open ones; a disk may lose power more than once.
+        # New inodes get numbers above all former ones, also after several power losses.
         disk._next = max((1 << 20, *self.contents, *self._data)) + (1 << 20)
         if style is None:
             style = choice.choice(("nothing", "everything", "mixed", "mixed", "mixed"))

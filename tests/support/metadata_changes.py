@@ -25,7 +25,7 @@ UNGUARDED: Final[Mapping[str, frozenset[str]]] = {
 
 
 def decide(metadata: Metadata, decision: Callable[[Controller], ControllerResult[T]]) -> T:
-    """Let a controller with the image of ``metadata`` decide, append its records, and return."""
+    """Call ``decision`` with a controller, append the records, and return the answer."""
     assert isinstance(metadata, MetadataLog)
     settings = controller_settings(metadata._config, node_id=metadata._node_id)
     outcome = decision(Controller(replace(settings, **UNGUARDED), metadata.image, 0))

@@ -167,8 +167,7 @@ class Pair(MixedCluster):
     def led(self, topic: str, node_id: int, index: int = 0) -> None:
         """Wait until all running brokers see this leader with all replicas in sync.
 
-        The leader also gets a request for the partition: it becomes leader a moment after the
-        metadata change.
+        Metadata names a leader shortly before it serves, so this also sends it ListOffsets.
         """
 
         def is_so() -> bool:

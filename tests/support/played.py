@@ -191,7 +191,7 @@ class PlayedLeader(PlayedBroker):
         self.names: dict[str, str] = {}
         """Topic id → name, because followers fetch by id."""
         self.lock = threading.Lock()
-        """Held while a script is read; a test takes it for changes that belong together."""
+        """Held while a script is read; a test holds it for several changes at once."""
         self._stopping = threading.Event()
         threading.Thread(target=self._accept, daemon=True).start()
 

@@ -1,4 +1,4 @@
-"""A TCP proxy that loses a response or holds a request back; the client sees no difference."""
+"""A TCP proxy between clients and a broker that can lose a response or hold back a request."""
 
 from __future__ import annotations
 

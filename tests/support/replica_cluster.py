@@ -57,7 +57,7 @@ class State:
 
 
 class ReplicaCluster(MixedCluster):
-    """A cluster under a controller of Apache Kafka, which brokers reach by ``proxy`` if proxied."""
+    """A cluster under Apache Kafka's controller, which brokers may reach through a proxy."""
 
     def __init__(
         self,

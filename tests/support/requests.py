@@ -4,8 +4,8 @@ Each returns the smallest valid body with the fields of all versions; keyword ar
 fields or add some. :meth:`tests.support.raw.RawClient.ask` and :func:`tests.support.raw.fitted`
 drop the fields that the version of a request does not have.
 
-The rows of a body have functions of their own, such as :func:`fetch_topic`. Where a row lists
-partitions, a partition is its number, whose row has the given fields, or a whole row.
+Further functions make the rows of a body, such as :func:`fetch_topic`. Their arguments
+``partitions`` are numbers, whose rows get the keyword arguments as fields, or whole rows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NO_TOPICS: Final = b"\0\0\0\0\0\0\xff\xff\xff\xff"
 """The subscription of a classic consumer, version 0, to no topic and without user data."""
 NO_EPOCH: Final = -1
 CONSUMER: Final = -1
-"""The replica id of clients that are no brokers."""
+"""The replica id of consumers."""
 LATEST: Final = -1
 NO_SESSION: Final = -1
 MAX_BYTES: Final = 1 << 20

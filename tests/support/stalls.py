@@ -36,7 +36,7 @@ MAX_SLOWNESS = 3.0
 
 
 def slowness() -> float:
-    """Return the factor by which Python is slower now in this thread, at least 1."""
+    """Return how many times slower Python is now in this thread, from 1 to :data:`MAX_SLOWNESS`."""
     is_collecting = gc.isenabled()
     gc.disable()
     try:
@@ -48,7 +48,8 @@ def slowness() -> float:
 
 
 def _yardstick_ms() -> float:
-    """Create and drop objects, as requests do, because shared caches slow that down."""
+    """Return the processor time of creating and dropping objects, as requests do."""
+    # Shared caches, which other processes use as well, slow this down as they slow requests.
     since = time.thread_time()
     _ = [(number, str(number)) for number in range(20_000)]
     del _
@@ -151,9 +152,9 @@ def _processor_times() -> dict[threading.Thread, float]:
 class LockWatch:
     """Measures the longest time that a thread held the interpreter lock against a waiting thread.
 
-    A probe acquires the lock every millisecond and compares the processor time of all threads: a
-    thread's time between two probes was spent with the lock, because without the lock the probe
-    runs beside it.
+    A probe thread acquires the lock every millisecond and reads the processor time of all threads.
+    If a thread has spent much time since the last probe, it held the lock: otherwise the probe
+    would have run earlier.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The brokers that a scenario can run against; it knows only their bootstrap addresses."""
+"""The brokers that a scenario can run against, and their common settings."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ SETTINGS: Mapping[str, str] = {
     "num.partitions": "1",
     "delete.topic.enable": "true",
 }
-"""Broker settings that every target gets: short waits, small internal topics.
+"""Broker settings that every target gets: short waits, small internal topics, no retention.
 
-Scenarios produce records with arbitrary timestamps. Half a minute after its start, and then every
-five minutes, a broker would delete records older than a week, during any running test.
+Scenarios produce records with arbitrary timestamps, so a retention check, which runs every five
+minutes, could delete them during a test.
 """
 
 

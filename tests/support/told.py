@@ -1,4 +1,4 @@
-"""A broker's handling of whole requests of a controller, topic by topic."""
+"""Calls of :class:`ControllerRequestApplier` for each topic of a controller's request."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ OPTIONS = (
     "-Dzookeeper.admin.enableServer=false",
 )
 TICK_MS = 200
-"""The server's unit of time: sessions may be as short as two of them."""
+"""The server's ``tickTime``; the minimum session timeout is two ticks."""
 
 _CLOSE = -11
 """The operation that ends a session."""
@@ -105,7 +105,7 @@ class ZooKeeper:
         return found
 
     def end(self, session_id: int) -> None:
-        """End a session by its id alone, which a znode has as its owner."""
+        """End a session by its id, which is the ``ephemeralOwner`` of its znodes."""
         self.expire((session_id, password_of(session_id)))
 
     def expire(self, session: tuple[int, bytes]) -> None:

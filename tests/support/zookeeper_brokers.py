@@ -123,7 +123,10 @@ class Brokers:
             return "\n".join([*lines, f"ZooKeeper cannot be read: {error!r}"])
 
     def _held(self) -> Iterator[str]:
-        """Yield the controller, the registered brokers, and the partitions that are not healthy."""
+        """Yield the controller, the broker epochs, and each partition without its preferred state.
+
+        That state has the first replica as the leader, and all replicas in sync.
+        """
         yield f"controller {self.controller}, epoch {self.node('/controller_epoch')}"
         yield f"epochs of the brokers: { {one: self.registered(one) for one in self.nodes} }"
         for topic in sorted(self.znodes.get_children("/brokers/topics")):
@@ -226,7 +229,7 @@ class Brokers:
             os.kill(child.pid, signal.SIGCONT)
 
     def registered(self, node_id: int) -> int:
-        """Return the epoch of a broker, -1 while it is not registered."""
+        """Return the broker epoch (the znode's czxid), -1 while the broker is not registered."""
         node = self.znodes.exists(f"/brokers/ids/{node_id}")
         return -1 if node is None else node.czxid
 

@@ -29,12 +29,12 @@ from tests.crash.stubborn_client import RefusedError, StubbornClient
 from tests.crash.sweeps import Sweep, points_of
 
 Act = Callable[[CrashingCluster, Layout, bytes, int], bool]
-"""Runs a whole transaction with a value and an offset; returns whether it is committed."""
+"""Runs a whole transaction that writes a value and an offset; returns whether it was committed."""
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A transaction with its roles on some brokers."""
+    """A transaction, and the layout of its coordinators and leaders on the brokers."""
 
     name: str
     layout: Layout
@@ -53,7 +53,7 @@ def whole(version: int, *, commit: bool) -> Act:
 
 
 def fenced(cluster: CrashingCluster, layout: Layout, value: bytes, offset: int) -> bool:
-    """A second producer claims the id of an open transaction, and only its writes count."""
+    """Fence a producer in an open transaction by another producer, which then commits its own."""
     zombie = StubbornClient(cluster.bootstrap, layout.named("txn"), version=2)
     zombie.claim()
     zombie.send(*layout.data, b"never " + value)
@@ -160,7 +160,11 @@ class Bench:
 
 
 def is_of_transaction(what: str, node_id: int) -> bool:
-    """Return whether a fetch belongs to the partition whose write is in its name."""
+    """Return whether a point depends on the transaction only, not on other timing.
+
+    A fetch counts only if it can confirm the write in its name: if it is between the follower and
+    the leader of that partition.
+    """
     message, _, write = what.partition(" | write ")
     if not write:
         return True
@@ -186,5 +190,5 @@ def _try(bench: Bench, place: Place, killed: list[str]) -> None:
     with bench.cluster.killed_at(place.node_id, place.point, killed, then=place.then):
         bench.live(place.scenario)
         if place.then is not None:
-            bench.cluster.settle()  # the restart is complete
+            bench.cluster.settle()  # wait until the restart is complete
     bench.check(place.scenario.layout)

@@ -21,7 +21,7 @@ from tests.support.cluster import READ_COMMITTED
 from tests.support.raw import Answer
 
 DATA, FORCED = ("out", 0), ("forced", 0)
-"""Data partitions; the second one flushes each batch before it is acknowledged or fetched on."""
+"""Data partitions; the second one flushes each batch before it is acknowledged or confirmed."""
 
 OFFSETS, TRANSACTIONS = "__consumer_offsets", "__transaction_state"
 

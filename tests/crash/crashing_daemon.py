@@ -3,8 +3,8 @@
     python -m tests.crash.crashing_daemon --data-dir DIR --listen HOST:PORT --config KEY=VALUE …
 
 SIGUSR1 starts a count of durable steps and prints the line ``armed``. CRASH_AT=N in the
-environment is the step before which the process is killed (the first is 1); with CRASH_TORN=1 a
-write that is the N-th step happens by half; with CRASH_ARMED=1 the count starts with the process,
+environment is the step before which the process is killed (the first is 1); with CRASH_TORN=1 half
+of a write at that step still happens; with CRASH_ARMED=1 the count starts with the process,
 so that recovery is killed too. With CRASH_FAILS=PATH the process is not killed: the N-th write to a
 file with PATH in its name fails once, as on a bad disk. SIGUSR2 prints ``steps K``, the number of
 counted steps.
@@ -35,7 +35,7 @@ class StepCounter:
         self._torn = torn
 
     def step(self) -> bool:
-        """Count one step; return True if it is the last one and should happen by half."""
+        """Count one step; return True if only half of it should happen before the kill."""
         if not self.armed or self.fails:
             return False
         self.steps += 1

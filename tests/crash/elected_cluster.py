@@ -1,9 +1,8 @@
 """Three brokers on a real ZooKeeper, whose controller is held at a chosen step.
 
-A step is an operation on ZooKeeper, before it is sent, or after it is done and before its response
-is used, or a request to a broker. A broker that reaches the chosen step waits there until the test
-kills it, suspends it or ends its session; no code of the broker is involved. The processes continue
-from one point to the next.
+A step is an operation on ZooKeeper or a request to a broker. A broker that reaches the chosen step
+waits before it, or after its response has arrived, until the test kills the broker, suspends it or
+ends its session. The processes continue from one point to the next.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ _ANY = (
     (re.compile(r"\bnew-\d+"), "new-*"),
     (re.compile(r"_\d{10}"), "_*"),
 )
-"""Patterns of the values that differ in each turn, with their replacements."""
+"""Patterns of values that differ between brokers or turns, with their replacements."""
 
 
 def named(what: str) -> str:
@@ -84,7 +83,7 @@ def named(what: str) -> str:
 
 
 class HeldCounter(NamedCounter):
-    """Numbers concurrent steps of one name, so that each one's end has its own number."""
+    """Numbers concurrent steps of one name, so that the end of each matches its beginning."""
 
     def __init__(self, point: KillPoint | None, die: Callable[[CountedEvent], None]) -> None:
         self._numbers: dict[int, int] = {}

@@ -61,8 +61,7 @@ NAMED = frozenset(
 """The requests of a transaction and its replication; the timing of all others varies."""
 
 LAG_S = 0.02
-"""Delay of responses to followers; without it, a leader that does not wait for its followers would
-not be noticed."""
+"""Delay of responses to followers, so that a leader that does not wait for them is noticed."""
 
 _HEAD_BYTES = 64
 """Enough bytes for a request's header up to its client id."""
@@ -204,7 +203,7 @@ class NamedFileSystem(CountedFileSystem):
     def named(self, path: str) -> str:
         """See :class:`CountedFileSystem`; all segments of a log have one name.
 
-        A compacted log rolls at every truncation, so that the next one affects another segment.
+        A compacted log starts a new segment at every truncation, so the base offset would vary.
         """
         return re.sub(r"/\d{20}(?=\.)", "/segment", super().named(path))
 
@@ -243,7 +242,10 @@ class Heads:
         self._left = 0
 
     def feed(self, data: ReadableBuffer) -> tuple[list[bytes], int]:
-        """Return the heads of new frames, as far as they are complete, and the number of ends."""
+        """Return the beginnings of the frames whose header is now complete.
+
+        The second value is the number of frames that end in ``data``.
+        """
         begun: list[bytes] = []
         ended, at = 0, 0
         view = memoryview(data)

@@ -210,7 +210,7 @@ def _check_producers(
 def _check_reader(
     run: Recorder, partition: Partition, model: Model, left: Sequence[Written]
 ) -> None:
-    """Compare the records that a read_committed consumer derives from batches and aborted lists."""
+    """Compare what a read_committed consumer reads with the model's committed records."""
     seen: dict[int, tuple[bytes | None, bytes | None]] = {}
     offset = partition.log_start_offset
     while True:

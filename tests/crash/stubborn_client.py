@@ -115,7 +115,7 @@ class StubbornClient:
         return self._places[where]
 
     def _found(self, where: Coordinator | Leader) -> str | None:
-        """Look it up on the first broker; a broker that is down moves to the end of the list."""
+        """Ask the first broker for the address; if it is down, move it to the end of the list."""
         place = self._brokers[0]
         try:
             asked = self._cluster(place)

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.timeout(14_400)]
 
 POINTS = os.environ.get("CLUSTER_POINTS", "300")
 JOBS = 4
-"""Clusters at a time: most of a point's time passes until the controller fences a broker."""
+"""Clusters at a time; most of the time they wait until the controller fences a broker."""
 
 MOST_TRIES = 5
 """The most attempts to find a planted bug."""
@@ -60,7 +60,7 @@ def test_a_transaction_survives_the_death_of_any_broker_at_any_step(tmp_path: Pa
         wanted += [f"mark {one}" for one in (decided, data, offsets)]
         if scenario.layout.data == FORCED:
             wanted.append(f"sync {data}/segment.log")
-        # Each broker leads one or all of them, and follows in the others.
+        # As a leader or as a follower, each broker must have every kind of point.
         for node_id in BROKERS:
             assert {(node_id, one) for one in wanted} <= seen, (scenario.name, node_id)
 
@@ -89,7 +89,7 @@ def test_what_is_broken_on_purpose_is_found(
 ) -> None:
     place = Place(COMMIT, node_id, KillPoint(KillMoment.AFTER, 1, where))
     tries = sweep(tmp_path, 1, bug=bug, patience_s=10)
-    # A response may be late, and a follower early.
+    # In one try, the bug may stay hidden: the record may be replicated before the response.
     tries.run(lambda _: [place] * MOST_TRIES, to_the_first=True)
     print(len(tries.results), tries.problems)
     assert any(problem in one for one in tries.problems)

@@ -38,10 +38,12 @@ MOST_STEPS = 200
 """A limit above the steps of any transaction, within which the loop must end."""
 
 FEWEST_STEPS = 8
-"""Below the minimum: claim, two batches, an offset, Prepare, three markers, Complete."""
+"""A limit below the steps of a transaction: claim, two batches, an offset, Prepare, three markers,
+Complete."""
 
 RECOVERY_STRIDE = 2
-"""Only every second of some fifty steps of recovery is killed; each run recovers from the last."""
+"""Recovery is killed at every second one of its about fifty steps; each run recovers from the kill
+before."""
 
 SIGNAL_S = 60.0
 

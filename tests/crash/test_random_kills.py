@@ -119,7 +119,7 @@ async def test_under_aiokafka(daemon: Daemon) -> None:
 
 @pytest.mark.slow
 def test_what_one_client_was_told_outlives_the_kill(daemon: Daemon) -> None:
-    """Without retries, the last acknowledged append is there after a kill right behind it."""
+    """Without retries, an acknowledged append survives a kill directly after its response."""
     acknowledged = 0
     for _ in range(8):
         with Cluster(daemon.bootstrap) as cluster:

@@ -45,7 +45,7 @@ class Request:
     about: Slot | None = None
     only_if: Condition | None = None
     notes: Mapping[str, Any] = field(default_factory=dict)
-    """Values that are needed to learn from the response."""
+    """Values of the request that :func:`tests.lives.learn.learn` needs besides the response."""
 
 
 def settled(value: Any, knowledge: Knowledge) -> Any:
@@ -191,7 +191,7 @@ class Draw:
         )
 
     def instance(self, about: Slot) -> str | None:
-        """Draw a group.instance.id; nearly always the later slots of odd groups are static."""
+        """Draw a group.instance.id; usually members from slot 2 on are static in groups 1, 3, 5."""
         group, number = about
         is_static = number >= 2 and group[-1:] in "135"
         if self.chance(0.04):

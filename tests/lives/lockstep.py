@@ -272,7 +272,7 @@ class Side:
         return {client for client, one in self.parked.items() if one.answer is not None}
 
     def name_members(self) -> None:
-        """Name the members of completed joins in the order of clients, not of a leader's list."""
+        """Name the members of completed joins in the order of clients: leaders' lists vary."""
         for client in sorted(self.answered):
             answer = self.parked[client].answer
             if isinstance(answer, dict) and "member_id" in answer:
@@ -307,24 +307,24 @@ class Difference:
 
 
 class LockStep:
-    """Sends the steps of a life to both brokers; ``prologue`` and ``step`` tell what differs."""
+    """Sends the steps of a life to both brokers, and compares the responses."""
 
     def __init__(self, life: Life, ours: str, theirs: str) -> None:
         self.life = life
         self.ours, self.theirs = (Side(one, life.pools.stem) for one in (ours, theirs))
         self.compared = 0
-        """Answers, or that there was none."""
+        """The number of compared responses; a missing response counts as well."""
 
     def close(self) -> None:
         for side in (self.ours, self.theirs):
             side.close()
 
     def prologue(self) -> list[Difference]:
-        """Everything that a life needs at its start."""
+        """Send the steps that create the life's resources; return the differences."""
         return [found for step in self.life.prologue() for found in self._one(step)]
 
     def step(self) -> list[Difference]:
-        """The next step. A client whose request is parked sends nothing."""
+        """Send the next step, unless its client has a parked request; return the differences."""
         step = self.life.step()
         return [] if step.client in self.ours.parked else list(self._one(step))
 
@@ -368,7 +368,7 @@ class LockStep:
                     side.collect(0.005)
 
     def _released(self, step: Step) -> Iterator[Difference]:
-        """Compare all that is answered by now, the step's own and what it let go."""
+        """Compare the responses to this step, and to parked requests that it has completed."""
         sides, end = (self.ours, self.theirs), time.monotonic() + PATIENCE_S
         self.ours.collect(0.001)
         while self.ours.answered != self.theirs.answered and time.monotonic() < end:
@@ -447,7 +447,10 @@ def topics_of(admin: RawClient) -> Any:
 
 
 def heard_of(known: list[str], admin: RawClient) -> Any:
-    """Return the topics that each group coordinator shard assigns; it learns of changes later."""
+    """Return the topics that each coordinator shard assigns, by a heartbeat in a group of each.
+
+    A shard learns of a new topic later than Metadata does.
+    """
     topics = admin.call("metadata", 12, topics=None)["topics"]
     names = {topic["topic_id"]: topic["name"] for topic in topics}
     found = []

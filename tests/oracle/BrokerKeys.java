@@ -28,7 +28,7 @@ public class BrokerKeys {
         print("client-metrics", definition("org.apache.kafka.server.metrics.ClientMetricsConfigs"), Set.of());
     }
 
-    /** Returns the definition of a class; an empty one where the version does not have the class. */
+    /** Returns the definition of a class, or an empty one if the version does not have the class. */
     private static ConfigDef definition(String name) throws Exception {
         Class<?> type;
         try {

@@ -15,7 +15,7 @@ import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.serialization.StringDeserializer;
 import org.apache.kafka.common.serialization.StringSerializer;
 
-/** Produces a record and reads it back, once for each line: a topic and properties in Base64. */
+/** Produces a record and reads it back for each input line, which has a topic and properties in Base64. */
 public class ClientLogins {
     public static void main(String[] arguments) throws Exception {
         BufferedReader lines = new BufferedReader(new InputStreamReader(System.in));

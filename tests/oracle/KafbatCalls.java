@@ -1,4 +1,4 @@
-// What Kafbat UI asks of Java's AdminClient (its ReactiveAdminClient), once each; a line per call.
+// Makes each call of Kafbat UI's ReactiveAdminClient to Java's AdminClient once, and prints a line for each.
 
 import java.util.Arrays;
 import java.util.Collection;

@@ -1,9 +1,9 @@
 // Runs the main methods of Apache Kafka's tools, one after the other, in one JVM.
 //
-// A line of standard input is a JSON object: "main" a class, "args" its words, "in" what it reads,
-// "limit_ms" how long it may go on before it is told to end, "stays" whether it works on behind
-// the back of its main method. A line "RESULT " + JSON answers:
-// "status", -1 for a tool that did not end, and "out", all that it said on both streams.
+// Each line of standard input is a JSON object: "main" is the class, "args" its arguments, "in" its
+// standard input, "limit_ms" the time after which it is ended, and "stays" whether it continues to
+// work in other threads after its main method has returned. The response is a line "RESULT " with
+// JSON: "status", -1 for a tool that did not end, and "out", its standard output and error.
 
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.ObjectMapper;
@@ -25,7 +25,7 @@ import java.util.concurrent.atomic.AtomicReference;
 import org.apache.kafka.common.utils.Exit;
 
 public class KafkaTools {
-    /** Whoever keeps a stream for good keeps this one, which writes where the present tool does. */
+    /** Writes to the present tool's output, also if a class has stored the stream in a field. */
     private static final class Switch extends OutputStream {
         private volatile OutputStream target = OutputStream.nullOutputStream();
 
@@ -76,7 +76,7 @@ public class KafkaTools {
             if (message != null) {
                 System.err.println(message);
             }
-            // A tool that catches what ends it goes on to another end, which is none.
+            // Keep the first status: a tool may catch the error and then exit a second time.
             ENDS.compareAndSet(null, status);
             throw new Ended(status);
         };
@@ -87,7 +87,7 @@ public class KafkaTools {
         for (String line = asked.readLine(); line != null; line = asked.readLine()) {
             answers.println("RESULT " + mapper.writeValueAsString(run(mapper.readTree(line))));
         }
-        // What tools have left running keeps no JVM.
+        // Threads that tools have left behind must not keep the JVM running.
         Runtime.getRuntime().halt(0);
     }
 
@@ -120,8 +120,8 @@ public class KafkaTools {
         if (job.get("stays").asBoolean()) {
             Thread.sleep(job.get("limit_ms").asLong());
         }
-        // As a JVM's end does, be it ^C or the tool's own: what a console producer has yet to send it
-        // sends here, and not while the next tool is at work.
+        // Run the shutdown hooks, as a JVM does at its end: a console producer sends its remaining
+        // records there, which must not happen while the next tool runs.
         for (Runnable hook : new ArrayList<>(HOOKS)) {
             var ending = new Thread(hook);
             ending.setDaemon(true);

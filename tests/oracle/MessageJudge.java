@@ -8,7 +8,7 @@ import org.apache.kafka.common.protocol.ApiMessage;
 import org.apache.kafka.common.protocol.ByteBufferAccessor;
 import org.apache.kafka.common.protocol.ObjectSerializationCache;
 
-/** Reads lines of a message's name, version and bytes; answers each with the message as JSON, a tab and its bytes. */
+/** Decodes lines of a message's name, version and bytes; prints the message as JSON, a tab, and its encoded bytes. */
 public class MessageJudge {
     public static void main(String[] arguments) throws Exception {
         BufferedReader in = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));

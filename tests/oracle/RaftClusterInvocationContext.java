@@ -44,11 +44,11 @@ import org.junit.jupiter.api.extension.Extension;
 import org.junit.jupiter.api.extension.TestTemplateInvocationContext;
 
 /**
- * Gives each of Apache Kafka's tests that asks for a cluster a fencepost daemon of its own. It
- * stands before Kafka's class of this name on the class path. A test that needs more than one
- * broker shows to a client is aborted, with the reason.
+ * Starts a fencepost daemon for each of Apache Kafka's tests that requests a cluster. The class
+ * precedes Kafka's class of the same name on the class path. A test is aborted with a reason if it
+ * needs several brokers, or anything that a client cannot do.
  *
- * <p>The properties fencepost.python and fencepost.data name the interpreter and a folder.
+ * <p>The system properties fencepost.python and fencepost.data name the interpreter and a folder.
  */
 public class RaftClusterInvocationContext implements TestTemplateInvocationContext {
     private final String test;
@@ -82,7 +82,7 @@ public class RaftClusterInvocationContext implements TestTemplateInvocationConte
             new ClusterInstanceParameterResolver(daemon));
     }
 
-    /** What a test may do to its cluster. */
+    /** The operations of a test on its cluster, which consists of one daemon. */
     private static class Daemon implements ClusterInstance {
         private static final int NODE = 0;
 
@@ -106,7 +106,7 @@ public class RaftClusterInvocationContext implements TestTemplateInvocationConte
         public void start() {
             launch();
             config.features().forEach((feature, level) -> {
-                // Which of them is a step down only the daemon knows.
+                // Try both types, because only the daemon knows whether this is a downgrade.
                 for (UpgradeType type : List.of(UpgradeType.SAFE_DOWNGRADE, UpgradeType.UPGRADE)) {
                     try {
                         admin.updateFeatures(
@@ -177,7 +177,7 @@ public class RaftClusterInvocationContext implements TestTemplateInvocationConte
 
         @Override
         public void waitForReadyBrokers() {
-            // It listens once it is ready.
+            // The daemon only listens once it is ready.
         }
 
         @Override
@@ -273,7 +273,7 @@ public class RaftClusterInvocationContext implements TestTemplateInvocationConte
             return Map.of(NODE, broker);
         }
 
-        /** The broker as far as tests look into one while they prepare: settings and topics. */
+        /** Returns a broker object with the settings and topics, which tests read in preparation. */
         private KafkaBroker broker() {
             Properties properties = new Properties();
             properties.putAll(settings);

@@ -8,7 +8,7 @@ import java.util.HexFormat;
 import java.util.List;
 import java.util.stream.Stream;
 
-/** Matches names with RE2/J as Kafka's coordinator does: the first line has the names, then an expression on each. */
+/** Matches names with RE2/J as Kafka's coordinator does: the first line has the names, each further line a regex. */
 public class RegexJudge {
     public static void main(String[] arguments) throws IOException {
         BufferedReader in = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));

@@ -1,4 +1,4 @@
-// Java's clients with quotas that they go beyond: who is told to wait, and that all arrives; a line per fact.
+// Runs Java's clients beyond their quotas, and prints whether each was throttled and got all records.
 
 import java.time.Duration;
 import java.util.Collection;

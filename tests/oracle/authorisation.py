@@ -186,7 +186,7 @@ def here_and_absent(request: Request, number: Iterator[int]) -> Iterator[tuple[C
 
 
 Make = Callable[[Mapping[str, str]], list[Acl]]
-"""Slot → name of its resource, to the rules for these resources."""
+"""Returns the rules for resources, from a mapping of slots to resource names."""
 
 
 def _variants(request: Request, *, is_main: bool) -> Iterator[tuple[str, Make]]:

@@ -267,7 +267,8 @@ class Broker:
     def await_rules(self) -> None:
         """Wait until the broker has applied all preceding ACL changes.
 
-        Apache Kafka responds before its brokers have replayed them; they replay a last marker last.
+        Apache Kafka responds before its brokers have replayed a change. They replay in order, so
+        this adds a rule as a marker, and waits until the broker describes it.
         """
         marker = f"User:marker-{next(self._markers)}"
         self._create_rules([replace(rule("read", ResourceType.GROUP, MARKER), principal=marker)])

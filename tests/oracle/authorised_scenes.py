@@ -186,7 +186,7 @@ def an_expression(broker: Broker) -> Iterator[Told]:
 
 
 def a_transaction(broker: Broker) -> Iterator[Told]:
-    """A producer that loses its rights in a transaction can end it with the id's right alone."""
+    """To end a transaction, a producer needs the right on its id, but none on the topic."""
     topic, name = broker.admin.create_topic(unique(f"{STEM}txn")), unique(f"{STEM}txn")
     broker.admin.coordinator(name, 1)
     whole = by("u1", rule("write", TRANSACTION, name), rule("write", TOPIC, topic))

@@ -138,7 +138,7 @@ def _aborted(*part: str) -> Row:
     return _numbers("txn-index", id=part[0], first=part[1], last=part[2], stable=part[3])
 
 
-# --- the same of our own rows ---
+# --- our own rows in the same form ---
 
 
 def by_fencepost(rows: Sequence[Row]) -> Iterator[Row]:

@@ -127,7 +127,7 @@ class Growing(ABC):
             answer = client.call("unregister_broker", 0, broker_id=FIRST)
         assert answer["error_code"] == "none", answer
 
-    # --- failures on the way ---
+    # --- failures during the moves ---
 
     def first_is_killed(self) -> None:
         """Kill the first broker by SIGKILL, and start it again."""

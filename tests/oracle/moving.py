@@ -37,7 +37,7 @@ LONG_MS = 600_000
 """Timeout of sessions and transactions that must outlive the move."""
 
 SHORT_MS = 20_000
-"""Timeout of those that must expire; longer than the rest of the first part takes."""
+"""Timeout of sessions and transactions that must expire, but not before the first part ends."""
 
 State = Any
 
@@ -559,7 +559,7 @@ def silent_members_are_removed(t: Tracer, state: State) -> None:
 MOVES = (
     Move(two_classic_members, classic_members_come_back, ("v-two",)),
     Move(a_static_member, a_static_member_is_replaced, ("v-static",)),
-    # The join phase is in no log, so the former description of the group is not compared.
+    # No log contains a group's join phase, so its description before the move is not compared.
     Move(a_rebalance_under_way, a_join_phase_is_forgotten),
     Move(
         in_the_middle_of_a_revocation,

@@ -175,11 +175,11 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
 
 
 RESOURCE_DIFFERENCES: dict[str, dict[str, set[str]]] = {
-    # No segment has a negative size.
+    # Kafka's definition accepts negative sizes.
     "topic": {"internal.segment.bytes": {"narrower"}},
     # Group settings are checked together, with the broker's: ``group_settings.check``.
     "group": {"share.auto.offset.reset": {"wider"}},
-    # An item of a list that is named twice counts once, as in Kafka's ``ConfigDef.parseValue``.
+    # A repeated item of a list counts once, as after Kafka's ``ConfigDef.parseValue``.
     "client-metrics": {"metrics": {"wider"}, "match": {"wider"}},
 }
 """How keys of other resources differ: aspects by key."""
@@ -253,7 +253,7 @@ def of_kind(kind: str, *versions: list[str]) -> Iterator[str]:
 
 
 def decisive(kind: str, lines: dict[str, list[str]]) -> list[str]:
-    """Return the line of each key of a kind, of the newest version that has the key."""
+    """Return one line for each key of a kind, from the newest version that has the key."""
     newest: dict[str, str] = {}
     for version in COMMANDS:
         newest |= {KafkaKey.read(line).name: line for line in of_kind(kind, lines[version])}

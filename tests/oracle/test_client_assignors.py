@@ -27,7 +27,7 @@ SEED, CASES = 20130101, 6_000
 MAIN = Path(__file__).with_name("ClientAssignors.java")
 
 MOST_SPARED = CASES // 30
-"""The most cases with the intended difference from Kafka of ``returns_to_a_stranger``."""
+"""Limit of the cases that are not compared, because of :func:`returns_to_a_stranger`."""
 
 
 def returns_to_a_stranger(case: Case) -> bool:

@@ -1,4 +1,4 @@
-"""Real clients during failovers of brokers get no error that Apache Kafka does not cause, too.
+"""During failovers of brokers, clients get only errors that Apache Kafka causes as well.
 
 librdkafka, Java's clients, aiokafka and franz-go run at the same time (``failover/``), on three
 brokers of Apache Kafka and then on three of Fencepost, with the same faults. Each writes, reads in

@@ -101,7 +101,7 @@ def observe(scene: Scene) -> None:
     part = one.part(1 << 30, epoch)
     end = part["diverging_epoch"]["end_offset"]
     scene.tell("far behind the end", (part["diverging_epoch"]["epoch"] == epoch, end > 0))
-    # For an unknown snapshot Kafka responds UNKNOWN_SERVER_ERROR, and Fencepost an own error.
+    # No request for an unknown snapshot: Kafka's error is UNKNOWN_SERVER_ERROR, ours is specific.
     answer = one.controller.call(
         "fetch_snapshot",
         1,

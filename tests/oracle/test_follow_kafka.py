@@ -260,7 +260,7 @@ def kafka(tmp_path: Path):
     (tmp_path / "kafka").mkdir()
     one.start()
     with Cluster(one.bootstrap) as cluster:
-        # While Kafka is alone, the coordinators' topics are its own.
+        # Create the coordinators' topics now, so that only Kafka has replicas of them.
         cluster.coordinator("any", TRANSACTION)
     yield one
     one.stop()

@@ -1,4 +1,4 @@
-"""Groups under broker settings with which both brokers are started; Apache Kafka 4.4 judges."""
+"""Groups under static broker settings: the responses must equal those of Apache Kafka 4.4."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def member(kafka: Kafka, tmp_path: Path) -> Iterator[Member]:
 
 
 def levels(bootstrap: str) -> dict[str, int]:
-    """Return the finalized levels of :data:`LATEST` that a broker tells."""
+    """Return a broker's finalized levels of the features in :data:`LATEST`."""
     with Cluster(bootstrap) as client:
         answer = client.call(
             "api_versions", 3, client_software_name="x", client_software_version="1"
@@ -109,7 +109,7 @@ def test_transactions_are_complete_whoever_leads(kafka: Kafka, member: Member) -
             moved(kafka.bootstrap, name, other)
             leader = member if other[0] == OURS else kafka
             with Cluster(leader.bootstrap) as client:
-                # A new leader tells no offset before its high watermark is at its epoch's start.
+                # ListOffsets fails until the new leader's high watermark reaches its epoch's start.
                 until(
                     lambda client=client: client.leaders(name) == 1, "a leader that tells offsets"
                 )

@@ -25,9 +25,10 @@ TOPIC = "tools"
 TRANSACTIONS = "org.apache.kafka.tools.TransactionsCommand"
 
 SMALL = 1000
-"""Producer ids begin here, so that none is also a partition, an offset or an epoch in the output.
+"""The smallest producer id in these scenes.
 
-A ``Desk`` replaces a producer id wherever it stands as a word.
+A ``Desk`` replaces a producer id wherever it is a word of the output, so it must not equal a
+partition, an offset or an epoch.
 """
 
 REFUSED = {"acls", "delegation_tokens"}

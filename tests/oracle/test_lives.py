@@ -1,8 +1,9 @@
 """Random lives on Apache Kafka and on Fencepost in lockstep; the responses must be the same.
 
-A run plays the lives of ``SEEDS``, each on brokers of its own, until enough responses are compared
-or the brokers' states differ; ``make compared-lives SEED=7 N=1000`` plays another one, and others
-after it. deliberate.py lists the intended kinds of difference. Any other fails the run.
+A run plays a life for each of ``SEEDS``, on new brokers, until enough responses are compared or an
+intended difference separates the brokers' states. ``make compared-lives SEED=7 N=1000`` plays lives
+of another seed until 1000 responses are compared. Any difference of a kind that is not in
+deliberate.py fails the run.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ CLIENTS = 12
 SEEDS = (20, 27, 29)
 REQUESTS = 300
 LEAST = 100
-"""The least number of responses in a life of SEEDS, for any ids that the brokers choose."""
+"""The least number of compared responses of each of SEEDS; it varies with the brokers' ids."""
 
 
 def judged(found: list[Difference], seen: Counter[Kind]) -> bool:

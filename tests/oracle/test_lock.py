@@ -1,8 +1,8 @@
 """The first of two brokers on one data directory keeps the second one out.
 
-Apache Kafka locks ``.lock`` with Java's ``FileChannel.tryLock``, but late: it opens a metadata log
-in that directory before, and refuses the directory at once if it has a metadata log although the
-settings put it elsewhere. So the test of the lock has no metadata log in the directory.
+Apache Kafka locks ``.lock`` with Java's ``FileChannel.tryLock``, but only after it has checked the
+metadata log. It already refuses a data directory because of Fencepost's metadata log, whatever its
+own ``metadata.log.dir`` is. So in the test of our lock, a process holds nothing but the lock.
 """
 
 from __future__ import annotations

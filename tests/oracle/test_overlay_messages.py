@@ -101,7 +101,7 @@ def rows_of_schema(
 
 
 def rows_of_class(cls: type) -> list[tuple[Any, ...]]:
-    """Return the same of a class."""
+    """Return the rows of :func:`rows_of_schema` for a class."""
     kinds = {"error_code": "int16", "timedelta_i32": "int32"}
     info = fields_of(cls)
     return [

@@ -1,7 +1,7 @@
 """A broker of Fencepost is promoted: Apache Kafka's controllers start from its metadata.
 
-test_growth.py has clients of all kinds through a whole growth, and
-tests/unit/tools/test_promotion.py the files after a promotion that was interrupted.
+test_growth.py runs clients of all kinds during a promotion and the following growth, and
+tests/unit/tools/test_promotion.py checks the files after an interrupted promotion.
 """
 
 from __future__ import annotations

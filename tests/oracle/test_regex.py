@@ -1,8 +1,8 @@
 r"""Clients' regular expressions, compared with RE2/J, which evaluates them in Apache Kafka.
 
-For a table of the grammar and for random expressions, both engines accept or refuse the same ones,
-and match the same names of topics and transactional ids. ``REGEXES=100000`` and ``SEED`` give more
-random expressions.
+Both engines must accept the same expressions, from a table of the grammar and at random, and match
+the same names of topics and transactional ids. ``REGEXES=100000`` and ``SEED`` give more random
+expressions.
 """
 
 # ruff: noqa: RUF001 - letters that look alike are part of what is tested

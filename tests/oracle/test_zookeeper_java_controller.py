@@ -433,9 +433,9 @@ def check_log(brokers: Brokers, topic: str, index: int, leader: int, load: Load)
 def prefer(brokers: Brokers, topic: str, *, via: int) -> None:
     """Elect the preferred leaders, with a client that is connected to the broker ``via``.
 
-    Only the new leaders count. The response may come as late as the request's timeout: an
-    UpdateMetadata that Apache Kafka handles just before the delayed operation is on its timer does
-    not complete it (``hasDelayedElectionOperations`` counts the operations on the timer).
+    Wait for the new leaders, not for the response, which Apache Kafka may delay until the request
+    times out: if it handles the UpdateMetadata before the delayed operation is on its timer, no
+    later event completes the operation (``hasDelayedElectionOperations`` counts the timer only).
     """
     with brokers.client(via) as client:
         until(

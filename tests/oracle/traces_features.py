@@ -138,13 +138,13 @@ def level_0_under_ids_of_level_2(t: Tracer) -> None:
     begun("lowered-taken")
     old, new, growing = (begun(f"lowered-{name}") for name in ("old", "new", "growing"))
     move(t, 0)
-    # These continue by the rules of level 0, whose records fit version 0.
+    # Requests that Apache Kafka can still handle, because their records fit version 0.
     end(t, 4, "lowered-old", old, True)
     ended(t, "lowered-old")
     add(t, 3, "lowered-old", claimed(t, "lowered-old"), [(topic, [0])])
     init(t, "lowered-taken")
     claimed(t, "lowered-fresh")
-    # The records of these would have to contain that their client uses level 2.
+    # Requests that fail: their records would need the field for clients of level 2.
     for _ in range(2):
         init(t, "lowered-finished")
         end(t, 5, "lowered-new", new, True)

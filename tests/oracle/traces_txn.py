@@ -305,8 +305,8 @@ def producing_in_transactions(t: Tracer) -> None:
         produce(t, version, "produced", name, who, 1, transactional=False)
         produce(t, version, "produced", None, who, 1)
         produce(t, version, "produced", f"{name}-unknown", who, 1)
-        # This is the last request, since Apache Kafka keeps the refused verification, whose
-        # sequence 0 makes every other sequence out of order until the next marker.
+        # This request must be the last: Apache Kafka keeps the state of the refused verification
+        # with sequence 0, and refuses every other sequence until the next marker.
         produce(t, version, "produced", name, (pid, epoch + 1), 0)
         end(t, 4, name, who, version % 2 == 1)
         settle(t, "produced", 0)

@@ -329,10 +329,10 @@ class Foreign:
         ]
 
     def go_on(self) -> None:
-        """Check that back at Apache Kafka no member must rejoin, and the streams epoch is the same.
+        """Check that both members can continue once Apache Kafka coordinates them again.
 
-        The epoch of a share group also grows after heartbeats, when its partitions have been
-        initialized.
+        The streams member must have its former epoch. The epoch of a share group may grow, because
+        Kafka raises it when it has initialized the partitions.
         """
         epochs = dict(self.epochs)
         assert self.share()["member_epoch"] >= epochs["share"]

@@ -1,4 +1,4 @@
-// Java's clients: see __init__.py beside. MORE: a protocol of groups, and a folder if Kafka Streams is to copy.
+// Java's clients: see __init__.py. MORE is the group protocol, and a folder if Kafka Streams copies.
 
 import java.nio.file.Files;
 import java.nio.file.Path;
@@ -151,7 +151,7 @@ public class Failover {
         }
     }
 
-    /** Knows the last number of each partition, in a store that lives and dies with its transactions. */
+    /** Checks the order of numbers against a state store, whose changes are part of the transactions. */
     private static class Copier extends ContextualProcessor<String, String, String, String> {
         @Override
         public void process(Record<String, String> record) {
@@ -167,14 +167,14 @@ public class Failover {
         }
     }
 
-    /** Copies as an application of Kafka Streams; what it has committed is counted by who reads it. */
+    /** Copies as a Kafka Streams application; a read_committed consumer counts the copied records. */
     private static void stream(String folder) {
         Properties told = new Properties();
         told.put("bootstrap.servers", bootstrap);
         told.put("application.id", "copier-" + name);
         told.put("processing.guarantee", "exactly_once_v2");
         told.put("state.dir", folder);
-        // Not 10 s: a busy machine may take as long to move all leaders, and who is late is fenced.
+        // The default of 10 s is too short: moving all leaders may take longer on a busy machine.
         told.put("producer.transaction.timeout.ms", 60_000);
         StreamsBuilder builder = new StreamsBuilder();
         builder.addStateStore(Stores.keyValueStoreBuilder(

@@ -1,5 +1,5 @@
-// Command clientlogins produces a record and reads it back with franz-go, once for each login that
-// standard input describes: a JSON object a line. It answers with a line each: ok, or why not.
+// Command clientlogins produces a record and reads it back with franz-go for each login. A line of
+// standard input describes a login as JSON; a line of output says "ok", or has the error.
 package main
 
 import (

@@ -23,7 +23,7 @@ func tell(role, where string, err error) {
 	fmt.Println("ERROR", role, where+":", strings.ReplaceAll(err.Error(), "\n", " "))
 }
 
-// told hands on what the library logs as a warning or an error.
+// told reports the library's warnings and errors.
 type told string
 
 func (told) Level() kgo.LogLevel { return kgo.LogLevelWarn }
@@ -53,7 +53,7 @@ func grouped(role string, more ...kgo.Opt) []kgo.Opt {
 		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
 		kgo.FetchIsolationLevel(kgo.ReadCommitted()),
 		kgo.DisableAutoCommit(),
-		kgo.SessionTimeout(10*time.Second), // of who could not say goodbye to a broker that was gone
+		kgo.SessionTimeout(10*time.Second), // soon removes a member whose LeaveGroup got lost
 	}, more...)...)
 }
 
@@ -85,7 +85,7 @@ func write() {
 	fmt.Println("SENT", sent.Load())
 }
 
-// found returns the records of a poll, and tells its errors.
+// found returns the records of a poll, and reports its errors.
 func found(role string, poll func(context.Context) kgo.Fetches) []*kgo.Record {
 	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 	defer cancel()

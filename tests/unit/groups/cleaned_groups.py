@@ -36,7 +36,7 @@ def entries_of(steps: Sequence[Step]) -> list[Entry]:
 
 
 def loads_back(log: Sequence[Entry], settings: Mapping[str, Any], *, most: int = 1 << 30) -> int:
-    """Load the log compacted up to each of ``most`` offsets or fewer; return their number."""
+    """Compact the log up to some offsets, ``most`` at most; load each result, and count them."""
     digest = load(log, **settings).digest()
     variants = 0
     for steps in cleaned_logs(steps_of(log), some_ends(len(log), min(most, len(log)))):

@@ -1,4 +1,4 @@
-"""SyncGroup, Heartbeat and LeaveGroup, row by row."""
+"""SyncGroup, Heartbeat and LeaveGroup, case by case."""
 
 from __future__ import annotations
 

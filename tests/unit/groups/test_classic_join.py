@@ -1,4 +1,4 @@
-"""JoinGroup, row by row: the order of checks, the join phase, protocol choice."""
+"""JoinGroup, case by case: the order of checks, the join phase, protocol choice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ConsumerGroupHeartbeat, row by row: validation, fencing, epochs, states, timers."""
+"""ConsumerGroupHeartbeat, case by case: validation, fencing, epochs, states, timers."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_limits():
         shard.join("n", group_id="other")
 
 
-# --- the rows of fencing -------------------------------------------------------------------------
+# --- fencing, by epoch ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("epoch", [1, -1])

@@ -39,7 +39,7 @@ def commit(driver, epoch, member_id="m", *offsets, **fields):
 
 
 def at(partition, offset=5):
-    """Return an offset of a partition of T in the handlers' form: with the topic's id."""
+    """Return an offset of a partition of T, with the topic id that handlers add."""
     return ("t", partition, offset, -1, "", T)
 
 

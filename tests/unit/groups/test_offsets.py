@@ -1,4 +1,4 @@
-"""OffsetCommit, TxnOffsetCommit, OffsetFetch, OffsetDelete and expiry, row by row."""
+"""OffsetCommit, TxnOffsetCommit, OffsetFetch, OffsetDelete and expiration, case by case."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ def test_every_way_of_three_newcomers():
     assert transitions <= known
 
 
-# --- rows that the enumeration does not reach ----------------------------------------------------
+# --- cases that the enumeration does not reach ---------------------------------------------------
 
 
 def free(_partition) -> bool:

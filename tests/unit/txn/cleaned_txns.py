@@ -18,7 +18,7 @@ def state_of(driver: Driver, log: list[tuple[int, Record]]) -> str:
 
 
 def loads_back(driver: Driver, *, most: int = 1 << 30) -> int:
-    """Load the log compacted up to each of ``most`` offsets or fewer; return their number."""
+    """Compact the log up to some offsets, ``most`` at most; load each result, and count them."""
     log = list(enumerate(driver.log))
     digest = state_of(driver, log)
     steps = [(offset, record, None, None) for offset, record in log]

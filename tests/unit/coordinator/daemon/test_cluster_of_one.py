@@ -133,7 +133,7 @@ async def test_deletion_of_100_000_partitions_keeps_the_loop_for_a_moment(tmp_pa
 async def test_replica_left_alone_ends_with_its_topic_before_it_is_led_alone(
     tmp_path: Path,
 ) -> None:
-    """The other replica and then the topic are removed, together with thousands of others."""
+    """Three images follow at once: with two replicas, with this one alone, without the topic."""
     store = storage(tmp_path)
     topic_id = create_topic(store.metadata, "t", COUNT).topic_id
     both, alone = (

@@ -447,7 +447,7 @@ async def test_killed_before_every_write_of_the_end(
         if outcome == "Ongoing":
             assert stable(again) == stable(again, index=1) == 0
             assert await committed(again, "g") == -1
-            # The next producer aborts it, even if the last one wanted to commit.
+            # The next producer aborts it, even if the killed broker had been asked to commit.
             await Producer(again).init()
         else:
             assert outcome == ("CompleteCommit" if commits else "CompleteAbort")

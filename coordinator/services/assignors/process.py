@@ -81,6 +81,7 @@ class _AssignorProcess:
         """The newest request of each waiting group, by group id, oldest first."""
         self._child: asyncio.subprocess.Process | None = None
         self._work: asyncio.Task[None] | None = None
+        self._is_closed = False
 
     def ask(self, effect: ComputeTarget, report: Report) -> None:
         """Queue a request."""
@@ -100,7 +101,8 @@ class _AssignorProcess:
         call_later(loop, 0, "assignor", partial(self._fail, effect, report, problem))
 
     async def close(self) -> None:
-        """End the process; the waiting requests are not reported."""
+        """End the process; waiting and dropped requests are not reported."""
+        self._is_closed = True
         self._waiting.clear()
         if self._work is not None:
             self._work.cancel()
@@ -124,6 +126,8 @@ class _AssignorProcess:
                     report(TargetComputed(effect.group_id, effect.assignor, effect.group, result))
 
     def _fail(self, effect: ComputeTarget, report: Report, problem: str) -> None:
+        if self._is_closed:
+            return
         _log.warning("assignor failed", assignor=self._name, group=effect.group_id, cause=problem)
         report(TargetComputed(effect.group_id, effect.assignor, effect.group, None, problem))
 

@@ -97,6 +97,20 @@ async def test_full_queue_fails_its_oldest_request(monkeypatch):
         await processes.close()
 
 
+@pytest.mark.usefixtures("installed")
+async def test_dropped_request_is_not_reported_after_close(monkeypatch):
+    monkeypatch.setattr(assignor_process, "MAX_WAITING_GROUPS", 1)
+    processes = AssignorProcesses(["reversed"])
+    reports = []
+    for group_id in ("g0", "g1"):
+        processes.compute(ComputeTarget(group_id, "reversed", GROUP), reports.append)
+    await processes.close()
+    turned = asyncio.Event()
+    asyncio.get_running_loop().call_later(0, turned.set)
+    await turned.wait()
+    assert reports == []
+
+
 def test_an_unknown_name_is_refused():
     with pytest.raises(ConfigError, match="nobody"):
         AssignorProcesses(["nobody"])

@@ -23,6 +23,9 @@ PATIENCE_S = 3.0
 NOTHING = text_of(None)
 """The text of an empty cell."""
 
+EFFECTS = ("error", "drop", "close", "delay_ms")
+"""The arguments of a fault of which an observer has none."""
+
 COLUMNS = ("time", "subject", "what", "change", "why", "trigger", "who", "client")
 
 
@@ -79,11 +82,18 @@ def _open_lines(kafka: KafkaUnderTest, span_ms: int) -> list[str]:
 
 
 def _fault_lines(kafka: KafkaUnderTest) -> list[str]:
-    """Describe faults that are not used up: too few requests came, or they did not match."""
-    told = ((fault, {**fault.as_json()}) for fault in kafka.faults.all)
-    return [
-        f"a fault is not used up after {fault.hits} requests: "
-        + ", ".join(f"{name}={value}" for name, value in row.items() if value and name != "hits")
-        + (f"; {fault.failure}" if fault.failure else "")
-        for fault, row in told
-    ]
+    """Describe faults that are not used up: too few requests came, or they did not match.
+
+    An observer is never used up, and is only described if its ``match`` has raised an exception.
+    """
+    lines = []
+    for fault in kafka.faults.all:
+        row = fault.as_json()
+        is_observer = not any(row[name] for name in EFFECTS)
+        if is_observer and fault.failure is None:
+            continue
+        kind = "an observer has failed" if is_observer else "a fault is not used up"
+        values = [f"{name}={value}" for name, value in row.items() if value and name != "hits"]
+        details = "; ".join(filter(None, (", ".join(values), fault.failure)))
+        lines.append(f"{kind} after {fault.hits} requests: {details}")
+    return lines

@@ -133,7 +133,7 @@ def _update_of(
         owned[topic_id] = (*owned.get(topic_id, ()), index)
     shard.require_small_subscription(subscription.topics, subscription.rack_id)
     member_id, rebalance_ms = command.member_id, command.rebalance_timeout_ms
-    is_known = member_id in group.members or (group.group_id, member_id) in shard.given_ids
+    is_known = member_id in group.members or (group.group_id, member_id) in shard.pending_member_ids
     if member_id and subscription.owned and not is_known:
         # The member was removed while it rebalanced, and still reads partitions that others may
         # own now. (A member without partitions may be a pending one that was evicted.)

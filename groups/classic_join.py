@@ -40,7 +40,7 @@ from fencepost.groups.events import EventKind
 from fencepost.groups.foreign_group import ForeignGroup
 from fencepost.groups.group import pending_bytes, protocols_bytes
 from fencepost.groups.records import GroupMetadataValue
-from fencepost.groups.shard import Handover, Shard
+from fencepost.groups.shard import PendingInstall, Shard
 from fencepost.logcore.machine import DecisionBuilder, InvariantViolation, Token
 
 
@@ -133,7 +133,7 @@ def _create_group(
     decision.append(records.group_metadata(command.group_id, empty))
     decision.event(EventKind.GROUP_CREATED, command.group_id, client_id=command.client_id)
     _join_new(shard, decision, group, token, command)
-    shard.handover = Handover(group)
+    shard.pending_install = PendingInstall(group)
 
 
 def _accepts(shard: Shard, group: ClassicGroup, member_id: str) -> bool:
@@ -326,7 +326,7 @@ def _persist_successor(
     value = group.metadata_value(members, leader)
     record = records.group_metadata(group.group_id, value)
     shard.require_batch("the group", [record])
-    shard.handover = Handover(group, successor)
+    shard.pending_install = PendingInstall(group, successor)
     decision.append(record)
     _fence(decision, group, old, successor)
     arm_session(decision, group, successor)

@@ -321,7 +321,7 @@ def target_computed(
     if assignor.name != command.assignor or _spec(draft, members) != command.group:
         return
     if isinstance(assignor, RemoteAssignor):
-        shard.forget_assignor_request(group.group_id, assignor.name)
+        shard.mark_answered(group.group_id, assignor.name)
         decision.disarm(group.timer("assignor"))
     if targets == draft.targets:
         return

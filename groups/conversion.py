@@ -42,7 +42,7 @@ from fencepost.groups.errors import (
 from fencepost.groups.events import EventKind
 from fencepost.groups.group import ShardTotals
 from fencepost.groups.reconcile import CurrentAssignment, TopicIdPartition
-from fencepost.groups.shard import Handover, Shard
+from fencepost.groups.shard import PendingInstall, Shard
 from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.machine import DecisionBuilder, Record
 
@@ -254,7 +254,7 @@ def downgrade(
     for member_id in group.members:
         group.stop_timers(decision, member_id)
     group.stop_upkeep(decision)
-    shard.handover = Handover(classic)
+    shard.pending_install = PendingInstall(classic)
     for member in classic.members.values():
         arm_session(decision, classic, member)
     decision.event(

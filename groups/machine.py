@@ -200,8 +200,8 @@ class GroupMachine:
 
         Raises ``CorruptRecordError``: skipping the record would lose state.
         """
-        says = record.says if type(record) is Written else records.decode(record)
-        decoded = cast("tuple[Key, Value | None] | None", says)
+        content = record.decoded if type(record) is Written else records.decode(record)
+        decoded = cast("tuple[Key, Value | None] | None", content)
         if decoded is not None and type(decoded[1]) is OffsetCommitValue:  # nearly every record
             commit = cast("tuple[OffsetCommitKey, OffsetCommitValue]", decoded)
             self._replay_offset(commit[0], StoredOffset(commit[1], offset), stamp)
@@ -259,16 +259,16 @@ class GroupMachine:
         shard.put_group(ClassicGroup.loaded(group_id, shard.totals, value))
 
     def _install(self, group: Group | None, group_id: str, value: GroupMetadataValue) -> None:
-        """Replay a GroupMetadata record while serving, and carry out ``Shard.handover``."""
+        """Replay a GroupMetadata record while serving, and carry out ``Shard.pending_install``."""
         shard = self._shard
         successor = None
-        if shard.handover is not None and shard.handover.group.group_id == group_id:
+        if shard.pending_install is not None and shard.pending_install.group.group_id == group_id:
             # The last record of a conversion. The tombstones before it have removed the old group,
             # or left a simple group because there are offsets.
             if not isinstance(group, ConsumerGroup):
-                group = shard.handover.group
+                group = shard.pending_install.group
                 shard.put_group(group)
-            successor, shard.handover = shard.handover.successor, None
+            successor, shard.pending_install = shard.pending_install.successor, None
         if not isinstance(group, ClassicGroup):
             raise InvariantViolation(f"a record of {group_id!r}, which is no classic group")
         group.install(value, successor)
@@ -346,9 +346,9 @@ class GroupMachine:
     def unload(self) -> Decision:
         """Stop serving: fail every parked request, so that clients find the new coordinator."""
         decision = DecisionBuilder(0)
-        shard, handover = self._shard, self._shard.handover
-        if handover is not None and shard.groups.get(handover.group.group_id) != handover.group:
-            handover.group.unloaded(decision)
+        shard, pending = self._shard, self._shard.pending_install
+        if pending is not None and shard.groups.get(pending.group.group_id) != pending.group:
+            pending.group.unloaded(decision)
         for group in shard.groups.values():
             group.unloaded(decision)
         self._active = False
@@ -367,7 +367,7 @@ class GroupMachine:
     def check(self) -> None:
         """Verify every group, the offsets, and the totals behind the limits."""
         shard = self._shard
-        memory = sum(pending_bytes(*given) for given in shard.given_ids)
+        memory = sum(pending_bytes(*given) for given in shard.pending_member_ids)
         pending: set[tuple[str, str]] = set()
         for group_id, group in shard.groups.items():
             if group.group_id != group_id:
@@ -381,8 +381,10 @@ class GroupMachine:
             raise InvariantViolation("the memory of the shard's groups is miscounted")
         if totals.pending.keys() != pending:
             raise InvariantViolation("the shard's pending members are miscounted")
-        if shard.handover is not None:
-            raise InvariantViolation(f"{shard.handover.group.group_id!r} was never handed over")
+        if shard.pending_install is not None:
+            raise InvariantViolation(
+                f"{shard.pending_install.group.group_id!r} was never handed over"
+            )
         shard.offsets.check()
         for group_id in shard.offsets.group_ids():
             if group_id not in shard.groups:

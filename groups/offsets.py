@@ -51,7 +51,7 @@ from fencepost.logcore.machine import DecisionBuilder, DomainError, Token
 _INT64_MAX: Final = 2**63 - 1
 _NO_OFFSETS: Final = GroupOffsets()
 
-LOOKED_UP_AT_ONCE: Final = 10_000
+MAX_OFFSETS_PER_TURN: Final = 10_000
 """The most offsets that a fetch looks up in its own turn. For more, the turn only copies the
 tables, and the offsets are looked up while the response is encoded."""
 
@@ -193,7 +193,7 @@ def fetch_offsets(
     else:
         asked = ((topic.topic, topic.partitions, topic.topic_id) for topic in wanted)
         count = sum(len(topic.partitions) for topic in wanted)
-    if count <= LOOKED_UP_AT_ONCE:
+    if count <= MAX_OFFSETS_PER_TURN:
         rows = _rows(offsets, asked, stable)
         decision.reply(token, FetchOffsetsResult(tuple((name, tuple(of)) for name, of in rows)))
     else:

@@ -38,7 +38,7 @@ _NEVER: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
-class Handover:
+class PendingInstall:
     """Soft state that the replay of a GroupMetadata record installs.
 
     ``group`` is a new or converted group, which enters the group table; requests may be parked in
@@ -63,9 +63,9 @@ class Shard:
     """``max.message.bytes`` of the offsets topic: the records of a decision are one batch there."""
     environment: Callable[[str], Environment] = lambda _: Environment()
     """Called with the group id by each decision that needs it: on a command, a timer or a load."""
-    handover: Handover | None = None
-    """The handover of the decision whose records are not replayed yet."""
-    given_ids: dict[tuple[str, str], None] = field(default_factory=dict)
+    pending_install: PendingInstall | None = None
+    """The soft state of the decision whose records are not replayed yet."""
+    pending_member_ids: dict[tuple[str, str], None] = field(default_factory=dict)
     """The pending members of consumer groups: (group id, member id), oldest first; at most
     ``max_shard_pending_members``."""
     upkeep_passes: dict[Hashable, Iterator[OffsetScanItem]] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class Shard:
             del self._retry_at_ms[next(iter(self._retry_at_ms))]
         self._retry_at_ms[group_id, assignor] = now_ms + RETRY_MS
 
-    def forget_assignor_request(self, group_id: str, assignor: str) -> None:
+    def mark_answered(self, group_id: str, assignor: str) -> None:
         """Note that the assignor has answered the group's request."""
         if (group_id, assignor) in self._retry_at_ms:
             self._retry_at_ms[group_id, assignor] = _NEVER
@@ -90,16 +90,16 @@ class Shard:
 
     def reserve_member_id(self, group_id: str, member_id: str) -> None:
         """Note that a classic member must rejoin a consumer group with this id (KIP-394)."""
-        if (group_id, member_id) not in self.given_ids:
-            self.given_ids[group_id, member_id] = None
+        if (group_id, member_id) not in self.pending_member_ids:
+            self.pending_member_ids[group_id, member_id] = None
             self.totals.memory.add(pending_bytes(group_id, member_id))
-        if len(self.given_ids) > self.limits.max_shard_pending_members:
-            self.release_member_id(*next(iter(self.given_ids)))
+        if len(self.pending_member_ids) > self.limits.max_shard_pending_members:
+            self.release_member_id(*next(iter(self.pending_member_ids)))
 
     def release_member_id(self, group_id: str, member_id: str) -> None:
         """Forget a pending member id of a consumer group, if it is one."""
-        if (group_id, member_id) in self.given_ids:
-            del self.given_ids[group_id, member_id]
+        if (group_id, member_id) in self.pending_member_ids:
+            del self.pending_member_ids[group_id, member_id]
             self.totals.memory.add(-pending_bytes(group_id, member_id))
 
     # --- the table of groups ---

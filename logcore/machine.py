@@ -62,14 +62,14 @@ class Record(NamedTuple):
 class Written(Record):
     """A new record with its decoded content, which its machine applies without decoding it."""
 
-    says: object
+    decoded: object
     """The decoded content."""
 
     @classmethod
-    def of(cls, key: bytes, value: bytes | None, says: object) -> Written:
+    def of(cls, key: bytes, value: bytes | None, decoded: object) -> Written:
         """Return the record with its decoded content."""
         record = tuple.__new__(cls, (key, value))
-        record.says = says
+        record.decoded = decoded
         return record
 
 

@@ -78,7 +78,7 @@ def bump_to_fence(epoch: int) -> int:
     return min(bump(epoch) if epoch < FENCE_EPOCH else epoch, FENCE_EPOCH)
 
 
-def is_retry_over_overflow(
+def is_retry_across_rotation(
     request: ProducerIdentity, stored: ProducerIdentity, previous_id: int
 ) -> bool:
     """Whether ``request`` has the last epoch of the producer id that ``stored`` replaced."""
@@ -101,7 +101,7 @@ def relate_tv2(
     request: ProducerIdentity, stored: ProducerIdentity, previous_id: int
 ) -> EpochRelation:
     """Compare identities under TV2, where the end of a transaction bumps the epoch."""
-    if is_retry_over_overflow(request, stored, previous_id):
+    if is_retry_across_rotation(request, stored, previous_id):
         return EpochRelation.RETRY
     if request.producer_id != stored.producer_id:
         return EpochRelation.OTHER_ID

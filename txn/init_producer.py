@@ -69,12 +69,12 @@ def decide(
             _fence_previous(shard, decision, token, command, txn)
         return
     try:
-        decision.reply(token, grant(shard, decision, command, txn))
+        decision.reply(token, init_producer_id(shard, decision, command, txn))
     except ProducerFencedError:
         refuse_fenced(decision, token, transactional_id, claimed, txn.identity, "InitProducerId")
 
 
-def grant(
+def init_producer_id(
     shard: TxnShardState,
     decision: DecisionBuilder,
     command: InitProducerId,
@@ -128,7 +128,7 @@ def grant_parked(
     # The same decision as for a new request: a client that waits must get the same answer as one
     # that retries after CONCURRENT_TRANSACTIONS.
     try:
-        response: object = grant(shard, decision, parked.command, txn)
+        response: object = init_producer_id(shard, decision, parked.command, txn)
     except DomainError as error:
         response = without_traceback(error)
     decision.reply(parked.token, response)

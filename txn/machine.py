@@ -156,8 +156,8 @@ class TxnMachine:
         """
         shard = self._shard
         shard.last_offset = offset
-        says = record.says if type(record) is Written else records.decode(record)
-        decoded = cast("records.DecodedRecord | None", says)
+        content = record.decoded if type(record) is Written else records.decode(record)
+        decoded = cast("records.DecodedRecord | None", content)
         if decoded is None:
             shard.skipped_records += 1
             return

@@ -16,7 +16,7 @@ from fencepost.txn.commands import MarkersWritten, TopicPartition, WriteMarkers
 
 
 @dataclass(slots=True)
-class _Completion:
+class _PendingMarkers:
     request: WriteMarkers
     missing: set[TopicPartition] = field(default_factory=set)
 
@@ -30,7 +30,7 @@ class MarkerTable:
     """
 
     def __init__(self) -> None:
-        self._completions: dict[str, _Completion] = {}
+        self._completions: dict[str, _PendingMarkers] = {}
 
     def __contains__(self, transactional_id: object) -> bool:
         return transactional_id in self._completions
@@ -39,7 +39,9 @@ class MarkerTable:
         """Add the markers of ``request``. Raises InvariantViolation if the id is pending."""
         if request.transactional_id in self._completions:
             raise InvariantViolation(f"{request.transactional_id} is being completed already")
-        self._completions[request.transactional_id] = _Completion(request, set(request.partitions))
+        self._completions[request.transactional_id] = _PendingMarkers(
+            request, set(request.partitions)
+        )
 
     def settle(self, answer: MarkersWritten) -> bool:
         """Note a report; return whether it was the last missing one.

@@ -90,7 +90,7 @@ def encode_value(txn: TransactionMetadata, version: int) -> bytes:
     return head + partitions + times + (_tagged_fields(txn) if flexible else b"")
 
 
-class _TaggedSection(NamedTuple):
+class _EncodedPartitions(NamedTuple):
     """A set of partitions, and its encoding."""
 
     partitions: frozenset[TopicPartition]
@@ -98,7 +98,7 @@ class _TaggedSection(NamedTuple):
     encoded: bytes
 
 
-_last_section = _TaggedSection(frozenset(), False, b"")
+_last_encoded = _EncodedPartitions(frozenset(), False, b"")
 """The set that was encoded last. Replay may decode the same set next, and the record that ends the
 transaction contains it again. Without this cache, each repetition with 10,000 partitions would take
 as long as the first, and no other request is served meanwhile."""
@@ -106,11 +106,11 @@ as long as the first, and no other request is served meanwhile."""
 
 def _encode_partitions(partitions: frozenset[TopicPartition], *, flexible: bool) -> bytes:
     """Encode a set by topic, with topics and partitions in order."""
-    global _last_section  # noqa: PLW0603 - a cache of a pure function's result
+    global _last_encoded  # noqa: PLW0603 - a cache of a pure function's result
     if not partitions:
         return _NOTHING[flexible]
-    if partitions is _last_section.partitions and flexible is _last_section.flexible:
-        return _last_section.encoded
+    if partitions is _last_encoded.partitions and flexible is _last_encoded.flexible:
+        return _last_encoded.encoded
     by_topic: dict[str, list[int]] = {}
     for topic, index in partitions:
         by_topic.setdefault(topic, []).append(index)
@@ -124,7 +124,7 @@ def _encode_partitions(partitions: frozenset[TopicPartition], *, flexible: bool)
         if flexible:
             section.tags({})
     encoded = section.done()
-    _last_section = _TaggedSection(partitions, flexible, encoded)
+    _last_encoded = _EncodedPartitions(partitions, flexible, encoded)
     return encoded
 
 
@@ -176,7 +176,7 @@ def _decode_body(reader: FieldReader) -> TransactionMetadata:
 
 
 def _decode_partitions(reader: FieldReader) -> frozenset[TopicPartition] | None:
-    known = _last_section
+    known = _last_encoded
     if known.encoded and known.flexible is reader.flexible and reader.passes(known.encoded):
         return known.partitions
     topics = reader.nullable_count()

@@ -77,7 +77,7 @@ class Verifications:
         self._destinations: dict[int, _CoordinatorDestination] = {}
         self._numbers = 0
 
-    def ask(self, token: Token, command: AddPartitions) -> list[VerificationResult]:
+    def submit(self, token: Token, command: AddPartitions) -> list[VerificationResult]:
         """Queue a verification; return the verifications that this call refuses."""
         question, transactional_id = _PendingVerification(token, command), command.transactional_id
         broker_id = self._coordinator_of(transactional_id)
@@ -107,7 +107,7 @@ class Verifications:
 
     def answered(
         self,
-        ask: VerificationRequest,
+        request: VerificationRequest,
         error: str,
         results: Mapping[str, Mapping[TopicPartition, str]],
     ) -> list[VerificationResult]:
@@ -118,7 +118,7 @@ class Verifications:
         if error == CLUSTER_AUTHORIZATION_FAILED:
             error = INVALID_TXN_STATE  # the client cannot act on this broker's lack of permission
         found: list[VerificationResult] = []
-        for name, question in self._sent(ask).items():
+        for name, question in self._sent(request).items():
             if error != NONE:
                 found.append(question.refused(error))
                 continue
@@ -128,13 +128,13 @@ class Verifications:
             found.append(VerificationResult(question.token, refused))
         return found
 
-    def failed(self, ask: VerificationRequest) -> list[VerificationResult]:
+    def failed(self, request: VerificationRequest) -> list[VerificationResult]:
         """Refuse the verifications of a request without an answer: the producers will retry."""
-        return [one.refused(NETWORK_EXCEPTION) for one in self._sent(ask).values()]
+        return [one.refused(NETWORK_EXCEPTION) for one in self._sent(request).values()]
 
-    def not_supported(self, ask: VerificationRequest) -> list[VerificationResult]:
+    def not_supported(self, request: VerificationRequest) -> list[VerificationResult]:
         """Accept the verifications: the coordinator is too old to verify them."""
-        return [VerificationResult(one.token) for one in self._sent(ask).values()]
+        return [VerificationResult(one.token) for one in self._sent(request).values()]
 
     def withdraw(self, broker_id: int) -> list[VerificationResult]:
         """Refuse all verifications for a broker that is gone, including those in flight."""
@@ -146,9 +146,9 @@ class Verifications:
             for one in [*(gone.sent or {}).values(), *gone.waiting.values()]
         ]
 
-    def _sent(self, ask: VerificationRequest) -> dict[str, _PendingVerification]:
-        one = self._destinations.get(ask.broker_id)
-        if one is None or one.sent is None or one.number != ask.number:
+    def _sent(self, request: VerificationRequest) -> dict[str, _PendingVerification]:
+        one = self._destinations.get(request.broker_id)
+        if one is None or one.sent is None or one.number != request.number:
             return {}
         sent, one.sent = one.sent, None
         return sent

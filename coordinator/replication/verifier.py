@@ -91,7 +91,7 @@ class RemoteVerifier:
         future: asyncio.Future[Refused] = asyncio.get_running_loop().create_future()
         token = next(self._tokens)
         self._waiting[token] = future
-        self._give(self.questions.ask(token, command))
+        self._give(self.questions.submit(token, command))
         self._send()
         return future
 

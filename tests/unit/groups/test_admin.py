@@ -27,7 +27,7 @@ from fencepost.groups.errors import (
     UnknownMemberIdError,
 )
 from fencepost.groups.machine import GroupMachine
-from fencepost.groups.shard import Handover
+from fencepost.groups.shard import PendingInstall
 from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.machine import InvariantViolation, Record
 from tests.unit.groups.group_driver import (
@@ -365,7 +365,9 @@ BREAKAGES = {
     "record": lambda d: setattr(d.group(), "saved", None),
     "group id": lambda d: setattr(d.group(), "group_id", "h"),
     "orphaned offsets": lambda d: d.groups.clear(),
-    "handover": lambda d: setattr(d.machine._shard, "handover", Handover(d.group())),
+    "pending_install": lambda d: setattr(
+        d.machine._shard, "pending_install", PendingInstall(d.group())
+    ),
 }
 
 

@@ -291,10 +291,10 @@ def test_all_offsets_are_sorted():
 @pytest.mark.slow
 def test_very_many_offsets_are_told_as_of_the_command():
     driver = Driver()
-    first = offsets.LOOKED_UP_AT_ONCE - 1
-    driver.commit(*(("t", index, 7) for index in range(offsets.LOOKED_UP_AT_ONCE + 1)))
+    first = offsets.MAX_OFFSETS_PER_TURN - 1
+    driver.commit(*(("t", index, 7) for index in range(offsets.MAX_OFFSETS_PER_TURN + 1)))
     driver.commit(("t", first, 9), producer=P)
-    asked = (FetchTopic("t", tuple(range(offsets.LOOKED_UP_AT_ONCE + 1))),)
+    asked = (FetchTopic("t", tuple(range(offsets.MAX_OFFSETS_PER_TURN + 1))),)
     few = driver.ask(FetchOffsets(G, (FetchTopic("t", asked[0].partitions[1:]),), True)).topics
     many = [driver.ask(FetchOffsets(G, one, True)).topics for one in (asked, None)]
     assert isinstance(few, tuple)
@@ -302,7 +302,7 @@ def test_very_many_offsets_are_told_as_of_the_command():
     driver.marker(P, commit=True)
     for rows in many:
         ((topic, found),) = [(topic, tuple(found)) for topic, found in rows]
-        assert (topic, len(found), found[0].offset) == ("t", offsets.LOOKED_UP_AT_ONCE + 1, 7)
+        assert (topic, len(found), found[0].offset) == ("t", offsets.MAX_OFFSETS_PER_TURN + 1, 7)
         assert [one[:4] for one in found[1:]] == [one[:4] for one in few[0][1]]
         assert [one.partition for one in found if one.error is not None] == [first]
 

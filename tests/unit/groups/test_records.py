@@ -224,13 +224,13 @@ def test_offsets_round_trip(value):
 )
 def test_what_a_new_record_says_is_what_a_reader_reads(name, partition, value):
     record = records.offset_commit(name, name, partition, value)
-    says = record.says if type(record) is Written else None
+    content = record.decoded if type(record) is Written else None
     read = records.decode(Record(*record))
     if value.expire_timestamp_ms == -1 and value.topic_id != bytes(16):
-        assert says == read
-        assert list(map(type, says)) == list(map(type, read))
+        assert content == read
+        assert list(map(type, content)) == list(map(type, read))
     else:
-        assert says is None
+        assert content is None
 
 
 @given(

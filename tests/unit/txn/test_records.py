@@ -209,8 +209,8 @@ def test_any_state_comes_back(transactional_id: str, txn: TransactionMetadata) -
     assert records.decode(Record(key, records.encode_value(txn, 1))) == (transactional_id, txn)
     for version in (0, 1):
         record = records.encode(transactional_id, txn, version)
-        says = record.says if type(record) is Written else None
-        assert says == (records.decode(Record(*record)) if (record.value or b"")[1] else None)
+        content = record.decoded if type(record) is Written else None
+        assert content == (records.decode(Record(*record)) if (record.value or b"")[1] else None)
     decoded = records.decode(Record(key, records.encode_value(txn, 0)))
     assert decoded is not None
     assert decoded.txn is not None

@@ -32,13 +32,13 @@ def next_requests(verifications: Verifications) -> dict[int, VerificationRequest
 def test_what_waits_for_a_coordinator_goes_out_with_one_request(
     verifications: Verifications,
 ) -> None:
-    assert verifications.ask(1, add("t")) == []
-    assert verifications.ask(2, add("u")) == []
-    assert verifications.ask(3, add("v")) == []
+    assert verifications.submit(1, add("t")) == []
+    assert verifications.submit(2, add("u")) == []
+    assert verifications.submit(3, add("v")) == []
     asked = next_requests(verifications)
     assert asked[1].transactions == (add("t"), add("u"))
     assert asked[2].transactions == (add("v"),)
-    assert verifications.ask(4, add("t", 1)) == [], "the former is on its way"
+    assert verifications.submit(4, add("t", 1)) == [], "the former is on its way"
     assert next_requests(verifications) == {}
     none = {A: "NONE", B: "NONE"}
     answers = verifications.answered(asked[1], "NONE", {"t": none, "u": {**none, B: "X"}})
@@ -58,8 +58,8 @@ def test_what_waits_for_a_coordinator_goes_out_with_one_request(
 def test_one_question_of_an_id_waits(
     verifications: Verifications, known: int, epoch: int, refused: int, code: str
 ) -> None:
-    verifications.ask(1, add("t", known))
-    assert verifications.ask(2, add("t", epoch)) == [
+    verifications.submit(1, add("t", known))
+    assert verifications.submit(2, add("t", epoch)) == [
         VerificationResult(refused, {A: code, B: code})
     ]
     (command,) = next_requests(verifications)[1].transactions
@@ -68,7 +68,7 @@ def test_one_question_of_an_id_waits(
 
 def test_without_a_coordinator(verifications: Verifications) -> None:
     code = "COORDINATOR_NOT_AVAILABLE"
-    assert verifications.ask(1, add("homeless")) == [VerificationResult(1, {A: code, B: code})]
+    assert verifications.submit(1, add("homeless")) == [VerificationResult(1, {A: code, B: code})]
     assert next_requests(verifications) == {}
 
 
@@ -80,40 +80,40 @@ def test_without_a_coordinator(verifications: Verifications) -> None:
     ],
 )
 def test_an_error_of_the_whole_request(verifications: Verifications, error: str, told: str) -> None:
-    verifications.ask(1, add("t"))
-    verifications.ask(2, add("u"))
+    verifications.submit(1, add("t"))
+    verifications.submit(2, add("u"))
     answers = verifications.answered(next_requests(verifications)[1], error, {})
     assert answers == [VerificationResult(token, {A: told, B: told}) for token in (1, 2)]
 
 
 def test_what_an_answer_leaves_out_is_not_verified(verifications: Verifications) -> None:
-    verifications.ask(1, add("t"))
-    verifications.ask(2, add("u"))
+    verifications.submit(1, add("t"))
+    verifications.submit(2, add("u"))
     lost = "NETWORK_EXCEPTION"
     answers = verifications.answered(next_requests(verifications)[1], "NONE", {"t": {A: "NONE"}})
     assert answers == [VerificationResult(1, {B: lost}), VerificationResult(2, {A: lost, B: lost})]
 
 
 def test_a_lost_connection_is_the_producers_business(verifications: Verifications) -> None:
-    verifications.ask(1, add("t"))
+    verifications.submit(1, add("t"))
     asked = next_requests(verifications)[1]
-    verifications.ask(2, add("u"))
+    verifications.submit(2, add("u"))
     lost = dict.fromkeys((A, B), "NETWORK_EXCEPTION")
     assert verifications.failed(asked) == [VerificationResult(1, lost)]
     assert next_requests(verifications)[1].transactions == (add("u"),)
 
 
 def test_a_coordinator_that_is_too_old_is_not_asked(verifications: Verifications) -> None:
-    verifications.ask(1, add("t"))
+    verifications.submit(1, add("t"))
     assert verifications.not_supported(next_requests(verifications)[1]) == [
         VerificationResult(1, {})
     ]
 
 
 def test_a_broker_that_is_gone(verifications: Verifications) -> None:
-    verifications.ask(1, add("t"))
+    verifications.submit(1, add("t"))
     asked = next_requests(verifications)[1]
-    verifications.ask(2, add("u"))
+    verifications.submit(2, add("u"))
     lost = dict.fromkeys((A, B), "NETWORK_EXCEPTION")
     assert verifications.withdraw(1) == [VerificationResult(1, lost), VerificationResult(2, lost)]
     assert verifications.answered(asked, "NONE", {"t": {A: "NONE", B: "NONE"}}) == []
@@ -122,7 +122,7 @@ def test_a_broker_that_is_gone(verifications: Verifications) -> None:
 
 def test_many_go_out_in_pieces(verifications: Verifications) -> None:
     for token in range(MAX_TRANSACTIONS_PER_REQUEST + 1):
-        verifications.ask(token, add(f"id-{token}"))
+        verifications.submit(token, add(f"id-{token}"))
     first = next_requests(verifications)[1]
     assert len(first.transactions) == MAX_TRANSACTIONS_PER_REQUEST
     verifications.failed(first)

@@ -31,7 +31,7 @@ class AlterPartitions:
 
     def __init__(self, view: ReplicationView) -> None:
         self._view = view
-        self._unsent: dict[tuple[UUID, int], IsrChange] = {}
+        self._unanswered: dict[tuple[UUID, int], IsrChange] = {}
         """Changes that have not been answered, including those in flight."""
         self.in_flight: AlterPartitionRequest | None = None
         self.retry_at_ms: int | None = None
@@ -42,18 +42,18 @@ class AlterPartitions:
 
         The partition's leader treats False as OPERATION_NOT_ATTEMPTED.
         """
-        return self._unsent.setdefault((change.topic_id, change.index), change) is change
+        return self._unanswered.setdefault((change.topic_id, change.index), change) is change
 
     def next_request(self, now_ms: int) -> AlterPartitionRequest | None:
         """Return the request to send now and mark it as in flight; None if none may be sent."""
-        if self.in_flight is not None or not self._unsent:
+        if self.in_flight is not None or not self._unanswered:
             return None
         if self.retry_at_ms is not None and now_ms < self.retry_at_ms:
             return None
         self.retry_at_ms = None
         view = self._view
         self.in_flight = AlterPartitionRequest(
-            view.broker_id, view.broker_epoch, tuple(self._unsent.values())
+            view.broker_id, view.broker_epoch, tuple(self._unanswered.values())
         )
         return self.in_flight
 
@@ -81,9 +81,9 @@ class AlterPartitions:
             key = change.topic_id, change.index
             answer = partitions.get(key)
             if answer is not None:
-                self._unsent.pop(key, None)
+                self._unanswered.pop(key, None)
                 told.append((change, answer))
         return tuple(told)
 
     def __len__(self) -> int:
-        return len(self._unsent)
+        return len(self._unanswered)

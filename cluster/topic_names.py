@@ -16,12 +16,12 @@ MAX_NAME_CHARACTERS: Final = 249
 
 _NAME: Final = re.compile(r"[a-zA-Z0-9._-]+")
 
-Take = Callable[[int], None]
+ChargeQuota = Callable[[int], None]
 """Charges the quota for partitions to create or delete; raises if the quota is exceeded."""
 
 
 def unlimited(_partitions: int) -> None:
-    """Do nothing: the :data:`Take` of callers without a quota."""
+    """Do nothing: the :data:`ChargeQuota` of callers without a quota."""
 
 
 def check_name(name: str) -> None:

@@ -86,7 +86,7 @@ class TopicRecords(Sequence[MetadataRecord]):
         """Whether :meth:`prepare` has run to its end."""
         return len(self.values) == len(self._forms)
 
-    def behind(self, head: Sequence[MetadataRecord]) -> TopicRecords:
+    def with_head(self, head: Sequence[MetadataRecord]) -> TopicRecords:
         """Return the records in ``head``, followed by the records of these partitions."""
         records = TopicRecords(head, self.topic_id, self.first, self._forms)
         records.values, records.registrations = self.values, self.registrations

@@ -45,7 +45,7 @@ from fencepost.coordinator.metadata.quorum_state import (
     note_promotion,
 )
 from fencepost.coordinator.metadata.snapshots import SnapshotId, write_snapshot
-from fencepost.coordinator.metadata.state_topics import harm, without_harm
+from fencepost.coordinator.metadata.state_topics import unsafe_configs, without_unsafe_configs
 from fencepost.coordinator.metadata.stopped import StoppedMetadata, read_stopped
 from fencepost.logcore.checkpoints import (
     CLEAN_SHUTDOWN,
@@ -371,7 +371,7 @@ def _warnings(
             " sasl.mechanism.inter.broker.protocol and what it logs in with"
         )
     for topic in sorted(metadata.image.topics):
-        for key, why in harm(topic, metadata.image.topic_configs(topic)).items():
+        for key, why in unsafe_configs(topic, metadata.image.topic_configs(topic)).items():
             yield f"{key} of {topic} is not handed over: {why}"
     level = metadata.image.features.get(METADATA_VERSION, 0)
     if level > FEATURES[METADATA_VERSION][0]:
@@ -397,7 +397,7 @@ def carry_out(fs: FileSystem, plan: PromotionPlan, now_ms: int) -> None:
     voters = [
         Voter(one.node_id, ids[one.node_id], listener, *one[1:]) for one in wanted.controllers
     ]
-    image = without_leaders(without_harm(plan.metadata.image), plan.meta.node_id)
+    image = without_leaders(without_unsafe_configs(plan.metadata.image), plan.meta.node_id)
     for one in wanted.controllers:
         room = str(plan.directory_of(one.node_id))
         metadata = f"{room}/{_METADATA}"

@@ -36,7 +36,7 @@ from fencepost.logcore.machine import DomainError
 from fencepost.logcore.tracebacks import without_traceback
 from fencepost.logcore.values import dataclass
 
-Place = tuple[UUID, int]
+TopicIdPartition = tuple[UUID, int]
 """A partition: its topic's id, and its index."""
 
 
@@ -75,7 +75,7 @@ def alter_partition(
         if view.allows_unclean_election(topic.name):
             change.election = Election.UNCLEAN
         # The leader learns the new ISR from the response, not from a new leader epoch.
-        change.raises_leader_epoch, change.hears_of_isr = False, change.raises_leader_epoch
+        change.raises_leader_epoch, change.is_alter_partition = False, change.raises_leader_epoch
         change.isr = tuple(replica for replica, _ in item.new_isr)
         change.leader_recovery_state = item.leader_recovery_state
         made = view.changed(topic, change, f"AlterPartition of the leader, broker {broker_id}")
@@ -152,7 +152,10 @@ def _ineligible(view: ControllerView, item: ProposedIsr) -> list[tuple[int, str]
 
 
 def record_lost_replicas(
-    view: ControllerView, broker_id: int, lost: Iterable[Place], found: Iterable[Place]
+    view: ControllerView,
+    broker_id: int,
+    lost: Iterable[TopicIdPartition],
+    found: Iterable[TopicIdPartition],
 ) -> ControllerResult[None]:
     """Record the lost and the recovered replicas that a broker's LeaderAndIsr response reports.
 

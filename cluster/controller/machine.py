@@ -47,7 +47,7 @@ from fencepost.cluster.records import (
     RegisterBrokerRecord,
     UnregisterBrokerRecord,
 )
-from fencepost.cluster.topic_names import Take, unlimited
+from fencepost.cluster.topic_names import ChargeQuota, unlimited
 from fencepost.cluster.topic_records import without_partition_records
 from fencepost.logcore.machine import DomainError
 from fencepost.logcore.steps import Steps
@@ -189,7 +189,10 @@ class Controller:
         return isr.assign_replicas_to_dirs(self.view, broker_id, broker_epoch, items)
 
     def record_lost_replicas(
-        self, broker_id: int, lost: Iterable[isr.Place], found: Iterable[isr.Place]
+        self,
+        broker_id: int,
+        lost: Iterable[isr.TopicIdPartition],
+        found: Iterable[isr.TopicIdPartition],
     ) -> ControllerResult[None]:
         """See :func:`isr.record_lost_replicas`."""
         return isr.record_lost_replicas(self.view, broker_id, lost, found)
@@ -240,7 +243,7 @@ class Controller:
         topic_id: UUID,
         draw: RandomSource,
         check_configs: configs.CheckConfigs,
-        take: Take = unlimited,
+        take: ChargeQuota = unlimited,
         validate_only: bool = False,
         prepared: topics.PreparedPartitions | None = None,
     ) -> ControllerResult[topics.CreatedTopic]:
@@ -280,7 +283,7 @@ class Controller:
         *,
         assignments: Sequence[Sequence[int]] | None,
         draw: RandomSource,
-        take: Take = unlimited,
+        take: ChargeQuota = unlimited,
         validate_only: bool = False,
         prepared: topics.PreparedPartitions | None = None,
     ) -> ControllerResult[int]:
@@ -305,7 +308,7 @@ class Controller:
         return topics.elect_first_leaders(self.view, topic_id)
 
     def delete_topic(
-        self, topic_id: UUID, take: Take = unlimited, *, allows_internal: bool = False
+        self, topic_id: UUID, take: ChargeQuota = unlimited, *, allows_internal: bool = False
     ) -> ControllerResult[None]:
         """See :func:`topics.delete_topic`."""
         return topics.delete_topic(self.view, topic_id, take, allows_internal=allows_internal)

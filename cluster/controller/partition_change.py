@@ -59,7 +59,7 @@ class PartitionChangeBuilder:
     """Whether every change raises the leader epoch (ZooKeeper): a broker ignores a LeaderAndIsr
     request with a leader epoch that it knows (kafka: ``LeaderAndIsr.newLeaderAndIsr``; similar in
     KRaft: ``triggerLeaderEpochBumpForIsrShrinkIfNeeded``)."""
-    hears_of_isr: bool = False
+    is_alter_partition: bool = False
     """Whether the leader requested the change (ZooKeeper). The response tells it the ISR but not
     the replicas, so a change of the replicas must raise the leader epoch."""
     always_writes: bool = False
@@ -110,7 +110,7 @@ class PartitionChangeBuilder:
         )
         if record == PartitionChangeRecord(self.topic_id, self.index) and not self.always_writes:
             return None
-        must_elect = self.raises_leader_epoch or (self.hears_of_isr and self._moves(record))
+        must_elect = self.raises_leader_epoch or (self.is_alter_partition and self._moves(record))
         if must_elect and record.leader == NO_LEADER_CHANGE:
             return replace(record, leader=leader)
         return record

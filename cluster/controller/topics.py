@@ -35,7 +35,7 @@ from fencepost.cluster.records import (
     RemoveTopicRecord,
     TopicRecord,
 )
-from fencepost.cluster.topic_names import Take, check_name, unlimited
+from fencepost.cluster.topic_names import ChargeQuota, check_name, unlimited
 from fencepost.cluster.topic_records import TopicRecords
 from fencepost.logcore.machine import DomainError
 from fencepost.logcore.steps import Steps, finish
@@ -114,7 +114,7 @@ def create_topic(
     topic_id: UUID,
     draw: RandomSource,
     check_configs: CheckConfigs,
-    take: Take = unlimited,
+    take: ChargeQuota = unlimited,
     validate_only: bool = False,
     prepared: PreparedPartitions | None = None,
 ) -> ControllerResult[CreatedTopic]:
@@ -149,7 +149,7 @@ def create_topic(
     else:
         records = prepared.records
     head = topic_head(topic.name, topic_id, topic.configs)
-    return ControllerResult(created, records.behind(head))
+    return ControllerResult(created, records.with_head(head))
 
 
 def create_internal_topic(
@@ -169,7 +169,7 @@ def create_internal_topic(
     created = CreatedTopic(topic.name, topic_id, len(assignments), len(assignments[0]))
     records = finish(_records(view, topic_id, 0, assignments))
     head = topic_head(topic.name, topic_id, topic.configs)
-    return ControllerResult(created, records.behind(head))
+    return ControllerResult(created, records.with_head(head))
 
 
 def topic_head(
@@ -378,7 +378,7 @@ def create_partitions(
     *,
     assignments: Sequence[Sequence[int]] | None,
     draw: RandomSource,
-    take: Take = unlimited,
+    take: ChargeQuota = unlimited,
     validate_only: bool = False,
     prepared: PreparedPartitions | None = None,
 ) -> ControllerResult[int]:
@@ -493,7 +493,11 @@ def elect_first_leaders(view: ControllerView, topic_id: UUID) -> ControllerResul
 
 
 def delete_topic(
-    view: ControllerView, topic_id: UUID, take: Take = unlimited, *, allows_internal: bool = False
+    view: ControllerView,
+    topic_id: UUID,
+    take: ChargeQuota = unlimited,
+    *,
+    allows_internal: bool = False,
 ) -> ControllerResult[None]:
     """Delete a topic.
 

@@ -16,7 +16,7 @@ import structlog
 from fencepost.cluster.controller.machine import Controller
 from fencepost.cluster.controller.topics import CreatedTopic, NewTopic, PreparedPartitions
 from fencepost.cluster.image import TopicImage
-from fencepost.cluster.topic_names import Take, unlimited
+from fencepost.cluster.topic_names import ChargeQuota, unlimited
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.controller.active import Decide
 from fencepost.coordinator.errors import InvalidRequestError
@@ -56,7 +56,7 @@ def create_topic(
     config: BrokerConfig,
     topic: NewTopic,
     *,
-    take: Take = unlimited,
+    take: ChargeQuota = unlimited,
     validate_only: bool = False,
     prepared: PreparedPartitions | None = None,
 ) -> CreatedTopic:
@@ -97,7 +97,7 @@ def create_internal_topic(
     decide(lambda one: one.create_internal_topic(topic, topic_id=new_topic_id(), draw=DRAW))
 
 
-def delete_topic(decide: Decide, topic: TopicImage, take: Take = unlimited) -> None:
+def delete_topic(decide: Decide, topic: TopicImage, take: ChargeQuota = unlimited) -> None:
     """Remove a topic from the metadata; its replicas delete their directories later.
 
     Raises the errors of :func:`fencepost.cluster.controller.topics.delete_topic`.

@@ -61,7 +61,7 @@ SAFE: Final[Mapping[str, SafeRange]] = {
 """By topic key. ``compression.type``, ``segment.*`` and the rest cost time or space, not state."""
 
 
-def harm(topic: str, configs: Mapping[str, str]) -> dict[str, str]:
+def unsafe_configs(topic: str, configs: Mapping[str, str]) -> dict[str, str]:
     """Return, by key, the reason against each topic setting that would lose state.
 
     This includes a missing ``cleanup.policy``, because the broker's default would apply.
@@ -89,19 +89,21 @@ def harm(topic: str, configs: Mapping[str, str]) -> dict[str, str]:
 
 def check_state_topic(topic: str, configs: Mapping[str, str]) -> None:
     """Raise ConfigError if a topic's own settings, which are otherwise valid, would lose state."""
-    for key, why in harm(topic, configs).items():
+    for key, why in unsafe_configs(topic, configs).items():
         raise ConfigError(key, configs.get(key), why)
 
 
 def safe_configs(topic: str, configs: Mapping[str, str]) -> dict[str, str]:
     """Return a topic's own settings without those that would lose state."""
-    found = {key: text for key, text in configs.items() if key not in harm(topic, configs)}
+    found = {
+        key: text for key, text in configs.items() if key not in unsafe_configs(topic, configs)
+    }
     if topic in STATE_TOPICS - {SHARE_GROUP_STATE}:
         found.setdefault(CLEANUP_POLICY, "compact")
     return found
 
 
-def without_harm(image: MetadataImage) -> MetadataImage:
+def without_unsafe_configs(image: MetadataImage) -> MetadataImage:
     """Return ``image`` with only safe settings of state topics."""
     configs = dict(image.configs)
     for topic in STATE_TOPICS & image.topics.keys():

@@ -33,7 +33,11 @@ from fencepost.coordinator.metadata.metadata import Metadata
 from fencepost.coordinator.metadata.names import HISTORY_TOPIC, METADATA_TOPIC, METADATA_TOPIC_ID
 from fencepost.coordinator.metadata.publication import Subscriber
 from fencepost.coordinator.metadata.snapshots import snapshots
-from fencepost.coordinator.metadata.state_topics import harm, safe_configs, safe_log_config
+from fencepost.coordinator.metadata.state_topics import (
+    safe_configs,
+    safe_log_config,
+    unsafe_configs,
+)
 from fencepost.coordinator.runtime.background import SLICE_MS, Pace, spawn
 from fencepost.coordinator.storage.checkpoint_files import CheckpointFiles, Offsets
 from fencepost.coordinator.storage.removals import Removals
@@ -294,7 +298,7 @@ class LogManager:
         """Return the configuration of a topic's logs; ignore settings that would lose state."""
         if topic == HISTORY_TOPIC:
             own = {**own, **self.metadata.history_configs()}
-        for key, why in harm(topic, own).items():
+        for key, why in unsafe_configs(topic, own).items():
             if (ignored := (topic, key, own.get(key))) not in self._ignored:
                 self._ignored.add(ignored)
                 _log.warning(

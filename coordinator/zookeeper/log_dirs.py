@@ -18,7 +18,7 @@ from typing import Final
 import structlog
 from kio.schema.errors import ErrorCode
 
-from fencepost.cluster.controller.isr import Place
+from fencepost.cluster.controller.isr import TopicIdPartition
 from fencepost.coordinator.controller.active import Decide
 from fencepost.coordinator.zookeeper import znodes
 from fencepost.coordinator.zookeeper.errors import NotOurFormatError
@@ -55,9 +55,9 @@ class LogDirs:
 
     def __init__(self, decide: Decide, on_change: Changed) -> None:
         self._decide, self._on_change = decide, on_change
-        self._lost: dict[int, set[Place]] = {}
+        self._lost: dict[int, set[TopicIdPartition]] = {}
         """Offline replicas, by broker."""
-        self._news: dict[int, dict[Place, bool]] = {}
+        self._news: dict[int, dict[TopicIdPartition, bool]] = {}
         """Undecided changes, by broker and replica: True if the replica went offline."""
 
     def hear(self, broker_id: int, answer: Entity) -> None:

@@ -268,7 +268,7 @@ _PRODUCT: Final = (
                 (
                     alter_partition.AlterPartitions.answered,
                     "self.retry_at_ms = now_ms + RETRY_MS",
-                    "self._unsent.clear()",
+                    "self._unanswered.clear()",
                 ),
             ),
         ),

@@ -31,10 +31,10 @@ from fencepost.coordinator.metadata.state_topics import (
     SAFE,
     STATE_TOPICS,
     check_state_topic,
-    harm,
     safe_configs,
     safe_log_config,
-    without_harm,
+    unsafe_configs,
+    without_unsafe_configs,
 )
 from fencepost.coordinator.storage.storage import Storage
 from fencepost.logcore.config import LogConfig
@@ -140,7 +140,7 @@ SETTINGS = st.fixed_dictionaries(
 def test_what_is_left_of_any_settings_does_no_harm(configs: dict[str, str]) -> None:
     for topic in STATE_TOPICS:
         left = safe_configs(topic, configs)
-        assert harm(topic, left) == {} or topic == SHARE_GROUP_STATE
+        assert unsafe_configs(topic, left) == {} or topic == SHARE_GROUP_STATE
         assert left.items() - configs.items() <= COMPACT.items()
 
 
@@ -246,7 +246,7 @@ def test_promoted_metadata_hand_over_no_harmful_setting(tmp_path: Path) -> None:
         internal_topic(store.metadata, topic)
         set_topic_configs(store.metadata, topic, {**EVIL, "min.insync.replicas": "2"})
     create_topic(store.metadata, "ordinary", 1, EVIL)
-    image = without_harm(store.metadata.image)
+    image = without_unsafe_configs(store.metadata.image)
     for topic in (CONSUMER_OFFSETS, TRANSACTION_STATE):
         kept = {"segment.ms": "1", "min.insync.replicas": "2"}
         assert image.topic_configs(topic) == {**COMPACT, **kept}

@@ -32,7 +32,7 @@ from fencepost.coordinator.zookeeper.broker_store import ZooKeeperMetadata
 from fencepost.coordinator.zookeeper.channels import ControllerChannelManager
 from fencepost.coordinator.zookeeper.loading import ZkImage
 from fencepost.coordinator.zookeeper.node import ZooKeeperNode
-from fencepost.coordinator.zookeeper.request_batch import BrokerRequestBatch
+from fencepost.coordinator.zookeeper.request_batch import ControllerIdentity
 from fencepost.coordinator.zookeeper.zk_controller import ZkController
 from fencepost.logcore.checkpoints import MetaProperties
 from fencepost.logcore.clock import cluster_clock
@@ -128,7 +128,7 @@ class ZooKeeperBroker(ClusterBroker):
         self,
         services: Services,
         loaded: ZkImage,
-        controller: BrokerRequestBatch,
+        controller: ControllerIdentity,
         epoch_version: int,
         on_lost: Callable[[], None],
     ) -> ZkController:

@@ -168,7 +168,7 @@ class SecurityZnodes:
                 except NotOurFormatError as error:
                     _log.error("note in ZooKeeper passed over", cause=str(error))
             await self.reread(paths)
-            await notes.went_by(new)
+            await notes.mark_handled(new)
 
     async def _everything(self) -> list[str]:
         """Return the paths of all znodes that may hold users, quotas or ACLs."""

@@ -44,7 +44,7 @@ class ChangeNotifications:
     async def new(self, changed: Callable[[], object] | None = None) -> list[ChangeNotification]:
         """Return unhandled notifications in order; ``changed`` is called when more arrive.
 
-        The caller must handle them, and then call :meth:`went_by`.
+        The caller must handle them, and then call :meth:`mark_handled`.
         """
         self._names = await self._session.children(self.folder, changed)
         found = []
@@ -56,7 +56,7 @@ class ChangeNotifications:
                     found.append(ChangeNotification(name, path, node.data))
         return found
 
-    async def went_by(self, notes: Iterable[ChangeNotification]) -> None:
+    async def mark_handled(self, notes: Iterable[ChangeNotification]) -> None:
         """Mark these as handled, and remove expired notifications."""
         self._seen |= {one.name for one in notes}
         self._seen &= set(self._names)

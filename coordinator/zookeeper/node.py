@@ -48,8 +48,8 @@ from fencepost.coordinator.zookeeper.loading import (
 )
 from fencepost.coordinator.zookeeper.passwords import Passwords
 from fencepost.coordinator.zookeeper.registration import BrokerZnodeRegistration
-from fencepost.coordinator.zookeeper.request_batch import LEADER_DURING_DELETE, BrokerRequestBatch
-from fencepost.coordinator.zookeeper.requests import ControllerRequestApplier, before_it_is_told
+from fencepost.coordinator.zookeeper.request_batch import LEADER_DURING_DELETE, ControllerIdentity
+from fencepost.coordinator.zookeeper.requests import ControllerRequestApplier, without_leaders
 from fencepost.coordinator.zookeeper.session import (
     Create,
     Delete,
@@ -87,7 +87,7 @@ _TOPICS: Final = "topics that may be gone"
 _RULES, _ALL = "rules", "all users, quotas and rules"
 _OF_A_SESSION: Final = (_REGISTRATION, _CONTROLLER, _SETTINGS, _RULES)
 
-OnFailover = Callable[["ZkImage", BrokerRequestBatch, int, Callable[[], None]], "ZkController"]
+OnFailover = Callable[["ZkImage", ControllerIdentity, int, Callable[[], None]], "ZkController"]
 """Builds the controller from the loaded metadata, its identity in requests to brokers, the version
 of ``/controller_epoch`` that fences its writes, and a callback for a failed write."""
 
@@ -182,7 +182,7 @@ class ZooKeeperNode:
             await self._notifications.skip()
             await reencode(self._session, self._node_id, self.passwords)
             loaded = await load(self._session)
-            self._image = before_it_is_told(loaded.image, self._node_id)
+            self._image = without_leaders(loaded.image, self._node_id)
             await self.access.load()
         except ZooKeeperError as error:
             raise MembershipError(str(error)) from error
@@ -368,7 +368,7 @@ class ZooKeeperNode:
         await clear_notes(self._session, done[1].version)
         loaded = await load(self._session)
         await make_partitions(self._session, loaded.image, done[1].version)
-        batch = BrokerRequestBatch(self._node_id, epoch, between_brokers(self._config)[0])
+        batch = ControllerIdentity(self._node_id, epoch, between_brokers(self._config)[0])
         if self._on_failover is not None and self._session.is_connected:
             self.elected = self._on_failover(loaded, batch, done[1].version, self._fail)
             self.elected.start()
@@ -421,7 +421,7 @@ class ZooKeeperNode:
             except NotOurFormatError as error:
                 _log.error("note in ZooKeeper passed over", cause=str(error))
         await self.access.reread(paths)
-        await self._notifications.went_by(new)
+        await self._notifications.mark_handled(new)
 
     async def _look_at_rules(self) -> None:
         await self.access.look_at_rules(partial(self._mark, _RULES))

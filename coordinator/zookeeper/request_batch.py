@@ -47,7 +47,7 @@ _Part = tuple[TopicImage, int, int | None]
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerRequestBatch:
+class ControllerIdentity:
     """The controller that sends a request."""
 
     broker_id: int
@@ -78,7 +78,7 @@ def alive(image: MetadataImage) -> dict[int, BrokerRegistration]:
 def requests_after(
     before: MetadataImage,
     after: MetadataImage,
-    controller: BrokerRequestBatch,
+    controller: ControllerIdentity,
     deleted: Sequence[TopicImage] = (),
 ) -> Iterator[tuple[int, Entity]]:
     """Yield requests, each with the id of its broker.
@@ -154,7 +154,7 @@ def _others_listen(
 
 
 def replicas_of(
-    image: MetadataImage, controller: BrokerRequestBatch, broker_id: int
+    image: MetadataImage, controller: ControllerIdentity, broker_id: int
 ) -> Entity | None:
     """Return a LeaderAndIsr with all replicas of a broker; None if it has none."""
     one = _BrokerRequests()
@@ -250,7 +250,7 @@ def stopped_partition(index: int, leader_epoch: int, *, deletes: bool) -> Entity
 
 def _leader_and_isr(
     image: MetadataImage,
-    controller: BrokerRequestBatch,
+    controller: ControllerIdentity,
     broker: BrokerRegistration,
     led: Collection[tuple[TopicImage, int, bool]],
 ) -> Entity:
@@ -272,7 +272,7 @@ def _leader_and_isr(
 
 
 def _led(
-    controller: BrokerRequestBatch, now: PartitionRegistration, index: int, is_new: bool
+    controller: ControllerIdentity, now: PartitionRegistration, index: int, is_new: bool
 ) -> Entity:
     return _LED.LeaderAndIsrPartitionState(
         partition_index=index,
@@ -291,7 +291,7 @@ def _led(
 
 def _leaders(
     image: MetadataImage,
-    controller: BrokerRequestBatch,
+    controller: ControllerIdentity,
     parts: Iterable[tuple[TopicImage, int, bool]],
 ) -> Iterator[Entity]:
     for leader in sorted({topic.partitions[index].leader for topic, index, _ in parts}):
@@ -304,7 +304,7 @@ def _leaders(
 
 
 def stop_replica(
-    controller: BrokerRequestBatch,
+    controller: ControllerIdentity,
     broker: BrokerRegistration,
     topics: Mapping[str, Iterable[Entity]],
 ) -> Entity:
@@ -322,7 +322,7 @@ def stop_replica(
 
 def _updates(
     image: MetadataImage,
-    controller: BrokerRequestBatch,
+    controller: ControllerIdentity,
     broker: BrokerRegistration,
     partitions: Sequence[_Part],
 ) -> Iterator[tuple[int, Entity]]:
@@ -364,7 +364,7 @@ def _updates(
 
 
 def _updated(
-    controller: BrokerRequestBatch,
+    controller: ControllerIdentity,
     live: Mapping[int, BrokerRegistration],
     one: PartitionRegistration,
     index: int,

@@ -52,7 +52,7 @@ MAX_GONE: Final = 10_000
 _NO_INCARNATION: Final = UUID(int=0)
 
 
-def before_it_is_told(image: MetadataImage, broker_id: int) -> MetadataImage:
+def without_leaders(image: MetadataImage, broker_id: int) -> MetadataImage:
     """Return the image at a broker's start, in which no replica of the broker has a leader.
 
     The broker may have lost records since its previous session: if it led again in the same leader
@@ -129,7 +129,7 @@ class ControllerRequestApplier:
             errors[index] = NONE
             if old is not None and now.leader_epoch < old.leader_epoch:
                 errors[index] = STALE_CONTROLLER_EPOCH
-            elif old is None or _age(now) >= _age(old):
+            elif old is None or _epochs(now) >= _epochs(old):
                 states[index] = now
         return [*_topic_records(told.topic_name, told.topic_id, known, states)], errors
 
@@ -155,7 +155,7 @@ class ControllerRequestApplier:
         for one in parts:
             old = _partition(known, one.partition_index)
             now = _updated(one, old)
-            if old is None or _age(now) > _age(old):
+            if old is None or _epochs(now) > _epochs(old):
                 states[one.partition_index] = now
         return [*records, *_topic_records(told.topic_name, told.topic_id, known, states)]
 
@@ -227,7 +227,7 @@ class ControllerRequestApplier:
         return replace(old, replicas=others, leader=leader, directories=())
 
 
-def _age(one: PartitionRegistration) -> tuple[int, int]:
+def _epochs(one: PartitionRegistration) -> tuple[int, int]:
     return one.leader_epoch, one.partition_epoch
 
 

@@ -50,7 +50,7 @@ from fencepost.coordinator.zookeeper.loading import (
 from fencepost.coordinator.zookeeper.log_dirs import LogDirs, read_log_dir_events
 from fencepost.coordinator.zookeeper.request_batch import (
     EPOCH_DURING_DELETE,
-    BrokerRequestBatch,
+    ControllerIdentity,
     alive,
     replicas_of,
     requests_after,
@@ -108,7 +108,7 @@ class ZkController:
         channels: Callable[[Callable[[int, Entity, Entity], None]], ControllerChannelManager],
         remember: Remember,
         *,
-        batch: BrokerRequestBatch,
+        batch: ControllerIdentity,
         cluster_id: str,
         epoch_version: int,
         on_lost: Callable[[], None],

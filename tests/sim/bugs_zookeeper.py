@@ -155,7 +155,7 @@ ZOOKEEPER: Final = (
         (
             (
                 ControllerRequestApplier.update_metadata,
-                "old is None or _age(now) > _age(old)",
+                "old is None or _epochs(now) > _epochs(old)",
                 "True",
             ),
         ),
@@ -205,7 +205,13 @@ ZOOKEEPER: Final = (
     ),
     Bug(
         "a broker that becomes a replica while it starts does not follow",
-        ((image.local_changes, "in between.\n                and broker_id in was.replicas", ""),),
+        (
+            (
+                image.local_changes,
+                "partition epoch.\n                and broker_id in was.replicas",
+                "",
+            ),
+        ),
     ),
     Bug(
         "a killed broker cuts off batches of an epoch that no checkpoint has",

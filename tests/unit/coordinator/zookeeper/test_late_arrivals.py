@@ -16,7 +16,7 @@ from fencepost.cluster.records import (
 )
 from fencepost.coordinator.zookeeper import requests, znodes
 from fencepost.coordinator.zookeeper.loading import broker_record
-from fencepost.coordinator.zookeeper.request_batch import BrokerRequestBatch, requests_after
+from fencepost.coordinator.zookeeper.request_batch import ControllerIdentity, requests_after
 from fencepost.coordinator.zookeeper.requests import ControllerRequestApplier
 from fencepost.protocol.api import ApiKey
 from fencepost.protocol.schema import Entity
@@ -34,9 +34,11 @@ def _after(image: MetadataImage, records: Sequence[MetadataRecord]) -> MetadataI
 
 def _requests(before: MetadataImage, after: MetadataImage) -> dict[int, Entity]:
     """Return the requests to broker 1, by API key."""
-    teller = BrokerRequestBatch(1, 1, "PLAINTEXT")
+    controller = ControllerIdentity(1, 1, "PLAINTEXT")
     return {
-        one.__api_key__: one for broker, one in requests_after(before, after, teller) if broker == 1
+        one.__api_key__: one
+        for broker, one in requests_after(before, after, controller)
+        if broker == 1
     }
 
 

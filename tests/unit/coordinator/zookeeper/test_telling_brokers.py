@@ -40,13 +40,13 @@ from fencepost.coordinator.zookeeper import znodes
 from fencepost.coordinator.zookeeper.errors import NotInZooKeeperError
 from fencepost.coordinator.zookeeper.loading import broker_record
 from fencepost.coordinator.zookeeper.request_batch import (
-    BrokerRequestBatch,
+    ControllerIdentity,
     replicas_of,
     requests_after,
 )
 from fencepost.coordinator.zookeeper.requests import (
     ControllerRequestApplier,
-    before_it_is_told,
+    without_leaders,
 )
 from fencepost.coordinator.zookeeper.session import Create, Delete, Put, Set, Write
 from fencepost.coordinator.zookeeper.writes import ZnodeWriter, check_kept, fenced
@@ -66,7 +66,7 @@ class Broker:
     def __init__(self, broker_id: int, epoch: int, image: MetadataImage) -> None:
         self.broker_id, self.epoch = broker_id, epoch
         self.request_applier = ControllerRequestApplier(broker_id)
-        self.image = before_it_is_told(image, broker_id)
+        self.image = without_leaders(image, broker_id)
 
     def take(self, request: Any) -> None:
         assert self.request_applier.refuses(request, self.epoch, CONNECTED_S) == 0
@@ -99,7 +99,7 @@ class Scene:
     def __init__(self) -> None:
         settings = ControllerSettings("cluster", needs_leader_epoch_bump=True)
         self.machine = Machine(settings, MetadataImage(), 0)
-        self.teller = BrokerRequestBatch(1, 1, "PLAINTEXT")
+        self.controller = ControllerIdentity(1, 1, "PLAINTEXT")
         self.nodes: dict[str, tuple[bytes, int]] = {}
         """The data and version of each znode."""
         self.brokers: dict[int, Broker] = {}
@@ -116,7 +116,7 @@ class Scene:
             after = self.machine.image
             for write in ZnodeWriter(before, after, 1).write(outcome.records):
                 self.write(write)
-            self.requests = list(requests_after(before, after, self.teller))
+            self.requests = list(requests_after(before, after, self.controller))
             for broker_id, request in self.requests:
                 self.brokers[broker_id].take(request)
         return outcome.answer
@@ -403,8 +403,8 @@ def test_everybody_hears_where_a_broker_listens_now(scene: Scene):
 
 def test_a_broker_is_told_all_of_its_replicas_again(scene: Scene):
     scene.create("t", (1, 2), (2, 3))
-    assert replicas_of(MetadataImage(), scene.teller, 1) is None
-    request = replicas_of(scene.machine.image, scene.teller, 1)
+    assert replicas_of(MetadataImage(), scene.controller, 1) is None
+    request = replicas_of(scene.machine.image, scene.controller, 1)
     assert request is not None
     (topic,) = request.topic_states
     assert [one.partition_index for one in topic.partition_states] == [0]

@@ -153,7 +153,7 @@ def check_closed(config: BrokerConfig, listeners: Collection[ListenerConfig]) ->
             )
 
 
-def tells_passwords(listener: ListenerConfig) -> bool:
+def sends_plaintext_passwords(listener: ListenerConfig) -> bool:
     """Return whether clients send passwords unencrypted over the network."""
     return (
         "PLAIN" in listener.mechanisms and not listener.is_tls and not _is_loopback(listener.host)

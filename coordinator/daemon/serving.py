@@ -14,7 +14,11 @@ import structlog
 
 from fencepost.coordinator.config.key import ConfigError
 from fencepost.coordinator.config.listener_config import ListenerConfig
-from fencepost.coordinator.config.listeners import ANY_ADDRESS, check_closed, tells_passwords
+from fencepost.coordinator.config.listeners import (
+    ANY_ADDRESS,
+    check_closed,
+    sends_plaintext_passwords,
+)
 from fencepost.coordinator.daemon.connection_bounds import keep_to, window_of
 from fencepost.coordinator.daemon.errors import BrokerError
 from fencepost.coordinator.error_codes import error_code
@@ -153,7 +157,7 @@ def certificates_of(
 def _logins(services: Services, listeners: Iterable[ListenerConfig]) -> Logins | None:
     """Return the SASL logins; None without a SASL listener."""
     with_sasl = [one for one in listeners if one.is_sasl]
-    for one in filter(tells_passwords, with_sasl):
+    for one in filter(sends_plaintext_passwords, with_sasl):
         _log.warning("PLAIN without TLS: others can read the passwords", listener=one.name)
     if not with_sasl:
         return None

@@ -81,7 +81,7 @@ class AclPublisher:
             acl = None if gone is None else _understood(gone)
             if acl is not None and rules.id_of(acl) == id_:
                 removed.append(acl)
-            acl = None if came is None else _told(came)
+            acl = None if came is None else _acl_or_log(came)
             if acl is not None:
                 added[acl] = id_
             yield
@@ -90,7 +90,7 @@ class AclPublisher:
         self._applied = new
 
 
-def _told(record: AccessControlEntryRecord) -> Acl | None:
+def _acl_or_log(record: AccessControlEntryRecord) -> Acl | None:
     """Return the ACL of a new record; log an invalid one, and return None."""
     try:
         return _acl(record)

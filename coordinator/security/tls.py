@@ -289,7 +289,7 @@ def _context(
     )
     context.num_tickets = 0
     _choose_suites(settings, context)
-    _show(settings, context, key, chain)
+    _load_certificate(settings, context, key, chain)
     context.verify_mode = _VERIFY[settings.client_auth]
     if authorities:
         # As in Java, every certificate in the truststore is trusted, self-signed or not.
@@ -326,7 +326,9 @@ def _choose_suites(settings: TlsSettings, context: ssl.SSLContext) -> None:
         raise ConfigError("ssl.cipher.suites", ",".join(settings.suites), reason)
 
 
-def _show(settings: TlsSettings, context: ssl.SSLContext, key: str, chain: list[str]) -> None:
+def _load_certificate(
+    settings: TlsSettings, context: ssl.SSLContext, key: str, chain: list[str]
+) -> None:
     asked = False
 
     def password() -> str:

@@ -15,7 +15,7 @@ from fencepost.cluster.record_codec import decode, encode
 from fencepost.cluster.records import UserScramCredentialRecord
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.config.key import ConfigError
-from fencepost.coordinator.config.listeners import client_listeners, tells_passwords
+from fencepost.coordinator.config.listeners import client_listeners, sends_plaintext_passwords
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.daemon.errors import BrokerError
 from fencepost.coordinator.metadata.server_secret import SECRET_FILE
@@ -350,7 +350,7 @@ def test_passwords_that_others_can_read(
 ) -> None:
     settings = {"listeners": f"{protocol}://{host}:0", "sasl.enabled.mechanisms": mechanisms}
     (one,) = client_listeners(BrokerConfig(settings)).values()
-    assert tells_passwords(one) is tells
+    assert sends_plaintext_passwords(one) is tells
 
 
 def test_what_is_most_specific_holds(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ Failed = Callable[[Partition, Exception], None]
 
 
 class CleanerChoice:
-    """Selects the partition that needs cleaning most from those passed to :meth:`look_at`.
+    """Selects the partition that needs cleaning most from those passed to :meth:`consider`.
 
     ``offsets`` maps (topic, index) to the end of the partition's last round. Its owner removes
     deleted partitions, and offsets beyond a log's end. ``on_failed`` is called for each partition
@@ -38,7 +38,7 @@ class CleanerChoice:
         self.uncleanable: dict[Key, str] = {}
         """Partitions whose cleaning failed, with the reason."""
 
-    def look_at(self, partition: Partition, now_ms: int) -> None:
+    def consider(self, partition: Partition, now_ms: int) -> None:
         """Remember the partition if it needs cleaning more than the previous ones.
 
         A partition whose files fail during the check goes off line and is skipped.

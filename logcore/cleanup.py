@@ -142,7 +142,7 @@ class Cleanup:
         """
         self._marks.raise_if_stopped()
         log = self._log
-        cuts = log.cuts
+        truncation_count = log.truncation_count
         try:
             found = plan_round(
                 self._fs,
@@ -151,7 +151,9 @@ class Cleanup:
                 last_records=self._producers.last_records(),
                 now_ms=now_ms,
                 budget_bytes=budget_bytes,
-                is_current=lambda: self._marks.stopped is None and log.cuts == cuts,
+                is_current=lambda: (
+                    self._marks.stopped is None and log.truncation_count == truncation_count
+                ),
             )
         except STORAGE_FAILURES as error:
             raise self._marks.refuse(error) from error

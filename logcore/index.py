@@ -88,10 +88,10 @@ class MappedIndex:
         path: str,
         base_offset: int,
         max_bytes: int,
-        looked_into: MappedIndexes | None = None,
+        mapped_indexes: MappedIndexes | None = None,
     ) -> None:
         self._fs = fs
-        self._looked_into = MappedIndexes() if looked_into is None else looked_into
+        self._mapped_indexes = MappedIndexes() if mapped_indexes is None else mapped_indexes
         self.path = path
         self.base_offset = base_offset
         self.last_offset = base_offset
@@ -115,7 +115,7 @@ class MappedIndex:
         with opened(self._fs, self._fs.open(self.path, create=True)) as handle:
             count = self._fs.size(handle) // self.ENTRY_SIZE
             if count:
-                self._looked_into.add(self)
+                self._mapped_indexes.add(self)
                 self._map = self._fs.map(handle, count * self.ENTRY_SIZE)
         self._entries = bisect_left(range(count), True, key=self._is_blank)
         self._read_last()
@@ -253,7 +253,7 @@ class MappedIndex:
         self._read_last()
 
     def _unmap(self) -> None:
-        self._looked_into.discard(self)
+        self._mapped_indexes.discard(self)
         if self._map is not None:
             self._map.close()
             self._map = None

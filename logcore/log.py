@@ -62,7 +62,7 @@ class Log:
         """Cache of the last segment, set on first use."""
         self._roll_after: tuple[LogConfig, Segment | None, int] = config, None, 0
         """Cache of :meth:`_roll_after_ms`: its configuration and segment, and the age limit."""
-        self._looked_into = MappedIndexes()
+        self._mapped_indexes = MappedIndexes()
         self._files_to_delete: list[tuple[int, str]] = []
         self.remove_later: Callable[[str], None] | None = None
         """Removes a file in the background: a file system may take long to free a large one."""
@@ -72,7 +72,7 @@ class Log:
         self.flushes = FlushQueue()
         self.sealed: list[Segment] = []
         """Segments whose indexes no flush has forced to disk yet."""
-        self.cuts = 0
+        self.truncation_count = 0
         """How often the log was truncated; records that were read before may be gone."""
 
     # --- segments ---
@@ -120,7 +120,7 @@ class Log:
             self.config,
             created_ms=self._now_ms,
             has_txn_index=has_txn_index,
-            looked_into=self._looked_into,
+            mapped_indexes=self._mapped_indexes,
         )
         self._segments[base_offset] = segment
         self._active = None
@@ -136,7 +136,7 @@ class Log:
             created_ms=now_ms,
             fresh=True,
             preallocate_bytes=self.config.segment_bytes if self.config.preallocate else 0,
-            looked_into=self._looked_into,
+            mapped_indexes=self._mapped_indexes,
         )
         self._segments[base_offset] = segment
         self._active = None
@@ -260,7 +260,7 @@ class Log:
                 end = segment.size if located is None else located
             if start >= end:
                 break
-            if not segment.is_new(start):
+            if not segment.is_v2_from(start):
                 # Messages of format v0 and v1 are converted on the event loop: read only a few.
                 at_least_one = at_least_one or segment.batch_size(start) <= max_bytes
                 max_bytes = min(max_bytes, RUN_BYTES)
@@ -348,7 +348,7 @@ class Log:
         self.create_segment(offset, now_ms)
 
     def _cut(self, offset: int) -> None:
-        self.cuts += 1
+        self.truncation_count += 1
         self.flushes.cut(offset)
 
     def remove(self, segments: Iterable[Segment], *, now_ms: int, delay_ms: int) -> None:

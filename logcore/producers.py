@@ -364,7 +364,7 @@ class ProducerStateManager:
             completed.producer_id, completed.first_offset, completed.last_offset, oldest
         )
 
-    def fetched(self, header: BatchHeader, data: Buffer, pos: int) -> str:
+    def apply_follower_batch(self, header: BatchHeader, data: Buffer, pos: int) -> str:
         """Apply a producer's batch that the leader has accepted; return a warning or "".
 
         No batch is refused: a lower epoch is the leader's responsibility (KAFKA-9144).
@@ -399,7 +399,7 @@ class ProducerStateManager:
         self._unreplicated.update(known)
         self._update_first_unstable()
 
-    def unanswered(self, high_watermark: int) -> list[tuple[int, int, int]]:
+    def uncommitted(self, high_watermark: int) -> list[tuple[int, int, int]]:
         """Return id, epoch and first sequence of producers with only uncommitted batches.
 
         Only cached batches count. None of them was acknowledged with acks=all, so the client
@@ -411,13 +411,13 @@ class ProducerStateManager:
             if one.batches and one.batches[0].last_offset >= high_watermark
         ]
 
-    def expect(self, unanswered: Iterable[tuple[int, int, int]]) -> None:
+    def require_sequence(self, uncommitted: Iterable[tuple[int, int, int]]) -> None:
         """Require producers that a truncation has removed to begin with the same sequence again.
 
         Otherwise a late copy of the second batch would be accepted as the first one, and the first
         would then be refused forever.
         """
-        for producer_id, epoch, sequence in unanswered:
+        for producer_id, epoch, sequence in uncommitted:
             if producer_id not in self._producers:
                 self._refused.note(producer_id, epoch, sequence)
 

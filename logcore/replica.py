@@ -303,7 +303,7 @@ class ReplicaLog:
             elif header.leader_epoch != epochs.latest:
                 epochs.assign(header.leader_epoch, header.base_offset)
             if header.has_producer:
-                warning = producers.fetched(header, records, batch.position)
+                warning = producers.apply_follower_batch(header, records, batch.position)
                 if warning:
                     warnings.append(warning)
         self._traffic.replicated_in += end - start
@@ -373,11 +373,11 @@ class ReplicaLog:
         producers = self._producers
         producers.remove_snapshots_above(end)
         unreplicated = producers.unreplicated_below(end)
-        unanswered = producers.unanswered(self._marks.high_watermark)
+        uncommitted = producers.uncommitted(self._marks.high_watermark)
         start = producers.load_snapshot(end, self._log.first_offset, now_ms)
         replay_producers(self._log, producers, start, end)
         producers.hold_unreplicated(unreplicated)
-        producers.expect(unanswered)
+        producers.require_sequence(uncommitted)
 
     def restart_at(self, offset: int) -> None:
         """Remove all records, and set log start, high watermark and log end to ``offset``.

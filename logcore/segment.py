@@ -84,7 +84,7 @@ class Segment:
     files, so that a partition without records is one file. ``created_ms`` is when this process
     opened the segment.
     ``suffix`` follows the names of all files, for a segment that is not part of the log yet.
-    ``looked_into`` bounds the mappings of the whole log. All methods may raise OSError.
+    ``mapped_indexes`` bounds the mappings of the whole log. All methods may raise OSError.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Segment:
         fresh: bool = False,
         preallocate_bytes: int = 0,
         suffix: str = "",
-        looked_into: MappedIndexes | None = None,
+        mapped_indexes: MappedIndexes | None = None,
     ) -> None:
         stem = f"{directory}/{file_stem(base_offset)}"
         self._fs = fs
@@ -108,10 +108,10 @@ class Segment:
         self.created_ms = created_ms
         index_max_bytes = config.segment_index_bytes
         self.offset_index = OffsetIndex(
-            fs, stem + INDEX_SUFFIX + suffix, base_offset, index_max_bytes, looked_into
+            fs, stem + INDEX_SUFFIX + suffix, base_offset, index_max_bytes, mapped_indexes
         )
         self.time_index = TimeIndex(
-            fs, stem + TIME_INDEX_SUFFIX + suffix, base_offset, index_max_bytes, looked_into
+            fs, stem + TIME_INDEX_SUFFIX + suffix, base_offset, index_max_bytes, mapped_indexes
         )
         self.txn_index = TransactionIndex(
             fs, stem + TXN_INDEX_SUFFIX + suffix, exists=has_txn_index
@@ -383,14 +383,14 @@ class Segment:
         A result of ``min_range_bytes`` or more is a range of the file instead of bytes.
         Raises CorruptRecordError or InvalidRecordError if they cannot be read or converted.
         """
-        if end - start >= min_range_bytes and self.is_new(start):
+        if end - start >= min_range_bytes and self.is_v2_from(start):
             return FileRange(self.file, start, end)
         raw = self.file.read(start, end)
         if len(raw) > MAGIC_POS and raw[MAGIC_POS] < MAGIC:
             return to_v2(raw)
         return raw
 
-    def is_new(self, position: int) -> bool:
+    def is_v2_from(self, position: int) -> bool:
         """Return whether all batches at and after ``position`` are v2; v0 and v1 precede v2."""
         if self._first_magic is None:
             self._first_magic = self._magic(0)

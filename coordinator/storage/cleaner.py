@@ -66,7 +66,7 @@ class Cleaner:
         """Clean the partition that needs it most; return whether to look for another at once."""
         pace, now_ms = Pace(), self._clock.now_ms()
         for partition in self._logs:
-            self._choice.look_at(partition, now_ms)
+            self._choice.consider(partition, now_ms)
             await pace()
             if self._stopping.is_set():
                 return False

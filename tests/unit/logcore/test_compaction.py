@@ -260,7 +260,7 @@ def test_retention_meanwhile_takes_segments_out_of_the_round(
     start = bases(partition)[groups[gone]]
     end_offset = bases(partition)[-1]
     choice = CleanerChoice({})
-    choice.look_at(partition, T0)
+    choice.consider(partition, T0)
     found = choice.next_round(T0)
     assert found is not None
     compaction = found[1]
@@ -356,7 +356,7 @@ def test_record_above_the_decompressed_bound_stops_compaction(tmp_path: Path) ->
 
 def chosen(choice: CleanerChoice, *partitions: Partition, now_ms: int = T0) -> Partition | None:
     for partition in partitions:
-        choice.look_at(partition, now_ms)
+        choice.consider(partition, now_ms)
     found = choice.next_round(now_ms)
     return None if found is None else found[0]
 
@@ -394,7 +394,7 @@ def test_the_dirtiest_partition_above_its_ratio_is_chosen(tmp_path: Path) -> Non
     clean, dirty, _ = partitions
     offsets: dict[tuple[str, int], int] = {}
     choice = CleanerChoice(offsets)
-    choice.look_at(clean, T0)
+    choice.consider(clean, T0)
     found = choice.next_round(T0)
     assert found is not None
     compaction = found[1]

@@ -249,24 +249,24 @@ def test_collect_stops_where_nothing_open_is_left_below_the_bound(tmp_path: Path
 
 
 def test_indexes_that_are_looked_into_stay_within_their_number(tmp_path: Path) -> None:
-    looked_into = MappedIndexes(3)
+    mapped_indexes = MappedIndexes(3)
     indexes = []
     for number in range(5):
         path = f"{tmp_path}/{number}.index"
-        index = OffsetIndex(OsFileSystem(), path, 0, 4096, looked_into)
+        index = OffsetIndex(OsFileSystem(), path, 0, 4096, mapped_indexes)
         for offset in range(1, 10):
             index.append(offset * 10, offset * 100)
-        assert len(looked_into) == 0, "what is written to is not counted"
+        assert len(mapped_indexes) == 0, "what is written to is not counted"
         index.close()
         indexes.append(index)
     for _ in range(2):
         for index in indexes:
             assert index.lookup(55) == (50, 500)
             assert index.lookup_position(820) == (80, 800)
-            assert len(looked_into) <= 3
+            assert len(mapped_indexes) <= 3
     for index in indexes:
         index.append(100, 1000)
-    assert len(looked_into) == 0
+    assert len(mapped_indexes) == 0
     for index in indexes:
         assert index.lookup(1000) == (100, 1000)
         index.close()

@@ -11,7 +11,7 @@ import struct
 
 from fencepost.logcore.byte_count import TAKEN_IN
 from fencepost.protocol.errors import MalformedRequest
-from fencepost.protocol.limits import FIRST_BUFFER_BYTES, MAX_REQUEST_BYTES
+from fencepost.protocol.limits import LARGE_FRAME_BYTES, MAX_REQUEST_BYTES
 
 _LENGTH = struct.Struct(">i").unpack_from
 _PREFIX_BYTES = 4
@@ -54,14 +54,14 @@ class FrameBuffer:
     def writable(self) -> memoryview:
         """Return the memory for the next bytes; never empty.
 
-        For a large frame (above FIRST_BUFFER_BYTES) the memory ends where the frame ends. The data
+        For a large frame (above LARGE_FRAME_BYTES) the memory ends where the frame ends. The data
         after such a frame is then received at the front of the buffer, and need not be moved there.
         """
         self._make_room()
-        if self._wanted > FIRST_BUFFER_BYTES:
+        if self._wanted > LARGE_FRAME_BYTES:
             stop = min(len(self._buffer), self._start + self._wanted)
         else:
-            stop = min(len(self._buffer), self._end + FIRST_BUFFER_BYTES)
+            stop = min(len(self._buffer), self._end + LARGE_FRAME_BYTES)
         return memoryview(self._buffer)[self._end : stop]
 
     def received(self, size: int) -> None:
@@ -110,7 +110,7 @@ class FrameBuffer:
             return
         if needed > capacity and pending >= capacity // 2:
             # Memory grows with the received bytes; a length prefix alone allocates nothing.
-            self._replace(min(needed, max(FIRST_BUFFER_BYTES, pending * _GROWTH)))
+            self._replace(min(needed, max(LARGE_FRAME_BYTES, pending * _GROWTH)))
         elif self._start:
             view = memoryview(self._buffer)
             view[:pending] = view[self._start : self._end]

@@ -9,7 +9,7 @@ MAX_REQUEST_BYTES = 104_857_600
 """
 
 MAX_QUEUED_REQUEST_BYTES = 268_435_456
-"""The bytes of frames above :data:`FIRST_BUFFER_BYTES`, for all connections together. Kafka has no
+"""The bytes of frames above :data:`LARGE_FRAME_BYTES`, for all connections together. Kafka has no
 limit by default; this one has room for two requests of the largest size besides smaller ones."""
 
 MAX_REQUEST_OBJECTS = 100_000
@@ -44,7 +44,7 @@ MAX_QUEUED_RESPONSE_BYTES = 67_108_864
 their file and do not count. The limit has room for a response that lists everything, or for the
 unsent data, 256 KiB each, of 256 connections whose clients do not read."""
 
-FIRST_BUFFER_BYTES = 65_536
+LARGE_FRAME_BYTES = 65_536
 """A larger frame needs a grant of memory before all of it is read, and its buffer grows with the
 received bytes: a length prefix alone must not allocate memory."""
 

@@ -140,32 +140,40 @@ class Context:
     """The request's quotas; None if no quota is configured or the request is exempt."""
     frame: bytes = b""
     """The raw request, kept if the active controller must answer it."""
-    on_znodes: ControllerServices | None = None
+    zookeeper_controller: ControllerServices | None = None
     """Set if this broker decides on the request and stores the result in ZooKeeper."""
 
     @property
     def controller(self) -> ActiveController:
         """Return the controller that decides on the request in this process."""
-        return self.broker.active_controller if self.on_znodes is None else self.on_znodes.active
+        return (
+            self.broker.active_controller
+            if self.zookeeper_controller is None
+            else self.zookeeper_controller.active
+        )
 
     @property
     def metadata(self) -> Metadata:
         """Return the metadata including this process's decisions that are not published yet."""
-        return self.broker.metadata if self.on_znodes is None else self.on_znodes.metadata
+        return (
+            self.broker.metadata
+            if self.zookeeper_controller is None
+            else self.zookeeper_controller.metadata
+        )
 
     @property
     def store(self) -> MetadataStore | None:
         """Return the store of this process's decisions; None if the controllers are remote."""
-        if self.on_znodes is None:
+        if self.zookeeper_controller is None:
             return self.broker.storage.own_log
-        return self.on_znodes.active.store
+        return self.zookeeper_controller.active.store
 
     @property
     def keeps_all_brokers_settings(self) -> bool:
         """Return whether this process, as a controller, stores the settings of other brokers."""
-        if self.on_znodes is None:
+        if self.zookeeper_controller is None:
             return self.broker.controller is None
-        return self.on_znodes.is_elected
+        return self.zookeeper_controller.is_elected
 
     @property
     def advertised(self) -> tuple[str, int]:

@@ -33,7 +33,7 @@ def in_turn(ctx: Context, change: Work[T]) -> Work[T]:
 
     In a ZooKeeper cluster ``zookeeper_registry`` has already waited for the previous requests.
     """
-    if ctx.on_znodes is not None:
+    if ctx.zookeeper_controller is not None:
         return change
     return ctx.broker.acl_requests.run(_when_applied(ctx, change))
 
@@ -67,7 +67,7 @@ def existing_acls(ctx: Context, authorizer: Authorizer) -> AclIndex:
     In a ZooKeeper cluster the request keeps the ACLs and the image with which it began, although
     the authorizer may have applied other brokers' changes since then.
     """
-    own = None if ctx.on_znodes is None else ctx.on_znodes.acls
+    own = None if ctx.zookeeper_controller is None else ctx.zookeeper_controller.acls
     return authorizer.rules if own is None else own
 
 

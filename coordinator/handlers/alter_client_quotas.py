@@ -105,7 +105,7 @@ class _QuotaCount:
     def __init__(self, ctx: Context) -> None:
         self._table = ctx.broker.quotas.table
         self._own: int | None = None
-        if ctx.on_znodes is not None:
+        if ctx.zookeeper_controller is not None:
             self._own = sum(map(len, ctx.metadata.image.quotas.values()))
 
     @property

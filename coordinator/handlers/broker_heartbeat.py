@@ -12,7 +12,7 @@ from fencepost.cluster.acl import Operation
 from fencepost.cluster.controller.heartbeats import BrokerHeartbeatRequest
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.broker_registration import MAX_LOG_DIRS, ZERO
-from fencepost.coordinator.handlers.deciding import decided_to_the_end
+from fencepost.coordinator.handlers.deciding import decide_until_done
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.protocol import ApiKey, Entity
 
@@ -36,7 +36,7 @@ def run(ctx: Context) -> Work[Entity]:
         cordoned_log_dirs=None if cordoned is None else tuple(one or ZERO for one in cordoned),
     )
     now_ms = ctx.controller.now_ms()
-    reply = yield from decided_to_the_end(
+    reply = yield from decide_until_done(
         ctx,
         lambda controller: controller.heartbeat(request, now_ms),
         lambda reply: reply.is_more,

@@ -13,7 +13,7 @@ from fencepost.cluster.acl import Operation
 from fencepost.cluster.controller.brokers import BrokerRegistrationRequest
 from fencepost.cluster.records import BrokerEndpoint, BrokerFeature
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.handlers.deciding import decided_to_the_end
+from fencepost.coordinator.handlers.deciding import decide_until_done
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.protocol import ApiKey, Entity
 
@@ -50,7 +50,7 @@ def run(ctx: Context) -> Work[Entity]:
         is_migrating_zk_broker=getattr(body, "is_migrating_zk_broker", False),
     )
 
-    epoch = yield from decided_to_the_end(
+    epoch = yield from decide_until_done(
         ctx,
         ctx.controller.register_broker(request),
         lambda epoch: epoch is None,

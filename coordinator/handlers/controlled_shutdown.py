@@ -9,7 +9,7 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.acl import Operation
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.handlers.deciding import decided_to_the_end
+from fencepost.coordinator.handlers.deciding import decide_until_done
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.protocol import ApiKey, Entity
 
@@ -19,7 +19,7 @@ def run(ctx: Context) -> Work[Entity]:
     """Respond with the partitions that the broker still leads: no other ISR member is alive."""
     ctx.require_on_cluster(Operation.CLUSTER_ACTION)
     body = ctx.body
-    yield from decided_to_the_end(
+    yield from decide_until_done(
         ctx,
         lambda one: one.begin_shutdown(body.broker_id, body.broker_epoch),
         lambda is_more: is_more,

@@ -131,7 +131,7 @@ def _create(ctx: Context, name: str, topic: Any | None, *, total: int) -> Steps[
     # The defaults of partition count, replication factor and settings are the broker's, so showing
     # any of them needs DESCRIBE_CONFIGS. Like Kafka's controllers, a KRaft controller returns an id
     # for a topic that is only validated, and a ZooKeeper controller returns none.
-    is_unkept = ctx.body.validate_only and ctx.on_znodes is not None
+    is_unkept = ctx.body.validate_only and ctx.zookeeper_controller is not None
     shows = ctx.may(Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, name, audited=False)
     return ctx.respond.CreatableTopicResult(
         name=name,

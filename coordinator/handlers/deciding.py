@@ -82,7 +82,7 @@ def decided_by_item(
     ``characters_of`` returns the size of the names in an item's records. In a ZooKeeper cluster
     each piece is one item, since ZooKeeper may refuse the records of one item and accept the next.
     """
-    store = None if ctx.on_znodes is None else ctx.on_znodes.active.store
+    store = None if ctx.zookeeper_controller is None else ctx.zookeeper_controller.active.store
 
     def changes() -> Work[list[DomainError | None]]:
         errors: list[DomainError | None] = []
@@ -101,7 +101,7 @@ def decided_by_item(
     return forced(ctx, changes())
 
 
-def decided_to_the_end(
+def decide_until_done(
     ctx: Context,
     decision: Callable[[Controller], ControllerResult[T]],
     is_more: Callable[[T], bool],

@@ -18,7 +18,7 @@ from fencepost.cluster.image import NO_LEADER, PartitionRegistration, TopicImage
 from fencepost.coordinator.handlers import Context
 
 
-class BrokerEndpoint(NamedTuple):
+class Node(NamedTuple):
     """A broker's address for the clients of one listener."""
 
     node_id: int
@@ -52,12 +52,12 @@ class Endpoints:
         host, port = ctx.advertised
         self._registered = image.brokers
         self._zookeeper = broker.zookeeper
-        self.nodes = {self._own: BrokerEndpoint(self._own, host, port, broker.rack)}
+        self.nodes = {self._own: Node(self._own, host, port, broker.rack)}
         """All brokers with the listener, including fenced ones, by id."""
         for broker_id, one in image.brokers.items():
             endpoint = one.listeners.get(listener)
             if endpoint is not None and broker_id != self._own:
-                self.nodes[broker_id] = BrokerEndpoint(
+                self.nodes[broker_id] = Node(
                     broker_id, endpoint.host, endpoint.port, one.rack, one.fenced
                 )
         nodes = self.nodes.values()

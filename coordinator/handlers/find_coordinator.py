@@ -18,7 +18,7 @@ from kio.schema.errors import ErrorCode
 from fencepost.cluster.acl import Operation, ResourceType
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.handlers.endpoints import BrokerEndpoint, Endpoints
+from fencepost.coordinator.handlers.endpoints import Endpoints, Node
 from fencepost.coordinator.handlers.topic_creation import ask_for_topic
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS, TRANSACTION_STATE
 from fencepost.logcore.machine import DomainError
@@ -40,7 +40,7 @@ _AUTHORIZED: Final = {
 }
 """The resource type of each key type, and the error for a client that may not describe it."""
 
-Verdict = tuple[ErrorCode, str | None, BrokerEndpoint | None]
+Verdict = tuple[ErrorCode, str | None, Node | None]
 """An error, its message, and the coordinator if the error is NONE."""
 
 _TOPICS: Final = {GROUP: CONSUMER_OFFSETS, TRANSACTION: TRANSACTION_STATE}
@@ -82,7 +82,7 @@ def _denied(ctx: Context, key_type: int, key: str) -> Verdict | None:
     return ErrorCode.invalid_request, f"no coordinators of type {key_type}", None
 
 
-def _place(code: ErrorCode, message: str | None, node: BrokerEndpoint | None) -> dict[str, Any]:
+def _place(code: ErrorCode, message: str | None, node: Node | None) -> dict[str, Any]:
     return {
         "error_code": code,
         "error_message": message,

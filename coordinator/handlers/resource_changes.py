@@ -123,7 +123,7 @@ def _check_permission(ctx: Context, kind: int, name: str, permit: Permit) -> Non
     permit()
     if (
         kind in {ConfigResourceType.GROUP, ConfigResourceType.CLIENT_METRICS}
-        and ctx.on_znodes is not None
+        and ctx.zookeeper_controller is not None
     ):
         # Kafka 3.9, the last release with ZooKeeper, has no such settings on znodes.
         raise InvalidRequestError(f"Unknown resource type {kind}")

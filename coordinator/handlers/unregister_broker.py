@@ -12,7 +12,7 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.acl import Operation
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.handlers.deciding import decided_to_the_end
+from fencepost.coordinator.handlers.deciding import decide_until_done
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.protocol import ApiKey, Entity
 
@@ -26,5 +26,5 @@ def run(ctx: Context) -> Work[Entity]:
         return ctx.respond.error(
             ErrorCode.invalid_request, f"broker {asked} is the controller itself, and is running"
         )
-    yield from decided_to_the_end(ctx, lambda controller: controller.unregister_broker(asked), bool)
+    yield from decide_until_done(ctx, lambda controller: controller.unregister_broker(asked), bool)
     return ctx.respond.message(error_code=ErrorCode.none, error_message=None)

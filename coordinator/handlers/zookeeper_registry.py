@@ -46,7 +46,7 @@ _OF_QUORUMS: Final = frozenset(
 
 _ACLS: Final = frozenset({ApiKey.CREATE_ACLS, ApiKey.DELETE_ACLS})
 
-_OF_NOBODY: Final = _ACLS | frozenset(
+WRITTEN_BY_ANY_BROKER: Final = _ACLS | frozenset(
     {
         ApiKey.ALTER_CLIENT_QUOTAS,
         ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
@@ -75,7 +75,7 @@ def zookeeper_registry(services: Services) -> Registry:
             catching_up.result()
             authorizer = services.authorizer
             acls = None if authorizer is None else authorizer.rules
-            decided_here = run(replace(ctx, on_znodes=node.own_access_decisions(acls)))
+            decided_here = run(replace(ctx, zookeeper_controller=node.own_access_decisions(acls)))
             answer: Entity = yield from decided_here  # type: ignore[misc]
             return answer
 
@@ -111,16 +111,16 @@ def zookeeper_registry(services: Services) -> Registry:
         if elected is None:
             return None
         handler = inside.handler(ctx.api_key)
-        return handler.run(replace(ctx, on_znodes=elected.services, registry=inside))
+        return handler.run(replace(ctx, zookeeper_controller=elected.services, registry=inside))
 
     return Registry(
         modules=own,
         forwards=services.controller_versions,
-        own=_OF_NOBODY,
+        own=WRITTEN_BY_ANY_BROKER,
         wrapped={
-            **dict.fromkeys(FORWARDED - _OF_QUORUMS - _OF_NOBODY, here_or_there),
+            **dict.fromkeys(FORWARDED - _OF_QUORUMS - WRITTEN_BY_ANY_BROKER, here_or_there),
             **dict.fromkeys(map(int, _SETTINGS), anywhere),
-            **dict.fromkeys(map(int, _OF_NOBODY), up_to_date),
+            **dict.fromkeys(map(int, WRITTEN_BY_ANY_BROKER), up_to_date),
             **dict.fromkeys(map(int, _ACLS), one_at_a_time),
             **dict.fromkeys(map(int, _OF_THE_CONTROLLER), as_controller),
         },
@@ -142,6 +142,6 @@ def _written_here(ctx: Context, inside: Registry) -> Work[Entity]:
     reading = spawn(ctx.broker.on_zookeeper.own_decisions(named), "read settings")
     yield reading
     handler = inside.handler(ctx.api_key)
-    own = replace(ctx, on_znodes=reading.result(), registry=inside)
+    own = replace(ctx, zookeeper_controller=reading.result(), registry=inside)
     answer: Entity = yield from handler.run(own)  # type: ignore[misc]
     return answer

@@ -237,7 +237,7 @@ class ShardRuntime(Generic[M_co]):
                 self._postponed.append(command)
                 self._timers.set(_POSTPONED, self._clock.now_ms() + POSTPONE_MS)
             else:
-                self._turn(self._of_report(command), self._clock.now_ms(), ("report", command))
+                self._turn(self._decide_report(command), self._clock.now_ms(), ("report", command))
 
     def _refusal(self, command: object) -> DomainError | None:
         if self._admit is None or not self.partition.marks.is_replicated:
@@ -307,7 +307,7 @@ class ShardRuntime(Generic[M_co]):
             else:
                 self._carry_out(decision, now_ms, turn)
             while self._inbox:
-                self._carry_out(self._of_report(self._inbox.popleft())(now_ms), now_ms, turn)
+                self._carry_out(self._decide_report(self._inbox.popleft())(now_ms), now_ms, turn)
         except _LeadershipLostError:
             self._end_of_leadership()
             return
@@ -452,7 +452,7 @@ class ShardRuntime(Generic[M_co]):
                 "somebody else writes to this partition"
             )
 
-    def _of_report(self, command: object) -> Callable[[int], Decision]:
+    def _decide_report(self, command: object) -> Callable[[int], Decision]:
         """Return a function that decides on a command for which no request waits."""
         self._last_token = token = self._last_token + 1
 

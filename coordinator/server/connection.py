@@ -48,7 +48,7 @@ from fencepost.protocol.api import KNOWN_APIS
 from fencepost.protocol.codec import Request
 from fencepost.protocol.errors import MalformedRequest, UnsupportedVersion
 from fencepost.protocol.frames import KEPT_BUFFER_BYTES
-from fencepost.protocol.limits import FIRST_BUFFER_BYTES, ConnectionLimits
+from fencepost.protocol.limits import LARGE_FRAME_BYTES, ConnectionLimits
 from fencepost.protocol.messages import response_factory
 from fencepost.protocol.pieces import let_go
 from fencepost.protocol.schema import Entity
@@ -124,7 +124,7 @@ class Connection(asyncio.BufferedProtocol):
         """The future that the request's handler waits for."""
         self._reading = True
         self._writable = True
-        self._granted_bytes = FIRST_BUFFER_BYTES
+        self._granted_bytes = LARGE_FRAME_BYTES
         self._waiting = False
         self._large_since = 0.0
         self._large_request = -1
@@ -274,7 +274,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _is_slow(self, now: float) -> bool:
         """Return whether a large incomplete frame arrives below the minimum rate."""
-        if self._frames.wanted <= FIRST_BUFFER_BYTES:
+        if self._frames.wanted <= LARGE_FRAME_BYTES:
             return False
         spent_ms = (now - self._large_since) * 1000 - self._limits.slow_frame_grace_ms
         return self._frames.pending < spent_ms * self._limits.min_frame_bytes_per_second / 1000
@@ -284,7 +284,7 @@ class Connection(asyncio.BufferedProtocol):
         if self.busy or self._frames.pending:
             return False
         self._frames.shrink()
-        self._granted_bytes = FIRST_BUFFER_BYTES
+        self._granted_bytes = LARGE_FRAME_BYTES
         return True
 
     def granted(self) -> None:
@@ -368,7 +368,7 @@ class Connection(asyncio.BufferedProtocol):
                 break
             self._job = turns.begin(self._exchange(request), until, self._served)
             if self._job is not None:
-                if self._stream.size_bytes > FIRST_BUFFER_BYTES:
+                if self._stream.size_bytes > LARGE_FRAME_BYTES:
                     # New bytes would overwrite a request that is still being decoded.
                     self._pause()
                 return
@@ -379,7 +379,7 @@ class Connection(asyncio.BufferedProtocol):
             self._serve_again()
             return
         wanted = self._frames.wanted
-        if wanted > FIRST_BUFFER_BYTES and not self._has_memory_for(wanted):
+        if wanted > LARGE_FRAME_BYTES and not self._has_memory_for(wanted):
             self._pause()
             return
         if self._granted_bytes > KEPT_BUFFER_BYTES and self.release_idle():

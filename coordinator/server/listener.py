@@ -61,7 +61,7 @@ class Listener:
         self._socket = listening
         self._arrived = arrived
         self._pause: asyncio.TimerHandle | None = None
-        self._is_short = False
+        self._accept_failed = False
         """Whether accept has failed, and some clients have been waiting since then."""
         self._is_held = False
         listening.setblocking(False)
@@ -104,8 +104,8 @@ class Listener:
             try:
                 client, address = self._socket.accept()
             except (BlockingIOError, InterruptedError):
-                if self._is_short:
-                    self._is_short = False
+                if self._accept_failed:
+                    self._accept_failed = False
                     log.info("connections are accepted again")
                 return
             except ConnectionAbortedError:
@@ -117,8 +117,8 @@ class Listener:
 
     def _wait(self, error: OSError) -> None:
         """Pause accepting: the socket would be ready all the time."""
-        if not self._is_short:
-            self._is_short = True
+        if not self._accept_failed:
+            self._accept_failed = True
             log.warning("no connection can be accepted", cause=str(error))
         self._loop.remove_reader(self._socket)
         self._pause = call_later(self._loop, ACCEPT_PAUSE_MS, "accept again", self._accept_on)

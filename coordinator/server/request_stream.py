@@ -26,7 +26,7 @@ from fencepost.protocol.codec import (
 )
 from fencepost.protocol.errors import UnsupportedVersion
 from fencepost.protocol.frames import FrameBuffer
-from fencepost.protocol.limits import BIG_CHUNK_BYTES, FIRST_BUFFER_BYTES, ConnectionLimits
+from fencepost.protocol.limits import BIG_CHUNK_BYTES, LARGE_FRAME_BYTES, ConnectionLimits
 from fencepost.protocol.schema import Entity
 from fencepost.protocol.steps import Steps
 from fencepost.protocol.writer import Chunk, InFile
@@ -102,7 +102,7 @@ class RequestStream:
         self.size_bytes = len(frame)
         if self._kept and int.from_bytes(frame[:2]) in self._kept:
             return self._with_frame(bytes(frame))
-        if self.size_bytes > FIRST_BUFFER_BYTES:
+        if self.size_bytes > LARGE_FRAME_BYTES:
             return self._decoded(frame)
         try:
             if _ID_END < self.size_bytes <= _SHORT_BYTES and frame[1] in _REPEATED:

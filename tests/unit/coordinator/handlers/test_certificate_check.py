@@ -92,7 +92,7 @@ class Elected:
             respond=nothing,
             peer_host="127.0.0.1",
             connection=nothing,
-            on_znodes=ControllerServices(active, self.store, is_elected=True),
+            zookeeper_controller=ControllerServices(active, self.store, is_elected=True),
         )
         for awaited in check_certificates(ctx, resource):
             assert awaited is not None

@@ -12,7 +12,7 @@ from fencepost.coordinator.server.request_stream import WRITE_BYTES, RequestStre
 from fencepost.protocol.api import ApiKey
 from fencepost.protocol.codec import Request, encode_request, encode_response
 from fencepost.protocol.errors import MalformedRequest, UnsupportedVersion, WireError
-from fencepost.protocol.limits import FIRST_BUFFER_BYTES, ConnectionLimits
+from fencepost.protocol.limits import LARGE_FRAME_BYTES, ConnectionLimits
 from fencepost.protocol.messages import request_factory, response_factory
 from fencepost.protocol.steps import finish
 from fencepost.protocol.writer import Chunk
@@ -50,7 +50,7 @@ UNSERVED = struct.pack(">ihhih", 10, ApiKey.API_VERSIONS, 99, 3, -1)
 """ApiVersions in a future version, the only unsupported one that gets a response."""
 
 SMALL = b"".join((heartbeat(1), produce(2, 300), UNSERVED, heartbeat(4), produce(5, 0)))
-LARGE = b"".join((heartbeat(1), produce(2, FIRST_BUFFER_BYTES + 1), UNSERVED, heartbeat(4)))
+LARGE = b"".join((heartbeat(1), produce(2, LARGE_FRAME_BYTES + 1), UNSERVED, heartbeat(4)))
 
 BROKEN = {
     "a negative size": (b"\xff\xff\xff\xff", MalformedRequest),
@@ -156,7 +156,7 @@ def test_a_large_request_is_the_same_in_single_bytes_and_at_splits_around_its_en
     assert [number for _, _, number, _, _ in whole[0]] == [1, 2, 4]
     assert served(singly(LARGE)) == whole
     first, last = len(heartbeat(1)), len(LARGE) - len(UNSERVED) - len(heartbeat(4))
-    for edge in (first, FIRST_BUFFER_BYTES, last):
+    for edge in (first, LARGE_FRAME_BYTES, last):
         for at in range(edge - 20, edge + 20):
             assert served(split(LARGE, at)) == whole, at
 
@@ -174,7 +174,7 @@ def test_what_is_no_request_ends_the_stream_behind_what_came_before(kind: str) -
 
 
 def test_a_large_frame_of_an_unserved_version_is_answered_or_ends_the_stream() -> None:
-    padding = bytes(FIRST_BUFFER_BYTES)
+    padding = bytes(LARGE_FRAME_BYTES)
     size = len(padding) + 10
     versions = struct.pack(">ihhih", size, ApiKey.API_VERSIONS, 99, 3, -1) + padding
     assert served([versions])[1:] == served([UNSERVED])[1:]

@@ -10,7 +10,7 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.cli import group_reset
 from fencepost.client.queries.replicas import (
-    NOBODY,
+    NO_LEADER,
     PREFERRED,
     UNCLEAN,
     PartitionDescription,
@@ -58,7 +58,7 @@ def _preferred(state: PartitionDescription) -> tuple[int, str] | None:
 
 
 def _unclean(state: PartitionDescription) -> tuple[int | None, str] | None:
-    if state.leader != NOBODY:
+    if state.leader != NO_LEADER:
         return None
     first = next((one for one in (*state.isr, *state.live) if one in state.live), None)
     return first, NOBODY_ALIVE if first is None else WOULD

@@ -113,7 +113,7 @@ def describe(session: ClusterSession, topics: tuple[str, ...], form: str, *, con
     ELR are replicas outside the ISR that hold all that is committed and may lead if it is empty,
     OFFLINE those on brokers that are down.
     """
-    from fencepost.client.queries.replicas import NOBODY, partition_states
+    from fencepost.client.queries.replicas import NO_LEADER, partition_states
     from fencepost.client.requests import EARLIEST, LATEST
 
     if configs:
@@ -127,7 +127,7 @@ def describe(session: ClusterSession, topics: tuple[str, ...], form: str, *, con
         emit(settings, ["topic", "key", "value", "source"], form)
         return
     states = partition_states(session, dict.fromkeys(topics))
-    led = [(one.topic, one.partition) for one in states if one.leader != NOBODY]
+    led = [(one.topic, one.partition) for one in states if one.leader != NO_LEADER]
     first = session.offsets(led, EARLIEST)
     last = session.offsets(led, LATEST)
     stable = session.offsets(led, LATEST, committed=True)

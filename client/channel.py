@@ -108,7 +108,7 @@ class BlockingChannel:
         except BaseException as error:
             sock.close()
             if isinstance(error, OSError):
-                raise _judged(error, host, port) from error
+                raise tls_connect_error(error, host, port) from error
             raise
         return cls(sock, (host, port))
 
@@ -153,7 +153,7 @@ class BlockingChannel:
         self._socket.close()
 
 
-def _judged(error: OSError, host: str, port: int) -> Exception:
+def tls_connect_error(error: OSError, host: str, port: int) -> Exception:
     """Return the exception to raise for an error while connecting with TLS."""
     if reason := refusal(error, host):
         return AuthenticationError(f"{host}:{port}: {reason}")
@@ -207,7 +207,7 @@ class AsyncChannel:
             async with asyncio.timeout(timeout_ms / 1000):
                 reader, writer = await asyncio.open_connection(host, port, **encrypted)
         except OSError as error:
-            raise (_judged(error, host, port) if tls else error) from error
+            raise (tls_connect_error(error, host, port) if tls else error) from error
         return cls(reader, writer, (host, port))
 
     async def exchange(

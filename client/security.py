@@ -77,7 +77,7 @@ _KNOWN = frozenset(
     }
 )
 
-_OF_OTHERS = (
+TOLERATED_PREFIXES = (
     "sasl.kerberos.",
     "sasl.login.",
     "sasl.oauthbearer.",
@@ -199,7 +199,7 @@ def _given(properties: Mapping[str, str]) -> dict[str, str]:
             continue
         if key in _UNSERVED:
             raise SecurityError(f"{key}: {_UNSERVED[key]}")
-        if key not in _KNOWN and not key.startswith(_OF_OTHERS):
+        if key not in _KNOWN and not key.startswith(TOLERATED_PREFIXES):
             import difflib  # noqa: PLC0415 - only errors need it
 
             close = difflib.get_close_matches(key, _KNOWN, n=1)

@@ -20,7 +20,7 @@ from fencepost.protocol.api import ApiKey
 if TYPE_CHECKING:
     from fencepost.client.queries.session import ClusterSession
 
-NOBODY = -1
+NO_LEADER = -1
 """The leader id of a partition without a leader."""
 
 PARTITIONS_PER_ANSWER = 2_000
@@ -46,7 +46,7 @@ class PartitionDescription(NamedTuple):
     @property
     def preferred(self) -> int:
         """The preferred leader: the first replica of the assignment."""
-        return self.replicas[0] if self.replicas else NOBODY
+        return self.replicas[0] if self.replicas else NO_LEADER
 
     @property
     def live(self) -> tuple[int, ...]:
@@ -227,7 +227,7 @@ def problems(state: PartitionDescription, min_isr: int, adding: Collection[int] 
     Replicas that a reassignment is ``adding`` do not count as missing.
     """
     found = []
-    if state.leader == NOBODY:
+    if state.leader == NO_LEADER:
         found.append("offline")
     if len(state.isr) < min(min_isr, len(state.replicas)):
         found.append("under min ISR")

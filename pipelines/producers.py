@@ -16,7 +16,7 @@ from aiokafka.structs import RecordMetadata
 from fencepost.pipelines.records import Output
 from fencepost.pipelines.security import PLAINTEXT, Security, aiokafka_options, check_login
 from fencepost.pipelines.serde import Serde
-from fencepost.pipelines.stopping import look_at
+from fencepost.pipelines.stopping import consume_exception
 
 STOP_S = 5.0
 """The time limit for a client's orderly stop; then its tasks are cancelled."""
@@ -174,7 +174,7 @@ async def send_all(
             sent.append(await producer.send_batch(builder, topic, partition=partition))
     except BaseException:
         for one in sent:
-            one.add_done_callback(look_at)
+            one.add_done_callback(consume_exception)
         raise
     waiting: set[asyncio.Future[RecordMetadata]] = set(sent)
     try:
@@ -184,7 +184,7 @@ async def send_all(
                 await check_there(spreads.keys())
     except BaseException:
         for one in sent:
-            one.add_done_callback(look_at)
+            one.add_done_callback(consume_exception)
         raise
     await asyncio.gather(*sent)
 

@@ -64,7 +64,7 @@ class StopRequest(asyncio.Event):
             stopping.cancel()
             if not working.done():
                 working.cancel()
-                working.add_done_callback(look_at)
+                working.add_done_callback(consume_exception)
                 await asyncio.wait([working], timeout=self.left_s(self._grace_s + CLEAN_UP_S))
         return True
 
@@ -85,7 +85,7 @@ def signals_ask(stop: Callable[[], object]) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
-def look_at(done: asyncio.Future[Any]) -> None:
+def consume_exception(done: asyncio.Future[Any]) -> None:
     """Retrieve the exception of cancelled work, so that asyncio does not log it."""
     if not done.cancelled():
         done.exception()

@@ -14,7 +14,7 @@ from fencepost.coordinator.daemon.broker import Broker, MovedClock
 from fencepost.coordinator.daemon.in_thread import BrokerThread
 from fencepost.coordinator.runtime.loop import RealTimeLoop
 from fencepost.logcore.clock import Clock
-from fencepost.testing.crash import MortalFiles
+from fencepost.testing.crash import CrashableFileSystem
 from fencepost.testing.faults import Faults
 from fencepost.testing.waiting import BrokerDownError
 from fencepost.tools.ports import hold_port
@@ -60,7 +60,7 @@ class OwnBroker:
         self._listen = listen
         self._forces = forces
         self._add_scram = tuple(add_scram)
-        self._files = MortalFiles(forces=self._forces)
+        self._files = CrashableFileSystem(forces=self._forces)
         self._broker: Broker | None = None
         self._thread = BrokerThread(self._serve, loop_factory)
         self._gate: threading.Event | None = None
@@ -159,7 +159,7 @@ class OwnBroker:
 
     @asynccontextmanager
     async def _serve(self) -> AsyncIterator[Broker]:
-        self._files = MortalFiles(forces=self._forces)
+        self._files = CrashableFileSystem(forces=self._forces)
         async with Broker(
             self.data_dir,
             self._listen,

@@ -9,7 +9,7 @@ from pathlib import Path
 from fencepost.logcore.fs import FileMap, OsFileSystem, ReadableBuffer
 
 
-class MortalFiles(OsFileSystem):
+class CrashableFileSystem(OsFileSystem):
     """The operating system's file system until :meth:`die`, and one that ignores changes after it.
 
     After :meth:`die` every operation succeeds without an effect. The broker can then shut down, and
@@ -87,7 +87,7 @@ class MortalFiles(OsFileSystem):
 class _MortalMap:
     """A memory map of one of these files."""
 
-    def __init__(self, files: MortalFiles, content: FileMap | bytearray) -> None:
+    def __init__(self, files: CrashableFileSystem, content: FileMap | bytearray) -> None:
         self._files, self._content = files, content
 
     def __getitem__(self, key: slice, /) -> bytes:

@@ -28,7 +28,7 @@ from fencepost.protocol.schema import (
 if TYPE_CHECKING:
     from fencepost.coordinator.handlers import Context
 
-DONE_ALL_THE_SAME: Final = frozenset({ApiKey.METADATA})
+APIS_ANSWERED_WITH_DATA: Final = frozenset({ApiKey.METADATA})
 """APIs whose response must hold valid data beside the error: without the brokers of a Metadata
 response no client can work."""
 
@@ -70,7 +70,7 @@ _FETCH_BY_ID: Final = 13
 def error_answer(ctx: Context, code: ErrorCode, answer: Entity | None = None) -> Entity | None:
     """Return the response to ``ctx`` with ``code``; None if there is no response.
 
-    ``answer`` is the broker's normal response, for the APIs in :data:`DONE_ALL_THE_SAME`.
+    ``answer`` is the broker's normal response, for the APIs in :data:`APIS_ANSWERED_WITH_DATA`.
     """
     if ctx.api_key == ApiKey.PRODUCE and ctx.body.acks == 0:
         return None

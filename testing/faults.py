@@ -32,7 +32,7 @@ from fencepost.coordinator.runtime.turns import Work
 from fencepost.logcore.clock import monotonic_s
 from fencepost.protocol.api import APIS, ApiKey
 from fencepost.testing.arguments import checked, one_of
-from fencepost.testing.error_answers import DONE_ALL_THE_SAME, error_answer
+from fencepost.testing.error_answers import APIS_ANSWERED_WITH_DATA, error_answer
 from fencepost.testing.requests import SeenRequest, check_fields, matcher
 
 if TYPE_CHECKING:
@@ -361,7 +361,7 @@ class Faults:
             raise CloseConnection("a fault: closed before the request")
         if fault.error is not None:
             true = None
-            if ctx.api_key in DONE_ALL_THE_SAME:
+            if ctx.api_key in APIS_ANSWERED_WITH_DATA:
                 true = yield from finished(handler.run(ctx))
             answer = error_answer(ctx, fault.error, true)
             if answer is None:

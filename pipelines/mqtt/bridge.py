@@ -93,7 +93,7 @@ from fencepost.pipelines.stopping import (
     CLEAN_UP_S,
     STOP_MS,
     StopRequest,
-    look_at,
+    consume_exception,
     signals_ask,
 )
 from fencepost.pipelines.topics import CREATE_TOPICS_VERSION, TOPIC_WAIT_MS, Topics, illegal
@@ -239,15 +239,15 @@ class Bridge:
         both sides.
         """
         with signals_ask(self.stop) if handle_signals else contextlib.nullcontext():
-            await self.is_stopping.interrupts(self._lives(), lambda: self._is_transacting)
+            await self.is_stopping.interrupts(self._run_connections(), lambda: self._is_transacting)
 
-    async def _lives(self) -> None:
+    async def _run_connections(self) -> None:
         while not self.is_stopping.is_set():
             try:
                 if self._options.renewed is not None:
                     self._address, self._security = self._options.renewed()
                 await self._create_ledger()
-                await self._life()
+                await self._run_connection()
             except Exception as error:
                 is_login = isinstance(
                     error, LoginRefusedError | AuthenticationError | SecurityError
@@ -308,7 +308,7 @@ class Bridge:
                     )
                 raise ApiError(topic.error_code, "CreateTopics", topic.error_message)
 
-    async def _life(self) -> None:
+    async def _run_connection(self) -> None:
         """Fence the predecessor, connect, and work until the first failure."""
         options, left_s = self._options, self.is_stopping.left_s
         producer = await open_producer(
@@ -422,7 +422,7 @@ class Bridge:
             # Gathered events that are not written are not acknowledged, so the broker resends them.
             for task in tasks:
                 task.cancel()
-                task.add_done_callback(look_at)
+                task.add_done_callback(consume_exception)
             if tasks:
                 await asyncio.wait(tasks, timeout=self.is_stopping.left_s(CANCEL_S))
 

@@ -18,7 +18,7 @@ from fencepost.pipelines.spark.checkpoint import PlannedBatch, read_checkpoint
 from fencepost.pipelines.spark.errors import OptionError
 from fencepost.pipelines.spark.options import sink_options
 from fencepost.pipelines.spark.plan import CommitProtocol, WritePlan
-from fencepost.pipelines.spark.progress import BatchState, standing
+from fencepost.pipelines.spark.progress import BatchState, batch_state
 from fencepost.pipelines.spark.rows import RowWriter, check_schema
 from fencepost.pipelines.spark.sink import aborting
 from fencepost.pipelines.spark.tally import RowTally
@@ -50,7 +50,7 @@ def exactly_once_batch(**options: str) -> Callable[[DataFrame, int], None]:
         exactly = CommitProtocol(plan, name)
         begun = exactly.begin()
         wanted = plan.progress_of(batch_id, query_id)
-        stands = standing(wanted, begun.done, name)
+        stands = batch_state(wanted, begun.done, name)
         if stands is BatchState.DONE:
             return
         link = checked.link

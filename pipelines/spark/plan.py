@@ -12,7 +12,7 @@ from fencepost.pipelines.spark.columns import Piece
 from fencepost.pipelines.spark.errors import SparkPipelineError
 from fencepost.pipelines.spark.offsets import Partition
 from fencepost.pipelines.spark.options import SinkOptions
-from fencepost.pipelines.spark.progress import BatchState, Progress, check_same, standing
+from fencepost.pipelines.spark.progress import BatchState, Progress, batch_state, check_same
 from fencepost.pipelines.spark.rows import Prepared
 from fencepost.pipelines.spark.spool import Spool
 from fencepost.pipelines.spark.transaction import Sent, TransactionHandle
@@ -116,7 +116,7 @@ class CommitProtocol:
 
         Raises :class:`ProgressError` if another batch was committed under its number.
         """
-        stands = standing(found, done, self._id)
+        stands = batch_state(found, done, self._id)
         if stands is BatchState.LOOKS_DONE and done is not None:
             check_same(found, done)
         return stands is not BatchState.NEXT

@@ -74,7 +74,7 @@ class BatchState(enum.Enum):
     """A batch with its number was committed. Only the rows identify it: :func:`check_same`."""
 
 
-def standing(planned: Progress, done: Progress | None, transactional_id: str) -> BatchState:
+def batch_state(planned: Progress, done: Progress | None, transactional_id: str) -> BatchState:
     """Return whether an earlier attempt has committed the batch.
 
     Raises :class:`ProgressError` if progress and checkpoint do not belong together: then any

@@ -25,7 +25,7 @@ from fencepost.pipelines.spark.errors import (
     SparkPipelineError,
 )
 from fencepost.pipelines.spark.plan import TaskResult, WritePlan
-from fencepost.pipelines.spark.progress import BatchState, standing
+from fencepost.pipelines.spark.progress import BatchState, batch_state
 from fencepost.pipelines.spark.rows import RowWriter
 from fencepost.pipelines.spark.spool import Spool
 from fencepost.pipelines.spark.tally import RowTally
@@ -156,7 +156,7 @@ class _Task:
 
         If only the rows identify the batch, count them.
         """
-        stands = standing(self._wanted, begun.done, begun.ticket.transactional_id)
+        stands = batch_state(self._wanted, begun.done, begun.ticket.transactional_id)
         if stands is BatchState.LOOKS_DONE:
             for batch in self._batches:
                 self._rows.count(batch)

@@ -89,10 +89,10 @@ class HeldCounter(NamedCounter):
         self._numbers: dict[int, int] = {}
         super().__init__(point, die)
 
-    def begin_anew(self, point: KillPoint | None) -> None:
+    def reset(self, point: KillPoint | None) -> None:
         """See :class:`EventCounter`."""
         self._numbers.clear()
-        super().begin_anew(point)
+        super().reset(point)
 
     def before(self, event: CountedEvent) -> bool:
         """See :class:`EventCounter`."""

@@ -82,11 +82,11 @@ class NamedCounter(EventCounter):
         """Name of a message → length of ``_done`` at the last one."""
         self.arm()
 
-    def begin_anew(self, point: KillPoint | None) -> None:
+    def reset(self, point: KillPoint | None) -> None:
         """See :class:`EventCounter`."""
         self._named.clear()
         self._done, self._seen = [], {}
-        super().begin_anew(point)
+        super().reset(point)
 
     def before(self, event: CountedEvent) -> bool:
         """See :class:`EventCounter`."""

@@ -32,7 +32,7 @@ def test_a_point_is_the_so_many_th_of_its_name(where: KillMoment) -> None:
     happen(counter, "write a", "write b", "write b", "mark a")
     with pytest.raises(Death, match="write a"):
         happen(counter, "write a")
-    counter.begin_anew(KillPoint(where, 2, "write a"))
+    counter.reset(KillPoint(where, 2, "write a"))
     happen(counter, "write a")
 
 

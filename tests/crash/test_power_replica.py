@@ -129,7 +129,7 @@ class Life:
         self.partition.truncate_to(offset)
         self.note(begin, batches=batches[:keep])
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """Restart the follower's log, because the leader's log starts after its end."""
         offset = self.partition.log_end_offset + self.choice.randrange(1, 300)
         self.views.append(
@@ -167,7 +167,7 @@ class Life:
         for _ in range(40):
             kind = self.choice.randrange(20)
             if kind == 0:
-                self.begin_anew()
+                self.reset()
             elif kind < 4:
                 self.elect()
             elif kind < 6:

@@ -252,7 +252,7 @@ async def _serve(
             stop.set()
             return
         if order == "arm":
-            counter.begin_anew(value)
+            counter.reset(value)
             pipe.send(("armed", None))
         else:
             counter.disarm()

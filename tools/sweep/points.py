@@ -128,7 +128,7 @@ class EventCounter:
         """Start counting."""
         self._armed = True
 
-    def begin_anew(self, point: KillPoint | None) -> None:
+    def reset(self, point: KillPoint | None) -> None:
         """Reset the count, and count from now on to another point."""
         self.events = []
         self._operations = self._answers = 0

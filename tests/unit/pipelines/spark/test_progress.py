@@ -24,7 +24,7 @@ from fencepost.pipelines.spark.options import (
     sink_options,
     source_options,
 )
-from fencepost.pipelines.spark.progress import BatchState, Progress, check_same, standing
+from fencepost.pipelines.spark.progress import BatchState, Progress, batch_state, check_same
 
 BOOTSTRAP = {"kafka.bootstrap.servers": "127.0.0.1:9092"}
 SECRET = "hunter2"
@@ -432,7 +432,7 @@ def test_progress_of_earlier_versions_can_be_read() -> None:
     ],
 )
 def test_a_batch_is_done_or_next(batch: int, done: Progress | None, expected: BatchState) -> None:
-    assert standing(progress(batch), done, "tid") is expected
+    assert batch_state(progress(batch), done, "tid") is expected
 
 
 def test_what_no_offsets_tell_apart_is_told_by_the_rows() -> None:
@@ -459,4 +459,4 @@ def test_what_does_not_belong_together_is_refused(
     batch: int, done: Progress | None, message: str
 ) -> None:
     with pytest.raises(ProgressError, match=message):
-        standing(progress(batch), done, "tid")
+        batch_state(progress(batch), done, "tid")

@@ -45,8 +45,8 @@ sys.exit(status)
 SEARCHED = """
 import sys, time
 from fencepost.console.messages import Search
-from fencepost.client.queries.session import Session
-with Session(sys.argv[1], 10.0) as session:
+from fencepost.client.queries.session import ClusterSession
+with ClusterSession(sys.argv[1], 10.0) as session:
     params = {"topic": sys.argv[2], "from": "earliest", "limit": "1"}
     search = Search.of(params)
     search.begin(session, params)

@@ -35,9 +35,9 @@ COUNT = """
 import os, sys
 from pathlib import Path
 from fencepost.pipelines.spark.spool import Spool
-from fencepost.pipelines.spark.turns import Turns
+from fencepost.pipelines.spark.turns import TaskTurns
 from tests.support.waits import until
-turns = Turns(Spool(sys.argv[1], ""))
+turns = TaskTurns(Spool(sys.argv[1], ""))
 parts = [("t" * 249, int(index)) for index in sys.argv[2].split(",")]
 print("ready", flush=True)
 until(Path(sys.argv[3]).exists, "the others", deadline_s=120)
@@ -50,8 +50,8 @@ for _ in range(40):
 HOLD = """
 import sys, time
 from fencepost.pipelines.spark.spool import Spool
-from fencepost.pipelines.spark.turns import Turns
-with Turns(Spool(sys.argv[1], "")).turn([("t" * 249, 0)]) as numbers:
+from fencepost.pipelines.spark.turns import TaskTurns
+with TaskTurns(Spool(sys.argv[1], "")).turn([("t" * 249, 0)]) as numbers:
     print("sealed", flush=True)
     time.sleep(600)
 """

@@ -32,7 +32,7 @@ Place = tuple[str, int]
 
 
 class Stories(DaemonFaults):
-    """Tells one story at a time."""
+    """Plays the stories; a story does not begin while another one goes on."""
 
     _is_telling = False
 
@@ -164,7 +164,7 @@ class Stories(DaemonFaults):
         if not others:
             return
         one = self.draw.choice(others)
-        # It arrives after the next process has registered; that process cannot catch up meanwhile.
+        # The fetch arrives after the next process has registered, whose own fetches come later.
         after_ms = self.options.session_ms + self.draw.randint(LATE_MS // 8, LATE_MS // 2)
         late = [after_ms] + [2 * LATE_MS] * 50
         self.wires.late[one.node.name, server.node.name, FETCH] = late
@@ -195,7 +195,7 @@ class Stories(DaemonFaults):
     # --- coordinators and leaders with records that their followers lack ---
 
     def starve(self) -> None:
-        """Hold the fetches from a coordinator's partition for a while, and at times kill it."""
+        """Hold all followers' fetches from a coordinator, and then usually kill the coordinator."""
         self._tell(self._starve(self._coordinated()))
 
     def starve_leader(self) -> None:
@@ -212,7 +212,7 @@ class Stories(DaemonFaults):
                 self._kill_one(leader.machine._view.broker_id)
 
     def kill_ahead(self) -> None:
-        """Kill a coordinator before any other replica knows its high watermark."""
+        """Kill a coordinator while the in-sync followers know only an older high watermark."""
         self._tell(self._kill_ahead(self._coordinated()))
 
     async def _kill_ahead(self, place: Place) -> None:
@@ -233,7 +233,10 @@ class Stories(DaemonFaults):
     # --- leaders and ISRs ---
 
     def join_behind_epoch(self) -> None:
-        """Elect a leader below its log end while a replica outside the ISR lacks a batch."""
+        """Elect a leader with an old high watermark, which a replica without all batches reaches.
+
+        That replica is outside the ISR, and must not join it.
+        """
         self._tell(self._join_behind_epoch())
 
     async def _join_behind_epoch(self) -> None:
@@ -327,7 +330,7 @@ class Stories(DaemonFaults):
                 return
             if await send(0) != ErrorCode.not_enough_replicas:
                 return
-        # The second batch was in flight when the first one was refused.
+        # The second batch arrives as if it had been in flight when the first one was refused.
         if await self._until(lambda: not is_under_min_isr(), 2 * PATIENCE_MS):
             await send(1)
         for sequence in (0, 1):

@@ -210,7 +210,7 @@ class KafkaInContainer:
         """Build the image if necessary, start, wait until it serves; raise OracleMissingError."""
         if missing := engine_missing():
             raise OracleMissingError(missing)
-        # Its helper container would come from a registry; `stop` removes our container instead.
+        # Testcontainers' clean-up container would come from a registry; `stop` removes ours.
         os.environ["TESTCONTAINERS_RYUK_DISABLED"] = "true"
         from testcontainers.core.container import DockerContainer
         from testcontainers.core.wait_strategies import LogMessageWaitStrategy

@@ -183,7 +183,7 @@ class ReplicaCluster(MixedCluster):
             )
         assert answer["topics"][0]["error_code"] == "none", answer
         for index, ids in enumerate(assignment):
-            # A played replica does nothing by itself.
+            # A played replica does not lead or join the ISR by itself, so do not wait for it.
             real = frozenset(ids) & self.ids
             if len(real) == len(ids):
                 self.settled(name, index, leader=ids[0], isr=set(ids))
@@ -271,7 +271,7 @@ class ReplicaCluster(MixedCluster):
         assert answer["error_code"] == "none", answer
 
     def configure(self, kind: int, name: str, **values: str | None) -> None:
-        """Set configs of a topic (2) or, through that broker, of a broker (4); None deletes one."""
+        """Change settings of a topic (2) or a broker (4), which gets the request; None deletes."""
         configs = [
             {
                 "name": key.replace("_", "."),

@@ -194,7 +194,7 @@ def _delete(bench: Bench) -> None:
 
 
 def _all_know(bench: Bench) -> None:
-    """Wait until each broker has a new topic."""
+    """Wait until each broker knows the new topic."""
 
     def known() -> bool:
         cluster = bench.cluster

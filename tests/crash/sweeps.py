@@ -1,4 +1,4 @@
-"""Sweeps over the places of faults, shared among several clusters."""
+"""Sweeps that try a fault at each of many places, on several clusters at once."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Result(Generic[P]):
 class Sweep(Generic[B, P]):
     """Several clusters that share the places among them.
 
-    A cluster with a problem is left as it is, and another replaces it.
+    A cluster with a problem is killed, and another one replaces it; its files stay.
     """
 
     def __init__(

@@ -78,7 +78,7 @@ def nodes(layout: str, tmp_path: Path) -> Iterator[Nodes]:
 
 
 def turns_of(layout: str, count: int) -> list[tuple[str, str]]:
-    """Return ``count`` faults of brokers, with Apache Kafka a controller's after every three."""
+    """Return ``count`` faults of brokers; in mixed layouts a controller's follows every three."""
     brokers = list(itertools.islice(itertools.cycle(TURNS), count))
     if layout == PURE:
         return brokers

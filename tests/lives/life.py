@@ -115,7 +115,7 @@ class Life:
         return self.pools.groups[rank % 2], rank // 2 % 3
 
     def _producer(self, client: int) -> Slot:
-        """Return the usual transactional id of a client; the first id has two claimants."""
+        """Return the usual transactional id of a client; of 24 clients, two share the first id."""
         d = self._draw
         if d.chance(0.12):
             return d.slot(d.txn_id())

@@ -216,6 +216,7 @@ def _plain(rights: Sequence[tuple[str, str]]) -> Make:
 
 
 MOST_FOR_SUBSETS: Final = 4
+"""With more rights, only subsets with none, one, all or all but one of them are cases."""
 
 
 def _subsets(rights: Sequence[tuple[str, str]]) -> Iterator[tuple[str, Make]]:
@@ -228,7 +229,7 @@ def _subsets(rights: Sequence[tuple[str, str]]) -> Iterator[tuple[str, Make]]:
 
 
 def _given_otherwise(rights: Sequence[tuple[str, str]]) -> Iterator[tuple[str, Make]]:
-    """Yield variants that grant all the rights by other rules."""
+    """Yield variants with all rules changed alike, some of which no longer grant the rights."""
 
     def each(change: Callable[[Acl], Acl]) -> Make:
         return lambda names: [change(one) for one in _plain(rights)(names)]

@@ -133,8 +133,8 @@ class Desk:
         """Run a tool, and keep its exit status and its lines, or only the lines with ``only``.
 
         ``where`` is the tool's option for the broker, empty for a tool without one. Without
-        ``figures`` numbers do not count. A tool that ``stays`` gets an interrupt when its time is
-        over. Return the tool's output.
+        ``figures`` all numbers are masked. A tool that ``stays`` works until ``limit_ms`` is over,
+        and is then interrupted. Return the tool's output.
         """
         place = [where, self.bootstrap] if where else []
         status, text = self._tools.run(main, [*place, *words], read, limit_ms, stays=stays)

@@ -102,7 +102,7 @@ class Growing(ABC):
         self.reassign(lambda _: [FIRST, *JOINING])
 
     def hand_over(self) -> None:
-        """Have Apache Kafka's brokers lead in turn, which moves the coordinators too."""
+        """Let Apache Kafka's brokers share all leaderships, which moves the coordinators too."""
         self.reassign(lambda index: [*turned(JOINING, index), FIRST])
         self._elect()
         until(lambda: self.are_led_by(JOINING), "Apache Kafka's brokers lead", deadline_s=START_S)

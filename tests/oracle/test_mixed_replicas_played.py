@@ -66,7 +66,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 
 class Led:
-    """A topic of one partition, its leader, and a connection to that."""
+    """A topic of one partition, its leader, and a connection to that leader."""
 
     def __init__(
         self, stage: Stage, leader: int, replicas: tuple[int, ...], **configs: str
@@ -381,7 +381,7 @@ class Followed:
             until(lambda one=one: self.script.end_of(one) == end, what, deadline_s=120)
 
     def high_watermark(self, follower: int, offset: int = 0) -> int:
-        """Return the high watermark that a consumer sees which fetches from the follower."""
+        """Return the high watermark in the response to a consumer's Fetch from the follower."""
         with self.cluster.client(follower) as client:
             return int(client.fetch(self.name, offset=offset, version=12)["high_watermark"])
 

@@ -85,7 +85,7 @@ class Mixed:
         ]
 
     def tool(self, main: str, *words: str, where: str = "--bootstrap-server", **how: int) -> str:
-        """Run a tool that must succeed on the brokers in turn; return its output."""
+        """Run a tool on the broker whose turn it is; it must succeed. Return its output."""
         self.desks.reverse()
         text = self.desks[0].run(main, *words, where=where, **how)  # type: ignore[arg-type]
         assert self.desks[0].said[-1][1] == 0, text

@@ -47,7 +47,7 @@ ADDRESSES = frozenset(
 
 NO_ID = str(uuid.UUID(int=0))
 FIRST_MADE_ID = 1 << 64
-"""Smaller topic ids are made up by the traces."""
+"""Smaller topic ids are made up by the traces, and not masked."""
 
 UNORDERED = frozenset(
     {
@@ -176,7 +176,10 @@ class Tracer:
         return answer
 
     def quietly(self, api: str, version: int, /, **body: Any) -> Answer:
-        """Send a request without a note, and without the fields that its version does not have."""
+        """Send a request without a note, and retry it after transient errors for five seconds.
+
+        Fields that its version does not have are left out.
+        """
         request = fitted(api, version, body)
         end = time.monotonic() + 5
         while True:

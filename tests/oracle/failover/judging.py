@@ -188,7 +188,10 @@ def show(name: str, ours: Errors, theirs: Errors) -> None:
 
 
 def check(client: Client, readers: Clients) -> None:
-    """Check that it wrote, read and copied every number once, in order, and committed the end."""
+    """Check that a client wrote, read and copied all numbers once and in order.
+
+    Both of its groups must have committed the end offsets.
+    """
     sent = int(client.child.wait_for_line(r"^SENT (\d+)$", deadline_s=GO_ON_S)[1])
     until(lambda: client.at[2] == sent, f"{client.name} has read all", deadline_s=GO_ON_S)
     ends: dict[int, int] = {}
@@ -216,7 +219,7 @@ def _all_of(readers: Clients, topic: str, count: int) -> list[Message] | None:
 
 
 def _is_at(readers: Clients, group: str, topic: str, ends: dict[int, int]) -> bool:
-    """Return whether a group has committed the offsets ``ends``."""
+    """Return whether a group has committed at least the offsets ``ends``."""
     consumer = readers.consumer(group)
     found = consumer.committed([TopicPartition(topic, index) for index in ends], 60)
     consumer.close()

@@ -103,7 +103,7 @@ def kp_consumer(bootstrap: str, *topics: str, **conf: Any) -> Iterator[kafka.Kaf
         **{
             "bootstrap_servers": bootstrap,
             **CONSUMING,
-            # It may join before it knows its topic, and refreshes its metadata only this often.
+            # A consumer that joins before it knows its topic learns of it only at this interval.
             "metadata_max_age_ms": 300,
             **conf,
         },

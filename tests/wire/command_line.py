@@ -1,4 +1,4 @@
-"""The command line inside this process, where it starts without a delay."""
+"""Runs the command line in this process, which saves the start of another one."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def owned_by_java(child: Child) -> set[int]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("java_tools")
 async def test_cooperative_sticky_beside_librdkafka_and_java(bootstrap, topic):
-    """Our member leads, as the first to join; Java's or librdkafka's leads after ours leaves."""
+    """aiokafka's member joins first and leads; after it has left, another client's member leads."""
     group = unique("mixed")
     conf = {"group_id": group, "partition_assignment_strategy": "cooperative-sticky"}
     with confluent_consumer(bootstrap, **conf) as rd:

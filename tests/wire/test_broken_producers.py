@@ -1,4 +1,4 @@
-"""No consumer gets stuck at a batch that a broken producer gets into a topic."""
+"""Consumers read past every batch that a broken producer manages to append."""
 
 from __future__ import annotations
 

@@ -59,7 +59,8 @@ def test_batch_of_one_connection_is_checked_before_large_ones_of_sixteen(daemon:
     begun_s = cpu_s(daemon)
     for client, topic in zip(hostile, topics, strict=False):
         client.sendall(produce(topic, large))
-    # Up to the credit of a later one, all connections get equal shares.
+    # A new connection starts with the lowest usage of the others, minus the credit. Wait until
+    # each large batch has used more than the credit.
     until(
         lambda: cpu_s(daemon) - begun_s > 2 * HOSTILE * CREDIT_S,
         "the large ones are under way",

@@ -219,7 +219,7 @@ def test_which_rule_decides(clean, on_kafka):
     assert decides(clean, "bob", "read", f"topic:{name}") == ("denied", "no rule allows it")
     assert decides(clean, "bob", "alter", "cluster") == ("denied", "no rule is about it")
     if on_kafka:
-        # It does not show the values of keys that it does not know.
+        # Apache Kafka hides the values of keys that it does not define, such as super.users.
         asked = cli(clean, "acls", "why", "root", "alter", "cluster", status=1)
         assert "the broker does not tell super.users" in asked.stderr
     else:

@@ -125,7 +125,7 @@ NAMELESS = {
     "cluster describe", "cluster history", "cluster info", "console", "features describe",
     "health", "quotas list", "quotas why", "topics list", "users add",
 }  # fmt: skip
-"""Commands without an argument that must name an existing thing."""
+"""Commands whose arguments, if any, need not name a thing that exists."""
 
 MORE = {
     "quotas remove": "--user alise producer_byte_rate -> alice",

@@ -167,7 +167,7 @@ def test_the_last_records_are_those_that_a_reader_sees(bootstrap, topic):
 
 
 def test_any_slice_is_a_slice_of_the_whole(bootstrap, cluster):
-    """In random histories of plain, committed and aborted batches, slices equal the whole's."""
+    """Options select records from the full output, for a random log with aborted transactions."""
     chance = random.Random(7)
     topic = cluster.create_topic(unique("slices"), 1)
     with confluent_producer(bootstrap, transactional_id=topic) as writer:
@@ -376,7 +376,7 @@ def test_a_new_group_begins_where_it_is_told(bootstrap, ten):
 def test_it_shares_the_partitions_with_other_members(bootstrap, ten):
     group = unique("readers")
     with consuming(bootstrap, ten, "-g", group, "-f") as one:
-        # Its output includes its commits.
+        # The consumer also prints its commits.
         until(lambda: f"{ten}:0 at 10" in one.tail() and f"{ten}:1 at 2" in one.tail(), "all")
         assert committed(bootstrap, group) == {0: 10, 1: 2}
         with confluent_consumer(bootstrap, group_id=group) as consumer:

@@ -80,7 +80,7 @@ def test_what_is_no_level(daemon: Daemon, text: str) -> None:
 
 
 async def test_producers_go_on_while_the_level_falls_and_rises(daemon: Daemon) -> None:
-    """Each transaction ends whole, with requests of either protocol."""
+    """Every transaction is committed or aborted completely, with requests of TV1 and of TV2."""
     wanted: list[bytes] = []
     with Cluster(daemon.bootstrap) as cluster:
         topic = cluster.create_topic(unique("moving"))

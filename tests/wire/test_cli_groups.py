@@ -41,7 +41,7 @@ def execute(tmp_path) -> tuple[str, ...]:
 
 
 def run(bootstrap: str, *arguments: str, status: int = 0) -> Result:
-    """Run a command in this process, where dozens of commands start without a delay."""
+    """Run a command in this process, because dozens of process starts would take long."""
     asked = ["groups", *arguments, "--format", "json", "--bootstrap", bootstrap]
     done = CliRunner().invoke(main, asked)
     assert done.exit_code == status, (arguments, done.output, done.exception)

@@ -1,4 +1,4 @@
-"""Lags that count the records that a reader can still get, on any Kafka broker."""
+"""Lag as the number of records that a consumer can still read, on any Kafka broker."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_only_so_many_bytes_are_looked_at(cluster, session, topic, monkeypatch):
         monkeypatch.setattr(lag_module, "EXACT_BYTES", budget)
         cluster.produce(topic, [b"two"])
         lags = ConsumerLags(session, [(topic, 0)])
-        # The first call uses one batch of the budget, the second one the rest.
+        # The first call takes one batch's size from the budget; the second one has the rest.
         end = lags.bounds[topic, 0].end
         lags.of((topic, 0), end - 1)
         again = lags.of((topic, 0), end - 2)

@@ -120,7 +120,7 @@ def test_what_the_broker_refuses_is_told_by_line(bootstrap, topic):
     assert done.stderr.startswith("line 2 INVALID_RECORD: ")
     assert done.stderr.endswith("\n2 records acknowledged\n")
     assert [row["value"] for row in records(bootstrap, compacted)] == ["1", "3"]
-    # Together the records are too large, and one of them also alone.
+    # The records are too large for one batch, and the fourth is too large even alone.
     values = [f"{number:0100}" for number in range(8)]
     values[3] = "x" * 400
     done = cli(bootstrap, "produce", small, stdin="\n".join(values), status=4)
@@ -159,7 +159,7 @@ def test_a_signal_says_how_much_is_written(bootstrap, topic):
             )
         live.send_signal(signal.SIGINT)
         assert live.wait(60) == 1
-        # The second is on disk, but perhaps not yet acknowledged.
+        # The second record is in the log, but perhaps not yet acknowledged.
         told = live.stderr.read().decode()
         assert re.fullmatch(r"(1 record|2 records) acknowledged\n\nAborted!\n", told), told
 

@@ -1,4 +1,4 @@
-"""``fencepost quotas`` lists and explains set quotas, on either broker."""
+"""``fencepost quotas`` lists and explains the quotas that are set, on either broker."""
 
 from __future__ import annotations
 

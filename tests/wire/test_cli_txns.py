@@ -74,7 +74,7 @@ def hang(
     name: str | None = None,
     producer: tuple[int, int] | None = None,
 ) -> tuple[str, int]:
-    """Open a transaction that no coordinator knows, as the defect did that KIP-890 fixed."""
+    """Write without AddPartitionsToTxn, so that the transaction hangs, as before KIP-890."""
     name = name or unique("hanging")
     producer_id, epoch = producer or cluster.init_producer(name)
     set_verification(cluster, "false")
@@ -189,7 +189,8 @@ def test_all_that_can_be_named_of_a_hanging_transaction_is(bootstrap, cluster, t
     assert known["producer_id"] > producer[0]
     assert (unknown["producer_id"], unknown["transactional_id"]) == (nobodys[0], None)
     assert unknown["reason"] == "no coordinator knows this producer id"
-    # Only Fencepost records the claims of ids; an idempotent producer claims none.
+    # Only Fencepost records which client claimed a transactional id, which an idempotent producer
+    # does not have.
     has_history = target.name == "fencepost"
     assert known["client"] == (["raw@127.0.0.1"] if has_history else [])
     assert (known["claimed"] is not None) == has_history
@@ -205,7 +206,7 @@ def test_all_that_can_be_named_of_a_hanging_transaction_is(bootstrap, cluster, t
 
 @pytest.mark.slow
 def test_an_owner_whose_id_has_expired_is_named_from_the_history(tmp_path):
-    """If the transaction's first batch is gone from the log, its values are unknown."""
+    """The coordinator has dropped the expired id; the history still names the id and its client."""
     expiring = {
         "transactional.id.expiration.ms": "1000",
         "transaction.remove.expired.transaction.cleanup.interval.ms": "100",
@@ -254,7 +255,7 @@ def test_a_transaction_of_an_imported_log_hangs_where_its_coordinator_did_not_co
         find = ("txns", "find-hanging", "--max-transaction-timeout", "0", *JSON)
         (found,) = rows(fencepost(*find, bootstrap=second.bootstrap, status=1))
         assert (found["producer_id"], found["epoch"]) == (producer.producer_id, producer.epoch)
-        # The marker of the transaction before has the coordinator's epoch.
+        # The coordinator epoch is known from the previous transaction's marker.
         assert found["coordinator_epoch"] >= 0
         assert (found["start_offset"], found["last_sequence"]) == (2, 0)
         assert (found["transactional_id"], found["client"], found["claimed"]) == (None, [], None)
@@ -384,7 +385,7 @@ def test_an_id_that_nobody_knows_is_not_terminated(bootstrap, cluster):
 
 
 def test_a_decided_outcome_is_not_terminated(tmp_path):
-    """A partition is offline: the producer is fenced, but the abort is not complete."""
+    """A failing disk keeps the abort's marker from the log, so the state stays PrepareAbort."""
     disk, name = FaultyDisk(), unique("stuck")
     with BrokerThread(lambda: Broker(tmp_path, config=SETTINGS, fs=disk)) as broker:
         with Cluster(broker.bootstrap) as cluster:

@@ -120,7 +120,7 @@ def test_it_shows_its_certificate(secured: Secured) -> None:
 
 
 def slowly(*case: Any) -> Any:
-    """Mark a case as slow in which the clients retry until their timeout."""
+    """Mark a case as slow, because its clients retry until their timeout."""
     return pytest.param(*case, marks=pytest.mark.slow)
 
 

@@ -19,7 +19,7 @@ from tests.wire.clients import confluent_producer, dotted
 def member(bootstrap: str, group: str, topic: str, **conf):
     import confluent_kafka
 
-    # The broker sets session timeout and heartbeat interval; the client refuses own settings.
+    # The broker sets session timeout and heartbeat interval; librdkafka refuses both as settings.
     consumer = confluent_kafka.Consumer(
         {
             "bootstrap.servers": bootstrap,

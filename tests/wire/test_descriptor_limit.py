@@ -36,7 +36,7 @@ def test_partitions_past_the_limit_are_refused_and_nothing_half_made_stays(tmp_p
         refused = [index for index, error in enumerate(first) if error != "none"]
         assert taken, "below the limit"
         assert {first[index] for index in refused} == {"kafka_storage_error"}
-        # Partitions with open files work, others are refused again, and neither costs a descriptor.
+        # Open partitions accept batches, the others refuse again, and neither opens another file.
         held = open_files(pid)
         assert held <= MAX_FILES
         for _ in range(3):
@@ -129,7 +129,7 @@ def test_clients_for_whom_there_is_no_descriptor_wait_and_one_line_tells(tmp_pat
         assert child is not None
         assert created(cluster, "wide", 1) == "none"
         assert produced(cluster, 0) == "none"
-        # A file that is open for a moment would leave room for connections.
+        # Count no file that is open only for a moment: its closing would free a descriptor.
         held = until(lambda: held_for_good(child.pid, tmp_path), "no module is being loaded")
         resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (held, MAX_FILES))
         clients = [stack.enter_context(RawClient(daemon.bootstrap)) for _ in range(FEW)]
@@ -166,7 +166,7 @@ def open_files(pid: int) -> int:
 
 
 def held_for_good(pid: int, data: Path) -> int | None:
-    """Return the number of open files, None while a folder or a module being loaded is open."""
+    """Return the number of open files; None while a folder or a file outside ``data`` is open."""
     targets = []
     for one in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(FileNotFoundError):

@@ -90,7 +90,7 @@ class Bench:
         ]
 
     def check(self, count: int) -> None:
-        """Check that every number is there once, in each partition in order."""
+        """Check that every number is there once, and in order within its partition."""
         for partition in range(PARTITIONS):
             assert self.copied(partition) == list(range(partition, count, PARTITIONS))
 
@@ -200,7 +200,7 @@ async def _true(value: bool) -> bool:
 
 
 async def test_a_worker_that_lost_its_partitions_can_commit_nothing(bench: Bench) -> None:
-    """It is inside a transaction while the group assigns its partitions to another worker."""
+    """While the worker's transaction is open, the group moves its partitions to another worker."""
     await bench.fill(60)
     inside, release = asyncio.Event(), asyncio.Event()
 
@@ -214,11 +214,11 @@ async def test_a_worker_that_lost_its_partitions_can_commit_nothing(bench: Bench
     heir = bench.pipeline(name="heir")
     async with bench.running(zombie):
         await asyncio.wait_for(inside.wait(), 60)
-        # It stops its heartbeats, as a stalled process would.
+        # A stalled process would send no heartbeats either.
         coordinator = zombie._consumer._coordinator
         await coordinator._stop_heartbeat_task()
         async with bench.running(heir):
-            # Not by reading: the zombie's transaction holds the last stable offset back.
+            # The output cannot be read yet: the zombie's transaction holds the LSO back.
             await until_async(lambda: _true(heir.metrics.records_in == 60), "the heir's work")
             release.set()
             await until_async(lambda: _true(zombie.metrics.aborts > 0), "its abort", deadline_s=60)
@@ -233,7 +233,7 @@ def producer_epoch(pipeline: ExactlyOnce) -> int:
 
 
 async def test_the_state_is_read_back_when_the_handler_has_ended(bench: Bench) -> None:
-    """The group revokes the partitions while a plain handler works in its thread."""
+    """The group revokes the partitions while a synchronous handler runs in its thread."""
     await bench.fill(60)
     inside, release = threading.Event(), threading.Event()
     restored = asyncio.Event()
@@ -259,7 +259,7 @@ async def test_the_state_is_read_back_when_the_handler_has_ended(bench: Bench) -
         await asyncio.to_thread(inside.wait, 30)
         async with bench.running(bench.pipeline(name="other")):
             await until_async(lambda: _true(slow.metrics.rebalances > 0), "a rebalance")
-            # Give it a second for the forbidden call.
+            # Wait a second for a call of ``restore``, which must not come before the handler ends.
             await asyncio.wait([asyncio.ensure_future(restored.wait())], timeout=1)
             release.set()
             await bench.all_copied(60)
@@ -305,7 +305,7 @@ async def test_failures_far_apart_do_not_add_up_while_there_is_nothing_to_do(
             raise RetryBatch
         return bench.copy(batch)
 
-    # If it did not reset its count of failures, it would give up at the second failure.
+    # Without a reset of its failure count, the pipeline would give up at the second failure.
     policy = RetryPolicy(backoff_ms=1, give_up_ms=1)
     pipeline = bench.pipeline(sometimes, retry=policy)
     async with bench.running(pipeline):

@@ -53,7 +53,7 @@ def test_down_and_up_again_in_every_version(daemon: Daemon) -> None:
             if version < 2:
                 (result,) = answer["results"]
                 assert (result["feature"], result["error_code"]) == (FEATURE, "none")
-            # The first change also creates the history topic, whose records count as well.
+            # The epoch is a metadata offset, and the first change also creates the history topic.
             before, (levels, epoch) = epoch, finalized(cluster)
             assert levels == expected
             assert epoch > before

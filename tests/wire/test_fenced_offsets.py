@@ -1,4 +1,4 @@
-"""Offsets that the group's partition refuses from a producer affect that producer alone."""
+"""A refused TxnOffsetCommit does not disturb the other groups of the same coordinator shard."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def client(bootstrap: str, request: pytest.FixtureRequest) -> Iterator[StubbornC
 
 
 class Member:
-    """The only member of a classic group; the membership is soft state of the common shard."""
+    """The only member of another classic group; one shard has all groups."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster

@@ -22,8 +22,8 @@ pytestmark = pytest.mark.slow
 PARTITIONS = 1_500
 """Partitions of the topic; a librdkafka member that owns them all sends 12 KB of metadata."""
 ROOM = {"classic": 20_500, "consumer": 1_500 * 512 + 12_000, "eager": 12_000}
-"""Bytes for the group: two members with their partitions fit, and so does a rejoining member while
-its old membership is kept; the subscription that the first one sends later does not."""
+"""The memory limit of the group in bytes. Two members with their partitions fit, even while one of
+them rejoins and its old membership still counts. The first member's later subscription does not."""
 MANY_NAMES = ["n" * 200 + str(number) for number in range(50)]
 """Topics of a subscription of 13 KB."""
 SETTLED = 5
@@ -123,7 +123,7 @@ def test_librdkafka_gives_up_its_partitions_at_a_limit_in_mid_life(
         readers.until(lambda: first == readers.read.keys(), "the first records")
         other.subscribe([topic])
         if protocol == "consumer":
-            # In that protocol members send owned partitions by topic id, which takes no room.
+            # Members name owned partitions by topic id, which does not count against the limit.
             readers.until(lambda: len(readers.held(other)) == PARTITIONS // 2, "half of them")
             one.subscribe([topic, *MANY_NAMES], on_lost=lambda _, got: lost.extend(got))
         readers.until(lambda: lost, "the first member to lose its partitions")

@@ -175,8 +175,8 @@ def test_offsets_carry_metadata_and_are_read_by_another_client(
         )
     with confluent_consumer(bootstrap, group_id=group) as reader:
         asked = [confluent_kafka.TopicPartition(topic, p) for p in (0, 1)]
-        # Do not compare the metadata: librdkafka copies it without a terminator, so that the memory
-        # behind it is read as well, which once in some thousand times is not UTF-8.
+        # Do not compare the metadata: librdkafka copies it without a terminating NUL, so foreign
+        # bytes may follow it, and once in some thousand runs these are not UTF-8.
         assert [one.offset for one in reader.committed(asked, timeout=60)] == [7, 9]
     topics = [{"name": topic, "partition_indexes": [0, 1]}]
     told = cluster.call("offset_fetch", 5, group_id=group, topics=topics)["topics"][0]["partitions"]
@@ -312,7 +312,7 @@ def test_an_instance_id_used_twice_fences_the_older(bootstrap: str, cluster: Clu
 async def test_a_silent_member_is_removed(bootstrap: str, cluster: Cluster) -> None:
     topic, group = cluster.create_topic(unique("silent"), 2), unique("g")
     cluster.coordinator(group, GROUP)
-    # A member that joins by a raw request and then goes silent.
+    # This member joins by raw requests, and then goes silent.
     with Cluster(bootstrap) as ghost:
         join = {
             "group_id": group,

@@ -151,7 +151,7 @@ def at(daemon: Daemon, group: str, since: str, until_: str) -> list[dict[str, An
 
 
 def now() -> str:
-    """Return a new millisecond, after all former responses and before all later requests."""
+    """Return a time after every earlier response, and not after any later request."""
     asked = int(time.time() * 1000)
     moment = until(lambda: max(int(time.time() * 1000) - asked, 0) and asked + 1, "a millisecond")
     return dt.datetime.fromtimestamp(moment / 1000, dt.UTC).isoformat(timespec="milliseconds")
@@ -239,7 +239,7 @@ def test_the_timeline_of_a_group_while_it_happens(daemon: Daemon) -> None:
 
 
 def test_who_took_a_static_members_place(daemon: Daemon) -> None:
-    """The fenced one is named with its own client id and host, in both protocols."""
+    """The entry names the fenced member with its own client id and host, in both protocols."""
     for protocol in ("classic", "consumer"):
         group = unique("static")
         with (

@@ -51,7 +51,7 @@ def fresh(cluster: Cluster) -> int:
 @pytest.mark.slow
 def test_no_producer_id_is_given_out_twice_over_kills_and_restarts(daemon: Daemon) -> None:
     given: list[int] = []
-    # The second process ends right at the end of a block, the third one id behind it.
+    # The second process uses up its block exactly; the third one takes one id of another block.
     for number, (count, is_killed) in enumerate(
         ((3, True), (BLOCK, True), (BLOCK + 1, True), (3, False), (3, True))
     ):
@@ -65,7 +65,7 @@ def test_no_producer_id_is_given_out_twice_over_kills_and_restarts(daemon: Daemo
 
 
 def age(daemon: Daemon, name: str, epoch: int) -> int:
-    """Change the epoch of an id in the log of the stopped daemon; return its producer id."""
+    """Give a transactional id of a stopped daemon another epoch; return its producer id."""
 
     async def write() -> int:
         services = await Services(daemon.data_dir, SETTINGS).start()

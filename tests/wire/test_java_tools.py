@@ -55,8 +55,8 @@ def test_exactly_once_copy_by_java(bootstrap: str, cluster: Cluster, tmp_path: P
             "org.apache.kafka.tools.TransactionalMessageCopier",
             *("--broker-list", bootstrap, "--input-topic", source, "--output-topic", target),
             *("--input-partition", "0", "--consumer-group", unique("copier")),
-            # It aborts one transaction in three, so of thirty nearly certainly some. A transaction
-            # is larger than a batch: an abort drops records that still wait for linger.ms.
+            # One transaction in three is aborted, so some of thirty almost certainly are. Each is
+            # larger than a batch, because an abort drops records that still wait for linger.ms.
             *("--transactional-id", unique("copier"), "--transaction-size", "1000"),
             *("--max-messages", str(count), "--enable-random-aborts", "--use-group-metadata"),
         )

@@ -25,9 +25,9 @@ NAMES = [name.ljust(60, "x") for name in TOPICS]
 MEMBERS = 1_000
 COOPERATIVE = 2_800
 """Topics of two cooperative-sticky members of librdkafka. While the second one joins, the group's
-record names each topic in two subscriptions, twice as what the first member owns (KIP-429's list
-and the assignor's user data), and in the assignment: 369 bytes a topic. Apache Kafka as well
-refuses a record of more than 1,048,588 bytes, 2,841 such topics."""
+record names each topic five times: in both subscriptions, twice among the partitions that the first
+member owns (KIP-429's list and the assignor's user data), and in the assignment. That is 369 bytes
+a topic; the limit of a record, 1,048,588 bytes as in Apache Kafka, is reached at 2,841 topics."""
 
 ROOM = 2 * 1_048_588
 """The value of ``max.message.bytes`` for more topics."""
@@ -99,7 +99,7 @@ def test_second_librdkafka_member_takes_over_half_of_the_topics(
 
 @pytest.mark.slow
 def test_refused_group_settles_once_the_offsets_topic_has_room(broker: OwnBroker) -> None:
-    """Neither member starts again; until then the first one keeps its partitions."""
+    """No member is restarted, and the first one keeps its partitions until the assignment fits."""
     conf: dict[str, Any] = {"partition_assignment_strategy": "cooperative-sticky"}
     group, log = unique("g"), RefusalLog()
     logged = {"debug": "cgrp", "logger": log, **conf}
@@ -119,7 +119,7 @@ def test_refused_group_settles_once_the_offsets_topic_has_room(broker: OwnBroker
 
 
 class RefusalLog:
-    """Replaces a logger, and looks in the log of librdkafka for a refused assignment."""
+    """A logger for librdkafka that recognises a refused SyncGroup."""
 
     has_refusal = False
 
@@ -148,11 +148,11 @@ def set_room(broker: OwnBroker, size: str | None) -> None:
 
 
 async def test_second_aiokafka_member_takes_over_half_of_the_topics(broker: OwnBroker) -> None:
-    """Its sticky assignor's user data names what the first member owns."""
+    """The first member rejoins with user data of the sticky assignor that lists all it owns."""
     conf = {
         "group_id": unique("g"),
         "partition_assignment_strategy": [StickyPartitionAssignor],
-        # The assignor holds the loop, and with it the heartbeats, for a second or more.
+        # The assignor blocks the event loop, and so the heartbeats, for a second or more.
         "session_timeout_ms": 45_000,
     }
     async with aio_consumer(broker.bootstrap, *NAMES, **conf) as first:
@@ -180,7 +180,7 @@ def join(cluster: Cluster, group: str, metadata: Sequence[bytes], member_id: str
 
 
 def test_member_rejoins_with_all_that_it_owns_and_large_user_data(broker: OwnBroker) -> None:
-    """With two assignors; the user data of Kafka Streams and Connect takes some 100 KB."""
+    """Each of two assignors sends 100 KB of user data, as Kafka Streams and Connect do."""
     group, owned = unique("g"), tuple((name, 0) for name in NAMES)
     first = Subscription(tuple(NAMES), b"")
     again = Subscription(tuple(NAMES), b"u" * 100_000, owned)

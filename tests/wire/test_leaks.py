@@ -162,7 +162,7 @@ def test_the_command_tells_no_more(tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def guarded(home: Path) -> Iterator[tuple[Daemon, Security]]:
-    """Yield a broker with a secret in every setting that takes one, and its user's settings."""
+    """Yield a broker with a secret in every setting that takes one, and a client's settings."""
     authority = Authority(home / "certificates")
     identity = authority.server("broker", password=SECRET)
     users = home / "users"

@@ -1,4 +1,4 @@
-"""Real clients of both protocols in one group: every partition read by one, offsets kept."""
+"""Real clients of both protocols in one group: each partition has one reader; offsets are kept."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def test_two_hundred_copies_by_java(tap: Tap, java_tools: Path) -> None:
 
 
 def test_the_tap_hears_the_error_where_it_belongs(tap: Tap) -> None:
-    """Under TV1 a second EndTxn with the other outcome is refused."""
+    """The control: EndTxn without a transaction is refused, and the tap records the error."""
     with Cluster(tap.address) as cluster:
         name = unique("id")
         producer_id, epoch = cluster.init_producer(name)

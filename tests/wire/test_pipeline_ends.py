@@ -1,4 +1,4 @@
-"""A pipeline ends in time and exactly once at SIGTERM or SIGINT in every state that it waits in."""
+"""SIGTERM or SIGINT ends a pipeline in time, whatever it waits for; its output is exactly-once."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ RECORDS = (
 
 
 async def write_aiokafka(bootstrap: str, topic: str, codec: str, records: Sequence[Sent]) -> None:
-    # A batch of aiokafka shares no headers with the next; one linger puts all into one batch.
+    # The linger makes aiokafka put all records into one batch.
     async with aio_producer(
         bootstrap,
         compression_type=None if codec == "none" else codec,

@@ -37,7 +37,7 @@ def send(cluster: Cluster, topic: str, producer_id: int, sequence: int = 0) -> t
         producer_id=producer_id,
         producer_epoch=0,
         sequence=sequence,
-        # A start drops producers that are idle for too long by the timestamps of their batches.
+        # A starting broker drops producers whose last batch has too old a timestamp.
         timestamp_ms=int(time.time() * 1000),
     )
     part = cluster.produce(topic, data)
@@ -54,7 +54,8 @@ def test_one_past_the_limit_the_longest_idle_is_forgotten(small: Cluster) -> Non
         assert send(small, topic, producer_id) == ("none", at)
         assert send(small, topic, producer_id, 5)[0] == "out_of_order_sequence_number"
     assert send(small, topic, ids[LIMIT]) == ("none", LIMIT)
-    # One past the limit, the second producer is still known, and the first one is unknown.
+    # One past the limit, the second producer is still known. The first one is forgotten, so the
+    # gap in its sequence is accepted.
     assert send(small, topic, ids[1]) == ("none", 1)
     assert send(small, topic, ids[0], 5) == ("none", LIMIT + 1)
 

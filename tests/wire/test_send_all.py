@@ -56,7 +56,7 @@ def topic(cluster: Cluster) -> str:
 async def test_batches_keep_order_keys_and_partitions(
     bootstrap: str, cluster: Cluster, topic: str
 ) -> None:
-    """Some hundred KB in batches of 16 KiB, each in the partition of Java's partitioner."""
+    """Several hundred KB fill batches of 16 KiB; Java's partitioner chooses the partitions."""
     keys = [b"key %d" % (number % 20) for number in range(3_000)]
     outputs = [Output(topic, b"%08d" % n + b"x" * 100, key) for n, key in enumerate(keys)]
     await write(bootstrap, *outputs)
@@ -143,7 +143,7 @@ async def test_an_impossible_output_is_named(
 async def test_the_failure_of_one_batch_is_raised_and_the_others_are_seen(
     bootstrap: str, cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The topic's limit is below the producer's batches; no future keeps its exception."""
+    """Every batch is too large for the topic; the exception of each future is retrieved."""
     small = cluster.create_topic(unique("small"), 2, {"max.message.bytes": "5000"})
     outputs = [Output(small, b"x" * 9_000, None, n % 2) for n in range(10)]
     producer = await open_producer(bootstrap, unique("id"), 60_000, {"max_batch_size": 16 * 1024})

@@ -30,7 +30,7 @@ TOPICS = 3_900
 WIDE = 2_000
 """Partitions of one topic."""
 FEW = 2_000
-"""Number of things with a long response each: enough for many turns."""
+"""Number of entries, each with a long response: together enough for many turns."""
 MOST = MAX_REQUEST_OBJECTS - 10
 HALF = MOST // 2
 MOST_ASKED = 3
@@ -508,7 +508,7 @@ def check_largest(case: Case, broker: BrokerThread) -> None:
     while len(seen) < MOST_ASKED and (not seen or not seen[-1][1].is_short):
         with watched_loop() as watch:
             size = client.ask(frame)
-            # A response may arrive before the turn that wrote it ends, but the next one after it.
+            # A response may arrive before the turn that wrote it has ended; the next one cannot.
             client.ask(framed(ApiKey.API_VERSIONS, 0))
         print(f"{len(frame):,} → {size:,} bytes", watch.cpu, watch.wall)
         seen.append((size, watch))

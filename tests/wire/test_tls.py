@@ -132,7 +132,7 @@ def versions(bootstrap: str, tls: ssl.SSLContext | None) -> object:
 
 
 def is_refused(bootstrap: str, tls: ssl.SSLContext | None) -> bool:
-    """Return whether a client gets no response; with TLS 1.3 the alert follows the handshake."""
+    """Return whether a client gets no response: a TLS 1.3 handshake succeeds before the alert."""
     try:
         versions(bootstrap, tls)
     except (OSError, ConnectionLostError):
@@ -290,7 +290,7 @@ def test_keys_of_every_kind(tmp_path: Path, authority: Authority) -> None:
 
 @pytest.mark.slow
 def test_a_login_over_tls(tmp_path: Path, authority: Authority) -> None:
-    """SASL_SSL: the listener's own key requires a certificate, which is not the principal."""
+    """SASL_SSL: only a listener's own ssl.client.auth counts, and the login sets the principal."""
     settings = {
         "listeners": "OPEN://127.0.0.1:0,BOTH://127.0.0.1:0",
         "listener.security.protocol.map": "OPEN:SASL_SSL,BOTH:SASL_SSL",
@@ -335,7 +335,7 @@ def test_the_name_in_the_certificate_is_checked_by_clients(
         unchecked = trusting(authority)
         unchecked.check_hostname = False
         assert versions(served.bootstrap, unchecked) == "none"
-        # The server counts the first one: a client with TLS 1.3 sends an alert.
+        # The first client sent an alert when it refused the certificate; that counts as a failure.
         assert served.failures == 1
 
 
@@ -373,7 +373,7 @@ def connected(served: Served) -> socket.socket:
 
 
 def test_a_handshake_that_ends_at_any_byte(tmp_path: Path, authority: Authority) -> None:
-    """testIOExceptionsDuringHandshake*, …RemoteCloseDuringHandshake*: closed, reset, or both."""
+    """testIOExceptionsDuringHandshake*, …RemoteCloseDuringHandshake*: closed or reset."""
     _, _, first = hello(authority.client("alice").context())
     counts = sorted({0, 1, 4, 5, 6, 50, len(first) - 1, len(first)})
     with serving(tmp_path, authority.server().keystore) as served:
@@ -637,7 +637,7 @@ def test_a_handshake_has_its_time(tmp_path: Path, authority: Authority, sent: in
 
 @pytest.mark.slow
 def test_a_handshake_has_a_size(tmp_path: Path, authority: Authority) -> None:
-    """An endless ClientHello on the one side, a long certificate chain on the other."""
+    """An endless ClientHello is cut off; a long certificate chain is accepted."""
     endless = b"\x16\x03\x01\x40\x00" + b"\x01\x01\xff\xff" + bytes(16_380)
     record = b"\x16\x03\x01\x40\x00" + bytes(16_384)
     settings = {
@@ -770,7 +770,7 @@ def test_failed_handshakes_leave_nothing(tmp_path: Path, authority: Authority) -
 def test_what_fails_unexpectedly_ends_one_client(
     tmp_path: Path, authority: Authority, said: list[EventDict], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A defect during one handshake: others continue, and the log has the traceback."""
+    """An unexpected exception in a handshake ends only that connection, and is logged."""
 
     def broken(_tls: ListenerTls, _der: bytes | None) -> None:
         raise RuntimeError("a defect")
@@ -945,7 +945,7 @@ def test_the_end_of_a_certificate_is_told(
         refresh(served)
         assert len(told()) == 2, "not more than once a day"
         assert versions(served.on("SOON"), trusting(authority)) == "none"
-        # As with Apache Kafka, its clients decide.
+        # As with Apache Kafka, each client decides whether it accepts an expired certificate.
         assert is_refused(served.on("OVER"), trusting(authority))
         careless = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         careless.check_hostname, careless.verify_mode = False, ssl.CERT_NONE
@@ -1034,7 +1034,7 @@ def test_a_certificate_is_renewed_by_request(tmp_path: Path, authority: Authorit
 def test_stored_setting_that_is_unknown_or_unusable_refuses_no_certificate(
     tmp_path: Path, authority: Authority
 ) -> None:
-    """A controller of Apache Kafka keeps any key with any value."""
+    """Apache Kafka's controller stores any key with any value, and brokers replay them."""
     server = authority.server("asked")
     key = "listener.name.ssl.ssl.keystore.location"
     kept = {"confluent.unknown": "1", "log.cleaner.threads": "many"}

@@ -10,7 +10,7 @@ from tests.support.secured import USERS, Secured
 from tests.support.waits import DEADLINE_S, until
 
 RATE, MOST = 20_000, 195_000
-"""Bytes per second, and the bytes within this quota after ten seconds without traffic."""
+"""The quota in bytes per second, and the bytes that it allows after ten idle seconds."""
 
 
 def limit(admin: Cluster, rate: float | None, **entity: str) -> None:

@@ -110,7 +110,7 @@ def test_kafka_17754_under_the_old_protocol_a_late_commit_tears_a_later_transact
     client.send(topic, 0, b"first half")
     assert held.deliver() == "none"
     settled(cluster, topic, 2 * late_by + 2)
-    # Its producer can only abort now, although the transaction to abort is committed.
+    # The late EndTxn has committed the transaction, so its producer cannot abort it.
     with pytest.raises(RefusedError, match="invalid_txn_state"):
         client.end(commit=False)
     assert cluster.values(topic, isolation=READ_COMMITTED)[-1] == b"first half"
@@ -132,7 +132,7 @@ def written_late(client: StubbornClient, topic: str, identity: tuple[int, int], 
             error: str = other.produce(topic, data, version=version, transactional_id=client.name)[
                 "error_code"
             ]
-            # The former transaction is being completed.
+            # Retry while the markers of the former transaction are being written.
             return None if error == "not_enough_replicas" else error
 
         return until(attempt, "an answer for good")
@@ -281,7 +281,7 @@ def test_two_processes_with_one_transactional_id(
     said = [line.split() for child in rivals for line in child.lines]
     committed = {words[1] for words in said if words[0] == "committed"}
     unknown = {words[1] for words in said if words[0] == "unknown"}
-    # The last claimant is gone; its open transaction would hold the last stable offset back.
+    # Abort the last claimant's open transaction, which would hold the last stable offset back.
     last = StubbornClient(bootstrap, name, version=1)
     last.claim()
     last.close()

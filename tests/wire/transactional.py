@@ -1,7 +1,7 @@
 """One interface for the three transactional producers, so that a scenario is written once.
 
-A refusal that ends the producer (it was fenced) is :class:`Fenced` from each of them; one that only
-ends the transaction is :class:`AbortableError`.
+Each raises :class:`Fenced` for an error that ends the producer, and :class:`AbortableError` for one
+that ends only the transaction.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Confluent:
         try:
             yield
         except (confluent_kafka.KafkaException, SystemError) as raised:
-            # A fatal error during a delivery report breaks the callback.
+            # A fatal error in a delivery callback comes as the cause of a SystemError.
             told = raised.__cause__ if isinstance(raised, SystemError) else raised
             if not isinstance(told, confluent_kafka.KafkaException):
                 raise
@@ -100,7 +100,7 @@ class Confluent:
                 confluent_kafka.KafkaError.INVALID_PRODUCER_EPOCH,
                 confluent_kafka.KafkaError.PRODUCER_FENCED,
             }
-            # A purged record has no cause; the next call on the producer raises it.
+            # A purged record's error does not say why; the producer's next call raises the reason.
             raise (Fenced if error.code() in fenced else AbortableError)(error)
 
     async def send_offsets(self, offsets: Offsets, group: str) -> None:

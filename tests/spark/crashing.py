@@ -38,7 +38,7 @@ class InjectedError(Exception):
 
 
 class Fault:
-    """A fault at a step; the file ``once`` exists after it, with the process where it happened."""
+    """A fault that occurs once, at a step; then the file ``once`` holds the id of the process."""
 
     def __init__(self, options: dict[str, str]) -> None:
         self.at = options["crash.at"]
@@ -47,7 +47,7 @@ class Fault:
         self.hold = options.get("crash.hold")
         """A step at which every task except the first waits, too."""
         self.from_batch = int(options.get("crash.batch", "0"))
-        """The first batch in which the steps of commit count."""
+        """The first batch whose commit may have the fault."""
         self.unsafe = options.get("crash.unsafe", "").split(",")
         """The disabled guards against second attempts: ``attempts``, ``sizes``, ``offsets`` (after
         ``prepare``), ``claims``."""
@@ -86,8 +86,9 @@ class Fault:
     def unguarded(self) -> Iterator[None]:
         """Disable guards within the block, so that a second attempt is taken for a first one.
 
-        Attempts get their numbers, 0 and 1, as ids: first batches of 1 and 2 records always differ,
-        whereas larger ones might both be cut to the size limit of a batch.
+        An attempt's id becomes its number, 0 or 1. The sink derives the size of the first batch
+        from the id: batches of 1 and 2 records always differ, whereas the size limit of a batch
+        might cut both attempts' larger ones to the same size.
         """
         context = TaskContext.get()
         assert context is not None
@@ -106,7 +107,7 @@ class Fault:
 
     @contextlib.contextmanager
     def armed(self) -> Iterator[None]:
-        """Observe the steps in this process within the block; Spark reuses its workers."""
+        """Wrap the sink's calls in steps, only within the block, because Spark reuses workers."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(
                 _around(txn, "begin", before="before init", after="after init", of=self)
@@ -132,17 +133,17 @@ def _around(
 
 
 def _when_written(of: Fault) -> contextlib.AbstractContextManager[None]:
-    """Wrap the writes for two steps: batches have their sequences, and then one is in the log.
+    """Wrap the writes in two steps.
 
-    Concurrent first writes may fail on Apache Kafka with NOT_ENOUGH_REPLICAS, and are not appended:
-    while two partitions are being added to one transaction, the second request replaces the first,
-    if that still waits (``AddPartitionsToTxnManager``).
+    At ``sealed`` the batches have their sequences; at ``mid write`` one of them is in the log.
     """
     original = txn.Sender._attempt
 
     def wrapped(sender: txn.Sender, waiting: Any) -> Any:
         of.reach("sealed")
         unwritten = original(sender, waiting)
+        # Apache Kafka may refuse first writes to two partitions with NOT_ENOUGH_REPLICAS: the
+        # request that adds one replaces a waiting one (AddPartitionsToTxnManager).
         if len(unwritten) < len(waiting):
             of.reach("mid write")
         return unwritten

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def begin(spark: SparkSession, job: Job) -> StreamingQuery:
-    """Start a query, and wait for its fault: together they would start too many processes."""
+    """Start a query, and wait for its fault; all queries at once would start too many processes."""
     query: StreamingQuery = start(spark, job)
     once = Path(job.options["crash.once"])
     until(lambda: once.exists() or not query.isActive, "the fault", deadline_s=QUERY_S)

@@ -1,4 +1,4 @@
-"""Writes everything that a Spark job shows of itself, with secrets among its options.
+"""Runs a Spark job with secrets in its options, and with every log and file that Spark can write.
 
 ``python -m tests.spark.planted OPTIONS SOURCE SINK HOME ARCHIVE``: the output goes to standard
 output, Spark's log (of SQL at DEBUG), its event log, its scratch files and the checkpoint below

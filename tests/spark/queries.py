@@ -73,7 +73,7 @@ class Job:
     format: str = "fencepost"
     starting: dict[str, str] = field(default_factory=lambda: {"startingOffsets": "earliest"})
     ranges: int = 4
-    """The least number of source tasks; restarts change it, because a replay may have another."""
+    """The least number of source tasks; restarts change it, so that a replay has other tasks."""
     options: dict[str, str] = field(default_factory=dict)
     """Further options of the sink."""
     security: dict[str, str] = field(default_factory=dict)
@@ -105,7 +105,7 @@ def faulty(job: Job, folder: Path, at: str, how: str, **options: str) -> Job:
 
 
 def again(job: Job) -> Job:
-    """Return the job for a restart: the same query, with other source tasks."""
+    """Return the job for a restart: the query without its fault, with other source tasks."""
     keep = {key: value for key, value in job.options.items() if not key.startswith("crash.")}
     return replace(job, format="fencepost", ranges=7, options=keep)
 
@@ -254,7 +254,7 @@ def seen(cluster: Cluster, topic: str, isolation: int) -> Counter[str]:
 
 
 def assert_all_from_the_first_batch_on(cluster: Cluster, job: Job) -> None:
-    """Assert that the sink has each source record after the end of batch 0 once."""
+    """Assert that the sink has each source record from the offsets of batch 0 on exactly once."""
     lines = Path(job.checkpoint, "offsets", "0").read_text(encoding="utf-8").splitlines()
     begin = from_json(json.loads(lines[-1]))
     cluster.settle(job.sink)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(600)
 
 MORE = range(RECORDS, RECORDS + 400, PARTITIONS)
-"""Records of one partition only: an even growth would not change a batch's share of each."""
+"""Records of one partition only: after even growth, the source would plan the same offsets."""
 
 
 def last_batch(folder: Path) -> int:
@@ -104,8 +104,7 @@ def test_a_checkpoint_on_another_file_system(
     forget(kept, "commits")
     run(spark, job)
     assert_exactly_once(cluster, job)
-    # Restored to the state before its last batch was planned, which is planned again, with other
-    # records.
+    # Without the entries of the last batch, Spark plans it again, now with other records.
     forget(kept, "commits", "offsets")
     fill(cluster, job.source, MORE)
     with pytest.raises(Exception, match="was committed with"):
@@ -117,7 +116,7 @@ def test_a_checkpoint_on_another_file_system(
 def test_a_folder_of_this_machine_that_is_not_the_checkpoint(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path, mode: str
 ) -> None:
-    """A path without a scheme first means the local, and then the default file system."""
+    """The same path is first on the local file system, and then on another default one."""
     job = new_job(cluster, bootstrap, tmp_path, mode=mode, transactional_id=unique("here"))
     run(spark, job)
     there = tmp_path / "there"

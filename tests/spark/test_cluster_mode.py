@@ -51,7 +51,7 @@ def test_a_shared_transaction_on_a_cluster(
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_GATEWAY")
     }
-    # Spark looks it up in its build folder, which a PySpark from pip does not have.
+    # Otherwise Spark looks for its Scala version in its build folder, which PySpark from pip lacks.
     environment["SPARK_SCALA_VERSION"] = "2.13"
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")])
     environment["TMPDIR"] = str(tmp_path)

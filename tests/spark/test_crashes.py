@@ -83,7 +83,7 @@ def test_steps_fail_in_the_first_batch_of_a_query_that_begins_at_the_end(
     mode: str,
     steps: tuple[str, ...],
 ) -> None:
-    # That batch has no rows, and only defines where the query begins.
+    # The first batch has no rows; it only records the offsets at which the query begins.
     job = new_job(cluster, bootstrap, tmp_path, mode=mode, starting={}, records=40)
     with going_on(bootstrap, job.source):
         fail_at(spark, job, tmp_path, *steps)
@@ -109,8 +109,8 @@ def test_a_partition_is_added_amid_the_first_batch(
 def test_readers_do_not_wait_for_a_batch_of_which_no_task_is_left(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path, mode: str
 ) -> None:
-    # No task returns a commit message. Prepared tasks have begun transactions that only the broker
-    # knows.
+    # No task returns a commit message, so only the broker knows the transactions that prepared
+    # tasks have begun.
     job = new_job(cluster, bootstrap, tmp_path, mode=mode)
     job = replace(job, sink=cluster.create_topic(unique("sink"), 1, KEEP))
     fail_at(spark, job, tmp_path, "mid write")
@@ -125,8 +125,8 @@ def test_readers_do_not_wait_for_a_batch_of_which_no_task_is_left(
 def test_a_tasks_process_is_killed_before_its_records_are_acknowledged(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path, step: str
 ) -> None:
-    # The batches are not sent yet, or they are sent but the progress is not recorded. The other
-    # tasks, which survive, must not continue the failed task's sequence.
+    # The process dies before its batches are sent, or before it has recorded that they are. The
+    # surviving tasks must not continue the failed task's sequence.
     job = faulty(new_job(cluster, bootstrap, tmp_path, options=SMALL), tmp_path, step, "wait")
     query = start(spark, job)
     os.kill(happened(job), signal.SIGKILL)
@@ -226,7 +226,7 @@ def test_a_checkpoint_that_was_rolled_back_is_refused(
     job = new_job(cluster, bootstrap, tmp_path, mode=mode)
     run(spark, job)
     roll_back(job, "commits", "offsets")
-    # All into one partition: an even growth would not change a batch's share of each.
+    # All go to one partition: after even growth, the source would plan the same offsets.
     fill(cluster, job.source, range(RECORDS, RECORDS + 400, PARTITIONS))
     # The last batch is planned again with other data, and may overlap with committed records.
     with pytest.raises(Exception, match="planned anew"):
@@ -271,7 +271,7 @@ def test_epochs_run_out(
     job = new_job(cluster, bootstrap, tmp_path, transactional_id=name)
     cluster.coordinator(name, TRANSACTION)
     first, epoch = cluster.init_producer(name)
-    # Reach the last of 32767 epochs of a producer id; each InitProducerId takes one.
+    # Each InitProducerId takes one of 32,767 epochs; leave only a few, which the query uses up.
     while epoch < 32_765 - 4:
         answer = cluster.call(
             "init_producer_id",

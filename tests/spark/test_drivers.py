@@ -59,12 +59,12 @@ AT_THE_END = [("direct", "commit begins"), ("staged", "offsets committed")]
 def killed(
     drivers: Drivers, bootstrap: str, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[tuple[str, str, bool], Job]:
-    """Return the jobs of queries that were killed at their steps, by mode, step and records."""
+    """Return the jobs of killed queries, by mode, step, and whether the first batch has records."""
     jobs: dict[tuple[str, str, bool], Job] = {}
     with Cluster(bootstrap) as cluster:
         for mode, step in KILLS:
             folder = tmp_path_factory.mktemp("killed")
-            # One task has finished, and the others have written a part.
+            # Kill the driver when one task has finished, and the others have written a part.
             hold = {"hold": "mid write"} if (mode, step) == ("prepared", "task finished") else {}
             job = new_job(cluster, bootstrap, folder, mode=mode)
             jobs[mode, step, True] = faulty(job, folder, step, "wait", **hold)
@@ -259,8 +259,9 @@ def test_zombies_go_on_under_the_old_epoch(
     assert child.wait(START_S) == 1
     told = sorted(line for line in child.lines if line.startswith("job "))
     assert ["failed" in line for line in told] == [True, True, True], child.tail()
-    # One continues to produce, and is fenced. One is refused by the broker, or finds that other
-    # processes of its machine have restarted the query. One cannot commit its offsets.
+    # In the order of ZOMBIES: the first is fenced when it produces; so is the second, unless it
+    # finds that another process of its machine restarted the query; the third fails to commit its
+    # offsets.
     assert "Produce to" in told[0]
     assert "EPOCH" in told[0]
     assert re.search("was given up|EPOCH", told[1])

@@ -116,7 +116,7 @@ def test_batches_are_written_once(
     job = new_job(cluster, old.bootstrap, tmp_path, mode=mode, transactional_id=name)
     query = run(spark, job)
     assert_exactly_once(cluster, job)
-    # TV2 takes two epochs per batch, one of them for EndTxn.
+    # InitProducerId takes one epoch per batch; with TV2, EndTxn takes another.
     assert cluster.init_producer(name)[1] == len(query.recentProgress)
 
 
@@ -199,7 +199,7 @@ def begun_at(
 ) -> tuple[Job, StreamingQuery]:
     """Start a query that waits after its first batch; return its job and the query."""
     set_level(cluster, level)
-    # Spark's workers cache a broker's versions per connection; another client id has another one.
+    # Spark's workers keep a connection with its API versions; a new client id opens another.
     options = {"kafka.client.id": unique("client")}
     job = new_job(cluster, bootstrap, folder, options=options, transactional_id=unique("level"))
     job = faulty(job, folder, "commit returned", "wait")
@@ -229,7 +229,7 @@ def test_the_level_changes_under_the_query(
 def test_the_level_falls_from_2_to_0_under_the_query(
     request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Fencepost still serves the transactional id; Apache Kafka blocks it until it reloads the log.
+    """Fencepost still serves the transactional id; Apache Kafka does so after a reload.
 
     See the trace ``level_0_under_ids_of_level_2``.
     """

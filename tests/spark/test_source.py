@@ -48,7 +48,7 @@ def values(df: DataFrame) -> list[str]:
 
 @pytest.fixture
 def topic(cluster: Cluster) -> str:
-    """Create a topic with v0 … v99 on four partitions, five aborted records, and one after them."""
+    """Create a topic with v0 … v99 on four partitions, five aborted records, five committed."""
     name = cluster.create_topic(unique("read"), PARTITIONS, KEEP)
     fill(cluster, name, range(100))
     tid = unique("txn")
@@ -371,7 +371,7 @@ def test_a_first_batch_that_is_planned_runs_again_as_it_is(
         return [task.wanted for task in reader.partitions(reader.initialOffset(), end)]
 
     planned = tasks(planner)
-    # The driver is killed; the topic remains.
+    # After a kill of the driver, the batch is planned again; the topic has grown meanwhile.
     for partition in range(PARTITIONS):
         records = batch([b"new"], timestamp_ms=FIRST_MS + 90_000)
         cluster.produce(topic, records, partition=partition)
@@ -496,7 +496,7 @@ def test_a_topic_that_is_away_for_a_while_is_waited_for(
     patient = {**options, "kafka.default.api.timeout.ms": "60000"}
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(read_values, bootstrap, topic, 0, 3, **patient)
-        # By then the wire client has retried for a second, and got no other response.
+        # By then the wire client has retried for a second, without a sign of the topic.
         assert answered.wait(60)
         cluster.create_topic(topic, PARTITIONS, KEEP)
         cluster.produce(topic, [b"a", b"b", b"c"])

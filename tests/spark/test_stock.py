@@ -282,7 +282,7 @@ def test_a_minimum_holds_batches_back(
 ) -> None:
     job = new_job(cluster, bootstrap, tmp_path, records=12)
     with watched(source(spark, kind, job, minOffsetsPerTrigger="40")) as (query, seen):
-        # The first batch of a run is not delayed.
+        # The first batch of a run does not wait for the minimum.
         query.processAllAvailable()
         assert seen() == 12
         fill(cluster, job.source, range(12, 48))

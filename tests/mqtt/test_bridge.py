@@ -75,7 +75,7 @@ async def test_large_messages_pause_the_socket_before_they_are_many(gateway: Gat
         await gateway.written(*wanted)
         assert bridge.session is not None
         assert bridge.session.pauses
-        assert bridge.counters.transactions >= len(wanted)  # two do not fit into one
+        assert bridge.counters.transactions >= len(wanted)  # a transaction has room for only one
     assert bridge.counters.restarts == 0
 
 
@@ -222,7 +222,7 @@ async def test_messages_wait_in_the_broker_until_they_are_committed(gateway: Gat
 
 
 async def test_routes_that_cover_each_other_are_one_subscription(gateway: Gateway) -> None:
-    """Also in a session left by a bridge that only had the narrower route."""
+    """This also holds in a session left by a bridge that had only the narrower route."""
     narrow, wide = Route("a/b", gateway.topic), Route("a/#", gateway.topic)
     async with gateway.running(gateway.mapped_bridge(Mapped((narrow,)))):
         await gateway.publish(b"1")
@@ -233,7 +233,7 @@ async def test_routes_that_cover_each_other_are_one_subscription(gateway: Gatewa
 
 
 async def test_a_retained_message_and_a_second_connection(gateway: Gateway) -> None:
-    """MQTT 5 can request it for new subscriptions only; 3.1.1 sends it again, flagged."""
+    """The second connection gets the retained message again, but not with MQTT 5."""
     await gateway.publish(b"kept", retain=True)
     for number in range(2):
         async with gateway.running(gateway.bridge()):

@@ -40,7 +40,7 @@ TARGETS = ("weather", "flights")
 BATCH = 250
 CACHE = ROOT / ".cache" / "flights"
 QUIET_S = 20.0
-"""Without a new message for so long, none is in flight."""
+"""After this time without a new message, none is in flight."""
 
 
 class Bridge:

@@ -131,7 +131,7 @@ async def test_sigterm_while_there_is_no_mqtt_broker(
 async def test_a_message_without_a_topic_ends_it_with_a_reason(
     gateway: Gateway, started: list[Process]
 ) -> None:
-    """It stays unacknowledged, so a bridge with a dead-letter topic can take it."""
+    """The message stays unacknowledged, so a bridge with a dead-letter topic can take it."""
     process = Process(gateway, "--route", "a/#=x.{1}")
     started.append(process)
     await process.says("bridge at work")

@@ -116,12 +116,12 @@ async def test_a_connection_that_ends_at_a_packet(
 async def test_mosquitto_restores_more_under_way_than_its_window(
     gateway: Gateway, proxy: MqttProxy, stop: bool
 ) -> None:
-    """It publishes those beyond ``max_inflight_messages`` again, although it released them."""
+    """After a restart, Mosquitto republishes released messages that exceed its in-flight window."""
     await queued(gateway)
     held = proxy.cut("PUBCOMP", WINDOW + 1, action="hold", to_broker=True)
-    # A linger that puts all messages in flight into one transaction: 5 messages, their PUBRELs, 25
-    # messages, their PUBRELs; then the proxy holds the first of 25 PUBCOMPs. With MQTT 5 all 30 are
-    # in flight at once.
+    # The linger puts all messages in flight into one transaction. With MQTT 3.1.1, Mosquitto sends
+    # 5 messages and their PUBRELs, then 25 and theirs; the proxy holds the first of 25 PUBCOMPs.
+    # With MQTT 5, all 30 are in flight at once.
     bridge = gateway.bridge(options=BridgeOptions(linger_ms=250))
     async with gateway.running(bridge):
         await reached(held)
@@ -151,7 +151,7 @@ def connect_packet(client_id: str, version: int) -> bytes:
 async def test_mosquitto_publishes_again_what_it_could_not_release_again(
     gateway: Gateway, proxy: MqttProxy
 ) -> None:
-    """Mosquitto forgets its progress if a connection is dead when its CONNECT is read."""
+    """Mosquitto forgets what it released if a connection is dead when it reads the CONNECT."""
     await queued(gateway)
     held = proxy.cut("PUBCOMP", 1, action="hold", to_broker=True)
     async with gateway.running(gateway.bridge(options=BridgeOptions(linger_ms=250))):
@@ -202,7 +202,7 @@ async def test_a_new_message_under_the_id_of_one_that_the_broker_forgot(
 async def test_what_mosquitto_had_only_queued_when_it_saved_comes_twice(
     gateway: Gateway, proxy: MqttProxy
 ) -> None:
-    """A known limit: Mosquitto sends those as new; messages in flight are recognised."""
+    """A known limit: Mosquitto sends queued messages as new; those in flight are recognised."""
     await queued(gateway)
     held = proxy.cut("PUBREC", 1, action="hold", to_broker=True)
     bridge = gateway.bridge()

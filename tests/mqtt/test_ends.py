@@ -31,7 +31,7 @@ SIGNALS = signal.SIGTERM, signal.SIGINT
 BEFORE_WORK = {"Metadata": 3, "FindCoordinator": 10, "CreateTopics": 19, "InitProducerId": 22}
 BEFORE_WORK |= {"Fetch": 1, "ListOffsets": 2}
 AT_WORK = {"Produce": 0, "AddPartitionsToTxn": 24, "EndTxn": 26}
-"""Requests of a bridge until it is connected, and after that."""
+"""The requests that a bridge sends before it is at work, and afterwards."""
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +186,7 @@ async def test_while_the_mqtt_broker_does_not_answer(
 async def test_while_the_mqtt_broker_takes_no_connection(
     gateway: Gateway, started: list[Process]
 ) -> None:
-    """Its backlog is full, so the next connection attempt gets no answer at all."""
+    """The listening socket's backlog is full, so the bridge's SYN gets no answer at all."""
     with socket.socket() as server, socket.socket() as first, socket.socket() as second:
         server.bind(("127.0.0.1", 0))
         server.listen(0)

@@ -49,7 +49,7 @@ def bridge(gateway: Gateway, stem: str, **options: Any) -> Bridge:
 
 
 async def at_work(made: Bridge) -> asyncio.Task[None]:
-    """Run the bridge in a task, which the test expects to end."""
+    """Start the bridge in a task, and wait until it is connected; the test expects its end."""
     running = asyncio.create_task(made.run(handle_signals=False))
 
     async def is_connected() -> bool:

@@ -62,7 +62,7 @@ class Secured(Gateway):
         return self.bridge(options=options, security=Security.of(self.settings(**more)))
 
     async def refused(self, bridge: Bridge, told: str) -> None:
-        """Check that it ends at its first attempt, with this message and without a secret."""
+        """Check that the bridge ends at once, with this message and without a secret in it."""
         with pytest.raises(LoginRefusedError, match=told) as error:
             await asyncio.wait_for(bridge.run(handle_signals=False), 60)
         assert bridge.counters.restarts == 0
@@ -85,7 +85,7 @@ def gateway(
 
 
 async def test_messages_come_through_tls_and_a_login(gateway: Secured) -> None:
-    # More than one TLS record, and a socket that the bridge pauses in between.
+    # The messages fill several TLS records, and a short queue makes the bridge pause the socket.
     wanted = [b"%d" % number + b"x" * 1_500 for number in range(60)]
     address = {"security": Security.of(gateway.settings()), "max_queued": 7}
     bridge = gateway.bridge(**address)
@@ -113,7 +113,7 @@ async def test_what_is_refused_ends_the_bridge_with_the_reason(gateway: Secured)
     await gateway.refused(nobody, r"refuses the login \(no user name was given\)")
     stranger = gateway.secured(**{"ssl.truststore.location": str(others.truststore)})
     await gateway.refused(stranger, "signed by nobody who is trusted here")
-    # A broker that closes the connection may be stopping, so this counts as no refusal.
+    # A broker that closes the connection may be stopping, so the bridge retries for a while.
     gateway.port = gateway.broker.port
     in_the_clear = gateway.secured(BridgeOptions(retry=RetryPolicy(give_up_ms=100)))
     with pytest.raises(GaveUpError, match="during the TLS handshake: does that port speak TLS"):

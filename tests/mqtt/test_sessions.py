@@ -196,7 +196,7 @@ async def test_a_lost_session_takes_its_packet_ids_along(gateway: Gateway) -> No
 
 
 async def test_a_loss_that_the_predecessor_died_of_is_noticed(gateway: Gateway) -> None:
-    """It was killed between CONNECT, which began a new session, and the ledger's next record."""
+    """The predecessor was killed after its CONNECT began a session, before a ledger record."""
     await gateway.remember({1: digest("a/b", b"21.5")}, connecting=True)
     await gateway.leave_session()
     async with gateway.running(gateway.bridge()):

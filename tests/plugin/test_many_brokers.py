@@ -61,9 +61,12 @@ def live() -> float:
 
 
 def start_and_stop(count: int) -> None:
-    """Run in a process of its own, as background work of other tests would change the counts."""
+    """Start and stop brokers, and check that nothing of them is left in this process.
+
+    The process has no other tests, because their background work would change the counts.
+    """
     home = Path(tempfile.gettempdir())
-    for _ in range(10):  # one-time objects
+    for _ in range(10):  # the first brokers create one-time objects
         live()
     found, before, threads = objects(), descriptors(), set(threading.enumerate())
     held = memory_bytes()

@@ -1,4 +1,4 @@
-"""Invalid calls of the plugin's API: each raises an error with a sentence at the boundary."""
+"""Invalid calls of the plugin's API raise an error with a full sentence in the called method."""
 
 from __future__ import annotations
 
@@ -287,7 +287,7 @@ ELSEWHERE = frozenset({"acl", "advance_async", "attach", "call", "detach", "remo
     "takes",
     "wait_async",
 }
-"""Methods with rules, which the table above covers, and methods for the broker's own loop."""
+"""Methods that take rules, which tests above cover, and methods for the broker's own loop."""
 
 
 def _subjects(found: KafkaUnderTest) -> list[object]:

@@ -115,7 +115,7 @@ def test_a_clock_that_is_moved_leaves_the_brokers_alive(kafka_cluster: Cluster) 
     before = kafka_cluster.partition("orders")
     fired = kafka_cluster.clock.advance(seconds=120)
     assert ("transaction", "till") in [(one.what, one.who) for one in fired]
-    # A follower that lags, for less than a minute of real time.
+    # A follower lags for seconds of real time; the advanced clock must not shrink the ISR.
     followers = [one for one in kafka_cluster.brokers if one != before.leader]
     kafka_cluster.partition_network(followers[:1], [before.leader])
     behind = Producer({"bootstrap.servers": kafka_cluster.bootstrap, "acks": 1})

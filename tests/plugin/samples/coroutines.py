@@ -24,7 +24,7 @@ async def test_a_consumer_on_the_same_loop(kafka):
         assert (await consumer.getone()).value == b"one"
         await consumer.commit()
         await kafka.aio.assert_committed("shop", {orders: {1: 1}})
-        # A blocking call only stops this loop's clients for a moment.
+        # A blocking call stops only the clients of this event loop, for a moment.
         assert [record.value for record in kafka.records(orders)] == [b"one"]
     assert len(kafka.wait_for_group("shop", members=0).members) == 0
 

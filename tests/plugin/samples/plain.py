@@ -13,7 +13,7 @@ def test_nothing_is_shared(kafka, tmp_path):
 
 
 def test_nothing_is_left(kafka):
-    kafka.topic("orders")  # would exist already
+    kafka.topic("orders")  # fails if the topic of the previous test still exists
     assert kafka.records("orders") == []
 
 

@@ -359,7 +359,7 @@ async def test_lag_is_of_records_that_a_reader_can_get(console, bootstrap, topic
         assert (total["lag"], total["held_back"]) == (0, 2)
         producer.commit_transaction(60)
         assert (await get(console, "group", id=group))["total"]["lag"] == 2
-        # The marker follows the last record, and is no record to be read.
+        # Behind this offset is only the end marker, which is not a record to read.
         commit(bootstrap, group, topic, 2)
         found = await get(console, "group", id=group)
         assert found["offsets"][0]["end"] == 3
@@ -645,7 +645,7 @@ async def test_a_view_is_told_when_it_changes(console, bootstrap, topic):
 
 
 async def test_silent_brokers_are_checked_at_the_same_time():
-    """One after the other, each would delay the report by the timeout."""
+    """In sequence, each silent broker would delay the report by another timeout."""
     loop, pulse = asyncio.get_running_loop(), HealthProbe("127.0.0.1:1", timeout_s=5)
     with contextlib.ExitStack() as stack:
         listening = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(4)]
@@ -823,7 +823,7 @@ async def test_silent_brokers_are_told_while_a_view_takes_long(monkeypatch):
     watches = live.ViewWatches(feel)
     frames = watches.follow(("v",), look, lambda error: {"message": str(error)})
     async with asyncio.timeout(20):
-        # A good answer is sent as well: an earlier stream may have told the page of silence.
+        # A healthy state is sent, too: the page may show silent brokers from an earlier stream.
         assert '"silent": []' in await anext(frames)
         beat = {"silent": [2], "away": None}
         assert json.loads((await anext(frames)).partition("data: ")[2]) == beat

@@ -119,7 +119,7 @@ def test_lag_reaches_zero_after_a_commit(page, bootstrap, topic):
         page.reads("3 records held back")
         producer.commit_transaction(60)
         expect(lag).to_have_text("3")
-        # The marker after them has an offset, but is no record to be read.
+        # Behind this offset is only the end marker, which is not a record to read.
         commit(bootstrap, group, topic, 3)
         expect(lag).to_have_text("0")
     page.keep("lag")
@@ -419,7 +419,7 @@ def test_no_page_is_wider_than_a_narrow_screen(page, bootstrap, cluster, width):
 
 def test_a_foreign_name_of_this_machine_is_refused(another, url):
     page = another(url.replace("127.0.0.1", "127.0.0.2")).page
-    # Chromium may not reach an address without a listener; by this name it reaches the console.
+    # This name resolves to the console's own address, so Chromium reaches it.
     name = url.replace("127.0.0.1", "console.localhost")
     answer = page.goto(name)
     assert answer.status == 421
@@ -471,7 +471,7 @@ def test_everything_goes_by_keys_alone(page, cluster, bootstrap):
     keys.press("Enter")
     page.reads("found", ".drawer")
     keys.press("Escape")
-    # From the top, Tab visits all elements in visual order.
+    # On a fresh page, Tab first reaches the skip link, and then the navigation.
     page.page.reload()
     page.reads("found", ".messages")
     keys.press("Tab")

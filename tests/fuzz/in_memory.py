@@ -62,7 +62,7 @@ class Link(asyncio.Transport):
         self._pump_soon()
 
     async def heard(self, count: int, timeout_s: float = 20) -> bool:
-        """Wait for so many responses in total; return False if the broker closed before."""
+        """Wait for ``count`` responses in total; return False if the broker closed before."""
         async with asyncio.timeout(timeout_s):
             while len(self.answers) < count and not self.is_closed:
                 self._changed.clear()
@@ -70,7 +70,7 @@ class Link(asyncio.Transport):
         return len(self.answers) >= count
 
     async def drained(self, turns: int = 200_000) -> None:
-        """Wait until the broker has read all or has closed; fail after so many turns."""
+        """Wait until the broker has read all or has closed; fail after ``turns`` turns."""
         for _ in range(turns):
             if not self._inbox or self.is_closed:
                 return

@@ -115,7 +115,7 @@ def taken_over(target: Path, path: Path) -> bool:
 
 
 def goes_on(target: Path, topic: str = "t") -> None:
-    """Check that several restarts later leader epochs, offsets and producer ids still advance."""
+    """Restart three times; appends must advance the end offset, and producer ids stay in range."""
     for _ in range(3):
         store = storage(target)
         partition = store.logs.partition(topic, 0)
@@ -360,7 +360,7 @@ def test_leader_epoch_that_is_handed_over_is_bounded(tmp_path: Path, epoch: int)
 
 
 def assert_handed_over(directory: Path, expected: bool) -> None:
-    """Check whether ``cluster promote`` and ``stand-alone`` accept this metadata."""
+    """Check that ``cluster promote`` and ``stand-alone`` accept this metadata if ``expected``."""
     at = f"{directory}/{METADATA_TOPIC}-0"
     if expected:
         assert read_stopped(OsFileSystem(), at) is not None

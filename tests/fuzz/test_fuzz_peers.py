@@ -33,7 +33,7 @@ from tests.unit.coordinator.daemon.test_controller_part import append, isr
 pytestmark = pytest.mark.slow
 
 SPOILED = 150
-"""Spoiled responses of each run, unless SPOILED_S is over before."""
+"""The number of spoiled responses in a run, unless SPOILED_S seconds pass before."""
 SPOILED_S = 3
 
 MAX_A_SECOND = 400
@@ -150,7 +150,7 @@ async def proxy(seed: int) -> AsyncIterator[SpoilingProxy]:
 
 
 async def spoil(through: SpoilingProxy, meanwhile: Callable[[], Awaitable[object]]) -> None:
-    """Spoil so many responses, or as many as come in a while, and check the resources used."""
+    """Spoil ``SPOILED`` responses, or those of ``SPOILED_S`` seconds; check the resources used."""
     loop, kept = asyncio.get_running_loop(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began, through.spoils = loop.time(), True
     while through.spoiled < SPOILED and loop.time() < began + SPOILED_S:
@@ -228,7 +228,7 @@ def test_a_leader_that_makes_no_sense(tmp_path: Path, seeds: range) -> None:
                 copy = other.services.logs.partition("t", 0)
                 await until_true(lambda: copy.log_end_offset == count, "all of it there")
                 await until_true(lambda: isr(one, "t")() == {101, 102}, "it is in sync")
-                # A spoiled response may have raised its log start offset, which it has to believe.
+                # A follower adopts the log start offset of a response, even of a spoiled one.
                 start = copy.log_start_offset
                 assert content(copy, start) == content(log, start)
             finally:

@@ -1,4 +1,4 @@
-"""Arbitrary frames: a request, or one of the two permitted errors, within bounded memory.
+"""Arbitrary frames decode to a request or to a permitted error, within bounded memory.
 
 The cases are seeded and counted, so a failure can be repeated. Noise is made from valid frames of
 all APIs and versions, because pure noise never gets past the header.
@@ -59,7 +59,7 @@ def insert(frame: bytearray, rng: random.Random) -> bytes:
 
 
 def big_numbers(frame: bytearray, rng: random.Random) -> bytes:
-    """Insert a count or length in one of its encodings, from slightly too large to absurd."""
+    """Overwrite some bytes with a count or length that is slightly too large or absurd."""
     value = rng.choice((len(frame), 1000, 2**15 - 1, 2**20, 2**31 - 1, 2**32 - 1))
     number = rng.choice(
         (uvarint(value), struct.pack(">I", value), b"\xff" * 4, b"\x80\0\0\0", b"\xff" * 6)
@@ -70,7 +70,7 @@ def big_numbers(frame: bytearray, rng: random.Random) -> bytes:
 
 
 def splice(frame: bytearray, rng: random.Random) -> bytes:
-    """Put the header of a random API and version over the body."""
+    """Replace the API key and version by random ones, and keep the body."""
     key = rng.choice(list(SERVED))
     frame[0:4] = struct.pack(">hh", key, rng.randint(*SERVED[key]))
     return bytes(frame)

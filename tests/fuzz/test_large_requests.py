@@ -68,7 +68,7 @@ def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.mark.parametrize("api_key", sorted(APIS), ids=lambda key: APIS[key].name)
 def test_large_request_leaves_no_cycle(bootstrap: str, api_key: int) -> None:
-    """Reference counts alone free it: the collector may run late, or have frozen it."""
+    """Reference counts alone free a request; the collector may be late, or skip frozen ones."""
     send_large(bootstrap, api_key, 5, 100_000, random.Random(api_key))  # one-time objects
     gc.collect()
     gc.disable()
@@ -148,7 +148,7 @@ def test_large_requests_leave_no_memory(
     assert child is not None
     try:
         prepare(daemon.bootstrap)
-        for api_key in APIS:  # one-time objects
+        for api_key in APIS:  # the first requests create one-time objects
             send_large(daemon.bootstrap, api_key, REQUESTS // 10, 1_000, random.Random(api_key))
         began = child.resident_bytes
         left = {}

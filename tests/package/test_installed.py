@@ -44,7 +44,7 @@ LIKE_OURS = {"wheel": HOSTILE, "sdist": ""}
 """The contents of packages that are named like Fencepost's parts."""
 
 slowly = pytest.mark.parametrize("user", ["wheel"], indirect=True)
-"""Slow tests run on one of the two, since both have the same files."""
+"""Slow tests use the wheel only, because the sdist installs the same files."""
 
 
 def run(

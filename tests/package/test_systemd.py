@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 UNIT = ROOT / "packaging/fencepost.service"
 MAX_EXPOSURE = 15
-"""The exposure level of ``systemd-analyze security`` in tenths, of at most 100; sockets cost 8."""
+"""The most that ``systemd-analyze security`` may report, from 0 to 100; sockets alone cost 8."""
 
 BUDGETS = (
     "fencepost.groups.max.bytes",

@@ -25,7 +25,7 @@ LONG = frozenset(
         "testing/README.md",
     }
 )
-"""Pages that take more than two seconds; README, a reader's first page, must not be one."""
+"""Pages whose commands take more than two seconds."""
 
 PAGES = [(Page(path), shown(path)) for path in pages()]
 

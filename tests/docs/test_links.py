@@ -19,7 +19,7 @@ ALL = sorted(
     if not HIDDEN.search(str(path.relative_to(ROOT)))
     and not path.relative_to(ROOT).as_posix().startswith("fencepost/")
 )
-"""The links in ``fencepost`` show each folder a second time."""
+"""All pages, without the second paths to them through the symbolic links in ``fencepost/``."""
 
 
 @cache

@@ -11,7 +11,7 @@ from tests.answers.recording import broken, differences, parts, play, record, re
 
 
 def main() -> None:
-    """Record twice, and report responses that differ between the two runs."""
+    """Run the script on each kind of cluster, print changed responses, and record them."""
     parser = argparse.ArgumentParser(prog="python -m tests.answers", description=__doc__)
     parser.add_argument("modes", nargs="*", choices=[*MODES, []], help="by default all of them")
     parser.add_argument("--kafka", action="store_true", help="compare with Apache Kafka alone")

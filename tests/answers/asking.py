@@ -36,7 +36,7 @@ CHANGE_S: Final = 10.0
 UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 PORT: Final = re.compile(r"(127\.0\.0\.1|localhost):\d+")
 REQUEST: Final = re.compile(r"Request Request\(.*\)", flags=re.DOTALL)
-"""Apache Kafka's authorizer shows the whole request, its connection id included."""
+"""The request, with its connection id, that error messages of Apache Kafka's authorizer quote."""
 PATH: Final = re.compile(r"/[^\s,'\"]*/(?:data|logs)\b")
 FIRST_MADE_ID: Final = 1 << 64
 
@@ -148,7 +148,7 @@ DEFAULT: Final = 5
 
 
 def _is_told_elsewhere(row: Any) -> bool:
-    """Return whether this is a default in a CreateTopics response; DescribeConfigs has it, too."""
+    """Return whether ``row`` is a config default in CreateTopics; DescribeConfigs also has it."""
     return (
         isinstance(row, Mapping)
         and "synonyms" not in row
@@ -244,10 +244,8 @@ class Asker(Tracer):
         self._masks = AnswerMasks()
 
     def quietly(self, api: str, version: int, /, **body: Any) -> Answer:
-        """Send a request to the first broker as the operator, without keeping the response.
-
-        Traces of ``tests/oracle`` read configs in this way right after they have changed them.
-        """
+        """Send a request to the first broker as the operator, without keeping the response."""
+        # The scripts of ``tests/oracle`` read configs right after a change, so wait for it.
         if api == "describe_configs" and not self.is_settled:
             settled(self)
         return self._once(api, version, body, OPERATOR, FIRST)

@@ -13,7 +13,7 @@ PREFERRED, UNCLEAN = 0, 1
 
 
 def in_sync(ask: Asker, topic: str, replicas: list[int]) -> None:
-    """Wait until both brokers see a partition on these brokers with all replicas in sync."""
+    """Wait until all partitions have these replicas, all in sync, as every broker sees it."""
 
     def is_so() -> bool:
         return all(
@@ -106,7 +106,7 @@ def elections(ask: Asker) -> None:
             elect(version, kind, ("__cluster_metadata", [0]))
             elect(version, kind)
             elect(version, kind, ("elected", [0]), who=STRANGER)
-    # The order of the replicas changes, the leader does not: then it is not the preferred one.
+    # Reverse the replicas; the leader stays, and is no longer the preferred one.
     parts = [{"partition_index": 0, "replicas": [2, 1]}]
     topics = [{"name": "turned", "partitions": parts}]
     ask("alter_partition_reassignments", 1, **WAIT, topics=topics)

@@ -83,7 +83,7 @@ def cases(stem: str) -> list[Case]:
 
 
 def access_cases(stem: str) -> list[Case]:
-    """Return such requests about ACLs, quotas and users."""
+    """Return accepted and refused requests about ACLs, quotas and users."""
     password = {"salt": b"salt", "salted_password": b"p" * 32}
     user = {"name": stem, "mechanism": 1, "iterations": 4096, **password}
     op = {"key": "producer_byte_rate", "value": 1e9, "remove": False}

@@ -66,8 +66,8 @@ def show(nodes: Nodes) -> None:
     producer = Producer({**clients, "transactional.id": "t"})
     producer.init_transactions(60)
     print("before:", send(producer, consumer, 1), flush=True)
-    # When this transaction begins, the markers of the last one are written, so that none waits for
-    # the frozen broker.
+    # This transaction can begin only when the last one's markers are written, so that none of them
+    # waits for the frozen broker.
     producer.begin_transaction()
     producer.produce(TOPIC, b"", partition=0)
     producer.commit_transaction(60)

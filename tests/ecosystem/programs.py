@@ -51,7 +51,7 @@ def jars(name: str, jar: str) -> Path:
 
 
 def java(libs: Path, main: str, *arguments: str, classes: Path | None = None) -> Child:
-    """Start a Java program on a folder of jars."""
+    """Start a Java program with a folder of jars as its class path."""
     class_path = [*([str(classes)] if classes else []), f"{libs}/*"]
     return Child(
         [

@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.oracle, pytest.mark.timeout(600)]
 
 LINES = 20_000
 SPARE = 1_000
-"""Number of further lines: at a file's end FileStreamSourceTask keeps its buffer's last lines."""
+"""Lines at the end of the file, which FileStreamSourceTask may keep in its buffer."""
 TOTAL = 12_000
 RESTART_POLL_S = 0.5
 """Interval in which a task's status is looked up."""
@@ -241,7 +241,7 @@ def mirrored(libs: Path, clusters: dict[str, str], tmp_path: Path) -> None:
 
 
 def assert_group_follows(clusters: dict[str, str], topic: str, group: str, child: Child) -> None:
-    """Assert that a group at the end of a topic is at the end of the mirrored topic as well."""
+    """Assert that a group's offsets are translated to offsets within the mirrored topic."""
     reader = consumer(clusters["a"], group)
     ends = [TopicPartition(topic, index, TOTAL // PARTITIONS) for index in range(PARTITIONS)]
     reader.commit(offsets=ends, asynchronous=False)

@@ -42,7 +42,7 @@ _BESIDE_MACHINES = tuple(
         *("steps", "tracebacks", "values"),
     )
 )
-# So is the check of topic names, which a client should make before it sends a request.
+# The check of topic names, which a client should make before it sends a request.
 _TOPIC_NAMES = ("cluster.topic_names", "logcore.machine")
 ALLOWED_IMPORTS = {
     "fencepost": ("coordinator.daemon", "cli"),
@@ -108,7 +108,7 @@ ALLOWED_IMPORTS = {
     f"{_ROOM}config": (
         "coordinator.config",
         "coordinator.errors",
-        # It logs a failing config listener in the same way as other unexpected errors.
+        # For the log line of a failing config listener, which is that of other unexpected errors.
         "coordinator.runtime.background",
         "groups.consumer_commands",
         "logcore",
@@ -464,8 +464,8 @@ Rule = Callable[[str, str], Iterator[str]]
 
 @lru_cache(maxsize=1)
 def _parsed(source: str) -> ast.Module:
-    # A finalizer may print an exception with its source lines, for which Python 3.11 parses too;
-    # the outer parse then fails with "AST constructor recursion depth mismatch".
+    # A finalizer that prints a traceback makes Python 3.11 parse the source lines; if it runs
+    # during this parse, this one fails with "AST constructor recursion depth mismatch".
     gc.disable()
     try:
         return ast.parse(source)
@@ -670,7 +670,7 @@ def functions_are_short(path: str, source: str) -> Iterator[str]:
 
 def modules_are_short(path: str, source: str) -> Iterator[str]:
     length = len(source.splitlines())
-    # Tables of test cases may have any length.
+    # Test modules may have any length, because many hold tables of cases.
     if length > MODULE_LINES and not path.startswith("tests/"):
         yield f"{path} has {length} lines (most: {MODULE_LINES})"
 
@@ -923,7 +923,7 @@ GOOD: dict[str, str] = {
 
 
 def circles(modules: Mapping[str, str]) -> list[list[str]]:
-    """Return the import cycles among ``modules``, which maps paths to source texts.
+    """Return one list of all modules in import cycles, or none; ``modules`` maps paths to sources.
 
     Lazy imports and imports for the type checker count as well: they are dependencies too.
     """

@@ -62,7 +62,7 @@ PATIENCE = {"socket.timeout.ms": 3000, "metadata.recovery.strategy": "none", "lo
 """Client settings: a timeout is the only sign of a frozen broker, and librdkafka's is a minute."""
 
 DEADLINE_S = 180.0
-"""Deadline of states: a JVM may take a minute to start on a busy machine."""
+"""Deadline of every wait: a JVM may take a minute to start on a busy machine."""
 
 LONGER_THAN_SESSIONS_S = 3.0
 

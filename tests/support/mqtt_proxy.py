@@ -1,4 +1,4 @@
-"""A TCP proxy between MQTT client and broker that parses packets, notes them, and cuts at one."""
+"""A TCP proxy between MQTT clients and a broker, which can fail at a chosen packet."""
 
 from __future__ import annotations
 

@@ -8,7 +8,8 @@ A comment directly above a block has further instructions:
   line of its output matches; ``fencepost serve`` needs no such comment;
 * ``<!-- stopped: WHAT -->``: before the block runs, running commands are ended, as by Ctrl-C;
 * ``<!-- fails: STATUS -->``: the block ends with this exit status;
-* ``<!-- needs: NAME -->``: run only where this command exists; ``pyspark``: in `make package`;
+* ``<!-- needs: NAME -->``: the block only runs if this command exists, or, for ``pyspark``, in
+  `make package`;
 * ``<!-- printed: -->``: the output of the block above, ``…`` standing for anything in a line.
 """
 

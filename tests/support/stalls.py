@@ -28,8 +28,8 @@ MAX_STALL_MS = 50
 """The longest allowed turn of the loop in milliseconds."""
 
 YARDSTICK_MS = 2.0
-"""Processor time of the yardstick on the idle reference machine of the 50 ms: CPython 3.11 on a
-core of an AMD EPYC, where the shortest of a hundred runs takes 1.85."""
+"""Processor time of the yardstick on the idle machine for which the limit of 50 ms is chosen:
+CPython 3.11 on a core of an AMD EPYC, where the shortest of a hundred runs takes 1.85."""
 
 MAX_SLOWNESS = 3.0
 """The largest factor by which a busy machine extends the limit."""
@@ -112,7 +112,7 @@ class LoopWatch:
 
 @contextmanager
 def watched_loop() -> Iterator[LoopWatch]:
-    """Watch every event loop of this process; a test's clients belong into another process.
+    """Watch every event loop of this process, so a test's clients must run in another process.
 
     Objects of the test run are frozen, so that the garbage collector ignores them as in the daemon.
     """

@@ -242,7 +242,7 @@ def test_what_can_not_be_read_is_refused(
 
 
 def memory(spark: SparkSession, job: Job, **options: str) -> Any:
-    """Start a stream into a memory sink, to test the source alone."""
+    """Return a writer from the source to the ``noop`` sink, to test the source alone."""
     loaded = (
         spark.readStream.format("fencepost")
         .option("kafka.bootstrap.servers", job.bootstrap)

@@ -209,7 +209,7 @@ def rights_that_come_and_go(ask: Asker) -> None:
 
 
 def asked_elsewhere(ask: Asker) -> None:
-    """The same requests to another broker than the first."""
+    """Requests about ACLs, quotas and credentials to another broker than the first."""
     if OTHER not in ask.places:
         return
     entity = [{"entity_type": "user", "entity_name": "e-quota"}]

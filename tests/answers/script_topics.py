@@ -358,7 +358,7 @@ def other_configs(ask: Asker) -> None:
 
 
 def asked_elsewhere(ask: Asker) -> None:
-    """The same requests to another broker than the first."""
+    """Requests about topics and configs to another broker than the first."""
     if OTHER not in ask.places:
         return
     for api, version, body in (

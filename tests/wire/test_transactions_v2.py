@@ -1,6 +1,6 @@
 """KIP-890 part two by raw requests: no Python client speaks it.
 
-Produce v12 and TxnOffsetCommit v5 add partitions by themselves, EndTxn v5 moves the epoch.
+Produce v12 and TxnOffsetCommit v5 add partitions by themselves, EndTxn v5 bumps the epoch.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Guarded(Gateway):
 
     @property
     def rights(self) -> list[Right]:
-        """All rights that the bridge needs with a ledger; pipelines/README.md lists them."""
+        """All rights that the bridge needs once it has a ledger; pipelines/README.md lists them."""
         ledger = f"mqtt-ledger.{self.client_id}"
         return [
             Right("WRITE", "TOPIC", self.topic),

@@ -30,12 +30,12 @@ from fencepost.cluster.lifecycle import (
     RegisterBroker,
 )
 from fencepost.cluster.observer import MetadataDivergedError
+from fencepost.coordinator.replication.broker_registrar import BrokerRegistrar
 from fencepost.coordinator.replication.controller_channel import RemoteControllerChannel
 from fencepost.coordinator.replication.controller_connection import Address
 from fencepost.coordinator.replication.errors import MembershipError
-from fencepost.coordinator.replication.observing import MetadataFetcher
+from fencepost.coordinator.replication.metadata_fetcher import MetadataFetcher
 from fencepost.coordinator.replication.quorum import QuorumConfig
-from fencepost.coordinator.replication.registering import BrokerRegistrar
 from fencepost.coordinator.runtime.background import report, spawn, survived
 from fencepost.logcore.errors import LogError
 from fencepost.logcore.tracebacks import without_traceback

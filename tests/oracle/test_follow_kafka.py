@@ -23,7 +23,7 @@ from fencepost.coordinator.config.broker_config import BrokerConfig, log_config
 from fencepost.coordinator.config.listeners import parse_address
 from fencepost.coordinator.replication.fetchers import ReplicaFetcherManager
 from fencepost.coordinator.replication.membership import BrokerMembership
-from fencepost.coordinator.replication.observing import QuorumConfig
+from fencepost.coordinator.replication.metadata_fetcher import QuorumConfig
 from fencepost.coordinator.replication.peers import Peers
 from fencepost.coordinator.runtime.flusher import Flusher
 from fencepost.logcore.batch import LogRecord, encode_batch

@@ -12,13 +12,13 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.image import LOST
 from fencepost.coordinator.metadata.kraft_metadata_cache import MEMBER_FEATURES
+from fencepost.coordinator.replication.broker_registrar import unsupported
 from fencepost.coordinator.replication.controller_channel import (
     RemoteControllerChannel,
 )
 from fencepost.coordinator.replication.controller_connection import NewestVersionRequest
 from fencepost.coordinator.replication.directories import Directories
 from fencepost.coordinator.replication.isr_changes import IsrChanges
-from fencepost.coordinator.replication.registering import unsupported
 from fencepost.logcore.errors import StorageError
 from fencepost.protocol.api import ApiKey
 from fencepost.protocol.codec import Request

@@ -129,7 +129,7 @@ class BrokerRegistrar:
                 self._begin(asked)
                 continue
             await self._until(min(asked, lifecycle.deadline_ms()))
-            self._told(lifecycle.on_time(self._now()))
+            self._handle_events(lifecycle.on_time(self._now()))
 
     def _begin(self, asked: RegisterBroker | SendHeartbeat) -> None:
         if isinstance(asked, RegisterBroker):
@@ -154,7 +154,7 @@ class BrokerRegistrar:
             if not isinstance(error, (WireError, RequestTimedOutError)):
                 tell(what, error)
             _log.warning(f"{what} not answered", cause=str(error))
-            self._told(self.lifecycle.on_failure(now_ms))
+            self._handle_events(self.lifecycle.on_failure(now_ms))
             return
         body = answer.result()
         if body.error_code:
@@ -164,12 +164,14 @@ class BrokerRegistrar:
                 self._channel.send(_ABOUT_FEATURES).add_done_callback(
                     partial(self._heard_of_features, asked)
                 )
-            self._told(self.lifecycle.on_registered(body.error_code, body.broker_epoch, now_ms))
+            self._handle_events(
+                self.lifecycle.on_registered(body.error_code, body.broker_epoch, now_ms)
+            )
             return
         heard = HeartbeatResponse(
             int(body.error_code), body.is_caught_up, body.is_fenced, body.should_shut_down
         )
-        self._told(self.lifecycle.on_heartbeat(heard, now_ms))
+        self._handle_events(self.lifecycle.on_heartbeat(heard, now_ms))
 
     def _heard_of_features(self, asked: RegisterBroker, answer: asyncio.Future[Entity]) -> None:
         if answer.cancelled() or answer.exception() is not None:
@@ -181,7 +183,7 @@ class BrokerRegistrar:
         self._beyond = unsupported(asked.features, finalized)
         self._wake.set()
 
-    def _told(self, steps: list[LifecycleEvent]) -> None:
+    def _handle_events(self, steps: list[LifecycleEvent]) -> None:
         for step in steps:
             _log.info(
                 step.value,
@@ -212,5 +214,5 @@ class BrokerRegistrar:
 
     def begin_controlled_shutdown(self) -> None:
         """See :meth:`BrokerLifecycleManager.begin_controlled_shutdown`."""
-        self._told(self.lifecycle.begin_controlled_shutdown(self._now()))
+        self._handle_events(self.lifecycle.begin_controlled_shutdown(self._now()))
         self._wake.set()

@@ -82,7 +82,7 @@ class GroupConsumer:
         joined = self._ask(
             "JoinGroup",
             LAST_JOIN_VERSION,
-            deadline_ms=REBALANCE_TIMEOUT_MS + self._session.timeout_ms,
+            timeout_ms=REBALANCE_TIMEOUT_MS + self._session.timeout_ms,
             entity=lambda f: f.message(
                 group_id=self.group,
                 session_timeout_ms=SESSION_TIMEOUT_MS,
@@ -102,7 +102,7 @@ class GroupConsumer:
         synced = self._ask(
             "SyncGroup",
             LAST_JOIN_VERSION,
-            deadline_ms=REBALANCE_TIMEOUT_MS,
+            timeout_ms=REBALANCE_TIMEOUT_MS,
             entity=lambda f: f.message(
                 **self._claim,
                 assignments=[

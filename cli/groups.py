@@ -118,7 +118,7 @@ def _describe(
     from fencepost.client.queries import group_view
 
     if every:
-        found = [group_view.look_at(session, row.group_id) for row in session.groups()]
+        found = [group_view.describe_group(session, row.group_id) for row in session.groups()]
     else:
         found = [group_view.existing(session, name) for name in dict.fromkeys(names)]
     if summary:
@@ -388,9 +388,9 @@ def history(session: ClusterSession, group: str, **options: Any) -> None:
 def _require_idle(session: ClusterSession, group: str) -> GroupView:
     """Describe GROUP. Raises click.ClickException if it has members."""
     from fencepost.cli import group_reset
-    from fencepost.client.queries.group_view import look_at
+    from fencepost.client.queries.group_view import describe_group
 
-    found = look_at(session, group)
+    found = describe_group(session, group)
     if found.is_active:
         raise click.ClickException(group_reset.why_not(found))
     return found

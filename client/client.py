@@ -68,7 +68,7 @@ class _Client:
         entity: Entity,
         *,
         to_node: int = ANY_NODE,
-        deadline_ms: float | None = None,
+        timeout_ms: float | None = None,
     ) -> Entity:
         """Send one request without retries; return the response without checking its errors.
 
@@ -76,7 +76,7 @@ class _Client:
         :class:`ConnectionLostError` (also if the broker closes the connection because it does not
         support the version).
         """
-        return await self._router.request(api_key, version, entity, to_node, deadline_ms)
+        return await self._router.request(api_key, version, entity, to_node, timeout_ms)
 
     async def _call(
         self,
@@ -88,7 +88,7 @@ class _Client:
         to_leader: tuple[str, int] | None = None,
         to_group: str | None = None,
         to_transaction: str | None = None,
-        deadline_ms: float | None = None,
+        timeout_ms: float | None = None,
         check: bool = True,
         **fields: Any,
     ) -> Entity:
@@ -101,7 +101,7 @@ class _Client:
         ``to_leader``, to the coordinator of group ``to_group`` or of transactional id
         ``to_transaction``, to broker ``to_node``, or to any broker.
 
-        While all errors in the response are retriable, the call is retried until ``deadline_ms``
+        While all errors in the response are retriable, the call is retried until ``timeout_ms``
         have passed. Then, and for other top-level errors, it raises :class:`ApiError`; errors of
         single items remain in the response. With ``check=False`` the first response is returned
         with any errors. Raises :class:`BrokerUnreachable` if no broker can be reached, or if a
@@ -112,7 +112,7 @@ class _Client:
         if to_transaction is not None:
             coordinator = TRANSACTION, to_transaction
         target = CallTarget(to_node, to_leader, coordinator)
-        return await self._router.call(api, version, at_most, target, deadline_ms, check, fields)
+        return await self._router.call(api, version, at_most, target, timeout_ms, check, fields)
 
     async def _metadata(self, *, refresh: bool = False) -> ClusterMetadata:
         """Return brokers and topics, from the cache unless it is old or ``refresh`` is set."""

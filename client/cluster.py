@@ -133,7 +133,7 @@ class ErrorAction:
     """Whether nothing was done and all errors are retriable: the same request may be sent again."""
 
 
-def verdict(response: Entity) -> ErrorAction:
+def classify_errors(response: Entity) -> ErrorAction:
     """Classify a response. If one item succeeded, the request must not be sent again."""
     codes = error_codes(response)
     top = ErrorCode(getattr(response, "error_code", 0))

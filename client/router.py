@@ -21,9 +21,9 @@ from fencepost.client.channel import (
 )
 from fencepost.client.cluster import (
     ClusterMetadata,
+    classify_errors,
     cluster_metadata,
     parse_bootstrap,
-    verdict,
 )
 from fencepost.client.security import PLAINTEXT, Security
 from fencepost.logcore.clock import monotonic_s
@@ -404,7 +404,7 @@ class Router:
                     raise
                 problem = without_traceback(error)
             else:
-                found = verdict(answer) if answer is not None and check else None
+                found = classify_errors(answer) if answer is not None and check else None
                 if found is None or not found.failed:
                     return answer
                 if any(code in _MOVED for code in found.failed):

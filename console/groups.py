@@ -13,8 +13,8 @@ from fencepost.cli import group_plan, group_reset
 from fencepost.client.queries.group_view import (
     KNOWN_TYPES,
     GroupView,
+    describe_group,
     existing,
-    look_at,
     member_rows,
     offset_rows,
     summary_rows,
@@ -66,7 +66,7 @@ def _listed(session: ClusterSession, listed: list[Any]) -> list[dict[str, Any]]:
     for row in rows:
         if row["type"] in KNOWN_TYPES:
             try:
-                known.append(look_at(session, row["group"]))
+                known.append(describe_group(session, row["group"]))
             except ApiError as error:
                 row["error"] = str(error)
     more = {str(row["group"]): row for row in summary_rows(session, known)}

@@ -80,7 +80,7 @@ class ViewWatch:
                 # The next subscriber must not receive an outdated state.
                 self._frame = self._seen = None
 
-    def feel(self, beat: str | None) -> None:
+    def send_beat(self, beat: str | None) -> None:
         """Send subscribers which brokers do not answer; a refresh may take longer to notice it."""
         self._beat = beat
         self._wake()
@@ -109,13 +109,13 @@ class ViewWatch:
 class ViewWatches:
     """All watched views, by name and parameters.
 
-    While a view is watched, ``feel`` is called repeatedly. It returns the brokers that do not
+    While a view is watched, ``probe`` is called repeatedly. It returns the brokers that do not
     answer, and may take about a second.
     """
 
-    def __init__(self, feel: Callable[[], Awaitable[Mapping[str, Any]]]) -> None:
+    def __init__(self, probe: Callable[[], Awaitable[Mapping[str, Any]]]) -> None:
         self._watches: dict[tuple[str, ...], ViewWatch] = {}
-        self._feel = feel
+        self._probe = probe
         self._beat: str | None = None
         self._pulse: asyncio.Task[None] | None = None
         self.clients = 0
@@ -125,14 +125,14 @@ class ViewWatches:
         seen: Mapping[str, Any] | None = None
         while True:
             try:
-                found = await self._feel()
+                found = await self._probe()
             except Exception:  # noqa: BLE001 - the view itself says what is wrong
                 found = ALL_WELL
             if found != seen:
                 seen = found
                 self._beat = event("pulse", found)
                 for watch in self._watches.values():
-                    watch.feel(self._beat)
+                    watch.send_beat(self._beat)
             await asyncio.sleep(PULSE_S)
 
     @contextlib.contextmanager
@@ -151,7 +151,7 @@ class ViewWatches:
     ) -> AsyncIterator[str]:
         """Yield the frames of the watch of ``key``, which is started if necessary."""
         watch = self._watches.setdefault(key, ViewWatch(look, explain))
-        watch.feel(self._beat)
+        watch.send_beat(self._beat)
         if self._pulse is None:
             self._pulse = asyncio.create_task(self._run())
         frames = watch.frames()

@@ -12,7 +12,7 @@ from fencepost.client.queries.awaited import (
     awaited_by,
     unreconciled,
 )
-from fencepost.client.queries.group_view import CONSUMER, look_at
+from fencepost.client.queries.group_view import CONSUMER, describe_group
 from fencepost.client.queries.replicas import active_controller, brokers, quorum
 from fencepost.client.queries.session import ClusterSession
 from fencepost.client.router import ApiError
@@ -172,7 +172,7 @@ def _awaited(session: ClusterSession, name: str, history: HistoryCache) -> dict[
     can list all groups, but describing one needs DESCRIBE on the group.
     """
     try:
-        group = look_at(session, name)
+        group = describe_group(session, name)
     except ApiError as error:
         return {"awaited": None, "members": [], "count": 0, "error": str(error)}
     if group.kind == CONSUMER:

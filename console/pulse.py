@@ -31,14 +31,14 @@ class HealthProbe:
         self._clients: dict[tuple[int, str], WireClient] = {}
         """Clients by broker id and address."""
 
-    async def feel(self) -> Mapping[str, Any]:
+    async def probe(self) -> Mapping[str, Any]:
         """Check each broker.
 
         ``silent`` lists the brokers that do not answer; ``away`` is the error if no broker answers.
         """
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._feel)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._probe)
 
-    def _feel(self) -> Mapping[str, Any]:
+    def _probe(self) -> Mapping[str, Any]:
         silent: list[tuple[int, str]] = []
         named: set[tuple[int, str]] = set()
         problem = ""

@@ -27,7 +27,7 @@ from fencepost.client.queries.session import ClusterSession
 from fencepost.client.router import ApiError
 from fencepost.client.security import PLAINTEXT, Security
 from fencepost.console import groups, limits, messages, overview, topics, transactions
-from fencepost.console.door import ConnectionGate
+from fencepost.console.gate import ConnectionGate
 from fencepost.console.guard import API, HEADERS, AccessGuard, Handler, RequestRefusal, is_loopback
 from fencepost.console.history import HistoryCache
 from fencepost.console.limits import MAX_BODY_BYTES, MAX_SEARCHES, MIN_INTERVAL_S, PULSE_TIMEOUT_S
@@ -137,12 +137,12 @@ class Console:
         self.sessions = ask()
         # A search that waits for new records blocks its thread, so pages use other threads.
         self.searchers = ask(MAX_SEARCHES)
-        self.door: ConnectionGate | None = None
+        self.gate: ConnectionGate | None = None
         self.history = HistoryCache()
         self.pulse = HealthProbe(
             settings.bootstrap, min(settings.timeout_s, PULSE_TIMEOUT_S), settings.security
         )
-        self.watches = ViewWatches(self.pulse.feel)
+        self.watches = ViewWatches(self.pulse.probe)
         self.searches = 0
         host = settings.listen.rpartition(":")[0]
         names = {"127.0.0.1", "localhost", "::1", host, *settings.hosts} - {"0.0.0.0", "::", ""}  # noqa: S104 - no name
@@ -170,8 +170,8 @@ class Console:
     async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             self.guard.check(request)
-            if self.door is not None and request.path.startswith(API):
-                self.door.let_in(request.protocol)
+            if self.gate is not None and request.path.startswith(API):
+                self.gate.let_in(request.protocol)
             response = await handler(request)
         except web.HTTPException as error:
             if isinstance(error, RequestRefusal):
@@ -303,8 +303,8 @@ async def served(settings: ConsoleSettings) -> AsyncIterator[str]:
     )
     await runner.setup()
     try:
-        console.door = ConnectionGate(cast("web.Server", runner.server), settings.tls)
-        listener = await asyncio.get_running_loop().create_server(console.door, host, int(port))
+        console.gate = ConnectionGate(cast("web.Server", runner.server), settings.tls)
+        listener = await asyncio.get_running_loop().create_server(console.gate, host, int(port))
         try:
             bound = listener.sockets[0].getsockname()[1]
             name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - a wildcard
@@ -313,7 +313,7 @@ async def served(settings: ConsoleSettings) -> AsyncIterator[str]:
             yield f"{scheme}://{shown}:{bound}/#token={console.token}"
         finally:
             listener.close()
-            console.door.close()
+            console.gate.close()
     finally:
         await runner.cleanup()
 

@@ -75,7 +75,7 @@ class GroupOffsetClient:
             "AddOffsetsToTxn",
             ADD_OFFSETS_VERSION,
             to_transaction=manager.transactional_id,
-            deadline_ms=self._timeout_ms,
+            timeout_ms=self._timeout_ms,
             **claim,
         )
         # From now on the client must send EndTxn even if it wrote no record.
@@ -84,7 +84,7 @@ class GroupOffsetClient:
             "TxnOffsetCommit",
             TXN_COMMIT_VERSION,
             to_group=self._group,
-            deadline_ms=self._timeout_ms,
+            timeout_ms=self._timeout_ms,
             entity=lambda f: txn_offset_commit(
                 f,
                 offsets,
@@ -110,7 +110,7 @@ class GroupOffsetClient:
                 "OffsetFetch",
                 FETCH_VERSION,
                 to_group=self._group,
-                deadline_ms=self._timeout_ms,
+                timeout_ms=self._timeout_ms,
                 check=False,
                 entity=lambda f: offset_fetch(f, self._group, wanted, require_stable=True),
             )

@@ -346,12 +346,12 @@ class Cluster(KafkaUnderTest):
         topic, index = place
         seen: PartitionRegistration | str = ""
 
-        def look_at(_limit_s: float) -> T | None:
+        def attempt(_limit_s: float) -> T | None:
             nonlocal seen
             seen = self._find(topic, index)
             return None if isinstance(seen, str) else look(seen)
 
-        def told() -> str:
+        def describe() -> str:
             if isinstance(seen, str):
                 return f"{what} {topic}-{index}{f': {seen}' if seen else ''}"
             down = [one for one, broker in self.brokers.items() if not broker.is_running]
@@ -360,7 +360,7 @@ class Cluster(KafkaUnderTest):
                 f" {list(seen.replicas)}, its ISR {list(seen.isr)}; brokers down: {down or 'none'}"
             )
 
-        return self._until(look_at, told, timeout)
+        return self._until(attempt, describe, timeout)
 
     def wait_for(self, look: Callable[[], T | None], what: str, timeout: float = WAIT_S) -> T:
         """Repeat ``look`` until its result is true; AssertionError after ``timeout`` s.
@@ -370,7 +370,7 @@ class Cluster(KafkaUnderTest):
         __tracebackhide__ = True
         trouble = ""
 
-        def look_at(_limit_s: float) -> T | None:
+        def attempt(_limit_s: float) -> T | None:
             nonlocal trouble
             try:
                 trouble, found = "", look()
@@ -378,16 +378,16 @@ class Cluster(KafkaUnderTest):
                 trouble, found = f"; the last look raised {error!r}", None
             return found
 
-        return self._until(look_at, lambda: f"{what}{trouble}", timeout)
+        return self._until(attempt, lambda: f"{what}{trouble}", timeout)
 
     def _until(
-        self, look: Callable[[float], T | None], told: Callable[[], str], timeout: float
+        self, look: Callable[[float], T | None], describe: Callable[[], str], timeout: float
     ) -> T:
         __tracebackhide__ = True
         if self._is_closed:
             raise BrokerDownError("the cluster is closed")
         try:
-            return wait(look, timeout, told)
+            return wait(look, timeout, describe)
         except TimeoutError as error:
             raise AssertionError(str(error)) from None
 

@@ -20,7 +20,7 @@ from fencepost.client.client import ApiError
 from fencepost.client.partitioner import partition_for
 from fencepost.client.queries.claims import claims_of, holder
 from fencepost.client.queries.entries import entries_of
-from fencepost.client.queries.group_view import GroupView, look_at, offset_rows, totals
+from fencepost.client.queries.group_view import GroupView, describe_group, offset_rows, totals
 from fencepost.client.queries.open_transactions import unfinished
 from fencepost.client.queries.session import ClusterSession, check
 from fencepost.client.requests import produce as produce_request
@@ -337,7 +337,7 @@ class KafkaUnderTest(ABC):
 
         def reached(session: ClusterSession) -> bool:
             nonlocal seen, behind, others
-            seen = look_at(session, group)
+            seen = describe_group(session, group)
             if seen.state != wanted or (members is not None and len(seen.members) != members):
                 if seen.state == "Dead":
                     others = [str(row.group_id) for row in session.groups()]

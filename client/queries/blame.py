@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from fencepost.client.queries.group_view import KNOWN_TYPES, look_at
+from fencepost.client.queries.group_view import KNOWN_TYPES, describe_group
 from fencepost.client.queries.open_transactions import (
     Producer,
     Transaction,
@@ -153,7 +153,9 @@ def _owners(session: ClusterSession) -> dict[Partition, list[str]]:
         # Older brokers report neither.
         state, kind = getattr(row, "group_state", ""), getattr(row, "group_type", "")
         if kind.lower() in KNOWN_TYPES and state not in {"Empty", "Dead"}:
-            owned = {tp for one in look_at(session, row.group_id).members for tp in one.assigned}
+            owned = {
+                tp for one in describe_group(session, row.group_id).members for tp in one.assigned
+            }
             for place in owned:
                 found[place].append(str(row.group_id))
     return found
@@ -189,7 +191,7 @@ def _members(session: ClusterSession, indexes: set[int], positions: Positions) -
     for group, committed in positions.items():
         if partition_for(group, count) not in indexes:
             continue
-        members = look_at(session, group).members
+        members = describe_group(session, group).members
         places = set(committed)
         for member in members:
             places.update(member.assigned)

@@ -62,7 +62,7 @@ class GroupView:
         return self.state not in {"Empty", "Dead"}
 
 
-def look_at(session: ClusterSession, group: str) -> GroupView:
+def describe_group(session: ClusterSession, group: str) -> GroupView:
     """Describe a group of either protocol; a group that does not exist is Dead."""
     if CONSUMER_GROUP_DESCRIBE in session.client.versions():
         found = session.client.call(
@@ -83,7 +83,7 @@ def look_at(session: ClusterSession, group: str) -> GroupView:
 
 def existing(session: ClusterSession, group: str) -> GroupView:
     """Describe a group. Raises UnknownNameError if it has neither members nor offsets."""
-    found = look_at(session, group)
+    found = describe_group(session, group)
     if found.state == "Dead" and not session.committed(group):
         raise unknown_group(group, lambda: (str(row.group_id) for row in session.groups()))
     return found

@@ -67,7 +67,7 @@ class ControllerConnection:
                 if isinstance(request, NewestVersionRequest):
                     request = request.at(newest(request.api_key, self.versions))
                 return await client.request(
-                    request.__api_key__, request.__version__, request, deadline_ms=timeout_ms
+                    request.__api_key__, request.__version__, request, timeout_ms=timeout_ms
                 )
         except BaseException as error:
             await self.close()

@@ -653,7 +653,7 @@ async def test_silent_brokers_are_checked_at_the_same_time():
             one.setblocking(False)
             address = f"127.0.0.1:{one.getsockname()[1]}"
             pulse._clients[broker, address] = pulse._client(address)
-        checking = asyncio.create_task(pulse.feel())
+        checking = asyncio.create_task(pulse.probe())
         async with asyncio.timeout(60):
             connected = [stack.enter_context((await loop.sock_accept(one))[0]) for one in listening]
             assert all([await loop.sock_recv(one, 1 << 16) for one in connected])
@@ -813,14 +813,14 @@ async def test_silent_brokers_are_told_while_a_view_takes_long(monkeypatch):
     beat: Mapping[str, Any] = live.ALL_WELL
     never = asyncio.Event()
 
-    async def feel() -> Mapping[str, Any]:
+    async def probe() -> Mapping[str, Any]:
         return beat
 
     async def look() -> dict[str, int]:
         await never.wait()
         return {}
 
-    watches = live.ViewWatches(feel)
+    watches = live.ViewWatches(probe)
     frames = watches.follow(("v",), look, lambda error: {"message": str(error)})
     async with asyncio.timeout(20):
         # A healthy state is sent, too: the page may show silent brokers from an earlier stream.

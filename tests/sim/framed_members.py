@@ -285,7 +285,7 @@ class ClassicMember(FramedMember):
                 protocols=[make.JoinGroupRequestProtocol(name="range", metadata=subscription)],
             )
 
-        answer = await self._in_group("JoinGroup", body, deadline_ms=JOIN_MS)
+        answer = await self._in_group("JoinGroup", body, timeout_ms=JOIN_MS)
         if answer is LOST:
             return None
         if answer.error_code == ErrorCode.member_id_required:
@@ -312,7 +312,7 @@ class ClassicMember(FramedMember):
                 ],
             )
 
-        answer = await self._in_group("SyncGroup", body, deadline_ms=JOIN_MS)
+        answer = await self._in_group("SyncGroup", body, timeout_ms=JOIN_MS)
         if answer is LOST or answer.error_code:
             if answer is not LOST and answer.error_code == ErrorCode.unknown_member_id:
                 self.another_life()

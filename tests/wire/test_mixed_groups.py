@@ -11,7 +11,7 @@ import confluent_kafka
 import kafka
 import pytest
 
-from fencepost.client.queries.group_view import look_at
+from fencepost.client.queries.group_view import describe_group
 from fencepost.client.queries.session import ClusterSession
 from tests.support.cluster import Cluster, unique
 from tests.support.waits import until
@@ -120,7 +120,7 @@ class Group:
         except TimeoutError as error:
             error.add_note(f"owned: {[sorted(one.owned()) for one in self.members]}")
             with ClusterSession(self.bootstrap, 10) as session:
-                error.add_note(str(look_at(session, self.group)))
+                error.add_note(str(describe_group(session, self.group)))
             raise
 
     def read_all(self) -> None:

@@ -22,7 +22,7 @@ from fencepost.client.client import (
     BrokerUnreachable,
     WireClient,
 )
-from fencepost.client.cluster import parse_bootstrap, verdict
+from fencepost.client.cluster import classify_errors, parse_bootstrap
 from fencepost.client.queries.session import ClusterSession
 from fencepost.coordinator.config.listener_config import ListenerConfig
 from fencepost.coordinator.handlers import CloseConnection, Context, Registry, handles
@@ -173,7 +173,7 @@ def test_calls_go_where_they_belong(cluster: Cluster) -> None:
         assert metadata.cluster_id == "small"
         assert sorted(metadata.brokers) == [1, 2]
         with pytest.raises(BrokerUnreachable, match="no broker 3"):
-            client.call("EndTxn", to_node=3, deadline_ms=1_000)
+            client.call("EndTxn", to_node=3, timeout_ms=1_000)
     wanted = [(1, "Metadata"), (2, "ListOffsets"), (1, "FindCoordinator"), (2, "EndTxn")]
     assert cluster.calls[:4] == wanted
     assert cluster.calls[4] == (2, "EndTxn")
@@ -198,7 +198,7 @@ def test_retriable_errors_are_repeated_until_the_deadline(cluster: Cluster) -> N
         assert client.call("EndTxn", to_transaction="x").error_code == 0
         cluster.answers = [14] * 1_000
         with pytest.raises(ApiError, match="EndTxn: COORDINATOR_LOAD_IN_PROGRESS") as caught:
-            client.call("EndTxn", to_transaction="x", deadline_ms=1_000)
+            client.call("EndTxn", to_transaction="x", timeout_ms=1_000)
         assert caught.value.code is ErrorCode.coordinator_load_in_progress
 
 
@@ -250,7 +250,7 @@ def test_no_broker_names_every_address_tried() -> None:
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(BrokerUnreachable, match=address):
-            WireClient(address).call("Metadata", deadline_ms=100)
+            WireClient(address).call("Metadata", timeout_ms=100)
 
 
 def test_the_second_bootstrap_server_will_do(cluster: Cluster) -> None:
@@ -299,7 +299,7 @@ def test_a_silent_broker_runs_into_the_deadline() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         client = WireClient(f"127.0.0.1:{listener.getsockname()[1]}")
         with pytest.raises(BrokerUnreachable):
-            client.call("Metadata", deadline_ms=200)
+            client.call("Metadata", timeout_ms=200)
 
 
 async def test_the_asynchronous_client_does_the_same(cluster: Cluster) -> None:
@@ -352,9 +352,9 @@ def test_verdict_of_a_response_without_items() -> None:
     from fencepost.protocol.messages import response_factory
 
     make = response_factory(ApiKey.HEARTBEAT, 4)
-    assert verdict(make.message(error_code=0)).failed == ()
-    assert verdict(make.message(error_code=14)).retriable
-    assert not verdict(make.message(error_code=90)).retriable
+    assert classify_errors(make.message(error_code=0)).failed == ()
+    assert classify_errors(make.message(error_code=14)).retriable
+    assert not classify_errors(make.message(error_code=90)).retriable
 
 
 def test_metadata_is_asked_for_again_when_the_open_connection_has_died(tmp_path: Path) -> None:

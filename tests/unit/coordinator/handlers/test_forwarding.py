@@ -237,7 +237,7 @@ def test_request_without_a_response_of_the_controller_is_refused_as_a_whole(
 
             async def check(version: int, expected: ErrorCode) -> None:
                 answer = await setting.client.call(
-                    api, version, entity=ASKED[api], check=False, deadline_ms=5_000
+                    api, version, entity=ASKED[api], check=False, timeout_ms=5_000
                 )
                 expected_rows = ROWS[api]
                 if api == ApiKey.DELETE_TOPICS and version >= 6:
@@ -452,7 +452,7 @@ def test_share_consumers_hear_that_they_are_not_served(tmp_path) -> None:
                     topics=asked if epoch == 0 else [],
                 )
                 answer = await setting.client.request(
-                    ApiKey.SHARE_FETCH, 2, body, deadline_ms=10_000
+                    ApiKey.SHARE_FETCH, 2, body, timeout_ms=10_000
                 )
                 assert answer.error_code == code
                 told = [

@@ -49,27 +49,27 @@ class _GatedConnection(asyncio.Protocol):
 
     patience: asyncio.TimerHandle
 
-    def __init__(self, door: ConnectionGate) -> None:
-        self._door = door
-        self._inner = door.server()
+    def __init__(self, gate: ConnectionGate) -> None:
+        self._gate = gate
+        self._inner = gate.server()
         self._transport: asyncio.Transport | None = None
         self._is_open = False
 
     def connection_made(self, made: asyncio.BaseTransport) -> None:
         self._transport = transport = cast("asyncio.Transport", made)
-        door, loop = self._door, asyncio.get_running_loop()
-        if len(door.strangers) >= MAX_STRANGERS:
+        gate, loop = self._gate, asyncio.get_running_loop()
+        if len(gate.strangers) >= MAX_STRANGERS:
             # Close the oldest: a client that has the token sends it at once.
-            next(iter(door.strangers.values())).end()
-        door.strangers[self._inner] = self
+            next(iter(gate.strangers.values())).end()
+        gate.strangers[self._inner] = self
         self.patience = loop.call_later(STRANGER_S, self.end)
-        if door.context is None:
+        if gate.context is None:
             self._open(transport)
         else:
             transport.pause_reading()
-            task = loop.create_task(self._encrypt(transport, door.context))
-            door.handshakes.add(task)
-            task.add_done_callback(door.handshakes.discard)
+            task = loop.create_task(self._encrypt(transport, gate.context))
+            gate.handshakes.add(task)
+            task.add_done_callback(gate.handshakes.discard)
 
     async def _encrypt(self, transport: asyncio.Transport, context: ssl.SSLContext) -> None:
         # A failed handshake is not logged: its client sees the error.
@@ -95,7 +95,7 @@ class _GatedConnection(asyncio.Protocol):
 
     def _leave(self) -> None:
         self.patience.cancel()
-        self._door.strangers.pop(self._inner, None)
+        self._gate.strangers.pop(self._inner, None)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._leave()

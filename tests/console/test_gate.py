@@ -17,7 +17,7 @@ from fencepost.cli import main
 from fencepost.client.client import ApiError
 from fencepost.client.queries.session import ClusterSession
 from fencepost.client.security import Security
-from fencepost.console import door, server
+from fencepost.console import gate, server
 from fencepost.console.sessions import SessionPool
 from fencepost.testing import Kafka
 from tests.console.scenes import TOKEN
@@ -80,7 +80,7 @@ async def test_browsers_are_answered_in_tls(bootstrap: str, authority: Authority
 async def test_strangers_are_few_and_the_oldest_go_first(
     bootstrap: str, authority: Authority, monkeypatch: pytest.MonkeyPatch, *, is_encrypted: bool
 ) -> None:
-    monkeypatch.setattr(door, "MAX_STRANGERS", 3)
+    monkeypatch.setattr(gate, "MAX_STRANGERS", 3)
     context = ssl.create_default_context(cafile=str(authority.truststore))
     keystore = authority.issue("console") if is_encrypted else None
     async with (
@@ -112,7 +112,7 @@ async def test_who_shows_no_token_goes_soon(
     *,
     is_encrypted: bool,
 ) -> None:
-    monkeypatch.setattr(door, "STRANGER_S", 0.3)
+    monkeypatch.setattr(gate, "STRANGER_S", 0.3)
     context = ssl.create_default_context(cafile=str(authority.truststore))
     keystore = authority.issue("console") if is_encrypted else None
     async with (

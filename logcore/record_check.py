@@ -72,10 +72,10 @@ class CheckBudget:
 def open_records(
     data: Buffer,
     header: BatchHeader,
-    room: CheckBudget | None = None,
+    budget: CheckBudget | None = None,
     max_record_bytes: int | None = None,
 ) -> RecordWindow:
-    """Return a window over the records of the batch ``data``, within ``room`` if it is given.
+    """Return a window over the records of the batch ``data``, within ``budget`` if it is given.
 
     The window raises CorruptRecordError if the records do not decompress within
     DEFAULT_MAX_OUTPUT_BYTES, and InvalidRecordError if a record of a compressed batch has more than
@@ -83,34 +83,34 @@ def open_records(
     """
     codec = header.codec
     if codec is Codec.NONE:
-        if room is not None:
-            room.take(header.record_count, 0)
+        if budget is not None:
+            budget.take(header.record_count, 0)
         return RecordWindow.over(data, HEADER_SIZE)
     stored = memoryview(data)[HEADER_SIZE:]
     pieces = inflated_pieces(codec, stored, DEFAULT_MAX_OUTPUT_BYTES, strict=True)
-    if room is not None:
-        room.take(header.record_count, len(stored) * COMPRESSED_BYTE_COST)
-        pieces = _within(room, pieces)
+    if budget is not None:
+        budget.take(header.record_count, len(stored) * COMPRESSED_BYTE_COST)
+        pieces = _within(budget, pieces)
     return RecordWindow(pieces, max_record_bytes)
 
 
-def _within(room: CheckBudget, pieces: Iterator[bytes]) -> Iterator[bytes]:
+def _within(budget: CheckBudget, pieces: Iterator[bytes]) -> Iterator[bytes]:
     for piece in pieces:
-        room.take(0, len(piece))
+        budget.take(0, len(piece))
         yield piece
 
 
 def check_records(
-    window: RecordWindow, header: BatchHeader, room: CheckBudget | None, *, want_keys: bool
+    window: RecordWindow, header: BatchHeader, budget: CheckBudget | None, *, want_keys: bool
 ) -> Steps[list[int]]:
     """Walk over all records of a batch; return the first MAX_RECORD_ERRORS without a key.
 
-    Without ``want_keys`` the list is empty. Every header of a record uses as much of ``room`` as a
-    record. Raises InvalidRecordError for records that do not match their lengths, a record count
+    Without ``want_keys`` the list is empty. Every header of a record takes as much of ``budget`` as
+    a record. Raises InvalidRecordError for records that do not match their lengths, a record count
     other than the header's, or offset deltas other than 0, 1, 2 ….
     """
     keyless: list[int] = []
-    read = partial(_walk, room, keyless if want_keys else None)
+    read = partial(_walk, budget, keyless if want_keys else None)
     try:
         for _ in window.chunks(header.record_count, read):
             yield
@@ -120,7 +120,7 @@ def check_records(
 
 
 def _walk(  # noqa: C901 - inlined for speed
-    room: CheckBudget | None, keyless: list[int] | None, window: RecordWindow, count: int
+    budget: CheckBudget | None, keyless: list[int] | None, window: RecordWindow, count: int
 ) -> range:
     """Step over ``count`` records, or as many as the window holds; return their offset deltas.
 
@@ -180,7 +180,7 @@ def _walk(  # noqa: C901 - inlined for speed
             size, pos = _read_size(data, pos)
             pos += size
         if data[pos]:
-            pos = skip_headers(data, pos, stop, room, MAX_RECORD_HEADERS)
+            pos = skip_headers(data, pos, stop, budget, MAX_RECORD_HEADERS)
         else:
             pos += 1
         if pos != stop:
@@ -209,7 +209,7 @@ def _read_size(data: Buffer, pos: int) -> tuple[int, int]:
 
 
 def skip_headers(
-    data: Buffer, pos: int, stop: int, room: CheckBudget | None = None, most: int = _UINT32_MAX
+    data: Buffer, pos: int, stop: int, budget: CheckBudget | None = None, most: int = _UINT32_MAX
 ) -> int:
     """Step over at most ``most`` headers of a record that ends at ``stop``.
 
@@ -221,8 +221,8 @@ def skip_headers(
         raise InvalidRecordError(f"{count} headers in a record, at most {most}")
     if count * 2 > stop - pos:
         raise InvalidRecordError(f"{count} headers in {stop - pos} bytes")
-    if room is not None:
-        room.take(count, 0)
+    if budget is not None:
+        budget.take(count, 0)
     for _ in range(count):
         size, pos = _read_size(data, pos)
         pos += size

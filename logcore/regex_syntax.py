@@ -153,13 +153,13 @@ class _Parser:
         self._flags: frozenset[str] = frozenset()
         self._names: set[str] = set()
         self._groups = [_Group(self._flags)]
-        self._told = 0
+        self._reported = 0
         """Characters whose steps were yielded."""
 
     def parse(self) -> Generator[int, None, Piece]:
         pattern, end = self._pattern, len(self._pattern)
         while self._at < end:
-            if self._at - self._told >= CHARS_AT_ONCE:
+            if self._at - self._reported >= CHARS_AT_ONCE:
                 yield self._steps()
             plain = _PLAIN.match(pattern, self._at, self._at + CHARS_AT_ONCE)
             if plain is not None:
@@ -182,7 +182,7 @@ class _Parser:
         return piece
 
     def _steps(self) -> int:
-        told, self._told = self._told, self._at
+        told, self._reported = self._reported, self._at
         return READ_STEPS * (self._at - told)
 
     def _refuse(self, why: str) -> NoReturn:
@@ -387,7 +387,7 @@ class _Parser:
         tests: list[Test] = []
         while first or not pattern.startswith("]", self._at):
             first = False
-            if self._at - self._told >= CHARS_AT_ONCE:
+            if self._at - self._reported >= CHARS_AT_ONCE:
                 yield self._steps()
             part = self._posix_class()
             if part is None:

@@ -74,10 +74,10 @@ def validate(
     *,
     now_ms: int,
     min_zstd_ok: bool,
-    room: CheckBudget | None = None,
+    budget: CheckBudget | None = None,
 ) -> ValidatedBatch:
     """Check a client's bytes in one step: see :func:`validating`."""
-    return finish(validating(data, config, now_ms=now_ms, min_zstd_ok=min_zstd_ok, room=room))
+    return finish(validating(data, config, now_ms=now_ms, min_zstd_ok=min_zstd_ok, budget=budget))
 
 
 def validating(
@@ -86,16 +86,17 @@ def validating(
     *,
     now_ms: int,
     min_zstd_ok: bool,
-    room: CheckBudget | None = None,
+    budget: CheckBudget | None = None,
 ) -> Steps[ValidatedBatch]:
     """Check, in steps, that a client's bytes are exactly one valid batch.
 
     The bytes to write differ from ``data`` only if the topic sets the timestamp or another
-    codec. ``min_zstd_ok``: the request's version allows zstd (Produce 7 or later). ``room`` is the
-    budget on the event loop, None on any other thread.
+    codec. ``min_zstd_ok``: the request's version allows zstd (Produce 7 or later). ``budget`` is a
+    limit for the event loop, None on any other thread.
 
     Raises CorruptRecordError, InvalidRecordError, InvalidTimestampError, RecordTooLargeError,
-    RecordListTooLargeError, UnsupportedCompressionError; CheckBudgetExceededError with a ``room``.
+    RecordListTooLargeError, UnsupportedCompressionError, and with a ``budget``
+    CheckBudgetExceededError.
     """
     header = _one_batch(data)
     size = header.size
@@ -106,10 +107,10 @@ def validating(
     verify_crc(data, 0, header)
     _check_header(header, min_zstd_ok=min_zstd_ok)
     target = _CODECS.get(config.compression_type, header.codec)
-    if target is not header.codec and room is not None:
+    if target is not header.codec and budget is not None:
         raise CheckBudgetExceededError
-    window = open_records(data, header, room, config.max_record_bytes)
-    keyless = yield from check_records(window, header, room, want_keys=config.is_compacted)
+    window = open_records(data, header, budget, config.max_record_bytes)
+    keyless = yield from check_records(window, header, budget, want_keys=config.is_compacted)
     yield from _check_times(data, header, config, now_ms)
     if keyless:
         reason = "a compacted topic needs a key"

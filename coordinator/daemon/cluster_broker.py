@@ -148,7 +148,7 @@ class ClusterBroker:
         return self._membership
 
     @property
-    def place(self) -> ClusterView:
+    def cluster_view(self) -> ClusterView:
         """The member's view of its cluster. Raises RuntimeError before :meth:`join`."""
         return self.membership
 
@@ -222,7 +222,7 @@ class ClusterBroker:
     def channel(self, retry_timeout_ms: int | None) -> ControllerChannel:
         """Open another connection to the active controller; None as timeout retries for ever."""
         found = RemoteControllerChannel(
-            lambda: self.place.controller,
+            lambda: self.cluster_view.controller,
             client_id=str(self._config.int("node.id")),
             retry_timeout_ms=retry_timeout_ms,
             request_timeout_ms=self._quorum.socket_timeout_ms,
@@ -259,7 +259,7 @@ class ClusterBroker:
 
     async def _begin(self, services: Services) -> None:
         """Start the replica fetchers and the coordinators for the installed image."""
-        config, clock, place = self._config, cluster_clock(services.clock), self.place
+        config, clock, view = self._config, cluster_clock(services.clock), self.cluster_view
         services.controller = self.channel(FORWARDING_TIMEOUT_MS)
         services.history.place = HistoryPartition(
             config,
@@ -276,7 +276,7 @@ class ClusterBroker:
             clock,
             node_id=services.node_id,
             image=lambda: services.metadata.image,
-            broker_epoch=lambda: place.broker_epoch,
+            broker_epoch=lambda: view.broker_epoch,
             log_of=lambda one: services.logs.partition(one.topic, one.index),
             on_disk=services.flusher.after,
             remember=services.remember_replica,
@@ -292,7 +292,7 @@ class ClusterBroker:
         await services.start()
 
     def _leave(self, replicas: ReplicaManager, old: MetadataImage, image: MetadataImage) -> None:
-        if self.place.in_controlled_shutdown:
+        if self.cluster_view.in_controlled_shutdown:
             replicas.stop_following(no_longer_followed(old, image, replicas.node_id))
 
     def _place_replicas(self, replicas: ReplicaManager, channel: ControllerChannel) -> None:
@@ -310,7 +310,7 @@ class ClusterBroker:
         ids = ControllersProducerIds(
             self.channel(FORWARDING_TIMEOUT_MS),
             services.node_id,
-            lambda: self.place.broker_epoch,
+            lambda: self.cluster_view.broker_epoch,
         )
         txns.join_others(MarkerSender(peers), self._verifier.ask, ids.allocate)
 

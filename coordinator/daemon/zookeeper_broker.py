@@ -82,7 +82,7 @@ class ZooKeeperBroker(ClusterBroker):
         return api_key != ApiKey.ENVELOPE or self._node.takes_envelopes
 
     @property
-    def place(self) -> ZooKeeperNode:
+    def cluster_view(self) -> ZooKeeperNode:
         """The member's view of its cluster."""
         return self._node
 

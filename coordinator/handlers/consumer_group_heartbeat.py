@@ -105,10 +105,10 @@ def _response(ctx: Context, result: ConsumerHeartbeatResult) -> Entity:
             for topic_id, partitions in result.assignment
         )
     )
-    return _told(make, member_id, epoch, interval_ms, assignment)
+    return _heartbeat_response(make, member_id, epoch, interval_ms, assignment)
 
 
-def _told(
+def _heartbeat_response(
     make: ResponseFactory, member_id: str, epoch: int, interval_ms: int, assignment: Entity | None
 ) -> Entity:
     return make.ConsumerGroupHeartbeatResponse(
@@ -123,7 +123,7 @@ def _told(
 @lru_cache(maxsize=MAX_KEPT_ANSWERS)
 def _unchanged(make: ResponseFactory, member_id: str, epoch: int, interval_ms: int) -> Entity:
     """Return the response of nearly every heartbeat, without an assignment; cached."""
-    return _told(make, member_id, epoch, interval_ms, None)
+    return _heartbeat_response(make, member_id, epoch, interval_ms, None)
 
 
 def _refused(ctx: Context, code: ErrorCode, message: str | None) -> Entity:

@@ -89,7 +89,7 @@ def run(ctx: Context) -> Work[Entity]:
     for topic, indexes in asked:
         parts = []
         for index, (_, error) in zip(indexes, outcomes, strict=False):
-            code, message = _told(ctx, topic, index, kind, error)
+            code, message = _error_of(ctx, topic, index, kind, error)
             if not (everything and code is ErrorCode.election_not_needed):
                 parts.append(
                     make.PartitionResult(partition_id=index, error_code=code, error_message=message)
@@ -102,7 +102,7 @@ def run(ctx: Context) -> Work[Entity]:
     )
 
 
-def _told(
+def _error_of(
     ctx: Context, topic: str, index: int, kind: int, error: DomainError | None
 ) -> tuple[ErrorCode, str | None]:
     if error is None:

@@ -21,7 +21,7 @@ def run(ctx: Context) -> Entity | Awaitable[Entity]:
     body, respond = ctx.body, ctx.respond
 
     def refuse(code: ErrorCode) -> Entity:
-        return _told(respond, code)
+        return _response(respond, code)
 
     if not ctx.may(Operation.READ, ResourceType.GROUP, body.group_id):
         return refuse(ErrorCode.group_authorization_failed)
@@ -33,11 +33,11 @@ def run(ctx: Context) -> Entity | Awaitable[Entity]:
     )
     return answer(
         ctx.broker.groups.submit(body.group_id, command, ctx.origin),
-        lambda _: _told(respond, ErrorCode.none),
+        lambda _: _response(respond, ErrorCode.none),
         refuse,
     )
 
 
 @cache
-def _told(respond: ResponseFactory, code: ErrorCode) -> Entity:
+def _response(respond: ResponseFactory, code: ErrorCode) -> Entity:
     return respond.HeartbeatResponse(error_code=code)

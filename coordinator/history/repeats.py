@@ -20,7 +20,7 @@ class Repeats:
     """
 
     def __init__(self) -> None:
-        self._told: Counter[Hashable] = Counter()
+        self._written: Counter[Hashable] = Counter()
         self._of_broker: Counter[Hashable] = Counter()
 
     def is_new(self, entry: Entry) -> bool:
@@ -30,7 +30,7 @@ class Repeats:
         identity = tuple(entry.detail.get(name) for name in _IDENTITY)
         key = entry.subject, entry.what, identity
         self._of_broker[key, entry.shard] += 1
-        if self._of_broker[key, entry.shard] <= self._told[key]:
+        if self._of_broker[key, entry.shard] <= self._written[key]:
             return False
-        self._told[key] += 1
+        self._written[key] += 1
         return True

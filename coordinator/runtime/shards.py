@@ -217,7 +217,7 @@ class ShardSet(Generic[M_co]):
             raise NotCoordinatorError(f"{self.topic}-{index} is not served here")
         return shard
 
-    async def opened(self) -> None:
+    async def open_all(self) -> None:
         """Open all elected partitions; those that are not empty remain to be read."""
         pace = Pace()
         while self._unopened and not self._closed:

@@ -31,11 +31,11 @@ Work = Generator[Wait | None, None, T]
 """Steps that may wait."""
 
 
-def _is_to_come(kind: type) -> bool:
+def _is_pending_work(kind: type) -> bool:
     return kind is GeneratorType or hasattr(kind, "__await__")
 
 
-is_to_come: Callable[[type], bool] = cache(_is_to_come)
+is_pending_work: Callable[[type], bool] = cache(_is_pending_work)
 """Returns whether instances of a class are generators or awaitables, and not results."""
 
 

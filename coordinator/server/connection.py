@@ -30,7 +30,7 @@ from fencepost.coordinator.config.listener_config import ListenerConfig
 from fencepost.coordinator.handlers import CloseConnection, Context, Registry
 from fencepost.coordinator.handlers.api_versions import versions_of
 from fencepost.coordinator.runtime.background import SLICE_MS, call_later
-from fencepost.coordinator.runtime.turns import Job, Turns, Wait, Work, is_to_come
+from fencepost.coordinator.runtime.turns import Job, Turns, Wait, Work, is_pending_work
 from fencepost.coordinator.security.principal import ClientSession, Principal, plain_host
 from fencepost.coordinator.security.quotas import ClientQuotas
 from fencepost.coordinator.security.throttle import LoopTime
@@ -501,7 +501,7 @@ class Connection(asyncio.BufferedProtocol):
             context.throttle = throttle_of(context, self._server.throttles, spent)
         try:
             entity: Any = self._server.registry.handler(context.api_key).run(context)
-            if is_to_come(type(entity)):
+            if is_pending_work(type(entity)):
                 entity = yield from self._result(entity, spent)
         except asyncio.CancelledError:
             self.close("the request was cancelled")

@@ -258,85 +258,85 @@ class ConnectionAcceptor:
     ) -> None:
         self._loop, self._admission = loop, admission
         self._enter, self._refused = enter, refused
-        self._doors: dict[str, _ListenerState] = {}
+        self._listeners: dict[str, _ListenerState] = {}
         self._held: dict[socket.socket, asyncio.TimerHandle] = {}
 
     @property
     def is_open(self) -> bool:
         """Whether any listener is open."""
-        return bool(self._doors)
+        return bool(self._listeners)
 
     @property
     def waiting(self) -> int:
         """The number of accepted clients that wait because of a rate or connection limit."""
-        return sum(len(door.waiting) for door in self._doors.values())
+        return sum(len(state.waiting) for state in self._listeners.values())
 
     def open(self, config: ListenerConfig, bound: Iterable[socket.socket]) -> tuple[str, int]:
         """Accept connections on these sockets; return the address of the first."""
-        door = self._doors.setdefault(config.name, _ListenerState(config))
+        state = self._listeners.setdefault(config.name, _ListenerState(config))
 
         def arrived(client: socket.socket, address: Any) -> None:
-            self._arrived(door, client, address)
+            self._arrived(state, client, address)
 
         made = [Listener(self._loop, one, arrived) for one in bound]
-        door.listeners += made
+        state.listeners += made
         return made[0].address
 
     def close(self) -> None:
         """Close the listeners; refuse the waiting clients."""
-        doors, self._doors = self._doors, {}
-        for door in doors.values():
-            for listener in door.listeners:
+        listeners, self._listeners = self._listeners, {}
+        for state in listeners.values():
+            for listener in state.listeners:
                 listener.close()
-            if door.timer is not None:
-                door.timer.cancel()
-            for one in door.waiting:
+            if state.timer is not None:
+                state.timer.cancel()
+            for one in state.waiting:
                 one.client.close()
         for client in list(self._held):
             self._let_go(client)
 
     def look_again(self) -> None:
         """Admit waiting clients after a connection has ended or limits have changed."""
-        for door in self._doors.values():
-            if door.waiting:
-                self._let_in(door)
+        for state in self._listeners.values():
+            if state.waiting:
+                self._let_in(state)
 
-    def _arrived(self, door: _ListenerState, client: socket.socket, address: Any) -> None:
+    def _arrived(self, state: _ListenerState, client: socket.socket, address: Any) -> None:
         if client.fileno() >= first_reserved_file():
             # Close it before the next accept: many clients may arrive in one turn of the event
             # loop.
             client.close()
             self._refused(f"{address[0]}:{address[1]}", NO_FILES)
             return
-        wait_ms = self._admission.arrived(door.config.name)
+        wait_ms = self._admission.arrived(state.config.name)
         not_before_ms = self._loop.time() * 1000 + wait_ms
-        door.waiting.append(_WaitingClient(client, address, not_before_ms))
-        self._let_in(door)
+        state.waiting.append(_WaitingClient(client, address, not_before_ms))
+        self._let_in(state)
 
-    def _let_in(self, door: _ListenerState) -> None:
+    def _let_in(self, state: _ListenerState) -> None:
         """Admit waiting clients in order; pause the listener while any of them must wait."""
-        if door.timer is not None:
-            door.timer.cancel()
-            door.timer = None
-        admission, name = self._admission, door.config.name
-        while door.waiting:
-            first = door.waiting[0]
+        if state.timer is not None:
+            state.timer.cancel()
+            state.timer = None
+        admission, name = self._admission, state.config.name
+        while state.waiting:
+            first = state.waiting[0]
             left_ms = first.not_before_ms - self._loop.time() * 1000
             if left_ms > 0:
-                door.timer = call_later(self._loop, left_ms, "let in", lambda: self._let_in(door))
+                state.timer = call_later(self._loop, left_ms, "let in", lambda: self._let_in(state))
                 break
             if not admission.has_room(name):
                 break
-            door.waiting.popleft()
-            self._let_one_in(door, first)
-        for listener in door.listeners:
-            listener.hold(is_held=bool(door.waiting))
+            state.waiting.popleft()
+            self._let_one_in(state, first)
+        for listener in state.listeners:
+            listener.hold(is_held=bool(state.waiting))
 
-    def _let_one_in(self, door: _ListenerState, one: _WaitingClient) -> None:
+    def _let_one_in(self, state: _ListenerState, one: _WaitingClient) -> None:
         host = plain_host(str(one.address[0]))
-        slot = self._admission.enter(door.config.name, host)
+        slot = self._admission.enter(state.config.name, host)
         if isinstance(slot, ConnectionSlot):
-            self._enter(door.config, one.client, slot)
+            self._enter(state.config, one.client, slot)
             return
         self._refused(f"{host}:{one.address[1]}", slot.reason)
         if slot.held_ms and len(self._held) < MAX_HELD:

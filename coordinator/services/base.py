@@ -225,7 +225,7 @@ class ShardedCoordinator(Generic[M_co]):
         Raises CoordinatorLoadInProgressError while any shard is loading, and the command's own
         errors.
         """
-        await self._shards.opened()
+        await self._shards.open_all()
         found: list[R] = []
         pace = Pace()
         for shard in self._shards.shards:

@@ -343,13 +343,13 @@ class Appends:
 
     def _check(self, append: Append, progress: _AppendState) -> None:
         """Find partitions and check their batches while there is time."""
-        room = CheckBudget()
+        budget = CheckBudget()
         now_ms = self._clock.now_ms()
         until = monotonic_s() + _HALF_A_SLICE_S
         for part in islice(append.parts, progress.checked, None):
             try:
                 check = self._found(append, part, now_ms)
-                part.admitted = finish(check(room=room))
+                part.admitted = finish(check(budget=budget))
             except CheckBudgetExceededError:
                 progress.left.append((part, check))
             except DomainError as error:

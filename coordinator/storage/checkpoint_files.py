@@ -56,12 +56,12 @@ class CheckpointFiles:
 
     def write(self, name: str, offsets: Offsets) -> bool:
         """Write a checkpoint if it has changed; return whether it is on disk."""
-        return self._told(name, self._write(name, offsets, self._turn()))
+        return self._log_failure(name, self._write(name, offsets, self._turn()))
 
     async def save(self, name: str, offsets: Offsets) -> bool:
         """Do the same as :meth:`write`, in the thread."""
         step = partial(self._write, name, offsets, self._turn())
-        return self._told(name, await self._thread.run(step))
+        return self._log_failure(name, await self._thread.run(step))
 
     def close(self) -> None:
         """Wait for the thread and end it."""
@@ -84,7 +84,7 @@ class CheckpointFiles:
         return None
 
     @staticmethod
-    def _told(name: str, failure: OSError | None) -> bool:
+    def _log_failure(name: str, failure: OSError | None) -> bool:
         if failure is not None:
             _log.warning("checkpoint not written", file=name, cause=str(failure))
         return failure is None

@@ -154,8 +154,8 @@ class Fetches:
             yield from reading.wait()
             yield from reading.read()
         if fetch.may_tell is not None and not fetch.may_tell(reading.size_bytes):
-            return reading.untold()
-        return (yield from reading.told())
+            return reading.throttled_response()
+        return (yield from reading.response())
 
     def _begin(self, fetch: Fetch) -> Steps[tuple[FetchSession | None, list[CachedPartition]]]:
         """Find or close the session of the request; return it and the partitions to read."""
@@ -461,10 +461,10 @@ class _Reading:
         """Return the approximate size of the response."""
         return self._bytes + PARTITION_BYTES * self._news
 
-    def untold(self) -> FetchResult:
+    def throttled_response(self) -> FetchResult:
         """Return a response without partitions, after which the client can fetch the same again.
 
-        Raises like :meth:`told`.
+        Raises like :meth:`response`.
         """
         if self._session is None:
             return FetchResult(NO_SESSION, [])
@@ -475,7 +475,7 @@ class _Reading:
         if session.epoch != self._epoch:
             raise InvalidFetchSessionEpochError(f"fetch session {session.id} went on meanwhile")
 
-    def told(self) -> Steps[FetchResult]:
+    def response(self) -> Steps[FetchResult]:
         """Return the response. Raises InvalidFetchSessionEpochError if the session has advanced."""
         session, sessions = self._session, self._fetches.sessions
         throttle = self._fetches.throttle
@@ -489,12 +489,12 @@ class _Reading:
         if session is None:
             return FetchResult((yield from self._opened()), self._answers)
         self._check_session(session)
-        told: list[FetchedPartition] = []
+        answered: list[FetchedPartition] = []
         for answer in self._answers:
             if session.is_news(answer):
-                told.append(answer)
+                answered.append(answer)
             yield
-        return FetchResult(sessions.id_of(session), told)
+        return FetchResult(sessions.id_of(session), answered)
 
     def _opened(self) -> Steps[int]:
         """Open a session for a full request; return its id, 0 without a session."""

@@ -340,7 +340,7 @@ class ReplicaManager:
             self._failed(replica, error)
             return
         partition.marks.on_flushed_end = partial(self._appended, replica)
-        self._take(replica, step, told=True)
+        self._take(replica, step, notifies=True)
         self._report_directory(replica)
 
     def _become_sole_replica(self, one: LocalPartition) -> None:
@@ -477,7 +477,7 @@ class ReplicaManager:
             leader_end_offset,
             self._clock.monotonic_ms(),
         )
-        self._take(replica, step, told=True)
+        self._take(replica, step, notifies=True)
 
     def log_start_moved(self, partition: Partition) -> None:
         """Handle a new log start offset of a led partition."""
@@ -491,7 +491,7 @@ class ReplicaManager:
         if replica is None or replica.local.topic_id != change.topic_id:
             return
         step = replica.machine.alter_partition_answered(change, answer, self._clock.monotonic_ms())
-        self._take(replica, step, told=True)
+        self._take(replica, step, notifies=True)
 
     def check_isr(self) -> None:
         """Propose removing lagging replicas from ISRs, every half ``replica.lag.time.max.ms``."""
@@ -500,17 +500,17 @@ class ReplicaManager:
             machine = replica.machine
             with survived("ISR check", partition=str(machine)):
                 if machine.is_leader and not replica.is_offline:
-                    self._take(replica, machine.check_isr(now_ms), told=True)
+                    self._take(replica, machine.check_isr(now_ms), notifies=True)
 
     def _reconsider(self, chosen: Iterable[Replica] | None = None) -> None:
         """Recompute the watermarks after a change of the brokers or of a setting."""
         now_ms = self._clock.monotonic_ms()
         for replica in list(self._replicas.values() if chosen is None else chosen):
             if replica.machine.is_leader:
-                self._take(replica, replica.machine.reconsider(now_ms), told=True)
+                self._take(replica, replica.machine.reconsider(now_ms), notifies=True)
 
-    def _take(self, replica: Replica, step: LeaderStep, *, told: bool = False) -> None:
-        """Execute a machine's step. With ``told``, notify listeners of a higher high watermark."""
+    def _take(self, replica: Replica, step: LeaderStep, *, notifies: bool = False) -> None:
+        """Execute a machine's step. ``notifies``: notify listeners of a higher high watermark."""
         partition = replica.partition
         if partition is not None:
             marks = partition.marks
@@ -518,7 +518,7 @@ class ReplicaManager:
             mark = min(replica.machine.high_watermark, marks.flushed_end)
             if mark > marks.high_watermark and replica.machine.is_leader:
                 marks.move_high_watermark(mark)
-                if told:
+                if notifies:
                     marks.notify()
         for event in step.events:
             self._record_event(replica.local, event)

@@ -100,15 +100,15 @@ class _AuthenticatedConnection(ConnectionHandler):  # type: ignore[misc]
         """Log in. Raises ConnectionDropped if the login fails or the connection is lost."""
         login = DigestMd5(*self._login)
         try:
-            challenge = self._told(b"", 1, timeout)
-            login.check(self._told(login.answer(challenge), 2, timeout))
+            challenge = self._exchange_token(b"", 1, timeout)
+            login.check(self._exchange_token(login.answer(challenge), 2, timeout))
         except (DigestError, ConnectionDropped) as error:
             refused = DigestError(f"the login has failed: {error}")
             self.handler.failed(refused)
             raise ConnectionDropped(str(refused)) from error
         self.handler.problem = ""
 
-    def _told(self, token: bytes, xid: int, timeout: float) -> bytes:
+    def _exchange_token(self, token: bytes, xid: int, timeout: float) -> bytes:
         self._submit(SASL(token), timeout, xid)
         header, buffer, offset = self._read_header(timeout)
         if header.xid != xid or header.err:

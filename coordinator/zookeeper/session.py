@@ -182,9 +182,9 @@ class ZkSession:
     def _changed(self, state: str) -> None:
         """Pass a state to the loop. Called in kazoo's connection thread, it must not block."""
         found = SessionState.CONNECTED if state == KazooState.CONNECTED else SessionState(state)
-        self._tell(partial(self._told, found))
+        self._tell(partial(self._state_changed, found))
 
-    def _told(self, state: SessionState) -> None:
+    def _state_changed(self, state: SessionState) -> None:
         self.is_connected = state is SessionState.CONNECTED
         _log.info("ZooKeeper session", state=state.value, session=hex(self.session_id))
         self._on_state(state)

@@ -113,7 +113,7 @@ class ZnodeWriter:
                         record.broker_id, record.next_producer_id - BLOCK_SIZE, BLOCK_SIZE
                     )
                     self._writes.append(Set(znodes.PRODUCER_IDS, data))
-        return [*self._settings(), *self._assignments(), *self._writes, *self._told()]
+        return [*self._settings(), *self._assignments(), *self._writes, *self._notifications()]
 
     def _create(self, record: PartitionRecord) -> None:
         topic, index = self._after.topics_by_id[record.topic_id], record.partition_id
@@ -174,7 +174,7 @@ class ZnodeWriter:
     def _new_names(self) -> set[str]:
         return {self._after.topics_by_id[one].name for one in self._new}
 
-    def _told(self) -> Iterator[Write]:
+    def _notifications(self) -> Iterator[Write]:
         """Yield notifications of changed settings; a new topic's settings need none."""
         new = self._new_names()
         for kind, name in self._resources:

@@ -132,7 +132,7 @@ class ZooKeeperHistory(History):
     def node(self, broker: Daemon) -> ZooKeeperNode | None:
         """Return a broker's ZooKeeper node object, None while its process has none."""
         member = None if broker.broker is None else broker.broker._member
-        return None if member is None else cast("ZooKeeperNode", member.place)
+        return None if member is None else cast("ZooKeeperNode", member.cluster_view)
 
     def broker(self, broker_id: int) -> Daemon:
         """Return a broker."""

@@ -53,9 +53,9 @@ COMPRESSED = pytest.mark.parametrize("codec", list(Codec)[1:])
 
 
 def admitted(
-    data: bytes, config: LogConfig = ANY_TIME, room: CheckBudget | None = None
+    data: bytes, config: LogConfig = ANY_TIME, budget: CheckBudget | None = None
 ) -> ValidatedBatch:
-    return validate(data, config, now_ms=NOW_MS, min_zstd_ok=True, room=room)
+    return validate(data, config, now_ms=NOW_MS, min_zstd_ok=True, budget=budget)
 
 
 def as_client(records: list[LogRecord]) -> list[LogRecord]:
@@ -162,9 +162,9 @@ def test_what_does_not_inflate(codec: Codec, harm: str) -> None:
         "noise": stored[:3] + bytes(range(40, 90)) + stored[53:],
         "tail": stored + b"tail",
     }[harm]
-    for room in (None, CheckBudget()):
+    for budget in (None, CheckBudget()):
         with pytest.raises((InvalidRecordError, CheckBudgetExceededError)):
-            admitted(with_payload(data, broken), room=room)
+            admitted(with_payload(data, broken), budget=budget)
     with pytest.raises(InvalidRecordError):
         admitted(with_payload(data, broken))
 
@@ -318,11 +318,11 @@ def test_records_of_a_turn(codec: Codec) -> None:
     with pytest.raises(CheckBudgetExceededError):
         admitted(many(TURN_RECORDS + 1, codec), config, CheckBudget())
     half = many(TURN_RECORDS // 2, codec)
-    room = CheckBudget(bytes=1 << 30)
+    budget = CheckBudget(bytes=1 << 30)
     for _ in range(2):
-        admitted(half, config, room)
+        admitted(half, config, budget)
     with pytest.raises(CheckBudgetExceededError):
-        admitted(many(1, codec), config, room)
+        admitted(many(1, codec), config, budget)
 
 
 @CODECS
@@ -336,9 +336,9 @@ def test_headers_of_a_record(codec: Codec) -> None:
 
 def test_headers_count_as_records_of_a_turn() -> None:
     headers = (("", b""),) * (TURN_RECORDS - 1)
-    admitted(many(1, headers=headers), room=CheckBudget())
+    admitted(many(1, headers=headers), budget=CheckBudget())
     with pytest.raises(CheckBudgetExceededError):
-        admitted(many(1, headers=(*headers, ("", b""))), room=CheckBudget())
+        admitted(many(1, headers=(*headers, ("", b""))), budget=CheckBudget())
     admitted(many(1, headers=(*headers, ("", b""))))
 
 
@@ -348,10 +348,10 @@ def test_bytes_of_a_turn(codec: Codec) -> None:
     header = parse_header(data)
     cost = (header.size - HEADER_SIZE) * COMPRESSED_BYTE_COST
     inflated = len(many(1, value=bytes(1000))) - HEADER_SIZE
-    admitted(data, room=CheckBudget(bytes=cost + inflated))
+    admitted(data, budget=CheckBudget(bytes=cost + inflated))
     for short in (1, inflated + 1):
         with pytest.raises(CheckBudgetExceededError):
-            admitted(data, room=CheckBudget(bytes=cost + inflated - short))
+            admitted(data, budget=CheckBudget(bytes=cost + inflated - short))
     assert cost + inflated < TURN_BYTES
 
 

@@ -769,12 +769,12 @@ async def test_who_comes_when_all_places_are_taken_waits_for_one() -> None:
         waiting = [await Peer.of(service) for _ in range(2)]
         for peer in waiting:
             peer.send(heartbeat(2))
-        doors = service.server.acceptor
-        assert doors is not None
-        await until_true(lambda: doors.waiting == 1)
+        acceptor = service.server.acceptor
+        assert acceptor is not None
+        await until_true(lambda: acceptor.waiting == 1)
         peers[0].writer.close()
         assert (await waiting[0].answer(12, 4))[0] == 2
-        assert doors.waiting == 1
+        assert acceptor.waiting == 1
         assert len(service.server.connections) == 2
         peers[1].writer.close()
         assert (await waiting[1].answer(12, 4))[0] == 2

@@ -48,8 +48,8 @@ from fencepost.cluster.records import (
 from fencepost.cluster.topic_records import TopicRecords, encode_all, without_partition_records
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.metadata.control_records import leader_change
+from fencepost.coordinator.metadata.epoch_checks import check_epochs
 from fencepost.coordinator.metadata.errors import MetadataError
-from fencepost.coordinator.metadata.figures import check_figures
 from fencepost.coordinator.metadata.framing import data_batch, in_chunks, values_of
 from fencepost.coordinator.metadata.metadata import (
     FEATURES,
@@ -177,7 +177,7 @@ class MetadataLog(Metadata):
             )
         self._is_cut_short = loader.in_transaction
         image = loader.publish()
-        check_figures(image)
+        check_epochs(image)
         if self._is_cut_short:
             loader.forget(image)
         self.install(image)

@@ -14,8 +14,8 @@ from typing import Final
 
 from fencepost.cluster.image import MetadataImage
 from fencepost.cluster.image_loader import ImageLoader
+from fencepost.coordinator.metadata.epoch_checks import check_taken_over
 from fencepost.coordinator.metadata.errors import MetadataError
-from fencepost.coordinator.metadata.figures import check_taken_over
 from fencepost.coordinator.metadata.framing import values_of
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
 from fencepost.coordinator.metadata.snapshots import load_snapshot, snapshots

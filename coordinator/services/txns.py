@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from fencepost.coordinator.metadata.figures import RESET_IDS
+from fencepost.coordinator.metadata.epoch_checks import RESET_IDS
 from fencepost.coordinator.metadata.metadata import TRANSACTION_VERSION, InternalTopic
 from fencepost.coordinator.metadata.names import TRANSACTION_STATE
 from fencepost.coordinator.runtime.background import spawn

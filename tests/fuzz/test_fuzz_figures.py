@@ -16,8 +16,8 @@ from structlog.testing import capture_logs
 from fencepost.cli import main
 from fencepost.cluster.controller.adoption import AdoptedTopic
 from fencepost.coordinator.daemon.broker import Broker
+from fencepost.coordinator.metadata.epoch_checks import MAX_EPOCH
 from fencepost.coordinator.metadata.errors import MetadataError
-from fencepost.coordinator.metadata.figures import MAX_EPOCH
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
 from fencepost.coordinator.metadata.stopped import read_stopped
 from fencepost.groups import consumer_records, records

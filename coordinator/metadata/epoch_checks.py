@@ -38,7 +38,7 @@ def check_taken_over(image: MetadataImage) -> None:
                 )
 
 
-def check_figures(image: MetadataImage) -> None:
+def check_epochs(image: MetadataImage) -> None:
     """Raise MetadataError if no epoch can follow; log an error if producer ids run out."""
     if image.epoch > MAX_EPOCH:
         raise MetadataError(f"{METADATA_TOPIC} is in epoch {image.epoch}, the last one: {_BACKUP}")

@@ -18,7 +18,11 @@ from fencepost.cluster.controller.acls import AclIndex
 from fencepost.cluster.controller.machine import Controller
 from fencepost.cluster.controller.outcome import ControllerResult
 from fencepost.coordinator.handlers import Context
-from fencepost.coordinator.handlers.deciding import ITEMS_PER_TURN, batched, decided_each
+from fencepost.coordinator.handlers.controller_decisions import (
+    ITEMS_PER_TURN,
+    batched,
+    decided_each,
+)
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.authorizer import Authorizer
 

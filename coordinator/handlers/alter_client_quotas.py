@@ -20,7 +20,7 @@ from fencepost.cluster.image import MetadataImage
 from fencepost.cluster.records import MetadataRecord
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import code_and_message, each_row
-from fencepost.coordinator.handlers.deciding import decided_by_item
+from fencepost.coordinator.handlers.controller_decisions import decided_by_item
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.logcore.machine import DomainError
 from fencepost.protocol import ApiKey, Entity

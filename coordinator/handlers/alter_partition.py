@@ -17,7 +17,7 @@ from fencepost.cluster.image import PartitionRegistration
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.broker_registration import ZERO
-from fencepost.coordinator.handlers.deciding import MAX_ITEMS, decided
+from fencepost.coordinator.handlers.controller_decisions import MAX_ITEMS, decided
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.logcore.machine import DomainError
 from fencepost.protocol import ApiKey, Entity

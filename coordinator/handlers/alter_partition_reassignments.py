@@ -20,7 +20,7 @@ from fencepost.cluster.controller.reassignments import ReassignablePartition
 from fencepost.coordinator.errors import InvalidRequestError
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import code_and_message, each_row
-from fencepost.coordinator.handlers.deciding import MAX_ITEMS, batched, decided_each
+from fencepost.coordinator.handlers.controller_decisions import MAX_ITEMS, batched, decided_each
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.protocol import ApiKey, Entity
 from fencepost.protocol.steps import Steps

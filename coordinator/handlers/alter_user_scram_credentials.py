@@ -21,7 +21,7 @@ from fencepost.cluster.controller.scram import (
 )
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import code_and_message, each_row
-from fencepost.coordinator.handlers.deciding import decided_by_item
+from fencepost.coordinator.handlers.controller_decisions import decided_by_item
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.users import MECHANISM_BY_NUMBER, derive_keys
 from fencepost.logcore.machine import DomainError

@@ -12,7 +12,7 @@ from fencepost.cluster.controller.isr import DirectoryAssignment
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import code_of
 from fencepost.coordinator.handlers.broker_registration import ZERO
-from fencepost.coordinator.handlers.deciding import MAX_ITEMS, decided
+from fencepost.coordinator.handlers.controller_decisions import MAX_ITEMS, decided
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.protocol import ApiKey, Entity
 

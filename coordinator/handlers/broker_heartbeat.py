@@ -12,7 +12,7 @@ from fencepost.cluster.acl import Operation
 from fencepost.cluster.controller.heartbeats import BrokerHeartbeatRequest
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.broker_registration import MAX_LOG_DIRS, ZERO
-from fencepost.coordinator.handlers.deciding import decide_until_done
+from fencepost.coordinator.handlers.controller_decisions import decide_until_done
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.protocol import ApiKey, Entity
 

@@ -13,7 +13,7 @@ from fencepost.cluster.acl import Operation
 from fencepost.cluster.controller.brokers import BrokerRegistrationRequest
 from fencepost.cluster.records import BrokerEndpoint, BrokerFeature
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.handlers.deciding import decide_until_done
+from fencepost.coordinator.handlers.controller_decisions import decide_until_done
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.protocol import ApiKey, Entity
 

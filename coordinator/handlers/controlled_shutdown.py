@@ -9,7 +9,7 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.acl import Operation
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.handlers.deciding import decide_until_done
+from fencepost.coordinator.handlers.controller_decisions import decide_until_done
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.protocol import ApiKey, Entity
 

@@ -16,7 +16,7 @@ from fencepost.cluster.controller.brokers import ControllerRegistrationRequest
 from fencepost.cluster.records import ControllerEndpoint, ControllerFeature
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.broker_registration import MAX_LISTENERS
-from fencepost.coordinator.handlers.deciding import decided
+from fencepost.coordinator.handlers.controller_decisions import decided
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.protocol import ApiKey, Entity
 

@@ -19,7 +19,7 @@ from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.errors import InvalidRequestError, TopicAuthorizationError
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import each_row, each_topic
-from fencepost.coordinator.handlers.deciding import decider
+from fencepost.coordinator.handlers.controller_decisions import decider
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.logcore.machine import DomainError
 from fencepost.protocol import ApiKey, Entity

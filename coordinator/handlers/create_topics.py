@@ -33,7 +33,7 @@ from fencepost.coordinator.errors import (
 )
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import each_row, each_topic, open_coordinator
-from fencepost.coordinator.handlers.deciding import decider
+from fencepost.coordinator.handlers.controller_decisions import decider
 from fencepost.coordinator.metadata.log import new_topic_id
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
 from fencepost.coordinator.runtime.late_imports import NEW_TOPIC_MODULES, load

@@ -27,7 +27,7 @@ from fencepost.coordinator.errors import (
 )
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import each_row
-from fencepost.coordinator.handlers.deciding import decider
+from fencepost.coordinator.handlers.controller_decisions import decider
 from fencepost.coordinator.runtime.background import SLICE_MS, Pace
 from fencepost.logcore.clock import monotonic_s
 from fencepost.logcore.machine import DomainError

@@ -22,7 +22,11 @@ from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.errors import InvalidRequestError
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import each_row
-from fencepost.coordinator.handlers.deciding import ITEMS_PER_TURN, batched, decided_each
+from fencepost.coordinator.handlers.controller_decisions import (
+    ITEMS_PER_TURN,
+    batched,
+    decided_each,
+)
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.logcore.machine import DomainError
 from fencepost.protocol import ApiKey, Entity

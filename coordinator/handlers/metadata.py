@@ -160,7 +160,7 @@ def _create(ctx: Context, name: str) -> Steps[None]:
         yield from load(NEW_TOPIC_MODULES)
         from fencepost.cluster.controller.topics import NewTopic  # noqa: PLC0415 - few topics are created this way
         from fencepost.coordinator.controller.topic_decisions import create_topic  # noqa: PLC0415
-        from fencepost.coordinator.handlers.deciding import decider  # noqa: PLC0415
+        from fencepost.coordinator.handlers.controller_decisions import decider  # noqa: PLC0415
 
         take = ctx.takes_partitions(strict_since=0)
         create_topic(decider(ctx), ctx.broker.config, NewTopic(name), take=take)

@@ -17,7 +17,7 @@ from fencepost.coordinator.config import logs
 from fencepost.coordinator.config.broker_config import ConfigError
 from fencepost.coordinator.errors import InvalidRequestError
 from fencepost.coordinator.handlers import Context
-from fencepost.coordinator.handlers.deciding import decider
+from fencepost.coordinator.handlers.controller_decisions import decider
 from fencepost.coordinator.handlers.resources import ConfigResourceType, check_node
 from fencepost.coordinator.metadata.config_checks import check_configs, list_default
 from fencepost.coordinator.metadata.metadata import DEFAULT_SETTINGS

@@ -15,7 +15,7 @@ from fencepost.cluster.acl import Operation
 from fencepost.cluster.controller.features import FeatureUpdate, UpgradeType
 from fencepost.coordinator.errors import InvalidRequestError
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.handlers.deciding import decided
+from fencepost.coordinator.handlers.controller_decisions import decided
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.protocol import ApiKey, Entity
 

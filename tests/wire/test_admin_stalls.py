@@ -6,7 +6,7 @@ import pytest
 
 from fencepost.cluster.controller.quotas import MAX_CHANGES
 from fencepost.coordinator.daemon.in_thread import BrokerThread
-from fencepost.coordinator.handlers.deciding import MAX_ITEMS
+from fencepost.coordinator.handlers.controller_decisions import MAX_ITEMS
 from fencepost.protocol.api import ApiKey
 from tests.wire.test_stalls import (
     ALL,

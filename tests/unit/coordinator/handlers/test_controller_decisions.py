@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fencepost.coordinator.handlers import Context, alter_client_quotas
-from fencepost.coordinator.handlers.deciding import (
+from fencepost.coordinator.handlers.controller_decisions import (
     CHARACTERS_PER_TURN,
     ITEMS_PER_TURN,
     pieces_of_turns,

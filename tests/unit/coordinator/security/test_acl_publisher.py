@@ -30,7 +30,7 @@ from fencepost.cluster.controller.errors import InvalidRequestError, PolicyViola
 from fencepost.cluster.controller.machine import Controller
 from fencepost.cluster.controller.view import ControllerSettings
 from fencepost.cluster.records import AccessControlEntryRecord, RemoveAccessControlEntryRecord
-from fencepost.coordinator.handlers.deciding import ITEMS_PER_TURN, batched
+from fencepost.coordinator.handlers.controller_decisions import ITEMS_PER_TURN, batched
 from fencepost.coordinator.metadata.errors import MetadataError
 from fencepost.coordinator.security.acls import AclPublisher
 from fencepost.coordinator.security.authorizer import Authorizer

@@ -336,7 +336,7 @@ BUGS: Final = (
             (
                 image.PartitionRegistration.merge,
                 "self.leader_epoch + elects",
-                "self.leader_epoch + (leads_anew and change.leader_recovery_state != 1)",
+                "self.leader_epoch + (elects and change.leader_recovery_state != 1)",
             ),
         ),
     ),

@@ -94,14 +94,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item.path in chosen]
 
 
-def pytest_sessionstart(session: pytest.Session) -> None:
-    # With --reruns a worker sends several small messages for each test. TCP would hold one back
-    # until the one before it is acknowledged, which takes 40 ms.
-    connection = getattr(getattr(session.config, "failures_db", None), "sock", None)
-    if connection is not None:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-
 def pytest_configure(config: pytest.Config) -> None:
     # A background job of a shell ignores SIGINT, and the child processes would inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -123,6 +115,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Download Apache Kafka's jars once, before the workers and outside any test's timeout."""
+    # With --reruns a worker sends several small messages for each test. TCP would hold one back
+    # until the one before it is acknowledged, which takes 40 ms.
+    connection = getattr(getattr(session.config, "failures_db", None), "sock", None)
+    if connection is not None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if os.environ.get("REQUIRE_ORACLE") != "1" or hasattr(session.config, "workerinput"):
         return
     from tests.support.kafka import OracleMissingError, jars

@@ -19,18 +19,15 @@ class Otherwise:
     why: str
 
 
-ONE_REPLICA = "eligible leader replicas (KIP-966) make it a dynamic setting; there is one replica"
-NO_SHARE_GROUPS = "share groups are not served, and so not advertised"
-NO_STREAMS_GROUPS = "streams groups are not served, and so not advertised"
-OF_4_4 = "Apache Kafka 4.4 has these versions as well, and the one compared with is 4.3"
+ONE_REPLICA = "because eligible leader replicas (KIP-966) make it a dynamic setting"
+NO_SHARE_GROUPS = "share groups are neither served nor advertised"
+NO_STREAMS_GROUPS = "streams groups are neither served nor advertised"
+OF_4_4 = "for which Fencepost has the newer versions of Apache Kafka 4.4"
 NO_TOKENS = "delegation tokens are not served; Apache Kafka refuses them on such a listener as well"
-NO_TELEMETRY = "clients are not asked for their metrics, so no subscription is taken"
 UNKNOWN_KEY = "a broker setting that nothing reads is refused by name"
-ONE_LISTENER = "the broker's only listener serves what a controller's does"
-LEVELS = "features are told of as far as they are here: metadata.version from 30 on, static voters"
-SHORT_INDEX = (
-    "the index of a segment grows with its entries; Apache Kafka's has its full size first"
-)
+ONE_LISTENER = "because the broker's only listener also serves the controller's requests"
+LEVELS = "the features that Fencepost has: `metadata.version` from 30 on, and static voters"
+SHORT_INDEX = "index files grow with their entries, whereas Apache Kafka preallocates them"
 
 _GROUP_DESCRIPTION = r"--describe --group nowhere --(offsets|members|state): "
 
@@ -42,8 +39,6 @@ OTHERWISE = (
     Otherwise("configs", r".*--entity-default --add-config a\.b=1: ", UNKNOWN_KEY),
     Otherwise("configs", r".*: - a\.b=null ", UNKNOWN_KEY),
     Otherwise("metadata_quorum", r".*: [-+] CurrentVoters: .*(PLAINTEXT|CONTROLLER)", ONE_LISTENER),
-    Otherwise("client_metrics", r".*--alter .*", NO_TELEMETRY),
-    Otherwise("client_metrics", r".*--list: - subscribed", NO_TELEMETRY),
     Otherwise("share_groups", rf"ShareGroupCommand {_GROUP_DESCRIPTION}", NO_SHARE_GROUPS),
     Otherwise("share_groups", r".*--(reset|delete)-offsets ", NO_SHARE_GROUPS),
     Otherwise("share_consumers", r".*", NO_SHARE_GROUPS),
@@ -60,7 +55,7 @@ OTHERWISE = (
             (r"\w*ShareGroup\w*|Share(Fetch|Acknowledge)", NO_SHARE_GROUPS),
             (r"StreamsGroup\w+", NO_STREAMS_GROUPS),
             (r"\w+DelegationToken", NO_TOKENS),
-            (r"(Add|Remove|Update)RaftVoter", "voters of the quorum stay the same"),
+            (r"(Add|Remove|Update)RaftVoter", "the voters are static"),
             (r"ApiVersions|TxnOffsetCommit|DeleteGroups|UNKNOWN", OF_4_4),
         )
     ),

@@ -294,6 +294,8 @@ class AtWork:
 def at_work(nodes: Nodes, assigned: Mapping[str, list[list[int]]] = ASSIGNED) -> Iterator[AtWork]:
     """Create the topics with these replicas, and run the clients within the block."""
     admin = AdminClient({"bootstrap.servers": nodes.bootstrap})
+    # With the first metadata librdkafka closes its bootstrap connections, with the requests there.
+    admin.list_topics(timeout=DEADLINE_S)
     topics = [
         NewTopic(name, len(parts), replica_assignment=parts) for name, parts in assigned.items()
     ]

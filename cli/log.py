@@ -68,7 +68,8 @@ _TOLD = (
 def command() -> None:
     """Verify, repair, import and export partition directories.
 
-    These commands work on the files of a stopped broker and refuse those of a running one.
+    These commands work on the files of a stopped broker. They refuse to open the files of a running
+    broker.
     """
 
 

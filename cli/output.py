@@ -249,7 +249,7 @@ def key_values(pairs: Sequence[str], option: str) -> list[tuple[str, str]]:
 
 
 def spelled(names: Sequence[str], known: Sequence[str], what: str) -> list[str]:
-    """Return ``names`` in Kafka's spelling, whatever their case. Raises click.UsageError."""
+    """Return ``names`` in Kafka's spelling; their case is ignored. Raises click.UsageError."""
     spelling = {one.lower(): one for one in known}
     for name in names:
         if name.lower() not in spelling:

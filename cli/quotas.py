@@ -70,7 +70,7 @@ def command() -> None:
 @entity_options
 @table_options
 def list_quotas(session: ClusterSession, entity: Names, form: str) -> None:
-    """List all quotas, or those of the given users, clients and addresses."""
+    """List all quotas, or only the quotas of the given users, clients and addresses."""
     rows = [row for one in described(session, entity) for row in _rows(*one)]
     emit(rows, COLUMNS, form, "no quotas")
 

@@ -39,7 +39,7 @@ FIRST_WITH_DIRECTORIES: Final = 17
 
 
 class BrokerState(IntEnum):
-    """The state of a broker; the numbers are those of Kafka's metric ``BrokerState``."""
+    """The state of a broker; the numbers are the values of Kafka's metric ``BrokerState``."""
 
     NOT_RUNNING = 0
     STARTING = 1

@@ -72,8 +72,8 @@ _PLACE: Final = struct.Struct(">qii")
 class Appended(NamedTuple):
     """Offsets of an appended batch. ``log_append_time_ms`` is −1 if producers set the timestamps.
 
-    ``duplicate``: nothing was written. The offsets are those of the original batch, and
-    ``log_append_time_ms`` is its largest timestamp.
+    ``duplicate``: nothing was written. The batch that is in the log already has these offsets, and
+    ``log_append_time_ms`` as its largest timestamp.
     """
 
     base_offset: int
@@ -178,7 +178,7 @@ class Partition:
             loaded = load_log(fs, path, options, producers, epochs)
         except (OSError, CorruptIndexError, CorruptRecordError) as error:
             raise StorageError(f"{name} can't be opened: {error}") from error
-        # The leader's epoch is at least as high as that of every batch in its log.
+        # No batch in a leader's log has a higher epoch than the leader.
         marks = Marks(
             name,
             loaded,

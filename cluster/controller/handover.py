@@ -1,8 +1,8 @@
 """Converts the metadata of a standalone broker for the controllers of a cluster, and back.
 
-The converted metadata is that of a cluster whose only broker has shut down cleanly: the broker is
-fenced, and its partitions have no leader until it registers. The first leader epoch that the
-controllers begin is above every epoch in the broker's logs.
+After the conversion the metadata describes a cluster whose only broker has shut down cleanly: the
+broker is fenced, and its partitions have no leader until it registers. The first leader epoch that
+the controllers begin is above every epoch in the broker's logs.
 
 Source: ``ReplicationControlManager.handleBrokerFenced`` with one broker.
 """

@@ -105,7 +105,7 @@ def alter_client_quotas(
 
 
 def added_quotas(image: MetadataImage, records: Iterable[MetadataRecord]) -> int:
-    """Return the number of quotas that the records add to those of the image."""
+    """Return the number of quotas that the records add to the image."""
     added = 0
     for record in records:
         if isinstance(record, ClientQuotaRecord):

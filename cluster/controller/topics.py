@@ -175,7 +175,7 @@ def create_internal_topic(
 def topic_head(
     name: str, topic_id: UUID, configs: Mapping[str, str | None]
 ) -> list[MetadataRecord]:
-    """Return the records of a new topic that come before those of its partitions."""
+    """Return the records of a new topic that come before its PartitionRecords."""
     settings = [ConfigRecord(TOPIC_RESOURCE, name, key, value) for key, value in configs.items()]
     return [TopicRecord(name, topic_id), *settings]
 

@@ -54,7 +54,7 @@ class ControllerSettings:
     leader_imbalance_percentage: int | None = None
     """``leader.imbalance.per.broker.percentage``; None balances every partition, as KRaft does."""
     state_topics: frozenset[str] = frozenset()
-    """Topics that get an unclean election only by ElectLeaders, whatever their settings."""
+    """Topics whose settings never cause an unclean election; only ElectLeaders does."""
     unclean_check_interval_ms: int = 300_000
     """``unclean.leader.election.interval.ms``."""
     max_elections: int = 1_000

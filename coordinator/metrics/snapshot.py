@@ -120,13 +120,14 @@ class GroupRow:
     commits: int
     group: Group
     assigned: list[frozenset[TopicPartition]] = field(default_factory=list)
-    """The partitions of each member; empty unless the protocol type is that of consumers."""
+    """The partitions of each member; empty unless the protocol type is ``consumer``."""
     offsets: list[OffsetRow] = field(default_factory=list)
     sums: dict[str, tuple[int, int | None]] = field(default_factory=dict)
     """By topic, the sum of committed offsets, and the sum of the known lags in offsets."""
     unknown: int = 0
-    """Partitions whose lag is not known: those without an in-sync replica here; and those that a
-    member owns and that have records but no commit, as the reset policy decides where it starts."""
+    """Partitions with an unknown lag. Either this broker has no in-sync replica of the partition;
+    or a member owns it, it has records, and the group has no commit: then the member's reset policy
+    decides where it starts."""
 
 
 @dataclass(slots=True)
@@ -321,7 +322,7 @@ def _is_unread(at: PartitionRow) -> bool:
 
 
 def assigned(group: Group, topics: Mapping[bytes, str]) -> Iterator[frozenset[TopicPartition]]:
-    """Yield the partitions of each member; none unless the protocol type is that of consumers."""
+    """Yield the partitions of each member, if the protocol type is ``consumer``."""
     if isinstance(group, ForeignGroup):
         return
     if not isinstance(group, ClassicGroup):

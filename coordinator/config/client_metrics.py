@@ -56,7 +56,7 @@ def _is_match(pattern: str) -> bool:
         return False
     try:
         re.compile(expression.strip())
-    except re.error:
+    except (re.error, RecursionError, OverflowError):  # nested too deeply, or a huge repetition
         return False
     return True
 

@@ -13,7 +13,7 @@ from typing import Any
 from bench.brokers import FENCEPOST, KAFKA
 from bench.suite import BROKERS, Figures, lower_is_better
 
-KAFKA_VERSION = "4.3.0"
+KAFKA_VERSION = "4.4.0"
 
 Samples = dict[str, dict[str, list[float]]]
 """Figure → side → values, one per round, or as many as a pair's run yields."""

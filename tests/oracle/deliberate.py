@@ -97,7 +97,6 @@ LARGE_BATCH = (
 )
 
 DELIBERATE = (
-    Deviation("api_versions", "5", "4", "version 5 is of Apache Kafka 4.4, and 4.3 judges"),
     Deviation("quotas_that_are_kept_otherwise", '"invalid_request"', '"none"', NO_NAMES),
     Deviation("quotas_that_are_kept_otherwise", "0", "1", NAMED_TWICE),
     Deviation("a_batch_above_the_quota_of_a_window", "1", "0", LARGE_BATCH),

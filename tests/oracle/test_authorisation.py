@@ -21,7 +21,6 @@ from tests.oracle.authorisation import Request, cases_of, drawn_cases, here_and_
 from tests.oracle.authorised_brokers import GUARDED, Broker, Difference, Pair, pair_of_brokers
 from tests.oracle.authorised_scenes import SCENES, addresses
 from tests.oracle.deliberate import ANY_FORM, KINDS, RIGHTS, Kind, kind_of
-from tests.support.kafka import HIGHEST_VERSIONS
 
 pytestmark = [pytest.mark.oracle, pytest.mark.timeout(900)]
 
@@ -149,11 +148,7 @@ def test_every_right_matters(pair: Pair) -> None:
 
 def test_every_api_has_its_cases() -> None:
     sasl = {"sasl_handshake", "sasl_authenticate"}
-    ends = {
-        one.module: {one.min_version, HIGHEST_VERSIONS.get(one.module, one.stable_max)}
-        for one in APIS.values()
-        if HIGHEST_VERSIONS.get(one.module) != -1
-    }
+    ends = {one.module: {one.min_version, one.stable_max} for one in APIS.values()}
     assert ends.keys() - sasl == by_api().keys()
     for api, requests in by_api().items():
         missing = ends[api] - {version for one in requests for version in one.versions}

@@ -21,15 +21,15 @@ from fencepost.coordinator.config.group_settings import broker_key
 from fencepost.coordinator.config.ignored_keys import IGNORED_KEYS
 from fencepost.coordinator.config.key import ConfigError, ConfigKey
 from fencepost.coordinator.config.topic_keys import REFUSED_TOPIC_KEYS, TOPIC_KEYS
-from tests.support import kafka, kafka39, kafka44
+from tests.support import kafka, kafka39, kafka43
 from tests.support.broker_keys import KafkaKey, path_of
 from tests.support.kafka import required
 
 MAIN = Path(__file__).with_name("BrokerKeys.java")
 COMMANDS: dict[str, Callable[..., list[str]]] = {
     "3.9": kafka39.java_command,
-    "4.3": kafka.java_command,
-    "4.4": partial(kafka.java_command, libs=kafka44.jars),
+    "4.3": partial(kafka.java_command, libs=kafka43.jars),
+    "4.4": kafka.java_command,
 }
 OURS: dict[str, Mapping[str, ConfigKey]] = {
     "broker": BROKER_KEYS,

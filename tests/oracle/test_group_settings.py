@@ -13,7 +13,6 @@ from tests.oracle.traces_consumer import beat, describe, enter, fetch, of, topic
 from tests.oracle.traces_groups import ready
 from tests.oracle.traces_migration import alive, join, leave, logged, stable, sync
 from tests.oracle.traces_offsets import commit
-from tests.support import kafka44
 from tests.support.daemon import Daemon
 from tests.support.kafka import Kafka, required
 from tests.support.targets import SETTINGS
@@ -174,7 +173,7 @@ Brokers = tuple[Kafka, Daemon]
 
 def started(tmp_path_factory: pytest.TempPathFactory, own: dict[str, str]) -> Iterator[Brokers]:
     settings = {**SETTINGS, **own}
-    kafka = Kafka(tmp_path_factory.mktemp("kafka"), settings, libs=kafka44.jars)
+    kafka = Kafka(tmp_path_factory.mktemp("kafka"), settings)
     with required():
         kafka.start()
     daemon = Daemon(tmp_path_factory.mktemp("fencepost"), settings).start()

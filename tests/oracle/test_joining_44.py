@@ -12,7 +12,6 @@ from tests.oracle.test_joining import created, leaders, until_unfenced
 from tests.oracle.tool_scenes import CLUSTER, FEATURES
 from tests.support.cluster import READ_COMMITTED, Cluster, unique
 from tests.support.kafka import Kafka, required, run_tool, served
-from tests.support.kafka44 import jars
 from tests.support.member import Member
 from tests.support.pipeline import QUIET
 from tests.support.targets import SETTINGS
@@ -32,9 +31,7 @@ DEFAULTS: dict[str, str] = {}
 @pytest.fixture(scope="module")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
     """Broker and only voter of a dynamic quorum."""
-    own = Kafka(
-        tmp_path_factory.mktemp("kafka"), DEFAULTS, format_words=["--standalone"], libs=jars
-    )
+    own = Kafka(tmp_path_factory.mktemp("kafka"), DEFAULTS, format_words=["--standalone"])
     own.tell({BOOTSTRAP: own.controller})
     yield from served(own)
 
@@ -127,7 +124,6 @@ def test_broker_forwards_and_replays_unregistration_of_a_controller(
         node_id=OTHER_CONTROLLER,
         is_broker=False,
         format_words=["--no-initial-controllers"],
-        libs=jars,
     )
     other.start()
     until(lambda: OTHER_CONTROLLER in controllers(kafka), "the controller's registration")
@@ -140,7 +136,7 @@ def test_broker_forwards_and_replays_unregistration_of_a_controller(
     assert answers[1]["error_code"] == "controller_id_not_registered"
     assert OTHER_CONTROLLER in controllers(kafka)
     words = ("--bootstrap-server", member.bootstrap, "--id", str(OTHER_CONTROLLER))
-    said = run_tool(CLUSTER, "unregister-controller", *words, libs=jars)
+    said = run_tool(CLUSTER, "unregister-controller", *words)
     assert "no longer registered" in said
     until(lambda: OTHER_CONTROLLER not in controllers(kafka), "the registration is removed")
     name = unique("after")
@@ -149,7 +145,7 @@ def test_broker_forwards_and_replays_unregistration_of_a_controller(
 
 
 def test_broker_does_not_keep_a_cluster_from_being_finalized(tmp_path: Path) -> None:
-    kafka = Kafka(tmp_path, DEFAULTS, format_words=["--release-version", "4.3"], libs=jars)
+    kafka = Kafka(tmp_path, DEFAULTS, format_words=["--release-version", "4.3"])
     member = Member(tmp_path / "member", kafka.controller)
     with required():
         kafka.start()
@@ -158,7 +154,7 @@ def test_broker_does_not_keep_a_cluster_from_being_finalized(tmp_path: Path) -> 
         until_unfenced(kafka, OURS)
         assert levels(member.bootstrap) == {"metadata.version": 30, "share.version": 1}
         words = ("--bootstrap-server", kafka.bootstrap, "upgrade", "--release-version", "4.4")
-        run_tool(FEATURES, *words, libs=jars)
+        run_tool(FEATURES, *words)
         until(lambda: levels(member.bootstrap) == LATEST, "the broker knows the new levels")
         name = unique("after")
         created(kafka.bootstrap, name, [[OURS, KAFKA]])
@@ -175,7 +171,6 @@ def test_broker_refuses_a_cluster_beyond_its_levels_in_words(tmp_path: Path) -> 
         {"unstable.feature.versions.enable": "true"},
         is_broker=False,
         format_words=["--feature", "metadata.version=34"],
-        libs=jars,
     )
     with required():
         own.start()

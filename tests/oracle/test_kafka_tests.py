@@ -15,7 +15,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from tests.support.kafka import JAVA_OPTIONS, ROOT, TESTS, java_command, unavailable
+from tests.support.kafka import JAVA_OPTIONS, ROOT, java_command, required, unavailable
+from tests.support.kafka43 import TESTS, jars
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]
 
@@ -105,13 +106,13 @@ def outcomes(report: Path) -> dict[str, str]:
 
 
 @pytest.mark.timeout(MOST_S + 60)
-def test_this_broker_passes_kafkas_own_tests(java_tools: Path, tmp_path: Path) -> None:
+def test_this_broker_passes_kafkas_own_tests(tmp_path: Path) -> None:
     if shutil.which("javac") is None:
         unavailable("`javac` is not on the PATH", "what Apache Kafka tests")
+    with required():
+        libs = jars()
     compiled, reports = tmp_path / "classes", tmp_path / "reports"
-    subprocess.run(
-        ["javac", "-d", compiled, "-cp", f"{java_tools}/*:{TESTS}/*", EXTENSION], check=True
-    )
+    subprocess.run(["javac", "-d", compiled, "-cp", f"{libs}/*:{TESTS}/*", EXTENSION], check=True)
     options = {
         "junit.jupiter.extensions.autodetection.enabled": "true",
         "junit.jupiter.execution.timeout.default": "60s",
@@ -129,6 +130,7 @@ def test_this_broker_passes_kafkas_own_tests(java_tools: Path, tmp_path: Path) -
                 f"-Dfencepost.data={tmp_path}",
             ),
             class_path=(compiled, TESTS / "*"),
+            libs=jars,
         ),
         cwd=ROOT,
         stdout=subprocess.PIPE,

@@ -20,7 +20,6 @@ from tests.lives.lockstep import Difference, LockStep
 from tests.oracle.deliberate import NOT_DRAWN, Kind, kind_of
 from tests.support.daemon import Daemon
 from tests.support.kafka import Kafka, required
-from tests.support.kafka44 import jars
 
 pytestmark = [pytest.mark.oracle, pytest.mark.timeout(7200)]
 
@@ -91,7 +90,7 @@ def brokers(root: Path) -> Iterator[tuple[str, str]]:
     """Yield the addresses of a fresh Fencepost and a fresh Apache Kafka."""
     (root / "kafka").mkdir(parents=True)
     with required():
-        kafka = Kafka(root / "kafka", libs=jars)
+        kafka = Kafka(root / "kafka")
         kafka.start()
     try:
         daemon = Daemon(root / "fencepost").start()

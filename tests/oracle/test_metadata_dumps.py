@@ -23,8 +23,7 @@ from fencepost.logcore.fs import OsFileSystem
 from fencepost.tools.decisions import decide
 from tests.oracle.conftest import Written
 from tests.oracle.interchange import fencepost
-from tests.support.kafka import Kafka, Libs, jars, run_tool
-from tests.support.kafka44 import jars as jars_of_4_4
+from tests.support.kafka import Kafka, run_tool
 from tests.support.metadata_changes import create_topic, delete_topic, set_broker_configs
 from tests.unit.cluster.test_records import random_record
 from tests.unit.coordinator.services.coordinators import allocate_producer_ids, storage
@@ -37,13 +36,12 @@ Said = list[tuple[int, str, Any]]
 """Offset, type and fields of each record."""
 
 
-def by_kafka(files: list[Path], libs: Libs = jars) -> dict[str, Said]:
+def by_kafka(files: list[Path]) -> dict[str, Said]:
     said = run_tool(
         "org.apache.kafka.tools.DumpLogSegments",
         "--cluster-metadata-decoder",
         "--files",
         ",".join(map(str, files)),
-        libs=libs,
     )
     found: dict[str, Said] = {}
     for line in said.splitlines():
@@ -85,8 +83,7 @@ def test_every_type_of_record(tmp_path: Path) -> None:
     log = directory / f"{0:020}.log"
     log.write_bytes(data_batch(values, 1_700_000_000_000))
     ours = by_fencepost([log])
-    # Apache Kafka 4.3 does not know UnregisterControllerRecord.
-    assert ours == by_kafka([log], jars_of_4_4)
+    assert ours == by_kafka([log])
     assert len(types(ours)) == len(kinds) == 27
 
 
@@ -124,13 +121,13 @@ def test_a_log_and_a_snapshot_of_apache_kafka(by_kafka_metadata: list[Path]) -> 
 
 def test_zero_checkpoint_of_4_4_has_the_first_records(tmp_path: Path) -> None:
     """``kafka-storage format`` writes the features into the zero checkpoint (KIP-1170)."""
-    kafka = Kafka(tmp_path, {}, format_words=["--standalone"], libs=jars_of_4_4)
+    kafka = Kafka(tmp_path, {}, format_words=["--standalone"])
     kafka.tell({"controller.quorum.bootstrap.servers": kafka.controller})
     kafka.format()
     log = kafka.data_dir / "__cluster_metadata-0"
     checkpoint = log / f"{0:020}-{0:010}.checkpoint"
     ours = by_fencepost([checkpoint])
-    assert ours == by_kafka([checkpoint], jars_of_4_4)
+    assert ours == by_kafka([checkpoint])
     assert types(ours) >= {"SNAPSHOT_HEADER", "KRAFT_VOTERS", "FEATURE_LEVEL_RECORD"}
     stopped = read_stopped(OsFileSystem(), str(log))
     assert stopped is not None

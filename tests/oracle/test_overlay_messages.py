@@ -21,8 +21,8 @@ from fencepost.protocol.api import ZOOKEEPER_APIS
 from fencepost.protocol.schema import fields_of, message_class
 from fencepost.protocol.writer import compile_writer
 from tests.fuzz.entities import random_entity
-from tests.support import kafka39, kafka44
-from tests.support.kafka import Libs, java_command, run_to_end
+from tests.support import kafka39
+from tests.support.kafka import Libs, jars, java_command, run_to_end
 from tests.support.raw import plain
 
 pytestmark = [pytest.mark.oracle, pytest.mark.usefixtures("java_tools"), pytest.mark.timeout(300)]
@@ -35,7 +35,7 @@ MESSAGES = list(overlay.messages())
 
 def libs_of(message: overlay.Message) -> Libs:
     """Return the release that has the message."""
-    return kafka39.jars if message[0] in ZOOKEEPER_APIS else kafka44.jars
+    return kafka39.jars if message[0] in ZOOKEEPER_APIS else jars
 
 
 @cache
@@ -177,7 +177,7 @@ def ours_as_bytes(entity: Any) -> bytes:
     return b"".join(parts)
 
 
-@pytest.mark.parametrize("libs", [kafka39.jars, kafka44.jars], ids=["3.9", "4.4"])
+@pytest.mark.parametrize("libs", [kafka39.jars, jars], ids=["3.9", "4.4"])
 def test_bytes_are_those_of_kafkas_classes(libs: Libs) -> None:
     """Java reads our bytes as the same values, and writes the same bytes."""
     rng = random.Random(SEED)

@@ -30,10 +30,10 @@ from tests.oracle.tool_scenes import (
     METADATA_QUORUM,
     TOPICS,
 )
+from tests.support import kafka43
 from tests.support.cluster import READ_COMMITTED, READ_UNCOMMITTED, Cluster
 from tests.support.daemon import Daemon
 from tests.support.kafka import START_S, Libs, jars, run_tool
-from tests.support.kafka44 import jars as jars_of_4_4
 from tests.support.pipeline import QUIET
 from tests.support.promoted import PromotedBroker, PromotedController
 from tests.support.waits import until
@@ -224,7 +224,7 @@ def test_broker_grows_into_a_quorum_of_4_4_that_is_finalized_and_comes_back(
     tmp_path: Path,
 ) -> None:
     """The levels that the cluster was raised to are kept, also through the way back."""
-    with grown(tmp_path, 100, libs=jars_of_4_4) as one:
+    with grown(tmp_path, 100) as one:
         values: list[bytes | None] = []
 
         def produce(value: bytes) -> None:
@@ -240,7 +240,7 @@ def test_broker_grows_into_a_quorum_of_4_4_that_is_finalized_and_comes_back(
         one.start()
         produce(b"in the cluster")
         words = ("--bootstrap-server", one.address, "upgrade", "--release-version", "4.4")
-        run_tool(FEATURES, *words, libs=jars_of_4_4)
+        run_tool(FEATURES, *words)
         until(lambda: levels_of_4_4(one.address) == LATEST, "the broker knows the new levels")
         back(one)
         assert levels_of_4_4(one.address) == {"metadata.version": 33}
@@ -280,8 +280,11 @@ def back(one: Grown) -> None:
 
 
 def test_three_controllers_of_which_the_active_one_is_lost_at_once(tmp_path: Path) -> None:
-    """One of them starts with its identity only, and fetches the metadata from the others."""
-    with grown(tmp_path, 101, 102, 103) as one, tools_at_hand() as tools:
+    """One of them starts with its identity only, and fetches the metadata from the others.
+
+    The controllers run Apache Kafka 4.3, which supports the levels of a new broker too.
+    """
+    with grown(tmp_path, 101, 102, 103, libs=kafka43.jars) as one, tools_at_hand() as tools:
         told(tools, one.address, *CHANGES[0])
         said = told(tools, one.address, *QUESTIONS[0])
         one.promote()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import kafka44, requests
+from tests.support import requests
 from tests.support.batches import HEADER, batch, seal
 from tests.support.cluster import Cluster
 from tests.support.daemon import Daemon
@@ -64,7 +64,7 @@ VALUES: dict[int, dict[str, tuple[str, ...]]] = {
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, Cluster]]:
     """Return clients of Fencepost and of Apache Kafka 4.4."""
     with ExitStack() as stack:
-        kafka = Kafka(tmp_path_factory.mktemp("kafka"), SETTINGS, libs=kafka44.jars)
+        kafka = Kafka(tmp_path_factory.mktemp("kafka"), SETTINGS)
         with required():
             kafka.start()
         stack.callback(kafka.stop)

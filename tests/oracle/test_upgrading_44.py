@@ -15,6 +15,7 @@ import pytest
 from tests.crash.test_cluster_faults import check_records, check_replicas
 from tests.oracle.test_joining_44 import LATEST, levels
 from tests.oracle.tool_scenes import FEATURES
+from tests.support import kafka43
 from tests.support.failover import (
     OFFSETS,
     SETTINGS,
@@ -27,7 +28,6 @@ from tests.support.failover import (
     settled,
 )
 from tests.support.kafka import Kafka, Libs, jars, required, run_tool
-from tests.support.kafka44 import jars as jars44
 from tests.support.mixed import FIRST_CONTROLLER, MixedCluster
 
 pytestmark = [pytest.mark.oracle, pytest.mark.timeout(600)]
@@ -76,17 +76,17 @@ def whole(nodes: Nodes, work: AtWork, after: str) -> None:
 def upgraded(nodes: Nodes, node_id: int) -> None:
     node = nodes.cluster.node(node_id)
     assert isinstance(node, Kafka)
-    node.upgrade(jars44)
+    node.upgrade(jars)
 
 
 def finalize(nodes: Nodes, *level: str) -> None:
     """Have the 4.4 release of kafka-features raise levels."""
     address = nodes.cluster.node(KAFKA).bootstrap
-    run_tool(FEATURES, "--bootstrap-server", address, "upgrade", *level, libs=jars44)
+    run_tool(FEATURES, "--bootstrap-server", address, "upgrade", *level)
 
 
 def test_rolling_upgrade_from_4_3_to_4_4_loses_and_duplicates_nothing(tmp_path: Path) -> None:
-    with working(tmp_path, "J", jars) as (nodes, work):
+    with working(tmp_path, "J", kafka43.jars) as (nodes, work):
         for node_id in (FIRST_CONTROLLER, KAFKA):
             upgraded(nodes, node_id)
             whole(nodes, work, f"the upgrade of {node_id}")
@@ -100,7 +100,7 @@ def test_rolling_upgrade_from_4_3_to_4_4_loses_and_duplicates_nothing(tmp_path: 
 
 
 def test_broker_of_4_4_serves_and_fails_over_under_our_controller(tmp_path: Path) -> None:
-    with working(tmp_path, "P", jars44) as (nodes, work):
+    with working(tmp_path, "P", jars) as (nodes, work):
         for node_id in (KAFKA, OURS):
             whole(nodes, work, "the start")
             nodes.down(node_id, "kill")

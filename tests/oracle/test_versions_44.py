@@ -20,7 +20,6 @@ from tests.oracle.tracer import Step, Tracer
 from tests.support.cluster import GROUP, READ_COMMITTED, TRANSACTION, Cluster
 from tests.support.daemon import Daemon
 from tests.support.kafka import Kafka, run_tool, served
-from tests.support.kafka44 import jars
 from tests.support.targets import SETTINGS
 
 pytestmark = [pytest.mark.oracle, pytest.mark.usefixtures("java_tools"), pytest.mark.timeout(300)]
@@ -39,7 +38,7 @@ OURS = [one for one in overlay.messages() if one[0] >= 8]
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
     """Apache Kafka 4.4 with the levels of 4.3, as a broker of Fencepost that stands alone has."""
     words = ["--release-version", "4.3"]
-    own = Kafka(tmp_path_factory.mktemp("kafka"), SETTINGS, format_words=words, libs=jars)
+    own = Kafka(tmp_path_factory.mktemp("kafka"), SETTINGS, format_words=words)
     yield from served(own)
 
 
@@ -283,7 +282,6 @@ def copied_by_java(bootstrap: str) -> None:
             *("--input-partition", "0", "--consumer-group", "copier", "--use-group-metadata"),
             *("--transactional-id", "copier", "--transaction-size", "20"),
             *("--max-messages", str(RECORDS), "--enable-random-aborts"),
-            libs=jars,
         )
         assert '"remaining":0' in said
         cluster.settle(target)
@@ -292,7 +290,6 @@ def copied_by_java(bootstrap: str) -> None:
         run_tool(
             "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",
             *("--bootstrap-server", bootstrap, "--delete", "--group", "copier"),
-            libs=jars,
         )
 
 

@@ -70,15 +70,6 @@ UNORDERED = frozenset(
     }
 )
 
-NEWER_SETTINGS = (
-    "errors.deadletterqueue.",
-    "max.decompressed.",
-    "remote.copy.lag.",
-    "streams.assignor.name",
-    "streams.rack.aware.",
-)
-"""Settings of topics and groups that Apache Kafka has since 4.4."""
-
 Step = tuple[str, Any]
 
 
@@ -95,8 +86,6 @@ class Masks:
         if isinstance(value, Mapping):
             return {k: self.shown(v, k) for k, v in value.items() if k not in WORDING}
         if isinstance(value, list | tuple):
-            if name == "configs":
-                value = [c for c in value if not c["name"].startswith(NEWER_SETTINGS)]
             items = [self.shown(item, name) for item in value]
             # Apache Kafka responds in the order of its hash tables.
             return sorted(items, key=_order) if name in self.unordered else items

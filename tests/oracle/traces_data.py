@@ -11,7 +11,7 @@ from typing import Any
 
 import cramjam
 
-from tests.oracle.tracer import NEWER_SETTINGS, Tracer
+from tests.oracle.tracer import Tracer
 from tests.support import cluster, requests
 from tests.support.batches import CONTROL, NOW_MS, batch, seal
 from tests.support.raw import Answer
@@ -506,7 +506,6 @@ def shown(t: Tracer, version: int, kind: int, name: str, wanted: list[str] | Non
                     c.get("config_type"),
                 )
                 for c in result["configs"]
-                if not c["name"].startswith(NEWER_SETTINGS)
             ),
         ],
     )

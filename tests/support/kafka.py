@@ -23,18 +23,6 @@ from tests.support.targets import SETTINGS
 ROOT = Path(__file__).resolve().parents[2]
 POM = ROOT / "tests" / "oracle" / "pom.xml"
 CACHE = ROOT / ".cache" / "oracle"
-TESTS = CACHE / "tests"
-"""The folder of the jars of Kafka's own tests and their runner, which brokers must not load."""
-
-HIGHEST_VERSIONS = {
-    "api_versions": 4,
-    "txn_offset_commit": 5,
-    "delete_groups": 2,
-    "unregister_controller": -1,
-}
-"""API → its highest version in Apache Kafka 4.3 (-1: none), where Fencepost also serves that of
-4.4. ``tests/oracle/test_versions_44.py`` compares the newer versions with Apache Kafka 4.4."""
-
 LOG4J_FILE = CACHE / "log4j2.xml"
 START_S = 120.0
 MAVEN_PAUSES_S = (5, 20, 60)
@@ -106,8 +94,9 @@ Libs = Callable[[], Path]
 def jars() -> Path:
     """Return the folder of the jars, resolved at first use; raise OracleMissingError."""
     libs = CACHE / "libs"
-    folders = {libs: "-DincludeScope=runtime", TESTS: "-DexcludeScope=runtime"}
-    resolve(POM, folders, CACHE / "resolved.pom.xml", "kafka_*.jar")
+    resolve(
+        POM, {libs: "-DincludeScope=runtime"}, CACHE / "resolved.pom.xml", "kafka_2.13-4.4.*.jar"
+    )
     return libs
 
 
@@ -168,6 +157,7 @@ def _resolved(pom: Path, folders: Mapping[Path, str], stamp: Path, jar: str) -> 
         return
     stamp.unlink(missing_ok=True)  # an incomplete folder must not look complete
     for folder, scope in folders.items():
+        shutil.rmtree(folder, ignore_errors=True)  # it may hold the jars of another release
         goal = ["dependency:copy-dependencies", f"-DoutputDirectory={folder}", scope]
         maven("-f", str(pom), *goal)
     stamp.write_bytes(pom.read_bytes())

@@ -32,7 +32,6 @@ UNFORESEEN = "what does not inflate escapes Apache Kafka's validation as an unex
 
 KEPT_STATE = "settings under which the coordinators' topics lose state are refused"
 
-NOBODY_LEFT = "a group without members has nothing to assign, so its target is up to date"
 LOWERED = (
     "no record of transaction.version 0 can say that the client speaks version 2: Apache Kafka"
     " fails amid the write and leaves the id pending; here the record is one of version 1"
@@ -48,10 +47,6 @@ FORGIVEN = (
 FORGOTTEN = (
     "a JoinGroup that is refused changes nothing; Apache Kafka forgets the empty group of consumers"
     " that it was for, and with it the group's epoch, until it is loaded again"
-)
-LET_GO = (
-    "an instance id that its member gave up for another is free again; Apache Kafka keeps it for"
-    " that member, also when it is gone, and nobody can join under it any more"
 )
 SOONER = (
     "a classic member is told to rejoin as soon as its group has changed; Apache Kafka lets it be"
@@ -187,8 +182,6 @@ DELIBERATE = (
     ),
     Deviation("changing_settings", "5", "3", "the same"),
     Deviation("creating_topics", "5", "3", "the same again"),
-    Deviation("joining_and_leaving", "6", "4", NOBODY_LEFT),
-    Deviation("static_consumers", "5", "3", NOBODY_LEFT),
     Deviation(
         "offsets_of_consumers",
         '"unknown_member_id"',
@@ -202,7 +195,6 @@ DELIBERATE = (
         "a refused JoinGroup tells the member id that was asked, in every kind of group",
     ),
     Deviation("asking_again_while_one_waits", '"rebalance_in_progress"', '"no answer"', OVERTAKEN),
-    Deviation("consumers_that_change_their_instance_id", '"none"', '"unknown_member_id"', LET_GO),
     Deviation("classic_members_that_say_what_they_own", '"unknown_member_id"', '"none"', STRANGERS),
     Deviation("an_empty_group_that_nobody_could_join", "4", "2", FORGOTTEN),
     Deviation(
@@ -508,22 +500,6 @@ KINDS = (
         )
         for api in ("describe_transactions", "list_transactions")
         for outcome in ("Commit", "Abort")
-    ),
-    *(
-        Kind(
-            "consumer_group_heartbeat",
-            ".error_code",
-            ours,
-            theirs,
-            LET_GO,
-            when=lambda request: request["instance_id"] is not None,
-            parts=True,
-        )
-        for ours, theirs in (
-            ("none", "unreleased_instance_id"),
-            ("none", "unknown_member_id"),
-            ("unknown_member_id", "none"),
-        )
     ),
     Kind(
         "consumer_group_heartbeat",

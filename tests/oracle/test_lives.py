@@ -103,14 +103,14 @@ def brokers(root: Path) -> Iterator[tuple[str, str]]:
 
 
 def test_only_listed_kinds_are_known() -> None:
-    def found(theirs: object, instance_id: str | None) -> Difference:
-        body = {"instance_id": instance_id}
+    def found(theirs: object, member_epoch: int) -> Difference:
+        body = {"member_epoch": member_epoch}
         return Difference("consumer_group_heartbeat", 1, ".error_code", "none", theirs, 9, body)
 
     seen = Counter[Kind]()
     assert judged([], seen)
-    assert not judged([found("unreleased_instance_id", "i")], seen)
+    assert not judged([found("fenced_member_epoch", 1)], seen)
     assert seen.total() == 1
-    for other in (found("unreleased_instance_id", None), found("fenced_instance_id", "i")):
+    for other in (found("fenced_member_epoch", 0), found("unknown_member_id", 1)):
         with pytest.raises(AssertionError, match="consumer_group_heartbeat v1"):
             judged([other], seen)

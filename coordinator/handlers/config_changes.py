@@ -12,6 +12,7 @@ from kio.schema.errors import ErrorCode
 from fencepost.cluster.acl import Operation, ResourceType
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.errors import (
+    ClusterAuthorizationError,
     GroupAuthorizationError,
     InvalidRequestError,
     TopicAuthorizationError,
@@ -25,7 +26,8 @@ from fencepost.logcore.machine import DomainError
 from fencepost.protocol import Entity
 from fencepost.protocol.steps import Steps
 
-_OF_THE_CLUSTER = {Kind.BROKER, Kind.BROKER_LOGGER, Kind.CLIENT_METRICS}
+_OF_A_BROKER = {Kind.BROKER, Kind.BROKER_LOGGER}
+_OF_THE_CLUSTER = {*_OF_A_BROKER, Kind.CLIENT_METRICS}
 
 Apply = Callable[[Any], None]
 """Changes one resource of the request; raises a DomainError to refuse the change."""
@@ -47,7 +49,16 @@ def check_right(ctx: Context, operation: Operation, kind: int, name: str) -> Non
 def permit(ctx: Context, resource: Any) -> Callable[[], None]:
     """Return a check that the client may change a resource of the request."""
     kind, name = resource.resource_type, resource.resource_name
+    if kind in _OF_A_BROKER:
+        return partial(_check_broker_right, ctx)
     return partial(check_right, ctx, Operation.ALTER_CONFIGS, kind, name)
+
+
+def _check_broker_right(ctx: Context) -> None:
+    # The broker checks this, and Kafka's brokers send no message with their own refusals
+    # (ConfigAdminManager.preprocess, ApiError.fromThrowable).
+    if not ctx.may_on_cluster(Operation.ALTER_CONFIGS):
+        raise ClusterAuthorizationError
 
 
 def refused(ctx: Context, code: int, message: str | None) -> Steps[Entity]:
@@ -84,7 +95,7 @@ def _changed(ctx: Context, apply: Apply) -> Work[tuple[Entity, ...]]:
             yield from check_certificates(ctx, one)
             apply(one)
         except DomainError as error:
-            code, message = error_code(error), str(error)
+            code, message = error_code(error), str(error) or None
         answers.append(_row(ctx, one, code, message))
         yield None
     return tuple(answers)

@@ -114,13 +114,10 @@ def change(
 
 
 def _check_permission(ctx: Context, kind: int, name: str, permit: Permit) -> None:
-    """Raise unless this process stores the resource's settings and the client may change them.
-
-    Before this check no stored setting is read; only a broker's id is looked up.
-    """
+    """Raise unless the client may change the resource's settings and this process stores them."""
+    permit()
     if kind == ConfigResourceType.BROKER and name != DEFAULT_SETTINGS:
         _check_changeable(ctx, name)
-    permit()
     if (
         kind in {ConfigResourceType.GROUP, ConfigResourceType.CLIENT_METRICS}
         and ctx.zookeeper_controller is not None

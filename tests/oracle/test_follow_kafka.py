@@ -21,6 +21,7 @@ from fencepost.cluster.lifecycle import LifecycleIntervals, RegisterBroker
 from fencepost.cluster.records import BrokerEndpoint
 from fencepost.coordinator.config.broker_config import BrokerConfig, log_config
 from fencepost.coordinator.config.listeners import parse_address
+from fencepost.coordinator.metadata.kraft_metadata_cache import MEMBER_FEATURES
 from fencepost.coordinator.replication.fetchers import ReplicaFetcherManager
 from fencepost.coordinator.replication.membership import BrokerMembership
 from fencepost.coordinator.replication.metadata_fetcher import QuorumConfig
@@ -45,15 +46,6 @@ pytestmark = [
 
 LEADER, FOLLOWER = 1, 101
 CLUSTER_ID = "AAAAAAAAQACAAAAAAAAAAQ"
-FEATURES = {
-    "metadata.version": (7, 30),
-    "kraft.version": (0, 1),
-    "transaction.version": (0, 2),
-    "group.version": (0, 1),
-    "share.version": (0, 1),
-    "streams.version": (0, 1),
-    "eligible.leader.replicas.version": (0, 1),
-}
 KAFKA = {
     **SETTINGS,
     "replica.lag.time.max.ms": "5000",
@@ -75,7 +67,7 @@ class Follower:
         self._held = hold_port()
         endpoint = BrokerEndpoint("PLAINTEXT", "127.0.0.1", self._held.getsockname()[1], 0)
         registration = RegisterBroker(
-            FOLLOWER, CLUSTER_ID, uuid.uuid4(), (endpoint,), FEATURES, (uuid.uuid4(),)
+            FOLLOWER, CLUSTER_ID, uuid.uuid4(), (endpoint,), MEMBER_FEATURES, (uuid.uuid4(),)
         )
         address = parse_address(kafka.controller)
         quorum = QuorumConfig((address,), {LEADER: address}, "CONTROLLER")

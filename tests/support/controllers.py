@@ -19,15 +19,15 @@ from tests.support.waits import until
 
 METADATA_ID = uuid.UUID(int=1)
 FEATURES = {
-    "metadata.version": (7, 30),
+    "metadata.version": (7, 33),
     "eligible.leader.replicas.version": (0, 1),
     "group.version": (0, 1),
     "kraft.version": (0, 1),
-    "share.version": (0, 1),
+    "share.version": (0, 2),
     "streams.version": (0, 1),
     "transaction.version": (0, 2),
 }
-"""The supported feature levels of an Apache Kafka 4.3 broker."""
+"""The supported feature levels of an Apache Kafka 4.4 broker."""
 
 NEVER_WAKE = (1 << 63) - 1
 

@@ -276,10 +276,12 @@ def test_what_is_wrong_with_a_change_is_told_before_the_right(guarded):
             one = {"resource_type": 2, "resource_name": "x", **resource}
             answer = client.call("incremental_alter_configs", 1, resources=[one])
             assert errors_in(answer) == [expected], resource
-        for kind, name, expected in [(4, "99", "invalid_request"), (8, "99", C), (7, "x", None)]:
+        for kind, name, expected in [(4, "99", C), (4, "", C), (8, "99", C), (7, "x", None)]:
             one = {"resource_type": kind, "resource_name": name, "configs": []}
             answer = client.call("incremental_alter_configs", 1, resources=[one])
             assert errors_in(answer) == [expected or "invalid_request"], kind
+            if expected == C:
+                assert answer["responses"][0]["error_message"] is None
         logger = {"resource_type": 8, "resource_name": str(NODE), "configs": []}
         answer = client.call("alter_configs", 2, resources=[logger])
         assert errors_in(answer) == ["invalid_request"]

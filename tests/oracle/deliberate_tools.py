@@ -22,13 +22,13 @@ class Otherwise:
 ONE_REPLICA = "because eligible leader replicas (KIP-966) make it a dynamic setting"
 NO_SHARE_GROUPS = "share groups are neither served nor advertised"
 NO_STREAMS_GROUPS = "streams groups are neither served nor advertised"
-OF_4_4 = "for which Fencepost has the newer versions of Apache Kafka 4.4"
 NO_TOKENS = "delegation tokens are not served; Apache Kafka refuses them on such a listener as well"
 UNKNOWN_KEY = "a broker setting that nothing reads is refused by name"
 ONE_LISTENER = "because the broker's only listener also serves the controller's requests"
 LEVELS = "the features that Fencepost has: `metadata.version` from 30 on, and static voters"
 SHORT_INDEX = "index files grow with their entries, whereas Apache Kafka preallocates them"
 
+_API_VERSIONS = r"(BrokerApiVersionsCommand |ClusterTool api-versions .*)"
 _GROUP_DESCRIPTION = r"--describe --group nowhere --(offsets|members|state): "
 
 OTHERWISE = (
@@ -45,18 +45,17 @@ OTHERWISE = (
     Otherwise("streams_groups", rf"StreamsGroupCommand {_GROUP_DESCRIPTION}", NO_STREAMS_GROUPS),
     Otherwise("delegation_tokens", r".*Unsupported(Version|ByAuthentication)Exc", NO_TOKENS),
     Otherwise("all_features", r"FeatureCommand describe: [-+] Feature: ", LEVELS),
-    Otherwise("all_features", r".*upgrade --release-version 4.3-IV0 --dry-run: ", LEVELS),
+    Otherwise("all_features", r".*upgrade --release-version 4.4-IV2 --dry-run: ", LEVELS),
     Otherwise("all_features", r".*downgrade --metadata 4.0-IV3 .*: [-+] Can not downgrade", LEVELS),
     Otherwise("all_features", r".*upgrade --feature kraft.version=1 --dry-run: ", LEVELS),
     Otherwise("dump_log", r".*--index-sanity-check: ", SHORT_INDEX),
     *(
-        Otherwise("api_versions", rf"BrokerApiVersionsCommand : [-+] ({name})\(\d+\): ", why)
+        Otherwise("api_versions", rf"{_API_VERSIONS}: [-+] ({name})\(\d+\): ", why)
         for name, why in (
             (r"\w*ShareGroup\w*|Share(Fetch|Acknowledge)", NO_SHARE_GROUPS),
             (r"StreamsGroup\w+", NO_STREAMS_GROUPS),
             (r"\w+DelegationToken", NO_TOKENS),
             (r"(Add|Remove|Update)RaftVoter", "the voters are static"),
-            (r"ApiVersions|TxnOffsetCommit|DeleteGroups|UNKNOWN", OF_4_4),
         )
     ),
 )

@@ -7,11 +7,13 @@ test sends itself. The contents of a page depend on these responses alone.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.oracle.tool_scenes import FEATURES, LATEST_METADATA
 from tests.support.cluster import Cluster, unique
 from tests.support.daemon import Daemon
 from tests.support.kafka import Kafka, run_tool
@@ -28,11 +30,23 @@ def asked_by_kafbat(bootstrap: str) -> dict[str, str]:
     return {what: re.sub(r"127\.0\.0\.1:\d+", "ADDRESS", told) for what, told in calls}
 
 
-def test_kafbat_ui(kafka: Kafka, fencepost: Daemon) -> None:
-    theirs, ours = (asked_by_kafbat(one.bootstrap) for one in (kafka, fencepost))
+@pytest.fixture
+def upgraded(tmp_path: Path) -> Iterator[Daemon]:
+    """Yield a broker of Fencepost with Apache Kafka's level of metadata.version."""
+    daemon = Daemon(tmp_path).start()
+    try:
+        words = ("upgrade", "--metadata", LATEST_METADATA)
+        run_tool(FEATURES, "--bootstrap-server", daemon.bootstrap, *words)
+        yield daemon
+    finally:
+        daemon.stop()
+
+
+def test_kafbat_ui(kafka: Kafka, upgraded: Daemon) -> None:
+    theirs, ours = (asked_by_kafbat(one.bootstrap) for one in (kafka, upgraded))
     assert len(theirs) > 30
     different = {what for what in theirs if ours.get(what) != theirs[what]}
-    assert not different, dict.fromkeys(different, (ours, theirs))
+    assert not different, {what: (ours.get(what), theirs[what]) for what in different}
     assert ours["describeFeatures"] == theirs["describeFeatures"] != "null"
     assert "UnsupportedVersionException" not in ours.values()
 

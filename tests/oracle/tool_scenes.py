@@ -16,7 +16,7 @@ ACLS = PACKAGE + "AclCommand"
 API_VERSIONS = PACKAGE + "BrokerApiVersionsCommand"
 CLIENT_METRICS = PACKAGE + "ClientMetricsCommand"
 CLUSTER = PACKAGE + "ClusterTool"
-CONFIGS = "org.apache.kafka.tools.ConfigCommand"
+CONFIGS = PACKAGE + "ConfigCommand"
 CONSOLE_CONSUMER = PACKAGE + "consumer.ConsoleConsumer"
 CONSOLE_PRODUCER = PACKAGE + "ConsoleProducer"
 CONSOLE_SHARE_CONSUMER = PACKAGE + "consumer.ConsoleShareConsumer"
@@ -42,6 +42,9 @@ STREAMS_RESETTER = PACKAGE + "StreamsResetter"
 TOPICS = PACKAGE + "TopicCommand"
 VERIFIABLE_CONSUMER = PACKAGE + "VerifiableConsumer"
 VERIFIABLE_PRODUCER = PACKAGE + "VerifiableProducer"
+
+LATEST_METADATA = "4.4-IV2"
+"""The name of the highest level of metadata.version that is stable in Apache Kafka 4.4."""
 
 SOON_MS = 3_000
 """Time limit of tools that end only by an interrupt."""
@@ -409,19 +412,25 @@ def get_offsets(desk: Desk) -> None:
 
 def all_features(desk: Desk) -> None:
     tool = partial(desk.run, FEATURES)
+    # A new Fencepost begins with the lowest level, a new Apache Kafka with this one.
+    tool("upgrade", "--metadata", LATEST_METADATA)
     tool("describe")
-    tool("version-mapping", "--release-version", "4.3-IV0")
+    tool("version-mapping", "--release-version", LATEST_METADATA)
     tool("feature-dependencies", "--feature", "transaction.version=2")
     tool("upgrade", "--metadata", "4.3-IV0")
-    tool("upgrade", "--release-version", "4.3-IV0", "--dry-run")
+    tool("upgrade", "--release-version", LATEST_METADATA, "--dry-run")
     tool("downgrade", "--metadata", "4.0-IV3", "--dry-run")
-    tool("downgrade", "--feature", "metadata.version=30", "--dry-run")
+    for level in ("33", "32", "30"):
+        tool("downgrade", "--feature", f"metadata.version={level}", "--dry-run")
     tool("disable", "--feature", "kraft.version", "--dry-run")
     tool("upgrade", "--feature", "kraft.version=1", "--dry-run")
+    place = ("--bootstrap-server", desk.bootstrap)
+    desk.run(CLUSTER, "unregister-controller", *place, "--id", "9", where="")
 
 
 def api_versions(desk: Desk) -> None:
     desk.run(API_VERSIONS)
+    desk.run(CLUSTER, "api-versions", "--bootstrap-server", desk.bootstrap, where="")
 
 
 def console(desk: Desk) -> None:

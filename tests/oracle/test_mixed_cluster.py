@@ -14,9 +14,10 @@ from fencepost.tools.ports import hold_port
 from tests.oracle.desk import Tools, tools_at_hand
 from tests.oracle.test_joining import brokers, until_unfenced
 from tests.oracle.tool_scenes import CONFIGS, LEADER_ELECTION, METADATA_QUORUM
+from tests.support import kafka43
 from tests.support.cluster import Cluster, unique
 from tests.support.controllers import Pretender
-from tests.support.kafka import CLUSTER_ID, Kafka, Quorum
+from tests.support.kafka import CLUSTER_ID, Kafka, Quorum, jars
 from tests.support.member import Member
 from tests.support.mixed import formatted
 from tests.support.waits import until
@@ -66,10 +67,12 @@ def quorum(controller: Member) -> Quorum:
 
 @pytest.fixture(scope="module")
 def kafka(
-    member: Member, quorum: Quorum, tmp_path_factory: pytest.TempPathFactory
+    member: Member, quorum: Quorum, is_combined: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Kafka]:
+    """Yield a broker of the release 4.3 if the controller is combined, else of 4.4."""
     home = tmp_path_factory.mktemp("kafka")
-    broker = Kafka(home, node_id=KAFKAS, controller=quorum)
+    libs = kafka43.jars if is_combined else jars
+    broker = Kafka(home, node_id=KAFKAS, controller=quorum, libs=libs)
     broker.start()
     yield broker
     broker.stop()

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.oracle.test_joining import brokers, created, leaders
+from tests.support import kafka43
 from tests.support.cluster import Cluster
 from tests.support.failover import PARTITIONS, PATIENCE, SOURCE, Group, Writer
-from tests.support.kafka import Kafka, quorum_of_three
+from tests.support.kafka import Kafka, Libs, jars, quorum_of_three
 from tests.support.member import Member
 from tests.support.pipeline import Clients
 from tests.support.waits import until
@@ -25,8 +26,10 @@ QUORUM = {"metadata.log.max.record.bytes.between.snapshots": "2000"}
 class Voters:
     """Controllers without broker roles, and the settings that name them in a broker's file."""
 
-    def __init__(self, directory: Path, *, is_dynamic: bool) -> None:
-        self.nodes = quorum_of_three(directory, QUORUM, is_broker=False, is_dynamic=is_dynamic)
+    def __init__(self, directory: Path, *, is_dynamic: bool, libs: Libs) -> None:
+        self.nodes = quorum_of_three(
+            directory, QUORUM, is_broker=False, is_dynamic=is_dynamic, libs=libs
+        )
         addresses = ",".join(one.controller for one in self.nodes)
         voters = ",".join(f"{one.node_id}@{one.controller}" for one in self.nodes)
         self.addresses = addresses if is_dynamic else ""
@@ -82,14 +85,17 @@ def without(voters: Voters, way: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "protocol", "ways"),
-    [("dynamic", "consumer", ("kill", "freeze")), ("static", "classic", ("kill",))],
+    ("kind", "libs", "protocol", "ways"),
+    [
+        pytest.param("dynamic", jars, "consumer", ("kill", "freeze"), id="dynamic-4.4"),
+        pytest.param("static", kafka43.jars, "classic", ("kill",), id="static-4.3"),
+    ],
 )
 def test_a_broker_serves_while_the_active_controller_goes(
-    tmp_path: Path, kind: str, protocol: str, ways: tuple[str, ...]
+    tmp_path: Path, kind: str, libs: Libs, protocol: str, ways: tuple[str, ...]
 ) -> None:
     """No record is lost or duplicated, the broker stays registered, and requests succeed."""
-    voters = Voters(tmp_path, is_dynamic=kind == "dynamic")
+    voters = Voters(tmp_path, is_dynamic=kind == "dynamic", libs=libs)
     member, late = (voters.member(tmp_path / str(one), one) for one in (OURS, LATE))
     try:
         member.start()

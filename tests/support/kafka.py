@@ -434,17 +434,20 @@ def quorum_of_three(
     *,
     is_broker: bool = True,
     is_dynamic: bool = False,
+    libs: Libs = jars,
 ) -> list[Kafka]:
     """Start three Apache Kafkas, each of them a voter of the quorum and a broker.
 
     Without ``is_broker`` they are controllers only. The voters of a dynamic quorum (KIP-853) are in
-    its metadata, the voters of a static one in the files.
+    its metadata, the voters of a static one in the files. ``libs`` returns the jars of the release.
     """
     nodes = []
     for node_id in (1, 2, 3):
         room = directory / f"voter-{node_id}"
         room.mkdir(parents=True)
-        nodes.append(Kafka(room, settings, node_id=node_id, replicas=3, is_broker=is_broker))
+        nodes.append(
+            Kafka(room, settings, node_id=node_id, replicas=3, is_broker=is_broker, libs=libs)
+        )
     voters = ",".join(f"{one.node_id}@{one.controller}" for one in nodes)
     told = {"controller.quorum.voters": voters}
     words: list[str] = []

@@ -11,12 +11,16 @@ from pathlib import Path
 from fencepost.logcore.checkpoints import MetaProperties, write_meta_properties
 from fencepost.logcore.fs import OsFileSystem
 from fencepost.tools.ports import hold_port
+from tests.support import kafka43
 from tests.support.kafka import CLUSTER_ID, JAVA_OPTIONS, Kafka, Libs, Quorum, jars
 from tests.support.member import Member
 from tests.support.targets import SETTINGS
 
-JAVA, PYTHON = "J", "P"
-"""Letters of a layout: a node of Apache Kafka, a node of Fencepost."""
+JAVA, OLDER, PYTHON = "J", "O", "P"
+"""Letters of a layout: a node of Apache Kafka, one of Apache Kafka 4.3, a node of Fencepost."""
+
+LEVELS_OF_4_3 = ("--release-version", "4.3")
+"""Arguments of ``kafka-storage format`` for the controllers of a cluster with an older broker."""
 
 FIRST_CONTROLLER = 100
 
@@ -36,7 +40,8 @@ class MixedCluster:
 
     ``layout`` has a letter for each broker, as ``JPP``: the first is Apache Kafka's, two are
     Fencepost's. ``controllers`` is ``J`` or ``JJJ``, or ``P``, as Fencepost supports only one.
-    Layouts with a single kind are allowed.
+    Layouts with a single kind are allowed. A cluster with a broker of Apache Kafka 4.3 begins with
+    its feature levels.
     """
 
     def __init__(
@@ -49,8 +54,9 @@ class MixedCluster:
         java_options: Sequence[str] = JAVA_OPTIONS,
         libs: Libs = jars,
     ) -> None:
-        """``libs`` returns the jars of Apache Kafka's release."""
+        """``libs`` returns the jars of Apache Kafka's release, except for :data:`OLDER` brokers."""
         self._libs = libs
+        self._format_words = LEVELS_OF_4_3 if OLDER in layout else ()
         self.name = f"{layout} under {controllers}"
         """The name of the layout in tests and figures."""
         self.layout = layout
@@ -83,6 +89,7 @@ class MixedCluster:
                 self._common,
                 node_id=node_id,
                 is_broker=False,
+                format_words=self._format_words,
                 libs=self._libs,
             )
             for node_id in range(FIRST_CONTROLLER, FIRST_CONTROLLER + count)
@@ -121,7 +128,7 @@ class MixedCluster:
             node_id=node_id,
             controller=Quorum(FIRST_CONTROLLER, self._addresses[0]),
             replicas=min(3, len(self.layout)),
-            libs=self._libs,
+            libs=kafka43.jars if letter == OLDER else self._libs,
         )
 
     def _room(self, node_id: int) -> Path:

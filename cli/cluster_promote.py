@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _NEXT = """\
 next:
-  1. start {controllers} with Apache Kafka 4.3, each on its machine{moved}:
+  1. start {controllers} with Apache Kafka 4.4, each on its machine{moved}:
        bin/kafka-server-start.sh {first}
   2. start this broker as one of theirs, where it was:
        fencepost serve --config-file {broker}
@@ -95,8 +95,9 @@ def promote(
 
     DATA_DIR is the broker's data directory. Its topics with their ids, settings, features, users,
     rules, quotas and allocated producer ids are written as the metadata with which controllers of
-    Apache Kafka 4.3 start: OUTPUT/controller-ID/metadata, beside it controller.properties, and
-    OUTPUT/broker.properties for the broker, which keeps its id, its address and its data.
+    Apache Kafka 4.4 start, and those of 4.3 up to metadata.version 30:
+    OUTPUT/controller-ID/metadata, beside it controller.properties, and OUTPUT/broker.properties for
+    the broker, which keeps its id, its address and its data.
     Producers, groups and open transactions live on, and clients need no restart.
 
     DATA_DIR is not changed. Until the broker starts with broker.properties it may start as before;

@@ -1,7 +1,7 @@
 """A broker of Fencepost joins a new Apache Kafka cluster, and leaves it, under load.
 
 One producer writes and one group member reads from start to end. The steps are the commands in
-docs/growing.md. Needs Java, and Apache Kafka 4.3 unpacked at ``--kafka``.
+docs/growing.md. Needs Java, and Apache Kafka 4.4 unpacked at ``--kafka``.
 """
 
 from __future__ import annotations

@@ -182,6 +182,8 @@ def _reason_against(acl: Acl, limits: AclLimits) -> str | None:
             f"Could not parse principal from `{acl.principal}` (no colon is present separating"
             " the principal type from the principal name)"
         )
+    if not acl.host:
+        return "Host pattern cannot be null or empty"
     limit = limits.max_text_bytes
     for what in ("resource_name", "principal", "host"):
         if _bytes(getattr(acl, what)) > limit:

@@ -14,6 +14,7 @@ import pytest
 from confluent_kafka import Producer
 
 from tests.oracle.test_joining import created, leaders, until_unfenced
+from tests.support import kafka43
 from tests.support.kafka import Kafka
 from tests.support.member import Member
 from tests.support.pipeline import QUIET, Clients, Pipeline
@@ -41,7 +42,7 @@ class Mixed:
     def __init__(self, directory: Path) -> None:
         home = directory / "kafka"
         home.mkdir()
-        self.kafka = Kafka(home, KAFKA)
+        self.kafka = Kafka(home, KAFKA, libs=kafka43.jars)
         self.kafka.start()
         self.members = {
             node_id: Member(directory / str(node_id), self.kafka.controller, node_id=node_id)

@@ -1,8 +1,9 @@
 """Replicas of Apache Kafka and Fencepost as real processes through failures and elections.
 
 A *turn* gives three of four brokers, two of each kind, the roles A, B and C; there is one for each
-of the six assignments of kinds (J is Java, P Python) to these roles. Where one exact step of
-another broker matters, a test plays that broker (``test_mixed_replicas_played.py``).
+of the six assignments of kinds (J and O are Java, O of the release 4.3, P Python) to these roles.
+Where one exact step of another broker matters, a test plays that broker
+(``test_mixed_replicas_played.py``).
 
 The known bugs of replication, which ``tests/unit/cluster/test_replication_bugs.py`` covers for
 Fencepost alone, and their tests with mixed kinds; "turn" is here, "played" and "moves" are the
@@ -72,7 +73,7 @@ pytestmark = [
 ]
 
 CODECS = "none", "gzip", "snappy", "lz4", "zstd"
-LAYOUT = "JJPP"
+LAYOUT = "JOPP"
 TURNS = (1, 3, 4), (3, 1, 4), (3, 4, 1), (1, 2, 3), (1, 3, 2), (3, 1, 2)
 """The brokers of the roles A, B and C in each turn."""
 

@@ -150,6 +150,7 @@ NO_COLON = (
         ({"permission": Permission.UNKNOWN}, "Invalid permissionType UNKNOWN"),
         ({"permission": Permission.ANY}, "Invalid permissionType ANY"),
         ({"resource_name": ""}, "Invalid empty resource name"),
+        ({"host": ""}, "Host pattern cannot be null or empty"),
         (
             {"resource_type": ResourceType.CLUSTER, "resource_name": "other"},
             "The only valid name for the CLUSTER resource is kafka-cluster",

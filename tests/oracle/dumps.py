@@ -254,9 +254,6 @@ _NAMES = {
 }
 """Kafka's names of fields whose names differ from ours by more than the case."""
 
-_STATES = ("EMPTY", "ONGOING", "PREPARE_COMMIT", "PREPARE_ABORT", "COMPLETE_COMMIT")
-_STATES = (*_STATES, "COMPLETE_ABORT", "DEAD", "PREPARE_EPOCH_FENCE")
-
 
 def decoded_by_kafka(row: Row) -> Row:
     """Return our row's ``decoded`` field from the JSON that DumpLogSegments prints of a record."""
@@ -283,7 +280,7 @@ def _value(name: str, item: Any) -> Any:
     if name == "topicId":
         return "0x" + base64.urlsafe_b64decode(item + "==").hex()
     if name == "transactionStatus":
-        return _STATES[item]
+        return _name(item).upper()
     if name == "transactionPartitions":
         return sorted([one["topic"], index] for one in item or () for index in one["partitionIds"])
     if name == "topicPartitions":

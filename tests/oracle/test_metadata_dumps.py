@@ -136,5 +136,5 @@ def test_zero_checkpoint_of_4_4_has_the_first_records(tmp_path: Path) -> None:
 
 @pytest.fixture
 def by_kafka_metadata(by_kafka: Written) -> list[Path]:
-    at = by_kafka.images["stopped"]
-    return [*at.glob("__cluster_metadata-0/*.log"), at / "bootstrap.checkpoint"]
+    at = by_kafka.images["stopped"] / "__cluster_metadata-0"
+    return [*at.glob("*.log"), *at.glob("*.checkpoint")]

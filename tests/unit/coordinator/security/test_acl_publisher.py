@@ -167,7 +167,6 @@ NO_COLON = (
         ({"resource_type": ResourceType.GROUP, "operation": Operation.WRITE}, None),
         ({"principal": ":"}, None),
         ({"host": "anything at all"}, None),
-        ({"host": ""}, "Host pattern cannot be null or empty"),
         ({"resource_name": "ü" * 512}, None),
         ({"resource_name": "ü" * 512 + "x"}, "the resource_name has more than 1024 bytes"),
         ({"principal": "User:" + "x" * 1020}, "the principal has more than 1024 bytes"),

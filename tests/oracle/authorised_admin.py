@@ -331,6 +331,13 @@ CLUSTER: Sequence[Request] = (
         others="cluster_action cluster",
     ),
     Request(
+        "unregister_controller",
+        (0,),
+        "alter cluster",
+        lambda _: requests.unregister_controller(99),
+        others="cluster_action cluster",
+    ),
+    Request(
         "describe_quorum",
         (0, 1, 2),
         "describe cluster",
@@ -339,7 +346,7 @@ CLUSTER: Sequence[Request] = (
     ),
     Request(
         "api_versions",
-        (0, 3, 4),
+        (0, 3, 5),
         "describe cluster",
         lambda _: requests.api_versions(),
         is_idle=True,

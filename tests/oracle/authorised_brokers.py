@@ -33,6 +33,7 @@ from tests.oracle.authorisation import (
 )
 from tests.oracle.deliberate import Kind
 from tests.oracle.tracer import PASSING, leaves
+from tests.support import requests
 from tests.support.cluster import GROUP, TRANSACTION, Cluster
 from tests.support.daemon import Daemon
 from tests.support.kafka import Kafka, required
@@ -280,6 +281,10 @@ class Broker:
     def prepare(self) -> None:
         """Create the resources that all cases share."""
         admin = self.admin
+        # UnregisterController needs the metadata.version of a new Apache Kafka 4.4.
+        latest = requests.update_features(requests.feature_update("metadata.version", 33))
+        updated = admin.call("update_features", 2, **fitted("update_features", 2, latest))
+        assert updated["error_code"] == "none"
         for topic, partitions in (("t", 2), ("u", 1), ("v", 1), ("w", 1)):
             admin.create_topic(f"{STEM}{topic}", partitions)
             self._learn(f"{STEM}{topic}")

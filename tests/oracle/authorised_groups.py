@@ -12,12 +12,15 @@ KINDS: Final = (HERE, ABSENT)
 TRANSACTION, SHARE = 1, 2
 
 
-def _committed(n: Names, topics: str) -> Body:
-    rows = [
+def _offsets(n: Names, topics: str) -> list[Body]:
+    return [
         requests.offset_commit_topic(n[one], 0, topic_id=n.id(one), committed_offset=1)
         for one in topics
     ]
-    return requests.offset_commit(n["g"], *rows)
+
+
+def _committed(n: Names, topics: str) -> Body:
+    return requests.offset_commit(n["g"], *_offsets(n, topics))
 
 
 def _fetched(n: Names, groups: str, topics: str) -> Body:
@@ -40,8 +43,7 @@ def _added(n: Names, topics: str, **fields: Any) -> Body:
 
 
 def _committed_in_transaction(n: Names, topics: str) -> Body:
-    rows = [requests.offset_commit_topic(n[one], 0, committed_offset=1) for one in topics]
-    return requests.txn_offset_commit(n["x"], n.producer("x"), n["g"], *rows)
+    return requests.txn_offset_commit(n["x"], n.producer("x"), n["g"], *_offsets(n, topics))
 
 
 COMMITS: Sequence[Request] = (
@@ -241,7 +243,7 @@ GROUPS: Sequence[Request] = (
     ),
     Request(
         "delete_groups",
-        (0, 1, 2),
+        (0, 1, 2, 3),
         "delete g, delete h",
         lambda n: requests.delete_groups(n["g"], n["h"]),
         kinds={"h": KINDS},
@@ -249,7 +251,7 @@ GROUPS: Sequence[Request] = (
     ),
     Request(
         "delete_groups",
-        (2,),
+        (3,),
         "delete c",
         lambda n: requests.delete_groups(n["c"]),
         "with a member",
@@ -337,7 +339,7 @@ TRANSACTIONS: Sequence[Request] = (
     ),
     Request(
         "txn_offset_commit",
-        (0, 3, 4, 5),
+        (0, 3, 4, 5, 6),
         "write x, read g, read t, read u",
         lambda n: _committed_in_transaction(n, "tu"),
         kinds={"u": KINDS},
@@ -345,7 +347,7 @@ TRANSACTIONS: Sequence[Request] = (
     ),
     Request(
         "txn_offset_commit",
-        (3, 5),
+        (3, 5, 6),
         "write x, read g, read t",
         lambda n: _committed_in_transaction(n, "t"),
         "of one topic",

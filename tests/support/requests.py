@@ -722,3 +722,7 @@ def feature_update(feature: str, level: int, upgrade_type: int = UPGRADE, **fiel
 
 def unregister_broker(broker_id: int) -> Body:
     return {"broker_id": broker_id}
+
+
+def unregister_controller(controller_id: int) -> Body:
+    return {"controller_id": controller_id}

@@ -77,7 +77,7 @@ lint: $(VENV)/.spark  ## ruff, mypy --strict, import directions
 console: $(VENV)/.dev  ## the web console in a real Chromium, screenshots in build/console-screenshots (needs Debian's chromium)
 	$(PYTEST) $(or $(ARGS),tests/console)
 
-oracle: $(VENV)/.spark  ## the same client scenarios on a real Apache Kafka 4.3, traces and random lives compared (needs java, mvn, Mosquitto)
+oracle: $(VENV)/.spark  ## the same client scenarios on a real Apache Kafka 4.4, traces and random lives compared (needs java, mvn, Mosquitto)
 	$(PYTEST) --numprocesses 2 --dist loadfile --target=kafka tests/wire --part=$(PART) $(ARGS)
 	$(PYTEST) --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/oracle --part=$(PART) $(ARGS)
 

@@ -1,4 +1,4 @@
-"""Groups under static broker settings: the responses must equal those of Apache Kafka 4.4."""
+"""Groups under static broker settings: the responses must equal Apache Kafka's."""
 
 from __future__ import annotations
 

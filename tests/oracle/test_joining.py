@@ -1,4 +1,4 @@
-"""A broker of Fencepost in a cluster whose controller is Apache Kafka 4.3."""
+"""A broker of Fencepost in a cluster whose controller is an Apache Kafka."""
 
 from __future__ import annotations
 

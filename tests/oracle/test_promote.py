@@ -19,8 +19,8 @@ from fencepost.tools.ports import hold_port
 from tests.crash.stubborn_client import StubbornClient
 from tests.oracle.desk import Tools, tools_at_hand
 from tests.oracle.interchange import fencepost
-from tests.oracle.test_joining_44 import LATEST
-from tests.oracle.test_joining_44 import levels as levels_of_4_4
+from tests.oracle.test_joining_levels import LATEST
+from tests.oracle.test_joining_levels import levels as finalized_levels
 from tests.oracle.test_metadata_dumps import by_fencepost, by_kafka, types
 from tests.oracle.tool_scenes import (
     ACLS,
@@ -241,14 +241,14 @@ def test_broker_grows_into_a_quorum_of_4_4_that_is_finalized_and_comes_back(
         produce(b"in the cluster")
         words = ("--bootstrap-server", one.address, "upgrade", "--release-version", "4.4")
         run_tool(FEATURES, *words)
-        until(lambda: levels_of_4_4(one.address) == LATEST, "the broker knows the new levels")
+        until(lambda: finalized_levels(one.address) == LATEST, "the broker knows the new levels")
         back(one)
-        assert levels_of_4_4(one.address) == {"metadata.version": 33}
+        assert finalized_levels(one.address) == {"metadata.version": 33}
         produce(b"alone")
         one.output = tmp_path / "again"
         one.promote()
         one.start()
-        assert levels_of_4_4(one.address) == LATEST
+        assert finalized_levels(one.address) == LATEST
         produce(b"again")
 
 

@@ -1,4 +1,4 @@
-"""The versions that Apache Kafka 4.4 adds: the same requests to both, and a client that uses them.
+"""The versions that Apache Kafka 4.4 added to 4.3: the same requests to both, and its Java client.
 
 ``test_overlay_messages.py`` compares their messages.
 """
@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from fencepost.coordinator.daemon.broker import Broker
-from fencepost.protocol import overlay
 from tests.oracle.test_traces import unexpected
 from tests.oracle.tracer import Step, Tracer
 from tests.support.cluster import GROUP, READ_COMMITTED, TRANSACTION, Cluster
@@ -24,19 +23,13 @@ from tests.support.targets import SETTINGS
 
 pytestmark = [pytest.mark.oracle, pytest.mark.usefixtures("java_tools"), pytest.mark.timeout(300)]
 
-JUDGE = Path(__file__).with_name("MessageJudge.java")
-SEED, ENTITIES = 44, 200
-
-OURS = [one for one in overlay.messages() if one[0] >= 8]
-"""The messages of Apache Kafka 4.4 that kio lacks; those before are of ZooKeeper controllers."""
-
 
 # --- the same requests ---------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
-    """Apache Kafka 4.4 with the levels of 4.3, as a broker of Fencepost that stands alone has."""
+    """Apache Kafka with the levels of 4.3, with which a standalone broker of Fencepost begins."""
     words = ["--release-version", "4.3"]
     own = Kafka(tmp_path_factory.mktemp("kafka"), SETTINGS, format_words=words)
     yield from served(own)
@@ -255,24 +248,13 @@ def test_responses_are_the_same(trace: str, kafka: Kafka, fencepost: Daemon) -> 
     assert len(theirs) > 1
 
 
-def test_advertised_versions_are_those_of_4_4(kafka: Kafka, fencepost: Daemon) -> None:
-    def ranges(bootstrap: str) -> dict[int, tuple[int, int]]:
-        with Cluster(bootstrap) as cluster:
-            answer = cluster.call("api_versions", 5, **SOFTWARE)
-        return {a["api_key"]: (a["min_version"], a["max_version"]) for a in answer["api_keys"]}
-
-    ours, theirs = ranges(fencepost.bootstrap), ranges(kafka.bootstrap)
-    assert ours == {key: theirs.get(key) for key in ours}
-    assert {18: (0, 5), 28: (0, 6), 42: (0, 3), 94: (0, 0)}.items() <= ours.items()
-
-
 # --- clients -------------------------------------------------------------------------------------
 
 RECORDS = 500
 
 
 def copied_by_java(bootstrap: str) -> None:
-    """Copy records in transactions with the Java client of 4.4, some of which it aborts."""
+    """Copy records in transactions with the Java client, some of which it aborts."""
     with Cluster(bootstrap) as cluster:
         source, target = cluster.create_topic("copied"), cluster.create_topic("copies")
         cluster.produce(source, [b"%d" % number for number in range(RECORDS)])
@@ -293,7 +275,7 @@ def copied_by_java(bootstrap: str) -> None:
         )
 
 
-async def test_java_client_of_4_4_copies_exactly_once(tmp_path: Path) -> None:
+async def test_java_client_copies_exactly_once(tmp_path: Path) -> None:
     """It names the cluster and the node, and the topics of its offsets by id."""
     settings = {**SETTINGS, "fencepost.metrics.listen": "127.0.0.1:0"}
     async with Broker(tmp_path, config=settings) as broker:

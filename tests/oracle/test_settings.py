@@ -1,4 +1,4 @@
-"""Settings of topics, groups and client metrics, as Apache Kafka 4.4 describes and applies them."""
+"""Settings of topics, groups and client metrics, as Apache Kafka describes and applies them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ VALUES: dict[int, dict[str, tuple[str, ...]]] = {
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, Cluster]]:
-    """Return clients of Fencepost and of Apache Kafka 4.4."""
+    """Return clients of Fencepost and of Apache Kafka."""
     with ExitStack() as stack:
         kafka = Kafka(tmp_path_factory.mktemp("kafka"), SETTINGS)
         with required():

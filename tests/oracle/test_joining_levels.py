@@ -1,4 +1,4 @@
-"""A broker of Fencepost in a cluster of Apache Kafka 4.4, also when all features are finalized."""
+"""A broker of Fencepost in clusters of Apache Kafka with different finalized feature levels."""
 
 from __future__ import annotations
 

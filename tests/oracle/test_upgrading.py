@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.crash.test_cluster_faults import check_records, check_replicas
-from tests.oracle.test_joining_44 import LATEST, levels
+from tests.oracle.test_joining_levels import LATEST, levels
 from tests.oracle.tool_scenes import FEATURES
 from tests.support import kafka43
 from tests.support.failover import (

@@ -1,4 +1,4 @@
-"""Apache Kafka's own tests of its requests, from its published test jars, against this broker.
+"""Apache Kafka 4.3's own tests of its requests, the last that are published, on this broker.
 
 They take their cluster from a JUnit extension, where RaftClusterInvocationContext.java replaces
 Kafka's: each test gets a daemon of its own. Every test must pass, except those that ``OTHERWISE``

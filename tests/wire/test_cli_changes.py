@@ -167,7 +167,7 @@ def test_a_cluster_tells_who_serves(bootstrap, request):
     assert (produce["key"], produce["lowest"]) == (0, 0)
     assert broker["apis"] == len(told["apis"])
     if request.config.getoption("--target") == "kafka":
-        assert told["version"] == "4.3"
+        assert told["version"] == "4.4"
     table = run(bootstrap, "cluster", "info").stdout
     assert table.startswith(f"cluster {told['cluster_id']}, 1 broker")
     assert "BROKER  HOST" in table

@@ -222,6 +222,7 @@ async def test_a_worker_that_lost_its_partitions_can_commit_nothing(bench: Bench
             await until_async(lambda: _true(heir.metrics.records_in == 60), "the heir's work")
             release.set()
             await until_async(lambda: _true(zombie.metrics.aborts > 0), "its abort", deadline_s=60)
+    bench.cluster.settle(bench.target)
     bench.check(60)
     assert zombie.metrics.transactions == 0
 

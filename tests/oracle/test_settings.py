@@ -20,6 +20,9 @@ from tests.support.waits import until
 pytestmark = pytest.mark.oracle
 
 TOPIC, METRICS, GROUP = 2, 16, 32
+OWN_SOURCES = {TOPIC: 1, METRICS: 7, GROUP: 8}
+"""The config source of a setting that was made for the resource itself."""
+
 NAME = "settings"
 BOUND = "max.decompressed.message.bytes"
 MAX_TIMESTAMP = -3
@@ -106,7 +109,9 @@ def set_and_wait(client: Cluster, kind: int, key: str, value: str) -> str:
     if code == "none":
         # An item of a list that is named twice counts once.
         shown = ",".join(dict.fromkeys(value.split(",")))
-        until(lambda: described(client, kind)[key][0] == shown, f"{key} is {shown}")
+        # The value alone does not show it, as it may be the default.
+        expected = shown, OWN_SOURCES[kind]
+        until(lambda: described(client, kind)[key][:2] == expected, f"{key} is {shown}")
     return code
 
 

@@ -11,8 +11,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from fencepost.cluster.image import MetadataImage, deleted_topics, racks_of
-from fencepost.coordinator.config.group_settings import applied
+from fencepost.cluster.image import (
+    GROUP_RESOURCE,
+    MetadataImage,
+    changed_configs,
+    deleted_topics,
+    racks_of,
+)
+from fencepost.coordinator.config.group_settings import applied, warn_of_caps
 from fencepost.coordinator.config.key import ConfigError
 from fencepost.coordinator.metadata.metadata import GROUP_VERSION, InternalTopic
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS
@@ -104,6 +110,11 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
         self._group_memory = self._budget("fencepost.groups.max.bytes")
         self._offset_memory = self._budget("fencepost.offsets.max.bytes")
 
+    async def start(self) -> None:
+        """See :class:`ShardedCoordinator`; warn of settings beyond the bounds of this start."""
+        await super().start()
+        self._warn_of_caps(MetadataImage(), self._metadata.image)
+
     async def stop(self) -> None:
         """Close every shard; delayed requests get NOT_COORDINATOR."""
         await each_in_turn(
@@ -136,11 +147,17 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
     def publish(self, old: MetadataImage, image: MetadataImage) -> None:
         """See :class:`ShardedCoordinator`; delete the offsets of deleted topics as well."""
         super().publish(old, image)
+        self._warn_of_caps(old, image)
         gone = deleted_topics(old, image)
         if gone:
             self._deleted += [(one.name, one.topic_id.bytes) for one in gone]
             if self._offset_deletion is None or self._offset_deletion.done():
                 self._offset_deletion = spawn(self._delete_offsets(), "forget deleted topics")
+
+    def _warn_of_caps(self, old: MetadataImage, image: MetadataImage) -> None:
+        for kind, name in changed_configs(old, image):
+            if kind == GROUP_RESOURCE:
+                warn_of_caps(self._config, name, image.configs.get((kind, name), {}))
 
     async def _delete_offsets(self) -> None:
         # If this fails, the topics stay in the list, and the next deletion retries.
@@ -239,7 +256,7 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
         if self._base_settings is None:
             self._base_settings = self._consumer_settings()
         own = self._metadata.group_settings(group_id)
-        settings = applied(self._base_settings, own) if own else self._base_settings
+        settings = applied(self._config, self._base_settings, own) if own else self._base_settings
         return Environment(self.topic_image, settings)
 
     def _run_effect(

@@ -11,7 +11,7 @@ known before it joins, so the order of otherwise equal members may differ.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -19,12 +19,11 @@ import click
 
 from fencepost.client.queries.awaited import REBALANCING, awaited
 from fencepost.client.queries.group_view import CLASSIC, GroupView, MemberView
+from fencepost.groups.assignors.built_in import BUILT_IN as SERVER_SIDE
 from fencepost.groups.assignors.client.built_in import BUILT_IN as CLIENT_SIDE
 from fencepost.groups.assignors.client.model import ClientAssignor, Subscription
 from fencepost.groups.assignors.client.protocol import decode_subscription
 from fencepost.groups.assignors.model import Assignor, AssignorFault, GroupSpec, MemberSpec, run
-from fencepost.groups.assignors.range import RangeAssignor
-from fencepost.groups.assignors.uniform import UniformAssignor
 from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.regex import Regex
 from fencepost.logcore.values import dataclass
@@ -32,10 +31,6 @@ from fencepost.logcore.values import dataclass
 if TYPE_CHECKING:
     from fencepost.client.queries.session import ClusterSession
     from fencepost.client.requests import Partition
-
-SERVER_SIDE: Mapping[str, Assignor] = {
-    one.name: one for one in (UniformAssignor(), RangeAssignor())
-}
 
 MOST_ROUNDS = 10
 """Maximum rounds of a cooperative assignor until no partition moves; a correct one needs two."""

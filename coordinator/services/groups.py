@@ -7,7 +7,7 @@ requests to all shards.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -28,10 +28,9 @@ from fencepost.coordinator.runtime.shard import Remember, ShardRuntime
 from fencepost.coordinator.services.assignors.process import AssignorProcesses
 from fencepost.coordinator.services.base import ShardedCoordinator
 from fencepost.coordinator.storage.storage import Storage
-from fencepost.groups.assignors.model import Assignor, AssignorRegistry
-from fencepost.groups.assignors.range import RangeAssignor
+from fencepost.groups.assignors.built_in import BUILT_IN, KAFKA_CLASSES
+from fencepost.groups.assignors.model import AssignorRegistry
 from fencepost.groups.assignors.remote import ComputeTarget, RemoteAssignor
-from fencepost.groups.assignors.uniform import UniformAssignor
 from fencepost.groups.commands import (
     ExpireOffsets,
     Heartbeat,
@@ -57,14 +56,6 @@ if TYPE_CHECKING:
 _MINUTE_MS = 60_000
 
 
-BUILT_IN: Mapping[str, Callable[[], Assignor]] = {
-    "uniform": UniformAssignor,
-    "range": RangeAssignor,
-    "org.apache.kafka.coordinator.group.assignor.UniformAssignor": UniformAssignor,
-    "org.apache.kafka.coordinator.group.assignor.RangeAssignor": RangeAssignor,
-}
-"""The built-in server-side assignors by their names in ``group.consumer.assignors``."""
-
 ASSIGNORS = "group.consumer.assignors"
 
 
@@ -76,7 +67,7 @@ def _registry(names: Sequence[str]) -> AssignorRegistry:
     """
     try:
         return AssignorRegistry(
-            BUILT_IN[name]() if name in BUILT_IN else RemoteAssignor(name) for name in names
+            BUILT_IN.get(KAFKA_CLASSES.get(name, name)) or RemoteAssignor(name) for name in names
         )
     except ValueError as error:
         raise ConfigError(ASSIGNORS, ",".join(names), str(error)) from error
@@ -103,7 +94,9 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
         """Deleted topics whose offsets remain to be deleted, by name and id."""
         self._offset_deletion: asyncio.Task[None] | None = None
         names = self._config.items(ASSIGNORS)
-        self._assignor_processes = AssignorProcesses(name for name in names if name not in BUILT_IN)
+        self._assignor_processes = AssignorProcesses(
+            name for name in names if KAFKA_CLASSES.get(name, name) not in BUILT_IN
+        )
         self._assignors = _registry(names)
         self._base_settings: ConsumerSettings | None = None
         self._config.listen(self._forget_settings)

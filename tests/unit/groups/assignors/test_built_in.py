@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fencepost.groups.assignors.built_in import BUILT_IN
 from fencepost.groups.assignors.model import (
     MAX_ASSIGNORS,
     AssignorFault,
@@ -17,12 +18,13 @@ from fencepost.groups.assignors.model import (
     run,
 )
 from fencepost.groups.assignors.range import RangeAssignor
+from fencepost.groups.assignors.testing import check
 from fencepost.groups.assignors.uniform import UniformAssignor
 from tests.support.stalls import watched_loop
 
 TOPICS = tuple(bytes([number]) * 16 for number in range(1, 5))
 T, U = TOPICS[:2]
-ASSIGNORS = (UniformAssignor(), RangeAssignor())
+ASSIGNORS = tuple(BUILT_IN.values())
 
 
 @st.composite
@@ -41,6 +43,11 @@ def groups(draw, *, homogeneous: bool | None = None):
         instance = f"i{9 - number}" if draw(st.booleans()) else None
         members[f"m{number}"] = MemberSpec(instance, own, held)
     return GroupSpec(members, counts)
+
+
+@pytest.mark.parametrize("assignor", ASSIGNORS, ids=lambda assignor: assignor.name)
+def test_assignor_passes_the_check_for_custom_assignors(assignor):
+    check(assignor)
 
 
 def with_targets(group: GroupSpec, targets) -> GroupSpec:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -227,7 +228,7 @@ def find_hanging(
         now_ms=time.time_ns() // 1_000_000,
     )
     ids = {row.producer_id for row, _, _ in found}
-    clients, claims = clients_of(session, ids), claims_of(session, ids)
+    (clients, hidden), claims = clients_of(session, ids), claims_of(session, ids)
     rows = [
         {
             **_producer_row(producer),
@@ -246,8 +247,15 @@ def find_hanging(
         emit(rows, [*PRODUCER_COLUMNS, *columns], form)
     else:
         say("no transaction hangs")
+    _note_hidden(hidden)
     if rows:
         raise SystemExit(1)
+
+
+def _note_hidden(groups: Sequence[str]) -> None:
+    """Say which groups could not be examined."""
+    if groups:
+        say(f"note: groups that you may not describe: {', '.join(groups)}", err=True)
 
 
 def _owner(
@@ -410,6 +418,7 @@ def show_blame(session: ClusterSession, where: str, form: str) -> None:
     ]
     columns = ["partition", "stable", "end", "behind", "transactional_id", "state", "producer_id"]
     emit(rows, [*columns, "epoch", "since", "client", "groups", "hanging"], form)
+    _note_hidden(sorted({group for row in found for group in row.hidden_groups}))
 
 
 def _blame_row(row: Blame, claim: ProducerEpochClaim | None, form: str) -> dict[str, object]:
@@ -439,6 +448,7 @@ def _blame_row(row: Blame, claim: ProducerEpochClaim | None, form: str) -> dict[
             for one in row.waiting
         ],
         "hanging": row.hanging,
+        "hidden_groups": list(row.hidden_groups),
     }
 
 

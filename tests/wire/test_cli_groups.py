@@ -14,7 +14,7 @@ from fencepost.cli import main
 from tests.support.cluster import Cluster, unique
 from tests.support.waits import until
 from tests.wire.clients import confluent_consumer, confluent_producer
-from tests.wire.test_cli import fencepost
+from tests.wire.command_line import cli
 from tests.wire.test_consumer_protocol import member, owned
 
 
@@ -248,7 +248,7 @@ def test_the_plan_for_a_consumer_group_and_its_filters(bootstrap, topic):
         until(lambda: owned(first) == [2], "everything at one member")
         planned = rows(run(bootstrap, "plan", group, "--add", "1", "--assignor", "range"))
         assert sorted((row["now"], row["then"]) for row in planned) == [(0, 1), (2, 1)]
-        table = fencepost("groups", "plan", group, "--add", "1", bootstrap=bootstrap).stdout
+        table = cli(bootstrap, "groups", "plan", group, "--add", "1").stdout
         assert table.startswith("uniform: 1 of 2 partitions move")
         for filters, found in (
             (("--type", "consumer"), True),

@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 RUN    := $(BIN)/python -m
 # Test files of one run; e.g. make test ARGS="-k fencing"
 ARGS   ?=
-# A failed test is played so many times more, and counted as rerun; CI allows one
+# A failed test is played so many times more, and counted as rerun; CI allows two
 RERUNS ?= 0
 PYTEST := $(RUN) pytest$(if $(filter-out 0,$(RERUNS)), --reruns $(RERUNS) --rerun-show-tracebacks)
 # One part of the test files of slow, spark and oracle; PART=2/2 is every second one

@@ -241,7 +241,7 @@ def _login(given: Mapping[str, str]) -> tuple[str, str, str, tuple[tuple[str, st
     if "\0" in username + password:
         raise SecurityError("sasl.username: neither it nor the password can hold a zero byte")
     if mechanism != "PLAIN" and not username.isascii():
-        raise SecurityError(f"sasl.username: names of {mechanism} have ASCII characters only")
+        raise SecurityError(f"sasl.username: a user name for {mechanism} must be ASCII")
     return mechanism, username, password, ()
 
 

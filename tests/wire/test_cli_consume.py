@@ -139,7 +139,7 @@ def test_what_is_gone_is_told(bootstrap, ten):
         (("--from", "0=1,9=1"), 1, "no partition 9"),
         (("--from", "1", "--tail", "1"), 2, "either --from or --tail"),
         (("--until", "-5"), 2, "--until"),
-        (("--follow", "--until", "-1h"), 2, "--follow has no end but offsets"),
+        (("--follow", "--until", "-1h"), 2, "with --follow, --until takes offsets only"),
         (("--group", "g", "-p", "0"), 2, "a group says itself"),
         (("--format", "yaml"), 2, "neither text, table, json, raw, base64 nor a template"),
         (("--format", "%x"), 2, "--format: %x in '%x' is no field; there are %t topic"),

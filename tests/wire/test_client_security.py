@@ -166,7 +166,7 @@ def slowly(*case: Any) -> Any:
                 "sasl.username": "alice",
                 "sasl.password": "hunter2",
             },
-            "knows no logins: there security.protocol is PLAINTEXT, not SASL_PLAINTEXT",
+            "has no SASL: set security.protocol=PLAINTEXT, not SASL_PLAINTEXT",
         ),
         ("MUTUAL", {}, "certificate"),
         (

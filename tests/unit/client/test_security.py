@@ -532,9 +532,9 @@ class TestScram:
     @pytest.mark.parametrize(
         ("wrong", "reason"),
         [
-            ({"nonce": "somebody's"}, "nonce does not go on"),
-            ({"nonce": "OURS"}, "nonce does not go on"),
-            ({"iterations": 4095}, "4095 iterations; they are between 4096"),
+            ({"nonce": "another's"}, "nonce does not begin"),
+            ({"nonce": "OURS"}, "nonce does not begin"),
+            ({"iterations": 4095}, "4095 iterations, which must be between 4096"),
             ({"iterations": MAX_ITERATIONS + 1}, "1000001 iterations"),
         ],
     )
@@ -551,7 +551,7 @@ class TestScram:
         spoken, first = self.dialogue()
         answer, end = scram_broker(first, knows="something else")
         last = spoken.send(answer.encode())
-        with pytest.raises(ScramError, match="it is not the one it says it is"):
+        with pytest.raises(ScramError, match="signature is wrong"):
             spoken.send(end(last))
 
 

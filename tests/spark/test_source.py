@@ -231,7 +231,7 @@ def test_a_backlog_is_split_by_offset_range(
     [
         ({"subscribe": "no-such-topic"}, "do not exist"),
         ({"subscribe": "t", "faiIOnDataLoss": "true"}, "no option"),
-        ({}, "says what to read"),
+        ({}, "set exactly one of"),
     ],
 )
 def test_what_can_not_be_read_is_refused(

@@ -545,7 +545,9 @@ class ClassicGroup(GroupBase):
             not self.members or len(self.members) in support.values(),
             "no protocol suits every member",
         )
-        self._require(self.pending_sync <= self.members.keys(), "a stranger's SyncGroup is due")
+        self._require(
+            self.pending_sync <= self.members.keys(), "SyncGroup is due from a non-member"
+        )
         self._require(
             self.pending_members.keys().isdisjoint(self.members), "a member is pending as well"
         )

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple, Protocol
 
 import cramjam
 
-from fencepost.logcore.byte_count import TAKEN_IN
+from fencepost.logcore.byte_count import INPUT_BYTES
 from fencepost.logcore.errors import CorruptRecordError, InvalidRecordError
 from fencepost.logcore.fs import fresh_memory
 
@@ -139,7 +139,7 @@ def inflated_pieces(
     room = max_output_bytes
     for piece in _INFLATED[codec](view, max_output_bytes, strict):
         room -= len(piece)
-        TAKEN_IN.add(len(piece))
+        INPUT_BYTES.add(len(piece))
         if room < 0:
             raise _too_large(max_output_bytes)
         if len(piece) <= PIECE_BYTES:

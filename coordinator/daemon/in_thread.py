@@ -74,7 +74,9 @@ class BrokerThread:
         Raises RuntimeError while the broker is not started, and when called on the broker's thread.
         """
         if self._thread is None or self._thread is threading.current_thread():
-            raise RuntimeError("the broker's loop cannot be waited for from here")
+            raise RuntimeError(
+                "call() needs a started broker, and a thread other than the broker's"
+            )
 
         async def run() -> T:
             return await work()

@@ -97,12 +97,12 @@ def serve(
             listen = listen or DEFAULT_LISTEN
         broker = Broker(directory, listen, told, add_scram=add_scram, clock=clock)
     except (ConfigError, BrokerError) as error:
-        _log.error("wrong settings", cause=str(error))
+        _log.error("invalid settings", cause=str(error))
         return EXIT_USAGE
     try:
         asyncio.run(_run(broker, settings, hooks))
     except ConfigError as error:
-        _log.error("wrong settings", cause=str(error))
+        _log.error("invalid settings", cause=str(error))
         return EXIT_USAGE
     except (BrokerError, MetadataError, LogError, OSError) as error:
         _log.error("broker failed", cause=str(error))
@@ -122,7 +122,9 @@ def _settings(pairs: Sequence[str], config_file: Path | None) -> dict[str, str]:
     """Read the settings again. Raises ConfigError."""
     if config_file is not None and config_file.exists() and not config_file.is_file():
         # A pipe delivers the settings once; opening it again might block for ever.
-        raise ConfigError(str(config_file), "", "it is no file, and can be read once only")
+        raise ConfigError(
+            str(config_file), "", "it is not a regular file, so it can be read only once"
+        )
     settings = load(pairs, config_file)
     take_data_directory(settings)
     return settings
@@ -138,7 +140,9 @@ async def _run(
         loop.add_signal_handler(number, stop.set)
     notifier = Notifier(loop)
     # Without a handler SIGHUP would end the process; the settings have just been read.
-    loop.add_signal_handler(signal.SIGHUP, _log.info, "settings are read again when it serves")
+    loop.add_signal_handler(
+        signal.SIGHUP, _log.info, "settings will be read again once the broker serves"
+    )
     lost: list[BrokerError] = []
 
     def end(why: BrokerError) -> None:
@@ -158,7 +162,7 @@ async def _run(
     notifier.ready(_listening(broker))
     reloads = _SettingsReloader(broker, settings, notifier)
     loop.add_signal_handler(signal.SIGHUP, reloads.begin)
-    preparing = spawn(broker.warm_up(), "first contact")
+    preparing = spawn(broker.warm_up(), "warm-up")
     await stop.wait()
     _ignore(loop, signal.SIGHUP)
     reloads.close()

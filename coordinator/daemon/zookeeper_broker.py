@@ -200,6 +200,6 @@ class ZooKeeperBroker(ClusterBroker):
         await self._node.stop()
         await super().go_silent()
 
-    def steps_of_a_stop(self) -> list[Step]:
+    def shutdown_steps(self) -> list[Step]:
         """Return the shutdown steps to run while the logs are still open."""
-        return [("end the session of ZooKeeper", self._node.stop), *super().steps_of_a_stop()]
+        return [("end the session of ZooKeeper", self._node.stop), *super().shutdown_steps()]

@@ -154,7 +154,7 @@ def _target(target: str) -> tuple[str | None, str, dict[str, str]]:
         )
         return authority, unquote(path, errors="strict"), dict(fields)
     except UnicodeDecodeError:
-        raise HttpError(400, "the target of the request is no UTF-8") from None
+        raise HttpError(400, "the target of the request is not UTF-8") from None
     except ValueError:
         raise HttpError(400, f"a query has at most {MAX_QUERY_FIELDS} fields") from None
 

@@ -213,7 +213,7 @@ class ZkController:
         self._channels.close()
         for task in self._tasks:
             task.cancel()
-        self.active.rest()  # its timers would use a closed store
+        self.active.stop_timers()  # its timers would use a closed store
         spawn(self.active.stop(), "stop a controller")
 
     async def _vital(self, work: Coroutine[Any, Any, None]) -> None:

@@ -432,7 +432,7 @@ def test_a_file_and_pairs_are_merged(tmp_path):
     ("text", "reason"),
     [
         ('x = "', "cannot be read: .*; it is read as TOML because of its quotes"),
-        ('a = "1"\na.b = "2"', "write it in quotes"),
+        ('a = "1"\na.b = "2"', "must be in quotes"),
         ("[group]\nmax.size = ", "it is read as TOML"),
         ("a.b = 2020-01-01", "expected text"),
         ("a.b = [1, 2]", "expected text"),

@@ -333,9 +333,7 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
             verification.waits_until = now + timeout_ms / 1000
         if now >= verification.waits_until:
             held.cancel()
-            return CoordinatorNotAvailableError(
-                f"{shard.name}: the followers did not replicate in time"
-            )
+            return CoordinatorNotAvailableError(f"{shard.name}: not replicated in time")
         return completes_after((verification.waits_until - now) * 1000, held)
 
     def coordinator_of(self, transactional_id: str) -> int | None:

@@ -347,3 +347,14 @@ CLUSTER: Sequence[Request] = (
 )
 
 REQUESTS: Sequence[Request] = (*SETTINGS, *RULES, *QUOTAS, *CLUSTER)
+
+REQUESTS_OF_44: Final[Sequence[Request]] = (
+    Request(
+        "unregister_controller",
+        (0,),
+        "alter cluster",
+        lambda _: {"controller_id": 99},
+        others="cluster_action cluster",
+    ),
+)
+"""Requests that Apache Kafka 4.3 does not know."""

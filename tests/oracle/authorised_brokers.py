@@ -35,7 +35,7 @@ from tests.oracle.deliberate import Kind
 from tests.oracle.tracer import PASSING, leaves
 from tests.support.cluster import GROUP, TRANSACTION, Cluster
 from tests.support.daemon import Daemon
-from tests.support.kafka import Kafka, required
+from tests.support.kafka import Kafka, Libs, jars, required
 from tests.support.raw import Answer, ConnectionLostError, errors_in, fitted
 from tests.support.targets import SETTINGS
 from tests.support.waits import until
@@ -88,8 +88,10 @@ GUARDED: Final[Mapping[str, str]] = {
 class GuardedKafka(Kafka):
     """An Apache Kafka with an authorizer and a second listener, which uses SASL."""
 
-    def __init__(self, directory: Path, settings: Mapping[str, str] = GUARDED) -> None:
-        super().__init__(directory, settings)
+    def __init__(
+        self, directory: Path, settings: Mapping[str, str] = GUARDED, *, libs: Libs = jars
+    ) -> None:
+        super().__init__(directory, settings, libs=libs)
         held = hold_port()
         weakref.finalize(self, held.close)
         self._guarded_port = held.getsockname()[1]
@@ -624,10 +626,12 @@ def _by(one: Acl, user: str) -> Acl:
 
 
 @contextlib.contextmanager
-def pair_of_brokers(root: Path, settings: Mapping[str, str] = GUARDED) -> Iterator[Pair]:
+def pair_of_brokers(
+    root: Path, settings: Mapping[str, str] = GUARDED, *, libs: Libs = jars
+) -> Iterator[Pair]:
     """Yield both brokers, with an authorizer and a listener with PLAIN."""
     (root / "kafka").mkdir()
-    kafka = GuardedKafka(root / "kafka", settings)
+    kafka = GuardedKafka(root / "kafka", settings, libs=libs)
     with required():
         kafka.start()
     try:

@@ -21,6 +21,7 @@ from tests.oracle.authorisation import Request, cases_of, drawn_cases, here_and_
 from tests.oracle.authorised_brokers import GUARDED, Broker, Difference, Pair, pair_of_brokers
 from tests.oracle.authorised_scenes import SCENES, addresses
 from tests.oracle.deliberate import ANY_FORM, KINDS, RIGHTS, Kind, kind_of
+from tests.support import kafka44
 from tests.support.kafka import HIGHEST_VERSIONS
 
 pytestmark = [pytest.mark.oracle, pytest.mark.timeout(900)]
@@ -119,6 +120,16 @@ def test_where_no_rule_is_everybody_may(tmp_path: Path) -> None:
         cases += drawn_cases(REQUESTS, SEEDS[0], DRAWN)
         strange = unmeant(list(pair.differences(cases)), pair.meant)
         print(f"\n{pair.compared.total()} cases with allow.everyone.if.no.acl.found compared")
+    assert not strange, f"{len(strange)} differences:\n" + "\n".join(strange[:MOST_SHOWN])
+
+
+def test_requests_of_4_4_need_the_same_rights(tmp_path: Path) -> None:
+    level = {"feature": "metadata.version", "max_version_level": 33, "upgrade_type": 1}
+    with pair_of_brokers(tmp_path, libs=kafka44.jars) as pair:
+        pair.ours.admin.call("update_features", 2, timeout=10_000, feature_updates=[level])
+        cases = [case for one in authorised_admin.REQUESTS_OF_44 for case in cases_of(one, NUMBER)]
+        strange = unmeant(list(pair.differences(cases)), pair.meant)
+        assert pair.compared.total() >= len(cases) > 1
     assert not strange, f"{len(strange)} differences:\n" + "\n".join(strange[:MOST_SHOWN])
 
 

@@ -13,7 +13,6 @@ from typing import Final
 
 from fencepost.cluster.controller.handover import as_standalone
 from fencepost.cluster.image import MetadataImage
-from fencepost.coordinator.metadata.kraft_metadata_cache import MEMBER_FEATURES
 from fencepost.coordinator.metadata.metadata import FEATURES
 from fencepost.coordinator.metadata.quorum_state import (
     is_of_member,
@@ -71,9 +70,7 @@ def make_plan(fs: FileSystem, data_dir: Path, controllers: Sequence[Path]) -> De
             " and stop it, so that its logs are whole"
         )
     newest = _newest(fs, meta, controllers)
-    # Levels of features that only clusters have are kept for the next promotion.
-    own = {name: (low, high) for name, (low, high, _) in FEATURES.items()}
-    supported = {**MEMBER_FEATURES, **own}
+    supported = {name: (low, high) for name, (low, high, _) in FEATURES.items()}
     image, reasons = as_standalone(newest.image, meta.node_id, meta.directory_id, supported)
     if reasons:
         more = f" and {len(reasons) - _MOST_REASONS} more" if len(reasons) > _MOST_REASONS else ""

@@ -37,7 +37,7 @@ from fencepost.coordinator.config.listeners import (
 )
 from fencepost.coordinator.config.roles import BOOTSTRAP, ROLES, VOTERS, roles_of
 from fencepost.coordinator.metadata.control_records import Voter
-from fencepost.coordinator.metadata.metadata import FEATURES
+from fencepost.coordinator.metadata.metadata import FEATURES, SHARE_VERSION
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
 from fencepost.coordinator.metadata.quorum_state import (
     is_of_member,
@@ -376,7 +376,7 @@ def _warnings(
     level = metadata.image.features.get(METADATA_VERSION, 0)
     if level > FEATURES[METADATA_VERSION][0]:
         yield f"metadata.version is {level}: the controllers must be of Apache Kafka 4.4 or later"
-    if metadata.image.features.get("share.version", 0) == 0:
+    if metadata.image.features.get(SHARE_VERSION, 0) == 0:
         yield (
             "share groups and streams groups are off, as they were here; kafka-features upgrade"
             " turns them on once brokers of Apache Kafka serve them"

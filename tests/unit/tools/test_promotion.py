@@ -457,7 +457,7 @@ def test_replicas_of_others_are_forgotten() -> None:
         topic.partitions[0], replicas=(2, 1), isr=(1, 2), leader=2, adding_replicas=(3,)
     )
     topics = {**image.topics, topic.name: replace(topic, partitions=(mixed, *topic.partitions[1:]))}
-    levels = {"share.version": 2, "group.version": 9, "metadata.version": 33}
+    levels = {"share.version": 2, "group.version": 9, "metadata.version": 33, "of.tomorrow": 1}
     features = {**image.features, **levels}
     configs = {**image.configs, (4, "2"): {"x": "y"}}
     wide = replace(image, topics=topics, features=features, configs=configs)
@@ -466,7 +466,8 @@ def test_replicas_of_others_are_forgotten() -> None:
     after, reasons = as_standalone(wide, 1, directory, supported)
     assert reasons == ["group.version is at 9, and a broker that stands alone knows 0-1"]
     assert after.features["metadata.version"] == 33
-    assert "share.version" not in after.features
+    assert after.features["share.version"] == 2
+    assert "of.tomorrow" not in after.features
     assert (4, "2") not in after.configs
     one = after.topics["orders.eu"].partitions[0]
     assert (one.replicas, one.isr, one.leader) == ((1,), (1,), 1)

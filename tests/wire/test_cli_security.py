@@ -146,7 +146,7 @@ def test_users_are_added_changed_and_removed(secured: Secured, settings: Path) -
     ("stdin", "complaint"),
     [
         ("\n", "the password is empty"),
-        (b"\xff\n", "no UTF-8"),
+        (b"\xff\n", "not UTF-8"),
         ("x" * 1025, "more than 1024 bytes"),
     ],
 )

@@ -171,7 +171,7 @@ class Console:
         try:
             self.guard.check(request)
             if self.gate is not None and request.path.startswith(API):
-                self.gate.let_in(request.protocol)
+                self.gate.authenticated(request.protocol)
             response = await handler(request)
         except web.HTTPException as error:
             if isinstance(error, RequestRefusal):

@@ -83,7 +83,7 @@ OF_BOTH: list[tuple[Call, str]] = [
     (lambda k: k.produce("or/ders", "tea"), "INVALID_TOPIC_EXCEPTION .*: or/ders"),
     (lambda k: setattr(k.clock, "auto", "no"), "auto is True or False, not 'no'"),
     (lambda k: k.faults.add(api="EndTx", drop=True), "no API 'EndTx'; did you mean EndTxn"),
-    (lambda k: k.faults.add(api="Zzzzzz", drop=True), "names are Kafka's, as EndTxn"),
+    (lambda k: k.faults.add(api="Zzzzzz", drop=True), "use Kafka's names, such as EndTxn"),
     (
         lambda k: k.faults.add(error="NOT_COORDINATR"),
         "no error 'NOT_COORDINATR' in Kafka's protocol; did you mean NOT_COORDINATOR",
@@ -106,15 +106,21 @@ OF_BOTH: list[tuple[Call, str]] = [
 ]
 
 OF_ONE: list[tuple[Call, str]] = [
-    (lambda k: k.client_config("alcie"), "'alcie' is none of the broker's: .*; did you mean alice"),
+    (
+        lambda k: k.client_config("alcie"),
+        "'alcie' is not one of the broker's: .*; did you mean alice",
+    ),
     (lambda k: k.client_config("alice", "conflent"), "style is one of .*; did you mean confluent"),
     (
         lambda k: k.client_config("alice", mechanism="SCRAM-SHA-215"),
         "mechanism is one of .*; did you mean SCRAM-SHA-2",
     ),
-    (lambda k: k.acl("alcie READ topic:orders"), "'alcie' is none of .*; did you mean alice"),
+    (lambda k: k.acl("alcie READ topic:orders"), "'alcie' is not one of .*; did you mean alice"),
     (lambda k: k.acl("alice REED topic:orders"), "no operation 'REED'; did you mean READ"),
-    (lambda k: k.acl("alice READ topik:orders"), "no resource 'topik'; .*; did you mean topic"),
+    (
+        lambda k: k.acl("alice READ topik:orders"),
+        "no resource type 'topik'; .*; did you mean topic",
+    ),
 ]
 
 OF_SEVERAL: list[tuple[Call, str]] = [

@@ -177,12 +177,12 @@ class Passwords:
                 continue
             if self._encoder is None:
                 cause = f"{SECRET} is not set"
-                _log.error("password in ZooKeeper passed over", setting=name, cause=cause)
+                _log.error("password in ZooKeeper skipped", setting=name, cause=cause)
                 continue
             try:
                 found[name] = self._encoder.decode(value)
             except PasswordError as error:
-                _log.error("password in ZooKeeper passed over", setting=name, cause=str(error))
+                _log.error("password in ZooKeeper skipped", setting=name, cause=str(error))
         return found
 
     def reencoded(self, values: Mapping[str, str]) -> dict[str, str]:

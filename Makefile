@@ -56,7 +56,7 @@ demo: $(VENV)/.story  ## the main job: flights over MQTT and a loader, through P
 MEMORY := $(shell df -k --output=avail /dev/shm 2>/dev/null | awk 'NR == 2 && $$1 > 4194304 { print "/dev/shm" }')
 # A daemon or command that has to compile itself takes twice as long to start, and hundreds start.
 # The longest files, of few tests each, begin first: else one worker ends long before the other.
-TEST_RUN := PYTHONDONTWRITEBYTECODE= $(if $(MEMORY),TMPDIR=$(MEMORY) )$(PYTEST) -o tmp_path_retention_policy=failed --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/crash tests/mqtt tests/sim tests/wire tests/lives tests/answers tests/plugin tests/fuzz tests/docs tests/console/test_api.py tests/unit tests/test_tidy.py --ignore tests/crash/test_sweep.py --ignore tests/crash/test_java_copier.py --ignore tests/crash/test_cluster_faults.py --ignore tests/crash/test_cluster_sweep.py --ignore tests/crash/test_controller_sweep.py --ignore tests/crash/test_failed_appends.py
+TEST_RUN := PYTHONDONTWRITEBYTECODE= $(if $(MEMORY),TMPDIR=$(MEMORY) )$(PYTEST) -o tmp_path_retention_policy=failed --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/crash tests/mqtt tests/sim tests/wire tests/lives tests/answers tests/plugin tests/fuzz tests/docs tests/systems tests/console/test_api.py tests/unit tests/test_tidy.py --ignore tests/crash/test_sweep.py --ignore tests/crash/test_java_copier.py --ignore tests/crash/test_cluster_faults.py --ignore tests/crash/test_cluster_sweep.py --ignore tests/crash/test_controller_sweep.py --ignore tests/crash/test_failed_appends.py
 
 test: export POWER_STATES ?= 600
 test: $(VENV)/.dev  ## unit, scenario, real-client and crash tests (six minutes on two cores)
@@ -68,10 +68,12 @@ slow: $(VENV)/.dev  ## the rest of the same: kills at every step, a random life 
 	$(TEST_RUN) -m slow --part=$(PART) $(ARGS)
 
 # The types of the Spark source and sink can only be checked beside Spark's own.
-lint: $(VENV)/.spark  ## ruff, mypy --strict, import directions
+lint: $(VENV)/.spark  ## ruff, mypy --strict for Linux, macOS and Windows, import directions
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy --platform linux
+	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin
+	$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32
 	$(RUN) pytest --quiet --strict-config tests/test_tidy.py
 
 console: $(VENV)/.dev  ## the web console in a real Chromium, screenshots in build/console-screenshots (needs Debian's chromium)

@@ -7,11 +7,11 @@ import binascii
 import io
 import json
 import os
-import select
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
 from fencepost.client.partitioner import Headers, Line
+from fencepost.logcore.system import has_input
 from fencepost.logcore.values import dataclass
 
 LINGER_S = 0.1
@@ -83,7 +83,7 @@ def _source(file: BinaryIO) -> tuple[Callable[[], bytes], Callable[[], bool]]:
         return lambda: file.read(READ_BYTES), lambda: False
     return (
         lambda: os.read(handle, READ_BYTES),
-        lambda: not select.select([handle], [], [], LINGER_S)[0],
+        lambda: not has_input(handle, LINGER_S),
     )
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from fencepost.client.security import Security, SecurityError, Tls
-from fencepost.protocol.pem import certificates, conversion, hidden, store_type
+from fencepost.logcore.system import private_file
+from fencepost.protocol.pem import certificates, conversion, store_type
 
 _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 
@@ -120,7 +121,7 @@ def _identify(context: ssl.SSLContext, tls: Tls) -> None:
         if tls.keystore:
             context.load_cert_chain(tls.keystore, tls.key_file or None, password=password)
         else:
-            with hidden(f"{tls.key.strip()}\n{tls.chain.strip()}\n") as path:
+            with private_file(f"{tls.key.strip()}\n{tls.chain.strip()}\n") as path:
                 context.load_cert_chain(path, password=password)
     except ssl.SSLError as error:
         reason = (error.reason or "").replace("_", " ").lower() or "it can't be read"

@@ -35,6 +35,7 @@ from fencepost.console.live import KEEPALIVE, TooManyClientsError, ViewWatches, 
 from fencepost.console.paging import Params
 from fencepost.console.pulse import HealthProbe
 from fencepost.console.sessions import SessionPool
+from fencepost.logcore.system import on_signal
 from fencepost.protocol.errors import UnsupportedVersion, WireError
 
 STATIC = Path(__file__).parent / "static"
@@ -324,7 +325,7 @@ def run(settings: ConsoleSettings) -> None:
     async def serve() -> None:
         stop = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+            on_signal(asyncio.get_running_loop(), number, stop.set)
         async with served(settings) as url:
             say(f"console {url}")
             say(f"of {settings.bootstrap}; Ctrl-C ends it", err=True)

@@ -14,7 +14,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from fencepost.logcore.fs import NO_ROOM, FileSystem, ReadableBuffer, is_blank, sync_handle
+from fencepost.logcore.fs import NO_ROOM, FileSystem, is_blank, sync_handle
+from fencepost.logcore.system import ReadableBuffer
 
 _TAIL_BYTES: Final = 12
 """Bytes at the end of a file that are checked for zeros: an offset and a length."""

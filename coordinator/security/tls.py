@@ -29,11 +29,11 @@ from fencepost.coordinator.security.certificate import (
 from fencepost.coordinator.security.cipher_suites import chosen_suites
 from fencepost.coordinator.security.principal import ANONYMOUS, USER, Principal
 from fencepost.coordinator.security.principal_mapping import PrincipalMapping
+from fencepost.logcore.system import private_file
 from fencepost.logcore.values import dataclass
 from fencepost.protocol.pem import (
     certificates,
     conversion,
-    hidden,
     private_keys,
     store_type,
 )
@@ -340,7 +340,7 @@ def _load_certificate(
     key_name = _KEYSTORE if settings.keystore else _KEY
     where = settings.keystore or HIDDEN
     try:
-        with hidden("".join((key, *chain))) as path:
+        with private_file("".join((key, *chain))) as path:
             context.load_cert_chain(path, password=password)
     except (ssl.SSLError, ValueError, OSError) as error:
         if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":

@@ -493,8 +493,13 @@ def _nodes(source: str) -> list[ast.AST]:
     return list(ast.walk(_parsed(source)))
 
 
-def _imported(source: str, path: str) -> Iterator[tuple[int, str]]:
-    """Yield (line, dotted module) of every import of a file, on every level."""
+@cache
+def _imported(source: str, path: str) -> tuple[tuple[int, str], ...]:
+    """Return (line, dotted module) of every import of a file, on every level."""
+    return tuple(_imports(source, path))
+
+
+def _imports(source: str, path: str) -> Iterator[tuple[int, str]]:
     package = PurePosixPath(path).parent.parts
     if package[0] in PARTS:
         package = ("fencepost", *package)

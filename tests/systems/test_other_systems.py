@@ -119,7 +119,7 @@ def test_tests_pass_with_the_calls_of_macos(
             100,
             tuple(f"tests/unit/logcore/test_{name}.py" for name in ("index", "log", "partition")),
         ),
-        (50, ("tests/unit/testing/test_broker.py", "tests/plugin/test_methods.py")),
+        (40, ("tests/unit/testing/test_broker.py", "tests/plugin/test_methods.py")),
     ],
 )
 def test_tests_of_a_broker_in_process_pass_with_the_calls_of_windows(

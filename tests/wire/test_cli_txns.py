@@ -456,3 +456,27 @@ def test_blame_names_the_pipeline_and_who_waits_behind_it(bootstrap, cluster, to
     ]
     assert (free["behind"], free["transactional_id"], free["groups"]) == (0, None, [])
     assert f"{reader}:3!" in table
+
+
+@pytest.mark.slow
+def test_blame_names_the_groups_that_the_principal_may_not_describe(tmp_path):
+    config = {
+        **SETTINGS,
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "allow.everyone.if.no.acl.found": "true",
+    }
+    with Broker.in_thread(tmp_path, config=config) as broker, Cluster(broker.bootstrap) as client:
+        topic = client.create_topic("t", 1)
+        for group in ("secret", "waits"):
+            client.coordinator(group, GROUP)
+            with confluent_consumer(broker.bootstrap, group_id=group) as consumer:
+                committed = [confluent_kafka.TopicPartition(topic, 0, 0)]
+                consumer.commit(offsets=committed, asynchronous=False)
+        only_owner = ("--allow-principal", "User:owner", "--operation", "Read", "--group", "secret")
+        cli(broker.bootstrap, "acls", "add", *only_owner)
+        with open_transaction(broker.bootstrap, topic):
+            told = cli(broker.bootstrap, "txns", "blame", topic, *JSON)
+    (row,) = rows(told)
+    assert [one["group"] for one in row["groups"]] == ["waits"]
+    assert row["hidden_groups"] == ["secret"]
+    assert "may not describe: secret" in told.stderr

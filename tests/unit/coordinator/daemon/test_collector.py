@@ -20,6 +20,8 @@ from tests.support.raw import RawClient
 OURS = "fencepost."
 CONFIG = {"group.initial.rebalance.delay.ms": "0", "offsets.topic.num.partitions": "1"}
 
+pytestmark = pytest.mark.usefixtures("refrozen")
+
 
 @pytest.fixture
 def thawed() -> Iterator[None]:

@@ -404,7 +404,7 @@ def _rule(wanted: AclFilter) -> Acl:
 
 def _principal(text: str | None) -> str | None:
     if text is not None and not all(text.partition(":")):
-        raise click.UsageError(f"{text!r} is no principal of the form TYPE:NAME, as User:alice")
+        raise click.UsageError(f"{text!r} is not a principal of the form TYPE:NAME, as User:alice")
     return text
 
 

@@ -132,7 +132,7 @@ def _toml(path: Path, raw: bytes) -> dict[str, object]:
     try:
         return tomllib.loads(raw.decode())
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ProfileError(f"{path} is no TOML: {error}") from None
+        raise ProfileError(f"{path} is not TOML: {error}") from None
 
 
 def _flat(table: object, prefix: str = "") -> dict[str, object]:

@@ -87,7 +87,7 @@ def put(session: ClusterSession, entity: Names, pairs: tuple[str, ...], **how: A
         try:
             wanted[key] = float(text)
         except ValueError:
-            raise click.ClickException(f"the value of {key} is no number: {text!r}") from None
+            raise click.ClickException(f"the value of {key} is not a number: {text!r}") from None
     _change(session, entity, wanted, pairs, **how)
 
 

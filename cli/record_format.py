@@ -129,7 +129,7 @@ def _template(
     for letter in parts[1::2]:
         if letter not in FIELDS:
             known = ", ".join(f"%{one} {text}" for one, text in FIELDS.items())
-            why = f"%{letter} in {form!r} is no field; there are {known}"
+            why = f"%{letter} in {form!r} is not a field; there are {known}"
             raise click.BadParameter(why, param_hint=OPTION)
     literal = [_bytes(unescape(part, OPTION)) for part in parts[0::2]]
     letters, nothing = parts[1::2], null.encode()

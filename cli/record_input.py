@@ -127,11 +127,13 @@ class JsonLines:
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
-            raise BadLineError(f"is no JSON: {error.msg} at column {error.colno}") from error
+            raise BadLineError(f"is not JSON: {error.msg} at column {error.colno}") from error
         except (ValueError, RecursionError) as error:
-            raise BadLineError("is no JSON: bytes, numbers or depth that it cannot have") from error
+            raise BadLineError(
+                "is not JSON: bytes, numbers or depth that it cannot have"
+            ) from error
         if not isinstance(row, dict):
-            raise BadLineError("is no JSON object")
+            raise BadLineError("is not a JSON object")
         unknown = sorted(row.keys() - FIELDS)
         if unknown:
             known = ", ".join(sorted(FIELDS))
@@ -180,7 +182,7 @@ def _decoded(text: object, name: str) -> bytes | None:
             return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         pass
-    raise BadLineError(f"{name} is no base64")
+    raise BadLineError(f"{name} is not base64")
 
 
 def _headers_of(row: dict[str, object]) -> Iterator[tuple[str, bytes | None]]:
@@ -193,13 +195,13 @@ def _headers_of(row: dict[str, object]) -> Iterator[tuple[str, bytes | None]]:
         raise BadLineError(f"{name} is neither an object nor a list of pairs")
     for pair in pairs:
         if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not isinstance(pair[0], str):
-            raise BadLineError(f"{name} has something that is no pair of a name and a value")
+            raise BadLineError(f"{name} has something that is not a pair of a name and a value")
         if coded:
             value = _decoded(pair[1], name)
         elif pair[1] is None or isinstance(pair[1], str):
             value = None if pair[1] is None else _encoded(pair[1], name)
         else:
-            raise BadLineError(f"{name}: the value of {pair[0]!r} is no text")
+            raise BadLineError(f"{name}: the value of {pair[0]!r} is not text")
         _encoded(pair[0], name)
         yield pair[0], value
 
@@ -209,7 +211,7 @@ def _whole(row: dict[str, object], name: str, most: int) -> int | None:
     if found is None:
         return None
     if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found <= most:
-        raise BadLineError(f"{name} is no number from 0 to {most}")
+        raise BadLineError(f"{name} is not a number from 0 to {most}")
     return found
 
 

@@ -108,7 +108,7 @@ def list_txns(
     except ApiError as error:
         if error.code is not ErrorCode.invalid_regular_expression:
             raise
-        why = f"--id-pattern: {id_pattern!r} is no regular expression that the broker takes"
+        why = f"--id-pattern: {id_pattern!r} is not a regular expression that the broker takes"
         raise click.ClickException(f"{why} ({error})") from error
     rows: list[dict[str, object]] = [
         {

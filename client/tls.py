@@ -144,5 +144,5 @@ def _read(key: str, path: str) -> str:
     if form is not None:
         store = "truststore" if "truststore" in key else "keystore"
         how = conversion(store, form, path)
-        raise SecurityError(f"{key}: {path} is no PEM but {form}{how}")
+        raise SecurityError(f"{key}: {path} is not PEM but {form}{how}")
     return raw.decode("utf-8", "replace")

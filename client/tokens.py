@@ -178,7 +178,7 @@ def _unsecured(options: Mapping[str, str]) -> TokenSource:
                 case "unsecuredLoginExtension" | "extension":
                     extensions[name] = value
     except ValueError:
-        raise TokenError("an unsecured token: a claim or its lifetime is no number") from None
+        raise TokenError("an unsecured token: a claim or its lifetime is not a number") from None
     if not isinstance(claims.get(subject), str):
         raise TokenError(f"an unsecured token needs a claim {subject}: who logs in")
     for key, value in extensions.items():

@@ -236,9 +236,9 @@ class Console:
         try:
             body = await request.json()
         except (ValueError, UnicodeDecodeError) as error:
-            raise ValueError(f"the body is no JSON: {error}") from error
+            raise ValueError(f"the body is not JSON: {error}") from error
         if not isinstance(body, dict):
-            raise ValueError("the body is no JSON object")  # noqa: TRY004 - an answer, not a bug
+            raise ValueError("the body is not a JSON object")  # noqa: TRY004 - an answer, not a bug
         if not body.get("execute"):
             return answer(await self.sessions.ask(partial(groups.preview, body=body)))
         self.guard.check_writes()

@@ -91,7 +91,7 @@ def _identity(fs: FileSystem, directory: Path) -> MetaProperties:
     except CheckpointError as error:
         raise PromotionError(f"{directory}/{META_PROPERTIES} is damaged: {error}") from error
     if meta is None:
-        raise PromotionError(f"{directory} is no data directory")
+        raise PromotionError(f"{directory} is not a data directory")
     return meta
 
 

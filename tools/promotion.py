@@ -150,7 +150,7 @@ class PromotionPlan:
 def held(fs: FileSystem, data_dir: Path) -> Iterator[None]:
     """Lock a data directory against brokers. Raises PromotionError if it is in use, OSError."""
     if fs.read_file(f"{data_dir}/{META_PROPERTIES}") is None:
-        raise PromotionError(f"{data_dir} is no data directory of a broker")
+        raise PromotionError(f"{data_dir} is not a data directory of a broker")
     try:
         lock = fs.lock(f"{data_dir}/{LOCK}")
     except BlockingIOError as error:
@@ -195,7 +195,7 @@ def _read(fs: FileSystem, directory: str) -> tuple[MetaProperties, StoppedMetada
     except CheckpointError as error:
         raise PromotionError(f"{directory}/{META_PROPERTIES} is damaged: {error}") from error
     if meta is None or not is_ours(fs, log):
-        raise PromotionError(f"{directory} is no data directory of a broker that stands alone")
+        raise PromotionError(f"{directory} is not a data directory of a broker that stands alone")
     if is_of_member(fs, log):
         raise PromotionError(
             f"{directory} is that of a broker which has joined controllers already"

@@ -431,7 +431,7 @@ def _ids_in(fs: FileSystem, target: Path, topic: TopicImage, *, replace: bool) -
             raise TransferError(f"{path}: {error}") from error
         if topic_id is None:
             raise TransferError(
-                f"{path} is no partition of Kafka: create {topic.name} there with"
+                f"{path} is not a partition of Kafka: create {topic.name} there with"
                 f" {len(topic.partitions)} partitions, then stop it"
             )
         logs = [one for one in path.iterdir() if one.suffix == LOG_SUFFIX]

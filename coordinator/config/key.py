@@ -188,7 +188,7 @@ def plain_address(host: str) -> str:
     try:
         found = ip_address(host)
     except ValueError:
-        raise ValueError(f"{host!r} is no address, and names are not looked up") from None
+        raise ValueError(f"{host!r} is not an address, and names are not looked up") from None
     mapped = found.ipv4_mapped if isinstance(found, IPv6Address) else None
     return str(found if mapped is None else mapped)
 

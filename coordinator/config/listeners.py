@@ -41,7 +41,7 @@ def parse_address(text: str) -> Address:
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     if not found or not host or not port.isdecimal() or int(port) > 65_535:
-        raise ValueError(f"{text!r} is no address of the form HOST:PORT")
+        raise ValueError(f"{text!r} is not an address of the form HOST:PORT")
     return host, int(port)
 
 

@@ -191,7 +191,7 @@ def _voters(config: BrokerConfig) -> tuple[tuple[int, Address], ...]:
 def _voter(text: str) -> tuple[int, Address]:
     voter, at, address = text.partition("@")
     if not at or not voter.isdecimal():
-        raise ValueError(f"{text!r} is no voter of the form ID@HOST:PORT")
+        raise ValueError(f"{text!r} is not a voter of the form ID@HOST:PORT")
     return int(voter), parse_address(address)
 
 

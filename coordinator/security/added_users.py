@@ -71,4 +71,4 @@ def _decoded(name: str, text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise AddedUserError(f"{name} is no base64") from None
+        raise AddedUserError(f"{name} is not base64") from None

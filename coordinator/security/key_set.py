@@ -157,9 +157,9 @@ def fetch_keys(url: str) -> tuple[Jwk, ...]:
     try:
         keys = json.loads(raw)["keys"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise KeySetError("it is no set of keys (RFC 7517)") from None
+        raise KeySetError("it is not a set of keys (RFC 7517)") from None
     if not isinstance(keys, list):
-        raise KeySetError("it is no set of keys (RFC 7517)")
+        raise KeySetError("it is not a set of keys (RFC 7517)")
     return tuple(key for key in keys if isinstance(key, dict))
 
 

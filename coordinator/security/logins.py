@@ -261,5 +261,5 @@ def _options(config: BrokerConfig, listener: str, mechanism: str) -> Mapping[str
     except JaasError as error:
         raise ConfigError(key, HIDDEN, str(error)) from None
     if login.family != mechanism:
-        raise ConfigError(key, HIDDEN, f"{login.module} is no module of {mechanism}")
+        raise ConfigError(key, HIDDEN, f"{login.module} is not a module of {mechanism}")
     return login.options

@@ -256,7 +256,7 @@ def _read(key: str, store: str, path: str) -> str:
     where = Path(path)
     if where.is_fifo() or where.is_char_device():
         # Opening a FIFO or a device may block forever, and a client may have named it.
-        raise ConfigError(key, path, "it is no file")
+        raise ConfigError(key, path, "it is not a file")
     try:
         with where.open("rb") as file:
             content = file.read(MAX_STORE_BYTES + 1)

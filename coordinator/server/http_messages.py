@@ -129,7 +129,7 @@ def _headers(lines: list[bytes]) -> dict[str, str]:
     for line in lines:
         found = _FIELD.fullmatch(line)
         if found is None:
-            raise HttpError(400, "a header is no line of the form NAME: VALUE")
+            raise HttpError(400, "a header is not a line of the form NAME: VALUE")
         name, value = found[1].decode().lower(), found[2].decode("latin-1").rstrip(" \t")
         if name in headers:
             if name in {"host", "content-length", "origin"}:
@@ -164,7 +164,7 @@ def _body_bytes(headers: Mapping[str, str]) -> int:
         raise HttpError(411, "a body is sent with its Content-Length here, not in chunks")
     length = headers.get("content-length", "0")
     if not (length.isascii() and length.isdecimal() and len(length) <= MAX_BODY_DIGITS):
-        raise HttpError(400, "the Content-Length is no number")
+        raise HttpError(400, "the Content-Length is not a number")
     return int(length)
 
 
@@ -185,7 +185,7 @@ def check_host(headers: Mapping[str, str], names: frozenset[str] | None) -> None
         return  # HTTP/1.0, which browsers do not use
     found = _HOST.fullmatch(host)
     if found is None:
-        raise HttpError(400, "the Host header is no HOST or HOST:PORT")
+        raise HttpError(400, "the Host header is not HOST or HOST:PORT")
     name = found[1].strip("[]").rstrip(".").lower()
     if names is not None and name not in names and not is_loopback(name):
         raise HttpError(

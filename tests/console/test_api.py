@@ -178,8 +178,12 @@ def test_the_command_tells_its_url_and_ends_as_told(bootstrap):
 @pytest.mark.parametrize(
     ("arguments", "status", "told"),
     [
-        (("--listen", "127.0.0.1:x"), 2, "--listen: '127.0.0.1:x' is no address of the form HOST:"),
-        (("--listen", "foo"), 2, "--listen: 'foo' is no address of the form HOST:PORT"),
+        (
+            ("--listen", "127.0.0.1:x"),
+            2,
+            "--listen: '127.0.0.1:x' is not an address of the form HOST:",
+        ),
+        (("--listen", "foo"), 2, "--listen: 'foo' is not an address of the form HOST:PORT"),
         (("-b", "x:y"), 2, "host:port"),
         (("--undo-dir", "/nowhere"), 2, "does not exist"),
     ],

@@ -353,9 +353,9 @@ def test_durations_are_settings_and_their_values_in_effect_are_shown(
 @pytest.mark.parametrize(
     ("pair", "why"),
     [
-        ("log.retention.hours=90m", "90m is no whole number of hours"),
-        ("log.retention.ms=1.5h", "1.5h is no duration such as 500ms, 90s, 1h30m, 7d"),
-        ("log.retention.ms=7x", "7x is no duration"),
+        ("log.retention.hours=90m", "90m is not a whole number of hours"),
+        ("log.retention.ms=1.5h", "1.5h is not a duration such as 500ms, 90s, 1h30m, 7d"),
+        ("log.retention.ms=7x", "7x is not a duration"),
     ],
 )
 def test_a_duration_that_cannot_be_a_value_is_refused(broker: str, pair: str, why: str) -> None:

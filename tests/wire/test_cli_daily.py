@@ -253,7 +253,7 @@ def test_what_is_said_nearer_wins(bootstrap, profiles, options, env, status):
         ("[a]\ntimeout = true", "timeout must be a number"),
         ("[a]\nbootstrap = 'x:y'", "not host:port: 'x:y'"),
         ("[b]\n[c]\n", "no profile 'a'; there is: b, c"),
-        ("[a", "is no TOML"),
+        ("[a", "is not TOML"),
         (None, "cannot be read"),
     ],
 )

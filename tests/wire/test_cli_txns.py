@@ -118,7 +118,7 @@ def test_list_is_filtered_by_age_and_pattern(bootstrap, topic):
         )
         assert name not in listed("--duration-filter", "3600000")
     bad = cli(bootstrap, "txns", "list", "--id-pattern", "(", status=1)
-    assert "--id-pattern: '(' is no regular expression" in bad.stderr
+    assert "--id-pattern: '(' is not a regular expression" in bad.stderr
     assert "INVALID_REGULAR_EXPRESSION" in bad.stderr
 
 

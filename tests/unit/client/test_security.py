@@ -296,7 +296,7 @@ class TestTokens:
         ("login", "reason"),
         [
             ({}, "needs a token"),
-            ({"unsecuredLoginNumberClaim_sub": "x"}, "no number"),
+            ({"unsecuredLoginNumberClaim_sub": "x"}, "not a number"),
             ({"unsecuredLoginStringClaim_name": "x"}, "needs a claim sub"),
             ({"sasl.oauthbearer.token.endpoint.url": "https://x"}, "only a file"),
             ({f"{TOKEN_KEY}.command": "false"}, "false ended with status 1"),
@@ -376,7 +376,7 @@ class TestTls:
         with pytest.raises(SecurityError, match=f"{key}: {path}: No such file"):
             ssl_context(over_tls(**{key: str(path)}))
         path.write_bytes(b"\xfe\xed\xfe\xed\x00\x00\x00\x02")
-        with pytest.raises(SecurityError, match=f"{key}: {path} is no PEM but JKS; .*keytool"):
+        with pytest.raises(SecurityError, match=f"{key}: {path} is not PEM but JKS; .*keytool"):
             ssl_context(over_tls(**{key: str(path)}))
         path.write_bytes(b"\x30\x82\x00\x00")
         with pytest.raises(SecurityError, match=f"{key}: .* but PKCS12; .*-in {path} "):

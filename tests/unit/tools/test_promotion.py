@@ -278,7 +278,7 @@ REFUSED = {
     "belongs to node.id 1, the configuration says 2": (wanted(settings={"node.id": "2"}), None),
     "controller of other brokers \\[7\\]": (None, with_another_broker),
     "has joined controllers already": (None, lambda disk: note_membership(disk, LOG)),
-    "is no data directory": (None, lambda disk: disk.remove(f"{LOG}/quorum-state")),
+    "is not a data directory": (None, lambda disk: disk.remove(f"{LOG}/quorum-state")),
     "meta.properties is damaged": (
         None,
         lambda disk: write_file(disk, f"{DATA}/meta.properties", b"#crc32c=1\n", sync=True),
@@ -500,7 +500,7 @@ def of_another_cluster(disk: MemoryDisk) -> None:
     [
         (kill, "not stopped cleanly"),
         (of_another_cluster, "of another cluster"),
-        (lambda disk: disk.remove(f"{METADATA}/meta.properties"), "is no data directory"),
+        (lambda disk: disk.remove(f"{METADATA}/meta.properties"), "is not a data directory"),
         (without_snapshot, "has no metadata log"),
         (lambda disk: disk.remove(f"{LOG}/quorum-state"), "has never stood alone"),
     ],

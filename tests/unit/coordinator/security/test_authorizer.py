@@ -70,7 +70,7 @@ def test_super_users_stand_between_semicolons(text, names):
 
 
 def test_a_super_user_has_a_type():
-    with pytest.raises(ConfigError, match=r"'bob' is no principal of the form TYPE:NAME"):
+    with pytest.raises(ConfigError, match=r"'bob' is not a principal of the form TYPE:NAME"):
         parse_super_users("bob;:alice")
 
 

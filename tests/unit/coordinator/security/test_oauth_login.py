@@ -179,12 +179,12 @@ async def test_a_message_has_a_bound() -> None:
         (unsecured(sub="half \ud800"), "no user in the claim sub"),
         (unsecured(header={"alg": "HS256"}), "algorithm is not none"),
         (unsecured(header={}), "algorithm is not none"),
-        (unsecured(header=["none"]), "no token"),
+        (unsecured(header=["none"]), "not a token"),
         (unsecured() + "c2lnbmVk", "signed"),
-        (unsecured() + ".", "no token"),
-        ("a", "no token"),
-        ("e30", "no token"),
-        (f"{encoded({'alg': 'none'})}.{'W' * 4000}.", "no token"),
+        (unsecured() + ".", "not a token"),
+        ("a", "not a token"),
+        ("e30", "not a token"),
+        (f"{encoded({'alg': 'none'})}.{'W' * 4000}.", "not a token"),
     ],
 )
 async def test_an_unsecured_token_that_does_not_hold(token: str, cause: str) -> None:
@@ -436,10 +436,10 @@ def test_keys_of_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "cause"),
     [
-        (b"", 200, "no set of keys"),
-        (b"[]", 200, "no set of keys"),
-        (b'{"keys": 7}', 200, "no set of keys"),
-        (b"[" * 100_000, 200, "no set of keys"),
+        (b"", 200, "not a set of keys"),
+        (b"[]", 200, "not a set of keys"),
+        (b'{"keys": 7}', 200, "not a set of keys"),
+        (b"[" * 100_000, 200, "not a set of keys"),
         (b" " * (key_set.MAX_BYTES + 1), 200, "longer than"),
         (b"secret", 404, "status 404"),
         (b"", 302, "status 302"),

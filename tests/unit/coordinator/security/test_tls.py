@@ -310,9 +310,9 @@ def test_principals(authority: Authority) -> None:
     [
         ({"ssl.keystore.location": "nowhere\0else"}, "it can't be read"),
         ({"ssl.keystore.location": "/dev/stdin/x"}, "it can't be read"),
-        ({"ssl.keystore.location": "PIPE"}, "it is no file"),
-        ({"ssl.keystore.location": "/dev/tty"}, "it is no file"),
-        ({"ssl.truststore.location": "PIPE"}, "it is no file"),
+        ({"ssl.keystore.location": "PIPE"}, "it is not a file"),
+        ({"ssl.keystore.location": "/dev/tty"}, "it is not a file"),
+        ({"ssl.truststore.location": "PIPE"}, "it is not a file"),
         ({"ssl.keystore.location": "LOCKED", "ssl.key.password": "x" * 5_000}, "is wrong"),
     ],
 )

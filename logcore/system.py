@@ -319,6 +319,22 @@ def raise_descriptor_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (MACOS_OPEN_MAX, hard))
 
 
+LEAST_DESCRIPTORS: Final = 1024
+"""Linux's usual limit, with which a broker in a test's process has to do. macOS starts processes
+with 256, which the logs of some sixty written partitions use up."""
+
+
+def allow_usual_descriptors() -> None:
+    """Raise the limit of descriptors to Linux's usual one, if it is lower and may be raised."""
+    if sys.platform != "win32" and _HAS_POSIX:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        limited = hard != resource.RLIM_INFINITY
+        wanted = min(LEAST_DESCRIPTORS, hard) if limited else LEAST_DESCRIPTORS
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            with contextlib.suppress(OSError, ValueError):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def open_descriptors() -> int | None:
     """Return how many descriptors this process has open; None if the system does not tell."""
     for folder in ("/proc/self/fd", "/dev/fd"):

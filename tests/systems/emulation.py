@@ -53,7 +53,7 @@ WINDOWS_MODULES = frozenset({"fcntl", "resource", "pwd", "grp", "termios"})
 imports some."""
 
 F_FULLFSYNC = 51
-MACOS_DESCRIPTORS = 256
+MACOS_DESCRIPTORS = int(os.environ.get("EMULATED_DESCRIPTORS", "256"))
 """The limit that a process of macOS starts with, under a hard limit that is unlimited."""
 
 _OFD_LOCK = getattr(fcntl, "F_OFD_SETLK", 0)

@@ -635,7 +635,12 @@ def check_prefixes(table: RuleTable, rules: list[Acl]) -> None:
         assert texts <= wanted.get(kind, set())
 
 
-@pytest.mark.parametrize("seed", range(40))
+SEEDS, SLOW_SEEDS = range(12), range(12, 40)
+
+
+@pytest.mark.parametrize(
+    "seed", [*SEEDS, *(pytest.param(seed, marks=pytest.mark.slow) for seed in SLOW_SEEDS)]
+)
 def test_the_fast_authorizer_is_the_slow_one(seed):
     """Also after removals that leave some rules of a resource (CVE-2024-27309)."""
     draw = random.Random(seed)

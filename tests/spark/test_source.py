@@ -202,7 +202,7 @@ def test_offsets_and_timestamps_bound_what_is_read(
     )
     assert values(by_time) == ["r8"]
     late = str(FIRST_MS + 60_000)
-    with pytest.raises(Exception, match="as late as the starting timestamp"):
+    with pytest.raises(Exception, match="at or after the starting timestamp"):
         read(spark, bootstrap, subscribe=name, startingTimestamp=late).collect()
     latest = read(
         spark,

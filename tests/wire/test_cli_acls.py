@@ -173,7 +173,7 @@ def test_all_that_a_program_needs(clean):
     ("words", "why"),
     [
         (["add", "--topic", "t"], "for whom?"),
-        (["add", "--allow-principal", "alice", "--topic", "t"], "no principal of the form"),
+        (["add", "--allow-principal", "alice", "--topic", "t"], "not a principal of the form"),
         (["add", "--deny-principal", "User:a", "--allow-host", "h", "--topic", "t"], "goes with"),
         (FOR_A, "about what?"),
         ([*FOR_A, "--topic", "t", "--operation", "x"], "there are"),

@@ -123,7 +123,7 @@ class ConnectionGroup(click.Group):
             param.name == "bootstrap" for param in (command.params if command else ())
         )
         if ctx.meta.get(_BEFORE) and not is_for_brokers and not ctx.resilient_parsing:
-            ctx.fail(f"{name} asks no broker: it has none of the options before it")
+            ctx.fail(f"{name} does not connect to a broker: leave out the options before it")
         return name, command, rest
 
 

@@ -127,17 +127,17 @@ class JsonLines:
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
-            raise BadLineError(f"is not JSON: {error.msg} at column {error.colno}") from error
+            raise BadLineError(f"is not valid JSON: {error.msg} at column {error.colno}") from error
         except (ValueError, RecursionError) as error:
             raise BadLineError(
-                "is not JSON: bytes, numbers or depth that it cannot have"
+                "is not valid JSON: invalid UTF-8, too long a number, or too deeply nested"
             ) from error
         if not isinstance(row, dict):
             raise BadLineError("is not a JSON object")
         unknown = sorted(row.keys() - FIELDS)
         if unknown:
             known = ", ".join(sorted(FIELDS))
-            raise BadLineError(f"has an unknown field {unknown[0]!r}; known are {known}")
+            raise BadLineError(f"has an unknown field {unknown[0]!r}; the fields are {known}")
         if "value" not in row and "value_base64" not in row:
             raise BadLineError("has no value; null makes a tombstone")
         return Line(
@@ -171,7 +171,7 @@ def _encoded(text: str, name: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise BadLineError(f"{name} has half a character (a lone surrogate)") from error
+        raise BadLineError(f"{name} has a lone surrogate") from error
 
 
 def _decoded(text: object, name: str) -> bytes | None:
@@ -182,7 +182,7 @@ def _decoded(text: object, name: str) -> bytes | None:
             return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         pass
-    raise BadLineError(f"{name} is not base64")
+    raise BadLineError(f"{name} is not valid base64")
 
 
 def _headers_of(row: dict[str, object]) -> Iterator[tuple[str, bytes | None]]:
@@ -195,13 +195,13 @@ def _headers_of(row: dict[str, object]) -> Iterator[tuple[str, bytes | None]]:
         raise BadLineError(f"{name} is neither an object nor a list of pairs")
     for pair in pairs:
         if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not isinstance(pair[0], str):
-            raise BadLineError(f"{name} has something that is not a pair of a name and a value")
+            raise BadLineError(f"{name} has an item that is not a pair of a name and a value")
         if coded:
             value = _decoded(pair[1], name)
         elif pair[1] is None or isinstance(pair[1], str):
             value = None if pair[1] is None else _encoded(pair[1], name)
         else:
-            raise BadLineError(f"{name}: the value of {pair[0]!r} is not text")
+            raise BadLineError(f"{name}: the value of {pair[0]!r} is not a string")
         _encoded(pair[0], name)
         yield pair[0], value
 

@@ -49,7 +49,7 @@ class MoveOptions:
         if self.plan_file is not None and plans:
             raise click.UsageError("--file excludes --to-brokers and --replication-factor")
         if self.verify and self.cancel:
-            raise click.UsageError("give one of --verify and --cancel")
+            raise click.UsageError("give either --verify or --cancel")
         if (self.verify or self.cancel) and (plans or self.throttle is not None):
             raise click.UsageError("--verify and --cancel take only TOPIC or --file")
         if not (plans or self.plan_file or self.verify or self.cancel or self.throttle):
@@ -143,7 +143,7 @@ def _racks(session: ClusterSession, to_brokers: str | None) -> dict[int, str | N
     for node in wanted:
         if node not in known:
             have = ", ".join(str(one) for one in sorted(known))
-            raise click.ClickException(f"there is no broker {node}; there are {have}")
+            raise click.ClickException(f"there is no broker {node}; the brokers are {have}")
     return {node: known[node].rack for node in wanted}
 
 

@@ -44,7 +44,7 @@ TRANSACTION_STATES = (
 """Kafka's ``TransactionState``, by the names that filters accept."""
 
 ORDINARY_ENDS = (
-    "commits and aborts that a producer asked for are not kept;"
+    "the history leaves out commits and aborts that a producer requested;"
     " fencepost_transactions_ended_total counts them"
 )
 
@@ -133,7 +133,7 @@ def _check_filters(
         (2, id_pattern, "--id-pattern"),
     ):
         if value is not None and newest < needed:
-            raise click.ClickException(f"this broker does not know {option}")
+            raise click.ClickException(f"this broker does not support {option}")
 
 
 @command.command("describe")
@@ -195,7 +195,9 @@ def _producer_row(row: Producer) -> dict[str, object]:
 
 
 @command.command("find-hanging")
-@click.option("--topic", "topics", multiple=True, metavar="TOPIC[:P]", help="Repeatable; else all.")
+@click.option(
+    "--topic", "topics", multiple=True, metavar="TOPIC[:P]", help="Only this partition; repeatable."
+)
 @click.option(
     "--max-transaction-timeout",
     "max_minutes",
@@ -273,13 +275,20 @@ def _owner(
 
 @command.command("abort")
 @click.argument("where", metavar="TOPIC:P")
-@click.option("--start-offset", type=click.IntRange(min=0), help="Where the transaction begins.")
-@click.option("--producer-id", type=click.IntRange(min=0), help="Whose transaction it is.")
+@click.option(
+    "--start-offset", type=click.IntRange(min=0), help="The first offset of the transaction."
+)
+@click.option(
+    "--producer-id", type=click.IntRange(min=0), help="The producer id of the transaction."
+)
 @execute_option
 @click.option(
     "--force",
     is_flag=True,
-    help="Even if its coordinator will end it: what it wrote elsewhere may then be committed.",
+    help=(
+        "Abort it even if its coordinator will end it: its records in other partitions may"
+        " then be committed."
+    ),
 )
 @shared_options
 def abort_txn(
@@ -313,11 +322,11 @@ def abort_txn(
     if reason is None and transaction is not None and not force:
         raise click.ClickException(
             f"{what} does not hang: {transaction.transactional_id} is {transaction.state}"
-            " and its coordinator will end it (`txns terminate` has it do so now, --force"
-            " aborts it here all the same)"
+            " and its coordinator will end it (`txns terminate` makes it do so now, --force"
+            " aborts it in this partition only)"
         )
     if not execute:
-        say(f"would abort {what} ({reason or 'forced'}); --execute does it")
+        say(f"would abort {what} ({reason or 'forced'}); --execute aborts it")
         return
     tools.abort(session, producer)
     say(f"aborted {what} ({reason or 'forced'})")
@@ -342,7 +351,7 @@ def terminate_txn(session: ClusterSession, transactional_id: str, *, execute: bo
 
     found = tools.transaction(session, transactional_id)
     if found.state not in tools.UNFINISHED:
-        say(f"no transaction of {transactional_id} is open, it is {found.state}")
+        say(f"{transactional_id} has no open transaction; its state is {found.state}")
         return
     if found.state != tools.ONGOING:
         raise click.ClickException(_decided(found))
@@ -352,7 +361,7 @@ def terminate_txn(session: ClusterSession, transactional_id: str, *, execute: bo
         f" in {places}, and fence producer {found.producer_id} epoch {found.epoch}"
     )
     if not execute:
-        say(f"would abort {what}; --execute does it")
+        say(f"would abort {what}; --execute aborts it")
         if found.timeout_ms == tools.TWO_PHASE_TIMEOUT_MS:
             say("it is part of a two-phase commit: does the other store abort as well?")
         return

@@ -178,7 +178,7 @@ def _unknown(session: ClusterSession, names: Sequence[str]) -> click.ClickExcept
     from fencepost.coordinator.config.key import nearest
 
     close = nearest(names[0], credentials(session, ()))
-    return click.ClickException(f"no such user: {', '.join(names)}{close}")
+    return click.ClickException(f"there is no user {', '.join(names)}{close}")
 
 
 def _password(file: Any) -> str:

@@ -95,7 +95,7 @@ def _check(answer: Entity, security: Security, where: str) -> None:
         raise no_logins(security, where)
     who = f"user {security.username!r}" if security.username else "the token's owner"
     told = getattr(answer, "error_message", None) or ErrorCode(code).name.upper()
-    hint = f"; is the password right, and has the user one for {security.mechanism}?"
+    hint = f"; is the password correct, and does the user have one for {security.mechanism}?"
     raise AuthenticationError(
         f"{where}: {who} cannot log in by {security.mechanism}: {told}"
         + (hint if security.username else "")

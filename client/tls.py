@@ -84,7 +84,7 @@ def _made(tls: Tls, context: ssl.SSLContext) -> ssl.SSLContext:
         try:
             context.set_ciphers(":".join(tls.ciphers))
         except ssl.SSLError:
-            raise SecurityError("ssl.cipher.suites: OpenSSL knows none of them") from None
+            raise SecurityError("ssl.cipher.suites: OpenSSL supports none of them") from None
     if tls.truststore or tls.authorities:
         _believe(context, tls)
     else:
@@ -100,7 +100,7 @@ def _believe(context: ssl.SSLContext, tls: Tls) -> None:
     try:
         context.load_verify_locations(cadata="".join(certificates(text)))
     except (ssl.SSLError, ValueError):
-        raise SecurityError(f"{key}: no certificate in PEM is there{_of(tls.truststore)}") from None
+        raise SecurityError(f"{key}: it contains no PEM certificate{_of(tls.truststore)}") from None
 
 
 def _identify(context: ssl.SSLContext, tls: Tls) -> None:
@@ -109,14 +109,16 @@ def _identify(context: ssl.SSLContext, tls: Tls) -> None:
     def password() -> str:
         # Without this, OpenSSL would prompt on the terminal.
         if not tls.key_password:
-            raise SecurityError("ssl.key.password: the key is encrypted, and there is no password")
+            raise SecurityError(
+                "ssl.key.password: the private key is encrypted, and no password is set"
+            )
         return tls.key_password
 
     text = _read(key, tls.keystore) if tls.keystore else ""
     if tls.key_file:
         _read("ssl.key.location", tls.key_file)
     if tls.keystore and not tls.key_file and "PRIVATE KEY-----" not in text:
-        raise SecurityError(f"{key}: no private key in PEM is there{_of(tls.keystore)}")
+        raise SecurityError(f"{key}: it contains no PEM private key{_of(tls.keystore)}")
     try:
         if tls.keystore:
             context.load_cert_chain(tls.keystore, tls.key_file or None, password=password)
@@ -127,7 +129,8 @@ def _identify(context: ssl.SSLContext, tls: Tls) -> None:
         reason = (error.reason or "").replace("_", " ").lower() or "it can't be read"
         hint = ", or ssl.key.password is wrong" if tls.key_password else ""
         raise SecurityError(
-            f"{key}: no key and certificate that belong together{_of(tls.keystore)}: {reason}{hint}"
+            f"{key}: it has no private key with a matching certificate{_of(tls.keystore)}:"
+            f" {reason}{hint}"
         ) from None
 
 

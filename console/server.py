@@ -64,9 +64,9 @@ NOT_FOUND = frozenset(
 )
 
 OPEN_TO_OTHERS = (
-    "it listens for other machines, without encryption: whoever reads along has the token;"
-    " a tunnel (ssh -L) or a proxy with TLS in front keeps it. Others ask by a name that"
-    " --allow-host has told"
+    "other machines can reach it without encryption, so that eavesdroppers get the token;"
+    " put a tunnel (ssh -L) or a proxy with TLS in front of it. Browsers on other"
+    " machines use a host name given with --allow-host"
 )
 
 
@@ -101,7 +101,7 @@ def explained(error: Exception) -> tuple[int, dict[str, str]]:
         name = error.code.name
         told = 404 if name in NOT_FOUND else 502, name.replace("_", "-"), str(error)
     elif isinstance(error, UnsupportedVersion):
-        told = 501, "unsupported", f"this broker does not know the request: {error}"
+        told = 501, "unsupported", f"this broker does not support the request: {error}"
     elif isinstance(error, WireError):
         told = 502, "protocol", str(error)
     elif isinstance(error, TooManyClientsError):
@@ -236,7 +236,7 @@ class Console:
         try:
             body = await request.json()
         except (ValueError, UnicodeDecodeError) as error:
-            raise ValueError(f"the body is not JSON: {error}") from error
+            raise ValueError(f"the body is not valid JSON: {error}") from error
         if not isinstance(body, dict):
             raise ValueError("the body is not a JSON object")  # noqa: TRY004 - an answer, not a bug
         if not body.get("execute"):
@@ -250,7 +250,7 @@ class Console:
         params = dict(request.query)
         search = messages.Search.of(params)
         if self.searches >= MAX_SEARCHES:
-            raise TooManyClientsError(f"{MAX_SEARCHES} searches are under way, which is the most")
+            raise TooManyClientsError(f"{MAX_SEARCHES} searches are running, which is the limit")
         with self.watches.client():
             self.searches += 1
             try:

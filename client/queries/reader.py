@@ -90,9 +90,9 @@ class Reader:
         """Continue a partition at offset ``at``; a note says if the partition does not have it."""
         first, last = self._bounds[index]
         if at < first:
-            self._tell(index, f"begins at {first}, nothing is left at {at}")
+            self._tell(index, f"begins at {first}; records at {at} have been deleted")
         elif at > last:
-            self._tell(index, f"ends at {last}, nothing is at {at} yet")
+            self._tell(index, f"ends at {last}; there is no record at {at} yet")
         self._go(index, at)
 
     def _go(self, index: int, at: int) -> None:

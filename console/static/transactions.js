@@ -146,7 +146,7 @@ export const transactionPage = {
         fact("Partitions", one.partitions.length ? places(one.partitions) : "none"),
       ),
       held.length ? card("Holds back", plural(held.length, "partition"), heldTable(app, held), how(app, held)) : null,
-      card("What happened, and why", history.rows.length ? "newest first; commits and aborts that the producer asked for are not kept" : "", timeline(app, history, { none: "Nothing but commits and aborts that the producer asked for, which are not kept." })),
+      card("What happened, and why", history.rows.length ? "newest first, without the commits and aborts that the producer requested" : "", timeline(app, history, { none: "Nothing but commits and aborts that the producer asked for, which are not kept." })),
     ];
   },
 };

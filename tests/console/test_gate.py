@@ -180,8 +180,8 @@ async def test_it_logs_in_at_the_broker(password: str, status: int) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("--listen", "0.0.0.0:0"), "0.0.0.0:0 is for other machines"),
-        (("--listen", "[::]:0"), "[::]:0 is for other machines"),
+        (("--listen", "0.0.0.0:0"), "0.0.0.0:0 can be reached from other machines"),
+        (("--listen", "[::]:0"), "[::]:0 can be reached from other machines"),
         (("--tls-key", "x"), "--tls-key needs --tls-cert"),
         (("--tls-cert", "/nowhere"), "--tls-cert: /nowhere: No such file or directory"),
         (("--tls-cert", __file__), "no PEM certificate and key that belong together"),

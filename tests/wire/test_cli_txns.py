@@ -358,7 +358,7 @@ def test_the_transaction_of_a_dead_producer_is_terminated(bootstrap, cluster, to
     assert dead.produce(topic, b"late") == "invalid_producer_epoch"
     for again in (order, (*order, "--execute")):
         said = cli(bootstrap, *again).stdout
-        assert said.startswith(f"no transaction of {name} is open, it is ")
+        assert said.startswith(f"{name} has no open transaction; its state is ")
     successor = Producer(cluster, name).init()
     assert successor.produce(topic, b"new") == "none"
     assert successor.end(commit=True)["error_code"] == "none"

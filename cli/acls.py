@@ -337,9 +337,7 @@ def _check_convenience(
     *others: Sequence[str],
 ) -> None:
     if (producer or consumer) and any(others):
-        raise click.UsageError(
-            "--producer and --consumer say themselves which operations, and deny nothing"
-        )
+        raise click.UsageError("--producer and --consumer determine the operations, and only allow")
     if producer and not what.names["topic"]:
         raise click.UsageError("--producer requires --topic")
     if consumer and not (what.names["topic"] and what.names["group"]):

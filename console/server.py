@@ -328,7 +328,7 @@ def run(settings: ConsoleSettings) -> None:
             on_signal(asyncio.get_running_loop(), number, stop.set)
         async with served(settings) as url:
             say(f"console {url}")
-            say(f"of {settings.bootstrap}; Ctrl-C ends it", err=True)
+            say(f"of {settings.bootstrap}; Ctrl-C stops it", err=True)
             if settings.tls is None and not is_loopback(settings.listen.rpartition(":")[0]):
                 say(OPEN_TO_OTHERS, err=True)
             await stop.wait()

@@ -363,7 +363,7 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
             self._work.result()
         except asyncio.CancelledError:
             if self._work.cancelled():
-                raise RebalancedError("the group has taken the partitions back") from None
+                raise RebalancedError("the group has revoked the partitions") from None
             self._work.cancel()
             await asyncio.wait([self._work], timeout=self._abort_s())
             raise

@@ -284,11 +284,11 @@ def parse_rule(text: str) -> Rule:
     operations = [one.upper() for one in found["operations"].split(",")]
     for one in operations:
         if one not in _OPERATIONS:
-            hint = nearest(one, _OPERATIONS) or f"; there are {', '.join(_OPERATIONS)}"
-            raise ValueError(f"{text!r}: there is no operation {one!r}{hint}")
+            hint = nearest(one, _OPERATIONS) or f"; the operations are {', '.join(_OPERATIONS)}"
+            raise ValueError(f"{text!r}: unknown operation {one!r}{hint}")
     name = found["name"] or (CLUSTER_NAME if kind == "CLUSTER" else "")
     if not name:
-        raise ValueError(f"{text!r}: which {found['type']}? {found['type']}:* is any")
+        raise ValueError(f"{text!r}: the {found['type']} needs a name; {found['type']}:* means any")
     is_prefix = name.endswith("*") and name != ANYTHING
     return Rule(
         Permission.DENY if (found["permission"] or "").lower() == "deny" else Permission.ALLOW,

@@ -365,7 +365,9 @@ class Faults:
                 real = yield from finished(handler.run(ctx))
             answer = error_answer(ctx, fault.error, real)
             if answer is None:
-                raise CloseConnection("a fault: the request has no answer to hold an error")
+                raise CloseConnection(
+                    "a fault: the request has no response that could contain an error"
+                )
             return answer
         if fault.drop != "request":
             answer = yield from finished(handler.run(ctx))

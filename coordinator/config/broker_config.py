@@ -130,7 +130,7 @@ def take_data_directory(settings: dict[str, str]) -> Path | None:
     given = {key: settings.pop(key, "").strip() for key in ("log.dirs", "log.dir")}
     for key, text in given.items():
         if "," in text:
-            raise ConfigError(key, text, "there is one data directory")
+            raise ConfigError(key, text, "only one data directory is supported")
         if text:
             return Path(text)
     return None

@@ -248,9 +248,9 @@ BROKER_KEYS: Mapping[str, ConfigKey] = {
 """Broker keys by name."""
 
 REPLACED: Mapping[str, str] = {
-    "port": "where to listen is said with listeners, or with --listen",
-    "log.dir": "the data directory is said with --data-dir",
-    "log.dirs": "the data directory is said with --data-dir",
+    "port": "set the addresses with listeners or --listen",
+    "log.dir": "set the data directory with --data-dir",
+    "log.dirs": "set the data directory with --data-dir",
 }
 """Kafka keys that the broker refuses, and the reason.
 

@@ -132,7 +132,7 @@ def warn_of_caps(config: BrokerConfig, group_id: str, settings: Mapping[str, str
         effective, key = _capped(config, name, value)
         if key:
             _log.warning(
-                "a group's setting is beyond a bound of the broker, which takes effect instead",
+                "a group's setting is outside the broker's bounds; the bound takes effect",
                 group=group_id,
                 setting=name,
                 value=value,

@@ -141,7 +141,7 @@ class SignedTokens:
             )
         )
         if len(found) > 1:
-            raise TokenRefusedError("it does not say which key has signed it")
+            raise TokenRefusedError("it does not name the key that signed it")
         try:
             claims = jwt.decode(
                 token,

@@ -406,7 +406,9 @@ def _rule_of(path: str, resource: _Resource, entry: Any) -> AccessControlEntryRe
         wrong, host = "it names no host", ANYTHING
     if wrong is not None:
         allows = permission is Permission.ALLOW
-        effect = "it allows nothing" if allows else "it denies all that it may have denied"
+        effect = (
+            "it allows nothing" if allows else "it denies everything that the rule may have denied"
+        )
         _log.error("ACL in ZooKeeper cannot be read", path=path, cause=wrong, effect=effect)
         if allows:
             return None

@@ -184,7 +184,8 @@ class BridgeOptions:
     def __post_init__(self) -> None:
         if self.max_record_bytes < MIN_RECORD_BYTES:
             raise ValueError(
-                f"max_record_bytes = {self.max_record_bytes}: at least {MIN_RECORD_BYTES} is wanted"
+                f"max_record_bytes = {self.max_record_bytes}: it must be at least"
+                f" {MIN_RECORD_BYTES}"
             )
         if self.dead_letter is not None and (reason := illegal(self.dead_letter)):
             raise ValueError(f"dead_letter: {reason}")

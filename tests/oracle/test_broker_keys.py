@@ -94,7 +94,7 @@ NARROWER = {
     "queued.max.request.bytes": "below -1 means -1",
     "replica.fetch.min.bytes": "no size is negative",
     "replica.high.watermark.checkpoint.interval.ms": "no time is negative",
-    "replica.selector.class": "classes of Java are not loaded",
+    "replica.selector.class": "Java classes are not loaded",
     "request.timeout.ms": "no time is negative",
     "sasl.oauthbearer.clock.skew.seconds": "no time is negative",
     "sasl.oauthbearer.jwks.endpoint.refresh.ms": "no time is negative",

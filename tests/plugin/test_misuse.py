@@ -116,7 +116,7 @@ OF_ONE: list[tuple[Call, str]] = [
         "mechanism is one of .*; did you mean SCRAM-SHA-2",
     ),
     (lambda k: k.acl("alcie READ topic:orders"), "'alcie' is not one of .*; did you mean alice"),
-    (lambda k: k.acl("alice REED topic:orders"), "no operation 'REED'; did you mean READ"),
+    (lambda k: k.acl("alice REED topic:orders"), "unknown operation 'REED'; did you mean READ"),
     (
         lambda k: k.acl("alice READ topik:orders"),
         "no resource type 'topik'; .*; did you mean topic",
@@ -131,7 +131,7 @@ OF_SEVERAL: list[tuple[Call, str]] = [
     (lambda c: c.resume(-1), "there is no broker -1"),
     (lambda c: c.partition_network(1, 2), r"nodes are a list of their ids, \[1\], not 1"),
     (lambda c: c.partition_network([1], [3]), "there is no broker 3; this cluster has 1, 2"),
-    (lambda c: c.partition_network([1], []), "here are none"),
+    (lambda c: c.partition_network([1], []), "which is empty"),
     (lambda c: c.partition("ordrs"), "there is no topic 'ordrs'; did you mean orders"),
     (lambda c: c.partition("orders", 1), "orders has no partition 1, but 1"),
     (lambda c: c.wait_for(lambda: 0, "a leader", 0), "a leader"),

@@ -181,7 +181,7 @@ def test_all_that_a_program_needs(clean):
         ([*FOR_A, "--producer"], "--producer requires --topic"),
         ([*FOR_A, "--consumer", "--topic", "t"], "requires --topic and --group"),
         ([*FOR_A, "--idempotent", "--cluster"], "--producer"),
-        ([*FOR_A, "--producer", "--topic", "t", "--operation", "all"], "say themselves"),
+        ([*FOR_A, "--producer", "--topic", "t", "--operation", "all"], "determine the operations"),
         ([*FOR_A, "--topic", "t", "--resource-pattern-type", "any"], "is not one of"),
         (["remove"], "name a resource, a principal"),
         (["why", "alice", "read", "orders"], "is not topic:NAME"),

@@ -220,7 +220,7 @@ def test_plan_of_a_group_that_rebalances_says_so(request, bootstrap, topic):
         until(rebalances, "a rebalance that waits for the first member")
         for more in ((), ("--assignor", "range"), ("--add", "1")):
             told = run(bootstrap, "plan", group, *more, status=1).stderr
-            assert f"group '{group}' is rebalancing (PreparingRebalance)" in told
+            assert f"group '{group}' rebalances (PreparingRebalance)" in told
             assert "only while it is Stable" in told
         if request.config.getoption("--target") == "fencepost":
 

@@ -88,7 +88,7 @@ def test_there_is_one_authorizer(name):
 
 @pytest.mark.parametrize("name", ["kafka.security.authorizer.AclAuthorizer", "Standard", "*"])
 def test_another_authorizer_is_refused_in_words(tmp_path, name):
-    with pytest.raises(ConfigError, match="classes of Java are not loaded; there is org"):
+    with pytest.raises(ConfigError, match="Java classes are not loaded; built in is org"):
         Broker(tmp_path, config={"authorizer.class.name": name})
 
 

@@ -452,7 +452,7 @@ def test_what_no_offsets_tell_apart_is_told_by_the_rows() -> None:
         (5, progress(5, query="other"), "belongs to query other"),
         (5, progress(6), "rolled back"),
         (5, progress(3), "went elsewhere"),
-        (5, progress(5, digest="other"), "planned anew"),
+        (5, progress(5, digest="other"), "planned again"),
     ],
 )
 def test_what_does_not_belong_together_is_refused(

@@ -19,6 +19,9 @@ STARTUP = Path(__file__).parent / "startup"
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist")
 OWN_RUN = ("PYTEST_XDIST_WORKER", "PYTEST_ADDOPTS", "PYTEST_CURRENT_TEST")
 
+WHOLE_RUN_S = 1800
+"""One test here runs hundreds of others, each with a timeout of its own."""
+
 ASKS_LINUX = {
     "test_system.py": "compares with Linux's calls",
     "test_no_further_map_is_refused_as_no_further_file_is": "limits the address space",
@@ -116,6 +119,7 @@ def test_a_broker_in_process_serves_more_partitions_than_macos_has_descriptors()
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(WHOLE_RUN_S)
 @pytest.mark.parametrize(
     ("least", "selection"),
     [
@@ -133,6 +137,7 @@ def test_tests_pass_with_the_calls_of_macos(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(WHOLE_RUN_S)
 @pytest.mark.parametrize(
     ("least", "selection"),
     [

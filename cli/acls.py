@@ -111,15 +111,15 @@ def rule_options(function: Any) -> Any:
         click.option(
             "--idempotent",
             is_flag=True,
-            help="Also IDEMPOTENT_WRITE, which Kafka before 2.8 asks for.",
+            help="Also allow IDEMPOTENT_WRITE, which Kafka before 2.8 requires.",
         ),
         click.option(
             "--consumer",
             is_flag=True,
-            help="All operations of a consumer; with --topic and --group.",
+            help="All operations of a consumer; requires --topic and --group.",
         ),
         click.option(
-            "--producer", is_flag=True, help="All operations of a producer; with --topic."
+            "--producer", is_flag=True, help="All operations of a producer; requires --topic."
         ),
         click.option(
             "--operation", "operations", multiple=True, metavar="NAME", help="May be repeated."
@@ -171,13 +171,13 @@ def add(session: ClusterSession, what: AclResources, form: str, **options: Any) 
     from fencepost.cluster.acl import AclFilter
 
     if not options["allowed"] and not options["denied"]:
-        raise click.UsageError("for whom? --allow-principal or --deny-principal says it")
+        raise click.UsageError("name a principal with --allow-principal or --deny-principal")
     for side, whose in (("allow", "allowed"), ("deny", "denied")):
         if options[f"{side}_hosts"] and not options[whose]:
             raise click.UsageError(f"--{side}-host goes with --{side}-principal")
     filters = list(_filters(what, **options))
     if not filters:
-        raise click.UsageError("about what? --topic, --group, --cluster and so on say it")
+        raise click.UsageError("name a resource with --topic, --group, --cluster and so on")
     wanted = list(dict.fromkeys(_rule(one) for one in filters))
     resources = {(one.resource_type, one.pattern_type, one.resource_name) for one in wanted}
     known = set(find(session, [AclFilter(*one) for one in resources]))
@@ -216,7 +216,7 @@ def remove(
 
     filters = list(_filters(what, principals=principals, is_for_new=False, **options))
     if not filters:
-        raise click.UsageError("which? give a resource, a principal, a host or an operation")
+        raise click.UsageError("name a resource, a principal, a host or an operation")
     rules = find(session, filters)
     emit([_row(rule) for rule in rules], COLUMNS, form, "no rule matches")
     if not execute:
@@ -252,7 +252,7 @@ def why(
     word, colon, name = resource.partition(":")
     if word not in RESOURCES or (not name if word != "cluster" else colon):
         close = nearest(word, RESOURCES)
-        raise click.UsageError(f"{resource!r} is none of topic:NAME, group:NAME, cluster…{close}")
+        raise click.UsageError(f"{resource!r} is not topic:NAME, group:NAME, cluster…{close}")
     kind = ResourceType[RESOURCES[word]]
     who = principal if ":" in principal else f"User:{principal}"
     try:
@@ -337,13 +337,11 @@ def _check_convenience(
     *others: Sequence[str],
 ) -> None:
     if (producer or consumer) and any(others):
-        raise click.UsageError(
-            "--producer and --consumer say themselves which operations, and deny nothing"
-        )
+        raise click.UsageError("--producer and --consumer determine the operations, and only allow")
     if producer and not what.names["topic"]:
-        raise click.UsageError("with --producer give a --topic")
+        raise click.UsageError("--producer requires --topic")
     if consumer and not (what.names["topic"] and what.names["group"]):
-        raise click.UsageError("with --consumer give a --topic and a --group")
+        raise click.UsageError("--consumer requires --topic and --group")
     if idempotent and not producer:
         raise click.UsageError("--idempotent goes with --producer")
 
@@ -389,7 +387,8 @@ def _rule(wanted: AclFilter) -> Acl:
     if wanted.operation not in possible:
         names = ", ".join(one.name for one in possible)
         raise click.UsageError(
-            f"there is no {wanted.operation.name} of a {wanted.resource_type.name}: {names}"
+            f"{wanted.operation.name} is not an operation on a {wanted.resource_type.name};"
+            f" the operations are {names}"
         )
     return Acl(
         wanted.resource_type,
@@ -404,7 +403,9 @@ def _rule(wanted: AclFilter) -> Acl:
 
 def _principal(text: str | None) -> str | None:
     if text is not None and not all(text.partition(":")):
-        raise click.UsageError(f"{text!r} is no principal of the form TYPE:NAME, as User:alice")
+        raise click.UsageError(
+            f"{text!r} is not a principal of the form TYPE:NAME, such as User:alice"
+        )
     return text
 
 
@@ -417,7 +418,7 @@ def _operation(text: str) -> Operation:
     if found is None:
         names = ", ".join(one.name for one in known.values())
         close = nearest(text, [one.name for one in known.values()])
-        raise click.UsageError(f"no such operation: {text}; there are {names}{close}")
+        raise click.UsageError(f"unknown operation {text}; the operations are {names}{close}")
     return found
 
 

@@ -12,7 +12,7 @@ from fencepost.cli.printing import say
 
 R = TypeVar("R")
 
-NOTHING_CHANGED = "nothing was changed; --execute does it"
+NOTHING_CHANGED = "nothing was changed; --execute makes the change"
 
 
 def execute_option(function: Callable[..., R]) -> Callable[..., R]:
@@ -31,9 +31,9 @@ def execute_option(function: Callable[..., R]) -> Callable[..., R]:
         if dry_run and (execute or yes):
             raise click.UsageError("--dry-run contradicts --execute")
         if dry_run:
-            say("hint: --dry-run can be left out: without --execute nothing is done", err=True)
+            say("hint: --dry-run can be left out: without --execute nothing is changed", err=True)
         if yes:
-            say("hint: --yes is called --execute now", err=True)
+            say("hint: --yes is now called --execute", err=True)
         return function(execute=execute or yes, **options)
 
     return wrapped

@@ -198,7 +198,7 @@ def unregister(session: ClusterSession, broker: int, *, execute: bool) -> None:
     known = {one.broker: one for one in replicas.brokers(session)}
     if broker not in known:
         have = ", ".join(str(one) for one in sorted(known))
-        raise click.ClickException(f"there is no broker {broker}; there are {have}")
+        raise click.ClickException(f"there is no broker {broker}; the brokers are {have}")
     if known[broker].fenced is False:
         raise click.ClickException(f"broker {broker} is up: stop it first")
     held = sum(

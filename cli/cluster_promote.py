@@ -50,15 +50,17 @@ after that: fencepost cluster stand-alone"""
     default="127.0.0.1:9092",
     envvar="FENCEPOST_LISTEN",
     metavar="HOST:PORT",
-    help="As for `serve`, if it was started so.",
+    help="The option of `serve`, if the broker was started with it.",
 )
-@click.option("--insecure", is_flag=True, help="As for `serve`, if it was started so.")
+@click.option(
+    "--insecure", is_flag=True, help=("The option of `serve`, if the broker was started with it.")
+)
 @click.option(
     "--config",
     "pairs",
     multiple=True,
     metavar="KEY=VALUE",
-    help="As for `serve`, or a new setting for the broker; may be repeated.",
+    help="A setting as for `serve`, or a new one for the broker; may be repeated.",
 )
 @click.option(
     "--config-file",
@@ -76,8 +78,10 @@ after that: fencepost cluster stand-alone"""
 @click.option(
     "--static-voters",
     is_flag=True,
-    help="Name the controllers in every node's settings (controller.quorum.voters), where they"
-    " stay as they are, instead of in the metadata.",
+    help=(
+        "List the controllers in every node's settings (controller.quorum.voters), as a"
+        " fixed quorum, instead of in the metadata."
+    ),
 )
 def promote(
     data_dir: Path,
@@ -155,7 +159,7 @@ def _tell(plan: PromotionPlan) -> None:
     many = len(files) > 1
     told = {
         "controllers": "the controllers" if many else "the controller",
-        "moved": " (if that is another: copy its directory, and set log.dirs)",
+        "moved": " (if you move it to another machine, copy its directory and set log.dirs)",
         "first": files[0] if not many else f"{wanted.output}/controller-ID/{CONTROLLER_FILE}",
         "broker": wanted.output / BROKER_FILE,
         "output": wanted.output,
@@ -208,4 +212,4 @@ def stand_alone(data_dir: Path, controllers: tuple[Path, ...], *, execute: bool)
             demotion.carry_out(fs, plan, int(time.time() * 1000))
     except (PromotionError, MetadataError, OSError) as error:
         raise click.ClickException(str(error)) from error
-    say("done: start it as before it was promoted")
+    say("done: start the broker as before its promotion")

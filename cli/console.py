@@ -91,8 +91,9 @@ def command(
     tls = _context(tls_cert, tls_key)
     if tls is None and not insecure and not is_loopback(host):
         raise click.UsageError(
-            f"{listen} is for other machines, and whoever reads along would have the token: give"
-            " --tls-cert, or --insecure behind a tunnel (ssh -L) or a proxy with TLS"
+            f"{listen} can be reached from other machines, and eavesdroppers would get the"
+            " token: give --tls-cert, or --insecure behind a tunnel (ssh -L) or a proxy"
+            " with TLS"
         )
     shown = f"[{host}]" if ":" in host else host
     try:

@@ -40,7 +40,9 @@ IDLE_S = 0.2
 
 @click.command("consume")
 @click.argument("topic")
-@click.option("--partition", "-p", "wanted", multiple=True, type=int, help="Repeatable; else all.")
+@click.option(
+    "--partition", "-p", "wanted", multiple=True, type=int, help="Only this partition; repeatable."
+)
 @click.option(
     "--from",
     "begin",
@@ -65,7 +67,9 @@ IDLE_S = 0.2
     help="read_committed hides aborted and open transactions.",
 )
 @click.option(
-    "--group", "-g", help="Read as a member of this group, from its offsets on, and commit."
+    "--group",
+    "-g",
+    help=("Read as a member of this group, from its committed offsets, and commit."),
 )
 @click.option("--key", "keys", multiple=True, help="Only records with this key; repeatable.")
 @click.option(
@@ -109,7 +113,7 @@ def command(
     offsets or times that the topic does not have.
     """
     if group is not None and (wanted or asked["tail"] is not None):
-        raise click.UsageError("a group says itself which partitions are read, and from where on")
+        raise click.UsageError("a group determines the partitions and where to begin")
     everything = {"begin": "earliest", "tail": None, "until": "end", "keys": ()}
     is_whole = group is None and not wanted and everything.items() <= asked.items()
     begin, until = _places(asked.pop("begin"), asked.pop("tail"), asked.pop("until"))
@@ -143,7 +147,7 @@ def _places(begin: str, tail: int | None, until: str) -> tuple[OffsetPosition, O
         except TimeError as error:
             raise click.BadParameter(str(error), param_hint=option) from error
     if found[1].last is not None:
-        raise click.BadParameter("it ends at an offset, a time or the end", param_hint="--until")
+        raise click.BadParameter("it must be an offset, a time or the end", param_hint="--until")
     return found[0] if tail is None else OffsetPosition(last=tail), found[1]
 
 
@@ -247,7 +251,7 @@ class Consumption:
     def _is_idle(self, member: GroupConsumer) -> bool:
         """Wait without partitions; return False to rejoin the group, True to end the command."""
         if not self.follow:
-            say(f"{member.group}: others read all of {self.topic}", err=True)
+            say(f"{member.group}: other members have all partitions of {self.topic}", err=True)
             return True
         while member.is_settled():
             time.sleep(IDLE_S)
@@ -300,7 +304,7 @@ class Consumption:
             say(_hint_text(row), err=True)
         if found:
             told = "--isolation read_uncommitted shows them"
-            say(f"{told}, `fencepost txns blame {self.topic}` tells more", err=True)
+            say(f"{told}; `fencepost txns blame {self.topic}` shows more", err=True)
 
 
 def _hint_text(row: HeldBack) -> str:
@@ -312,4 +316,4 @@ def _hint_text(row: HeldBack) -> str:
     if row.producer is not None:
         who += f" (producer {row.producer.producer_id})"
     since = f", open since {moment(row.since_ms)}" if row.since_ms is not None else ""
-    return f"{topic}:{index}: {who}{since}, holds {count} back, from offset {row.stable} on"
+    return f"{topic}:{index}: {who}{since}, holds back {count} from offset {row.stable} on"

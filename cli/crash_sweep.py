@@ -75,12 +75,16 @@ def _number(name: str, low: int, high: int, default: int, text: str) -> Callable
 @click.option(
     "--setup", metavar="CMD", help="Run this once; every run begins with the data it leaves."
 )
-@click.option("--verify", metavar="CMD", help="Run this after each run; its failure is the run's.")
-@_number("--restarts", 0, 100, 5, "How often a COMMAND that failed is started again.")
-@_number("--jobs", 1, MAX_JOBS, 1, "Runs at the same time.")
+@click.option(
+    "--verify", metavar="CMD", help=("Run this after each run; if it fails, the run has failed.")
+)
+@_number("--restarts", 0, 100, 5, "The number of times that a failed COMMAND is restarted.")
+@_number("--jobs", 1, MAX_JOBS, 1, "The number of runs at the same time.")
 @click.option("--every-answer", is_flag=True, help="Also kill before answers to reads.")
 @click.option("--kill-command", is_flag=True, help="Kill COMMAND together with the broker.")
-@_seconds("--command-timeout", "command_timeout_s", 60.0, "For one run of one command.")
+@_seconds(
+    "--command-timeout", "command_timeout_s", 60.0, "The time limit of one run of one command."
+)
 @_seconds("--settle", "settle_s", 10.0, "How long transactions may stay open after COMMAND.")
 @_seconds("--time-limit", "time_limit_s", 600.0, "Begin no run after this time.")
 @click.option(

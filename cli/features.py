@@ -81,7 +81,7 @@ def setlevels(
     if len(wanted) < len(levels):
         raise click.BadParameter("one feature is named twice", param_hint="FEATURE=LEVEL")
     if session.client.versions().get(UPDATE_FEATURES, (0, -1))[1] < 1:
-        raise click.ClickException("this broker does not know types of updates")
+        raise click.ClickException("this broker does not support safe and unsafe downgrades")
     now = {str(row["feature"]): int(str(row["finalized"])) for row in feature_levels(session)}
     for name in wanted:
         if name not in now:

@@ -75,7 +75,7 @@ class GroupConsumer:
                     raise
                 if error.code != ErrorCode.rebalance_in_progress:
                     self._member_id = ""
-        raise click.ClickException(f"{self.group!r} does not come to rest")
+        raise click.ClickException(f"group {self.group!r} keeps rebalancing")
 
     def _join(self) -> list[int]:
         subscription = encode_subscription(Subscription((self._topic,)), version=1)

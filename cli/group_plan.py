@@ -11,7 +11,7 @@ known before it joins, so the order of otherwise equal members may differ.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -19,12 +19,11 @@ import click
 
 from fencepost.client.queries.awaited import REBALANCING, awaited
 from fencepost.client.queries.group_view import CLASSIC, GroupView, MemberView
+from fencepost.groups.assignors.built_in import BUILT_IN as SERVER_SIDE
 from fencepost.groups.assignors.client.built_in import BUILT_IN as CLIENT_SIDE
 from fencepost.groups.assignors.client.model import ClientAssignor, Subscription
 from fencepost.groups.assignors.client.protocol import decode_subscription
 from fencepost.groups.assignors.model import Assignor, AssignorFault, GroupSpec, MemberSpec, run
-from fencepost.groups.assignors.range import RangeAssignor
-from fencepost.groups.assignors.uniform import UniformAssignor
 from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.regex import Regex
 from fencepost.logcore.values import dataclass
@@ -32,10 +31,6 @@ from fencepost.logcore.values import dataclass
 if TYPE_CHECKING:
     from fencepost.client.queries.session import ClusterSession
     from fencepost.client.requests import Partition
-
-SERVER_SIDE: Mapping[str, Assignor] = {
-    one.name: one for one in (UniformAssignor(), RangeAssignor())
-}
 
 MOST_ROUNDS = 10
 """Maximum rounds of a cooperative assignor until no partition moves; a correct one needs two."""
@@ -47,7 +42,7 @@ def note(group: GroupView) -> str | None:
     """Return a warning if the group is rebalancing, so that the current assignment will change."""
     if group.state in {"Stable", "Empty", "Dead"}:
         return None
-    return f"group {group.group!r} is {group.state}: its members give up and get partitions now"
+    return f"group {group.group!r} is {group.state}: its current assignment is about to change"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +109,8 @@ def _rebalances(session: ClusterSession, group: GroupView) -> click.ClickExcepti
     found = awaited(session, group.group)
     waits = "" if found is None else f"; it waits for {found}"
     return click.ClickException(
-        f"group {group.group!r} rebalances ({group.state}){waits}: a broker tells the subscriptions"
-        " of its members once it is Stable"
+        f"group {group.group!r} rebalances ({group.state}){waits}: brokers return the"
+        " subscriptions of its members only while it is Stable"
     )
 
 
@@ -125,7 +120,7 @@ def known_assignors(group: GroupView) -> list[str]:
 
 
 def _unknown(name: str, known: Iterable[str]) -> click.ClickException:
-    return click.ClickException(f"assignor {name!r}: known are {', '.join(sorted(known))}")
+    return click.ClickException(f"unknown assignor {name!r}; known are {', '.join(sorted(known))}")
 
 
 def _server_side(name: str) -> Assignor:
@@ -155,14 +150,16 @@ def _classic(
     add: int,
 ) -> Owners:
     try:
-        said = {m.member_id: decode_subscription(m.metadata, m.instance_id) for m in group.members}
+        subscriptions = {
+            m.member_id: decode_subscription(m.metadata, m.instance_id) for m in group.members
+        }
     except CorruptRecordError as error:
         raise click.ClickException(
-            f"group {group.group!r} is not one of consumers: {error}"
+            f"the members of group {group.group!r} are not consumers: {error}"
         ) from error
-    usual = Counter(one.topics for one in said.values()).most_common(1)[0][0]
-    members = {member.member_id: said[member.member_id] for member in stay}
-    members |= {f"added-{number}": Subscription(usual) for number in range(1, add + 1)}
+    most_common = Counter(one.topics for one in subscriptions.values()).most_common(1)[0][0]
+    members = {member.member_id: subscriptions[member.member_id] for member in stay}
+    members |= {f"added-{number}": Subscription(most_common) for number in range(1, add + 1)}
     owned = {member.member_id: list(member.assigned) for member in stay}
     topics = _racks(session, {topic for one in members.values() for topic in one.topics})
     for generation in range(1, MOST_ROUNDS):
@@ -211,7 +208,7 @@ def _consumer(
             names |= {name for name in topics if matches(name)}
         return frozenset(ids[name] for name in names if name in ids)
 
-    usual = Counter(topic_ids(member) for member in group.members).most_common(1)[0][0]
+    most_common = Counter(topic_ids(member) for member in group.members).most_common(1)[0][0]
     members = {
         member.member_id: MemberSpec(
             member.instance_id,
@@ -220,7 +217,7 @@ def _consumer(
         )
         for member in stay
     }
-    members |= {f"added-{number}": MemberSpec(None, usual) for number in range(1, add + 1)}
+    members |= {f"added-{number}": MemberSpec(None, most_common) for number in range(1, add + 1)}
     wanted = frozenset[bytes]().union(*(spec.topic_ids for spec in members.values()))
     names = {topic_id: name for name, topic_id in ids.items()}
     counts = {topic_id: len(topics[names[topic_id]].partitions) for topic_id in wanted}

@@ -125,9 +125,7 @@ def targets(
         missing = [tp for tp in partitions if tp not in committed]
         if missing:
             topic, index = missing[0]
-            raise click.ClickException(
-                f"nothing is committed for {topic}:{index}: there is nothing to shift"
-            )
+            raise click.ClickException(f"{topic}:{index} has no committed offset to shift")
         wanted = {tp: committed[tp].offset + where.shift_by for tp in partitions}
     else:
         found = session.offsets(partitions, moment_ms(where, now))
@@ -158,7 +156,7 @@ def moment_ms(where: ResetTarget, now: dt.datetime) -> int:
     spent_ms = duration_ms(where.by_duration)
     match = _DURATION.fullmatch(where.by_duration)
     if spent_ms is None and (match is None or not any(match.groups())):
-        reason = "it must be like 1d2h30m or P1DT2H30M15S"
+        reason = "it must be a duration such as 1d2h30m or P1DT2H30M15S"
         raise click.BadParameter(reason, param_hint="--by-duration")
     parts = {name: int(value or 0) for name, value in (match.groupdict() if match else {}).items()}
     try:
@@ -194,7 +192,9 @@ def read_file(name: str) -> dict[Partition, OffsetAndMetadata]:
             raise click.ClickException(f"{name}:{number}: {form}") from error
         is_negative = place[1] < 0 or position.offset < -1 or position.leader_epoch < NO_EPOCH
         if is_negative or place in found:
-            raise click.ClickException(f"{name}:{number}: negative, or the partition's second line")
+            raise click.ClickException(
+                f"{name}:{number}: the offset is negative, or the partition is repeated"
+            )
         found[place] = position
     return found
 

@@ -271,10 +271,10 @@ def reset_offsets(
     if asked.from_file is None:
         partitions = group_reset.chosen(session, before, topics, every=all_topics)
     elif topics or all_topics:
-        raise click.UsageError("the file says which topics")
+        raise click.UsageError("--from-file names the topics: leave out --topic and --all-topics")
     after = group_reset.targets(session, asked, partitions, before, now)
     if is_new and not before:
-        say(f"note: there is no group {group!r}; --execute makes it", err=True)
+        say(f"note: there is no group {group!r}; --execute creates it", err=True)
     _change(session, group, before, after, **change)
 
 
@@ -339,9 +339,16 @@ def delete(
 
 @command.command("plan")
 @click.argument("group")
-@click.option("--add", type=click.IntRange(0, 1_000), default=0, help="So many more members.")
-@click.option("--remove", multiple=True, metavar="MEMBER", help="By member or instance id.")
-@click.option("--assignor", metavar="NAME", help="Another assignor than the group's.")
+@click.option(
+    "--add", type=click.IntRange(0, 1_000), default=0, help="The number of members to add."
+)
+@click.option(
+    "--remove",
+    multiple=True,
+    metavar="MEMBER",
+    help="A member to remove, by member id or instance id.",
+)
+@click.option("--assignor", metavar="NAME", help="The assignor, instead of the group's.")
 @table_options
 def plan(session: ClusterSession, group: str, form: str, **changes: Any) -> None:
     """Show which partitions of GROUP would move with other members or another assignor.

@@ -54,7 +54,7 @@ def history_options(function: Callable[P, R]) -> Callable[P, R]:
     function = click.option(
         "--wide",
         is_flag=True,
-        help="All columns and whole ids on a terminal too, whose width breaks lines otherwise.",
+        help=("Show all columns and whole ids even if they do not fit the width of the terminal."),
     )(function)
     return click.option("--follow", "-f", is_flag=True, help="Wait for new entries, until Ctrl-C.")(
         function

@@ -34,10 +34,14 @@ _DATA_DIR = click.option(
     "--data-dir",
     required=True,
     type=click.Path(file_okay=False, path_type=Path),
-    help="The data directory of this broker, which must not run.",
+    help="The broker's data directory; the broker must not be running.",
 )
 _CONFIG = click.option(
-    "--config", "pairs", multiple=True, metavar="KEY=VALUE", help="As for `serve`; may be repeated."
+    "--config",
+    "pairs",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A setting as for `serve`; may be repeated.",
 )
 _MOVED = (
     "topic",
@@ -180,7 +184,7 @@ def _warn_of_producer_ids(moved: Sequence[CopiedPartition], target: Path) -> Non
         return
     following = next_producer_id(OsFileSystem(), str(target))
     if following is None:
-        known = f"{target / METADATA_DIRECTORY} does not tell which ids Kafka has handed out"
+        known = f"{target / METADATA_DIRECTORY} does not show which ids Kafka has allocated"
     elif following <= highest:
         known = f"Kafka's next block of ids begins at {following}"
     else:
@@ -374,7 +378,7 @@ def truncate(
             cut = plan_truncation(fs, str(path), to_offset)
         else:
             if undo.exists():
-                raise click.ClickException(f"{undo} is there already")
+                raise click.ClickException(f"{undo} already exists")
             config = _log_config(pairs)
             cut = cut_log(fs, str(path), to_offset, str(undo), config, SystemClock())
     row = {

@@ -37,7 +37,9 @@ def duration(
         try:
             found = float(text) if spent is None else spent / UNITS_MS[unit]
         except ValueError:
-            raise click.BadParameter(f"{text!r} is no duration such as 500ms, 90s, 1h30m") from None
+            raise click.BadParameter(
+                f"{text!r} is not a duration such as 500ms, 90s, 1h30m"
+            ) from None
         if not low <= found <= high:
             most = "" if high == math.inf else f" and at most {high:g}"
             raise click.BadParameter(f"{text} is not at least {low:g}{most} {unit}")
@@ -121,7 +123,7 @@ class ConnectionGroup(click.Group):
             param.name == "bootstrap" for param in (command.params if command else ())
         )
         if ctx.meta.get(_BEFORE) and not is_for_brokers and not ctx.resilient_parsing:
-            ctx.fail(f"{name} asks no broker: it has none of the options before it")
+            ctx.fail(f"{name} does not connect to a broker: leave out the options before it")
         return name, command, rest
 
 

@@ -253,8 +253,8 @@ def spelled(names: Sequence[str], known: Sequence[str], what: str) -> list[str]:
     spelling = {one.lower(): one for one in known}
     for name in names:
         if name.lower() not in spelling:
-            there = f"there are {', '.join(known)}{nearest(name, known)}"
-            raise click.UsageError(f"no such {what}: {name}; {there}")
+            there = f"the names are {', '.join(known)}{nearest(name, known)}"
+            raise click.UsageError(f"unknown {what} {name}; {there}")
     return [spelling[name.lower()] for name in names]
 
 

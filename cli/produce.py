@@ -44,7 +44,13 @@ MOST_TOLD = 20
 )
 @click.option("--null", metavar="TEXT", help="The text that makes a tombstone, or means no key.")
 @click.option("--partition", type=int, help="The partition; else by key, else at random.")
-@click.option("--header", "pairs", multiple=True, metavar="NAME=VALUE", help="For every record.")
+@click.option(
+    "--header",
+    "pairs",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A header for every record; repeatable.",
+)
 @click.option(
     "--compression",
     type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]),
@@ -113,7 +119,9 @@ def _meaning(
     if form == "json":
         for option, value in given.items():
             if value is not None:
-                raise click.UsageError(f"{option} is for text: a JSON line says it itself")
+                raise click.UsageError(
+                    f"{option} applies to text lines: a JSON line has its own field"
+                )
         return JsonLines(headers)
     if key is not None and separator is not None:
         raise click.UsageError("give either --key or --key-separator")
@@ -162,7 +170,10 @@ class ProduceRun:
             except WireError as error:
                 if self._is_whole or not self._writer.written:
                     raise
-                say(f"Error: not all from line {chunk[0][0]} on is written: {error}", err=True)
+                say(
+                    f"Error: records from line {chunk[0][0]} on may not be written: {error}",
+                    err=True,
+                )
                 self._refused += 1
                 return
             finally:

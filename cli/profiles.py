@@ -68,12 +68,12 @@ def read_profile(name: str) -> Profile:
         from fencepost.coordinator.config.key import nearest
 
         known = (", ".join(sorted(tables)) or "none") + nearest(name, tables)
-        raise ProfileError(f"{path} has no profile {name!r}; there is: {known}")
+        raise ProfileError(f"{path} has no profile {name!r}; the profiles are {known}")
     where = f"{path}, profile {name!r}"
     settings = _flat(tables[name])
     bootstrap, timeout = settings.pop("bootstrap", None), settings.pop("timeout", None)
     if bootstrap is not None and not isinstance(bootstrap, str):
-        raise ProfileError(f"{where}: bootstrap must be a text, as host:port")
+        raise ProfileError(f"{where}: bootstrap must be a string such as host:port")
     if timeout is not None and (
         isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0.1
     ):
@@ -81,7 +81,7 @@ def read_profile(name: str) -> Profile:
     for key in sorted(settings):
         if not key.startswith(PREFIXES):
             known = "bootstrap, timeout, and a client's security.*, sasl.* and ssl.*"
-            raise ProfileError(f"{where}: unknown key {key}; known are {known}")
+            raise ProfileError(f"{where}: unknown key {key}; the keys are {known}")
     return Profile(
         bootstrap,
         None if timeout is None else float(timeout),
@@ -132,7 +132,7 @@ def _toml(path: Path, raw: bytes) -> dict[str, object]:
     try:
         return tomllib.loads(raw.decode())
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ProfileError(f"{path} is no TOML: {error}") from None
+        raise ProfileError(f"{path} is not valid TOML: {error}") from None
 
 
 def _flat(table: object, prefix: str = "") -> dict[str, object]:
@@ -158,7 +158,7 @@ def _security(settings: Mapping[str, object], where: str) -> Security | None:
         elif isinstance(value, (str, int)):
             texts[key] = str(value)
         else:
-            raise ProfileError(f"{where}: {key} must be a text")
+            raise ProfileError(f"{where}: {key} must be a string")
     try:
         return Security.of(texts) if texts else None
     except SecurityError as error:

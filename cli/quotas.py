@@ -87,7 +87,7 @@ def put(session: ClusterSession, entity: Names, pairs: tuple[str, ...], **how: A
         try:
             wanted[key] = float(text)
         except ValueError:
-            raise click.ClickException(f"the value of {key} is no number: {text!r}") from None
+            raise click.ClickException(f"the value of {key} is not a number: {text!r}") from None
     _change(session, entity, wanted, pairs, **how)
 
 
@@ -185,7 +185,7 @@ def _change(
     from fencepost.client.queries.session import check
 
     if not entity:
-        raise click.UsageError("say whose quota it is: --user, --client-id, --ip")
+        raise click.UsageError("name a user, client id or address: --user, --client-id, --ip")
     if len(wanted) < len(given):
         raise click.UsageError("one quota is named twice")
     _refuse_unknown(wanted)
@@ -221,8 +221,8 @@ def _refuse_unknown(wanted: Iterable[str]) -> None:
 
     for key in wanted:
         if key not in (known := (*CLIENT_KEYS, CONNECTIONS)):
-            there = f"there are {', '.join(known)}{nearest(key, known)}"
-            raise click.UsageError(f"no such quota: {key}; {there}")
+            there = f"the quotas are {', '.join(known)}{nearest(key, known)}"
+            raise click.UsageError(f"unknown quota {key}; {there}")
 
 
 def _rows(entity: Names, values: dict[str, Any]) -> list[dict[str, object]]:

@@ -58,12 +58,12 @@ def unescape(text: str, option: str) -> str:
         if match[1][0] == "x" and len(match[1]) == 3:
             return chr(int(match[1][1:], 16))
         if match[1] not in _ESCAPES:
-            why = f"{match[0]} in {text!r} means nothing; \\\\ is a backslash"
+            why = f"{match[0]} in {text!r} is not an escape sequence; \\\\ is a backslash"
             raise click.BadParameter(why, param_hint=option)
         return _ESCAPES[match[1]]
 
     if text.endswith("\\") and (len(text) - len(text.rstrip("\\"))) % 2:
-        why = f"{text!r} ends with a backslash; \\\\ is one"
+        why = f"{text!r} ends with an incomplete escape sequence; \\\\ is a backslash"
         raise click.BadParameter(why, param_hint=option)
     return _ESCAPE.sub(meant, text)
 
@@ -129,7 +129,7 @@ def _template(
     for letter in parts[1::2]:
         if letter not in FIELDS:
             known = ", ".join(f"%{one} {text}" for one, text in FIELDS.items())
-            why = f"%{letter} in {form!r} is no field; there are {known}"
+            why = f"%{letter} in {form!r} is not a field; the fields are {known}"
             raise click.BadParameter(why, param_hint=OPTION)
     literal = [_bytes(unescape(part, OPTION)) for part in parts[0::2]]
     letters, nothing = parts[1::2], null.encode()

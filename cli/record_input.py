@@ -7,11 +7,11 @@ import binascii
 import io
 import json
 import os
-import select
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
 from fencepost.client.partitioner import Headers, Line
+from fencepost.logcore.system import has_input
 from fencepost.logcore.values import dataclass
 
 LINGER_S = 0.1
@@ -83,7 +83,7 @@ def _source(file: BinaryIO) -> tuple[Callable[[], bytes], Callable[[], bool]]:
         return lambda: file.read(READ_BYTES), lambda: False
     return (
         lambda: os.read(handle, READ_BYTES),
-        lambda: not select.select([handle], [], [], LINGER_S)[0],
+        lambda: not has_input(handle, LINGER_S),
     )
 
 
@@ -127,15 +127,17 @@ class JsonLines:
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
-            raise BadLineError(f"is no JSON: {error.msg} at column {error.colno}") from error
+            raise BadLineError(f"is not valid JSON: {error.msg} at column {error.colno}") from error
         except (ValueError, RecursionError) as error:
-            raise BadLineError("is no JSON: bytes, numbers or depth that it cannot have") from error
+            raise BadLineError(
+                "is not valid JSON: invalid UTF-8, too long a number, or too deeply nested"
+            ) from error
         if not isinstance(row, dict):
-            raise BadLineError("is no JSON object")
+            raise BadLineError("is not a JSON object")
         unknown = sorted(row.keys() - FIELDS)
         if unknown:
             known = ", ".join(sorted(FIELDS))
-            raise BadLineError(f"has an unknown field {unknown[0]!r}; known are {known}")
+            raise BadLineError(f"has an unknown field {unknown[0]!r}; the fields are {known}")
         if "value" not in row and "value_base64" not in row:
             raise BadLineError("has no value; null makes a tombstone")
         return Line(
@@ -169,7 +171,7 @@ def _encoded(text: str, name: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise BadLineError(f"{name} has half a character (a lone surrogate)") from error
+        raise BadLineError(f"{name} has a lone surrogate") from error
 
 
 def _decoded(text: object, name: str) -> bytes | None:
@@ -180,7 +182,7 @@ def _decoded(text: object, name: str) -> bytes | None:
             return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         pass
-    raise BadLineError(f"{name} is no base64")
+    raise BadLineError(f"{name} is not valid base64")
 
 
 def _headers_of(row: dict[str, object]) -> Iterator[tuple[str, bytes | None]]:
@@ -193,13 +195,13 @@ def _headers_of(row: dict[str, object]) -> Iterator[tuple[str, bytes | None]]:
         raise BadLineError(f"{name} is neither an object nor a list of pairs")
     for pair in pairs:
         if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not isinstance(pair[0], str):
-            raise BadLineError(f"{name} has something that is no pair of a name and a value")
+            raise BadLineError(f"{name} has an item that is not a pair of a name and a value")
         if coded:
             value = _decoded(pair[1], name)
         elif pair[1] is None or isinstance(pair[1], str):
             value = None if pair[1] is None else _encoded(pair[1], name)
         else:
-            raise BadLineError(f"{name}: the value of {pair[0]!r} is no text")
+            raise BadLineError(f"{name}: the value of {pair[0]!r} is not a string")
         _encoded(pair[0], name)
         yield pair[0], value
 
@@ -209,7 +211,7 @@ def _whole(row: dict[str, object], name: str, most: int) -> int | None:
     if found is None:
         return None
     if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found <= most:
-        raise BadLineError(f"{name} is no number from 0 to {most}")
+        raise BadLineError(f"{name} is not a number from 0 to {most}")
     return found
 
 

@@ -25,7 +25,7 @@ FORMATS = ("auto", "text", "json")
     "--data-dir",
     envvar="FENCEPOST_DATA_DIR",
     type=click.Path(file_okay=False, path_type=Path),
-    help="The directory for all data, created if missing; else log.dirs names it.",
+    help="The directory for all data, created if missing; by default the one in log.dirs.",
 )
 @click.option(
     "--listen",
@@ -44,7 +44,7 @@ FORMATS = ("auto", "text", "json")
     "pairs",
     multiple=True,
     metavar="KEY=VALUE",
-    help="A setting by Kafka's name, as log.retention.ms=7d; may be repeated.",
+    help="A setting by Kafka's name, such as log.retention.ms=7d; may be repeated.",
 )
 @click.option(
     "--config-file",
@@ -57,8 +57,8 @@ FORMATS = ("auto", "text", "json")
     multiple=True,
     metavar="USER|@FILE",
     help="Add a user, as SCRAM-SHA-512=[name=admin,password=...], unless the name exists; may be"
-    " repeated. Other users of the machine can read a command line: @FILE and the variable"
-    f" {USERS} have a user in each line.",
+    " repeated. Other users of the machine can read command lines, so prefer @FILE or the variable"
+    f" {USERS}, with one user per line.",
 )
 @click.option(
     "--log-level",
@@ -89,7 +89,8 @@ FORMATS = ("auto", "text", "json")
 @click.option(
     "--metrics-compat",
     metavar="NAMES",
-    help="Also the names of these exporters: kafka-exporter, kminion, jmx, with commas between.",
+    help="Serve the metrics also under the names of these exporters: kafka-exporter, kminion, jmx"
+    " (separated by commas).",
 )
 def command(
     data_dir: Path | None,
@@ -150,7 +151,7 @@ def _users_to_add(in_environment: str, given: tuple[str, ...]) -> list[str]:
         try:
             found += Path(one[1:]).read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "no text"
+            reason = getattr(error, "strerror", None) or "not UTF-8 text"
             raise click.BadParameter(f"{one[1:]}: {reason}", param_hint="--add-scram") from error
     return [line for line in map(str.strip, found) if line and not line.startswith("#")]
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fencepost.client.queries.session import ClusterSession
 
 COLUMNS = ("topic", "partition", "replicas", "target", "adding", "removing", "isr", "result")
-WOULD_MOVE, MOVING, DONE, NOT_THERE = "would move", "moving", "done", "not as planned"
+WOULD_MOVE, MOVING, DONE, NOT_AS_PLANNED = "would move", "moving", "done", "not as planned"
 WOULD_CANCEL, CANCELLED = "would cancel", "cancelled"
 WOULD_THROTTLE, THROTTLED = "would throttle", "throttled"
 GOOD = (WOULD_MOVE, MOVING, DONE, WOULD_CANCEL, CANCELLED, WOULD_THROTTLE, THROTTLED)
@@ -47,11 +47,11 @@ class MoveOptions:
     def __post_init__(self) -> None:
         plans = (self.to_brokers or self.replication_factor) is not None
         if self.plan_file is not None and plans:
-            raise click.UsageError("--file has its own brokers and replicas")
+            raise click.UsageError("--file excludes --to-brokers and --replication-factor")
         if self.verify and self.cancel:
-            raise click.UsageError("give one of --verify and --cancel")
+            raise click.UsageError("give either --verify or --cancel")
         if (self.verify or self.cancel) and (plans or self.throttle is not None):
-            raise click.UsageError("--verify and --cancel go with TOPIC or --file alone")
+            raise click.UsageError("--verify and --cancel take only TOPIC or --file")
         if not (plans or self.plan_file or self.verify or self.cancel or self.throttle):
             raise click.UsageError(
                 "give --to-brokers, --replication-factor, --file, --throttle, --verify or --cancel"
@@ -74,7 +74,7 @@ def run(
         raise click.UsageError("--file names its own topics")
     chosen = None
     if how.every and (topics or plan is not None):
-        raise click.UsageError("--all goes without TOPIC and --file")
+        raise click.UsageError("--all excludes TOPIC and --file")
     if how.every and how.begins:
         # Each broker has its own history partition, and would create a new one if it moved.
         chosen = [
@@ -137,13 +137,13 @@ def _racks(session: ClusterSession, to_brokers: str | None) -> dict[int, str | N
     try:
         wanted = sorted({int(one) for one in to_brokers.split(",")})
     except ValueError as error:
-        raise click.BadParameter(f"{to_brokers!r} is not 1,2,3", param_hint="--to-brokers") from (
-            error
-        )
+        raise click.BadParameter(
+            f"{to_brokers!r} is not a list like 1,2,3", param_hint="--to-brokers"
+        ) from (error)
     for node in wanted:
         if node not in known:
             have = ", ".join(str(one) for one in sorted(known))
-            raise click.ClickException(f"there is no broker {node}; there are {have}")
+            raise click.ClickException(f"there is no broker {node}; the brokers are {have}")
     return {node: known[node].rack for node in wanted}
 
 
@@ -226,7 +226,7 @@ def _verify(
             tp = one.topic, one.partition
             if tp in plan and tp not in known:
                 row = _plan_row(tp, one.replicas, plan[tp], one.isr)
-                row["result"] = DONE if one.replicas == plan[tp] else NOT_THERE
+                row["result"] = DONE if one.replicas == plan[tp] else NOT_AS_PLANNED
                 rows.append(row)
         rows.sort(key=lambda row: (row["topic"], row["partition"]))
     if not moves.ongoing(session):
@@ -236,7 +236,7 @@ def _verify(
         if held and execute:
             moves.unthrottle(session, held)
         elif held:
-            say("throttles are still set; --verify --execute takes them away", err=True)
+            say("throttles are still set; --verify --execute removes them", err=True)
     return rows
 
 

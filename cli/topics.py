@@ -110,8 +110,8 @@ def describe(session: ClusterSession, topics: tuple[str, ...], form: str, *, con
     """Show each partition of TOPICS: leader, replicas, and its first, stable and last offset.
 
     LATEST is the offset after the last record, STABLE the one where a read_committed reader stops.
-    ELR are replicas outside the ISR that hold all that is committed and may lead if it is empty,
-    OFFLINE those on brokers that are down.
+    ELR are the eligible leader replicas: outside the ISR, with every committed record, and
+    allowed to lead if the ISR is empty. OFFLINE replicas are on brokers that are down.
     """
     from fencepost.client.queries.replicas import NO_LEADER, partition_states
     from fencepost.client.requests import EARLIEST, LATEST
@@ -235,7 +235,9 @@ def add_partitions(session: ClusterSession, topic: str, count: int, *, execute: 
 @command.command("alter")
 @click.argument("topic")
 @click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--config", "pairs", multiple=True, metavar="KEY=VALUE", help="As an argument.")
+@click.option(
+    "--config", "pairs", multiple=True, metavar="KEY=VALUE", help="Same as an argument KEY=VALUE."
+)
 @click.option("--unset", "keys", multiple=True, metavar="KEY", help="Return to the broker's value.")
 @execute_option
 @table_options
@@ -257,7 +259,7 @@ def alter(
     if not wanted and not keys:
         raise click.UsageError("give KEY=VALUE or --unset KEY")
     if len(dict(wanted)) < len(wanted):
-        raise click.UsageError("one setting is named twice")
+        raise click.UsageError("a setting is named twice")
     session.topics([topic])
     change(session, ("topic", topic), dict(wanted), keys, **how)
 
@@ -313,7 +315,10 @@ def trim(
     help="Write the current replicas to this file, as a plan.",
 )
 @click.option(
-    "--throttle", type=click.IntRange(min=1), metavar="BYTES", help="Per second, for each broker."
+    "--throttle",
+    type=click.IntRange(min=1),
+    metavar="BYTES",
+    help="Limit the moves to so many bytes per second on each broker.",
 )
 @click.option(
     "--verify", is_flag=True, help="Show the progress; with --execute, also remove throttles."
@@ -326,10 +331,10 @@ def reassign(
 ) -> None:
     """Show which replicas of TOPICS would move to other brokers; with --execute, move them.
 
-    The plan follows from --to-brokers and --replication-factor and leaves well-placed replicas, or
-    is read from --file in the JSON of Kafka's kafka-reassign-partitions. For moves
-    under way, --throttle alone changes the rate, --verify shows the progress and --cancel undoes
-    them; without TOPICS they mean all topics.
+    The plan is computed from --to-brokers and --replication-factor, which leaves well-placed
+    replicas where they are, or read from --file in the JSON format of kafka-reassign-partitions.
+    For moves under way, --throttle alone changes the rate, --verify shows the progress and --cancel
+    undoes them; these apply to all topics unless TOPICS are given.
     """
     from fencepost.cli import topic_moves
 
@@ -350,7 +355,7 @@ def reassign(
     type=click.Choice(["preferred", "unclean"]),
     default="preferred",
     show_default=True,
-    help="Elect the first replica, or any live one where there is no leader.",
+    help="preferred elects the first replica, unclean any live one if there is no leader.",
 )
 @execute_option
 @table_options

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -43,7 +44,7 @@ TRANSACTION_STATES = (
 """Kafka's ``TransactionState``, by the names that filters accept."""
 
 ORDINARY_ENDS = (
-    "commits and aborts that a producer asked for are not kept;"
+    "the history leaves out commits and aborts that a producer requested;"
     " fencepost_transactions_ended_total counts them"
 )
 
@@ -107,7 +108,7 @@ def list_txns(
     except ApiError as error:
         if error.code is not ErrorCode.invalid_regular_expression:
             raise
-        why = f"--id-pattern: {id_pattern!r} is no regular expression that the broker takes"
+        why = f"--id-pattern: {id_pattern!r} is not a regular expression that the broker takes"
         raise click.ClickException(f"{why} ({error})") from error
     rows: list[dict[str, object]] = [
         {
@@ -132,7 +133,7 @@ def _check_filters(
         (2, id_pattern, "--id-pattern"),
     ):
         if value is not None and newest < needed:
-            raise click.ClickException(f"this broker does not know {option}")
+            raise click.ClickException(f"this broker does not support {option}")
 
 
 @command.command("describe")
@@ -194,7 +195,9 @@ def _producer_row(row: Producer) -> dict[str, object]:
 
 
 @command.command("find-hanging")
-@click.option("--topic", "topics", multiple=True, metavar="TOPIC[:P]", help="Repeatable; else all.")
+@click.option(
+    "--topic", "topics", multiple=True, metavar="TOPIC[:P]", help="Only this partition; repeatable."
+)
 @click.option(
     "--max-transaction-timeout",
     "max_minutes",
@@ -227,7 +230,7 @@ def find_hanging(
         now_ms=time.time_ns() // 1_000_000,
     )
     ids = {row.producer_id for row, _, _ in found}
-    clients, claims = clients_of(session, ids), claims_of(session, ids)
+    (clients, hidden), claims = clients_of(session, ids), claims_of(session, ids)
     rows = [
         {
             **_producer_row(producer),
@@ -246,8 +249,15 @@ def find_hanging(
         emit(rows, [*PRODUCER_COLUMNS, *columns], form)
     else:
         say("no transaction hangs")
+    _note_hidden(hidden)
     if rows:
         raise SystemExit(1)
+
+
+def _note_hidden(groups: Sequence[str]) -> None:
+    """Say which groups could not be examined."""
+    if groups:
+        say(f"note: groups that you may not describe: {', '.join(groups)}", err=True)
 
 
 def _owner(
@@ -265,13 +275,20 @@ def _owner(
 
 @command.command("abort")
 @click.argument("where", metavar="TOPIC:P")
-@click.option("--start-offset", type=click.IntRange(min=0), help="Where the transaction begins.")
-@click.option("--producer-id", type=click.IntRange(min=0), help="Whose transaction it is.")
+@click.option(
+    "--start-offset", type=click.IntRange(min=0), help="The first offset of the transaction."
+)
+@click.option(
+    "--producer-id", type=click.IntRange(min=0), help="The producer id of the transaction."
+)
 @execute_option
 @click.option(
     "--force",
     is_flag=True,
-    help="Even if its coordinator will end it: what it wrote elsewhere may then be committed.",
+    help=(
+        "Abort it even if its coordinator will end it: its records in other partitions may"
+        " then be committed."
+    ),
 )
 @shared_options
 def abort_txn(
@@ -305,11 +322,11 @@ def abort_txn(
     if reason is None and transaction is not None and not force:
         raise click.ClickException(
             f"{what} does not hang: {transaction.transactional_id} is {transaction.state}"
-            " and its coordinator will end it (`txns terminate` has it do so now, --force"
-            " aborts it here all the same)"
+            " and its coordinator will end it (`txns terminate` makes it do so now, --force"
+            " aborts it in this partition only)"
         )
     if not execute:
-        say(f"would abort {what} ({reason or 'forced'}); --execute does it")
+        say(f"would abort {what} ({reason or 'forced'}); --execute aborts it")
         return
     tools.abort(session, producer)
     say(f"aborted {what} ({reason or 'forced'})")
@@ -334,7 +351,7 @@ def terminate_txn(session: ClusterSession, transactional_id: str, *, execute: bo
 
     found = tools.transaction(session, transactional_id)
     if found.state not in tools.UNFINISHED:
-        say(f"no transaction of {transactional_id} is open, it is {found.state}")
+        say(f"{transactional_id} has no open transaction; its state is {found.state}")
         return
     if found.state != tools.ONGOING:
         raise click.ClickException(_decided(found))
@@ -344,7 +361,7 @@ def terminate_txn(session: ClusterSession, transactional_id: str, *, execute: bo
         f" in {places}, and fence producer {found.producer_id} epoch {found.epoch}"
     )
     if not execute:
-        say(f"would abort {what}; --execute does it")
+        say(f"would abort {what}; --execute aborts it")
         if found.timeout_ms == tools.TWO_PHASE_TIMEOUT_MS:
             say("it is part of a two-phase commit: does the other store abort as well?")
         return
@@ -410,6 +427,7 @@ def show_blame(session: ClusterSession, where: str, form: str) -> None:
     ]
     columns = ["partition", "stable", "end", "behind", "transactional_id", "state", "producer_id"]
     emit(rows, [*columns, "epoch", "since", "client", "groups", "hanging"], form)
+    _note_hidden(sorted({group for row in found for group in row.hidden_groups}))
 
 
 def _blame_row(row: Blame, claim: ProducerEpochClaim | None, form: str) -> dict[str, object]:
@@ -439,6 +457,7 @@ def _blame_row(row: Blame, claim: ProducerEpochClaim | None, form: str) -> dict[
             for one in row.waiting
         ],
         "hanging": row.hanging,
+        "hidden_groups": list(row.hidden_groups),
     }
 
 

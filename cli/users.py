@@ -51,14 +51,14 @@ def password_options(function: Any) -> Any:
         "--password-file",
         type=click.File("rb"),
         metavar="FILE",
-        help="Read the password from the first line; - is standard input. Else ask for it.",
+        help="Read the password from the first line of FILE (- is standard input); no prompt.",
     )(function)
     return click.option(
         "--iterations",
         type=click.IntRange(MIN_ITERATIONS, MAX_ITERATIONS),
         default=MIN_ITERATIONS,
         show_default=True,
-        help="Rounds of hashing: more make guessing slower, and each login.",
+        help="Rounds of hashing. More of them slow down guessing, and also each login.",
     )(function)
 
 
@@ -91,8 +91,8 @@ def add(
     A user with a password for that mechanism is refused: `passwd` changes it.
     """
     wanted = mechanisms or ("SCRAM-SHA-512",)
-    has = {str(row["mechanism"]) for row in credentials(session, [user]).get(user, [])}
-    if both := sorted(has & set(wanted)):
+    existing = {str(row["mechanism"]) for row in credentials(session, [user]).get(user, [])}
+    if both := sorted(existing & set(wanted)):
         raise click.ClickException(f"{user} has a password for {', '.join(both)}: use passwd")
     _set(session, user, wanted, iterations, _password(password_file))
     say(f"added {user}: {', '.join(wanted)}")
@@ -178,30 +178,30 @@ def _unknown(session: ClusterSession, names: Sequence[str]) -> click.ClickExcept
     from fencepost.coordinator.config.key import nearest
 
     close = nearest(names[0], credentials(session, ()))
-    return click.ClickException(f"no such user: {', '.join(names)}{close}")
+    return click.ClickException(f"there is no user {', '.join(names)}{close}")
 
 
 def _password(file: Any) -> str:
     if file is None:
-        told = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
+        password = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
     else:
         raw = file.read(MAX_PASSWORD_BYTES + 2)
         try:
-            told = raw.partition(b"\n")[0].removesuffix(b"\r").decode()
+            password = raw.partition(b"\n")[0].removesuffix(b"\r").decode()
         except UnicodeDecodeError:
-            raise click.ClickException("the password is no UTF-8") from None
-    if not told:
+            raise click.ClickException("the password is not UTF-8") from None
+    if not password:
         raise click.ClickException("the password is empty")
-    if len(told.encode()) > MAX_PASSWORD_BYTES:
+    if len(password.encode()) > MAX_PASSWORD_BYTES:
         raise click.ClickException(f"the password has more than {MAX_PASSWORD_BYTES} bytes")
-    return str(told)
+    return str(password)
 
 
 def _set(
     session: ClusterSession, user: str, mechanisms: Sequence[str], iterations: int, password: str
 ) -> None:
     if not user.isascii():
-        raise click.ClickException("names of users who log in by SCRAM have ASCII characters only")
+        raise click.ClickException("the name of a user who logs in by SCRAM must be ASCII")
     for name in mechanisms:
         _alter(session, user, name, (iterations, password))
 

@@ -16,7 +16,7 @@ _RESOURCES: Mapping[ErrorCode, str] = {
     ErrorCode.transactional_id_authorization_failed: "transactional id",
 }
 
-_OF_TOPICS: Mapping[str, str] = {
+_TOPIC_RIGHTS: Mapping[str, str] = {
     "Fetch": "READ",
     "OffsetCommit": "READ",
     "TxnOffsetCommit": "READ",
@@ -25,7 +25,7 @@ _OF_TOPICS: Mapping[str, str] = {
     "CreateTopics": "CREATE",
     "DeleteTopics": "DELETE",
 }
-_ELSE: Mapping[ErrorCode, str] = {
+_DEFAULT_RIGHTS: Mapping[ErrorCode, str] = {
     ErrorCode.topic_authorization_failed: "DESCRIBE",
     # FindCoordinator needs only DESCRIBE, but the client's next requests to the coordinator need
     # more.
@@ -39,8 +39,8 @@ def missing_right(api: str, code: ErrorCode, name: str = "") -> str:
     resource = _RESOURCES.get(code)
     if resource is None:
         return ""
-    right = _ELSE.get(code)
+    right = _DEFAULT_RIGHTS.get(code)
     if code is ErrorCode.topic_authorization_failed:
-        right = _OF_TOPICS.get(api, right)
+        right = _TOPIC_RIGHTS.get(api, right)
     told = f"the right {right}" if right else "a right"
     return f"{told} on the {resource}" + (f" {name!r}" if name else "")

@@ -162,8 +162,9 @@ def tls_connect_error(error: OSError, host: str, port: int) -> Exception:
     ):
         return error
     return ConnectionResetError(
-        "closed during the TLS handshake; perhaps the listener speaks no TLS (security.protocol is"
-        " PLAINTEXT or SASL_PLAINTEXT there), or it wants a certificate (ssl.keystore.location)"
+        "closed during the TLS handshake; perhaps the listener does not use TLS (its"
+        " security.protocol is PLAINTEXT or SASL_PLAINTEXT), or it requires a client"
+        " certificate (ssl.keystore.location)"
     )
 
 
@@ -238,7 +239,7 @@ class AsyncChannel:
                 size = _response_size(await self._reader.readexactly(_LENGTH.size))
                 frame = await self._reader.readexactly(size)
                 if not self._waiting:
-                    self._fail(ConnectionLostError(f"{self.where}: an answer to no request"))
+                    self._fail(ConnectionLostError(f"{self.where}: a response without a request"))
                     return
                 answer = self._waiting.popleft()
                 if not answer.done():

@@ -82,7 +82,7 @@ def no_logins(security: Security, where: str) -> AuthenticationError:
     """Return the error for a listener without SASL."""
     without = "SSL" if security.has_tls else "PLAINTEXT"
     return AuthenticationError(
-        f"{where}: the listener knows no logins: there security.protocol is {without}, not"
+        f"{where}: the listener has no SASL: set security.protocol={without}, not"
         f" {security.protocol}"
     )
 
@@ -95,7 +95,7 @@ def _check(answer: Entity, security: Security, where: str) -> None:
         raise no_logins(security, where)
     who = f"user {security.username!r}" if security.username else "the token's owner"
     told = getattr(answer, "error_message", None) or ErrorCode(code).name.upper()
-    hint = f"; is the password right, and has the user one for {security.mechanism}?"
+    hint = f"; is the password correct, and does the user have one for {security.mechanism}?"
     raise AuthenticationError(
         f"{where}: {who} cannot log in by {security.mechanism}: {told}"
         + (hint if security.username else "")
@@ -125,20 +125,20 @@ def _scram(mechanism: ScramMechanism, user: str, password: str) -> Dialogue:
     first = ClientFirst.of(user, new_nonce())
     answer = ServerFirst.parse((yield first.encode()))
     if len(answer.nonce) <= len(first.nonce) or not answer.nonce.startswith(first.nonce):
-        raise ScramError("the broker's nonce does not go on where ours ends")
+        raise ScramError("the broker's nonce does not begin with the client's")
     if not MIN_ITERATIONS <= answer.iterations <= MAX_ITERATIONS:
         raise ScramError(
-            f"the broker asks for {answer.iterations} iterations; they are between"
+            f"the broker asks for {answer.iterations} iterations, which must be between"
             f" {MIN_ITERATIONS} and {MAX_ITERATIONS}"
         )
     salted = salted_password(mechanism, password, answer.salt, answer.iterations)
     signed = signed_text(first, answer, ClientFinal.of(answer.nonce))
     final = ClientFinal.of(answer.nonce, client_proof(mechanism, salted, signed))
-    shown = parse_server_final((yield final.encode()))
+    signature = parse_server_final((yield final.encode()))
     if not hmac.compare_digest(
-        shown, server_signature(mechanism, server_key(mechanism, salted), signed)
+        signature, server_signature(mechanism, server_key(mechanism, salted), signed)
     ):
-        raise ScramError("the broker does not know the password: it is not the one it says it is")
+        raise ScramError("the broker's signature is wrong: it does not know the user's password")
 
 
 def _bearer(source: TokenSource) -> Dialogue:

@@ -269,8 +269,8 @@ class Router:
             return ""
         told = self._security.protocol
         if self._security.has_tls:
-            return f" (perhaps the listener wants a login; security.protocol is {told} here)"
-        return f" (perhaps the listener wants TLS or a login; security.protocol is {told} here)"
+            return f" (perhaps the listener requires a login; security.protocol is {told} here)"
+        return f" (perhaps the listener requires TLS or a login; security.protocol is {told} here)"
 
     async def _negotiate(self, node: NodeConnection, deadline: float) -> None:
         version = NEGOTIATION_VERSION
@@ -396,7 +396,7 @@ class Router:
                 answer = await self._exchange(node, entry, used, body, deadline)
             except (BrokerUnreachable, ConnectionLostError) as error:
                 if sent and entry.key not in _SAFE_TO_REPEAT:
-                    raise BrokerUnreachable(f"{entry.name}, fate unknown: {error}") from error
+                    raise BrokerUnreachable(f"{entry.name}, outcome unknown: {error}") from error
                 problem = without_traceback(error)
                 self.forget(target.coordinator)
             except ApiError as error:

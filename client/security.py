@@ -92,10 +92,12 @@ TOLERATED_PREFIXES = (
 _TOKENS = ("sasl.oauthbearer.", "fencepost.oauthbearer.")
 
 _UNSERVED = {
-    "ssl.engine.factory.class": "no Java class can be loaded here",
+    "ssl.engine.factory.class": "Java classes are not loaded",
     "ssl.truststore.password": "a PEM truststore has no password",
-    "ssl.keystore.password": "a PEM keystore has none; the key's own is ssl.key.password",
-    "sasl.client.callback.handler.class": "no Java class can be loaded here",
+    "ssl.keystore.password": (
+        "a PEM keystore has no password; the private key's is ssl.key.password"
+    ),
+    "sasl.client.callback.handler.class": "Java classes are not loaded",
 }
 
 
@@ -161,12 +163,12 @@ class Security:
         given = _given(properties)
         if given and "security.protocol" not in given:
             raise SecurityError(
-                f"security.protocol: is not set, and without it {min(given)} would have no effect:"
-                f" one of {', '.join(PROTOCOLS)}"
+                f"security.protocol: it is not set, and without it {min(given)} has no"
+                f" effect: set one of {', '.join(PROTOCOLS)}"
             )
         protocol = given.get("security.protocol", "PLAINTEXT").upper()
         if protocol not in PROTOCOLS:
-            raise SecurityError(f"security.protocol: one of {', '.join(PROTOCOLS)} is wanted")
+            raise SecurityError(f"security.protocol: it must be one of {', '.join(PROTOCOLS)}")
         tls = _tls(given, properties) if protocol.endswith("SSL") else Tls()
         if not protocol.startswith("SASL"):
             return cls(protocol, tls=tls)
@@ -177,17 +179,17 @@ class Security:
         found = []
         if self.has_tls and not self.tls.checks_certificate:
             found.append(
-                f"{_VERIFICATION} is off: whoever is between this client and the broker can read"
-                " and change everything"
+                f"{_VERIFICATION} is off: an attacker between this client and the broker can"
+                " read and change everything"
             )
         elif self.has_tls and not self.tls.checks_host:
             found.append(
-                "ssl.endpoint.identification.algorithm is empty: any certificate of the same"
-                " authority is taken for the broker's"
+                "ssl.endpoint.identification.algorithm is empty: any certificate of the"
+                " same authority is accepted as the broker's"
             )
         if self.protocol == "SASL_PLAINTEXT" and self.mechanism in {"PLAIN", "OAUTHBEARER"}:
             what = "password" if self.mechanism == "PLAIN" else "token"
-            found.append(f"{self.mechanism} over {self.protocol} sends the {what} as it is")
+            found.append(f"{self.mechanism} over {self.protocol} sends the {what} unencrypted")
         return found
 
 
@@ -204,11 +206,11 @@ def _given(properties: Mapping[str, str]) -> dict[str, str]:
 
             close = difflib.get_close_matches(key, _KNOWN, n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
-            raise SecurityError(f"{key}: no client has such a setting{hint}")
+            raise SecurityError(f"{key}: unknown client setting{hint}")
         name = _SYNONYMS.get(key, key)
         if found.setdefault(name, value) != value:
             other = next(one for one, same in _SYNONYMS.items() if same == name)
-            raise SecurityError(f"{name}: {other} means the same, and has another value")
+            raise SecurityError(f"{name}: {other} has the same meaning and another value")
     return found
 
 
@@ -217,8 +219,8 @@ def _login(given: Mapping[str, str]) -> tuple[str, str, str, tuple[tuple[str, st
     mechanism = given.get("sasl.mechanism", "GSSAPI").upper()
     if mechanism not in MECHANISMS:
         raise SecurityError(
-            f"sasl.mechanism: one of {', '.join(MECHANISMS)} is wanted"
-            + ("; Kafka's default, GSSAPI (Kerberos), is not spoken" * (mechanism == "GSSAPI"))
+            f"sasl.mechanism: it must be one of {', '.join(MECHANISMS)}"
+            + ("; Kafka's default, GSSAPI (Kerberos), is not supported" * (mechanism == "GSSAPI"))
         )
     options = _jaas_options(given, mechanism)
     if mechanism == "OAUTHBEARER":
@@ -230,18 +232,20 @@ def _login(given: Mapping[str, str]) -> tuple[str, str, str, tuple[tuple[str, st
             raise SecurityError(f"sasl.mechanism: {error}") from None
         return mechanism, "", "", tuple(sorted(login.items()))
     if options.get("tokenauth", "").lower() == "true":
-        raise SecurityError("sasl.jaas.config: delegation tokens (tokenauth) are not spoken")
+        raise SecurityError("sasl.jaas.config: delegation tokens (tokenauth) are not supported")
     username = given.get("sasl.username", options.get("username", ""))
     password = given.get("sasl.password", options.get("password", ""))
     if not username or not password:
         raise SecurityError(
-            f"sasl.jaas.config: username and password are wanted for {mechanism}, there or in"
+            f"sasl.jaas.config: {mechanism} needs username and password, there or in"
             " sasl.username and sasl.password"
         )
     if "\0" in username + password:
-        raise SecurityError("sasl.username: neither it nor the password can hold a zero byte")
+        raise SecurityError(
+            "sasl.username: neither the user name nor the password can have a zero byte"
+        )
     if mechanism != "PLAIN" and not username.isascii():
-        raise SecurityError(f"sasl.username: names of {mechanism} have ASCII characters only")
+        raise SecurityError(f"sasl.username: a user name for {mechanism} must be ASCII")
     return mechanism, username, password, ()
 
 
@@ -255,7 +259,7 @@ def _jaas_options(given: Mapping[str, str], mechanism: str) -> Mapping[str, str]
         raise SecurityError(f"sasl.jaas.config: {error}") from None
     if not entry.family or not mechanism.startswith(entry.family):
         raise SecurityError(
-            f"sasl.jaas.config: {entry.module} does not go with sasl.mechanism={mechanism}"
+            f"sasl.jaas.config: {entry.module} does not match sasl.mechanism={mechanism}"
         )
     return entry.options
 
@@ -266,11 +270,11 @@ def _tls(given: Mapping[str, str], properties: Mapping[str, str]) -> Tls:
         if form != "PEM":
             file = given.get(f"ssl.{store}.location", "FILE")
             how = conversion(store, form, file)
-            raise SecurityError(f"ssl.{store}.type: only PEM is read, not {form}{how}")
+            raise SecurityError(f"ssl.{store}.type: only PEM is supported, not {form}{how}")
     # An empty value is the same as none, except for this key, where it disables the check.
     algorithm = properties.get("ssl.endpoint.identification.algorithm", "https").lower()
     if algorithm not in {"https", "none", ""}:
-        raise SecurityError("ssl.endpoint.identification.algorithm: https or nothing is wanted")
+        raise SecurityError("ssl.endpoint.identification.algorithm: it must be https or empty")
     versions = tuple(
         version.strip()
         for version in given.get("ssl.enabled.protocols", ",".join(TLS_VERSIONS)).split(",")
@@ -278,10 +282,10 @@ def _tls(given: Mapping[str, str], properties: Mapping[str, str]) -> Tls:
     newest = given.get("ssl.protocol", TLS_VERSIONS[-1])
     verification = given.get(_VERIFICATION, "true").lower()
     if verification not in {"true", "false"}:
-        raise SecurityError(f"{_VERIFICATION}: true or false is wanted")
+        raise SecurityError(f"{_VERIFICATION}: it must be true or false")
     if newest not in TLS_VERSIONS or not set(versions) <= set(TLS_VERSIONS):
         key = "ssl.protocol" if newest not in TLS_VERSIONS else "ssl.enabled.protocols"
-        raise SecurityError(f"{key}: {' and '.join(TLS_VERSIONS)} are spoken")
+        raise SecurityError(f"{key}: supported are {' and '.join(TLS_VERSIONS)}")
     tls = Tls(
         truststore=given.get("ssl.truststore.location", ""),
         authorities=given.get("ssl.truststore.certificates", ""),
@@ -298,13 +302,17 @@ def _tls(given: Mapping[str, str], properties: Mapping[str, str]) -> Tls:
     pairs = ("truststore", "authorities"), ("keystore", "key"), ("keystore", "chain")
     for one, other in pairs:
         if getattr(tls, one) and getattr(tls, other):
-            raise SecurityError(f"ssl.{one}.location: a file, or the PEM text itself, not both")
+            raise SecurityError(
+                f"ssl.{one}.location: set either a file or the PEM text itself, not both"
+            )
     if bool(tls.key) != bool(tls.chain):
-        raise SecurityError("ssl.keystore.key and ssl.keystore.certificate.chain go together")
+        raise SecurityError(
+            "ssl.keystore.key and ssl.keystore.certificate.chain must be set together"
+        )
     if tls.key_file and not tls.keystore:
-        raise SecurityError("ssl.key.location: its certificate is wanted, ssl.certificate.location")
+        raise SecurityError("ssl.key.location: it needs a certificate, ssl.certificate.location")
     if not tls.versions:
-        raise SecurityError("ssl.enabled.protocols: none is left under ssl.protocol")
+        raise SecurityError("ssl.enabled.protocols: ssl.protocol excludes all of them")
     return tls
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from fencepost.client.security import Security, SecurityError, Tls
-from fencepost.protocol.pem import certificates, conversion, hidden, store_type
+from fencepost.logcore.system import private_file
+from fencepost.protocol.pem import certificates, conversion, store_type
 
 _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 
@@ -83,7 +84,7 @@ def _made(tls: Tls, context: ssl.SSLContext) -> ssl.SSLContext:
         try:
             context.set_ciphers(":".join(tls.ciphers))
         except ssl.SSLError:
-            raise SecurityError("ssl.cipher.suites: OpenSSL knows none of them") from None
+            raise SecurityError("ssl.cipher.suites: OpenSSL supports none of them") from None
     if tls.truststore or tls.authorities:
         _believe(context, tls)
     else:
@@ -99,7 +100,7 @@ def _believe(context: ssl.SSLContext, tls: Tls) -> None:
     try:
         context.load_verify_locations(cadata="".join(certificates(text)))
     except (ssl.SSLError, ValueError):
-        raise SecurityError(f"{key}: no certificate in PEM is there{_of(tls.truststore)}") from None
+        raise SecurityError(f"{key}: it contains no PEM certificate{_of(tls.truststore)}") from None
 
 
 def _identify(context: ssl.SSLContext, tls: Tls) -> None:
@@ -108,25 +109,28 @@ def _identify(context: ssl.SSLContext, tls: Tls) -> None:
     def password() -> str:
         # Without this, OpenSSL would prompt on the terminal.
         if not tls.key_password:
-            raise SecurityError("ssl.key.password: the key is encrypted, and there is no password")
+            raise SecurityError(
+                "ssl.key.password: the private key is encrypted, and no password is set"
+            )
         return tls.key_password
 
     text = _read(key, tls.keystore) if tls.keystore else ""
     if tls.key_file:
         _read("ssl.key.location", tls.key_file)
     if tls.keystore and not tls.key_file and "PRIVATE KEY-----" not in text:
-        raise SecurityError(f"{key}: no private key in PEM is there{_of(tls.keystore)}")
+        raise SecurityError(f"{key}: it contains no PEM private key{_of(tls.keystore)}")
     try:
         if tls.keystore:
             context.load_cert_chain(tls.keystore, tls.key_file or None, password=password)
         else:
-            with hidden(f"{tls.key.strip()}\n{tls.chain.strip()}\n") as path:
+            with private_file(f"{tls.key.strip()}\n{tls.chain.strip()}\n") as path:
                 context.load_cert_chain(path, password=password)
     except ssl.SSLError as error:
         reason = (error.reason or "").replace("_", " ").lower() or "it can't be read"
         hint = ", or ssl.key.password is wrong" if tls.key_password else ""
         raise SecurityError(
-            f"{key}: no key and certificate that belong together{_of(tls.keystore)}: {reason}{hint}"
+            f"{key}: it has no private key with a matching certificate{_of(tls.keystore)}:"
+            f" {reason}{hint}"
         ) from None
 
 
@@ -143,5 +147,5 @@ def _read(key: str, path: str) -> str:
     if form is not None:
         store = "truststore" if "truststore" in key else "keystore"
         how = conversion(store, form, path)
-        raise SecurityError(f"{key}: {path} is no PEM but {form}{how}")
+        raise SecurityError(f"{key}: {path} is not PEM but {form}{how}")
     return raw.decode("utf-8", "replace")

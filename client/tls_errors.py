@@ -26,18 +26,22 @@ def refusal(error: OSError, host: str) -> str | None:
         return None
     reason = error.reason or ""
     if reason in _NO_TLS:
-        return "the listener speaks no TLS: there security.protocol is PLAINTEXT or SASL_PLAINTEXT"
+        return "the listener does not use TLS: its security.protocol is PLAINTEXT or SASL_PLAINTEXT"
     if any(one in reason for one in _OWN_REFUSED):
         return (
-            f"the broker refuses this client's certificate, or wants one ({_spoken(reason)}):"
-            " ssl.keystore.location is a file with its private key and certificate chain"
+            "the broker refuses this client's certificate, or requires one"
+            f" ({_spoken(reason)}): ssl.keystore.location is a file with its private key and"
+            " certificate chain"
         )
     if "PROTOCOL_VERSION" in reason or reason == "UNSUPPORTED_PROTOCOL":
-        return f"no version of TLS that both sides take ({_spoken(reason)}): ssl.enabled.protocols"
+        return (
+            f"client and broker have no TLS version in common ({_spoken(reason)}):"
+            " ssl.enabled.protocols"
+        )
     if "HANDSHAKE_FAILURE" in reason:
         return (
-            "the broker refuses the TLS handshake: no cipher that both sides take, or it wants a"
-            " certificate of the client (ssl.keystore.location)"
+            "the broker refuses the TLS handshake: client and broker have no cipher suite"
+            " in common, or it requires a client certificate (ssl.keystore.location)"
         )
     return None
 
@@ -45,20 +49,21 @@ def refusal(error: OSError, host: str) -> str | None:
 def _about_certificate(error: ssl.SSLCertVerificationError, host: str) -> str:
     match error.verify_code:
         case 9:
-            return "the broker's certificate is not valid yet: is this machine's clock right?"
+            return "the broker's certificate is not valid yet: is this machine's clock correct?"
         case 10:
-            return "the broker's certificate has expired: it must be renewed there"
+            return "the broker's certificate has expired: renew it at the broker"
         case 62 | 64:
             return (
-                f"the broker's certificate is not for {host}: connect by a name that stands in it,"
-                " or have one made with this name (ssl.endpoint.identification.algorithm= empty"
-                " takes any name, and so anybody's certificate of the same authority)"
+                f"the broker's certificate is not for {host}: connect by a name in the"
+                " certificate, or issue one with this name (an empty"
+                " ssl.endpoint.identification.algorithm accepts any name, and so every"
+                " certificate of the same authority)"
             )
         case code if code in _UNTRUSTED:
             return (
-                "the broker's certificate is signed by nobody who is trusted here"
-                f" ({error.verify_message}): ssl.truststore.location is a PEM file with the"
-                " authority's certificate"
+                "the broker's certificate is not signed by an authority that this client"
+                f" trusts ({error.verify_message}): ssl.truststore.location is a PEM file"
+                " with the authority's certificate"
             )
     return f"the broker's certificate cannot be trusted: {error.verify_message}"
 

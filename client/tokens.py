@@ -89,7 +89,7 @@ class TokenSource:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            told = f"{words[0]} has yielded no token within {COMMAND_TIMEOUT_S:g} s"
+            told = f"{words[0]} has not returned a token within {COMMAND_TIMEOUT_S:g} s"
             raise TokenError(told) from None
         except OSError as error:
             raise TokenError(f"{words[0]}: {error.strerror}") from None
@@ -101,7 +101,7 @@ class TokenSource:
 def _checked(raw: bytes, where: str) -> str:
     text = raw.decode("ascii", "replace").strip()
     if not _TOKEN.fullmatch(text) or len(raw) > MAX_TOKEN_BYTES:
-        raise TokenError(f"{where} holds no token")
+        raise TokenError(f"{where} contains no token")
     return text
 
 
@@ -134,8 +134,8 @@ def token_source(login: Mapping[str, str]) -> TokenSource:
         if path := _file_of_url(url):
             return TokenSource(path=path)
         raise TokenError(
-            "sasl.oauthbearer.token.endpoint.url: only a file: URL is read here; have a command"
-            f" fetch the token, by {TOKEN_KEY}.command"
+            "sasl.oauthbearer.token.endpoint.url: only file: URLs are supported;"
+            f" {TOKEN_KEY}.command can run a command that fetches the token"
         )
     raise TokenError(
         f"OAUTHBEARER needs a token: {TOKEN_KEY}, {TOKEN_KEY}.file or {TOKEN_KEY}.command; for"
@@ -178,9 +178,9 @@ def _unsecured(options: Mapping[str, str]) -> TokenSource:
                 case "unsecuredLoginExtension" | "extension":
                     extensions[name] = value
     except ValueError:
-        raise TokenError("an unsecured token: a claim or its lifetime is no number") from None
+        raise TokenError("an unsecured token: a claim or its lifetime is not a number") from None
     if not isinstance(claims.get(subject), str):
-        raise TokenError(f"an unsecured token needs a claim {subject}: who logs in")
+        raise TokenError(f"an unsecured token needs a claim {subject}, the name of the principal")
     for key, value in extensions.items():
         fits = _EXTENSION_KEY.fullmatch(key) and _EXTENSION_VALUE.fullmatch(value)
         if key == "auth" or not fits:

@@ -107,9 +107,9 @@ class MetadataDelta:
         Yields topic ids with the indexes of these partitions. No record of a topic may have been
         replayed before.
         """
+        # Both are keyed by the ``id()`` of a registration, because most partitions share one.
         changed: dict[int, PartitionRegistration] = {}
         others: set[int] = set()
-        """Both contain the ``id()`` of registrations, because most partitions share one object."""
         for name, topic in self.image.topics.items():
             partitions = topic.partitions
             ids = [*map(id, partitions)]
@@ -197,8 +197,8 @@ class MetadataDelta:
         known = self._table("brokers").get(broker_id)
         if known is None or known.epoch != epoch:
             raise CorruptRecordError(
-                f"a record of broker {broker_id} in epoch {epoch}, where "
-                + ("none is registered" if known is None else f"it has {known.epoch}")
+                f"a record of broker {broker_id} with epoch {epoch}, which is "
+                + ("not registered" if known is None else f"registered with {known.epoch}")
             )
         found: BrokerRegistration = known
         return found
@@ -208,13 +208,13 @@ class MetadataDelta:
         return self.partitions_at(topic_id.bytes)
 
     def partitions_at(self, topic_id: bytes) -> dict[int, PartitionRegistration]:
-        """Return what :meth:`partitions_of` does, for the bytes of a topic id."""
+        """Do :meth:`partitions_of` for the bytes of a topic id."""
         partitions = self._partitions.get(topic_id)
         if partitions is None:
             known = UUID(bytes=topic_id)
             topic = None if self._snapshot else self.image.topics_by_id.get(known)
             if topic is None or known in self.deleted_topics:
-                raise CorruptRecordError(f"a record of a topic that is not there: {known}")
+                raise CorruptRecordError(f"a record of an unknown topic: {known}")
             partitions = dict(enumerate(topic.partitions))
             self._partitions[topic_id] = partitions
             self._names[topic_id] = topic.name
@@ -274,7 +274,7 @@ class MetadataDelta:
             if known is not None and known.topic_id in self.deleted_topics:
                 known = None
         if known is not None:
-            raise CorruptRecordError(f"the topic {record.name} is made while there is one")
+            raise CorruptRecordError(f"topic {record.name} is created, but exists already")
         self.topics[record.name] = TopicImage(record.name, record.topic_id, ())
         topic_id = record.topic_id.bytes
         self._partitions[topic_id], self._names[topic_id] = {}, record.name
@@ -301,7 +301,7 @@ class MetadataDelta:
         if known is None:
             name = self._names[record.topic_id.bytes]
             raise CorruptRecordError(
-                f"a change of partition {record.partition_id} of {name}, which is not there"
+                f"a change of partition {record.partition_id} of {name}, which does not exist"
             )
         partitions[record.partition_id] = known.merge(record)
 
@@ -310,7 +310,7 @@ class MetadataDelta:
         for name in names:
             topic = self.topics.get(name) or self.image.topics.get(name)
             if topic is None:
-                raise CorruptRecordError(f"a record of a topic that is not there: {name}")
+                raise CorruptRecordError(f"a record of an unknown topic: {name}")
             partitions = self.partitions_of(topic.topic_id)
             for index, known in partitions.items():
                 if known.elr or known.last_known_elr:
@@ -359,7 +359,7 @@ class MetadataDelta:
 
     def _remove_acl(self, record: RemoveAccessControlEntryRecord) -> None:
         if self._table("acls").pop(record.id, None) is None:
-            raise CorruptRecordError(f"the rule to remove does not exist: {record.id}")
+            raise CorruptRecordError(f"the ACL to remove does not exist: {record.id}")
         self._acl_ids[record.id] = None
 
     def _credential(self, record: UserScramCredentialRecord) -> None:

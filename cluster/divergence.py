@@ -47,7 +47,7 @@ def diverging_epoch(
     epoch, end = end_of_epoch
     if epoch == NO_EPOCH or end == UNKNOWN_OFFSET:
         raise OffsetOutOfRangeError(
-            f"nothing is known of leader epoch {last_fetched_epoch}, asked for at {fetch_offset}"
+            f"leader epoch {last_fetched_epoch}, requested at {fetch_offset}, is unknown"
         )
     if fetch_offset < log_start_offset:
         raise OffsetOutOfRangeError(

@@ -299,8 +299,8 @@ class Observer:
         if answer.snapshot is not None:
             if answer.snapshot.offset <= self.image.offset:
                 raise CorruptRecordError(
-                    f"a snapshot that ends at {answer.snapshot.offset}, where {self.image.offset}"
-                    " is applied"
+                    f"the snapshot ends at offset {answer.snapshot.offset}, but offset"
+                    f" {self.image.offset} is already applied"
                 )
             self._snapshot, self._chunks, self._position = answer.snapshot, [], 0
             return []
@@ -314,11 +314,12 @@ class Observer:
     def _append(self, batch: MetadataBatch) -> None:
         if batch.base_offset != self.log_end.offset:
             raise CorruptRecordError(
-                f"a batch of metadata at {batch.base_offset}, where {self.log_end.offset} is next"
+                f"a metadata batch begins at offset {batch.base_offset}; expected is"
+                f" {self.log_end.offset}"
             )
         if not self.log_end.epoch <= batch.epoch <= self.epoch:
             raise CorruptRecordError(
-                f"a batch of metadata of epoch {batch.epoch}, where {self.epoch} is now"
+                f"a metadata batch has epoch {batch.epoch}; the current epoch is {self.epoch}"
             )
         self._tail.append(batch)
         self.log_end = OffsetAndEpoch(batch.last_offset + 1, batch.epoch)
@@ -364,7 +365,7 @@ class Observer:
         self._position += len(answer.piece)
         if self._position < answer.size:
             if not answer.piece:
-                raise CorruptRecordError("a piece of a snapshot without a byte")
+                raise CorruptRecordError("a part of a snapshot is empty")
             return []
         snapshot, content = self._snapshot, b"".join(self._chunks)
         self._snapshot, self._chunks = None, []

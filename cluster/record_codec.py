@@ -391,7 +391,7 @@ def _structure_of(key: int, version: int) -> Structure:
         kind, newest = _BY_KEY[key]
         if version > newest:
             raise CorruptRecordError(
-                f"version {version} of {kind.__name__}; {newest} is the newest that is known here"
+                f"version {version} of {kind.__name__} is not supported; the newest is {newest}"
             )
         found = _STRUCTURES[key, version] = _structure(kind, _LAYOUTS[kind], version)
     return found

@@ -32,7 +32,7 @@ def check_name(name: str) -> None:
         raise InvalidTopicError(f"the topic name is longer than {MAX_NAME_CHARACTERS} characters")
     if name in {".", ".."} or not _NAME.fullmatch(name):
         raise InvalidTopicError(
-            f"the topic name {name!r} is not made of letters, digits, '.', '_' and '-' alone"
+            f"the topic name {name!r} has characters other than letters, digits, '.', '_' and '-'"
         )
 
 

@@ -13,7 +13,7 @@ from typing import cast
 
 from aiohttp import web
 
-from fencepost.console.limits import MAX_STRANGERS, STRANGER_S
+from fencepost.console.limits import AUTHENTICATION_TIMEOUT_S, MAX_UNAUTHENTICATED
 
 
 class ConnectionGate:
@@ -22,7 +22,7 @@ class ConnectionGate:
     def __init__(self, server: web.Server, context: ssl.SSLContext | None = None) -> None:
         self.server = server
         self.context = context
-        self.strangers: dict[asyncio.BaseProtocol, _GatedConnection] = {}
+        self.unauthenticated: dict[asyncio.BaseProtocol, _GatedConnection] = {}
         """Connections that have not shown the token, by their inner protocol; the oldest first."""
         self.handshakes: set[asyncio.Task[None]] = set()
 
@@ -30,16 +30,16 @@ class ConnectionGate:
         """Return a protocol for a connection that was just accepted."""
         return _GatedConnection(self)
 
-    def let_in(self, protocol: asyncio.BaseProtocol | None) -> None:
+    def authenticated(self, protocol: asyncio.BaseProtocol | None) -> None:
         """Note that the connection of ``protocol`` has shown the token."""
-        visitor = self.strangers.pop(protocol, None) if protocol is not None else None
-        if visitor is not None:
-            visitor.patience.cancel()
+        connection = self.unauthenticated.pop(protocol, None) if protocol is not None else None
+        if connection is not None:
+            connection.timeout.cancel()
 
     def close(self) -> None:
         """Close every connection that has not shown the token."""
-        for visitor in list(self.strangers.values()):
-            visitor.end()
+        for connection in list(self.unauthenticated.values()):
+            connection.end()
         for task in self.handshakes:
             task.cancel()
 
@@ -47,7 +47,7 @@ class ConnectionGate:
 class _GatedConnection(asyncio.Protocol):
     """One connection: it passes data to the inner protocol, in TLS after the handshake."""
 
-    patience: asyncio.TimerHandle
+    timeout: asyncio.TimerHandle
 
     def __init__(self, gate: ConnectionGate) -> None:
         self._gate = gate
@@ -58,11 +58,11 @@ class _GatedConnection(asyncio.Protocol):
     def connection_made(self, made: asyncio.BaseTransport) -> None:
         self._transport = transport = cast("asyncio.Transport", made)
         gate, loop = self._gate, asyncio.get_running_loop()
-        if len(gate.strangers) >= MAX_STRANGERS:
+        if len(gate.unauthenticated) >= MAX_UNAUTHENTICATED:
             # Close the oldest: a client that has the token sends it at once.
-            next(iter(gate.strangers.values())).end()
-        gate.strangers[self._inner] = self
-        self.patience = loop.call_later(STRANGER_S, self.end)
+            next(iter(gate.unauthenticated.values())).end()
+        gate.unauthenticated[self._inner] = self
+        self.timeout = loop.call_later(AUTHENTICATION_TIMEOUT_S, self.end)
         if gate.context is None:
             self._open(transport)
         else:
@@ -75,7 +75,11 @@ class _GatedConnection(asyncio.Protocol):
         # A failed handshake is not logged: its client sees the error.
         with contextlib.suppress(OSError):
             encrypted = await asyncio.get_running_loop().start_tls(
-                transport, self, context, server_side=True, ssl_handshake_timeout=STRANGER_S
+                transport,
+                self,
+                context,
+                server_side=True,
+                ssl_handshake_timeout=AUTHENTICATION_TIMEOUT_S,
             )
             if encrypted is not None:
                 self._transport = encrypted
@@ -94,8 +98,8 @@ class _GatedConnection(asyncio.Protocol):
             self._transport.abort()
 
     def _leave(self) -> None:
-        self.patience.cancel()
-        self._gate.strangers.pop(self._inner, None)
+        self.timeout.cancel()
+        self._gate.unauthenticated.pop(self._inner, None)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._leave()

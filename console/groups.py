@@ -153,7 +153,7 @@ def _reset(
     found = existing(session, required(body, "group"))
     where = body.get("where")
     if not isinstance(where, dict) or "from_file" in where:
-        raise ValueError("where: one of to_earliest, to_latest, to_offset, to_datetime, …")
+        raise ValueError("where must be one of to_earliest, to_latest, to_offset, to_datetime, …")
     try:
         asked = group_reset.ResetTarget(**where)
     except TypeError as error:

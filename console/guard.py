@@ -74,26 +74,37 @@ class AccessGuard:
             raise RequestRefusal(
                 421,
                 "wrong-host",
-                f"this console is not called {request.host!r}: --allow-host names more",
+                (
+                    f"this console does not accept the host name {request.host!r}: add it with"
+                    " --allow-host"
+                ),
             )
         if not request.path.startswith(API):
             return
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
         known = hmac.compare_digest(given.strip().encode(), self.token.encode())
         if scheme.lower() != "bearer" or not known:
-            raise RequestRefusal(401, "wrong-token", "the token is missing or not this console's")
+            raise RequestRefusal(
+                401, "wrong-token", ("the token is missing, or it is not the one of this console")
+            )
         if request.method in {"GET", "HEAD"}:
             return
         if CSRF_HEADER not in request.headers:
-            raise RequestRefusal(403, "no-csrf-header", f"what may write carries {CSRF_HEADER}")
+            raise RequestRefusal(
+                403,
+                "no-csrf-header",
+                (f"a request that may change something needs the header {CSRF_HEADER}"),
+            )
         origin = request.headers.get("Origin")
         if origin is not None and origin.partition("://")[2].lower() != request.host.lower():
-            raise RequestRefusal(403, "foreign-origin", f"{origin} is another origin")
+            raise RequestRefusal(
+                403, "foreign-origin", f"requests from the origin {origin} are refused"
+            )
 
     def check_writes(self) -> None:
         """Raise :class:`RequestRefusal` unless the console was started with ``--allow-writes``."""
         if not self.allow_writes:
-            message = "this console only reads; started with --allow-writes it also writes"
+            message = "this console is read-only; start it with --allow-writes to allow changes"
             raise RequestRefusal(403, "read-only", message)
 
 

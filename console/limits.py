@@ -8,10 +8,10 @@ MAX_CALLS = 4
 MAX_CLIENTS = 64
 """Concurrent streams: open pages, and searches."""
 
-MAX_STRANGERS = 32
+MAX_UNAUTHENTICATED = 32
 """Connections that have not shown the token; a further one replaces the oldest."""
 
-STRANGER_S = 10.0
+AUTHENTICATION_TIMEOUT_S = 10.0
 """How long a connection may take to show the token, including its TLS handshake."""
 
 MAX_SEARCHES = 8

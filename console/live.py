@@ -139,7 +139,7 @@ class ViewWatches:
     def client(self) -> Any:
         """Count one more stream. Raises :class:`TooManyClientsError`."""
         if self.clients >= MAX_CLIENTS:
-            raise TooManyClientsError(f"{MAX_CLIENTS} streams are open, which is the most")
+            raise TooManyClientsError(f"{MAX_CLIENTS} streams are open, which is the limit")
         self.clients += 1
         try:
             yield

@@ -212,7 +212,7 @@ class Search:
         """Read the search from a request. Raises ValueError for an invalid parameter."""
         isolation = params.get("isolation", "read_committed")
         if isolation not in {"read_committed", "read_uncommitted"}:
-            raise ValueError(f"isolation={isolation!r} is no isolation level")
+            raise ValueError(f"isolation={isolation!r} is not an isolation level")
         return cls(
             topic=required(params, "topic"),
             committed=isolation == "read_committed",

@@ -91,7 +91,8 @@ def overview_view(session: ClusterSession, params: Params, history: HistoryCache
 def _held_back(session: ClusterSession) -> tuple[list[dict[str, Any]], str | None]:
     """Return the result of :func:`held`, or its error.
 
-    It asks for every group of the cluster, so it may fail although the rest of the view does not.
+    It also asks for producers and transactions, which the principal may have no right to see, so it
+    may fail although the rest of the view does not.
     """
     try:
         return held(session), None
@@ -127,7 +128,7 @@ def _held(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         level = "bad" if row["hanging"] else "warn"
         kind = "hanging" if row["hanging"] else "held-back"
         names = ("topic", "partition", "behind", "transactional_id", "producer_id", "epoch")
-        more = ("since_ms", "timeout_ms", "state", "hanging")
+        more = ("since_ms", "timeout_ms", "state", "hanging", "hidden_groups")
         told = {name: row[name] for name in (*names, *more)}
         yield {"kind": kind, "level": level, "stuck": stuck, "old_ms": OLD_MS, **told}
 

@@ -17,7 +17,7 @@ def number(params: Params, name: str, default: int, low: int = 0, high: int = 2*
     try:
         found = int(text)
     except ValueError as error:
-        raise ValueError(f"{name}={text!r} is no number") from error
+        raise ValueError(f"{name}={text!r} is not a number") from error
     if not low <= found <= high:
         raise ValueError(f"{name}={found} is not between {low} and {high}")
     return found

@@ -1,4 +1,4 @@
-"""Checks which brokers answer, with a short timeout: a view may take much longer to fail."""
+"""Checks which brokers answer, with a shorter timeout than the requests behind a page."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class HealthProbe:
     """Connections to all brokers, checked in separate threads.
 
     The check is a Metadata request without topics, whose cost does not depend on the number of
-    topics. A broker that no answer names is no longer checked.
+    topics. A broker that is missing from every answer is no longer checked.
     """
 
     def __init__(self, bootstrap: str, timeout_s: float, security: Security = PLAINTEXT) -> None:

@@ -35,6 +35,7 @@ from fencepost.console.live import KEEPALIVE, TooManyClientsError, ViewWatches, 
 from fencepost.console.paging import Params
 from fencepost.console.pulse import HealthProbe
 from fencepost.console.sessions import SessionPool
+from fencepost.logcore.system import on_signal
 from fencepost.protocol.errors import UnsupportedVersion, WireError
 
 STATIC = Path(__file__).parent / "static"
@@ -63,9 +64,9 @@ NOT_FOUND = frozenset(
 )
 
 OPEN_TO_OTHERS = (
-    "it listens for other machines, without encryption: whoever reads along has the token;"
-    " a tunnel (ssh -L) or a proxy with TLS in front keeps it. Others ask by a name that"
-    " --allow-host has told"
+    "other machines can reach it without encryption, so that eavesdroppers get the token;"
+    " put a tunnel (ssh -L) or a proxy with TLS in front of it. Browsers on other"
+    " machines use a host name given with --allow-host"
 )
 
 
@@ -100,7 +101,7 @@ def explained(error: Exception) -> tuple[int, dict[str, str]]:
         name = error.code.name
         told = 404 if name in NOT_FOUND else 502, name.replace("_", "-"), str(error)
     elif isinstance(error, UnsupportedVersion):
-        told = 501, "unsupported", f"this broker does not know the request: {error}"
+        told = 501, "unsupported", f"this broker does not support the request: {error}"
     elif isinstance(error, WireError):
         told = 502, "protocol", str(error)
     elif isinstance(error, TooManyClientsError):
@@ -171,7 +172,7 @@ class Console:
         try:
             self.guard.check(request)
             if self.gate is not None and request.path.startswith(API):
-                self.gate.let_in(request.protocol)
+                self.gate.authenticated(request.protocol)
             response = await handler(request)
         except web.HTTPException as error:
             if isinstance(error, RequestRefusal):
@@ -235,9 +236,9 @@ class Console:
         try:
             body = await request.json()
         except (ValueError, UnicodeDecodeError) as error:
-            raise ValueError(f"the body is no JSON: {error}") from error
+            raise ValueError(f"the body is not valid JSON: {error}") from error
         if not isinstance(body, dict):
-            raise ValueError("the body is no JSON object")  # noqa: TRY004 - an answer, not a bug
+            raise ValueError("the body is not a JSON object")  # noqa: TRY004 - an answer, not a bug
         if not body.get("execute"):
             return answer(await self.sessions.ask(partial(groups.preview, body=body)))
         self.guard.check_writes()
@@ -249,7 +250,7 @@ class Console:
         params = dict(request.query)
         search = messages.Search.of(params)
         if self.searches >= MAX_SEARCHES:
-            raise TooManyClientsError(f"{MAX_SEARCHES} searches are under way, which is the most")
+            raise TooManyClientsError(f"{MAX_SEARCHES} searches are running, which is the limit")
         with self.watches.client():
             self.searches += 1
             try:
@@ -324,10 +325,10 @@ def run(settings: ConsoleSettings) -> None:
     async def serve() -> None:
         stop = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+            on_signal(asyncio.get_running_loop(), number, stop.set)
         async with served(settings) as url:
             say(f"console {url}")
-            say(f"of {settings.bootstrap}; Ctrl-C ends it", err=True)
+            say(f"of {settings.bootstrap}; Ctrl-C stops it", err=True)
             if settings.tls is None and not is_loopback(settings.listen.rpartition(":")[0]):
                 say(OPEN_TO_OTHERS, err=True)
             await stop.wait()

@@ -67,6 +67,7 @@ def _held_row(found: Blame) -> dict[str, Any] | None:
         "hanging": found.hanging,
         "clients": list(found.clients),
         "groups": [dataclasses.asdict(one) for one in found.waiting],
+        "hidden_groups": list(found.hidden_groups),
     }
 
 

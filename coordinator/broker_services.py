@@ -237,7 +237,7 @@ class Services:
             self._password_checks = PasswordChecks()
         return self._password_checks
 
-    def steps_of_a_stop(self) -> list[Step]:
+    def shutdown_steps(self) -> list[Step]:
         """Return the first steps of a shutdown: no new requests, but responses are still sent."""
         return [
             ("wait for commits", self.commits.drain),
@@ -245,7 +245,7 @@ class Services:
             ("stop the group coordinator", self.groups.stop),
         ]
 
-    def last_steps_of_a_stop(self) -> list[Step]:
+    def last_shutdown_steps(self) -> list[Step]:
         """Return the remaining steps of a shutdown, after the last response."""
         return [
             ("write the history", self.history.stop),

@@ -1,4 +1,4 @@
-"""Former names of modules, which a program may still import; they go with the next release.
+"""Former names of modules, which a program may still import; the next release removes them.
 
 ``fencepost.coordinator.wire.codec`` is the module ``fencepost.protocol.codec``, not a copy of it.
 """
@@ -24,7 +24,7 @@ MOVED: Final = {
     "fencepost.coordinator.data": "fencepost.coordinator.storage",
     "fencepost.coordinator.coordinators": "fencepost.coordinator.services",
 }
-"""Former package → package; a package within another one comes before it."""
+"""Former package → present package. The first match counts, so nested packages come first."""
 
 
 def present_name(name: str) -> str | None:

@@ -25,10 +25,20 @@ PUBLIC: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("fencepost.testing", "coordinator/history/entries.py", ("Entry",)),
     ("fencepost.testing.broker", "testing/broker.py", ("OwnBroker",)),
     ("fencepost.testing.clock", "testing/clock.py", ("TestClock",)),
+    ("fencepost.testing.deadlines", "testing/deadlines.py", ("Fired",)),
     ("fencepost.testing.faults", "testing/faults.py", ("Faults", "Fault")),
+    ("fencepost.testing.requests", "testing/requests.py", ("SeenRequest",)),
+    (
+        "fencepost.client.queries.group_view",
+        "client/queries/group_view.py",
+        ("GroupView", "MemberView"),
+    ),
+    ("fencepost.cluster.image", "cluster/image.py", ("PartitionRegistration",)),
     ("fencepost.pipelines", "pipelines/exactly_once.py", ("ExactlyOnce",)),
     ("fencepost.pipelines.exactly_once", "pipelines/exactly_once.py", ("Options",)),
     ("fencepost.pipelines.records", "pipelines/records.py", ("Record", "Output", "Batch")),
+    ("fencepost.pipelines.batching", "pipelines/batching.py", ("Limits",)),
+    ("fencepost.pipelines.metrics", "pipelines/metrics.py", ("Metrics",)),
     ("fencepost.pipelines.serde", "pipelines/serde.py", ("Serde",)),
     ("fencepost.pipelines.failures", "pipelines/failures.py", ("RetryBatch", "RetryPolicy")),
     ("fencepost.pipelines.assignors", "pipelines/assignors.py", ("Strategy",)),
@@ -37,14 +47,40 @@ PUBLIC: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("fencepost.pipelines.spark.prepare", "pipelines/spark/prepare.py", ("prepare",)),
     ("fencepost.pipelines.spark.supervise", "pipelines/spark/supervise.py", ("run_supervised",)),
     ("fencepost.pipelines.spark.foreach", "pipelines/spark/foreach.py", ("exactly_once_batch",)),
-    ("fencepost.pipelines.spark.lag", "pipelines/spark/lag.py", ("behind_latest",)),
+    (
+        "fencepost.pipelines.spark.lag",
+        "pipelines/spark/lag.py",
+        ("behind_latest", "SourceProgress"),
+    ),
     ("fencepost.pipelines.spark.java", "pipelines/spark/java.py", ("use_shim", "launch")),
 )
 """The module that programs import from, the file of the definitions, and the public names."""
 
+NOT_DESCRIBED = {
+    "Address": "made by the bridge's command",
+    "ApiKey": "an API's name will do",
+    "BrokerAccess": "of the settings users, tls and acls",
+    "Clock": "a protocol; a TestClock is one",
+    "ClientAssignor": "a strategy is given by its name",
+    "ClusterAio": "its methods are those of the cluster",
+    "ClusterBroker": "a broker of a cluster, reached by Broker",
+    "Context": "inside of the broker",
+    "FileSystem": "inside of the broker",
+    "Handler": "inside of the broker, or a function of the program",
+    "KafkaAio": "its methods are those of the broker",
+    "Mapped": "made by the bridge's command of its routes",
+    "MetadataImage": "all that the controllers know, for tests of Fencepost",
+    "OwnId": "made by the bridge",
+    "Refusal": "the outcome of refusing a batch",
+    "Served": "a protocol; a Broker is one",
+}
+"""Classes that signatures of described ones name, and why the reference omits them. Names of types
+that are not classes, as ``Partition``, are explained where they are used."""
+
 INSIDE = frozenset(
     {"Broker.services", "Broker.storage", "Broker.open", "Broker.warm_up"}
     | {"Broker.server", "Broker.repeated"}
+    | {"PartitionRegistration.merge", "PartitionRegistration.of"}
     | {"ExactlyOnce.on_partitions_revoked", "ExactlyOnce.on_partitions_assigned"}
 )
 """Internal methods without an underscore, which other parts or a client's callbacks call."""
@@ -67,6 +103,54 @@ def class_reference() -> str:
         for name in names:
             parts += _entry(module, defined[name])
     return "\n\n".join(parts)
+
+
+def named_classes() -> Iterator[tuple[str, str]]:
+    """Yield each public function's or method's name, and a class of ours that it names."""
+    for _, path, names in PUBLIC:
+        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+        ours = dict.fromkeys((one.name for one in tree.body if isinstance(one, ast.ClassDef)), path)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fencepost."):
+                file = str(node.module).removeprefix("fencepost.").replace(".", "/") + ".py"
+                ours |= {one.asname or one.name: file for one in node.names}
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef | _Function) and node.name in names:
+                for where, name in _annotated(node):
+                    if name in ours and _is_class(ours[name], name):
+                        yield where, name
+
+
+def _annotated(node: ast.ClassDef | _Function) -> Iterator[tuple[str, str]]:
+    """Yield the names in the annotations of a public function, or of a class's public methods."""
+    methods = [node] if isinstance(node, _Function) else node.body
+    for one in methods:
+        where = node.name if one is node else f"{node.name}.{getattr(one, 'name', '')}"
+        if isinstance(one, ast.AnnAssign):
+            asked: list[ast.expr | None] = [one.annotation]
+        elif isinstance(one, _Function) and where not in INSIDE and _is_described(one):
+            arguments = (*one.args.posonlyargs, *one.args.args, *one.args.kwonlyargs)
+            asked = [one.returns, *(each.annotation for each in arguments)]
+        else:
+            continue
+        for annotation in filter(None, asked):
+            for found in ast.walk(annotation):
+                if isinstance(found, ast.Name):
+                    yield where, found.id
+
+
+def _is_described(function: _Function) -> bool:
+    if function.name.startswith("_"):
+        return function.name == "__init__"
+    return ast.get_docstring(function) is not None
+
+
+def _is_class(file: str, name: str) -> bool:
+    path = ROOT / file
+    if not path.exists():
+        path = ROOT / file.removesuffix(".py") / "__init__.py"
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return any(isinstance(node, ast.ClassDef) and node.name == name for node in tree.body)
 
 
 def _entry(module: str, node: ast.ClassDef | _Function) -> Iterator[str]:

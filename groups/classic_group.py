@@ -448,7 +448,7 @@ class ClassicGroup(GroupBase):
     def validate_offset_delete(self) -> None:
         """Raise ``NonEmptyGroupError`` unless offsets may be deleted."""
         if not self.is_empty and self.protocol_type != CONSUMER_PROTOCOL_TYPE:
-            raise NonEmptyGroupError(f"group {self.group_id!r} has members that are no consumers")
+            raise NonEmptyGroupError(f"group {self.group_id!r} has members that are not consumers")
 
     def is_subscribed_to(self, topic: str) -> bool:
         """Whether a member consumes ``topic``, or might.
@@ -545,7 +545,9 @@ class ClassicGroup(GroupBase):
             not self.members or len(self.members) in support.values(),
             "no protocol suits every member",
         )
-        self._require(self.pending_sync <= self.members.keys(), "a stranger's SyncGroup is due")
+        self._require(
+            self.pending_sync <= self.members.keys(), "SyncGroup is due from a non-member"
+        )
         self._require(
             self.pending_members.keys().isdisjoint(self.members), "a member is pending as well"
         )

@@ -269,7 +269,7 @@ def _classic_member(
         require_owner(instance_id, member_id, group.static_members.get(instance_id))
     member = group.members.get(member_id)
     if member is None or member.classic is None:
-        raise UnknownMemberIdError(f"{member_id!r} is no classic member of {group.group_id!r}")
+        raise UnknownMemberIdError(f"{member_id!r} is not a classic member of {group.group_id!r}")
     epoch = group.current(member_id).member_epoch
     if generation_id != epoch:
         raise IllegalGenerationError(f"generation {generation_id} is not the member's {epoch}")

@@ -193,7 +193,7 @@ def _join_new(
 ) -> None:
     member_id = command.new_member_id
     if not member_id or member_id in group.members or member_id in group.pending_members:
-        raise InvariantViolation(f"{member_id!r} is no fresh member id")
+        raise InvariantViolation(f"{member_id!r} is not a newly issued member id")
     if command.group_instance_id is not None:
         old_member_id = group.static_members.get(command.group_instance_id)
         if old_member_id is None:

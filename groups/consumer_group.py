@@ -39,7 +39,7 @@ from fencepost.groups.subscriptions import Subscriptions
 from fencepost.logcore.machine import DecisionBuilder, InvariantViolation, Record
 
 INITIAL_EPOCH: Final = 1
-"""The epoch of a group before its first member, as in Kafka 4.3; 0 means that there is none."""
+"""The epoch of a new group, as in Kafka 4.3. 0 stands for a target that was never computed."""
 
 
 class ConsumerState(StrEnum):
@@ -247,7 +247,7 @@ class ConsumerGroup(GroupBase):
             case Kind.REGULAR_EXPRESSION, cr.RegularExpressionValue() | None:
                 self._put_regex(key.name, value)
             case _:
-                raise InvariantViolation(f"no way to replay {key!r} of {value!r}")
+                raise InvariantViolation(f"cannot replay {value!r} of {key!r}")
 
     def _put_member(self, member_id: str, value: cr.ConsumerMemberValue | None) -> None:
         old = self.members.pop(member_id, None)
@@ -322,7 +322,9 @@ class ConsumerGroup(GroupBase):
         if member is None:
             raise UnknownMemberIdError(f"group {self.group_id!r} has no member {member_id!r}")
         if not in_txn and not knows_member_epochs and member.classic is None:
-            raise UnsupportedGroupRequestError("members of this group commit with v9 or later")
+            raise UnsupportedGroupRequestError(
+                "members of this group need version 9 or later of OffsetCommit"
+            )
         current = self.current(member_id)
         if generation_id == current.member_epoch:
             return
@@ -436,11 +438,15 @@ class ConsumerGroup(GroupBase):
         for member in self.members.values():
             wanted.change(None, member)
         self._require(wanted == self.subscriptions, "the subscriptions are miscounted")
-        self._require(self.currents.keys() <= self.members.keys(), "a stranger has an assignment")
-        self._require(self.targets.keys() <= self.members.keys(), "a stranger has a target")
+        self._require(self.currents.keys() <= self.members.keys(), "a non-member has an assignment")
+        self._require(self.targets.keys() <= self.members.keys(), "a non-member has a target")
         classic = {name for name, member in self.members.items() if member.classic is not None}
-        self._require(self.joining <= classic, "a stranger's JoinGroup is awaited")
-        self._require(self.syncing <= classic, "a stranger's SyncGroup is awaited")
+        self._require(
+            self.joining <= classic, "JoinGroup is awaited from a member that is not classic"
+        )
+        self._require(
+            self.syncing <= classic, "SyncGroup is awaited from a member that is not classic"
+        )
         held = Counter(tp for current in self.currents.values() for tp in current.held)
         self._require(all(count == 1 for count in held.values()), "a partition has two owners")
         self._require(held.keys() == self.owners.keys(), "owners and assignments differ")
@@ -490,8 +496,8 @@ def member_bytes(member_id: str, member: cr.ConsumerMemberValue) -> int:
         member.subscribed_topic_regex,
         *member.subscribed_topic_names,
     )
-    said = 0 if member.classic is None else protocols_bytes(member.classic.protocols)
-    return MEMBER_BYTES + strings + said
+    protocols = 0 if member.classic is None else protocols_bytes(member.classic.protocols)
+    return MEMBER_BYTES + strings + protocols
 
 
 def held_bytes(current: CurrentAssignment | None) -> int:

@@ -97,15 +97,15 @@ class ForeignGroup(GroupBase):
         ids = (key.member_id for key in self.keys if key.kind in _MEMBER_METADATA)
         return MappingProxyType(dict.fromkeys(ids))
 
-    def replay(self, key: ForeignKey, *, is_there: bool) -> None:
+    def replay(self, key: ForeignKey, *, exists: bool) -> None:
         """Note a record or its tombstone."""
-        if is_there == (key in self.keys):
+        if exists == (key in self.keys):
             return
-        if is_there:
+        if exists:
             self.keys.add(key)
         else:
             self.keys.remove(key)
-        self._totals.memory.add(_key_bytes(key) if is_there else -_key_bytes(key))
+        self._totals.memory.add(_key_bytes(key) if exists else -_key_bytes(key))
 
     @property
     def is_removed(self) -> bool:

@@ -71,7 +71,7 @@ def not_found(group: object, group_id: str, kind: str = "") -> GroupIdNotFoundEr
 
 
 class GroupBase:
-    """Base of all kinds of groups; ``totals`` are its shard's.
+    """Base of all kinds of groups; ``totals`` counts the memory of the group's shard.
 
     ``offsets.py`` and ``admin.py`` call the same methods of every kind; ``ClassicGroup`` describes
     them.

@@ -218,9 +218,9 @@ class GroupMachine:
             case (ConsumerKey() as key, value):
                 self._replay_consumer(key, value)
             case (ForeignKey() as key, value):
-                self._replay_foreign(key, is_there=value is not None)
+                self._replay_foreign(key, exists=value is not None)
             case _:
-                raise InvariantViolation(f"no way to replay {decoded!r}")
+                raise InvariantViolation(f"cannot replay {decoded!r}")
 
     def replay_marker(
         self,
@@ -270,11 +270,13 @@ class GroupMachine:
                 shard.put_group(group)
             successor, shard.pending_install = shard.pending_install.successor, None
         if not isinstance(group, ClassicGroup):
-            raise InvariantViolation(f"a record of {group_id!r}, which is no classic group")
+            raise InvariantViolation(
+                f"a GroupMetadata record of {group_id!r}, which is not a classic group"
+            )
         group.install(value, successor)
 
     def _replay_consumer(self, key: ConsumerKey, value: Value | None) -> None:
-        """Replay a record of a consumer group, which its last tombstone removes.
+        """Replay a record of a consumer group; the last tombstone removes the group.
 
         A group is of one kind at a time, so the latest value determines the kind, and a tombstone
         of another kind is ignored.
@@ -297,20 +299,20 @@ class GroupMachine:
             if shard.offsets.of_group(group_id) is not None:
                 self._ensure_group(group_id)
 
-    def _replay_foreign(self, key: ForeignKey, *, is_there: bool) -> None:
+    def _replay_foreign(self, key: ForeignKey, *, exists: bool) -> None:
         """Replay a record of a group of another kind, by the rules of :meth:`_replay_consumer`."""
         shard, group_id, kind = self._shard, key.group_id, key.kind.group_type
         if self._active:
             raise InvariantViolation(f"a record of a {kind} group was written here")
         group = shard.groups.get(group_id)
         if not isinstance(group, ForeignGroup) or group.kind != kind:
-            if not is_there:
+            if not exists:
                 return
             if group is not None:
                 group.discard()
             group = ForeignGroup(group_id, shard.totals, kind)
             shard.put_group(group)
-        group.replay(key, is_there=is_there)
+        group.replay(key, exists=exists)
         if group.is_removed:
             shard.drop_group(group_id)
             if shard.offsets.of_group(group_id) is not None:
@@ -371,7 +373,7 @@ class GroupMachine:
         pending: set[tuple[str, str]] = set()
         for group_id, group in shard.groups.items():
             if group.group_id != group_id:
-                raise InvariantViolation(f"group {group.group_id!r} stands under {group_id!r}")
+                raise InvariantViolation(f"group {group.group_id!r} is stored as {group_id!r}")
             group.check()
             memory += group_bytes(group_id) + group.memory_bytes
             if isinstance(group, ClassicGroup):
@@ -383,7 +385,7 @@ class GroupMachine:
             raise InvariantViolation("the shard's pending members are miscounted")
         if shard.pending_install is not None:
             raise InvariantViolation(
-                f"{shard.pending_install.group.group_id!r} was never handed over"
+                f"the record of {shard.pending_install.group.group_id!r} was not replayed"
             )
         shard.offsets.check()
         for group_id in shard.offsets.group_ids():

@@ -42,7 +42,7 @@ class PendingInstall:
     """Soft state that the replay of a GroupMetadata record installs.
 
     ``group`` is a new or converted group, which enters the group table; requests may be parked in
-    it before. ``successor`` replaces the static member with the same instance id.
+    it before that. ``successor`` replaces the static member with the same instance id.
     """
 
     group: ClassicGroup

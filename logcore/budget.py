@@ -25,7 +25,7 @@ class Budget:
     @property
     def exceeded(self) -> str:
         """The error message for a refused request."""
-        return f"there is no room for it: all that the broker keeps of this kind exceeds {self}"
+        return f"the broker has no memory left for it: the limit is {self}"
 
     def __str__(self) -> str:
         return f"{self.key}={self.limit}"

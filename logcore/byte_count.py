@@ -32,5 +32,5 @@ class ByteCount:
             self._on_limit()
 
 
-TAKEN_IN = ByteCount()
+INPUT_BYTES = ByteCount()
 """The count of this process, for its garbage collector."""

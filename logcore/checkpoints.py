@@ -81,9 +81,9 @@ def uuid_from_text(text: str) -> uuid.UUID:
     try:
         raw = base64.b64decode(text + "==", altchars=b"-_", validate=True)
     except (binascii.Error, ValueError) as error:
-        raise CheckpointError(f"{text!r} is no id") from error
+        raise CheckpointError(f"{text!r} is not an id") from error
     if len(raw) != 16:
-        raise CheckpointError(f"{text!r} is no id of 16 bytes")
+        raise CheckpointError(f"{text!r} is not an id of 16 bytes")
     return uuid.UUID(bytes=raw)
 
 

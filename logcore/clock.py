@@ -8,26 +8,24 @@ clock would never expire.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from functools import partial
 from typing import Final, Protocol
 
-monotonic_s: Final[Callable[[], float]] = partial(time.clock_gettime, time.CLOCK_MONOTONIC)
+from fencepost.logcore import system
+
+monotonic_s: Final[Callable[[], float]] = system.monotonic_s
 """Seconds that never go back, for timeouts and measurements."""
 
-monotonic_ns: Final[Callable[[], int]] = partial(time.clock_gettime_ns, time.CLOCK_MONOTONIC)
+monotonic_ns: Final[Callable[[], int]] = system.monotonic_ns
 """The same in nanoseconds."""
 
-time_of_day_ns: Final[Callable[[], int]] = partial(time.clock_gettime_ns, time.CLOCK_REALTIME)
+time_of_day_ns: Final[Callable[[], int]] = system.time_of_day_ns
 """Nanoseconds since the epoch, at the machine's precision; time-machine replaces it."""
-
-_CLOCK_REALTIME_COARSE: Final = 5  # Linux; `time` has no name for it
 
 
 def machine_ms() -> int:
     """Return the time in ms since the epoch, up to some ms late; neither package replaces it."""
-    return time.clock_gettime_ns(_CLOCK_REALTIME_COARSE) // 1_000_000
+    return system.real_time_of_day_ns() // 1_000_000
 
 
 class Clock(Protocol):

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple, Protocol
 
 import cramjam
 
-from fencepost.logcore.byte_count import TAKEN_IN
+from fencepost.logcore.byte_count import INPUT_BYTES
 from fencepost.logcore.errors import CorruptRecordError, InvalidRecordError
 from fencepost.logcore.fs import fresh_memory
 
@@ -69,6 +69,9 @@ _LITTLE_UINT64: Final = struct.Struct("<Q")
 
 _ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 _ZSTD_LEVEL: Final = 3
+_ZSTD_LARGEST_TABLES: Final = 19
+"""The highest zstd level that works with tables of its own sizes; higher ones use this one's."""
+
 
 PIECE_BYTES: Final = 64 * 1024
 """The most that one call of a codec decompresses, if the codec supports pieces."""
@@ -91,7 +94,7 @@ def compressed_pieces(
     """Compress the concatenation of ``pieces``, as :func:`compress` does, and yield the output.
 
     No call holds the GIL for longer than a piece takes, and no output is kept.
-    ``size`` is the total size of all pieces, if known: without it zstd takes up to a gigabyte.
+    ``size`` is the total size of all pieces, if known: zstd allocates less memory for small ones.
     """
     if codec is Codec.NONE:
         yield from map(bytes, pieces)
@@ -136,7 +139,7 @@ def inflated_pieces(
     room = max_output_bytes
     for piece in _INFLATED[codec](view, max_output_bytes, strict):
         room -= len(piece)
-        TAKEN_IN.add(len(piece))
+        INPUT_BYTES.add(len(piece))
         if room < 0:
             raise _too_large(max_output_bytes)
         if len(piece) <= PIECE_BYTES:
@@ -302,7 +305,14 @@ def _zstd_compressed(pieces: Iterable[Data], level: int, size: int | None) -> It
     if library is None:
         yield bytes(cramjam.zstd.compress(b"".join(pieces), level=level))
         return
-    compressor = library.ZstdCompressor(level=level)
+    parameter = library.CompressionParameter
+    options = {parameter.compression_level: level}
+    if level > _ZSTD_LARGEST_TABLES:
+        # The tables of level 22 take 800 MB for 100 MB of records, and the compressor returns them
+        # to the system while it holds the interpreter lock, for up to 100 ms. zstd reduces these
+        # sizes itself for small batches.
+        options |= {parameter.window_log: 23, parameter.chain_log: 24, parameter.hash_log: 22}
+    compressor = library.ZstdCompressor(options=options)
     compressor.set_pledged_input_size(size)
     for piece in pieces:
         yield compressor.compress(piece)

@@ -137,7 +137,7 @@ def dump_file(
     suffix = plain[_OFFSET_DIGITS:]
     if plain[:_OFFSET_DIGITS].isdecimal() and suffix in by_suffix:
         return by_suffix[suffix]()
-    raise ValueError(f"{name} is no file of a log")
+    raise ValueError(f"{name} is not a log file")
 
 
 def is_problem(row: Mapping[str, object]) -> bool:

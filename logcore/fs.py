@@ -13,19 +13,16 @@ All methods raise OSError; the owner of a log converts that to ``StorageError``.
 from __future__ import annotations
 
 import errno
-import fcntl
 import mmap
 import os
-import resource
 import shutil
-import struct
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, Protocol
 from weakref import WeakSet
 
-ReadableBuffer = bytes | bytearray | memoryview
+from fencepost.logcore import system
+from fencepost.logcore.system import ReadableBuffer
 
 TEMPORARY_SUFFIX: Final = ".tmp"
 
@@ -45,9 +42,7 @@ files, and that the connections leave for the logs; a quarter of the process's l
 
 def handle_limit() -> tuple[int, int]:
     """Return the process's limit of descriptors, and the reserve that each side leaves free."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limit == resource.RLIM_INFINITY:
-        limit = sys.maxsize
+    limit = system.descriptor_limit()
     return limit, min(RESERVED_HANDLES, limit // 4)
 
 
@@ -184,7 +179,7 @@ class OsFileSystem:
     """The operating system's file system."""
 
     def open(self, path: str, *, create: bool = False) -> int:
-        return os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o644)
+        return os.open(path, os.O_RDWR | system.OPEN_FLAGS | (os.O_CREAT if create else 0), 0o644)
 
     def open_long_lived(self, path: str, *, create: bool = False) -> int:
         _refuse_at_limit(path)
@@ -193,7 +188,7 @@ class OsFileSystem:
         return handle
 
     def open_for_reading(self, path: str) -> int:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return os.open(path, os.O_RDONLY | system.OPEN_FLAGS)
 
     def close(self, handle: int) -> None:
         # Before the close, after which another thread may get the same number.
@@ -204,42 +199,39 @@ class OsFileSystem:
         return os.fstat(handle).st_size
 
     def read(self, handle: int, count: int, position: int) -> bytes:
-        data = os.pread(handle, count, position)
+        data = system.read_at(handle, count, position)
         if len(data) == count or not data:
             return data
         # The kernel caps one read at 2 GiB and may be interrupted; the end of the file reads empty.
         parts = [data]
         done = len(data)
-        while done < count and (data := os.pread(handle, count - done, position + done)):
+        while done < count and (data := system.read_at(handle, count - done, position + done)):
             parts.append(data)
             done += len(data)
         return b"".join(parts)
 
     def send(self, handle: int, count: int, position: int, target: int) -> int:
-        return os.sendfile(target, handle, position, count)
+        return system.send_file(target, handle, position, count)
 
     def write(self, handle: int, buffers: Sequence[ReadableBuffer], position: int) -> int:
-        return os.pwritev(handle, buffers, position)
+        return system.write_at(handle, buffers, position)
 
     def truncate(self, handle: int, size: int) -> None:
         os.ftruncate(handle, size)
 
     def allocate(self, handle: int, position: int, count: int) -> None:
-        os.posix_fallocate(handle, position, count)
+        system.allocate(handle, position, count)
 
     def data_from(self, handle: int, position: int) -> int:
-        try:
-            return os.lseek(handle, position, os.SEEK_DATA)
-        except OSError as error:
-            if error.errno == errno.ENXIO:
-                return os.fstat(handle).st_size
-            return position
+        return system.data_from(handle, position)
 
     def sync(self, handle: int) -> None:
-        os.fdatasync(handle)
+        system.sync_data(handle)
 
     def map(self, handle: int, size: int) -> FileMap:
         _refuse_at_limit()
+        if not system.MAPS_FILES:
+            return system.FileBytes(handle)
         try:
             mapped = _Map(handle, size)
         except OSError as error:
@@ -250,7 +242,7 @@ class OsFileSystem:
         _maps.add(mapped)
         # Otherwise the first access to a page would read in the device's whole read-ahead:
         # megabytes of zeros for an index that was just extended, while the event loop waits.
-        mapped.madvise(mmap.MADV_RANDOM)
+        system.expect_random_access(mapped)
         return mapped
 
     def rename(self, source: str, target: str) -> None:
@@ -275,11 +267,7 @@ class OsFileSystem:
         os.chmod(path, 0o700)  # noqa: PTH101 - the same
 
     def sync_directory(self, path: str) -> None:
-        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        system.sync_directory(path)
 
     def list_directory(self, path: str) -> list[str] | None:
         try:
@@ -306,28 +294,11 @@ class OsFileSystem:
     def lock(self, path: str) -> int:
         handle = self.open(path, create=True)
         try:
-            _lock_handle(handle)
+            system.lock_file(handle)
         except OSError:
             os.close(handle)
             raise
         return handle
-
-
-def _lock_handle(handle: int) -> None:
-    """Lock a file so that the lock conflicts with Java's ``FileChannel.tryLock``, a record lock.
-
-    A POSIX record lock would be lost as soon as this process closes *any* descriptor of the file,
-    for instance one of a second attempt. Linux's open file description locks are not; they conflict
-    with record locks, and with each other even inside one process.
-    """
-    if hasattr(fcntl, "F_OFD_SETLK"):
-        # struct flock: type, whence, start, length (0 is all), process id (must be 0).
-        everything = struct.pack("@hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        fcntl.fcntl(handle, fcntl.F_OFD_SETLK, everything)
-    else:
-        # flock conflicts even inside one process; Java only knows lockf.
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @contextmanager

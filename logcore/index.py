@@ -497,7 +497,7 @@ def _last_stable_offset(entry: AbortedTxn) -> int:
 def offset_entries(raw: bytes, base_offset: int) -> tuple[list[tuple[int, int]], str]:
     """Return (offset, position) of each entry of an offset index file, and an error or "".
 
-    The zeros at the end of the active segment's file are no entries.
+    The zeros at the end of the active segment's file are not entries.
     """
     entries, leftover = _entries(_OFFSET_ENTRY, raw)
     return [(base_offset + relative, position) for relative, position in entries], leftover

@@ -20,7 +20,7 @@ from fencepost.logcore.disk_steps import DiskSteps, run_here
 from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.file_range import FileRange
 from fencepost.logcore.flush import Flush, FlushQueue
-from fencepost.logcore.fs import FileSystem, ReadableBuffer
+from fencepost.logcore.fs import FileSystem
 from fencepost.logcore.index import MappedIndexes
 from fencepost.logcore.legacy import RUN_BYTES
 from fencepost.logcore.segment import (
@@ -30,6 +30,7 @@ from fencepost.logcore.segment import (
     Segment,
     file_stem,
 )
+from fencepost.logcore.system import ReadableBuffer
 
 CLEANED_SUFFIX: Final = ".cleaned"
 SWAP_SUFFIX: Final = ".swap"

@@ -14,14 +14,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from fencepost.logcore.fs import NO_ROOM, FileSystem, ReadableBuffer, is_blank, sync_handle
+from fencepost.logcore.fs import NO_ROOM, FileSystem, is_blank, sync_handle
+from fencepost.logcore.system import ReadableBuffer
 
 _TAIL_BYTES: Final = 12
 """Bytes at the end of a file that are checked for zeros: an offset and a length."""
 
 
 class LogFile:
-    """An open file. ``fresh`` creates it, ``preallocate_bytes`` long. Methods may raise OSError."""
+    """An open file. With ``fresh`` it is created, and preallocated. Methods may raise OSError."""
 
     def __init__(
         self, fs: FileSystem, path: str, *, fresh: bool = False, preallocate_bytes: int = 0
@@ -51,19 +52,19 @@ class LogFile:
         try:
             written = self._fs.write(self._handle, buffers, position)
         except OSError as error:
-            raise self._write_undone(error) from error
+            raise self._undo_write(error) from error
         if written != size:
-            raise self._write_undone(OSError(errno.ENOSPC, "short write"))
+            raise self._undo_write(OSError(errno.ENOSPC, "short write"))
         self.size = position + size
         return position
 
-    def _write_undone(self, error: OSError) -> OSError:
+    def _undo_write(self, error: OSError) -> OSError:
         """Truncate the remains of a write to a full disk; return the error to raise."""
         if error.errno in NO_ROOM:
             try:
                 self._fs.truncate(self._handle, self.size)
             except OSError as second:
-                return OSError(errno.EIO, f"a torn write stays: {second}", self.path)
+                return OSError(errno.EIO, f"a torn write cannot be truncated: {second}", self.path)
         return self._named(error)
 
     def _named(self, error: OSError) -> OSError:
@@ -80,7 +81,7 @@ class LogFile:
 
     @property
     def ends_in_zeros(self) -> bool:
-        """Whether the file may be untrimmed; the last record may end in zeros as well."""
+        """Whether the file ends in zeros: because it was preallocated, or its last record does."""
         tail = self.read(max(0, self.size - _TAIL_BYTES), self.size)
         return bool(tail) and not tail.strip(b"\0")
 

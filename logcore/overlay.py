@@ -12,7 +12,8 @@ from dataclasses import field
 from typing import Final
 
 from fencepost.logcore.clock import Clock
-from fencepost.logcore.fs import FileSystem, ReadableBuffer
+from fencepost.logcore.fs import FileSystem
+from fencepost.logcore.system import ReadableBuffer
 from fencepost.logcore.values import dataclass
 
 PAGE_BYTES: Final = 4096

@@ -231,25 +231,26 @@ class ProducerStateManager:
             lowest = self._refused.lowest(header.producer_id, epoch)
             if lowest is not None and header.base_sequence > lowest:
                 raise OutOfOrderSequenceError(
-                    f"producer {header.producer_id} sends sequence {header.base_sequence} where"
-                    f" {lowest} has to come first"
+                    f"producer {header.producer_id} sends sequence {header.base_sequence},"
+                    f" but {lowest} must come first"
                 )
             if transactional and transaction_version >= 2 and header.base_sequence:
                 raise OutOfOrderSequenceError(
-                    f"sequence {header.base_sequence} where the transaction of producer"
-                    f" {header.producer_id} has to begin with 0"
+                    f"sequence {header.base_sequence}, but the transaction of producer"
+                    f" {header.producer_id} must begin with 0"
                 )
             if not self._limit.has_room:
                 raise TooManyProducersError(
-                    f"all of the {self._limit.maximum} producers that are remembered have a"
-                    f" transaction open; producer {header.producer_id} has to wait for one to end"
+                    f"each of the {self._limit.maximum} producers in memory has an open"
+                    f" transaction; producer {header.producer_id} must wait until one ends"
                     " (max.producer.ids)"
                 )
             return
         self._check_sequence(entry, epoch, header.base_sequence)
         if entry.current_txn_first_offset is not None and not transactional:
             raise InvalidTxnStateError(
-                f"producer {header.producer_id} has a transaction open, the batch is outside of it"
+                f"producer {header.producer_id} has an open transaction, but the batch is"
+                " not part of it"
             )
 
     def _check_sequence(self, entry: ProducerEntry, epoch: int, sequence: int) -> None:
@@ -257,8 +258,8 @@ class ProducerStateManager:
         expected = 0 if last == MAX_SEQUENCE else last + 1
         if sequence != expected:
             raise OutOfOrderSequenceError(
-                f"producer {entry.producer_id} sends sequence {sequence} under epoch {epoch}"
-                f" where {expected} is next"
+                f"producer {entry.producer_id} sends sequence {sequence} in epoch {epoch};"
+                f" expected is {expected}"
             )
 
     def check_marker(

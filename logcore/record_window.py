@@ -76,7 +76,7 @@ class RecordWindow:
         """Request all bytes of a record of ``size`` bytes, whose ``end`` lies after ``data``."""
         self._check_size(size)
         if size < 0 or self.is_last:
-            raise InvalidRecordError(f"a record of {size} bytes leaves the records of its batch")
+            raise InvalidRecordError(f"a record of {size} bytes extends beyond its batch")
         self._missing = end - len(self.data)
 
     def _check_size(self, size: int) -> None:
@@ -93,7 +93,7 @@ class RecordWindow:
     def _check_sizes(self, data: bytes, pos: int, count: int) -> None:
         """Check the sizes of ``count`` records that were read from ``data`` at ``pos``.
 
-        The loops of the readers do not: they would check every record, and few topics have a bound.
+        Few topics have a bound, so the readers' inner loops do not check it.
         """
         for _ in range(count):
             size = ONE_BYTE[data[pos]]

@@ -369,7 +369,7 @@ class _Loader:
         """Return whether a gap at ``expected`` in the active segment is damage.
 
         The segment may have been compacted before a truncation made it the active one: below the
-        flushed offset or the cleaner's checkpoint, and in a fetched log, a gap is no damage.
+        flushed offset or the cleaner's checkpoint, and in a fetched log, a gap is not damage.
         """
         options = self._options
         return not options.is_replica and expected >= max(self._flushed, options.compacted_below)

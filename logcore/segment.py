@@ -31,7 +31,7 @@ from fencepost.logcore.batch import (
 from fencepost.logcore.config import LogConfig
 from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.file_range import FileRange
-from fencepost.logcore.fs import FileSystem, ReadableBuffer
+from fencepost.logcore.fs import FileSystem
 from fencepost.logcore.index import (
     MAX_RELATIVE_OFFSET,
     MappedIndexes,
@@ -50,6 +50,7 @@ from fencepost.logcore.legacy import (
     to_v2,
 )
 from fencepost.logcore.log_file import LogFile
+from fencepost.logcore.system import ReadableBuffer
 
 LOG_SUFFIX: Final = ".log"
 INDEX_SUFFIX: Final = ".index"

@@ -161,7 +161,7 @@ def _one_batch(data: Buffer) -> BatchHeader:
         refusal = NotOneBatchError if magic < MAGIC else CorruptRecordError
         raise refusal(f"a batch of format {magic}, only 2 is accepted")
     if len(data) < HEADER_SIZE:
-        raise NotOneBatchError(f"{len(data)} bytes are no batch")
+        raise NotOneBatchError(f"{len(data)} bytes are not a batch")
     header = parse_header(data)
     if header.size > len(data):
         raise NotOneBatchError(f"a batch of {header.size} bytes where {len(data)} are given")

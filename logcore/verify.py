@@ -103,7 +103,7 @@ def _bounds(fs: FileSystem, directory: str) -> tuple[int, int]:
 def _flushed_below(fs: FileSystem, directory: str) -> int:
     """Return the recovery point of the partition in ``directory``, from the files beside it.
 
-    MAX_INT64 after a clean stop, and if the partition is not in a data directory.
+    After a clean stop, or if the partition is not in a data directory, return MAX_INT64.
     """
     names = fs.list_directory(str(Path(directory).parent)) or ()
     if CLEAN_SHUTDOWN in names or META_PROPERTIES not in names:
@@ -114,7 +114,7 @@ def _flushed_below(fs: FileSystem, directory: str) -> int:
 def _checkpointed(fs: FileSystem, directory: str, name: str, default: int) -> int:
     """Return the checkpointed offset of the partition in ``directory``, 0 if there is none.
 
-    ``default`` if the directory's name is not a partition's.
+    If the directory's name is not a partition's, return ``default``.
     """
     path = Path(directory)
     match = _DIRECTORY.fullmatch(path.name)
@@ -155,7 +155,7 @@ def verify_partition(
         try:
             yield from _dumped(fs, directory, name, decoder)
         except ValueError:
-            yield _problem(f"{directory}/{name}", "no file of a log")
+            yield _problem(f"{directory}/{name}", "not a log file")
     if not bases:
         return
     yield from _Replay(fs, directory, names, bases).check()
@@ -254,7 +254,7 @@ class _Replay:
             return None
 
     def _check_snapshots(self, low: int, high: int) -> Iterator[Row]:
-        """Compare the snapshots in [low, high], a range in which the log has no records."""
+        """Compare the snapshots between two batches, which end at ``low`` and begin at ``high``."""
         for offset in sorted(one for one in self._snapshots if low <= one <= high):
             self._snapshots.discard(offset)
             for entry in self._read_snapshot(offset) or ():

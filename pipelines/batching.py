@@ -24,7 +24,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         if self.max_records < 1 or self.max_bytes < 1 or self.max_ms < 0:
-            raise ValueError(f"a transaction needs room for a record: {self}")
+            raise ValueError(f"the limits must allow one record per transaction: {self}")
 
 
 class Batcher(Generic[T]):

@@ -63,7 +63,7 @@ from fencepost.pipelines.security import (
     watched,
 )
 from fencepost.pipelines.serde import BYTES, Serde
-from fencepost.pipelines.stopping import STOP_MS, StopRequest, signals_ask
+from fencepost.pipelines.stopping import STOP_MS, StopRequest, stop_on_signals
 from fencepost.pipelines.topics import TOPIC_WAIT_MS, Topics
 
 _log = structlog.get_logger()
@@ -199,7 +199,7 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         Raises GaveUpError if no broker answers for ``retry.start_ms``, AuthenticationError at once
         if a broker refuses the login, StoppedError after :meth:`stop`.
         """
-        if await self.is_stopping.interrupts(self._connect()):
+        if await self.is_stopping.run_until_set(self._connect()):
             raise StoppedError("the pipeline was stopped before it had connected")
         return self
 
@@ -299,8 +299,8 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         Raises PipelineError, or the broker's error, if a retry is useless; with ``to_end``
         MissingTopicError for an input topic that does not exist.
         """
-        with signals_ask(self.stop) if handle_signals else contextlib.nullcontext():
-            await self.is_stopping.interrupts(
+        with stop_on_signals(self.stop) if handle_signals else contextlib.nullcontext():
+            await self.is_stopping.run_until_set(
                 self._loop(to_end=to_end), lambda: self._is_transacting
             )
 
@@ -363,7 +363,7 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
             self._work.result()
         except asyncio.CancelledError:
             if self._work.cancelled():
-                raise RebalancedError("the group has taken the partitions back") from None
+                raise RebalancedError("the group has revoked the partitions") from None
             self._work.cancel()
             await asyncio.wait([self._work], timeout=self._abort_s())
             raise

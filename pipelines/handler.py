@@ -104,7 +104,8 @@ class HandlerCall:
         """
         if self._dead_letter is None:
             raise RecordRefusedError(
-                f"an output cannot be written: {why} (name a dead_letter topic to go on without it)"
+                f"an output cannot be written: {why} (set a dead_letter topic to continue"
+                " without it)"
             )
         now_ms = int(time.time() * 1000)
         stamp = now_ms if output.timestamp_ms is None else output.timestamp_ms
@@ -116,8 +117,8 @@ class HandlerCall:
         if self._dead_letter is None:
             record = refusal.record
             raise RecordRefusedError(
-                f"{record.topic}-{record.partition}@{record.offset}: {refusal.reason} "
-                "(name a dead_letter topic to go on without such records)"
+                f"{record.topic}-{record.partition}@{record.offset}: {refusal.reason} (set a"
+                " dead_letter topic to continue without such records)"
             )
         if isinstance(self._dead_letter, str):
             return refusal.letter(self._dead_letter)

@@ -32,7 +32,7 @@ def _as_bytes(value: Any) -> bytes:
         return value.encode()
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
-    raise TypeError(f"bytes or str wanted, not {type(value).__name__}; or name a serde")
+    raise TypeError(f"expected bytes or str, not {type(value).__name__}; or name a serde")
 
 
 def _pack(value: Any) -> bytes:

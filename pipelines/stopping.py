@@ -44,7 +44,7 @@ class StopRequest(asyncio.Event):
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.wait(), seconds)
 
-    async def interrupts(
+    async def run_until_set(
         self, work: Coroutine[Any, Any, Any], is_worth_waiting: Callable[[], bool] = bool
     ) -> bool:
         """Run ``work`` until its end or the stop request; return whether it was interrupted.
@@ -70,8 +70,11 @@ class StopRequest(asyncio.Event):
 
 
 @contextlib.contextmanager
-def signals_ask(stop: Callable[[], object]) -> Iterator[None]:
-    """Make SIGTERM and SIGINT call ``stop`` within the context, in a Unix process's main thread."""
+def stop_on_signals(stop: Callable[[], object]) -> Iterator[None]:
+    """Make SIGTERM and SIGINT call ``stop`` within the context.
+
+    Only the main thread of a Unix process can set handlers; elsewhere signals are left alone.
+    """
     loop = asyncio.get_running_loop()
     taken = []
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 
-from fencepost.logcore.byte_count import TAKEN_IN
+from fencepost.logcore.byte_count import INPUT_BYTES
 from fencepost.protocol.errors import MalformedRequest
 from fencepost.protocol.limits import LARGE_FRAME_BYTES, MAX_REQUEST_BYTES
 
@@ -67,7 +67,7 @@ class FrameBuffer:
     def received(self, size: int) -> None:
         """Record that ``size`` bytes were received into the memory from :meth:`writable`."""
         self._end += size
-        TAKEN_IN.add(size)
+        INPUT_BYTES.add(size)
 
     def next_frame(self) -> memoryview | None:
         """Return the next complete frame without its length, or None if more bytes are needed.

@@ -58,7 +58,7 @@ def parse_jaas(text: str) -> JaasLogin:
     if kinds[:2] != ["word", "word"]:
         raise JaasError("it must begin with the name of a module and a flag such as `required`")
     if values[1].lower() not in _FLAGS:
-        raise JaasError(f"behind the module comes one of {', '.join(sorted(_FLAGS))}")
+        raise JaasError(f"after the module comes one of {', '.join(sorted(_FLAGS))}")
     options: dict[str, str] = {}
     at = 2
     while at < len(tokens) and tokens[at] != ("sign", ";"):

@@ -5,11 +5,8 @@ Source: ``DefaultSslEngineFactory.PemParser``, RFC 7468.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Final
 
 _BLOCK: Final = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----.*?-----END \1-----", re.DOTALL)
@@ -58,25 +55,3 @@ def private_keys(text: str) -> list[str]:
 def _blocks(text: str) -> Iterator[tuple[str, str]]:
     for found in _BLOCK.finditer(text):
         yield found[1], f"{found[0]}\n"
-
-
-@contextmanager
-def hidden(text: str) -> Iterator[str]:
-    """Yield the path of a private temporary file with this text, for APIs that only take paths.
-
-    The file is in memory where the system supports that, and is removed at the end.
-    """
-    if hasattr(os, "memfd_create"):
-        descriptor, path = os.memfd_create("fencepost", os.MFD_CLOEXEC), ""
-    else:
-        import tempfile  # noqa: PLC0415 - a large import that Linux does not need
-
-        descriptor, path = tempfile.mkstemp(prefix="fencepost-")  # mode 0600
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            yield path or f"/proc/self/fd/{descriptor}"
-    finally:
-        if path:
-            Path(path).unlink()

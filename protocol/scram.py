@@ -159,7 +159,7 @@ class ServerFirst:
         found = _parse(_SERVER_FIRST, token, "the first message of a broker")
         iterations = int(found["iterations"])
         if iterations == 0:
-            raise ScramError("a broker asks for no iterations")
+            raise ScramError("the broker requires no iterations")
         return cls(found[0], found["nonce"], base64.b64decode(found["salt"]), iterations)
 
     def encode(self) -> bytes:
@@ -212,7 +212,7 @@ def parse_server_final(token: bytes) -> bytes:
 def _parse(pattern: re.Pattern[str], token: bytes, what: str) -> re.Match[str]:
     found = pattern.fullmatch(token.decode(errors="replace"))
     if found is None:
-        raise ScramError(f"{what} has not the form of SCRAM")
+        raise ScramError(f"{what} is not a SCRAM message")
     return found
 
 

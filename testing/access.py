@@ -103,14 +103,16 @@ class BrokerAccess:
         if acls is not None and not isinstance(acls, (list, tuple)):
             raise TypeError(f"acls are a list of rules, not {acls!r}")
         if acls is not None and not self.users:
-            raise ValueError("acls= needs users=: who does not log in is nobody to have a right")
+            raise ValueError(
+                "acls= needs users=: a client that does not log in has no principal to authorize"
+            )
         self.rules = None if acls is None else [self.rule(one) for one in acls]
-        self._everybody = {**self.users, OWN_USER: secrets.token_urlsafe(16)} if self.users else {}
+        self._passwords = {**self.users, OWN_USER: secrets.token_urlsafe(16)} if self.users else {}
         self._certificates = certificates() if tls else None
         self._home: tempfile.TemporaryDirectory[str] | None = None
         self.added = [
             _added(name, password, mechanism)
-            for name, password in self._everybody.items()
+            for name, password in self._passwords.items()
             for mechanism in SCRAM_MECHANISMS
         ]
         """The argument of ``Broker(add_scram=…)``."""
@@ -118,7 +120,7 @@ class BrokerAccess:
     def _no_user(self, user: str | None) -> str:
         known = sorted(self.users)
         hint = nearest(user, known) if user is not None else ""
-        return f"user={user!r} is none of the broker's: {', '.join(known)}{hint}"
+        return f"user={user!r} is not one of the broker's: {', '.join(known)}{hint}"
 
     def rule(self, text: str) -> Rule:
         """Parse an ACL, which must be for one of the users or for ``*``. Raises ValueError."""
@@ -160,7 +162,7 @@ class BrokerAccess:
             found["ssl.truststore.type"] = "PEM"
             found["ssl.truststore.certificates"] = self._certificates.authority
         if self.users:
-            login = _jaas(_BETWEEN_BROKERS, OWN_USER, self._everybody[OWN_USER])
+            login = _jaas(_BETWEEN_BROKERS, OWN_USER, self._passwords[OWN_USER])
             listener = f"listener.name.{self.protocol.lower()}"
             found["sasl.mechanism.inter.broker.protocol"] = _BETWEEN_BROKERS
             found[f"{listener}.{_BETWEEN_BROKERS.lower()}.sasl.jaas.config"] = login
@@ -201,7 +203,7 @@ class BrokerAccess:
         if self.users:
             found["sasl.mechanism"] = _BETWEEN_BROKERS
             found["sasl.username"] = OWN_USER
-            found["sasl.password"] = self._everybody[OWN_USER]
+            found["sasl.password"] = self._passwords[OWN_USER]
         return Security.of(found)
 
     def client_config(
@@ -262,29 +264,31 @@ class Rule(NamedTuple):
 
 
 def parse_rule(text: str) -> Rule:
-    """Parse ``alice READ,DESCRIBE topic:orders``, ``deny bob ALL topic:secret-*``. ValueError.
+    """Parse ``alice READ topic:orders``, ``deny bob ALL topic:secret-*``. Raises ValueError.
 
     Operations have Kafka's names. A name that ends in an asterisk is a prefix, the asterisk alone
     is any name; ``cluster`` needs none. The principal is of the type User; ``*`` is every user.
     """
     found = _RULE.fullmatch(" ".join(text.split())) if isinstance(text, str) else None
     if found is None:
-        raise ValueError(f"{text!r} is no rule like 'alice READ,WRITE topic:orders'")
+        raise ValueError(f"{text!r} is not an ACL like 'alice READ,WRITE topic:orders'")
     kind = found["type"].upper().replace("-", "_")
     types = [one.name for one in ResourceType if one > ResourceType.ANY]
     if kind not in types:
         there = [one.lower().replace("_", "-") for one in types]
         hint = nearest(found["type"].lower(), there)
-        told = f"{text!r}: there is no resource {found['type']!r}; there are {', '.join(there)}"
+        told = (
+            f"{text!r}: there is no resource type {found['type']!r}; known are {', '.join(there)}"
+        )
         raise ValueError(f"{told}{hint}")
     operations = [one.upper() for one in found["operations"].split(",")]
     for one in operations:
         if one not in _OPERATIONS:
-            hint = nearest(one, _OPERATIONS) or f"; there are {', '.join(_OPERATIONS)}"
-            raise ValueError(f"{text!r}: there is no operation {one!r}{hint}")
+            hint = nearest(one, _OPERATIONS) or f"; the operations are {', '.join(_OPERATIONS)}"
+            raise ValueError(f"{text!r}: unknown operation {one!r}{hint}")
     name = found["name"] or (CLUSTER_NAME if kind == "CLUSTER" else "")
     if not name:
-        raise ValueError(f"{text!r}: which {found['type']}? {found['type']}:* is any")
+        raise ValueError(f"{text!r}: the {found['type']} needs a name; {found['type']}:* means any")
     is_prefix = name.endswith("*") and name != ANYTHING
     return Rule(
         Permission.DENY if (found["permission"] or "").lower() == "deny" else Permission.ALLOW,

@@ -89,7 +89,7 @@ def utf8(what: str, value: str) -> bytes:
     try:
         return value.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"{what} is no text that UTF-8 can hold: {value!r}") from None
+        raise ValueError(f"{what} cannot be encoded as UTF-8: {value!r}") from None
 
 
 def integer(what: str, value: object, least: int = -MAX_LONG - 1, most: int = MAX_LONG) -> int:

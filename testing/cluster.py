@@ -249,7 +249,7 @@ class Cluster(KafkaUnderTest):
             raise TypeError(f"nodes are a list of their ids, [1], not {ids!r}")
         found = tuple(ids)
         if not found:
-            raise ValueError("nodes are named by their ids, [1]; here are none")
+            raise ValueError("nodes are a list of their ids, [1], which is empty")
         for one in found:
             if one != CONTROLLER_ID:
                 self._broker(one)

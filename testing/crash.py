@@ -6,7 +6,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from fencepost.logcore.fs import FileMap, OsFileSystem, ReadableBuffer
+from fencepost.logcore.fs import FileMap, OsFileSystem
+from fencepost.logcore.system import ReadableBuffer
 
 
 class CrashableFileSystem(OsFileSystem):

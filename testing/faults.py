@@ -112,7 +112,7 @@ class Fault:
                 raise self._too_few(hits, timeout)
 
     async def wait_async(self, timeout: float = 10.0, *, hits: int = 1) -> None:
-        """Do :meth:`wait` for a coroutine, which can be cancelled."""
+        """Do :meth:`wait` in a coroutine; the wait can be cancelled."""
         changed = asyncio.Event()
         tell = partial(asyncio.get_running_loop().call_soon_threadsafe, changed.set)
         with self._changed:
@@ -245,7 +245,7 @@ class Faults:
         """
         lost: str | None = "answer" if drop is True else drop or None
         if (error is not None) + (lost is not None) + (close is not None) > 1:
-            raise ValueError("one of error, drop and close")
+            raise ValueError("give only one of error, drop and close")
         if error is None and lost is None and close is None and delay_ms <= 0:
             raise ValueError("a fault without effect: give error, drop, close or delay_ms")
         if lost is not None:
@@ -284,7 +284,7 @@ class Faults:
             self._install()
 
     def clear(self) -> None:
-        """Remove all of them; close connections with dropped requests, and end all delays."""
+        """Remove faults and observers; close connections of dropped requests, end all delays."""
         with self._lock:
             self._faults.clear()
             self._observers.clear()
@@ -360,12 +360,14 @@ class Faults:
         if fault.close == "before":
             raise CloseConnection("a fault: closed before the request")
         if fault.error is not None:
-            true = None
+            real = None
             if ctx.api_key in APIS_ANSWERED_WITH_DATA:
-                true = yield from finished(handler.run(ctx))
-            answer = error_answer(ctx, fault.error, true)
+                real = yield from finished(handler.run(ctx))
+            answer = error_answer(ctx, fault.error, real)
             if answer is None:
-                raise CloseConnection("a fault: the request has no answer to hold an error")
+                raise CloseConnection(
+                    "a fault: the request has no response that could contain an error"
+                )
             return answer
         if fault.drop != "request":
             answer = yield from finished(handler.run(ctx))
@@ -440,7 +442,7 @@ def _api(api: str | ApiKey | None) -> ApiKey | None:
         + (
             f"did you mean {' or '.join(APIS[known[one]].name for one in near)}?"
             if near
-            else "names are Kafka's, as EndTxn or OffsetCommit"
+            else "use Kafka's names, such as EndTxn or OffsetCommit"
         )
     )
 

@@ -62,7 +62,9 @@ class HookServer:
         except BrokerError as error:
             raise ValueError(str(error)) from error
         if self._host != "localhost" and not is_loopback(self._host):
-            raise ValueError(f"{self._host} is not loopback: whoever reaches it owns the time")
+            raise ValueError(
+                f"{self._host} is not loopback: every client that reaches it could move the clock"
+            )
         self.clock = TestClock(auto=True)
         """Runs until a test stops it."""
         self.faults = Faults()

@@ -34,6 +34,7 @@ _BATCHES = (
     "client",
     "protocol",
     *(f"logcore.{name}" for name in ("batch", "compression", "errors", "printable", "varint")),
+    "logcore.system",
 )
 _BESIDE_MACHINES = tuple(
     f"logcore.{name}"
@@ -71,6 +72,7 @@ ALLOWED_IMPORTS = {
         "coordinator.metadata.names",
         "protocol",
         "logcore.batch",
+        "logcore.system",
     ),
     "testing": (
         "testing",
@@ -98,7 +100,8 @@ ALLOWED_IMPORTS = {
     "client": (
         "client",
         "protocol",
-        *(f"logcore.{name}" for name in ("batch", "clock", "compression", "tracebacks", "values")),
+        *(f"logcore.{name}" for name in ("batch", "clock", "compression", "system")),
+        *(f"logcore.{name}" for name in ("tracebacks", "values")),
     ),
     "protocol": (
         "protocol",
@@ -353,12 +356,18 @@ UUID = "uuid.UUID"
 """
 
 DOORS = {
-    "logcore/fs.py": frozenset({"os", "shutil", "mmap", "fcntl", "resource"}),
-    "logcore/clock.py": frozenset({"time"}),
+    "logcore/fs.py": frozenset({"os", "shutil", "mmap"}),
+    "logcore/system.py": frozenset(
+        {
+            *("asyncio", "fcntl", "mmap", "os", "resource", "select", "signal", "socket"),
+            *("tempfile", "threading", "time"),
+        }
+    ),
     "logcore/flush.py": frozenset({"threading"}),
 }
 """The log's only access to the operating system, which a simulator can therefore replace.
 
+``system.py`` has the calls that differ between systems, for all folders.
 ``flush.py`` only has a lock: its callers choose the thread in which a flush runs.
 """
 
@@ -370,6 +379,11 @@ BEHIND_DOORS = frozenset.union(*DOORS.values()) | {
     "tempfile",
     "threading",
 }
+
+SYSTEM = "logcore/system.py"
+DISTINGUISHES = frozenset({"sys.platform", "os.name", "platform.system"})
+ONLY_ON_SOME = frozenset({"fcntl", "grp", "msvcrt", "pwd", "resource", "winreg"})
+"""How a program tells systems apart, and modules that some of them lack."""
 
 CLOCKS = frozenset(
     f"{module}{name}{ns}"
@@ -479,8 +493,13 @@ def _nodes(source: str) -> list[ast.AST]:
     return list(ast.walk(_parsed(source)))
 
 
-def _imported(source: str, path: str) -> Iterator[tuple[int, str]]:
-    """Yield (line, dotted module) of every import of a file, on every level."""
+@cache
+def _imported(source: str, path: str) -> tuple[tuple[int, str], ...]:
+    """Return (line, dotted module) of every import of a file, on every level."""
+    return tuple(_imports(source, path))
+
+
+def _imports(source: str, path: str) -> Iterator[tuple[int, str]]:
     package = PurePosixPath(path).parent.parts
     if package[0] in PARTS:
         package = ("fencepost", *package)
@@ -531,7 +550,7 @@ def the_log_has_two_doors(path: str, source: str) -> Iterator[str]:
 
 
 def a_frozen_clock_is_not_asked(path: str, source: str) -> Iterator[str]:
-    if not path.startswith(BESIDE_TESTS) or path.startswith(("cli/", "tools/")):
+    if not path.startswith(BESIDE_TESTS) or path.startswith(("cli/", "tools/", SYSTEM)):
         return
     asked = [
         (node.lineno, ast.unparse(node))
@@ -541,6 +560,17 @@ def a_frozen_clock_is_not_asked(path: str, source: str) -> Iterator[str]:
     for line, name in [*asked, *_imported(source, path)]:
         if name in CLOCKS:
             yield f"{path}:{line} {name}: logcore/clock.py has clocks that no test freezes"
+
+
+def systems_are_told_apart_in_one_place(path: str, source: str) -> Iterator[str]:
+    if not path.startswith(tuple(f"{part}/" for part in PACKAGES)) or path == SYSTEM:
+        return
+    for line, module in _imported(source, path):
+        if module.split(".")[0] in ONLY_ON_SOME or module in DISTINGUISHES:
+            yield f"{path}:{line} imports {module}: {SYSTEM} has what differs between systems"
+    for node in _nodes(source):
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in DISTINGUISHES:
+            yield f"{path}:{node.lineno} {ast.unparse(node)}: {SYSTEM} tells systems apart"
 
 
 def work_in_the_background_is_begun_in_one_place(path: str, source: str) -> Iterator[str]:
@@ -783,8 +813,14 @@ RULES: dict[Rule, tuple[tuple[str, str], ...]] = {
     the_log_has_two_doors: (
         ("logcore/x.py", "import os"),
         ("logcore/fs.py", "import time"),
-        ("logcore/clock.py", "import os"),
+        ("logcore/clock.py", "import time"),
         ("logcore/x.py", "from time import time"),
+    ),
+    systems_are_told_apart_in_one_place: (
+        ("pipelines/x.py", "import fcntl"),
+        ("cli/x.py", "def f():\n    from resource import getrlimit"),
+        ("logcore/fs.py", "import sys\nslow = sys.platform == 'win32'"),
+        ("testing/x.py", "import os\nif os.name == 'nt': pass"),
     ),
     a_frozen_clock_is_not_asked: (
         ("testing/x.py", "import time\nuntil = time.monotonic() + 30"),
@@ -879,7 +915,8 @@ GOOD: dict[str, str] = {
         "\nfrom fencepost.groups.errors import GroupError"
     ),
     "logcore/fs.py": "import os\nimport mmap",
-    "logcore/clock.py": "import time",
+    "logcore/clock.py": "from fencepost.logcore import system",
+    "logcore/system.py": "import fcntl, sys, time\nnow = time.time_ns\nlinux = sys.platform",
     "pipelines/good.py": (
         "from fencepost.client.client import WireClient"
         "\nfrom fencepost.groups.assignors import client"

@@ -13,7 +13,6 @@ from typing import Final
 
 from fencepost.cluster.controller.handover import as_standalone
 from fencepost.cluster.image import MetadataImage
-from fencepost.coordinator.metadata.kraft_metadata_cache import MEMBER_FEATURES
 from fencepost.coordinator.metadata.metadata import FEATURES
 from fencepost.coordinator.metadata.quorum_state import (
     is_of_member,
@@ -62,7 +61,7 @@ def make_plan(fs: FileSystem, data_dir: Path, controllers: Sequence[Path]) -> De
     log = f"{data_dir}/{METADATA_DIRECTORY}"
     meta = _identity(fs, data_dir)
     if not is_ours(fs, log):
-        raise PromotionError(f"{data_dir} has never stood alone")
+        raise PromotionError(f"the broker of {data_dir} has never been standalone")
     if not is_of_member(fs, log):
         return Demotion(data_dir, None, ())
     if fs.read_file(f"{data_dir}/{CLEAN_SHUTDOWN}") is None:
@@ -71,15 +70,14 @@ def make_plan(fs: FileSystem, data_dir: Path, controllers: Sequence[Path]) -> De
             " and stop it, so that its logs are whole"
         )
     newest = _newest(fs, meta, controllers)
-    # Levels of features that only clusters have are kept for the next promotion.
-    own = {name: (low, high) for name, (low, high, _) in FEATURES.items()}
-    supported = {**MEMBER_FEATURES, **own}
+    supported = {name: (low, high) for name, (low, high, _) in FEATURES.items()}
     image, reasons = as_standalone(newest.image, meta.node_id, meta.directory_id, supported)
     if reasons:
         more = f" and {len(reasons) - _MOST_REASONS} more" if len(reasons) > _MOST_REASONS else ""
         raise PromotionError(
-            f"the broker cannot go on alone: {'; '.join(reasons[:_MOST_REASONS])}{more}. Give it"
-            " the replicas first (fencepost topics reassign), while the cluster runs"
+            "the broker cannot continue standalone:"
+            f" {'; '.join(reasons[:_MOST_REASONS])}{more}. First move the replicas to it"
+            " (fencepost topics reassign), while the cluster runs"
         )
     return Demotion(
         data_dir,
@@ -94,7 +92,7 @@ def _identity(fs: FileSystem, directory: Path) -> MetaProperties:
     except CheckpointError as error:
         raise PromotionError(f"{directory}/{META_PROPERTIES} is damaged: {error}") from error
     if meta is None:
-        raise PromotionError(f"{directory} is no data directory")
+        raise PromotionError(f"{directory} is not a data directory")
     return meta
 
 
@@ -115,12 +113,12 @@ def _newest(fs: FileSystem, meta: MetaProperties, controllers: Sequence[Path]) -
         found.append(metadata)
     newest = max(found, key=lambda one: (one.image.epoch, one.image.offset), default=None)
     if newest is None:
-        raise PromotionError("the metadata are those of the controllers: say where they are")
+        raise PromotionError("the metadata is in the directories of the controllers: name them")
     voters = len(newest.image.controllers)
     if 2 * len({*controllers}) <= voters:
         raise PromotionError(
-            f"there are {voters} controllers: the directories of {voters // 2 + 1} are needed to"
-            " know what was decided last"
+            f"the cluster has {voters} controllers: the directories of {voters // 2 + 1} are"
+            " needed to find the last committed metadata"
         )
     return newest
 

@@ -37,7 +37,7 @@ from fencepost.coordinator.config.listeners import (
 )
 from fencepost.coordinator.config.roles import BOOTSTRAP, ROLES, VOTERS, roles_of
 from fencepost.coordinator.metadata.control_records import Voter
-from fencepost.coordinator.metadata.metadata import FEATURES
+from fencepost.coordinator.metadata.metadata import FEATURES, SHARE_VERSION
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
 from fencepost.coordinator.metadata.quorum_state import (
     is_of_member,
@@ -150,7 +150,7 @@ class PromotionPlan:
 def held(fs: FileSystem, data_dir: Path) -> Iterator[None]:
     """Lock a data directory against brokers. Raises PromotionError if it is in use, OSError."""
     if fs.read_file(f"{data_dir}/{META_PROPERTIES}") is None:
-        raise PromotionError(f"{data_dir} is no data directory of a broker")
+        raise PromotionError(f"{data_dir} is not the data directory of a broker")
     try:
         lock = fs.lock(f"{data_dir}/{LOCK}")
     except BlockingIOError as error:
@@ -170,7 +170,7 @@ def make_plan(fs: FileSystem, wanted: PromotionRequest) -> PromotionPlan:
     config = BrokerConfig(wanted.settings)
     if config.int("node.id") != meta.node_id:
         raise PromotionError(
-            f"{wanted.data_dir} belongs to node.id {meta.node_id}, the configuration says"
+            f"{wanted.data_dir} belongs to node.id {meta.node_id}, but the configuration has"
             f" {config.int('node.id')}"
         )
     _check_controllers(fs, wanted, meta)
@@ -195,11 +195,9 @@ def _read(fs: FileSystem, directory: str) -> tuple[MetaProperties, StoppedMetada
     except CheckpointError as error:
         raise PromotionError(f"{directory}/{META_PROPERTIES} is damaged: {error}") from error
     if meta is None or not is_ours(fs, log):
-        raise PromotionError(f"{directory} is no data directory of a broker that stands alone")
+        raise PromotionError(f"{directory} is not the data directory of a standalone broker")
     if is_of_member(fs, log):
-        raise PromotionError(
-            f"{directory} is that of a broker which has joined controllers already"
-        )
+        raise PromotionError(f"the broker of {directory} has already joined controllers")
     metadata = read_stopped(fs, log)
     if metadata is None or meta.node_id not in metadata.image.brokers:
         raise PromotionError(
@@ -208,8 +206,8 @@ def _read(fs: FileSystem, directory: str) -> tuple[MetaProperties, StoppedMetada
     others = sorted(metadata.image.brokers.keys() - {meta.node_id})
     if others:
         raise PromotionError(
-            f"{directory} is that of the controller of other brokers {others}; promoted is a broker"
-            " that stands alone"
+            f"{directory} belongs to the controller of other brokers {others}; only a"
+            " standalone broker can be promoted"
         )
     return meta, metadata
 
@@ -217,13 +215,13 @@ def _read(fs: FileSystem, directory: str) -> tuple[MetaProperties, StoppedMetada
 def _check_controllers(fs: FileSystem, wanted: PromotionRequest, meta: MetaProperties) -> None:
     ids = [one.node_id for one in wanted.controllers]
     if not ids:
-        raise PromotionError("there is no cluster without a controller")
+        raise PromotionError("a cluster needs a controller")
     if len({*ids}) < len(ids):
         raise PromotionError("two controllers have the same id")
     if meta.node_id in ids:
         raise PromotionError(
-            f"the id {meta.node_id} is the broker's own: in a cluster no two nodes have the same,"
-            " be they brokers or controllers"
+            f"the id {meta.node_id} is the broker's own: every node of a cluster, broker or"
+            " controller, needs another id"
         )
     if len({one.address for one in wanted.controllers}) < len(ids):
         raise PromotionError("two controllers have the same address")
@@ -237,8 +235,8 @@ def _check_controllers(fs: FileSystem, wanted: PromotionRequest, meta: MetaPrope
         at = f"{output}/{_CONTROLLER}{one}/{_METADATA}"
         if fs.read_file(f"{at}/{METADATA_DIRECTORY}/{QUORUM_STATE}") is not None:
             raise PromotionError(
-                f"the controller {one} has been started on {at}, which is its own now: stop it and"
-                " remove that, or give another --output"
+                f"the controller {one} has been started on {at} and uses it: stop it and"
+                " remove the directory, or give another --output"
             )
 
 
@@ -351,8 +349,8 @@ def _warnings(
     for name, one in advertised.items():
         if _is_local(one.host) and not all(_is_local(each.host) for each in wanted.controllers):
             yield (
-                f"{name} is advertised as {one.host}, which brokers on other machines do not reach:"
-                f" set {ADVERTISED}"
+                f"{name} is advertised as {one.host}, which brokers on other machines cannot"
+                f" reach: set {ADVERTISED}"
             )
         if one.port == 0:
             yield f"{name} has another port after each start: clients will not find the broker"
@@ -361,14 +359,16 @@ def _warnings(
     asks_nobody = of_controllers in (SecurityProtocol.PLAINTEXT, SecurityProtocol.SSL)
     if "authorizer.class.name" in wanted.settings and asks_nobody:
         yield (
-            "the controllers ask nobody who they are, and have rules: without User:ANONYMOUS (or"
-            " the names of the certificates) in super.users no broker may register"
+            "the controllers authenticate no brokers, but have an authorizer: without"
+            " User:ANONYMOUS (or the names of the certificates) in super.users no broker"
+            " can register"
         )
     between = listeners[broker[BETWEEN_BROKERS]]
     if between.is_sasl and "sasl.mechanism.inter.broker.protocol" not in wanted.settings:
         yield (
-            f"brokers will reach each other by {between.name}, and have to log in there: set"
-            " sasl.mechanism.inter.broker.protocol and what it logs in with"
+            f"brokers will connect to each other on the listener {between.name}, which"
+            " requires a login: set sasl.mechanism.inter.broker.protocol and its"
+            " credentials"
         )
     for topic in sorted(metadata.image.topics):
         for key, why in unsafe_configs(topic, metadata.image.topic_configs(topic)).items():
@@ -376,7 +376,7 @@ def _warnings(
     level = metadata.image.features.get(METADATA_VERSION, 0)
     if level > FEATURES[METADATA_VERSION][0]:
         yield f"metadata.version is {level}: the controllers must be of Apache Kafka 4.4 or later"
-    if metadata.image.features.get("share.version", 0) == 0:
+    if metadata.image.features.get(SHARE_VERSION, 0) == 0:
         yield (
             "share groups and streams groups are off, as they were here; kafka-features upgrade"
             " turns them on once brokers of Apache Kafka serve them"

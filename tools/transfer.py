@@ -215,8 +215,8 @@ def _sources(
             )
         if partitions is None and (beside := _left_out(sources, topic)):
             raise TransferError(
-                f"{', '.join(beside)} of {topic} was not given: give all of its partitions, or say"
-                " with --partitions how many it has"
+                f"{', '.join(beside)} of {topic} was not given: give all of its partitions,"
+                " or their number with --partitions"
             )
         if len({source.topic_id for source in sources} - {None}) > 1:
             raise TransferError(f"the directories of {topic} belong to several topics of that name")
@@ -431,12 +431,12 @@ def _ids_in(fs: FileSystem, target: Path, topic: TopicImage, *, replace: bool) -
             raise TransferError(f"{path}: {error}") from error
         if topic_id is None:
             raise TransferError(
-                f"{path} is no partition of Kafka: create {topic.name} there with"
-                f" {len(topic.partitions)} partitions, then stop it"
+                f"{path} is not a partition of Kafka: create {topic.name} there with"
+                f" {len(topic.partitions)} partitions, then stop Kafka"
             )
         logs = [one for one in path.iterdir() if one.suffix == LOG_SUFFIX]
         if not replace and any(one.stat().st_size for one in logs):
-            raise TransferError(f"{path} holds records; --replace gives them up")
+            raise TransferError(f"{path} has records; --replace deletes them")
         ids.append(topic_id)
     if (target / f"{topic.name}-{len(topic.partitions)}").exists():
         raise TransferError(
@@ -497,7 +497,7 @@ def _copy_directory(fs: FileSystem, source: str, target: str) -> None:
     """Copy segments, snapshots and epochs; leave out files that were being deleted."""
     names = fs.list_directory(source)
     if names is None:
-        raise TransferError(f"{source} is not there")
+        raise TransferError(f"{source} does not exist")
     fs.remove_tree(target)
     fs.make_directory(target)
     for name in sorted(names):

@@ -91,7 +91,7 @@ class BlockProducerIds:
         id.
         """
         if block.first_producer_id < self._highest_end or block.length <= 0:
-            raise InvariantViolation(f"{block} overlaps ids below {self._highest_end}")
+            raise InvariantViolation(f"{block} is empty, or has ids below {self._highest_end}")
         if block.end - 1 > MAX_PRODUCER_ID:
             raise ProducerIdsUnavailableError("the producer ids are used up")
         self._highest_end = block.end

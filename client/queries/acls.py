@@ -131,10 +131,10 @@ def why(
     place = NO_ADDRESS if host is None else one_form(host)
     decision = RuleTable.of(rules).decide(principal, place, operation, kind, name)
     if host is None and any(one.host != "*" and one.principal == principal for one in rules):
-        notes.append("there are rules for single addresses: --host asks for one")
+        notes.append("some rules apply to single addresses: name one with --host")
     if decision.allowed is None:
         everyone = settings.get("allow.everyone.if.no.acl.found", "false") == "true"
-        return AclVerdict(everyone, "no rule is about it", None, notes)
+        return AclVerdict(everyone, "no rule applies to it", None, notes)
     because = "a rule" if decision.rule else "no rule allows it"
     return AclVerdict(decision.allowed, because, decision.rule, notes)
 
@@ -147,7 +147,7 @@ def _settings(session: ClusterSession) -> tuple[dict[str, str], list[str]]:
     except ApiError:
         told = []
     known = {one.key: one.value for one in told if one.key in wanted and one.value is not None}
-    notes = [f"the broker does not tell {key}" for key in wanted if key not in known]
+    notes = [f"the broker does not return {key}" for key in wanted if key not in known]
     return known, notes
 
 

@@ -8,6 +8,8 @@ group, with their client ids and hosts, are the clients that hold the transactio
 A group counts as waiting if its committed offset is below the high watermark. It also counts if it
 has no committed offset but one of its members owns the partition, as a member that has received no
 records has nothing to commit.
+
+ListGroups also names groups that the principal may not describe. They are reported as hidden.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
+
+from kio.schema.errors import ErrorCode
 
 from fencepost.client.queries.group_view import KNOWN_TYPES, describe_group
 from fencepost.client.queries.open_transactions import (
@@ -25,6 +29,7 @@ from fencepost.client.queries.open_transactions import (
     why_hanging,
 )
 from fencepost.client.requests import EARLIEST, LATEST
+from fencepost.client.router import ApiError
 from fencepost.coordinator.metadata.names import is_progress
 from fencepost.logcore.values import dataclass
 
@@ -35,7 +40,7 @@ if TYPE_CHECKING:
 OFFSETS_TOPIC = "__consumer_offsets"
 
 Positions = dict[str, dict["Partition", "OffsetAndMetadata"]]
-"""The committed offsets of every group of the cluster."""
+"""The committed offsets of every group that the principal may describe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,8 @@ class Blame:
     clients: tuple[str, ...]
     """CLIENT_ID@HOST of the members of the groups whose offsets the transaction commits."""
     waiting: tuple[Waiting, ...]
+    hidden_groups: tuple[str, ...]
+    """Groups that the principal may not describe: they may wait, or hold the transaction."""
 
 
 def blame(session: ClusterSession, partitions: list[Partition]) -> list[Blame]:
@@ -87,8 +94,8 @@ def blame(session: ClusterSession, partitions: list[Partition]) -> list[Blame]:
         if rows
     }
     known = transactions_of(session, (pin.producer_id for pin in pins.values()))
-    positions = _positions(session) if pins else {}
-    owners = _owners(session) if pins else {}
+    positions, hidden = _positions(session) if pins else ({}, ())
+    owners = _owners(session, positions) if pins else {}
     first = session.offsets(list(pins), EARLIEST)
     clients = {
         producer_id: _members(
@@ -123,35 +130,41 @@ def blame(session: ClusterSession, partitions: list[Partition]) -> list[Blame]:
                         if place not in positions.get(group, {})
                     ),
                 ),
+                hidden_groups=() if pin is None else hidden,
             )
         )
     return found
 
 
-def clients_of(session: ClusterSession, producer_ids: Iterable[int]) -> dict[int, tuple[str, ...]]:
+def clients_of(
+    session: ClusterSession, producer_ids: Iterable[int]
+) -> tuple[dict[int, tuple[str, ...]], tuple[str, ...]]:
     """Return CLIENT_ID@HOST of the members of groups with pending offsets, by producer id.
 
-    The leaders of ``__consumer_offsets`` are asked, because they also report a transaction that no
-    coordinator knows.
+    The second value has the hidden groups, as in :class:`Blame`. The leaders of
+    ``__consumer_offsets`` are asked, because they also report a transaction that no coordinator
+    knows.
     """
     topics, wanted = session.client.metadata().topics, set(producer_ids)
     if OFFSETS_TOPIC not in topics or not wanted:
-        return {}
+        return {}, ()
     places = [(OFFSETS_TOPIC, index) for index in topics[OFFSETS_TOPIC].partitions]
     held: dict[int, set[int]] = defaultdict(set)
     for row in producers(session, places):
         if row.is_open and row.producer_id in wanted:
             held[row.producer_id].add(row.partition)
-    positions = _positions(session) if held else {}
-    return {one: _members(session, indexes, positions) for one, indexes in held.items()}
+    positions, hidden = _positions(session) if held else ({}, ())
+    return {one: _members(session, indexes, positions) for one, indexes in held.items()}, hidden
 
 
-def _owners(session: ClusterSession) -> dict[Partition, list[str]]:
+def _owners(session: ClusterSession, positions: Positions) -> dict[Partition, list[str]]:
     """Return the groups with a member that owns a partition, by partition."""
     found: dict[Partition, list[str]] = defaultdict(list)
     for row in session.groups():
         # Older brokers report neither.
         state, kind = getattr(row, "group_state", ""), getattr(row, "group_type", "")
+        if row.group_id not in positions:
+            continue
         if kind.lower() in KNOWN_TYPES and state not in {"Empty", "Dead"}:
             owned = {
                 tp for one in describe_group(session, row.group_id).members for tp in one.assigned
@@ -161,8 +174,18 @@ def _owners(session: ClusterSession) -> dict[Partition, list[str]]:
     return found
 
 
-def _positions(session: ClusterSession) -> Positions:
-    return {row.group_id: session.committed(row.group_id) for row in session.groups()}
+def _positions(session: ClusterSession) -> tuple[Positions, tuple[str, ...]]:
+    """Return the groups' committed offsets, and the groups that the principal may not describe."""
+    positions: Positions = {}
+    hidden = []
+    for row in session.groups():
+        try:
+            positions[row.group_id] = session.committed(row.group_id)
+        except ApiError as error:
+            if error.code is not ErrorCode.group_authorization_failed:
+                raise
+            hidden.append(str(row.group_id))
+    return positions, tuple(sorted(hidden))
 
 
 def _waiting(place: Partition, stable: int, end: int, positions: Positions) -> tuple[Waiting, ...]:

@@ -47,9 +47,9 @@ def read_plan(text: str) -> dict[Partition, Replicas]:
             f" ({type(error).__name__}: {error})"
         ) from error
     if version != 1:
-        raise PlanError(f"the plan is of version {version}, known is 1")
+        raise PlanError(f"the plan has version {version}; only version 1 is supported")
     if len(found) != len(told["partitions"]):
-        raise PlanError("a partition stands in the plan twice")
+        raise PlanError("the plan names a partition twice")
     for (topic, index), replicas in found.items():
         if not replicas or len(set(replicas)) != len(replicas):
             raise PlanError(f"{topic}-{index} can't be on {list(replicas)}")

@@ -33,7 +33,7 @@ def spread(
     wanted = {tp: factor or len(replicas) for tp, replicas in current.items()}
     most = max(wanted.values(), default=0)
     if most > len(racks):
-        raise TooFewBrokers(f"{most} replicas need {most} brokers, there are {len(racks)}")
+        raise TooFewBrokers(f"{most} replicas need {most} brokers; the cluster has {len(racks)}")
     plan = _AssignmentPlan(current, racks)
     for tp, count in wanted.items():
         plan.keep(tp, count)

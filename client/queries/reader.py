@@ -41,7 +41,7 @@ class Reader:
         self.is_early = False
         """Whether no partition has a record at or after the time that ``seek`` was given."""
         self.has_more = False
-        """Whether the last Fetch has records after those that :meth:`rounds` yielded last."""
+        """Whether the last Fetch returned more records than :meth:`rounds` has yielded so far."""
         self.pins: dict[int, int] = {}
         """Partition → its last stable offset, if the last Fetch reported one below the high
         watermark."""
@@ -90,9 +90,9 @@ class Reader:
         """Continue a partition at offset ``at``; a note says if the partition does not have it."""
         first, last = self._bounds[index]
         if at < first:
-            self._tell(index, f"begins at {first}, nothing is left at {at}")
+            self._tell(index, f"begins at {first}; records at {at} have been deleted")
         elif at > last:
-            self._tell(index, f"ends at {last}, nothing is at {at} yet")
+            self._tell(index, f"ends at {last}; there is no record at {at} yet")
         self._go(index, at)
 
     def _go(self, index: int, at: int) -> None:
@@ -114,7 +114,9 @@ class Reader:
             return dict.fromkeys(last) if follow else {**last}
         if until.last is not None or (follow and until.time is not None):
             raise click.BadParameter(
-                "--follow has no end but offsets" if follow else "the last records are the end",
+                "with --follow, --until takes offsets only"
+                if follow
+                else "--until takes no count of last records",
                 param_hint="--until",
             )
         times = self._offsets(list(last), until.time) if until.time is not None else {}

@@ -75,4 +75,4 @@ def _in_ms(at: dt.datetime) -> int:
 
 
 def _complaint(text: str) -> str:
-    return f"{text!r} is no time; a time is {FORMS}"
+    return f"{text!r} is not a time; a time is {FORMS}"

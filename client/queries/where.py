@@ -57,4 +57,4 @@ def read_where(text: str) -> OffsetPosition:
     try:
         return OffsetPosition(time=milliseconds(text))
     except TimeError as error:
-        raise TimeError(f"{text!r} is no place in a topic ({FORMS}); {error}") from error
+        raise TimeError(f"{text!r} is not a position in a topic ({FORMS}); {error}") from error

@@ -166,7 +166,7 @@ def _check_room(view: ControllerView, more: int) -> None:
 
 def _check_limit(count: int, limit: int, name: str) -> None:
     if count > limit:
-        raise PolicyViolationError(f"{count} exceed the limit of rules {name}")
+        raise PolicyViolationError(f"{count} rules exceed the limit {name}")
 
 
 def _reason_against(acl: Acl, limits: AclLimits) -> str | None:

@@ -52,15 +52,15 @@ def reasons_against_successor(before: MetadataImage, after: MetadataImage) -> li
     reasons: list[str] = []
     if after.next_producer_id < before.next_producer_id:
         reasons.append(
-            f"it gives out producer ids from {after.next_producer_id} on, this broker has reserved"
-            f" all below {before.next_producer_id}"
+            f"its next producer id is {after.next_producer_id}, but this broker has reserved"
+            f" all ids below {before.next_producer_id}"
         )
     for topic in before.topics.values():
         known = after.topics_by_id.get(topic.topic_id)
         if known is None:
-            reasons.append(f"it knows no topic {topic.name} of this id")
+            reasons.append(f"it has no topic {topic.name} with this id")
         elif not _is_successor(topic.partitions, known.partitions):
-            reasons.append(f"it knows the topic {topic.name} as it was before")
+            reasons.append(f"its topic {topic.name} is in an earlier state")
     return reasons
 
 
@@ -91,7 +91,7 @@ def as_standalone(
         low, high = features[name]
         if not low <= level <= high:
             reasons.append(
-                f"{name} is at {level}, and a broker that stands alone knows {low}-{high}"
+                f"{name} is at level {level}, and a standalone broker supports {low}-{high}"
             )
     topics: dict[str, TopicImage] = {}
     alone: dict[PartitionRegistration, PartitionRegistration] = {}

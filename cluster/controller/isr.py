@@ -228,7 +228,7 @@ def assign_replicas_to_dirs(
             change.directories = {broker_id: item.directory}
             if not is_online:
                 change.isr = tuple(one for one in partition.isr if one != broker_id)
-            cause = f"broker {broker_id} told the directory of its replica"
+            cause = f"broker {broker_id} reported the directory of its replica"
             changes += view.changed(topic, change, cause)
             answers.append(None)
     records: tuple[MetadataRecord, ...] = tuple(one.record for one in changes)

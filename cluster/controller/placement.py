@@ -18,7 +18,7 @@ from fencepost.cluster.image import BrokerRegistration
 from fencepost.logcore.steps import Steps
 from fencepost.logcore.values import dataclass
 
-_NOBODY = -1
+_NO_BROKER = -1
 
 
 class RandomSource(Protocol):
@@ -33,7 +33,10 @@ class RandomSource(Protocol):
 
 @dataclass(slots=True)
 class _BrokerList:
-    """The brokers of a rack, used in turn, each at most once in a partition (an ``epoch``)."""
+    """The brokers of a rack, used in turn.
+
+    Each partition is one ``epoch``, in which a broker is used at most once.
+    """
 
     brokers: list[int] = field(default_factory=list)
     offset: int = 0
@@ -42,12 +45,12 @@ class _BrokerList:
 
     def next(self, epoch: int) -> int:
         if not self.brokers:
-            return _NOBODY
+            return _NO_BROKER
         if self._epoch != epoch:
             self._epoch, self._index = epoch, 0
             self.offset = (self.offset + 1) % len(self.brokers)
         if self._index >= len(self.brokers):
-            return _NOBODY
+            return _NO_BROKER
         self._index += 1
         return self.brokers[(self._index - 1 + self.offset) % len(self.brokers)]
 
@@ -59,7 +62,7 @@ class _Rack:
 
     def next(self, epoch: int) -> int:
         found = self.unfenced.next(epoch)
-        return self.fenced.next(epoch) if found == _NOBODY else found
+        return self.fenced.next(epoch) if found == _NO_BROKER else found
 
 
 class _RackList:
@@ -99,7 +102,7 @@ class _RackList:
         first = self._offset
         while True:
             leader = self._racks[first].unfenced.next(self._epoch)
-            if leader != _NOBODY:
+            if leader != _NO_BROKER:
                 break
             first = (first + 1) % count
         replicas = [leader]
@@ -109,7 +112,7 @@ class _RackList:
                 skipped = True  # The leader's rack already has a replica.
             else:
                 replica = self._racks[rack].next(self._epoch)
-                if replica != _NOBODY:
+                if replica != _NO_BROKER:
                     replicas.append(replica)
             rack = (rack + 1) % count
         self._epoch += 1

@@ -31,7 +31,7 @@ def allocate_producer_ids(
     view.registered(broker_id, broker_epoch)
     first = view.image.next_producer_id
     if first > _MAX_INT64 - BLOCK_SIZE:
-        raise ProducerIdsExhaustedError("the last producer id has been given out")
+        raise ProducerIdsExhaustedError("all producer ids have been allocated")
     record = ProducerIdsRecord(broker_id, first + BLOCK_SIZE, broker_epoch)
     return ControllerResult(ProducerIdsBlock(first), (record,))
 

@@ -94,7 +94,9 @@ def alter_client_quotas(
         more = added_quotas(view.image, changed)
         error: DomainError | None = None
         if more > 0 and quota_count + more > MAX_QUOTAS:
-            error = PolicyViolationError(f"there may be {MAX_QUOTAS} quotas (MAX_QUOTAS)")
+            error = PolicyViolationError(
+                f"the limit of {MAX_QUOTAS} quotas (MAX_QUOTAS) is reached"
+            )
         elif changed and (reason := reason_against_record(changed[0])):
             error = _error(reason)
         else:

@@ -192,4 +192,6 @@ def _not_found() -> DomainError:
 
 
 def _too_many() -> DomainError:
-    return PolicyViolationError(f"there may be {MAX_CREDENTIALS} credentials (MAX_CREDENTIALS)")
+    return PolicyViolationError(
+        f"the limit of {MAX_CREDENTIALS} credentials (MAX_CREDENTIALS) is reached"
+    )

@@ -188,7 +188,7 @@ def check_partition_limit(view: ControllerView, topics: int, partitions: int) ->
         ("fencepost.max.partitions", image.partition_count + partitions, settings.max_partitions),
     ):
         if amount > most:
-            raise PolicyViolationError(f"{amount} would be more than {key}={most}")
+            raise PolicyViolationError(f"{amount} would exceed {key}={most}")
 
 
 def check_request_size(view: ControllerView, partitions: int) -> None:

@@ -232,7 +232,7 @@ function resetTab(app) {
   const { found } = state;
   const changed = found?.rows.filter((row) => row.committed !== row.new).length ?? 0;
   const writes = app.about?.allow_writes;
-  const why = !writes ? "This console only reads: start it with --allow-writes to do it here." : isActive ? `The group is ${groupState} with ${plural(members.length, "member")}: offsets can only be set while it has none.` : null;
+  const why = !writes ? "This console is read-only: start it with --allow-writes to do it here." : isActive ? `The group is ${groupState} with ${plural(members.length, "member")}: offsets can only be set while it has none.` : null;
   return card(
     "Reset offsets",
     "shown first, done then; what is committed now goes into an undo file",

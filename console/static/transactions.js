@@ -22,6 +22,11 @@ function sinceCell(app, row) {
   );
 }
 
+const hidden = (row) =>
+  row.hidden_groups.length
+    ? h("span", { class: "note", title: row.hidden_groups.join(", ") }, `${plural(row.hidden_groups.length, "group")} hidden: no right to describe`)
+    : null;
+
 const waiting = (row) =>
   row.groups.length
     ? h(
@@ -32,7 +37,10 @@ const waiting = (row) =>
           one.stuck ? badge("waits", "warn") : h("span", { class: "note" }, one.lag === null ? "nothing committed" : `${num(one.lag)} behind`),
         ]),
         row.groups.length > 4 ? h("span", { class: "note" }, `and ${row.groups.length - 4} more`) : null,
+        hidden(row),
       )
+    : row.hidden_groups.length
+    ? hidden(row)
     : h("span", { class: "quiet", title: "no group has committed offsets of it, or owns it; readers without a group are not seen" }, "no group");
 
 export function heldTable(app, rows) {
@@ -138,7 +146,7 @@ export const transactionPage = {
         fact("Partitions", one.partitions.length ? places(one.partitions) : "none"),
       ),
       held.length ? card("Holds back", plural(held.length, "partition"), heldTable(app, held), how(app, held)) : null,
-      card("What happened, and why", history.rows.length ? "newest first; commits and aborts that the producer asked for are not kept" : "", timeline(app, history, { none: "Nothing but commits and aborts that the producer asked for, which are not kept." })),
+      card("What happened, and why", history.rows.length ? "newest first, without the commits and aborts that the producer requested" : "", timeline(app, history, { none: "Nothing but commits and aborts that the producer asked for, which are not kept." })),
     ];
   },
 };

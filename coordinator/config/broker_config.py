@@ -21,6 +21,7 @@ import structlog
 
 from fencepost.coordinator.config.broker_keys import BROKER_KEYS, REPLACED, SYNONYMS
 from fencepost.coordinator.config.cluster_keys import ON_ZOOKEEPER
+from fencepost.coordinator.config.cross_checks import check_together
 from fencepost.coordinator.config.durations import setting_value
 from fencepost.coordinator.config.ignored_keys import IGNORED_KEYS, IGNORED_PREFIXES
 from fencepost.coordinator.config.key import (
@@ -129,7 +130,7 @@ def take_data_directory(settings: dict[str, str]) -> Path | None:
     given = {key: settings.pop(key, "").strip() for key in ("log.dirs", "log.dir")}
     for key, text in given.items():
         if "," in text:
-            raise ConfigError(key, text, "there is one data directory")
+            raise ConfigError(key, text, "only one data directory is supported")
         if text:
             return Path(text)
     return None
@@ -167,7 +168,7 @@ class BrokerConfig:
         self._listeners: list[Callable[[], None]] = []
         self._values: dict[str, Value] = {}
         self._refresh()
-        _check_together(self._values)
+        check_together(self._values)
 
     def reload(self, settings: Mapping[str, str]) -> tuple[list[str], list[str]]:
         """Apply a new version of the static settings, for keys that may change at run time.
@@ -504,26 +505,6 @@ def _reason_to_ignore(name: str) -> str:
             if key in SYNONYMS or key in REPLACED:
                 return f"{key} is for all listeners"
     return ""
-
-
-def _check_together(values: Mapping[str, Value]) -> None:
-    """Raise ConfigError if two values contradict each other."""
-    for low, high in (
-        ("group.min.session.timeout.ms", "group.max.session.timeout.ms"),
-        ("log.cleaner.min.compaction.lag.ms", "log.cleaner.max.compaction.lag.ms"),
-        *(
-            (f"group.consumer.{low}{name}", f"group.consumer.{high}{name}")
-            for name in ("session.timeout.ms", "heartbeat.interval.ms", "assignment.interval.ms")
-            for low, high in (("min.", "max."), ("min.", ""), ("", "max."))
-        ),
-    ):
-        smaller, larger = values[low], values[high]
-        if isinstance(smaller, int) and isinstance(larger, int) and smaller > larger:
-            raise ConfigError(low, smaller, f"it is above {high} ({larger})")
-    beat, session = "group.consumer.heartbeat.interval.ms", "group.consumer.session.timeout.ms"
-    between, silence = values[beat], values[session]
-    if isinstance(between, int) and isinstance(silence, int) and between >= silence:
-        raise ConfigError(beat, between, f"it must be below {session} ({silence})")
 
 
 # --- topic level ---------------------------------------------------------------------------------

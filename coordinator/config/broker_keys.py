@@ -26,17 +26,18 @@ log.segment.bytes INT 1073741824 unit=bytes low=1048576 dynamic
 log.roll.ms LONG - unit=ms low=1 dynamic
     A segment older than this is rolled at the next append.
 log.roll.hours INT 168 unit=hours low=1 dynamic
-    The same in hours, where log.roll.ms is not set.
+    log.roll.ms in hours; used if log.roll.ms is not set.
 log.roll.jitter.ms LONG - unit=ms low=0 dynamic
     At most this much is taken off the age at which a segment is rolled.
 log.roll.jitter.hours INT 0 unit=hours low=0 dynamic
-    The same in hours, where log.roll.jitter.ms is not set.
+    log.roll.jitter.ms in hours; used if log.roll.jitter.ms is not set.
 log.retention.ms LONG - unit=ms low=-1 dynamic
     Segments whose newest record is older are deleted; -1 keeps them.
 log.retention.minutes INT - unit=minutes low=-1 dynamic
-    The same in minutes, where log.retention.ms is not set.
+    log.retention.ms in minutes; used if log.retention.ms is not set.
 log.retention.hours INT 168 unit=hours low=-1 dynamic
-    The same in hours, where neither of the others is set.
+    log.retention.ms in hours; used if neither log.retention.ms nor log.retention.minutes is
+    set.
 log.retention.bytes LONG -1 unit=bytes dynamic
     The oldest segments of a larger partition are deleted; a negative number sets no bound.
 log.cleanup.policy LIST delete of=delete,compact dynamic
@@ -46,11 +47,12 @@ log.index.size.max.bytes INT 10485760 unit=bytes low=4 dynamic
 log.index.interval.bytes INT 4096 unit=bytes low=0 dynamic
     Bytes of records between two index entries.
 log.flush.interval.messages LONG 9223372036854775807 unit=records low=1 dynamic
-    Appended records after which the file is forced to disk; 1 survives power loss.
+    The number of appended records after which the file is flushed; with 1, acknowledged
+    records survive power loss.
 log.flush.interval.ms LONG - unit=ms low=0 dynamic
-    Longest time an append stays unforced; it is looked at every 250 ms.
+    The longest time that an append stays unflushed; checked every 250 ms.
 log.flush.scheduler.interval.ms LONG 9223372036854775807 unit=ms low=1
-    What log.flush.interval.ms is where that is not set.
+    The value of log.flush.interval.ms if that is not set.
 log.segment.delete.delay.ms LONG 60000 unit=ms low=0 dynamic
     How long the files of a deleted segment stay under another name.
 log.preallocate BOOLEAN false dynamic
@@ -77,11 +79,11 @@ compression.zstd.level INT 3 low=-131072 high=22 dynamic
 log.cleaner.delete.retention.ms LONG 86400000 unit=ms low=0 dynamic
     How long tombstones outlive compaction.
 log.cleaner.min.compaction.lag.ms LONG 0 unit=ms low=0 dynamic
-    Younger records are not compacted.
+    Records younger than this are not compacted.
 log.cleaner.max.compaction.lag.ms LONG 9223372036854775807 unit=ms low=1 dynamic
-    Older records are compacted even if the dirty ratio is low.
+    Records older than this are compacted even if the dirty ratio is low.
 log.cleaner.min.cleanable.ratio DOUBLE 0.5 low=0 high=1 dynamic
-    Share of dirty bytes from which on a partition is compacted.
+    The share of dirty bytes from which a partition is compacted.
 """
 
 _BROKER = """
@@ -90,15 +92,15 @@ node.id INT 1 low=0
 broker.rack STRING -
     The rack that Metadata shows for this broker.
 listeners LIST -
-    NAME://HOST:PORT where clients connect, several with commas between, if --listen does not say
-    it; without HOST on every address. Kafka's default is PLAINTEXT://:9092.
+    NAME://HOST:PORT where clients connect, separated by commas; --listen overrides it. Without
+    HOST, every address. Kafka's default is PLAINTEXT://:9092.
 advertised.listeners LIST -
-    NAME://HOST:PORT that clients of each listener are told to connect to; one that is not named
-    tells where it listens.
+    NAME://HOST:PORT that clients of a listener are told to connect to; by default, the address
+    at which the listener listens.
 controller.listener.names LIST ""
-    Listeners of these names are for brokers that ask a controller, not for clients; the first is
-    how a broker connects to controllers. A node that is broker and controller is alone
-    without one.
+    Names of the listeners for requests to the controller, which are not for clients; this node
+    connects to controllers with the first one. Without it, a node that is broker and
+    controller forms a cluster of one.
 listener.security.protocol.map STRING \
 SASL_SSL:SASL_SSL,PLAINTEXT:PLAINTEXT,SSL:SSL,SASL_PLAINTEXT:SASL_PLAINTEXT
     The protocol of each listener, NAME:PROTOCOL, where it is not its name: PLAINTEXT, SSL,
@@ -108,17 +110,19 @@ fencepost.insecure BOOLEAN false
 num.partitions INT 1 low=1
     Partitions of a topic that is created without a number.
 fencepost.max.topics INT 100000 unit=topics low=1
-    Topics of a broker that stands alone, or of a cluster on ZooKeeper. Fencepost's own.
+    The most topics of a broker that stands alone, or of a cluster on ZooKeeper. Fencepost's
+    own.
 fencepost.max.partitions INT 200000 unit=partitions low=1
-    Their partitions, of all topics together. Fencepost's own.
+    The most partitions of a broker that stands alone, or of a cluster on ZooKeeper, of all
+    topics together. Fencepost's own.
 default.replication.factor INT 1 low=1
     Replicas of a topic that is created without a number; at most the number of brokers.
 unclean.leader.election.enable BOOLEAN false dynamic
     Let a replica lead that may lack records, where no other is left.
 auto.leader.rebalance.enable BOOLEAN true
-    Whether a controller lets the first replica of each partition lead again by itself.
+    Whether the controller elects preferred leaders (the first replica) by itself.
 leader.imbalance.check.interval.seconds LONG 300 unit=seconds low=1
-    How often it looks for that.
+    How often a controller looks for partitions that their preferred replica does not lead.
 unclean.leader.election.interval.ms LONG 300000 unit=ms low=1 internal
     How often a controller looks for partitions without a leader that may get an unclean one.
 metadata.max.idle.interval.ms INT 500 unit=ms low=0
@@ -129,7 +133,7 @@ auto.create.topics.enable BOOLEAN true
 delete.topic.enable BOOLEAN true
     Whether topics may be deleted.
 fetch.max.bytes INT 57671680 unit=bytes low=1024
-    The most records one fetch answers with, give or take a batch.
+    The most bytes of records in one Fetch response; the first batch may exceed it.
 max.incremental.fetch.session.cache.slots INT 1000 unit=sessions low=0
     Fetch sessions that are kept; 0 keeps none.
 log.retention.check.interval.ms LONG 300000 unit=ms low=1
@@ -141,7 +145,7 @@ log.cleaner.backoff.ms LONG 15000 unit=ms low=0 dynamic
 log.cleaner.dedupe.buffer.size LONG 134217728 unit=bytes low=1024 dynamic
     Memory for the keys of one round; with more keys a log takes several rounds.
 log.cleaner.io.max.bytes.per.second DOUBLE 1.7976931348623157E308 unit=bytes/s low=1 dynamic
-    What the cleaner may read and write together.
+    The rate of the cleaner's reads and writes together.
 log.initial.task.delay.ms LONG 30000 unit=ms low=0 internal
     How long after the start retention first runs.
 log.flush.offset.checkpoint.interval.ms INT 60000 unit=ms low=0
@@ -151,7 +155,7 @@ log.flush.start.offset.checkpoint.interval.ms INT 60000 unit=ms low=0
 replica.high.watermark.checkpoint.interval.ms LONG 5000 unit=ms low=1
     How often high watermarks are written.
 min.insync.replicas INT 1 low=1 dynamic
-    Replicas in sync that a write with acks=all asks for, as far as there are so many.
+    In-sync replicas that acks=all requires; no more than the topic has replicas.
 replica.lag.time.max.ms LONG 30000 unit=ms
     A replica that has not had all of its leader's log for this long is out of sync.
 replica.selector.class STRING - form=replica-selector
@@ -178,16 +182,18 @@ unstable.api.versions.enable BOOLEAN false internal
 fencepost.history.enable BOOLEAN true
     Keep the causes of the coordinators' decisions in __fencepost_history.
 fencepost.history.retention.bytes LONG 67108864 unit=bytes low=1048576
-    Size of that topic when it is created; later its own retention.bytes counts.
+    retention.bytes of __fencepost_history when it is created; later the topic's own setting
+    counts.
 fencepost.history.retention.ms LONG 604800000 unit=ms low=1
-    Age of its records when it is created; later its own retention.ms counts.
+    retention.ms of __fencepost_history when it is created; later the topic's own setting
+    counts.
 fencepost.metrics.listen STRING -
-    HOST:PORT, or PORT on 127.0.0.1, where /metrics, /healthz and /readyz are served over HTTP; not
-    set, they are not.
+    HOST:PORT, or PORT on 127.0.0.1, where /metrics, /healthz and /readyz are served over HTTP;
+    not served if not set.
 fencepost.metrics.certificate STRING -
-    A PEM file: the certificate chain that /metrics and the others are encrypted with.
+    A PEM file with the certificate chain of the metrics listener.
 fencepost.metrics.key STRING -
-    A PEM file with its private key, if that is not in the same file.
+    A PEM file with the private key of fencepost.metrics.certificate, unless that file has it.
 fencepost.metrics.users.file STRING -
     A file with NAME:PASSWORD lines for the users that may read /metrics, by HTTP's basic
     authentication. /healthz and /readyz need no password.
@@ -196,7 +202,7 @@ fencepost.metrics.insecure BOOLEAN false
 fencepost.metrics.compat LIST "" of=kafka-exporter,kminion,jmx
     Other exporters whose names /metrics has as well, for dashboards that ask for them.
 fencepost.metrics.max.series INT 200000 unit=series low=1000
-    Series of one scrape; what is more is left out and counted.
+    The most series of one scrape; further ones are left out and counted.
 """
 
 _TRANSACTIONS = """
@@ -212,9 +218,10 @@ transaction.remove.expired.transaction.cleanup.interval.ms INT 3600000 unit=ms l
 transaction.partition.verification.enable BOOLEAN true dynamic
     Ask the coordinator before a transaction first writes to a partition.
 add.partitions.to.txn.retry.backoff.ms INT 20 unit=ms low=1
-    Wait before a transaction whose predecessor is being completed is asked for again.
+    The pause before the broker asks the coordinator again about a transaction whose
+    predecessor is being completed.
 add.partitions.to.txn.retry.backoff.max.ms INT 100 unit=ms low=0
-    For so long it is asked for, before its producer has to.
+    How long the broker repeats that question for a request before the producer has to retry.
 request.timeout.ms INT 30000 unit=ms low=0
     How long a request to another broker, or one to the transaction coordinator, waits for replicas.
 transaction.two.phase.commit.enable BOOLEAN false
@@ -241,9 +248,9 @@ BROKER_KEYS: Mapping[str, ConfigKey] = {
 """Broker keys by name."""
 
 REPLACED: Mapping[str, str] = {
-    "port": "where to listen is said with listeners, or with --listen",
-    "log.dir": "the data directory is said with --data-dir",
-    "log.dirs": "the data directory is said with --data-dir",
+    "port": "set the addresses with listeners or --listen",
+    "log.dir": "set the data directory with --data-dir",
+    "log.dirs": "set the data directory with --data-dir",
 }
 """Kafka keys that the broker refuses, and the reason.
 

@@ -19,46 +19,51 @@ controller.quorum.voters LIST ""
 controller.quorum.fetch.timeout.ms INT 2000 unit=ms low=0
     How long the active controller may be silent before another one is asked.
 controller.quorum.request.timeout.ms INT 2000 unit=ms low=0
-    How long a fetch of the metadata waits for its answer.
+    How long a fetch of the metadata log waits for its response.
 controller.quorum.retry.backoff.ms INT 20 unit=ms low=0
-    The pause before a failed one is repeated.
+    The pause before a failed fetch of the metadata log is repeated.
 controller.socket.timeout.ms INT 30000 unit=ms
-    How long any other request to a controller waits for its answer.
+    How long requests to a controller wait for a response, other than fetches of the metadata
+    log.
 broker.heartbeat.interval.ms INT 2000 unit=ms
     How often a broker tells the controller that it is alive.
 broker.session.timeout.ms INT 9000 unit=ms
-    A broker that was silent for so long is fenced; the controller's own value counts.
+    A broker without heartbeats for this long is fenced; the controller's own value
+    counts.
 initial.broker.registration.timeout.ms INT 60000 unit=ms
     A broker that could not register within this time gives up.
 sasl.mechanism.controller.protocol STRING GSSAPI
     How this node logs in to controllers, where their listener asks for it.
 offsets.topic.replication.factor SHORT 3 low=1
-    Replicas of __consumer_offsets, where the controllers are elsewhere; a broker alone keeps one.
+    Replicas of __consumer_offsets, if the controllers are elsewhere; a broker alone keeps one.
 transaction.state.log.replication.factor SHORT 3 low=1
-    The same of __transaction_state.
+    Replicas of __transaction_state, if the controllers are elsewhere; a broker alone keeps
+    one.
 transaction.state.log.min.isr INT 2 low=1
-    Its min.insync.replicas; never more than it has replicas.
+    min.insync.replicas of __transaction_state; no more than it has replicas.
 controlled.shutdown.enable BOOLEAN true
-    Whether a broker that stops hands over first what it leads.
+    Whether a broker moves its leaderships to other brokers before it stops.
 controlled.shutdown.max.retries INT 3
-    So often it asks a controller on ZooKeeper to take over, as long as some of it is left.
+    How often a stopping broker asks a controller on ZooKeeper to move its remaining
+    leaderships.
 controlled.shutdown.retry.backoff.ms LONG 5000 unit=ms
-    How long it waits between two times.
+    The pause between two such requests of a controlled shutdown.
 zookeeper.connect STRING ""
     HOST:PORT of ZooKeeper's servers, with commas between and maybe a path behind: the brokers elect
     their controller there, instead of having controllers elsewhere.
 zookeeper.session.timeout.ms INT 18000 unit=ms low=1
-    A broker that ZooKeeper has not heard of for so long is dead.
+    A broker from which ZooKeeper has not heard for this long counts as dead.
 zookeeper.connection.timeout.ms INT - unit=ms low=1
-    How long a start waits for ZooKeeper; without it, as long as a session may be silent.
+    How long a start waits for ZooKeeper; by default zookeeper.session.timeout.ms.
 control.plane.listener.name STRING -
     The listener for connections between brokers and the controller on ZooKeeper; without it, they
     use the listener between brokers.
 zookeeper.max.in.flight.requests INT 10 low=1
     Requests to ZooKeeper that are under way at the same time.
 leader.imbalance.per.broker.percentage INT 10 unit=percent
-    A controller on ZooKeeper lets the first replicas lead again when more than this share of those
-    that a broker is the first replica of is led by others. Other controllers do so without a bound.
+    A controller on ZooKeeper elects preferred leaders when other brokers lead more than this
+    share of the partitions whose preferred replica a broker has. Other controllers do so at
+    any share.
 zookeeper.set.acl BOOLEAN false
     Only clients with this broker's ZooKeeper login may change the znodes that it writes, and read
     users, settings of brokers and tokens.
@@ -71,13 +76,13 @@ password.encoder.secret PASSWORD -
 password.encoder.old.secret PASSWORD -
     The previous secret: a start encrypts again the passwords that were encrypted with it.
 password.encoder.keyfactory.algorithm STRING - of=PBKDF2WithHmacSHA1,PBKDF2WithHmacSHA512
-    How a key is derived from the secret; PBKDF2WithHmacSHA512 if it is not set.
+    How a key is derived from password.encoder.secret; PBKDF2WithHmacSHA512 if it is not set.
 password.encoder.cipher.algorithm STRING AES/CBC/PKCS5Padding of=AES/CBC/PKCS5Padding
-    What encrypts them.
+    The cipher that encrypts passwords in ZooKeeper.
 password.encoder.key.length INT 128 unit=bits low=128 high=256
-    How long the key is: 128, 192 or 256.
+    The length of the key that encrypts passwords in ZooKeeper: 128, 192 or 256.
 password.encoder.iterations INT 4096 low=1024 high=1000000
-    How often the secret is hashed for a key.
+    How often password.encoder.secret is hashed to derive a key.
 zookeeper.ssl.client.enable BOOLEAN false
     Whether connections to ZooKeeper are encrypted.
 zookeeper.clientCnxnSocket STRING -
@@ -85,21 +90,22 @@ zookeeper.clientCnxnSocket STRING -
 zookeeper.ssl.keystore.location STRING -
     A PEM file with the private key and the certificate chain that this broker shows to ZooKeeper.
 zookeeper.ssl.keystore.password PASSWORD -
-    What the private key is encrypted with.
+    The password of the private key in zookeeper.ssl.keystore.location.
 zookeeper.ssl.keystore.type STRING PEM
-    The only form that is read is PEM.
+    Only PEM is supported.
 zookeeper.ssl.truststore.location STRING -
     A PEM file with the CA certificates by which ZooKeeper's servers are verified.
 zookeeper.ssl.truststore.password PASSWORD -
-    Not for PEM.
+    Not used: a PEM truststore has no password.
 zookeeper.ssl.truststore.type STRING PEM
-    As zookeeper.ssl.keystore.type.
+    Only PEM is supported.
 zookeeper.ssl.protocol STRING TLSv1.2 of=TLSv1.2,TLSv1.3
-    The version of TLS, where zookeeper.ssl.enabled.protocols does not say more.
+    The version of TLS for connections to ZooKeeper, if zookeeper.ssl.enabled.protocols is
+    empty.
 zookeeper.ssl.enabled.protocols LIST "" of=TLSv1.2,TLSv1.3
-    The versions of TLS.
+    The versions of TLS for connections to ZooKeeper.
 zookeeper.ssl.cipher.suites LIST ""
-    As ssl.cipher.suites.
+    Cipher suites for connections to ZooKeeper; see ssl.cipher.suites.
 zookeeper.ssl.endpoint.identification.algorithm STRING HTTPS
     Whether the name in a server's certificate has to be its host's; empty for not at all.
 zookeeper.ssl.crl.enable BOOLEAN false

@@ -41,10 +41,10 @@ def setting_value(key: str, value: str) -> str:
     """
     unit, spent = _UNIT_OF_KEY.search(key), duration_ms(value.strip())
     if unit is not None and spent is None and _LIKE_DURATION.fullmatch(value.strip()):
-        raise ValueError(f"{value} is no duration such as 500ms, 90s, 1h30m, 7d")
+        raise ValueError(f"{value} is not a duration such as 500ms, 90s, 1h30m, 7d")
     if unit is None or spent is None:
         return value
     count, rest = divmod(spent, _KEY_UNITS_MS[unit[1]])
     if rest:
-        raise ValueError(f"{value} is no whole number of {unit[1]}")
+        raise ValueError(f"{value} is not a whole number of {unit[1]}")
     return str(count)

@@ -32,8 +32,9 @@ group.consumer.migration.policy STRING bidirectional any-case \
 of=disabled,upgrade,downgrade,bidirectional
     Whether groups with members may change between the classic and the consumer protocol.
 group.consumer.assignors LIST uniform,range
-    Server-side assignors; the first is the default. Others than uniform and range, which Apache
-    Kafka's names of their classes mean as well, are entry points of the group fencepost.assignors.
+    Server-side assignors; the first is the default. Built in are uniform and range, which may also
+    be given as Apache Kafka's classes. Other names are entry points of the group
+    fencepost.assignors.
 group.min.session.timeout.ms INT 6000 unit=ms low=0
     The shortest session timeout a member may ask for.
 group.max.session.timeout.ms INT 1800000 unit=ms low=0

@@ -1,6 +1,9 @@
 """Settings of single groups: checks, defaults and effective values.
 
-Source: ``GroupConfig.validate`` and ``GroupConfigManager``.
+The broker's bounds may tighten after a group's settings were stored. A stored value beyond a bound
+is described unchanged, and has the effect of the bound.
+
+Source: ``GroupConfig.validate``, ``GroupConfig.evaluate`` and ``GroupConfigManager``.
 """
 
 from __future__ import annotations
@@ -9,6 +12,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
+
+import structlog
 
 from fencepost.coordinator.config.broker_config import (
     BROKER_KEYS,
@@ -20,6 +25,8 @@ from fencepost.coordinator.config.broker_config import (
 from fencepost.coordinator.config.group_keys import GROUP_OWN_KEYS
 from fencepost.coordinator.config.key import text_of
 from fencepost.groups.consumer_commands import ConsumerSettings
+
+_log = structlog.get_logger(__name__)
 
 FIELDS = {
     "consumer.session.timeout.ms": "session_timeout_ms",
@@ -78,12 +85,20 @@ def check(config: BrokerConfig, settings: Mapping[str, str]) -> None:
 
 
 def _check_bounds(config: BrokerConfig, name: str, value: int) -> None:
+    bound, key = _capped(config, name, value)
+    if key:
+        raise ConfigError(name, value, f"{key} is {bound}")
+
+
+def _capped(config: BrokerConfig, name: str, value: int) -> tuple[int, str]:
+    """Return a group's value capped to the broker's bounds, and the broker key that caps it."""
     kind, _, what = name.partition(".")
     what = what.removeprefix("num.")
     for bound, is_outside in (("min", int.__lt__), ("max", int.__gt__)):
         key = f"group.{kind}.{bound}.{what}"
         if key in BROKER_KEYS and is_outside(value, config.int(key)):
-            raise ConfigError(name, value, f"{key} is {config.int(key)}")
+            return config.int(key), key
+    return value, ""
 
 
 def _is_offset_reset(text: str) -> bool:
@@ -98,10 +113,32 @@ def _is_offset_reset(text: str) -> bool:
     return bool(given) and (-seconds if match["sign"] == "-" else seconds) >= 0
 
 
-def applied(base: ConsumerSettings, settings: Mapping[str, str]) -> ConsumerSettings:
-    """Return the broker's settings, overridden by a group's own."""
-    own: dict[str, Any] = {FIELDS[key]: int(settings[key]) for key in FIELDS if key in settings}
+def applied(
+    config: BrokerConfig, base: ConsumerSettings, settings: Mapping[str, str]
+) -> ConsumerSettings:
+    """Return the broker's settings, overridden by a group's own within the broker's bounds."""
+    own: dict[str, Any] = {
+        field: _capped(config, key, int(settings[key]))[0]
+        for key, field in FIELDS.items()
+        if key in settings
+    }
     return replace(base, **own)
+
+
+def warn_of_caps(config: BrokerConfig, group_id: str, settings: Mapping[str, str]) -> None:
+    """Log a warning for each setting of a group that a bound of the broker overrides."""
+    for name in FIELDS.keys() & settings.keys():
+        value = int(settings[name])
+        effective, key = _capped(config, name, value)
+        if key:
+            _log.warning(
+                "a group's setting is outside the broker's bounds; the bound takes effect",
+                group=group_id,
+                setting=name,
+                value=value,
+                effective=effective,
+                bound=key,
+            )
 
 
 def places(config: BrokerConfig, name: str, settings: Mapping[str, str]) -> list[Setting]:

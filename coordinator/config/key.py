@@ -153,7 +153,7 @@ class ConfigKey:
 
     def _check_choice(self, text: str, items: Sequence[str]) -> None:
         if self.choices and not all(item in self.choices for item in items):
-            raise self._refuse(text, f"it must be of {', '.join(self.choices)}")
+            raise self._refuse(text, f"it must be one of {', '.join(self.choices)}")
 
     def _refuse(self, text: str, reason: str) -> ConfigError:
         return ConfigError(self.name, HIDDEN if self.is_sensitive else text, reason)
@@ -188,7 +188,9 @@ def plain_address(host: str) -> str:
     try:
         found = ip_address(host)
     except ValueError:
-        raise ValueError(f"{host!r} is no address, and names are not looked up") from None
+        raise ValueError(
+            f"{host!r} is not an IP address, and host names are not resolved"
+        ) from None
     mapped = found.ipv4_mapped if isinstance(found, IPv6Address) else None
     return str(found if mapped is None else mapped)
 
@@ -202,7 +204,7 @@ leader."""
 def replica_selector(text: str) -> str:
     """Return ``text`` if it names a class of Apache Kafka that is built in. Raises ValueError."""
     if text not in {"", LEADER_ALONE, RACK_AWARE}:
-        raise ValueError(f"classes of Java are not loaded; there is {RACK_AWARE}")
+        raise ValueError(f"Java classes are not loaded; built in is {RACK_AWARE}")
     return text
 
 

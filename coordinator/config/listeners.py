@@ -41,7 +41,7 @@ def parse_address(text: str) -> Address:
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     if not found or not host or not port.isdecimal() or int(port) > 65_535:
-        raise ValueError(f"{text!r} is no address of the form HOST:PORT")
+        raise ValueError(f"{text!r} is not an address of the form HOST:PORT")
     return host, int(port)
 
 
@@ -146,10 +146,12 @@ def check_closed(config: BrokerConfig, listeners: Collection[ListenerConfig]) ->
             raise ConfigError(
                 LISTENERS,
                 f"{one.name}://{one.host}:{one.port}",
-                f"other machines reach it, and with {one.protocol} it asks nobody who they are."
-                " Have clients log in (SASL_SSL) or show a certificate (SSL with"
-                " ssl.client.auth=required), listen on 127.0.0.1 only, or, if everybody who"
-                f" reaches it may do everything, say so with --insecure or {INSECURE}=true",
+                (
+                    f"other machines can reach it, and {one.protocol} does not authenticate"
+                    " clients. Require logins (SASL_SSL) or client certificates (SSL with"
+                    " ssl.client.auth=required), listen on 127.0.0.1 only, or allow every"
+                    f" client everything with --insecure or {INSECURE}=true"
+                ),
             )
 
 

@@ -12,37 +12,37 @@ _BROKER = """
 num.replica.fetchers INT 1 low=1 dynamic
     Connections to each leader over which its partitions are fetched.
 replica.fetch.max.bytes INT 1048576 unit=bytes low=0
-    The most that a replica asks for of one partition; a first batch comes whole.
+    The most bytes of one partition that a follower fetches at once; the first batch may be larger.
 replica.fetch.response.max.bytes INT 10485760 unit=bytes low=0
-    The most that it asks for in one request.
+    The most bytes that a follower fetches with one request.
 replica.fetch.min.bytes INT 1 unit=bytes low=0
-    A leader waits until it has so much to send.
+    The bytes for which a leader delays the response to a follower.
 replica.fetch.wait.max.ms INT 500 unit=ms
-    But no longer than this; it has to be less than replica.lag.time.max.ms.
+    The longest delay of a response to a follower; less than replica.lag.time.max.ms.
 replica.fetch.backoff.ms INT 1000 unit=ms low=0
-    The pause of a partition whose fetch has failed.
+    How long a follower pauses a partition whose fetch has failed.
 replica.socket.timeout.ms INT 30000 unit=ms
     How long a leader may take to answer; not less than replica.fetch.wait.max.ms.
 leader.replication.throttled.rate LONG 9223372036854775807 unit=bytes/s low=0 dynamic
-    The most that throttled replicas outside of the ISR are sent.
+    The highest rate at which this broker sends to throttled replicas outside of the ISR.
 follower.replication.throttled.rate LONG 9223372036854775807 unit=bytes/s low=0 dynamic
-    The most that throttled replicas that are not in sync fetch.
+    The highest rate at which this broker fetches for throttled replicas outside of the ISR.
 replication.quota.window.num INT 11 low=1
-    Samples that the rate of replication is made of.
+    The number of samples over which the rate of replication is measured.
 replication.quota.window.size.seconds INT 1 unit=seconds low=1
-    How long such a sample is.
+    The length of one sample of the rate of replication.
 security.inter.broker.protocol STRING PLAINTEXT of=PLAINTEXT,SSL,SASL_PLAINTEXT,SASL_SSL
-    How brokers speak to each other, on the listener of that name; inter.broker.listener.name says
-    another one.
+    The security protocol between brokers, which is also the name of their listener unless
+    inter.broker.listener.name is set.
 sasl.mechanism.inter.broker.protocol STRING GSSAPI
-    How this broker logs in to others, where the listener between brokers asks for it.
+    The SASL mechanism with which this broker logs in to others.
 """
 
 _TOPIC = """
 leader.replication.throttled.replicas LIST "" form=throttled-replicas
-    PARTITION:BROKER, with commas between, or *: replicas whose leaders are throttled.
+    Replicas whose leaders are throttled: PARTITION:BROKER pairs separated by commas, or *.
 follower.replication.throttled.replicas LIST "" form=throttled-replicas
-    The same for replicas that are throttled when they fetch.
+    Replicas that are throttled when they fetch: PARTITION:BROKER pairs, or *.
 """
 
 REPLICATION_KEYS = read_keys(_BROKER)

@@ -149,8 +149,10 @@ def _check_controller(config: BrokerConfig, roles: Roles, names: list[str]) -> N
         raise ConfigError(
             VOTERS,
             config.get(VOTERS),
-            "a controller of Fencepost is the only one of its cluster; where there are several,"
-            f" they are Apache Kafka's, and this node has {ROLES}=broker",
+            (
+                "a Fencepost controller must be the only one of its cluster; with several"
+                f" controllers of Apache Kafka, set {ROLES}=broker on this node"
+            ),
         )
     if not roles.is_broker:
         _check_controllers_listeners(config, names)
@@ -158,7 +160,7 @@ def _check_controller(config: BrokerConfig, roles: Roles, names: list[str]) -> N
         raise ConfigError(
             BOOTSTRAP,
             config.get(BOOTSTRAP),
-            "a controller of Fencepost is the only one of its cluster, and has one address",
+            "a Fencepost controller must be the only one of its cluster, with one address",
         )
 
 
@@ -191,7 +193,7 @@ def _voters(config: BrokerConfig) -> tuple[tuple[int, Address], ...]:
 def _voter(text: str) -> tuple[int, Address]:
     voter, at, address = text.partition("@")
     if not at or not voter.isdecimal():
-        raise ValueError(f"{text!r} is no voter of the form ID@HOST:PORT")
+        raise ValueError(f"{text!r} is not a voter of the form ID@HOST:PORT")
     return int(voter), parse_address(address)
 
 

@@ -16,7 +16,7 @@ from fencepost.coordinator.config.key import ConfigKey, read_keys
 
 _LISTENERS = """
 ssl.keystore.type STRING PEM dynamic
-    The only form that is read is PEM, which Apache Kafka calls JKS by default.
+    Only PEM is supported; Apache Kafka's default is JKS.
 ssl.keystore.location STRING - dynamic
     A PEM file with the private key and the certificate chain of a listener.
 ssl.keystore.key PASSWORD - dynamic
@@ -24,19 +24,20 @@ ssl.keystore.key PASSWORD - dynamic
 ssl.keystore.certificate.chain PASSWORD - dynamic
     The certificate chain itself, in PEM.
 ssl.keystore.password PASSWORD - dynamic
-    Not for PEM, whose key has ssl.key.password.
+    Not used: a PEM keystore has no password, but its key may have ssl.key.password.
 ssl.key.password PASSWORD - dynamic
-    What the private key is encrypted with.
+    The password of the private key.
 ssl.truststore.type STRING PEM dynamic
-    As ssl.keystore.type.
+    Only PEM is supported; Apache Kafka's default is JKS.
 ssl.truststore.location STRING - dynamic
-    A PEM file with the certificates that clients' ones are signed with.
+    A PEM file with the CA certificates by which clients' certificates are verified.
 ssl.truststore.certificates PASSWORD - dynamic
-    Those certificates themselves.
+    The CA certificates of ssl.truststore.location as a PEM text.
 ssl.truststore.password PASSWORD - dynamic
-    Not for PEM.
+    Not used: a PEM truststore has no password.
 ssl.client.auth STRING none of=none,requested,required
-    Whether clients show a certificate. A listener with SASL goes by its own setting only.
+    Whether clients must show a certificate. For a listener with SASL only its own setting
+    counts, listener.name.NAME.ssl.client.auth.
 ssl.protocol STRING TLSv1.3
     The newest version of TLS: TLSv1.2, TLSv1.3, or TLS for the newest of all.
 ssl.enabled.protocols LIST TLSv1.2,TLSv1.3 of=TLSv1.2,TLSv1.3
@@ -61,26 +62,28 @@ sasl.server.max.receive.size INT 65536 unit=bytes low=1
     The largest request of a client that has not logged in, which may not hold more memory than
     twice that; 524288 in Apache Kafka.
 connections.max.reauth.ms LONG 0 unit=ms low=0
-    A login holds for so long; 0 for ever, or as long as its token.
+    The longest session of a login, after which the client must log in again; 0 sets no limit
+    but the token's.
 connection.failed.authentication.delay.ms INT 100 unit=ms low=0
     How long the answer to a failed login is held back.
 sasl.oauthbearer.jwks.endpoint.url STRING -
-    Where the keys are that tokens are signed with.
+    The URL of the keys that verify tokens' signatures.
 sasl.oauthbearer.jwks.endpoint.refresh.ms LONG 3600000 unit=ms low=1
-    How often they are fetched.
+    How often the keys of sasl.oauthbearer.jwks.endpoint.url are fetched.
 sasl.oauthbearer.jwks.endpoint.retry.backoff.ms LONG 100 unit=ms low=1
-    The first pause after a fetch that failed.
+    The first pause after a failed fetch of the keys.
 sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms LONG 10000 unit=ms low=1
-    The longest pause.
+    The longest pause after failed fetches of the keys.
 sasl.oauthbearer.expected.issuer STRING -
     The required issuer of a token.
 sasl.oauthbearer.expected.audience LIST ""
     The audiences of which a token must name one.
 sasl.oauthbearer.allow.unverified.issuer BOOLEAN false
-    Accept tokens of any issuer where sasl.oauthbearer.expected.issuer is not set; otherwise the
-    broker does not start without it.
+    Accept tokens of any issuer if sasl.oauthbearer.expected.issuer is not set; without either,
+    the broker does not start.
 sasl.oauthbearer.allow.unverified.audience BOOLEAN false
-    The same for sasl.oauthbearer.expected.audience.
+    Accept tokens for any audience if sasl.oauthbearer.expected.audience is empty; without
+    either, the broker does not start.
 sasl.oauthbearer.clock.skew.seconds INT 30 unit=seconds low=0
     By how much others' clocks may differ.
 sasl.oauthbearer.scope.claim.name STRING scope
@@ -88,15 +91,16 @@ sasl.oauthbearer.scope.claim.name STRING scope
 sasl.oauthbearer.sub.claim.name STRING sub
     The claim with the user.
 max.connections INT 10000 low=1 dynamic
-    Open connections in all, or of a listener: a further client waits until one is closed. Kafka
-    sets no bound.
+    Open connections of the broker or of one listener: a further client waits until one is
+    closed. Kafka sets no bound.
 max.connection.creation.rate INT 2147483647 unit=connections/s low=1 dynamic
-    Connections in a second, in all or of a listener: a client that connects too soon waits.
+    New connections per second, of the broker or of one listener: a client beyond the rate
+    waits.
 """
 
 _BROKER = """
 fencepost.authentication.timeout.ms INT 10000 unit=ms low=1
-    A login that takes longer is broken off. Kafka has connections.max.idle.ms alone.
+    A connection whose login takes longer is closed. Kafka has only connections.max.idle.ms.
 fencepost.unauthenticated.connections.per.ip INT 1000 low=1
     Connections of one address that have not logged in yet.
 inter.broker.listener.name STRING -
@@ -106,20 +110,21 @@ inter.broker.listener.name STRING -
 max.connections.per.ip.overrides STRING "" form=counts-of-addresses dynamic
     HOST:COUNT, with commas between: other bounds than max.connections.per.ip for some addresses.
 authorizer.class.name STRING ""
-    org.apache.kafka.metadata.authorizer.StandardAuthorizer has rules decide what clients may do, on
-    ZooKeeper kafka.security.authorizer.AclAuthorizer; without it they may do everything.
+    org.apache.kafka.metadata.authorizer.StandardAuthorizer makes ACLs decide what clients may
+    do (on ZooKeeper kafka.security.authorizer.AclAuthorizer); without an authorizer every
+    client may do everything.
 super.users STRING ""
     Principals with every right, TYPE:NAME with semicolons between.
 allow.everyone.if.no.acl.found BOOLEAN false
-    Whether what no rule is about is allowed to all.
+    Whether everyone may use a resource that has no ACL.
 quota.window.num INT 11 low=1
-    Samples that a client's rate is made of.
+    The number of samples over which a client's rate is measured.
 quota.window.size.seconds INT 1 unit=seconds low=1
-    How long a sample is.
+    The length of one sample of a client's rate.
 controller.quota.window.num INT 11 low=1
-    Samples whose time a client may save changes of topics for.
+    The number of samples for which a client may save unused partition mutations.
 controller.quota.window.size.seconds INT 1 unit=seconds low=1
-    How long such a sample is.
+    The length of one sample of the controller mutation quota.
 """
 
 _LISTENER_KEYS = read_keys(_LISTENERS)

@@ -54,7 +54,7 @@ def parse(raw: bytes, suffix: str = "") -> dict[str, str]:
             return properties.parse(raw)
         hint = ""
         if "overwrite" in str(error):
-            hint = "; where one key continues another, write it in quotes"
+            hint = "; a key that begins with another key must be in quotes"
         elif isinstance(error, tomllib.TOMLDecodeError):
             hint = "; it is read as TOML because of its quotes, brackets or tables"
         raise ValueError(f"{error}{hint}") from error

@@ -98,7 +98,7 @@ class ActiveController:
     def log(self) -> MetadataLogReader:
         """The metadata log that brokers read. Raises RuntimeError for a controller on ZooKeeper."""
         if self._log is None:
-            raise RuntimeError("a controller on ZooKeeper has no log of metadata")
+            raise RuntimeError("a controller on ZooKeeper has no metadata log")
         return self._log
 
     def observers(self) -> list[ObserverState]:
@@ -151,7 +151,7 @@ class ActiveController:
         for event in events[:LOGGED_EVENTS]:
             _log.info(event.kind, subject=event.subject, **event.detail)
         if len(events) > LOGGED_EVENTS:
-            _log.info("and so on", count=len(events) - LOGGED_EVENTS)
+            _log.info("further events not logged", count=len(events) - LOGGED_EVENTS)
 
     def now_ms(self) -> int:
         """Return the monotonic time in milliseconds, by which sessions expire."""
@@ -162,7 +162,9 @@ class ActiveController:
     ) -> Callable[[Controller], ControllerResult[int | None]]:
         """Return the decision to register a broker. Raises DuplicateBrokerRegistrationError."""
         if self.has_own_broker and request.broker_id == self.settings.node_id:
-            raise DuplicateBrokerRegistrationError("the controller's node is the broker of that id")
+            raise DuplicateBrokerRegistrationError(
+                f"broker {request.broker_id} runs in the controller's own process"
+            )
         return lambda one: one.register_broker(request, self.store.next_offset, self.now_ms())
 
     # --- by itself ---
@@ -182,11 +184,11 @@ class ActiveController:
 
     async def stop(self) -> None:
         """Stop all timers, and complete the observers' delayed fetches."""
-        self.rest()
+        self.stop_timers()
         if self._log is not None:
             await self._log.stop()
 
-    def rest(self) -> None:
+    def stop_timers(self) -> None:
         """Stop all timers."""
         self._loop = None
         if self._timer is not None:

@@ -206,7 +206,7 @@ class MetadataLogReader:
 
     def wait(self, offset: int, known_high_watermark: int, max_wait_ms: int) -> Work[None]:
         """Wait for records at ``offset``, or for a high watermark above the known one."""
-        poll = DelayedFetch(
+        delayed = DelayedFetch(
             self.delayed,
             Isolation.LOG_END,
             min_bytes=1,
@@ -214,10 +214,10 @@ class MetadataLogReader:
             known_high_watermark=known_high_watermark,
         )
         try:
-            poll.watch(WatchedPartition(self.partition, offset, 1))
-            yield poll.over
+            delayed.watch(WatchedPartition(self.partition, offset, 1))
+            yield delayed.over
         finally:
-            poll.cancel()
+            delayed.cancel()
 
     # --- snapshots ---
 

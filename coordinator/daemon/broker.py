@@ -330,7 +330,7 @@ class Broker:
                 self.storage, cluster_id=meta.cluster_id, advertised=self.advertised_on
             )
             if part is not None:
-                part.beside(services)
+                part.share_history(services)
             await member.serve(services, image)
             if self.roles.elects:
                 await self._add_users(services)
@@ -529,14 +529,14 @@ class Broker:
         if self._member is not None:
             await self._member.leave()
         try:
-            await each_in_turn(self._steps_of_a_stop())
+            await each_in_turn(self._shutdown_steps())
         finally:
             self._member = self.controller_part = None
             self._server = self._maintenance = self.cleaner = self._lock = None
             self._services = self._storage = self._metrics = None
             self._is_stopping = False
 
-    def _steps_of_a_stop(self) -> list[Step]:
+    def _shutdown_steps(self) -> list[Step]:
         """Return the steps of the shutdown in their order."""
         steps: list[Step] = [("close what was not served", self._listeners.unbind)]
         services, storage, part = self._services, self._storage, self.controller_part
@@ -545,7 +545,7 @@ class Broker:
         if services is not None:
             steps.append(("answer long polls", services.fetches.delayed.close))
             if not self.roles.is_broker:
-                steps.append(("decide nothing more", services.active_controller.stop))
+                steps.append(("stop the controller", services.active_controller.stop))
         if self.certificates is not None:
             steps.append(("stop looking at certificates", self.certificates.stop))
         if self._maintenance is not None:
@@ -553,15 +553,15 @@ class Broker:
         if self.cleaner is not None:
             steps.append(("stop the cleaner", self.cleaner.stop))
         if services is not None:
-            steps += services.steps_of_a_stop()
+            steps += services.shutdown_steps()
         if self._server is not None:
             steps.append(("close connections", self._server.stop))
         if services is not None:
-            steps += services.last_steps_of_a_stop()
+            steps += services.last_shutdown_steps()
         if self._member is not None:
-            steps += self._member.steps_of_a_stop()
+            steps += self._member.shutdown_steps()
         if part is not None:
-            steps += part.steps_of_a_stop()
+            steps += part.shutdown_steps()
             storage = part.storage
         if storage is not None:
             steps += [

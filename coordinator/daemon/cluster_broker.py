@@ -330,7 +330,7 @@ class ClusterBroker:
         if self._peers is not None:
             self._peers.close()
 
-    def steps_of_a_stop(self) -> list[Step]:
+    def shutdown_steps(self) -> list[Step]:
         """Return the shutdown steps to run while the logs are still open."""
         steps: list[Step] = []
         if self._fetchers is not None:

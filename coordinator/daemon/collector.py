@@ -4,8 +4,8 @@ CPython's full collection scans every object between two requests: 300 ms with 9
 partitions, while no client is served. The collector therefore disables automatic full collections.
 When the process has grown by some megabytes, it collects the new objects, which takes some
 milliseconds, and moves the survivors to the permanent generation (``gc.freeze``). Reference
-counting still frees those; only a cycle that becomes garbage later stays in memory, so numerous
-objects must not be part of cycles. If the process does not grow, nothing is frozen, however many
+counting still frees those. A frozen object in a cycle is never freed, so objects of which there are
+many must not be part of cycles. If the process does not grow, nothing is frozen, however many
 clients connect and disconnect.
 
 A cycle of a few objects may hold a request of 100 MB. So a collection of the objects that are not
@@ -22,7 +22,7 @@ import gc
 import sys
 from typing import Any
 
-from fencepost.logcore.byte_count import TAKEN_IN
+from fencepost.logcore.byte_count import INPUT_BYTES
 
 GROWTH_BLOCKS = 100_000
 """Growth of the process from one full collection to the next, in blocks of ``pymalloc``
@@ -36,7 +36,7 @@ partitions spent a fifth of its time scanning objects that were all in use."""
 
 COLLECTED_BYTES = 64 << 20
 """Bytes received and decompressed between two full collections: garbage in cycles holds at most
-this much, and the last request. At 100 MB/s the collections take some 10 ms of each second."""
+this much plus the last request. At 100 MB/s the collections take some 10 ms of each second."""
 
 NEVER = 1 << 30
 """A threshold that no count of collections reaches."""
@@ -58,11 +58,11 @@ class Collector:
         self._blocks = sys.getallocatedblocks()
         gc.set_threshold(YOUNG_OBJECTS, YOUNG_ROUNDS, NEVER)
         gc.callbacks.append(self._after)
-        TAKEN_IN.watch(COLLECTED_BYTES, self._after_bytes)
+        INPUT_BYTES.watch(COLLECTED_BYTES, self._after_bytes)
 
     def stop(self) -> None:
         """Restore the thresholds; frozen objects stay frozen."""
-        TAKEN_IN.watch(0, None)
+        INPUT_BYTES.watch(0, None)
         gc.callbacks.remove(self._after)
         gc.set_threshold(*self._thresholds)
 

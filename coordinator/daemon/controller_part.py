@@ -37,7 +37,7 @@ _log = structlog.get_logger(__name__)
 class ControllerPart:
     """The controller of this process; only the broker's event loop may use it.
 
-    ``storage`` has no log open but the metadata log until the broker opens its own logs.
+    Until the broker opens its logs, the metadata log is the only open log of ``storage``.
     """
 
     def __init__(self, listeners: Listeners, storage: Storage, services: Services) -> None:
@@ -80,7 +80,7 @@ class ControllerPart:
         host, port = self.listeners.address_of()
         _log.info("controller started", address=f"{host}:{port}")
 
-    def beside(self, broker: Services) -> None:
+    def share_history(self, broker: Services) -> None:
         """Have this node's broker write the controller's decisions to the history."""
         broker.history.take_over(self.services.history)
         self.services.history = broker.history
@@ -90,13 +90,13 @@ class ControllerPart:
         if self._server is not None:
             self._server.reset()
 
-    def steps_of_a_stop(self) -> list[Step]:
+    def shutdown_steps(self) -> list[Step]:
         """Return the shutdown steps that follow those of this node's broker; the logs are open."""
         steps: list[Step] = []
         if self._server is not None:
-            steps.append(("let no broker in", self._server.stop_accepting))
-            steps.append(("decide nothing more", self.services.active_controller.stop))
-        steps += self.services.steps_of_a_stop()
+            steps.append(("stop accepting brokers", self._server.stop_accepting))
+            steps.append(("stop the controller", self.services.active_controller.stop))
+        steps += self.services.shutdown_steps()
         if self._server is not None:
             steps.append(("close connections of brokers", self._server.stop))
-        return steps + self.services.last_steps_of_a_stop()
+        return steps + self.services.last_shutdown_steps()

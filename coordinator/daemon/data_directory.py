@@ -77,14 +77,16 @@ def _refuse_foreign(fs: FileSystem, directory: str, is_member: bool) -> None:
         return  # the first image tells which partitions belong to this broker
     if is_of_apache_kafka(fs, metadata):
         raise BrokerError(
-            f"the data directory {directory} is Apache Kafka's: {metadata} has {QUORUM_STATE}."
-            " Give another one; to take over its partitions see `fencepost log import`"
+            f"the data directory {directory} belongs to Apache Kafka: {metadata} has"
+            f" {QUORUM_STATE}. Give another one; to import its partitions see `fencepost log"
+            " import`"
         )
     if is_of_member(fs, metadata):
         raise BrokerError(
-            f"the data directory {directory} is that of a broker which has joined controllers"
-            " elsewhere; what it knew before is the past. Start it with process.roles=broker and"
-            " its controllers; for the way back see `fencepost cluster stand-alone --help`"
+            f"the broker of the data directory {directory} has joined other controllers, and"
+            " the metadata here is outdated. Start it with process.roles=broker and its"
+            " controllers; to make it standalone again see `fencepost cluster stand-alone"
+            " --help`"
         )
     foreign = sorted(names - _BEFORE_ITS_METADATA)
     missing = META_PROPERTIES
@@ -94,9 +96,9 @@ def _refuse_foreign(fs: FileSystem, directory: str, is_member: bool) -> None:
         foreign = [one for one in foreign if fs.is_directory(f"{directory}/{one}")]
     if missing not in names and foreign:
         raise BrokerError(
-            f"the data directory {directory} has no {missing} but holds {foreign[0]}: it is"
-            " none of this broker. Give it a directory that is empty or not there yet; to"
-            " take over partitions of Apache Kafka see `fencepost log import`"
+            f"the data directory {directory} has no {missing} but contains {foreign[0]}: it"
+            " does not belong to this broker. Give an empty or a new directory; to import"
+            " partitions of Apache Kafka see `fencepost log import`"
         )
 
 
@@ -106,8 +108,10 @@ def _go_on_alone(fs: FileSystem, log: str) -> None:
     if snapshot is not None:
         stand_alone(fs, log)
         _log.warning(
-            "the broker goes on alone: what `fencepost cluster promote` has written holds no more,"
-            " and its controllers must not be used",
+            (
+                "the broker continues standalone: the output of `fencepost cluster promote` is"
+                " now outdated, and its controllers must not be used"
+            ),
             end_offset=snapshot.end_offset,
         )
 
@@ -131,9 +135,9 @@ def metadata_of_before(fs: FileSystem, directory: str) -> MetadataImage | None:
         if not found.image.topics:
             return None  # no topics to lose
         raise BrokerError(
-            f"the data directory {directory} is that of a broker that stands alone, and no"
-            " controller knows what is in it: call `fencepost cluster promote`, and start the"
-            " controllers from what that writes"
+            f"the data directory {directory} belongs to a standalone broker, and no"
+            " controller has its metadata: run `fencepost cluster promote`, and start the"
+            " controllers from its output"
         )
     return found.image
 
@@ -150,9 +154,9 @@ def note_joined(
     if reasons:
         more = f" and {len(reasons) - 3} more" if len(reasons) > 3 else ""
         raise BrokerError(
-            f"the cluster did not begin with what {directory} holds:"
-            f" {'; '.join(reasons[:3])}{more}. Its controllers have to be started from what the"
-            " last `fencepost cluster promote` has written"
+            f"the cluster does not continue the metadata of {directory}:"
+            f" {'; '.join(reasons[:3])}{more}. Start its controllers from the output of the"
+            " last `fencepost cluster promote`"
         )
     note_membership(fs, f"{directory}/{METADATA_DIRECTORY}")
 
@@ -177,6 +181,6 @@ def identify(fs: FileSystem, directory: str, node_id: int, cluster_id: str = "")
         write_meta_properties(fs, directory, meta)
     elif meta.node_id != node_id:
         raise BrokerError(
-            f"{directory} belongs to node.id {meta.node_id}, the configuration says {node_id}"
+            f"{directory} belongs to node.id {meta.node_id}, but the configuration has {node_id}"
         )
     return meta

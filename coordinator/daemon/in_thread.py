@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol, Self, TypeVar
 
 from fencepost.coordinator.runtime.loop import RealTimeLoop
+from fencepost.logcore.system import allow_usual_descriptors
 from fencepost.logcore.tracebacks import without_traceback
 
 T = TypeVar("T")
@@ -52,6 +53,7 @@ class BrokerThread:
 
     def start(self) -> Self:
         """Start the broker and wait until it listens. Raises the errors of the broker's start."""
+        allow_usual_descriptors()
         self._started.clear()
         self._thread = threading.Thread(target=self._run, name="fencepost", daemon=True)
         self._thread.start()
@@ -74,7 +76,9 @@ class BrokerThread:
         Raises RuntimeError while the broker is not started, and when called on the broker's thread.
         """
         if self._thread is None or self._thread is threading.current_thread():
-            raise RuntimeError("the broker's loop cannot be waited for from here")
+            raise RuntimeError(
+                "call() needs a started broker, and a thread other than the broker's"
+            )
 
         async def run() -> T:
             return await work()

@@ -42,10 +42,12 @@ class MetricsListener:
                 text if ":" in text[1:] else f"127.0.0.1:{text.removeprefix(':')}"
             )
         except ValueError as error:
-            raise ConfigError(_LISTEN, text, "no address of the form HOST:PORT or PORT") from error
+            raise ConfigError(
+                _LISTEN, text, "it is not an address of the form HOST:PORT or PORT"
+            ) from error
         certificate, key, users = (config.text(one) or "" for one in (_CERTIFICATE, _KEY, _USERS))
         if key and not certificate:
-            raise ConfigError(_KEY, key, f"its certificate is wanted, {_CERTIFICATE}")
+            raise ConfigError(_KEY, key, f"it needs a certificate, {_CERTIFICATE}")
         from fencepost.coordinator.server.http_messages import is_loopback  # noqa: PLC0415 - few brokers serve metrics
 
         is_open = not (host.lower() == "localhost" or is_loopback(host))
@@ -56,8 +58,10 @@ class MetricsListener:
                 raise ConfigError(
                     _LISTEN,
                     text,
-                    f"other machines reach it: it has to be encrypted and to ask for a password"
-                    f" ({missing}), or {_INSECURE}=true says that anybody may read it",
+                    (
+                        "other machines can reach it: require encryption and a password"
+                        f" ({missing}), or let every client read it with {_INSECURE}=true"
+                    ),
                 )
         return cls(host, port, certificate, key, users)
 

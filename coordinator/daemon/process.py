@@ -12,8 +12,6 @@ a service of ``Type=notify`` (``systemd.py``).
 from __future__ import annotations
 
 import asyncio
-import os
-import resource
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +30,14 @@ from fencepost.coordinator.metadata.errors import MetadataError
 from fencepost.coordinator.runtime.background import Threads, report, spawn
 from fencepost.logcore.clock import Clock
 from fencepost.logcore.errors import LogError
+from fencepost.logcore.system import (
+    RELOAD,
+    descriptor_limit,
+    ignore_signals,
+    loop_factory,
+    on_signal,
+    raise_descriptor_limit,
+)
 from fencepost.logcore.tracebacks import without_traceback
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
@@ -83,9 +89,6 @@ def serve(
     """
     logs.configure(terminal=logs.FORMATS[log_format])
     logs.set_level(log_level)
-    if not hasattr(os, "posix_fallocate"):
-        _log.error("the log needs Linux", missing="posix_fallocate", system=sys.platform)
-        return EXIT_FAILED
     raise_file_limit()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     settings = partial(_settings, pairs, config_file)
@@ -97,12 +100,13 @@ def serve(
             listen = listen or DEFAULT_LISTEN
         broker = Broker(directory, listen, told, add_scram=add_scram, clock=clock)
     except (ConfigError, BrokerError) as error:
-        _log.error("wrong settings", cause=str(error))
+        _log.error("invalid settings", cause=str(error))
         return EXIT_USAGE
     try:
-        asyncio.run(_run(broker, settings, hooks))
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(_run(broker, settings, hooks))
     except ConfigError as error:
-        _log.error("wrong settings", cause=str(error))
+        _log.error("invalid settings", cause=str(error))
         return EXIT_USAGE
     except (BrokerError, MetadataError, LogError, OSError) as error:
         _log.error("broker failed", cause=str(error))
@@ -122,7 +126,9 @@ def _settings(pairs: Sequence[str], config_file: Path | None) -> dict[str, str]:
     """Read the settings again. Raises ConfigError."""
     if config_file is not None and config_file.exists() and not config_file.is_file():
         # A pipe delivers the settings once; opening it again might block for ever.
-        raise ConfigError(str(config_file), "", "it is no file, and can be read once only")
+        raise ConfigError(
+            str(config_file), "", "it is not a regular file, so it can be read only once"
+        )
     settings = load(pairs, config_file)
     take_data_directory(settings)
     return settings
@@ -135,10 +141,10 @@ async def _run(
     loop.set_exception_handler(report)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        on_signal(loop, number, stop.set)
     notifier = Notifier(loop)
     # Without a handler SIGHUP would end the process; the settings have just been read.
-    loop.add_signal_handler(signal.SIGHUP, _log.info, "settings are read again when it serves")
+    on_signal(loop, RELOAD, _log.info, "settings will be read again once the broker serves")
     lost: list[BrokerError] = []
 
     def end(why: BrokerError) -> None:
@@ -157,10 +163,10 @@ async def _run(
     sys.stdout.flush()
     notifier.ready(_listening(broker))
     reloads = _SettingsReloader(broker, settings, notifier)
-    loop.add_signal_handler(signal.SIGHUP, reloads.begin)
-    preparing = spawn(broker.warm_up(), "first contact")
+    on_signal(loop, RELOAD, reloads.begin)
+    preparing = spawn(broker.warm_up(), "warm-up")
     await stop.wait()
-    _ignore(loop, signal.SIGHUP)
+    ignore_signals(loop, (RELOAD,))
     reloads.close()
     notifier.stopping()
     preparing.cancel()
@@ -169,7 +175,7 @@ async def _run(
     if hooks is not None:
         await hooks.stop()
     await broker.stop()
-    _ignore(loop, signal.SIGTERM, signal.SIGINT)
+    ignore_signals(loop, (signal.SIGTERM, signal.SIGINT))
     _log.info("broker stopped")
     for why in lost:
         raise why
@@ -185,7 +191,7 @@ async def _started(broker: Broker, stop: asyncio.Event) -> bool:
         await broker.start()
         return True
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, task.cancel)
+        on_signal(loop, number, task.cancel)
     try:
         await broker.start()
     except asyncio.CancelledError:
@@ -193,15 +199,8 @@ async def _started(broker: Broker, stop: asyncio.Event) -> bool:
         _log.info("broker stopped before it served")
         return False
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        on_signal(loop, number, stop.set)
     return True
-
-
-def _ignore(loop: asyncio.AbstractEventLoop, *numbers: int) -> None:
-    """Ignore signals. A handler of the loop would not do: closing the loop removes it."""
-    for number in numbers:
-        loop.remove_signal_handler(number)
-        signal.signal(number, signal.SIG_IGN)
 
 
 async def _hooked(broker: Broker, hooks: ProcessHooks) -> str:
@@ -256,9 +255,7 @@ class _SettingsReloader:
 
 def raise_file_limit() -> None:
     """Raise the limit of open files to the hard limit: partitions and connections need them."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard == resource.RLIM_INFINITY or soft < hard:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        except (OSError, ValueError) as error:
-            _log.warning("file limit not raised", limit=soft, cause=str(error))
+    try:
+        raise_descriptor_limit()
+    except (OSError, ValueError) as error:
+        _log.warning("file limit not raised", limit=descriptor_limit(), cause=str(error))

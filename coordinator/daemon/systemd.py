@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 
 from fencepost.coordinator.runtime.background import call_later
 from fencepost.logcore.clock import monotonic_ns
+from fencepost.logcore.system import local_datagram_socket
 
 FEEDS_PER_WATCHDOG = 3
 """How often the watchdog is fed within its timeout."""
@@ -48,11 +48,11 @@ class Notifier:
         self._watchdog = call_later(self._loop, wait_ms, "watchdog", lambda: self._feed(wait_ms))
 
     def _tell(self, *lines: str) -> None:
-        if not self._path:
+        if not self._path or (made := local_datagram_socket()) is None:
             return
         # A name in Linux's abstract space is written with @ and begins with a zero byte.
         address = f"\0{self._path[1:]}" if self._path.startswith("@") else self._path
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender:
+        with made as sender:
             try:
                 sender.sendto("\n".join(lines).encode(), address)
             except OSError:

@@ -106,8 +106,8 @@ class ZooKeeperBroker(ClusterBroker):
         """Load from ZooKeeper the image that tells which logs to open. Raises MembershipError."""
         if meta.cluster_id != self._cluster_id:
             raise MembershipError(
-                f"the data directory is of the cluster {meta.cluster_id}, and ZooKeeper has"
-                f" {self._cluster_id}"
+                f"the data directory belongs to cluster {meta.cluster_id}, but ZooKeeper has"
+                f" cluster {self._cluster_id}"
             )
         return await self._node.join(self.end_points(addresses))
 
@@ -200,6 +200,6 @@ class ZooKeeperBroker(ClusterBroker):
         await self._node.stop()
         await super().go_silent()
 
-    def steps_of_a_stop(self) -> list[Step]:
+    def shutdown_steps(self) -> list[Step]:
         """Return the shutdown steps to run while the logs are still open."""
-        return [("end the session of ZooKeeper", self._node.stop), *super().steps_of_a_stop()]
+        return [("end the session of ZooKeeper", self._node.stop), *super().shutdown_steps()]

@@ -10,6 +10,8 @@ from typing import Any
 from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.acl import Operation, ResourceType
+from fencepost.cluster.controller.configs import OpType
+from fencepost.coordinator.config import client_metrics
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.errors import (
     ClusterAuthorizationError,
@@ -93,9 +95,30 @@ def _changed(ctx: Context, apply: Apply) -> Work[tuple[Entity, ...]]:
             if named[one.resource_type, one.resource_name] > 1:
                 raise InvalidRequestError("Each resource must appear at most once.")
             yield from check_certificates(ctx, one)
+            yield from _check_expressions(ctx, one)
             apply(one)
         except DomainError as error:
             code, message = error_code(error), str(error) or None
         answers.append(_row(ctx, one, code, message))
         yield None
     return tuple(answers)
+
+
+def _check_expressions(ctx: Context, resource: Any) -> Work[None]:
+    """Check the new expressions of a client metrics subscription.
+
+    Long ones take several slices of time, so the check is separate from the code that stores
+    settings. Raises the errors of :func:`client_metrics.check_expressions`.
+    """
+    if resource.resource_type != Kind.CLIENT_METRICS:
+        return
+    if not ctx.may_on_cluster(Operation.ALTER_CONFIGS, audited=False):
+        return  # the change is refused for that reason
+    added = {
+        one.name: one.value
+        for one in resource.configs
+        if one.name == client_metrics.MATCH
+        and one.value is not None
+        and getattr(one, "config_operation", OpType.SET) in {OpType.SET, OpType.APPEND}
+    }
+    yield from client_metrics.check_expressions(added)

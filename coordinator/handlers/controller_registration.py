@@ -29,7 +29,7 @@ def run(ctx: Context) -> Work[Entity]:
     if body.controller_id != ctx.broker.node_id:
         return ctx.respond.error(
             ErrorCode.invalid_request,
-            f"node {body.controller_id} is no voter of this quorum, which has one",
+            f"node {body.controller_id} is not a voter of this quorum, which has one",
         )
     if max(len(body.listeners), len(body.features)) > MAX_LISTENERS:
         return ctx.respond.error(ErrorCode.invalid_request, "too many listeners or features")

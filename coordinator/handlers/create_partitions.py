@@ -25,7 +25,7 @@ from fencepost.logcore.machine import DomainError
 from fencepost.protocol import ApiKey, Entity
 from fencepost.protocol.steps import Steps
 
-FIRST_TO_WAIT = 3
+STRICT_QUOTA_SINCE = 3
 
 
 def refused(ctx: Context, code: int, message: str | None) -> Steps[Entity]:
@@ -63,7 +63,7 @@ def _answer(ctx: Context, name: str, topic: Any | None) -> Steps[Entity]:
                 topic.count,
                 assignments=wanted,
                 draw=DRAW,
-                take=ctx.takes_partitions(strict_since=FIRST_TO_WAIT),
+                take=ctx.takes_partitions(strict_since=STRICT_QUOTA_SINCE),
                 validate_only=ctx.body.validate_only,
                 prepared=prepared,
             )

@@ -42,7 +42,7 @@ from fencepost.logcore.machine import DomainError
 from fencepost.protocol import ApiKey, Entity
 from fencepost.protocol.steps import Steps
 
-FIRST_TO_WAIT = 6
+STRICT_QUOTA_SINCE = 6
 
 FROM_BROKER = -1
 """A partition count that stands for the broker's ``num.partitions``."""
@@ -122,7 +122,7 @@ def _create(ctx: Context, name: str, topic: Any | None, *, total: int) -> Steps[
             decider(ctx),
             ctx.broker.config,
             wanted,
-            take=ctx.takes_partitions(strict_since=FIRST_TO_WAIT),
+            take=ctx.takes_partitions(strict_since=STRICT_QUOTA_SINCE),
             validate_only=ctx.body.validate_only,
             prepared=prepared,
         )

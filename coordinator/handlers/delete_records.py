@@ -152,7 +152,7 @@ def _delete(ctx: Context, topic: str, index: int, offset: int) -> Partition:
     if policy and "delete" not in policy:
         raise PolicyViolationError(f"the cleanup.policy of {topic} is not delete")
     if offset < HIGH_WATERMARK:
-        raise OffsetOutOfRangeError(f"{offset} is no offset")
+        raise OffsetOutOfRangeError(f"{offset} is not an offset")
     partition.cleanup.delete_records_before(offset)
     replicas.log_start_moved(partition)
     return partition

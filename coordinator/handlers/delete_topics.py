@@ -35,7 +35,7 @@ from fencepost.protocol import ApiKey, Entity
 from fencepost.protocol.steps import Steps
 
 FIRST_WITH_DELETION_DISABLED = 3
-FIRST_TO_WAIT = 5
+STRICT_QUOTA_SINCE = 5
 FIRST_BY_ID = 6
 
 Asked = tuple[str | None, uuid.UUID | None]
@@ -157,7 +157,7 @@ def _delete(ctx: Context, one: Asked, *, times: int, named: Counter[Resolved]) -
     if named[name] > 1:  # last: an unauthorized client must not learn which topic has the id
         raise InvalidRequestError("The topic is named by its name and by its id.")
     topic = ctx.metadata.known(name)
-    delete_topic(decider(ctx), topic, ctx.takes_partitions(strict_since=FIRST_TO_WAIT))
+    delete_topic(decider(ctx), topic, ctx.takes_partitions(strict_since=STRICT_QUOTA_SINCE))
     return topic
 
 

@@ -1,6 +1,8 @@
 """EndTxn (26): commit or abort a transaction.
 
-The response is sent once the Prepare record, all markers and the Complete record are appended.
+The response is sent once the Prepare record is committed and this broker has written markers to
+the partitions that it leads. Markers on other brokers, and the Complete record after them, may
+follow later.
 Version 2 introduces PRODUCER_FENCED. Version 5 is the request of clients with TV2; its response has
 the producer id and epoch of the next transaction.
 """

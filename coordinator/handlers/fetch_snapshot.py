@@ -58,7 +58,7 @@ def run(ctx: Context) -> Entity:
 def _piece(ctx: Context, topic: str, part: Any) -> tuple[int, bytes]:
     log = ctx.controller.log
     if (topic, part.partition) != (METADATA_TOPIC, 0):
-        raise UnknownTopicOrPartitionError(f"there are snapshots of {METADATA_TOPIC}-0 alone")
+        raise UnknownTopicOrPartitionError(f"only {METADATA_TOPIC}-0 has snapshots")
     # The epoch is not optional: −1 counts as an old epoch.
     check_leader_epoch(max(part.current_leader_epoch, 0), log.epoch)
     asked = SnapshotId(part.snapshot_id.end_offset, part.snapshot_id.epoch)

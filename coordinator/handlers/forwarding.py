@@ -115,7 +115,7 @@ def _forwarded(ctx: Context, handler: Handler, frame: bytes) -> Work[Any]:
             return decode_response(ctx.api_key, ctx.version, answer.response_data or b"")[1]
         if answer.error_code == ErrorCode.unsupported_version:
             # The client must reconnect to learn the currently supported versions.
-            raise CloseConnection("the controller does not know this version")
+            raise CloseConnection("the controller does not support this version")
         _log.warning("envelope refused", error=ErrorCode(answer.error_code).name.upper())
         code, message = ErrorCode.unknown_server_error, None
     refused = handler.refused(ctx, code, message)

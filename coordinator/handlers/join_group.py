@@ -111,5 +111,5 @@ def _refusal(ctx: Context, code: ErrorCode, member_id: str) -> Entity:
 
 
 def _nullable_from_7(ctx: Context, protocol_name: str | None) -> str | None:
-    """Map an empty name to None from version 7 on, to "" below, as ``JoinGroupResponse`` does."""
+    """Return the name; without one None from version 7, and "" before (``JoinGroupResponse``)."""
     return (protocol_name or None) if ctx.version >= 7 else protocol_name or ""

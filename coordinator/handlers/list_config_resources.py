@@ -1,6 +1,7 @@
 """ListConfigResources (74): list resources that have or may have settings (KIP-1142).
 
-Version 0 lists only client metrics subscriptions.
+Version 0 lists only client metrics subscriptions. The brokers are all live brokers that have the
+client's listener.
 
 Source: ``KafkaApis.handleListConfigResources``.
 """
@@ -13,6 +14,7 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.acl import Operation
 from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.handlers.endpoints import Endpoints
 from fencepost.coordinator.handlers.resources import ConfigResourceType
 from fencepost.protocol import ApiKey, Entity
 from fencepost.protocol.steps import Steps
@@ -45,4 +47,4 @@ def _names(ctx: Context, kind: ConfigResourceType) -> Iterable[str]:
         return list(ctx.broker.metadata.topics)
     if kind in {ConfigResourceType.GROUP, ConfigResourceType.CLIENT_METRICS}:
         return ctx.broker.metadata.configured(kind)
-    return (str(ctx.broker.node_id),)
+    return [str(one.node_id) for one in Endpoints(ctx).alive]

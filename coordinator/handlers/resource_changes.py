@@ -61,7 +61,7 @@ def replace(
             raise InvalidRequestError(f"Error due to duplicate config keys : {key}")
         configs[key] = value
     if kind == ConfigResourceType.BROKER_LOGGER:
-        raise InvalidRequestError("levels are changed one by one, with IncrementalAlterConfigs")
+        raise InvalidRequestError("log levels can only be changed with IncrementalAlterConfigs")
     _check_permission(ctx, kind, name, permit)
     decider(ctx)(
         lambda one: one.legacy_alter_configs(
@@ -178,9 +178,11 @@ def _change_logger(
         if one.name != logs.ROOT:
             raise ConfigError(one.name, one.value, "there is no such logger")
         if one.operation == OpType.DELETE:
-            raise InvalidRequestError(f"the level of {logs.ROOT} can not be taken away")
+            raise InvalidRequestError(f"the level of {logs.ROOT} cannot be removed")
         if one.value not in logs.LEVELS:
-            raise ConfigError(one.name, one.value, f"a level is one of {', '.join(logs.LEVELS)}")
+            raise ConfigError(
+                one.name, one.value, f"the level must be one of {', '.join(logs.LEVELS)}"
+            )
         level = str(one.value)
     if not validate_only:
         logs.set_level(level)

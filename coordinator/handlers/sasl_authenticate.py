@@ -10,10 +10,10 @@ from kio.schema.errors import ErrorCode
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.protocol import ApiKey, Entity
 
-TOLD = "SaslAuthenticate request received after successful authentication"
+MESSAGE = "SaslAuthenticate request received after successful authentication"
 
 
 @handles(ApiKey.SASL_AUTHENTICATE, versions=(0, 2), permission="NONE")
 def run(ctx: Context) -> Entity:
     """Respond with ILLEGAL_SASL_STATE; keep the connection open."""
-    return ctx.respond.error(ErrorCode.illegal_sasl_state, TOLD)
+    return ctx.respond.error(ErrorCode.illegal_sasl_state, MESSAGE)

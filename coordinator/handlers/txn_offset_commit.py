@@ -111,9 +111,9 @@ def _verify(ctx: Context, request_state: RequestState) -> asyncio.Future[None] |
     """
     body, groups = ctx.body, ctx.broker.groups
     if not body.group_id:
-        raise InvalidGroupIdError("a transaction commits offsets of a named group")
+        raise InvalidGroupIdError("a transaction can only commit offsets of a group with an id")
     if body.producer_id < 0:
-        raise InvalidProducerIdMappingError("only a producer with an id has transactions")
+        raise InvalidProducerIdMappingError("a transaction needs a producer id")
     partition = groups.partition_of(body.group_id)
     producers = partition.producers
     producers.check_epoch(body.producer_id, body.producer_epoch)

@@ -22,7 +22,7 @@ from fencepost.protocol import ApiKey, Entity
 FIRST_WITH_UPGRADE_TYPE = 1
 
 MAX_FEATURE_UPDATES = 1_000
-"""The limit for one request. Four features exist; the limit bounds one turn of the event loop."""
+"""The limit for one request. Five features exist; the limit bounds one turn of the event loop."""
 
 
 @handles(ApiKey.UPDATE_FEATURES, versions=(0, 2), permission="ALTER Cluster")

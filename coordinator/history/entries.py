@@ -17,9 +17,8 @@ from fencepost.coordinator.metadata.names import HISTORY_TOPIC
 from fencepost.logcore.values import dataclass
 
 GROUP, TRANSACTION, PARTITION, CLUSTER = "group", "transaction", "partition", "cluster"
-"""Scopes. The subject is the id of a group, a transactional id, a partition's topic and index as in
-its directory's name, or, for the cluster, a broker, a feature, a deleted topic or the controller.
-"""
+"""Scopes. The subject of an entry is the group id or the transactional id; for a partition, its
+directory's name; for the cluster, a broker, a feature, a deleted topic or the controller."""
 
 ENTRY_VERSION = 1
 """Version of the values. Readers skip values of a later version."""

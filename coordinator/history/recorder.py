@@ -98,7 +98,11 @@ class HistoryRecorder:
         is_on = config.bool("fencepost.history.enable")
         self._loop = asyncio.get_running_loop() if is_on else None
         self._timer: asyncio.TimerHandle | None = None
-        self._unreported = 0
+        self._overflowed = 0
+        """Events dropped by a full queue since the last log line."""
+        self._unwritten = 0
+        """Events lost by failed writes since the last log line."""
+        self._last_error = ""
         self._complained_ms: int | None = None
 
     @property
@@ -149,7 +153,7 @@ class HistoryRecorder:
             return
         if len(self._queue) >= self.limits.max_queued:
             self.dropped += 1
-            self._unreported += 1
+            self._overflowed += 1
             return
         entry = Entry(
             at_ms=self._clock.now_ms(),
@@ -194,17 +198,22 @@ class HistoryRecorder:
             partition.append_records(records, now_ms=self._clock.now_ms())
         except Exception as error:  # noqa: BLE001 - no failure of the history may stop the broker
             self.dropped += taken
-            self._unreported += taken
-            self._report_loss(f"{type(error).__name__}: {error}")
-            return True
-        if self._unreported:
-            self._report_loss("too many events at once")
+            self._unwritten += taken
+            self._last_error = f"{type(error).__name__}: {error}"
+        self._report_loss()
         return True
 
-    def _report_loss(self, cause: str) -> None:
+    def _report_loss(self) -> None:
+        """Log how many events were lost, for each cause, unless the last lines are recent."""
         now_ms = self._clock.monotonic_ms()
         last_ms = self._complained_ms
-        if last_ms is None or now_ms - last_ms >= COMPLAINT_INTERVAL_MS:
-            _log.warning("history not written", events=self._unreported, cause=cause)
-            self._complained_ms = now_ms
-            self._unreported = 0
+        if last_ms is not None and now_ms - last_ms < COMPLAINT_INTERVAL_MS:
+            return
+        for events, cause in (
+            (self._unwritten, self._last_error),
+            (self._overflowed, "too many events at once"),
+        ):
+            if events:
+                _log.warning("history not written", events=events, cause=cause)
+                self._complained_ms = now_ms
+        self._unwritten = self._overflowed = 0

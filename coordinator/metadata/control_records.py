@@ -17,8 +17,8 @@ from fencepost.logcore.fields import FieldReader, FieldWriter
 _VERSION: Final = (0).to_bytes(2)
 """Version of a control record's key, and of its value."""
 
-_VOTERS_MAY_CHANGE: Final = (1).to_bytes(2)
-"""Level 1 of kraft.version, at which the log holds KRaftVoters records."""
+_KRAFT_VERSION_1: Final = (1).to_bytes(2)
+"""The level of kraft.version from which the voters can change, and the log holds their record."""
 
 
 def _control_batch(
@@ -74,7 +74,7 @@ def snapshot_header(
     records = [_record(ControlType.SNAPSHOT_HEADER, value, now_ms, 0)]
     if voters:
         version = _value()
-        version.raw(_VOTERS_MAY_CHANGE)
+        version.raw(_KRAFT_VERSION_1)
         records.append(_record(ControlType.KRAFT_VERSION, version, now_ms, 1))
         records.append(_record(ControlType.KRAFT_VOTERS, _voters_value(voters), now_ms, 2))
     return encode_batch(records, leader_epoch=epoch, control=True)
@@ -92,7 +92,7 @@ def _voters_value(voters: Sequence[Voter]) -> FieldWriter:
         value.raw(one.port.to_bytes(2))
         value.tags({})
         value.raw(bytes(2))
-        value.raw(_VOTERS_MAY_CHANGE)
+        value.raw(_KRAFT_VERSION_1)
         value.tags({})
         value.tags({})
     return value

@@ -26,15 +26,15 @@ def check_taken_over(image: MetadataImage) -> None:
     following = image.next_producer_id
     if not 0 <= following <= MAX_PRODUCER_ID + 1:
         raise MetadataError(
-            f"the next producer id is {following}, and none above {MAX_PRODUCER_ID} is taken over:"
-            f" {RESET_IDS}"
+            f"the next producer id is {following}, and other nodes only accept ids up to"
+            f" {MAX_PRODUCER_ID}: {RESET_IDS}"
         )
     for topic in image.topics.values():
         for index, partition in enumerate(topic.partitions):
             if partition.leader_epoch > MAX_LEADER_EPOCH:
                 raise MetadataError(
-                    f"{topic.name}-{index} is in leader epoch {partition.leader_epoch}, and none"
-                    f" above {MAX_LEADER_EPOCH} is taken over: {_BACKUP}"
+                    f"{topic.name}-{index} is in leader epoch {partition.leader_epoch}, and"
+                    f" other nodes only accept epochs up to {MAX_LEADER_EPOCH}: {_BACKUP}"
                 )
 
 

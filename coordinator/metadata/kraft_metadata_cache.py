@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from fencepost.coordinator.metadata.metadata import Metadata
+from fencepost.cluster.controller.activation import METADATA_VERSION
+from fencepost.coordinator.metadata.metadata import FEATURES, KRAFT_VERSION, Metadata
 
 MEMBER_FEATURES: Final[Mapping[str, tuple[int, int]]] = {
-    "eligible.leader.replicas.version": (0, 1),
-    "group.version": (0, 1),
-    "kraft.version": (0, 1),
-    "metadata.version": (7, 33),
-    "share.version": (0, 2),
-    "streams.version": (0, 1),
-    "transaction.version": (0, 2),
+    **{name: (low, high) for name, (low, high, _) in FEATURES.items()},
+    KRAFT_VERSION: (0, 1),
+    METADATA_VERSION: (7, 33),
 }
 """The features that a broker registers with: those of Apache Kafka 4.4.
 

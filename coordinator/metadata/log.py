@@ -139,7 +139,7 @@ class MetadataLog(Metadata):
         try:
             self._load()
         except CorruptRecordError as error:
-            raise MetadataError(f"{METADATA_TOPIC} is not understood: {error}") from error
+            raise MetadataError(f"{METADATA_TOPIC} cannot be parsed: {error}") from error
 
     # --- the log ---------------------------------------------------------------------------------
 
@@ -173,7 +173,8 @@ class MetadataLog(Metadata):
             self._convert(old)
         elif start > begin:
             raise MetadataError(
-                f"{METADATA_TOPIC} begins at {start}, and the snapshot before that is not there"
+                f"{METADATA_TOPIC} begins at offset {start}, and there is no snapshot of the"
+                " records before it"
             )
         self._is_cut_short = loader.in_transaction
         image = loader.publish()
@@ -374,8 +375,8 @@ class MetadataLog(Metadata):
         others = sorted(self.image.brokers.keys() - {self._node_id})
         if is_broker and others:
             raise MetadataError(
-                f"this node is the controller of other brokers {others}: it needs its listener of"
-                " controller.listener.names, or they have to be unregistered first"
+                f"this node is the controller of other brokers {others}: configure its"
+                " listener in controller.listener.names, or unregister them first"
             )
         partition, now_ms = self.partition, self._clock.now_ms()
         partition.marks.leader_epoch = max(self.image.epoch, self.epoch) + 1

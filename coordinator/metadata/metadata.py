@@ -38,11 +38,15 @@ from fencepost.logcore.config import MAX_INT64
 TRANSACTION_VERSION: Final = "transaction.version"
 GROUP_VERSION: Final = "group.version"
 KRAFT_VERSION: Final = "kraft.version"
+SHARE_VERSION: Final = "share.version"
+STREAMS_VERSION: Final = "streams.version"
 FEATURES: Final[Mapping[str, tuple[int, int, int]]] = {
     ELR_VERSION: (0, 1, 0),
     GROUP_VERSION: (0, 1, 1),
     KRAFT_VERSION: (0, 0, 0),
     METADATA_VERSION: (30, 33, 30),
+    SHARE_VERSION: (0, 2, 0),
+    STREAMS_VERSION: (0, 1, 0),
     TRANSACTION_VERSION: (0, 2, 2),
 }
 """Lowest and highest supported level of each feature, and its level on a new standalone broker.
@@ -54,6 +58,8 @@ FEATURES: Final[Mapping[str, tuple[int, int, int]]] = {
 * ``metadata.version`` ranges from 4.3-IV0 to 4.4-IV2 (KIP-778). A new cluster begins with the
   lowest level, at which brokers and controllers of Apache Kafka 4.3 can join. It could not return
   to that level from a higher one.
+* Share groups (KIP-932) and streams groups (KIP-1071) are not served, but brokers of Apache Kafka
+  in the same cluster may serve them, and a broker that has left such a cluster keeps its levels.
 * Every transaction ends with a new producer epoch (KIP-890).
 """
 

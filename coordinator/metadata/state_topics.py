@@ -41,13 +41,13 @@ class SafeRange(NamedTuple):
 
 
 SAFE: Final[Mapping[str, SafeRange]] = {
-    "retention.ms": SafeRange(-1, -1, "state has no age at which it may go"),
-    "retention.bytes": SafeRange(-1, -1, "state has no size at which it may go"),
+    "retention.ms": SafeRange(-1, -1, "state must not be deleted by age"),
+    "retention.bytes": SafeRange(-1, -1, "state must not be deleted by size"),
     "delete.retention.ms": SafeRange(
-        _DAY_MS, MAX_INT64, "a replica that misses a tombstone brings back what it deleted"
+        _DAY_MS, MAX_INT64, "a replica that misses a tombstone restores deleted state"
     ),
     "min.compaction.lag.ms": SafeRange(
-        0, 7 * _DAY_MS, "a coordinator that takes over reads all that is not compacted"
+        0, 7 * _DAY_MS, "a new coordinator reads all records that are not compacted"
     ),
     "max.compaction.lag.ms": SafeRange(_HOUR_MS, MAX_INT64, "each lag begins a segment"),
     "max.message.bytes": SafeRange(1_048_588, MAX_INT32, "a group's state is one record"),
@@ -76,8 +76,8 @@ def unsafe_configs(topic: str, configs: Mapping[str, str]) -> dict[str, str]:
             found[key] = f"for {topic} it must be {words}{low if value < low else high}: {reason}"
     if TOPIC_KEYS[UNCLEAN_LEADER_ELECTION].parse(configs.get(UNCLEAN_LEADER_ELECTION, "false")):
         found[UNCLEAN_LEADER_ELECTION] = (
-            f"for {topic} it must be false: a replica that is not in sync lacks state; "
-            "ElectLeaders makes it the leader all the same"
+            f"for {topic} it must be false: a replica that is not in sync lacks state;"
+            " ElectLeaders can still elect it"
         )
     policies = frozenset(one.strip() for one in configs.get(CLEANUP_POLICY, "").split(","))
     # Apache Kafka creates __share_group_state with the policy delete and retention.ms=-1, and

@@ -72,7 +72,7 @@ def read_stopped(fs: FileSystem, directory: str) -> StoppedMetadata | None:
                 loader.replay(values_of(header, batch), header.last_offset, header.leader_epoch)
                 last_ms = header.max_timestamp
     except LogError as error:
-        raise MetadataError(f"{directory} is not understood: {error}") from error
+        raise MetadataError(f"{directory} cannot be parsed: {error}") from error
     image = loader.publish()
     check_taken_over(image)
     return StoppedMetadata(image, last_ms)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 STARTING: Final = "starting: the logs are being opened"
 SERVING: Final = "serving"
-STOPPING: Final = "stopping: requests under way are answered, nobody new is accepted"
+STOPPING: Final = "stopping: pending requests are answered, new connections are refused"
 
 SHOWN: Final = 3
 """Partitions that a reason names."""

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import resource
-import time
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from fencepost.coordinator.history.causes import REBALANCES
@@ -19,6 +16,13 @@ from fencepost.coordinator.metrics.snapshot import PartitionRow, Snapshot
 from fencepost.coordinator.runtime.histogram import Histogram
 from fencepost.coordinator.server.connection_limits import REASONS
 from fencepost.logcore.clock import time_of_day_ns
+from fencepost.logcore.system import (
+    age_s,
+    cpu_seconds,
+    descriptor_limit,
+    open_descriptors,
+    resident_bytes,
+)
 from fencepost.protocol.api import KNOWN_APIS
 
 if TYPE_CHECKING:
@@ -215,14 +219,13 @@ fencepost_metrics_dropped_series gauge
 
 def of_process(start_time: float) -> Iterator[Series]:
     """Yield the process metrics, by the names that all exporters use."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
     yield one("process_start_time_seconds", start_time)
-    yield one("process_cpu_seconds_total", used.ru_utime + used.ru_stime)
-    with suppress(OSError, ValueError, IndexError):  # where there is no /proc
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-        yield one("process_resident_memory_bytes", pages * resource.getpagesize())
-        yield one("process_open_fds", sum(1 for _ in Path("/proc/self/fd").iterdir()))
-    yield one("process_max_fds", resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    yield one("process_cpu_seconds_total", cpu_seconds())
+    if (resident := resident_bytes()) is not None:
+        yield one("process_resident_memory_bytes", resident)
+    if (used := open_descriptors()) is not None:
+        yield one("process_open_fds", used)
+    yield one("process_max_fds", descriptor_limit())
 
 
 def one(name: str, value: float) -> Series:
@@ -347,9 +350,9 @@ def of_broker(services: Services, version: str) -> Iterator[Series]:
         (labels(of="sealed"), services.flusher.sealed.seconds),
     )
     with suppress(OSError):
-        disk = os.statvfs(services.storage.directory)
-        yield one("fencepost_disk_free_bytes", disk.f_bavail * disk.f_frsize)
-        yield one("fencepost_disk_size_bytes", disk.f_blocks * disk.f_frsize)
+        disk = shutil.disk_usage(services.storage.directory)
+        yield one("fencepost_disk_free_bytes", disk.free)
+        yield one("fencepost_disk_size_bytes", disk.total)
     yield one("fencepost_producers", services.logs.producer_limit.count)
     yield one("fencepost_history_waiting", services.history.waiting)
     yield one("fencepost_history_dropped_total", services.history.dropped)
@@ -509,11 +512,4 @@ def _age(row: PartitionRow, snapshot: Snapshot) -> float:
 
 def began() -> float:
     """Return the start time of this process in seconds since 1970; now, if it is not known."""
-    with suppress(OSError, ValueError, IndexError, AttributeError):
-        # Field 22, the start in clock ticks since boot; the name in brackets may hold blanks.
-        ticks = int(
-            Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
-        )
-        alive = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-        return time_of_day_ns() / 1e9 - alive
-    return time_of_day_ns() / 1e9
+    return time_of_day_ns() / 1e9 - (age_s() or 0)

@@ -1,12 +1,12 @@
 """The long poll of a Fetch: requests that wait for records.
 
-A poll listens to its partitions. Each append updates the number of bytes available in its
-partition. The poll is over when the sum reaches the requested minimum, after a change of the leader
-epoch, or when the fetch offset can no longer be read. The response is then read in a separate turn
-of the event loop, not inside the append that completed the poll.
+A delayed fetch listens to its partitions. Each append updates the number of bytes available in its
+partition. The wait ends when the sum reaches the requested minimum, when the leader epoch changes,
+or when the fetch offset can no longer be read. The response is then read in a separate turn of the
+event loop, not inside the append that ended the wait.
 
-Bytes that were available before the poll count as well, including those that the first read left
-out because it returns only whole batches.
+Bytes that were available before the wait count as well, also the ones that the first read left out
+because it returns only whole batches.
 
 Source: ``DelayedFetch``, ``DelayedOperationPurgatory``.
 """
@@ -24,7 +24,7 @@ from fencepost.logcore.reading import Isolation
 
 
 class WatchedPartition(NamedTuple):
-    """A partition of a poll, its fetch offset, and how many of its bytes count at most."""
+    """A partition of a delayed fetch, its offset, and how many of its bytes count at most."""
 
     partition: Partition
     offset: int
@@ -39,14 +39,14 @@ class DelayedFetch:
 
     def __init__(
         self,
-        polls: DelayedFetches,
+        purgatory: DelayedFetches,
         isolation: Isolation,
         *,
         min_bytes: int,
         max_wait_ms: int,
         known_high_watermark: int | None = None,
     ) -> None:
-        self._polls = polls
+        self._purgatory = purgatory
         self.known_high_watermark = known_high_watermark
         """The high watermark that a follower sent: a higher one also ends the wait (KIP-1166)."""
         self._isolation = isolation
@@ -60,7 +60,7 @@ class DelayedFetch:
         self._undo: list[Callable[[], None]] = []
         self._timer = call_later(loop, max_wait_ms, "long poll", self._complete)
         self.over.add_done_callback(self._done)
-        polls.add(self)
+        purgatory.add(self)
 
     def watch(self, one: WatchedPartition) -> None:
         """Listen to one more partition."""
@@ -120,7 +120,7 @@ class DelayedFetch:
         self._timer.cancel()
         for undo in self._undo:
             undo()
-        self._polls.discard(self)
+        self._purgatory.discard(self)
 
 
 class DelayedFetches:
@@ -131,29 +131,30 @@ class DelayedFetches:
         """In the order of their arrival, which is the order of their responses."""
         self.closed = False
 
-    def add(self, poll: DelayedFetch) -> None:
-        """Keep a poll until it is done; complete it at once if the broker is stopping."""
-        self._waiting[poll] = None
+    def add(self, fetch: DelayedFetch) -> None:
+        """Keep a fetch until it is done; complete it at once if the broker is stopping."""
+        self._waiting[fetch] = None
         if self.closed:
-            poll.wake()
+            fetch.wake()
 
-    def discard(self, poll: DelayedFetch) -> None:
-        """Remove a poll."""
-        self._waiting.pop(poll, None)
+    def discard(self, fetch: DelayedFetch) -> None:
+        """Remove a fetch."""
+        self._waiting.pop(fetch, None)
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def high_watermark_moved(self, high_watermark: int) -> None:
         """Complete the requests that wait for a higher high watermark."""
-        for poll in list(self._waiting):
-            if poll.known_high_watermark is not None and poll.known_high_watermark < high_watermark:
-                poll.wake()
+        for fetch in list(self._waiting):
+            known = fetch.known_high_watermark
+            if known is not None and known < high_watermark:
+                fetch.wake()
 
     def wake_all(self) -> None:
         """Complete all requests, for example after the deletion of a topic."""
-        for poll in list(self._waiting):
-            poll.wake()
+        for fetch in list(self._waiting):
+            fetch.wake()
 
     def close(self) -> None:
         """Complete all requests, and each later one at once, since the broker stops."""

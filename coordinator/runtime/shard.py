@@ -387,7 +387,7 @@ class ShardRuntime(Generic[M_co]):
                 self._timers.set(_HELD, deadline_ms, now_ms)
                 break
             del self._held[key]
-            error = CoordinatorNotAvailableError(f"{self.name}: the replicas are not in time")
+            error = CoordinatorNotAvailableError(f"{self.name}: not replicated in time")
             for reply in replies:
                 self._answer(Reply(reply.token, error))
 

@@ -114,9 +114,9 @@ class ShardSet(Generic[M_co]):
         """Serve a partition that this broker now leads in ``leader_epoch``.
 
         It is opened and read in the background, small logs first. Nothing happens if it is already
-        served in this epoch or a newer one: a change of only the ISR is no election.
+        served in this epoch or a newer one: a change of only the ISR is not an election.
         """
-        if not self._closed and self._is_news(index, leader_epoch):
+        if not self._closed and self._is_newer(index, leader_epoch):
             self._drop(index)
             self._unopened[index] = leader_epoch
             self._begin_to_load()
@@ -127,7 +127,7 @@ class ShardSet(Generic[M_co]):
         ``leader_epoch`` is the other leader's; None if the topic or the replica was deleted. An
         epoch that is not above the served one is stale and ignored.
         """
-        if leader_epoch is None or self._is_news(index, leader_epoch):
+        if leader_epoch is None or self._is_newer(index, leader_epoch):
             self._drop(index)
 
     def serve(self, index: int, leader_epoch: int) -> None:
@@ -139,7 +139,7 @@ class ShardSet(Generic[M_co]):
         if index in self._unopened:
             self._open(index)
 
-    def _is_news(self, index: int, leader_epoch: int) -> bool:
+    def _is_newer(self, index: int, leader_epoch: int) -> bool:
         shard = self._shards.get(index)
         if shard is None:
             return self._unopened.get(index, -1) < leader_epoch
@@ -272,7 +272,7 @@ class ShardSet(Generic[M_co]):
             await pace()
 
     def _send(self, shard: ShardRuntime[M_co], command: object) -> None:
-        """Send a command that must not be lost, and again while its result has ``more``.
+        """Send a command that must not be lost, and repeat it while its result has ``more``.
 
         Each repetition is a separate turn; an inactive shard gets it again later, until it is
         closed.

@@ -30,7 +30,7 @@ def parse_added_user(text: str) -> ScramCredentialUpsertion:
     if not found or mechanism is None:
         raise AddedUserError(f"it must begin with one of {', '.join(SCRAM_MECHANISMS)} and =")
     if not (rest.startswith("[") and rest.endswith("]")):
-        raise AddedUserError("behind the mechanism it must be [name=…,password=…]")
+        raise AddedUserError("the mechanism must be followed by [name=…,password=…]")
     parts = dict(_component(one) for one in rest[1:-1].split(","))
     unknown = sum(one not in _COMPONENTS for one in parts)
     if unknown:
@@ -71,4 +71,4 @@ def _decoded(name: str, text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise AddedUserError(f"{name} is no base64") from None
+        raise AddedUserError(f"{name} is not valid base64") from None

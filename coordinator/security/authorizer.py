@@ -57,7 +57,7 @@ class Authorizer:
             return None
         known = ON_ZOOKEEPER if config.text("zookeeper.connect") else STANDARD
         if name != known:
-            raise ConfigError(key, name, f"classes of Java are not loaded; there is {known}")
+            raise ConfigError(key, name, f"Java classes are not loaded; built in is {known}")
         return cls(
             super_users=super_users,
             allows_without_rules=config.bool("allow.everyone.if.no.acl.found"),

@@ -65,7 +65,7 @@ def read_certificate(der: bytes) -> Certificate:
     try:
         return _read(der)
     except (ValueError, IndexError, StopIteration) as error:
-        raise CertificateError("these bytes are no certificate") from error
+        raise CertificateError("these bytes are not a certificate") from error
 
 
 def _read(der: bytes) -> Certificate:

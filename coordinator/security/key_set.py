@@ -92,7 +92,7 @@ class KeySet:
                 yield self._wait()
                 found = [key for key in self._keys if fits(key)]
         if not found:
-            cause = "the keys of the issuer are not to be had" if not self._keys else "no such key"
+            cause = "the keys of the issuer are not available" if not self._keys else "no such key"
             raise AuthenticationFailed(cause)
         return found
 
@@ -157,9 +157,9 @@ def fetch_keys(url: str) -> tuple[Jwk, ...]:
     try:
         keys = json.loads(raw)["keys"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise KeySetError("it is no set of keys (RFC 7517)") from None
+        raise KeySetError("it is not a JSON Web Key Set (RFC 7517)") from None
     if not isinstance(keys, list):
-        raise KeySetError("it is no set of keys (RFC 7517)")
+        raise KeySetError("it is not a JSON Web Key Set (RFC 7517)")
     return tuple(key for key in keys if isinstance(key, dict))
 
 

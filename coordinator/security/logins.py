@@ -170,17 +170,17 @@ def check_logins(config: BrokerConfig, listener: str) -> None:
     """Raise ConfigError if the mechanisms or users of a listener with SASL are invalid."""
     names = cast("tuple[str, ...]", config.on_listener(listener, MECHANISMS))
     if not names:
-        raise ConfigError(MECHANISMS, "", f"listener {listener} needs one")
+        raise ConfigError(MECHANISMS, "", f"listener {listener} needs a mechanism")
     served = ", ".join(SERVED)
     for name in names:
         if name == "GSSAPI":
             reason = (
-                f"GSSAPI (Kerberos) is not served, and it is Kafka's default: name what listener"
-                f" {listener} has, of {served}"
+                "GSSAPI (Kerberos), Kafka's default, is not supported: name the mechanisms"
+                f" of listener {listener}, from {served}"
             )
             raise ConfigError(MECHANISMS, name, reason)
         if name not in SERVED:
-            raise ConfigError(MECHANISMS, name, f"listener {listener} can have {served}")
+            raise ConfigError(MECHANISMS, name, f"supported for listener {listener} are {served}")
     if PLAIN in names:
         configured_passwords(config, listener)
     if OAUTHBEARER in names:
@@ -261,5 +261,5 @@ def _options(config: BrokerConfig, listener: str, mechanism: str) -> Mapping[str
     except JaasError as error:
         raise ConfigError(key, HIDDEN, str(error)) from None
     if login.family != mechanism:
-        raise ConfigError(key, HIDDEN, f"{login.module} is no module of {mechanism}")
+        raise ConfigError(key, HIDDEN, f"{login.module} is not a login module of {mechanism}")
     return login.options

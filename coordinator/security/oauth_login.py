@@ -106,7 +106,7 @@ def _first(message: bytes) -> tuple[str, str]:
     """Return the requested authorization id, which may be empty, and the token."""
     found = _FIRST.fullmatch(message.decode(errors="replace"))
     if found is None:
-        raise AuthenticationFailed("no message of OAUTHBEARER")
+        raise AuthenticationFailed("not an OAUTHBEARER message")
     pairs = dict(pair.split("=", 1) for pair in found["pairs"].split("\x01") if pair)
     auth = _AUTH.fullmatch(pairs.get("auth", ""))
     if auth is None or auth["scheme"].lower() != "bearer":
@@ -136,7 +136,7 @@ def oauth_login(
         if not of(expected) and not of(allow):
             # Source: ``BrokerJwtValidator.configure``.
             raise ConfigError(
-                expected, None, f"it must be set, or {allow}=true leaves it unverified"
+                expected, None, f"it must be set, unless {allow}=true disables the check"
             )
     keys = KeySet(
         url,
@@ -165,13 +165,19 @@ def _unsecured(options: Mapping[str, str]) -> UnsecuredTokens:
         raise ConfigError(
             URL,
             "",
-            "OAUTHBEARER needs it: who has signed the tokens? For development, where whoever"
-            " connects may say who he is, name an option unsecuredLoginStringClaim_sub or"
-            " unsecuredValidator… in sasl.jaas.config",
+            (
+                "OAUTHBEARER needs it to verify the signatures of tokens. For development, to"
+                " accept unsigned tokens of any client, set an option"
+                " unsecuredLoginStringClaim_sub or unsecuredValidator… in sasl.jaas.config"
+            ),
         )
     skew = options.get("unsecuredValidatorAllowableClockSkewMs", "").strip() or "0"
     if not skew.isdecimal():
-        raise ConfigError("unsecuredValidatorAllowableClockSkewMs", skew, "milliseconds, 0 or more")
+        raise ConfigError(
+            "unsecuredValidatorAllowableClockSkewMs",
+            skew,
+            "it must be a number of milliseconds, 0 or more",
+        )
     return UnsecuredTokens(
         RequiredClaims(
             options.get("unsecuredValidatorPrincipalClaimName", "").strip() or "sub",

@@ -29,7 +29,7 @@ class Principal:
         """Return the principal written as ``TYPE:NAME``. Raises ValueError."""
         kind, found, name = text.partition(":")
         if not found or not kind:
-            raise ValueError(f"{text!r} is no principal of the form TYPE:NAME")
+            raise ValueError(f"{text!r} is not a principal of the form TYPE:NAME")
         return cls(kind, name)
 
 

@@ -109,7 +109,7 @@ def _group(rule: str, text: str, at: int, pattern: re.Pattern[str]) -> tuple[str
         return pattern.groupindex[named[1]], named.end()
     digits = re.compile(r"[0-9]+").match(text, at)
     if digits is None:
-        raise ValueError(f"Invalid rule: `{rule}`: no group behind a dollar")
+        raise ValueError(f"Invalid rule: `{rule}`: no group number after a dollar sign")
     if int(digits[0][0]) > pattern.groups:
         if not pattern.groups:
             raise ValueError(f"Invalid rule: `{rule}`: there is no group ${digits[0]}")

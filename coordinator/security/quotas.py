@@ -155,7 +155,7 @@ class ClientQuotas:
         self._found[key].clear()
         return True
 
-    def holding(self, key: str, user: str, client_id: str) -> ClientQuota | None:
+    def quota_of(self, key: str, user: str, client_id: str) -> ClientQuota | None:
         """Return the quota of a kind that applies to a client; None if there is none."""
         known, who = self._found[key], (user, client_id)
         try:
@@ -184,9 +184,9 @@ class ClientQuotas:
     ) -> int:
         """Count ``amount`` against a client's quota; return its throttle time in milliseconds.
 
-        For event loop time, the throttle time is at most one sample of the window. ``is_debt`` says
-        that threads have worked for the request: then the client waits until its rate is within the
-        quota, but for at most MAX_DEBT_MS.
+        For event loop time, the throttle time is at most one sample of the window. ``is_debt``: the
+        request has used processor time in threads, and the client waits until its rate is within
+        the quota, but for at most MAX_DEBT_MS.
         """
         budget = self.budget(key, user, client_id)
         if budget is None:
@@ -217,10 +217,10 @@ class ClientQuotas:
 
     def most_bytes(self, user: str, client_id: str) -> int:
         """Return the bytes a Fetch may return unthrottled after a window without any fetch."""
-        holding = self.holding(FETCH, user, client_id)
-        if holding is None:
+        quota_of = self.quota_of(FETCH, user, client_id)
+        if quota_of is None:
             return ALL_BYTES
-        return int(min(ALL_BYTES, holding.limit * self.window.least_ms / 1000))
+        return int(min(ALL_BYTES, quota_of.limit * self.window.least_ms / 1000))
 
     def mutations(self, user: str, client_id: str, *, is_strict: bool) -> PartitionMutations | None:
         """Return the counter of a request's partition mutations; None if no quota applies."""
@@ -231,20 +231,20 @@ class ClientQuotas:
 
     def budget(self, key: str, user: str, client_id: str) -> QuotaUsage | None:
         """Return a client's budget; None if no quota applies."""
-        holding = self.holding(key, user, client_id)
-        if holding is None:
+        quota_of = self.quota_of(key, user, client_id)
+        if quota_of is None:
             return None
         budgets, now_ms = self.budgets[key], self._clock.monotonic_ms()
-        budget = budgets.get(holding.shared_by)
+        budget = budgets.get(quota_of.shared_by)
         if budget is None:
-            budget = self._new(key, holding, now_ms)
+            budget = self._new(key, quota_of, now_ms)
         else:
-            budgets.move_to_end(holding.shared_by)
-        budget.limit, budget.used_ms = holding.limit, now_ms
+            budgets.move_to_end(quota_of.shared_by)
+        budget.limit, budget.used_ms = quota_of.limit, now_ms
         return budget
 
-    def _new(self, key: str, holding: ClientQuota, now_ms: int) -> QuotaUsage:
-        budgets, shared_by = self.budgets[key], holding.shared_by
+    def _new(self, key: str, quota_of: ClientQuota, now_ms: int) -> QuotaUsage:
+        budgets, shared_by = self.budgets[key], quota_of.shared_by
         self.forget(now_ms)
         if len(budgets) >= MAX_BUDGETS:
             oldest = next(iter(budgets.values()))
@@ -253,7 +253,7 @@ class ClientQuotas:
             else:
                 # New clients share a budget with the quota's entity as its key. The entity is a
                 # default one, whose name no client has, or one of the few that are configured.
-                shared_by = holding.entity
+                shared_by = quota_of.entity
                 if shared_by in budgets:
                     return budgets[shared_by]
         is_bucket = key == MUTATION
@@ -294,7 +294,7 @@ class PartitionMutations:
         budget, now_ms = self._budget, self._clock.monotonic_ms()
         bucket = budget.bucket
         if bucket is None:
-            raise TypeError("the budget is of another quota")
+            raise TypeError("the budget is not one of partition mutations")
         if self._is_strict:
             wait_ms = bucket.throttle_ms(budget.limit, now_ms)
             if wait_ms:

@@ -105,9 +105,9 @@ class ScramExchange:
         user, credential = self._first.user, self._credential
         final = ClientFinal.parse(token)
         if not hmac.compare_digest(final.nonce, answer.nonce):
-            raise AuthenticationFailed("the nonce is not the broker's", user=user)
+            raise AuthenticationFailed("the client does not repeat the broker's nonce", user=user)
         if final.channel_binding != self._first.header.encode():
-            raise AuthenticationFailed("the channel binding is another", user=user)
+            raise AuthenticationFailed("the channel binding does not match", user=user)
         signed = signed_text(self._first, answer, final)
         is_right = is_proof(self._mechanism, credential.stored_key, signed, final.proof)
         if self._doubt or not is_right:

@@ -29,11 +29,11 @@ from fencepost.coordinator.security.certificate import (
 from fencepost.coordinator.security.cipher_suites import chosen_suites
 from fencepost.coordinator.security.principal import ANONYMOUS, USER, Principal
 from fencepost.coordinator.security.principal_mapping import PrincipalMapping
+from fencepost.logcore.system import private_file
 from fencepost.logcore.values import dataclass
 from fencepost.protocol.pem import (
     certificates,
     conversion,
-    hidden,
     private_keys,
     store_type,
 )
@@ -108,10 +108,10 @@ def tls_settings(config: BrokerConfig, listener: ListenerConfig) -> TlsSettings:
     enabled = config.on_listener(listener.name, "ssl.enabled.protocols")
     newest = _NEWEST.get(text("ssl.protocol"))
     if newest is None:
-        _refuse("ssl.protocol", text("ssl.protocol"), f"one of {', '.join(_NEWEST)} is served")
+        _refuse("ssl.protocol", text("ssl.protocol"), f"it must be one of {', '.join(_NEWEST)}")
     versions = sorted(version for version in _names(enabled) if version <= newest)
     if not versions:
-        _refuse("ssl.enabled.protocols", enabled, f"none is left under ssl.protocol={newest}")
+        _refuse("ssl.enabled.protocols", enabled, f"ssl.protocol={newest} excludes all of them")
     suites = _names(config.on_listener(listener.name, "ssl.cipher.suites"))
     rules = text("ssl.principal.mapping.rules")
     try:
@@ -137,8 +137,11 @@ def tls_settings(config: BrokerConfig, listener: ListenerConfig) -> TlsSettings:
         _refuse(
             _TRUSTSTORE,
             "",
-            f"ssl.client.auth is {found.client_auth}: say with it or with {_AUTHORITIES} whose"
-            " clients may come; with none, every authority of this system would do",
+            (
+                f"ssl.client.auth={found.client_auth} needs it or {_AUTHORITIES}: without"
+                " trusted certificates, every authority of the operating system would be"
+                " accepted"
+            ),
         )
     return found
 
@@ -148,7 +151,7 @@ def _check_stores(text: Callable[[str], str]) -> None:
         form, key = text(f"ssl.{store}.type").upper(), f"ssl.{store}.type"
         if form != "PEM":
             file = text(f"ssl.{store}.location") or "FILE"
-            _refuse(key, form, f"PEM is read{conversion(store, form, file)}")
+            _refuse(key, form, f"only PEM is supported{conversion(store, form, file)}")
     if text("ssl.keystore.password"):
         reason = "SSL key store password cannot be specified with PEM format, only"
         _refuse("ssl.keystore.password", HIDDEN, f"{reason} {_KEY_PASSWORD} may be specified")
@@ -170,7 +173,7 @@ def _check_stores(text: Callable[[str], str]) -> None:
         reason = "Both SSL trust store location and separate trust certificates are specified"
         _refuse(_TRUSTSTORE, text(_TRUSTSTORE), reason)
     if not text(_KEY) and not text(_KEYSTORE):
-        reason = f"an encrypted listener shows a certificate: give it, or {_KEY} and {_CHAIN}"
+        reason = f"a TLS listener needs a certificate: set it, or {_KEY} and {_CHAIN}"
         _refuse(_KEYSTORE, "", reason)
 
 
@@ -256,7 +259,7 @@ def _read(key: str, store: str, path: str) -> str:
     where = Path(path)
     if where.is_fifo() or where.is_char_device():
         # Opening a FIFO or a device may block forever, and a client may have named it.
-        raise ConfigError(key, path, "it is no file")
+        raise ConfigError(key, path, "it is not a file")
     try:
         with where.open("rb") as file:
             content = file.read(MAX_STORE_BYTES + 1)
@@ -268,7 +271,7 @@ def _read(key: str, store: str, path: str) -> str:
     form = store_type(content)
     if form is not None:
         raise ConfigError(
-            key, path, f"it is {form}, and PEM is read{conversion(store, form, path)}"
+            key, path, (f"it is {form}, and only PEM is supported{conversion(store, form, path)}")
         )
     return content.decode("utf-8", "replace")
 
@@ -315,14 +318,16 @@ def _choose_suites(settings: TlsSettings, context: ssl.SSLContext) -> None:
         known = {str(one["name"]) for one in context.get_ciphers()}
         missing = [name for name in older if name not in known]
         if missing or not older:
-            reason = f"OpenSSL knows no suite {', '.join(missing or settings.suites)}"
+            reason = (
+                f"OpenSSL does not support the cipher suite {', '.join(missing or settings.suites)}"
+            )
             raise ConfigError("ssl.cipher.suites", ",".join(settings.suites), reason)
         if not has_newer:
             context.maximum_version = ssl.TLSVersion.TLSv1_2
     else:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
     if context.minimum_version > context.maximum_version:
-        reason = f"none is of {', '.join(settings.versions)}"
+        reason = f"none of them can be used with {', '.join(settings.versions)}"
         raise ConfigError("ssl.cipher.suites", ",".join(settings.suites), reason)
 
 
@@ -340,7 +345,7 @@ def _load_certificate(
     key_name = _KEYSTORE if settings.keystore else _KEY
     where = settings.keystore or HIDDEN
     try:
-        with hidden("".join((key, *chain))) as path:
+        with private_file("".join((key, *chain))) as path:
             context.load_cert_chain(path, password=password)
     except (ssl.SSLError, ValueError, OSError) as error:
         if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":

@@ -109,7 +109,7 @@ class UnsecuredTokens:
         """See :class:`Tokens`."""
         header, payload, *rest = (*token.split("."), "", "")[:4]
         if rest[0] or token.count(".") not in {1, 2}:
-            raise TokenRefusedError("it is signed, or no token")
+            raise TokenRefusedError("it is signed, or not a token")
         if _decoded_part(header).get("alg") != "none":
             raise TokenRefusedError("its algorithm is not none")
         yield from ()  # makes this a generator, as :class:`Tokens` requires
@@ -141,7 +141,7 @@ class SignedTokens:
             )
         )
         if len(found) > 1:
-            raise TokenRefusedError("it does not say which key has signed it")
+            raise TokenRefusedError("it does not name the key that signed it")
         try:
             claims = jwt.decode(
                 token,
@@ -176,7 +176,7 @@ def _decoded_part(text: str) -> Mapping[str, Any]:
     try:
         found = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
     except (ValueError, RecursionError):
-        raise TokenRefusedError("it is no token") from None
+        raise TokenRefusedError("it is not a token") from None
     if not isinstance(found, dict):
-        raise TokenRefusedError("it is no token")
+        raise TokenRefusedError("it is not a token")
     return found

@@ -114,7 +114,7 @@ class Authenticator:
     def take(self, frame: bytes) -> Work[Answer]:
         """Return the response to the next frame. Raises LoginRefused."""
         if self._is_other_mechanism:
-            raise LoginRefused("another mechanism than the previous login's")
+            raise LoginRefused("the mechanism differs from that of the previous login")
         if self._exchange is None:
             return self._first(frame)
         answer = yield from (self._bare if self._is_bare else self._token)(frame, self._exchange)
@@ -131,7 +131,7 @@ class Authenticator:
                 return unsupported_api_versions(served, error.correlation_id)
             raise LoginRefused(f"{_api(error)} before the handshake") from error
         except MalformedRequest as error:
-            raise LoginRefused(f"no request of Kafka: {error}") from error
+            raise LoginRefused(f"not a Kafka request: {error}") from error
         if request.api_key == ApiKey.SASL_HANDSHAKE:
             return self.handshake(request)
         if self._has_told_versions:
@@ -170,7 +170,7 @@ class Authenticator:
                 f"{_api(error)} during the login", answer=_illegal_state(error)
             ) from error
         except MalformedRequest as error:
-            raise LoginRefused(f"no request of Kafka: {error}") from error
+            raise LoginRefused(f"not a Kafka request: {error}") from error
         make = response_factory(request.api_key, request.api_version)
         try:
             data = yield from self._step(exchange, request.body.auth_bytes)
@@ -259,7 +259,7 @@ def _illegal_state(error: UnsupportedVersion) -> Answer:
     if error.api_key == ApiKey.SASL_AUTHENTICATE or not low <= error.version <= high:
         return []
     make = response_factory(error.api_key, error.version)
-    entity = make.error(ErrorCode.illegal_sasl_state, "the login is not over")
+    entity = make.error(ErrorCode.illegal_sasl_state, "the login is not complete")
     if entity is None:
         return []
     return encode_response(error.api_key, error.version, error.correlation_id, entity)

@@ -302,14 +302,18 @@ class _HttpConnection:
                 check_host(head.headers, self._names)
                 if head.body_bytes > limits.max_body_bytes:
                     raise HttpError(
-                        413, f"a body may have {limits.max_body_bytes} bytes, not {head.body_bytes}"
+                        413,
+                        (
+                            f"the limit of a body is {limits.max_body_bytes} bytes; it has"
+                            f" {head.body_bytes}"
+                        ),
                     )
                 if head.headers.get("expect", "").lower() == "100-continue":
                     await self._write(b"HTTP/1.1 100 Continue\r\n\r\n")
                 return head, await self._reader.readexactly(head.body_bytes)
         except TimeoutError:
             raise HttpError(
-                408, f"a request is sent within {limits.request_timeout_ms} ms"
+                408, f"the request was not complete within {limits.request_timeout_ms} ms"
             ) from None
 
     async def _read_head(self, first: bytes) -> bytes:
@@ -318,7 +322,7 @@ class _HttpConnection:
             head = first + await self._reader.readuntil(_HEAD_END)
             if len(head) <= most:
                 return head
-        raise HttpError(431, f"a request line and headers may have {most} bytes together")
+        raise HttpError(431, f"request line and headers have more than {most} bytes")
 
     async def _linger(self) -> None:
         """Let the client read an error response before the connection is closed."""
@@ -339,7 +343,7 @@ class _HttpConnection:
             return text_response(error.status, str(error), error.headers)
         except Exception as error:  # noqa: BLE001 - a handler's failure affects only its request
             tell("an HTTP request", error, path=head.path)
-            return text_response(500, "the request failed; the log of the broker says why")
+            return text_response(500, "the request failed; see the log of the broker")
 
     async def _answer(self, head: RequestHead, response: HttpResponse) -> bool:
         """Send a response; return whether the connection remains open."""

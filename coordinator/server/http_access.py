@@ -75,7 +75,7 @@ class HttpUsers:
         if scheme.lower() != "basic" or not found:
             raise HttpError(
                 401,
-                "a name and a password are asked for",
+                "user name and password are required",
                 {"WWW-Authenticate": 'Basic realm="fencepost", charset="UTF-8"'},
             )
 

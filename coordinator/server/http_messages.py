@@ -98,19 +98,19 @@ def parse_head(head: bytes) -> RequestHead:
     first, *lines = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
     line = _REQUEST_LINE.fullmatch(first)
     if line is None:
-        raise HttpError(400, "the first line is none of an HTTP request")
+        raise HttpError(400, "the first line is not an HTTP request line")
     major, minor = int(line[3]), int(line[4])
     if major != 1:
-        raise HttpError(505, f"HTTP/{major}.{minor} is not spoken here, HTTP/1.1 is")
+        raise HttpError(505, f"HTTP/{major}.{minor} is not supported; use HTTP/1.1")
     method = line[1].decode()
     if method not in METHODS:
-        raise HttpError(501, f"the method {method} is not known here")
+        raise HttpError(501, f"the method {method} is not supported")
     headers = _headers(lines)
     authority, path, query = _target(line[2].decode())
     if authority is not None:
         headers["host"] = authority
     if minor >= 1 and "host" not in headers:
-        raise HttpError(400, "a request of HTTP/1.1 has a Host header")
+        raise HttpError(400, "an HTTP/1.1 request needs a Host header")
     wishes = {one.strip().lower() for one in headers.get("connection", "").split(",")}
     is_1_0 = minor == 0
     return RequestHead(
@@ -129,7 +129,7 @@ def _headers(lines: list[bytes]) -> dict[str, str]:
     for line in lines:
         found = _FIELD.fullmatch(line)
         if found is None:
-            raise HttpError(400, "a header is no line of the form NAME: VALUE")
+            raise HttpError(400, "a header is not a line of the form NAME: VALUE")
         name, value = found[1].decode().lower(), found[2].decode("latin-1").rstrip(" \t")
         if name in headers:
             if name in {"host", "content-length", "origin"}:
@@ -146,7 +146,7 @@ def _target(target: str) -> tuple[str | None, str, dict[str, str]]:
         authority, slash, rest = target[7:].partition("/")
         target = slash + rest or "/"
     if not target.startswith("/"):
-        raise HttpError(400, "the target of a request begins with /")
+        raise HttpError(400, "the target of a request must begin with /")
     path, _, query = target.partition("#")[0].partition("?")
     try:
         fields = parse_qsl(
@@ -154,17 +154,17 @@ def _target(target: str) -> tuple[str | None, str, dict[str, str]]:
         )
         return authority, unquote(path, errors="strict"), dict(fields)
     except UnicodeDecodeError:
-        raise HttpError(400, "the target of the request is no UTF-8") from None
+        raise HttpError(400, "the target of the request is not UTF-8") from None
     except ValueError:
-        raise HttpError(400, f"a query has at most {MAX_QUERY_FIELDS} fields") from None
+        raise HttpError(400, f"a query must not have more than {MAX_QUERY_FIELDS} fields") from None
 
 
 def _body_bytes(headers: Mapping[str, str]) -> int:
     if "transfer-encoding" in headers:
-        raise HttpError(411, "a body is sent with its Content-Length here, not in chunks")
+        raise HttpError(411, ("a body needs a Content-Length; chunked bodies are not supported"))
     length = headers.get("content-length", "0")
     if not (length.isascii() and length.isdecimal() and len(length) <= MAX_BODY_DIGITS):
-        raise HttpError(400, "the Content-Length is no number")
+        raise HttpError(400, "the Content-Length is not a number")
     return int(length)
 
 
@@ -185,15 +185,15 @@ def check_host(headers: Mapping[str, str], names: frozenset[str] | None) -> None
         return  # HTTP/1.0, which browsers do not use
     found = _HOST.fullmatch(host)
     if found is None:
-        raise HttpError(400, "the Host header is no HOST or HOST:PORT")
+        raise HttpError(400, "the Host header is not HOST or HOST:PORT")
     name = found[1].strip("[]").rstrip(".").lower()
     if names is not None and name not in names and not is_loopback(name):
         raise HttpError(
-            421, "this server listens on this machine only, and is asked by another name: see Host"
+            421, ("this server listens on this machine only and refuses the host name in Host")
         )
     origin = headers.get("origin")
     if origin is not None and origin.lower() != f"http://{host}".lower():
-        raise HttpError(403, "a web page of another origin may not ask here")
+        raise HttpError(403, "requests of web pages of another origin are refused")
 
 
 def is_loopback(host: str) -> bool:

@@ -6,13 +6,13 @@ Source: ``RequestHandlerHelper``, ``RequestChannel``; KIP-219.
 from __future__ import annotations
 
 import asyncio
-import select
 from typing import Final
 
 from fencepost.cluster.acl import Operation
 from fencepost.coordinator.handlers import Context, replica_id_of, with_wait
 from fencepost.coordinator.security.quotas import ClientQuotas
 from fencepost.coordinator.security.throttle import LoopTime, RequestQuotas
+from fencepost.logcore.system import has_hung_up
 from fencepost.protocol.api import ApiKey
 from fencepost.protocol.schema import Entity
 
@@ -69,6 +69,4 @@ def is_gone(transport: asyncio.Transport) -> bool:
     client = transport.get_extra_info("socket")
     if client is None or client.fileno() < 0:
         return True
-    ended = select.poll()
-    ended.register(client.fileno(), getattr(select, "POLLRDHUP", 0))
-    return bool(ended.poll(0))
+    return has_hung_up(client.fileno())

@@ -7,12 +7,18 @@ requests to all shards.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from fencepost.cluster.image import MetadataImage, deleted_topics, racks_of
-from fencepost.coordinator.config.group_settings import applied
+from fencepost.cluster.image import (
+    GROUP_RESOURCE,
+    MetadataImage,
+    changed_configs,
+    deleted_topics,
+    racks_of,
+)
+from fencepost.coordinator.config.group_settings import applied, warn_of_caps
 from fencepost.coordinator.config.key import ConfigError
 from fencepost.coordinator.metadata.metadata import GROUP_VERSION, InternalTopic
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS
@@ -22,10 +28,9 @@ from fencepost.coordinator.runtime.shard import Remember, ShardRuntime
 from fencepost.coordinator.services.assignors.process import AssignorProcesses
 from fencepost.coordinator.services.base import ShardedCoordinator
 from fencepost.coordinator.storage.storage import Storage
-from fencepost.groups.assignors.model import Assignor, AssignorRegistry
-from fencepost.groups.assignors.range import RangeAssignor
+from fencepost.groups.assignors.built_in import BUILT_IN, KAFKA_CLASSES
+from fencepost.groups.assignors.model import AssignorRegistry
 from fencepost.groups.assignors.remote import ComputeTarget, RemoteAssignor
-from fencepost.groups.assignors.uniform import UniformAssignor
 from fencepost.groups.commands import (
     ExpireOffsets,
     Heartbeat,
@@ -51,14 +56,6 @@ if TYPE_CHECKING:
 _MINUTE_MS = 60_000
 
 
-BUILT_IN: Mapping[str, Callable[[], Assignor]] = {
-    "uniform": UniformAssignor,
-    "range": RangeAssignor,
-    "org.apache.kafka.coordinator.group.assignor.UniformAssignor": UniformAssignor,
-    "org.apache.kafka.coordinator.group.assignor.RangeAssignor": RangeAssignor,
-}
-"""The built-in server-side assignors by their names in ``group.consumer.assignors``."""
-
 ASSIGNORS = "group.consumer.assignors"
 
 
@@ -70,7 +67,7 @@ def _registry(names: Sequence[str]) -> AssignorRegistry:
     """
     try:
         return AssignorRegistry(
-            BUILT_IN[name]() if name in BUILT_IN else RemoteAssignor(name) for name in names
+            BUILT_IN.get(KAFKA_CLASSES.get(name, name)) or RemoteAssignor(name) for name in names
         )
     except ValueError as error:
         raise ConfigError(ASSIGNORS, ",".join(names), str(error)) from error
@@ -97,12 +94,19 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
         """Deleted topics whose offsets remain to be deleted, by name and id."""
         self._offset_deletion: asyncio.Task[None] | None = None
         names = self._config.items(ASSIGNORS)
-        self._assignor_processes = AssignorProcesses(name for name in names if name not in BUILT_IN)
+        self._assignor_processes = AssignorProcesses(
+            name for name in names if KAFKA_CLASSES.get(name, name) not in BUILT_IN
+        )
         self._assignors = _registry(names)
         self._base_settings: ConsumerSettings | None = None
         self._config.listen(self._forget_settings)
         self._group_memory = self._budget("fencepost.groups.max.bytes")
         self._offset_memory = self._budget("fencepost.offsets.max.bytes")
+
+    async def start(self) -> None:
+        """See :class:`ShardedCoordinator`; warn of settings beyond the bounds of this start."""
+        await super().start()
+        self._warn_of_caps(MetadataImage(), self._metadata.image)
 
     async def stop(self) -> None:
         """Close every shard; delayed requests get NOT_COORDINATOR."""
@@ -136,11 +140,17 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
     def publish(self, old: MetadataImage, image: MetadataImage) -> None:
         """See :class:`ShardedCoordinator`; delete the offsets of deleted topics as well."""
         super().publish(old, image)
+        self._warn_of_caps(old, image)
         gone = deleted_topics(old, image)
         if gone:
             self._deleted += [(one.name, one.topic_id.bytes) for one in gone]
             if self._offset_deletion is None or self._offset_deletion.done():
                 self._offset_deletion = spawn(self._delete_offsets(), "forget deleted topics")
+
+    def _warn_of_caps(self, old: MetadataImage, image: MetadataImage) -> None:
+        for kind, name in changed_configs(old, image):
+            if kind == GROUP_RESOURCE:
+                warn_of_caps(self._config, name, image.configs.get((kind, name), {}))
 
     async def _delete_offsets(self) -> None:
         # If this fails, the topics stay in the list, and the next deletion retries.
@@ -239,7 +249,7 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
         if self._base_settings is None:
             self._base_settings = self._consumer_settings()
         own = self._metadata.group_settings(group_id)
-        settings = applied(self._base_settings, own) if own else self._base_settings
+        settings = applied(self._config, self._base_settings, own) if own else self._base_settings
         return Environment(self.topic_image, settings)
 
     def _run_effect(

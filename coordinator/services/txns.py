@@ -89,7 +89,7 @@ _log = structlog.get_logger(__name__)
 class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
     """Coordinates this broker's transactions and hands out producer ids (``services.txns``).
 
-    ``complete_offsets`` has the group coordinator end a transaction on an offsets partition.
+    ``complete_offsets`` makes the group coordinator commit or drop a transaction's offsets.
     """
 
     MODULES = TXN_MODULES
@@ -185,9 +185,10 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
         verify_remotely: VerifyRemotely,
         allocate: AllocateProducerIds,
     ) -> None:
-        """Connect to the coordinators, partition leaders and controllers of a cluster.
+        """Use a cluster's other brokers and its controller from now on.
 
-        ``others`` write the markers of the partitions that they lead.
+        ``others`` write the markers of the partitions that they lead, ``verify_remotely`` asks
+        their coordinators, and ``allocate`` the controller.
         """
         self.markers.join(others)
         self.verify_remotely, self.allocate = verify_remotely, allocate
@@ -244,13 +245,13 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
 
         ``api`` is ``"Produce"`` or ``"TxnOffsetCommit"``; its version decides whether partitions
         are added (TV2) or only verified. The returned verdicts are valid in the same turn of the
-        event loop, in which the transaction cannot end before the append. The errors are those that
-        the API's clients understand (kafka.md: KIP-890; ``AddPartitionsToTxnManager``).
+        event loop, in which the transaction cannot end before the append. The errors are ones that
+        the API's clients understand (KIP-890, ``AddPartitionsToTxnManager``).
 
         If a future is returned, call again with the same ``request_state`` once it is done. There
         are three reasons: the record that adds the partitions to the transaction is not committed
-        yet, and the partitions' data must not outlive it; the coordinator is on another broker; or
-        it is completing the previous transaction.
+        yet, and if it were lost, the appended batches would belong to no transaction; the
+        coordinator is on another broker; or it is completing the previous transaction.
         """
         adds = version >= FIRST_ADDING_PARTITIONS[api]
         if not adds and not self._config.bool("transaction.partition.verification.enable"):
@@ -332,7 +333,7 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
             verification.waits_until = now + timeout_ms / 1000
         if now >= verification.waits_until:
             held.cancel()
-            return CoordinatorNotAvailableError(f"{shard.name}: the replicas are not in time")
+            return CoordinatorNotAvailableError(f"{shard.name}: not replicated in time")
         return completes_after((verification.waits_until - now) * 1000, held)
 
     def coordinator_of(self, transactional_id: str) -> int | None:

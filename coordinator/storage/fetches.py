@@ -436,7 +436,7 @@ class _Reading:
 
     def wait(self) -> Work[None]:
         """Wait until enough bytes are available or ``max_wait_ms`` has passed."""
-        poll = DelayedFetch(
+        delayed = DelayedFetch(
             self._fetches.delayed,
             self._isolation,
             min_bytes=self._min_bytes,
@@ -448,13 +448,13 @@ class _Reading:
                 if partition is not None and (
                     not self._held_back or (partition.topic, partition.index) not in self._held_back
                 ):
-                    poll.watch(
+                    delayed.watch(
                         WatchedPartition(partition, one.asked.offset, max(one.asked.max_bytes, 1))
                     )
                 yield None
-            yield poll.over
+            yield delayed.over
         finally:
-            poll.cancel()
+            delayed.cancel()
 
     @property
     def size_bytes(self) -> int:

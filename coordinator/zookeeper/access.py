@@ -164,9 +164,9 @@ class SecurityZnodes:
             new, paths = await notes.new(changed), set()
             for one in new:
                 try:
-                    paths.add(formats.path_noted(notes.folder, one.path, one.data))
+                    paths.add(formats.path_of_notification(notes.folder, one.path, one.data))
                 except NotOurFormatError as error:
-                    _log.error("note in ZooKeeper passed over", cause=str(error))
+                    _log.error("notification in ZooKeeper skipped", cause=str(error))
             await self.reread(paths)
             await notes.mark_handled(new)
 
@@ -401,7 +401,7 @@ class _MultiWrite:
                 if self._nodes[one] is None:
                     self._writes.append(Create(one, data if one == path else b""))
                     self._nodes[one] = Znode(b"", 0, 0, 0, 0)
-        where, note = formats.note_of(path)
+        where, note = formats.notification_of(path)
         self._notifications.append(Create(where, note, sequence=True))
         self.size += len(data or b"") + 2 * len(path)
 

@@ -171,7 +171,7 @@ def records_of(path: str, data: bytes | None) -> list[AccessRecord]:
         return []
     found = _rules(path, data) if is_of_rules(path) else _of_entity(path, data)
     if any(path_of(one) != path for one in found):
-        _log.error("znode passed over: the name is not spelled as Kafka does", path=path)
+        _log.error("znode skipped: Kafka would encode its name otherwise", path=path)
         return []
     return found
 
@@ -250,7 +250,7 @@ def _of_entity(path: str, data: bytes) -> list[AccessRecord]:
     try:
         values = znodes.config_of(path, data)
     except NotOurFormatError as error:
-        _log.error("settings in ZooKeeper passed over", path=path, cause=str(error))
+        _log.error("settings in ZooKeeper skipped", path=path, cause=str(error))
         return []
     names = {one.entity_type: one.entity_name for one in entity}
     found: list[AccessRecord] = []
@@ -262,7 +262,7 @@ def _of_entity(path: str, data: bytes) -> list[AccessRecord]:
                 continue
             found.append(ClientQuotaRecord(entity, key, _quota_of(names, key, text), remove=False))
         except ValueError as error:  # the text of the error contains no secret
-            _log.error("setting in ZooKeeper passed over", path=path, key=key, cause=str(error))
+            _log.error("setting in ZooKeeper skipped", path=path, key=key, cause=str(error))
     return found
 
 
@@ -288,9 +288,9 @@ def credential_of(user: str, mechanism: str, text: str) -> UserScramCredentialRe
         ]
         iterations = int(parts["iterations"])
     except (KeyError, ValueError, binascii.Error):
-        raise ValueError("it is no credential") from None
+        raise ValueError("it is not a SCRAM credential") from None
     if len(keys[1]) != one.key_bytes or len(keys[2]) != one.key_bytes:
-        raise ValueError("its keys are not as long as those of its mechanism")
+        raise ValueError("its keys have the wrong length for the mechanism")
     if not MIN_ITERATIONS <= iterations <= MAX_ITERATIONS:
         raise ValueError(f"its iterations are not between {MIN_ITERATIONS} and {MAX_ITERATIONS}")
     return UserScramCredentialRecord(user, one.number, keys[0], keys[1], keys[2], iterations)
@@ -335,7 +335,7 @@ def _word(kind: type[N], text: object, least: N) -> N:
     for one in kind:
         if one >= least and one.name.replace("_", "") == plain:
             return one
-    raise ValueError(f"{text!r} is no {kind.__name__}")
+    raise ValueError(f"{text!r} is not a {kind.__name__}")
 
 
 class _Resource(NamedTuple):
@@ -351,7 +351,7 @@ def _resource_of(path: str) -> _Resource | None:
             try:
                 return _Resource(_word(ResourceType, kind, ResourceType.TOPIC), pattern, name)
             except ValueError:
-                _log.warning("rules about an unknown kind passed over", path=path)
+                _log.warning("ACLs of an unknown resource type skipped", path=path)
     return None
 
 
@@ -362,7 +362,10 @@ def _rules(path: str, data: bytes) -> list[AccessRecord]:
     try:
         entries = _entries(path, data)
     except NotOurFormatError as error:
-        _log.error("rules in ZooKeeper cannot be read: every request is denied", cause=str(error))
+        _log.error(
+            "ACLs in ZooKeeper cannot be read: every request to the resource is denied",
+            cause=str(error),
+        )
         return [_rule(resource, ANYBODY, ANYTHING, Operation.ALL, Permission.DENY)]
     found: dict[Hashable, AccessRecord] = {}
     for entry in entries:
@@ -378,7 +381,7 @@ def _entries(path: str, data: bytes) -> list[Any]:
     value = znodes.read_json(data, path)
     entries = value.get("acls")
     if value.get("version") != 1 or not isinstance(entries, list):
-        raise NotOurFormatError(f"{path} holds no rules of version 1")
+        raise NotOurFormatError(f"{path} is not in the ACL format of version 1")
     return entries
 
 
@@ -403,8 +406,10 @@ def _rule_of(path: str, resource: _Resource, entry: Any) -> AccessControlEntryRe
         wrong, host = "it names no host", ANYTHING
     if wrong is not None:
         allows = permission is Permission.ALLOW
-        effect = "it allows nothing" if allows else "it denies all that it may have denied"
-        _log.error("rule in ZooKeeper cannot be read", path=path, cause=wrong, effect=effect)
+        effect = (
+            "it allows nothing" if allows else "it denies everything that the rule may have denied"
+        )
+        _log.error("ACL in ZooKeeper cannot be read", path=path, cause=wrong, effect=effect)
         if allows:
             return None
     return _rule(resource, principal, host, operation, permission)
@@ -445,7 +450,7 @@ def _changed_rules(
     """
     resource = _resource_of(path)
     if resource is None:
-        raise NotOurFormatError(f"{path} is no place of rules")
+        raise NotOurFormatError(f"{path} holds no ACLs")
     entries: dict[object, list[Any]] = {}
     for entry in _entries(path, data or b""):
         rule = _rule_of(path, resource, entry)
@@ -470,7 +475,7 @@ def _facts(rule: AccessControlEntryRecord) -> tuple[object, ...]:
 # --- notifications ---
 
 
-def note_of(path: str) -> tuple[str, bytes]:
+def notification_of(path: str) -> tuple[str, bytes]:
     """Return the path prefix and the data of the notification of a change."""
     resource = _resource_of(path) if is_of_rules(path) else None
     if resource is None:
@@ -488,7 +493,7 @@ def note_of(path: str) -> tuple[str, bytes]:
     return f"{PREFIXED_CHANGES}/acl_changes_", znodes.written(value)
 
 
-def path_noted(folder: str, path: str, data: bytes) -> str:
+def path_of_notification(folder: str, path: str, data: bytes) -> str:
     """Return the path of the ACLs that a notification names. Raises NotOurFormatError."""
     try:
         if folder == LITERAL_CHANGES:

@@ -85,7 +85,7 @@ class AdminNodes:
         try:
             asked = znodes.reassignments_of(node.data)
         except NotOurFormatError as error:
-            _log.error("reassignment left out", cause=str(error))
+            _log.error("reassignment skipped", cause=str(error))
         new = {
             (name, index): target
             for (name, index), target in asked.items()
@@ -128,7 +128,7 @@ class AdminNodes:
         try:
             asked = znodes.partitions_of(path, node.data)
         except NotOurFormatError as error:
-            _log.error("election left out", cause=str(error))
+            _log.error("election skipped", cause=str(error))
         for some in batched(asked, AT_ONCE):
             for one, why in self._decide(partial(_elected, partitions=some)):
                 if why is not None and not isinstance(why, ElectionNotNeededError):

@@ -26,9 +26,9 @@ _ENABLE, _SOCKET = "zookeeper.ssl.client.enable", "zookeeper.clientCnxnSocket"
 _KEYSTORE, _SET_ACL = "zookeeper.ssl.keystore.location", "zookeeper.set.acl"
 
 _UNSERVED: Final = {
-    "zookeeper.ssl.crl.enable": "lists of revoked certificates are not looked at",
-    "zookeeper.ssl.ocsp.enable": "nobody is asked whether a certificate was revoked",
-    "zookeeper.metadata.migration.enable": "there is no migration to controllers of a quorum",
+    "zookeeper.ssl.crl.enable": "certificate revocation lists are not checked",
+    "zookeeper.ssl.ocsp.enable": "the revocation of certificates is not checked",
+    "zookeeper.metadata.migration.enable": "migration to KRaft controllers is not supported",
 }
 
 _OF_CLIENTS: Final[Mapping[str, str]] = {
@@ -84,7 +84,10 @@ class ZooKeeperConfig:
             raise ConfigError(
                 _SET_ACL,
                 "true",
-                f"ZooKeeper has to know who writes: it needs {JAAS}, or {_ENABLE} with {_KEYSTORE}",
+                (
+                    f"ACLs of znodes need an authenticated session: set {JAAS}, or {_ENABLE}"
+                    f" with {_KEYSTORE}"
+                ),
             )
         return found
 
@@ -120,7 +123,7 @@ def _login(config: BrokerConfig) -> tuple[str, str] | None:
     except JaasError as error:
         raise ConfigError(JAAS, HIDDEN, str(error)) from None
     if login.module != LOGIN_MODULE:
-        raise ConfigError(JAAS, HIDDEN, f"the only module that is served is {LOGIN_MODULE}")
+        raise ConfigError(JAAS, HIDDEN, f"the only supported module is {LOGIN_MODULE}")
     user, password = login.options.get("username", ""), login.options.get("password", "")
     if not user or not password:
         raise ConfigError(JAAS, HIDDEN, "it needs username and password")

@@ -38,9 +38,9 @@ class DigestMd5:
         told = _fields(challenge)
         nonce, realm = told.get("nonce"), told.get("realm", SERVER_NAME)
         if not nonce or told.get("algorithm") != "md5-sess":
-            raise DigestError("the server's challenge is none of DIGEST-MD5")
+            raise DigestError("the server's challenge is not a DIGEST-MD5 message")
         if "auth" not in told.get("qop", "auth").split(","):
-            raise DigestError("the server wants more than a login")
+            raise DigestError("the server does not offer plain authentication (qop=auth)")
         secret = _md5(b":".join(map(_bytes, (self._user, realm, self._password))))
         session = _hex(secret + f":{nonce}:{self._cnonce}".encode())
 
@@ -74,7 +74,7 @@ def _fields(text: bytes) -> dict[str, str]:
     try:
         return dict(parse_keqv_list(parse_http_list(text.decode())))
     except (ValueError, IndexError):  # IndexError for an empty value
-        raise DigestError("the server's words are none of DIGEST-MD5") from None
+        raise DigestError("the server's message is not a DIGEST-MD5 message") from None
 
 
 def _bytes(text: str) -> bytes:

@@ -26,22 +26,22 @@ from fencepost.coordinator.zookeeper.digest_md5 import DigestError, DigestMd5
 _log = structlog.get_logger(__name__)
 
 
-def client_of(reach: ZooKeeperConfig) -> Any:
+def client_of(config: ZooKeeperConfig) -> Any:
     """Return a client that is not connected yet."""
     found = KazooClient(
-        reach.connect,
-        timeout=reach.timeout_ms / 1000,
-        handler=_Handler(reach),
-        default_acl=acl_of(reach, "/"),  # for the znodes above the cluster's chroot
+        config.connect,
+        timeout=config.timeout_ms / 1000,
+        handler=_Handler(config),
+        default_acl=acl_of(config, "/"),  # for the znodes above the cluster's chroot
     )
-    if reach.login is not None:
-        found._connection = _AuthenticatedConnection(found, reach.login)
+    if config.login is not None:
+        found._connection = _AuthenticatedConnection(found, config.login)
     return found
 
 
-def acl_of(reach: ZooKeeperConfig, path: str) -> list[Any] | None:
+def acl_of(config: ZooKeeperConfig, path: str) -> list[Any] | None:
     """Return the ACL of a new znode; None permits everything to every client."""
-    if not reach.sets_acls:
+    if not config.sets_acls:
         return None
     if path == OPEN_PATH:
         return list(OPEN_ACL_UNSAFE)
@@ -56,9 +56,9 @@ def problem_of(client: Any) -> str:
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
     """Opens connections, in kazoo's thread."""
 
-    def __init__(self, reach: ZooKeeperConfig) -> None:
+    def __init__(self, config: ZooKeeperConfig) -> None:
         super().__init__()
-        self._reach = reach
+        self._config = config
         self.problem = ""
 
     def create_connection(
@@ -72,13 +72,13 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
         try:
             made = socket.create_connection(address, timeout)
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self._reach.tls is not None:
-                made = self._reach.tls.wrap_socket(made, server_hostname=hostname)
+            if self._config.tls is not None:
+                made = self._config.tls.wrap_socket(made, server_hostname=hostname)
         except (OSError, ValueError) as error:
             self.failed(error)
             # For example a half-written certificate: kazoo only retries after an OSError.
             raise OSError(str(error)) from error
-        if self._reach.login is None:
+        if self._config.login is None:
             self.problem = ""
         return made
 

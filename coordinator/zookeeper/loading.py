@@ -55,7 +55,7 @@ class ZkImage:
     """The whole metadata of a cluster."""
 
     image: MetadataImage
-    nameless: tuple[KnownTopic, ...]
+    without_id: tuple[KnownTopic, ...]
     """Topics without an id; the image does not contain them."""
     deleting: Mapping[str, TopicZnode | None]
     """Topics under deletion, which the image does not contain; None if a topic has no znode."""
@@ -96,12 +96,12 @@ async def load(session: ZkSession) -> ZkImage:
     ids = await session.get(znodes.PRODUCER_IDS)
     known = {one.name: one for one in topics}
     records: list[MetadataRecord] = [*seen.values()]
-    nameless = []
+    without_id = []
     for topic in topics:
         if topic.name in marked:
             continue
         if topic.node.topic_id is None:
-            nameless.append(topic)
+            without_id.append(topic)
         else:
             records += records_of(topic)
     there = {one.name for one in records if isinstance(one, TopicRecord)}
@@ -118,7 +118,7 @@ async def load(session: ZkSession) -> ZkImage:
         await asyncio.sleep(0)  # let other tasks run
     deleting = {name: known[name].node if name in known else None for name in marked}
     image = delta.apply(len(records), 0)
-    return ZkImage(image, tuple(nameless), deleting)
+    return ZkImage(image, tuple(without_id), deleting)
 
 
 def _unwatched(_path: str) -> None:
@@ -141,7 +141,7 @@ async def read_brokers(
         try:
             broker = znodes.broker_of(int(name), node.data)
         except (NotOurFormatError, ValueError) as error:
-            _log.error("broker in ZooKeeper left out", broker=name, cause=str(error))
+            _log.error("broker in ZooKeeper skipped", broker=name, cause=str(error))
         else:
             found[broker.broker_id] = broker_record(broker, node.czxid)
     return found
@@ -172,7 +172,7 @@ async def read_topics(session: ZkSession, names: Sequence[str]) -> list[KnownTop
                 topic = znodes.topic_of(name, node.data)
                 states = await read_states(session, name, topic.replicas)
             except NotOurFormatError as error:
-                _log.error("topic in ZooKeeper left out", topic=name, cause=str(error))
+                _log.error("topic in ZooKeeper skipped", topic=name, cause=str(error))
                 continue
             found.append(KnownTopic(name, topic, states))
     return found
@@ -253,7 +253,7 @@ async def read_config(session: ZkSession, kind: int, name: str) -> dict[str, str
     try:
         return znodes.config_of(path, node.data)
     except NotOurFormatError as error:
-        _log.error("settings in ZooKeeper passed over", cause=str(error))
+        _log.error("settings in ZooKeeper skipped", cause=str(error))
         return {}
 
 

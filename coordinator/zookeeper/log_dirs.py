@@ -43,7 +43,7 @@ async def read_log_dir_events(session: ZkSession, names: Sequence[str]) -> set[i
             if note is not None:
                 found.add(znodes.log_dir_event_of(path, note.data))
         except NotOurFormatError as error:
-            _log.error("note of a directory left out", cause=str(error))
+            _log.error("log directory notification skipped", cause=str(error))
     return found
 
 

@@ -419,7 +419,7 @@ class ZooKeeperNode:
                 elif entity_of(path := f"{znodes.CONFIGS}/{entity}") is not None:
                     paths.append(path)
             except NotOurFormatError as error:
-                _log.error("note in ZooKeeper passed over", cause=str(error))
+                _log.error("notification in ZooKeeper skipped", cause=str(error))
         await self.access.reread(paths)
         await self._notifications.mark_handled(new)
 

@@ -89,7 +89,7 @@ class Encoder:
                 for name in ("salt", "initializationVector", "encryptedPassword")
             )
             if not 0 < iterations <= MAX_ITERATIONS or bits not in _KEY_BITS:
-                raise PasswordError("nobody derives a key so")
+                raise PasswordError("its iterations or key length are invalid")
             if len(vector) != _BLOCK_BYTES or not encrypted or len(encrypted) % _BLOCK_BYTES:
                 raise PasswordError("it is cut off")
             key = self._key(fields["keyFactoryAlgorithm"], salt, iterations, bits)
@@ -103,7 +103,7 @@ class Encoder:
         except (binascii.Error, ValueError) as error:
             if isinstance(error, PasswordError):
                 raise
-            raise PasswordError("it is not encoded as Kafka does") from None
+            raise PasswordError("it is not encoded in Kafka's format") from None
         return password
 
     def _key(self, key_factory: str, salt: bytes, iterations: int, bits: int) -> bytes:
@@ -177,12 +177,12 @@ class Passwords:
                 continue
             if self._encoder is None:
                 cause = f"{SECRET} is not set"
-                _log.error("password in ZooKeeper passed over", setting=name, cause=cause)
+                _log.error("password in ZooKeeper skipped", setting=name, cause=cause)
                 continue
             try:
                 found[name] = self._encoder.decode(value)
             except PasswordError as error:
-                _log.error("password in ZooKeeper passed over", setting=name, cause=str(error))
+                _log.error("password in ZooKeeper skipped", setting=name, cause=str(error))
         return found
 
     def reencoded(self, values: Mapping[str, str]) -> dict[str, str]:

@@ -35,7 +35,7 @@ LEADER_DURING_DELETE: Final = -2
 EPOCH_DURING_DELETE: Final = -2
 """The values in requests that mark a topic as under deletion (kafka: ``LeaderAndIsr``)."""
 
-MAX_TOLD: Final = 500
+MAX_UPDATED_PARTITIONS: Final = 500
 """The most partitions in one UpdateMetadata; both sides run other tasks between two requests.
 
 A LeaderAndIsr is never split: after the first one, Apache Kafka's brokers checkpoint the high
@@ -81,35 +81,42 @@ def requests_after(
     controller: ControllerIdentity,
     deleted: Sequence[TopicImage] = (),
 ) -> Iterator[tuple[int, Entity]]:
-    """Yield requests, each with the id of its broker.
+    """Yield the requests that report ``after`` to the brokers, each with its broker's id.
 
     ``deleted`` are topics whose deletion was sent before: a newly registered broker may still have
     them.
     """
-    was, now = alive(before), alive(after)
-    came = {key for key, one in now.items() if key not in was or was[key].epoch != one.epoch}
-    changed, gone = _changes(before, after)
-    everything = _everything(after) if came else []
+    live_before, live = alive(before), alive(after)
+    new_ids = {
+        key
+        for key, one in live.items()
+        if key not in live_before or live_before[key].epoch != one.epoch
+    }
+    changed, deleted_topics = _changes(before, after)
+    everything = _all_partitions(after) if new_ids else []
     # Apache Kafka's brokers only follow a leader in their list of live brokers.
-    if came:
-        all_there_is = [*everything, *_ending(deleted)]
-        for broker in _sorted(now):
-            parts = all_there_is if broker.broker_id in came else ()
+    if new_ids:
+        parts_and_deleted = [*everything, *_under_deletion(deleted)]
+        for broker in _sorted(live):
+            parts = parts_and_deleted if broker.broker_id in new_ids else ()
             yield from _updates(after, controller, broker, parts)
-    each = _of_each(after, changed, everything, came)
-    for name, index, replicas in _replicas_of(gone):
+    each = _requests_by_broker(after, changed, everything, new_ids)
+    for name, index, replicas in _replicas_of(deleted_topics):
         for broker_id in replicas:
-            _stop(each[broker_id], name, index, EPOCH_DURING_DELETE, deletes=True)
-    for broker in _sorted(now):
+            _add_stop_replica(each[broker_id], name, index, EPOCH_DURING_DELETE, deletes=True)
+    for broker in _sorted(live):
         led = each[broker.broker_id].led
         if led:
             yield broker.broker_id, _leader_and_isr(after, controller, broker, led.values())
-    if changed or gone or _others_listen(was, now, came):
-        parts = [*((topic, index, None) for topic, index, _ in changed), *_ending(gone)]
-        for broker in _sorted(now):
-            if broker.broker_id not in came or gone:
+    if changed or deleted_topics or _endpoints_changed(live_before, live, new_ids):
+        parts = [
+            *((topic, index, None) for topic, index, _ in changed),
+            *_under_deletion(deleted_topics),
+        ]
+        for broker in _sorted(live):
+            if broker.broker_id not in new_ids or deleted_topics:
                 yield from _updates(after, controller, broker, parts)
-    for broker in _sorted(now):
+    for broker in _sorted(live):
         stopped = each[broker.broker_id].stopped
         if stopped:
             yield broker.broker_id, stop_replica(controller, broker, stopped)
@@ -119,37 +126,39 @@ def _sorted(brokers: Mapping[int, BrokerRegistration]) -> list[BrokerRegistratio
     return [one for _, one in sorted(brokers.items())]
 
 
-def _of_each(
+def _requests_by_broker(
     image: MetadataImage,
     changed: Iterable[tuple[TopicImage, int, PartitionRegistration | None]],
     everything: Iterable[_Part],
-    came: set[int],
+    new_ids: set[int],
 ) -> dict[int, _BrokerRequests]:
     """Return the partitions of each broker's requests.
 
-    These are the changed partitions, and for a broker in ``came`` all of its replicas.
+    These are the changed partitions, and for a broker in ``new_ids`` all of its replicas.
     """
     each: dict[int, _BrokerRequests] = defaultdict(_BrokerRequests)
     for topic, index, old in changed:
-        _tell(each, image, topic, index, old)
+        _add_change(each, image, topic, index, old)
     for topic, index, _ in everything:
         for broker_id in topic.partitions[index].replicas:
-            if broker_id in came:
-                _lead(each[broker_id], topic, index, is_new=False)
+            if broker_id in new_ids:
+                _add_leader_and_isr(each[broker_id], topic, index, is_new=False)
     return each
 
 
-def _others_listen(
-    was: Mapping[int, BrokerRegistration], now: Mapping[int, BrokerRegistration], came: set[int]
+def _endpoints_changed(
+    before: Mapping[int, BrokerRegistration],
+    after: Mapping[int, BrokerRegistration],
+    new_ids: set[int],
 ) -> bool:
-    """Return whether a broker has gone or changed its listeners.
+    """Return whether a broker has left or changed its listeners.
 
-    Brokers in ``came`` do not count: the other brokers have already been sent their listeners.
+    Brokers in ``new_ids`` do not count: the other brokers have already been sent their listeners.
     """
     return any(
-        key not in now or now[key].listeners != one.listeners
-        for key, one in was.items()
-        if key not in came
+        key not in after or after[key].listeners != one.listeners
+        for key, one in before.items()
+        if key not in new_ids
     )
 
 
@@ -158,9 +167,9 @@ def replicas_of(
 ) -> Entity | None:
     """Return a LeaderAndIsr with all replicas of a broker; None if it has none."""
     one = _BrokerRequests()
-    for topic, index, _ in _everything(image):
+    for topic, index, _ in _all_partitions(image):
         if broker_id in topic.partitions[index].replicas:
-            _lead(one, topic, index, is_new=False)
+            _add_leader_and_isr(one, topic, index, is_new=False)
     if not one.led:
         return None
     return _leader_and_isr(image, controller, image.brokers[broker_id], one.led.values())
@@ -170,22 +179,22 @@ def _changes(
     before: MetadataImage, after: MetadataImage
 ) -> tuple[list[tuple[TopicImage, int, PartitionRegistration | None]], list[TopicImage]]:
     changed: list[tuple[TopicImage, int, PartitionRegistration | None]] = []
-    gone = []
+    deleted_topics = []
     for topic_id in changed_topics(before, after):
         old, topic = before.topics_by_id.get(topic_id), after.topics_by_id.get(topic_id)
         if topic is None:
             if old is not None:
-                gone.append(old)
+                deleted_topics.append(old)
             continue
         former = () if old is None else old.partitions
         for index, one in enumerate(topic.partitions):
             known = former[index] if index < len(former) else None
             if known is not one and one.partition_epoch != NEVER_LED:
                 changed.append((topic, index, known))
-    return changed, gone
+    return changed, deleted_topics
 
 
-def _everything(image: MetadataImage) -> list[_Part]:
+def _all_partitions(image: MetadataImage) -> list[_Part]:
     return [
         (topic, index, None)
         for topic in image.topics.values()
@@ -194,7 +203,7 @@ def _everything(image: MetadataImage) -> list[_Part]:
     ]
 
 
-def _ending(topics: Iterable[TopicImage]) -> Iterator[_Part]:
+def _under_deletion(topics: Iterable[TopicImage]) -> Iterator[_Part]:
     for topic in topics:
         for index in range(len(topic.partitions)):
             yield topic, index, LEADER_DURING_DELETE
@@ -206,7 +215,7 @@ def _replicas_of(topics: Iterable[TopicImage]) -> Iterator[tuple[str, int, tuple
             yield topic.name, index, one.replicas
 
 
-def _tell(
+def _add_change(
     each: dict[int, _BrokerRequests],
     image: MetadataImage,
     topic: TopicImage,
@@ -222,20 +231,22 @@ def _tell(
         if broker is None or broker.fenced:
             continue
         if broker.in_controlled_shutdown and broker_id not in now.isr:
-            _stop(each[broker_id], topic.name, index, now.leader_epoch, deletes=False)
+            _add_stop_replica(each[broker_id], topic.name, index, now.leader_epoch, deletes=False)
         elif old is None or old.leader_epoch != now.leader_epoch:
             is_new = old is None or broker_id not in old.replicas
-            _lead(each[broker_id], topic, index, is_new=is_new)
+            _add_leader_and_isr(each[broker_id], topic, index, is_new=is_new)
     for broker_id in () if old is None else old.replicas:
         if broker_id not in now.replicas:
-            _stop(each[broker_id], topic.name, index, now.leader_epoch, deletes=True)
+            _add_stop_replica(each[broker_id], topic.name, index, now.leader_epoch, deletes=True)
 
 
-def _lead(one: _BrokerRequests, topic: TopicImage, index: int, *, is_new: bool) -> None:
+def _add_leader_and_isr(
+    one: _BrokerRequests, topic: TopicImage, index: int, *, is_new: bool
+) -> None:
     one.led.setdefault((topic.name, index), (topic, index, is_new))
 
 
-def _stop(
+def _add_stop_replica(
     one: _BrokerRequests, topic: str, index: int, leader_epoch: int, *, deletes: bool
 ) -> None:
     one.stopped[topic].append(stopped_partition(index, leader_epoch, deletes=deletes))
@@ -328,7 +339,7 @@ def _updates(
 ) -> Iterator[tuple[int, Entity]]:
     """Yield UpdateMetadata requests; even without partitions, one that carries the live brokers."""
     live = alive(image)
-    for some in batched(partitions, MAX_TOLD) if partitions else ((),):
+    for some in batched(partitions, MAX_UPDATED_PARTITIONS) if partitions else ((),):
         states: dict[tuple[str, UUID], list[Entity]] = defaultdict(list)
         for topic, index, leader in some:
             state = _updated(controller, live, topic.partitions[index], index, leader)

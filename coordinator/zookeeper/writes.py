@@ -64,10 +64,10 @@ def check_kept(records: Iterable[MetadataRecord]) -> None:
     for record in records:
         if isinstance(record, ConfigRecord):
             if znodes.config_path(record.resource_type, record.resource_name) is None:
-                raise NotInZooKeeperError("such settings are not kept by a cluster on ZooKeeper")
+                raise NotInZooKeeperError("a cluster on ZooKeeper cannot store such settings")
         elif not isinstance(record, (*_WRITTEN, *_OF_SESSIONS)):
             raise NotInZooKeeperError(
-                f"{type(record).__name__} is not kept by a cluster on ZooKeeper"
+                f"a cluster on ZooKeeper cannot store {type(record).__name__}"
             )
 
 

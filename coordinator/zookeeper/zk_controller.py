@@ -213,7 +213,7 @@ class ZkController:
         self._channels.close()
         for task in self._tasks:
             task.cancel()
-        self.active.rest()  # its timers would use a closed store
+        self.active.stop_timers()  # its timers would use a closed store
         spawn(self.active.stop(), "stop a controller")
 
     async def _vital(self, work: Coroutine[Any, Any, None]) -> None:
@@ -226,7 +226,7 @@ class ZkController:
             _log.warning("controller stops after an error", cause=str(error))
 
     async def _run(self) -> None:
-        for topic in self._loaded.nameless:
+        for topic in self._loaded.without_id:
             await self._adopt(topic)
         await self._go_on_reassigning()
         work = {
@@ -337,7 +337,7 @@ class ZkController:
                 try:
                     await self._compare(name, znodes.topic_of(name, node.data))
                 except NotOurFormatError as error:
-                    _log.error("assignment left out", topic=name, cause=str(error))
+                    _log.error("assignment skipped", topic=name, cause=str(error))
 
     async def _compare(self, name: str, node: znodes.TopicZnode) -> None:
         """Compare a topic's znode with the image, and act on the difference."""
@@ -408,7 +408,7 @@ class ZkController:
                     await self._reread(topic, index)
                 await self._go_on_reassigning(changed)
             except NotOurFormatError as error:
-                _log.error("note of an ISR left out", cause=str(error))
+                _log.error("ISR notification skipped", cause=str(error))
             await self.store.do([Delete(path)])
 
     async def _reread(self, name: str, index: int) -> None:

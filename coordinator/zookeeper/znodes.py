@@ -71,16 +71,16 @@ def read_json(data: bytes, path: str) -> dict[str, Any]:
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise NotOurFormatError(f"{path} holds no JSON: {error}") from None
+        raise NotOurFormatError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(value, dict):
-        raise NotOurFormatError(f"{path} holds no JSON object")
+        raise NotOurFormatError(f"{path} is not a JSON object")
     return value
 
 
 def _number(value: Any) -> int:
     """Return a number that fits into 32 bits, as in requests. Raises ValueError, TypeError."""
     if isinstance(value, float) or not -(1 << 31) <= (number := int(value)) < 1 << 31:
-        raise ValueError(f"{value!r:.40} is no number of 32 bits")
+        raise ValueError(f"{value!r:.40} is not a 32-bit number")
     return number
 
 
@@ -263,7 +263,7 @@ def topic_of(topic: str, data: bytes) -> TopicZnode:
             _assignment(value.get("removing_replicas", {})),
         )
     except (KeyError, ValueError, TypeError, AttributeError) as error:
-        raise NotOurFormatError(f"{topic_path(topic)} is no topic: {error!r}") from None
+        raise NotOurFormatError(f"{topic_path(topic)} is not a topic: {error!r}") from None
     if sorted(found.replicas) != list(range(len(found.replicas))):
         raise NotOurFormatError(f"the partitions of {topic_path(topic)} have gaps")
     return found
@@ -299,7 +299,7 @@ def state_of(path: str, data: bytes) -> PartitionStateZnode:
             leader_recovery_state=_number(value.get("leader_recovery_state", 0)),
         )
     except (KeyError, ValueError, TypeError) as error:
-        raise NotOurFormatError(f"{path} is no state of a partition: {error!r}") from None
+        raise NotOurFormatError(f"{path} is not a partition state: {error!r}") from None
 
 
 def delete_path(topic: str) -> str:
@@ -390,7 +390,9 @@ def next_producer_id_of(data: bytes) -> int:
     try:
         return int(read_json(data, PRODUCER_IDS)["block_end"]) + 1
     except (KeyError, ValueError, TypeError) as error:
-        raise NotOurFormatError(f"{PRODUCER_IDS} is no block: {error!r}") from None
+        raise NotOurFormatError(
+            f"{PRODUCER_IDS} is not a block of producer ids: {error!r}"
+        ) from None
 
 
 def partitions_of(path: str, data: bytes) -> list[tuple[str, int]]:
@@ -417,7 +419,7 @@ def reassignments_of(data: bytes) -> dict[tuple[str, int], tuple[int, ...]]:
             for one in rows
         }
     except (KeyError, ValueError, TypeError) as error:
-        raise NotOurFormatError(f"{REASSIGN_PARTITIONS} is no assignment: {error!r}") from None
+        raise NotOurFormatError(f"{REASSIGN_PARTITIONS} is not an assignment: {error!r}") from None
 
 
 def reassignments_data(targets: Mapping[tuple[str, int], Sequence[int]]) -> bytes:

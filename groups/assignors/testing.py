@@ -58,7 +58,7 @@ def check_server_result(assignor: Assignor, group: GroupSpec, result: GroupAssig
     for topic, count in group.partition_counts.items():
         missing = [index for index in range(count) if (topic, index) not in given]
         if topic in wanted and missing:
-            raise AssignorFault(assignor.name, f"it gives {missing} of {topic.hex()} to nobody")
+            raise AssignorFault(assignor.name, f"it leaves {missing} of {topic.hex()} unassigned")
 
 
 def check_client_result(
@@ -84,14 +84,15 @@ def check_client_result(
                 newer = members[former].generation >= members[name].generation
                 if newer and (topic, index) not in members[name].owned:
                     raise AssignorFault(
-                        assignor.name, f"{topic}-{index} is {former}'s and goes to {name} at once"
+                        assignor.name,
+                        (f"{topic}-{index} moves from {former} to {name} before it is revoked"),
                     )
     wanted = {topic for member in members.values() for topic in member.topics}
     for topic in sorted(wanted & topics.keys()):
         for index in range(len(topics[topic])):
             free = not assignor.is_cooperative or (topic, index) not in owner
             if free and (topic, index) not in seen:
-                raise AssignorFault(assignor.name, f"it gives {topic}-{index} to nobody")
+                raise AssignorFault(assignor.name, f"it leaves {topic}-{index} unassigned")
 
 
 class _Random:

@@ -94,7 +94,7 @@ from fencepost.pipelines.stopping import (
     STOP_MS,
     StopRequest,
     consume_exception,
-    signals_ask,
+    stop_on_signals,
 )
 from fencepost.pipelines.topics import CREATE_TOPICS_VERSION, TOPIC_WAIT_MS, Topics, illegal
 
@@ -184,7 +184,8 @@ class BridgeOptions:
     def __post_init__(self) -> None:
         if self.max_record_bytes < MIN_RECORD_BYTES:
             raise ValueError(
-                f"max_record_bytes = {self.max_record_bytes}: at least {MIN_RECORD_BYTES} is wanted"
+                f"max_record_bytes = {self.max_record_bytes}: it must be at least"
+                f" {MIN_RECORD_BYTES}"
             )
         if self.dead_letter is not None and (reason := illegal(self.dead_letter)):
             raise ValueError(f"dead_letter: {reason}")
@@ -238,8 +239,10 @@ class Bridge:
         that succeeded before is retried with growing pauses: its credentials may be changing on
         both sides.
         """
-        with signals_ask(self.stop) if handle_signals else contextlib.nullcontext():
-            await self.is_stopping.interrupts(self._run_connections(), lambda: self._is_transacting)
+        with stop_on_signals(self.stop) if handle_signals else contextlib.nullcontext():
+            await self.is_stopping.run_until_set(
+                self._run_connections(), lambda: self._is_transacting
+            )
 
     async def _run_connections(self) -> None:
         while not self.is_stopping.is_set():

@@ -51,7 +51,7 @@ _log = structlog.get_logger()
 
 def _mapped(config: Path | None, routes: tuple[str, ...], qos: int, message_id: str) -> Mapped:
     if (config is None) == (not routes):
-        raise click.UsageError("either --config or at least one --route FILTER=TOPIC")
+        raise click.UsageError("give either --config or at least one --route FILTER=TOPIC")
     try:
         if config is not None:
             return load(config)
@@ -114,13 +114,13 @@ _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
     type=_FILE,
     help="TOML: [[route]] …, instead of the next three",
 )
-@click.option("--route", "routes", multiple=True, metavar="FILTER=TOPIC", help="may come again")
+@click.option("--route", "routes", multiple=True, metavar="FILTER=TOPIC", help="may be repeated")
 @click.option("--qos", type=click.IntRange(0, 2), default=2, show_default=True, help="of --route")
 @click.option(
     "--message-id",
     default="property:message-id",
     show_default=True,
-    help="where a message's own id is: property:NAME, json:FIELD or level:N",
+    help="the place of a message's own id: property:NAME, json:FIELD or level:N",
 )
 @click.option(
     "--dead-letter",

@@ -33,7 +33,7 @@ def check_filter(pattern: str) -> None:
         if level not in {"+", "#"} and ("+" in level or "#" in level):
             raise RouteError(f"{pattern!r}: a wildcard is a level of its own")
     if not pattern or "\0" in pattern or len(pattern.encode()) > 65_535:
-        raise RouteError(f"{pattern!r}: no MQTT topic filter")
+        raise RouteError(f"{pattern!r}: not an MQTT topic filter")
     if levels[0] == "$share":
         raise RouteError(f"{pattern!r}: a shared subscription repeats messages to other clients")
 
@@ -101,7 +101,7 @@ class Route:
         if self.qos not in {0, 1, 2}:
             raise RouteError(f"{self.pattern!r}: QoS is 0, 1 or 2, not {self.qos}")
         if not self.topic:
-            raise RouteError(f"{self.pattern!r}: a Kafka topic is wanted")
+            raise RouteError(f"{self.pattern!r}: it needs a Kafka topic")
         levels = self.pattern.split("/")
         for template in (self.topic, self.key):
             numbers = [int(name) for name in _PLACE.findall(template) if name != "topic"]
@@ -134,7 +134,7 @@ class MessageId:
         kind, _, name = text.partition(":")
         known = kind in {"property", "json"} or (kind == "level" and name.isdecimal())
         if not known or not name:
-            raise RouteError(f"{text!r}: property:NAME, json:FIELD or level:N is wanted")
+            raise RouteError(f"{text!r}: it must be property:NAME, json:FIELD or level:N")
         return cls(kind, name)
 
     def of(self, topic: str, payload: bytes, properties: Iterable[tuple[str, str]]) -> OwnId | None:
@@ -208,7 +208,7 @@ def load(path: Path) -> Mapped:
     tables = content.get("route")
     if unknown or not isinstance(tables, list) or not tables:
         raise RouteError(
-            f"{path}: [[route]] tables and message_id are wanted"
+            f"{path}: it must contain [[route]] tables, and may contain message_id"
             + (f", not {', '.join(sorted(unknown))}" if unknown else "")
         )
     routes = []
@@ -218,11 +218,13 @@ def load(path: Path) -> Mapped:
             raise RouteError(f"{path}: a route has filter, topic, key and qos: {table}")
         for name, value in table.items():
             if type(value) is not _FIELDS[name]:
-                raise RouteError(f"{path}: {name} = {value!r}: {_FIELDS[name].__name__} is wanted")
+                raise RouteError(
+                    f"{path}: {name} = {value!r}: it must be of type {_FIELDS[name].__name__}"
+                )
         routes.append(
             Route(table["filter"], table["topic"], table.get("key", "{topic}"), table.get("qos", 2))
         )
     message_id = content.get("message_id", "property:message-id")
     if not isinstance(message_id, str):
-        raise RouteError(f"{path}: message_id = {message_id!r}: str is wanted")
+        raise RouteError(f"{path}: message_id = {message_id!r}: it must be of type str")
     return Mapped(tuple(routes), MessageId.parse(message_id))

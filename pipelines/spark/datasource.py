@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource
 
-from fencepost.pipelines.spark.errors import speaks_plainly
+from fencepost.pipelines.spark.errors import plain_errors
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-@speaks_plainly
+@plain_errors
 class FencepostDataSource(DataSource):
     """A topic as a table or as a stream, with the options of Spark's own Kafka connector."""
 

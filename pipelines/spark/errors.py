@@ -42,7 +42,7 @@ class BrokerError(SparkPipelineError):
 # --- error messages in Spark ---
 
 
-def speaks_plainly(cls: type[T]) -> type[T]:
+def plain_errors(cls: type[T]) -> type[T]:
     """Make Spark's error messages begin with the message of a :class:`SparkPipelineError`.
 
     Spark's worker puts its traceback before the exception's text, which comes last. Other errors

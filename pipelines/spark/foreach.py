@@ -39,7 +39,7 @@ def exactly_once_batch(**options: str) -> Callable[[DataFrame, int], None]:
     if checked.transactional_id is None:
         raise OptionError("exactly_once_batch needs the option kafka.transactional.id")
     if checked.mode == "direct":
-        raise OptionError("exactly_once_batch writes from the driver: mode=direct can't be had")
+        raise OptionError("exactly_once_batch writes from the driver: mode=direct is not possible")
     name = checked.transactional_id
 
     def write(df: DataFrame, batch_id: int) -> None:

@@ -87,8 +87,8 @@ def ranges(
         first, until = start.get(part, 0), end[part]
         if until < first and fail_on_data_loss:
             raise DataLossError(
-                f"the end of {part[0]}-{part[1]} went back from {first} to {until}, as if the topic"
-                f" had been deleted and made anew; {DATA_LOSS_HINT}"
+                f"the end of {part[0]}-{part[1]} went back from {first} to {until}, as if"
+                f" the topic had been deleted and created again; {DATA_LOSS_HINT}"
             )
         if until > first:
             whole.append(OffsetRange(*part, first, until))

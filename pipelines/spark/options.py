@@ -2,8 +2,8 @@
 
 Spark passes the names in any case. An unknown option is an error, because a misspelt
 ``failOnDataLoss`` would otherwise silently change the guarantees. Options of Kafka's clients that
-have no effect here (there is no consumer group and no linger, and acknowledgements are always from
-all) are ignored, and the log says so.
+have no effect here (there is no consumer group and no linger, and ``acks`` is always ``all``) are
+ignored, and the log says so.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ memory."""
 DEFAULT_BATCH_BYTES = 900_000
 """The size of a record batch before compression; ``kafka.max.request.size`` lowers it. It is below
 the broker's default ``max.message.bytes`` of 1,048,588, with room for incompressible data. Kafka's
-``batch.size`` has no effect: it is how much a producer collects while other batches are sent."""
+``batch.size`` has no effect: it limits what a producer collects while other batches are sent."""
 DEFAULT_TRANSACTION_TIMEOUT_MS = 600_000
 """``kafka.transaction.timeout.ms``: the time limit of a micro-batch. Brokers allow up to 15 min by
 default (``transaction.max.timeout.ms``)."""
@@ -104,7 +104,7 @@ class _Reader:
             raise OptionError(
                 f"the {what} has no option {', '.join(map(repr, unknown))}; it knows"
                 f" {', '.join(sorted(allowed))}, kafka.security.protocol, kafka.sasl.* and"
-                " kafka.ssl.*, and lets the other options of Kafka's clients pass"
+                " kafka.ssl.*, and ignores the other options of Kafka's clients"
             )
         for name in idle:
             client_options.tell_once(f"the {what}'s option {name} has no effect")
@@ -219,7 +219,8 @@ class SourceOptions(ClusterOptions):
     starting: PositionBound
     ending: PositionBound
     latest_when_no_record: bool
-    """``startingOffsetsByTimestampStrategy=latest``: without a later record start at the end."""
+    """``startingOffsetsByTimestampStrategy=latest``: a partition without a later record starts
+    at its end."""
     max_offsets: int | None
     min_offsets: int | None
     max_trigger_delay_ms: int
@@ -315,7 +316,7 @@ def _subscription(
     given = [name for name in names if read.get(name)]
     if len(given) != 1:
         raise OptionError(
-            f"one of {', '.join(names)} says what to read; given: {', '.join(given) or 'none'}"
+            f"set exactly one of {', '.join(names)}; given: {', '.join(given) or 'none'}"
         )
     text = read.text(given[0], "")
     if given[0] == "subscribe":
@@ -362,7 +363,7 @@ def offsets_from_json(name: str, text: str) -> Offsets:
         for index, offset in rows.items():
             is_number = isinstance(offset, int) and not isinstance(offset, bool)
             if not index.isdecimal() or not is_number:
-                raise OptionError(f"{name}: {topic} {index!r}: {offset!r} is no offset")
+                raise OptionError(f"{name}: {topic} {index!r}: {offset!r} is not an offset")
             found[topic, int(index)] = offset
     return found
 
@@ -395,7 +396,7 @@ def sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     if lowered.pop("asyncprogresstrackingenabled", "false").lower() == "true":
         raise OptionError(
             "asyncProgressTrackingEnabled writes Spark's commit log late and not for every batch:"
-            " the exactly-once sink can't stand on it"
+            " the exactly-once sink can't rely on it"
         )
     lowered.pop("asyncprogresstrackingcheckpointintervalms", None)
     read = _Reader(lowered, _OF_SINK, "sink")
@@ -412,8 +413,8 @@ def sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     progress = read.get("progress.topic") or topic
     if streaming and progress is None:
         raise OptionError(
-            "the sink keeps its progress beside a topic: name one with the option topic, or, where"
-            " the rows choose theirs in a column, with progress.topic"
+            "the sink keeps its progress with a topic: set the option topic, or progress.topic if"
+            " a column names each row's topic"
         )
     return SinkOptions(
         bootstrap=read.bootstrap(),

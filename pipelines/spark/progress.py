@@ -106,7 +106,7 @@ def batch_state(planned: Progress, done: Progress | None, transactional_id: str)
         if done.digest != planned.digest:
             raise ProgressError(
                 f"batch {batch} was committed from other source offsets than it has now: the"
-                " checkpoint was rolled back and the batch planned anew"
+                " checkpoint was rolled back and the batch planned again"
             )
         return BatchState.DONE
     if done.batch_id > batch:

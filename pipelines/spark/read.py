@@ -171,9 +171,10 @@ def _when_stuck(
     name = f"{wanted.topic}-{wanted.partition}"
     if answer.error is ErrorCode.unknown_topic_or_partition:
         raise BrokerError(
-            f"{name} is not there, for {options.timeout_ms / 1000:.0f} s, and the batch holds its"
-            f" offsets {position} to {wanted.until - 1}. Was it deleted? Once it is made anew,"
-            " failOnDataLoss=false goes on with what is in it; else begin with a new checkpoint"
+            f"{name} has been missing for {options.timeout_ms / 1000:.0f} s, and the batch"
+            f" contains its offsets {position} to {wanted.until - 1}. Was it deleted? Once"
+            " it is created again, failOnDataLoss=false continues with its records;"
+            " otherwise begin with a new checkpoint"
         )
     part = wanted.topic, wanted.partition
     end = link.list_offsets({part: LATEST}, READ_UNCOMMITTED)[part]
@@ -187,8 +188,8 @@ def _when_stuck(
 
 def _ends_early(wanted: OffsetRange, end: int) -> str:
     return (
-        f"{wanted.topic}-{wanted.partition} ends at {end}, but the query was promised records up to"
-        f" {wanted.until}, as if the topic had been deleted and made anew"
+        f"{wanted.topic}-{wanted.partition} ends at {end}, but the query was promised"
+        f" records up to {wanted.until}, as if the topic had been deleted and created again"
     )
 
 

@@ -30,7 +30,7 @@ from fencepost.pipelines.spark.errors import (
     OptionError,
     SharedTransactionError,
     SparkPipelineError,
-    speaks_plainly,
+    plain_errors,
 )
 from fencepost.pipelines.spark.offsets import Partition
 from fencepost.pipelines.spark.options import SinkOptions, sink_options
@@ -93,7 +93,7 @@ def check_mode(options: SinkOptions, prepared: Prepared | None) -> Prepared | No
     return None if options.mode == "staged" else prepared
 
 
-@speaks_plainly
+@plain_errors
 class StreamWriter(DataSourceStreamArrowWriter):
     """The streaming sink."""
 
@@ -203,7 +203,7 @@ def _abort(
     return bool(tickets)
 
 
-@speaks_plainly
+@plain_errors
 class BatchWriter(DataSourceArrowWriter):
     """The batch sink: the whole DataFrame in one transaction."""
 

@@ -33,7 +33,7 @@ from fencepost.pipelines.spark.errors import (
     BrokerError,
     DataLossError,
     OptionError,
-    speaks_plainly,
+    plain_errors,
 )
 from fencepost.pipelines.spark.offsets import OffsetRange, Offsets, Partition
 from fencepost.pipelines.spark.options import PositionBound, SourceOptions, source_options
@@ -152,8 +152,8 @@ class Planner:
             if set(asked) != set(partitions):
                 raise OptionError(
                     f"{which}Offsets names {sorted(asked)}, but the query reads"
-                    f" {sorted(partitions)}: each partition has to be there, -2 is earliest and"
-                    " -1 is latest"
+                    f" {sorted(partitions)}: name every partition; -2 is the earliest offset,"
+                    " -1 the latest"
                 )
         if not bound.is_timestamp:
             if latest is not None:
@@ -163,8 +163,8 @@ class Planner:
         none = [part for part, offset in found.items() if offset < 0]
         if none and which == "starting" and not self.options.latest_when_no_record:
             raise OptionError(
-                f"no record in {none} is as late as the starting timestamp; with"
-                " startingOffsetsByTimestampStrategy=latest the query begins at the end there"
+                f"{none} have no record at or after the starting timestamp; with"
+                " startingOffsetsByTimestampStrategy=latest the query begins at their end"
             )
         ends = self.latest(none) if latest is None else latest
         return found | {part: ends[part] for part in none}
@@ -185,7 +185,7 @@ class Planner:
         return [RangePartition(one) for one in found]
 
 
-@speaks_plainly
+@plain_errors
 class BatchReader(DataSourceReader):
     """``spark.read.format("fencepost")``: the offsets are looked up once, during planning."""
 
@@ -199,7 +199,7 @@ class BatchReader(DataSourceReader):
         for part in sorted(start):
             if start[part] > end[part] and self._planner.options.fail_on_data_loss:
                 raise OptionError(
-                    f"{part[0]}-{part[1]}: starting offset {start[part]} is behind the end,"
+                    f"{part[0]}-{part[1]}: starting offset {start[part]} is beyond the end,"
                     f" {end[part]}"
                 )
         return self._planner.split(start, end) or [InputPartition(None)]
@@ -210,7 +210,7 @@ class BatchReader(DataSourceReader):
             yield from read_range(self._planner.options, partition.wanted)
 
 
-@speaks_plainly
+@plain_errors
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """``spark.readStream.format("fencepost")``."""
 
@@ -249,11 +249,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._latest.get(part, -1) < offset
         ]
         if lost:
-            told = f"partitions went back: {'; '.join(lost)}"
+            told = f"end offsets went backwards: {'; '.join(lost)}"
             if self._planner.options.fail_on_data_loss:
                 raise DataLossError(f"{told}; {plan.DATA_LOSS_HINT}")
-            _log.warning("%s; going on with what is there", told)
-        # A trigger for all available data has a limit of its own.
+            _log.warning("%s; continuing with the remaining records", told)
+        # ``availableNow`` reads everything, so minOffsetsPerTrigger does not delay it.
         if not isinstance(limit, ReadAllAvailable) and self._is_too_early(begin, self._latest):
             return plan.to_json(begin)
         if isinstance(limit, ReadMaxRows):

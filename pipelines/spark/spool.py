@@ -8,7 +8,6 @@ shared folder by a mark that the driver has written there.
 from __future__ import annotations
 
 import hashlib
-import os
 import pickle
 import shutil
 import stat
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Self
 
+from fencepost.logcore.system import user_id
 from fencepost.pipelines.spark.columns import Piece
 from fencepost.pipelines.spark.errors import SparkPipelineError
 
@@ -94,7 +94,7 @@ def folders(subject: str | None) -> list[Path]:
 
 
 def _stem(subject: str) -> str:
-    name = hashlib.sha256(f"{os.getuid()} {subject}".encode()).hexdigest()[:16]
+    name = hashlib.sha256(f"{user_id()} {subject}".encode()).hexdigest()[:16]
     return str(Path(tempfile.gettempdir()) / f"fencepost-spool-{name}")
 
 
@@ -102,7 +102,7 @@ def _is_private(folder: Path) -> bool:
     told = folder.lstat()
     return (
         stat.S_ISDIR(told.st_mode)
-        and told.st_uid == os.getuid()
+        and told.st_uid == user_id()
         and not stat.S_IMODE(told.st_mode) & 0o077
     )
 

@@ -15,7 +15,6 @@ would take a batch with a reused number for a retry, and its records would be lo
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import pickle
@@ -23,6 +22,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from fencepost.logcore.system import OPEN_FLAGS, read_at, wait_for_lock, write_at
 from fencepost.pipelines.spark.errors import SharedTransactionError
 from fencepost.pipelines.spark.offsets import Partition
 from fencepost.pipelines.spark.progress import Progress
@@ -70,7 +70,7 @@ class TaskTurns:
                 found: BegunTransaction = pickle.loads(told)  # noqa: S301 - see Spool
                 return found
             begun = begin()
-            os.pwrite(file, pickle.dumps(begun), 0)
+            write_at(file, (pickle.dumps(begun),), 0)
             return begun
 
     @contextlib.contextmanager
@@ -101,7 +101,7 @@ class TaskTurns:
     def _locked(self, name: str) -> Iterator[int]:
         file = self._open(name)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            wait_for_lock(file)
             yield file
         finally:
             os.close(file)  # which unlocks it
@@ -109,7 +109,7 @@ class TaskTurns:
     def _open(self, name: str, flags: int = 0) -> int:
         path = self._folder / name
         try:
-            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | flags, 0o600)
+            return os.open(path, os.O_RDWR | os.O_CREAT | OPEN_FLAGS | flags, 0o600)
         except FileNotFoundError:
             raise SharedTransactionError(
                 f"{self._folder} is gone: this attempt at the batch was given up"
@@ -141,7 +141,7 @@ def _name(part: Partition) -> str:
 
 
 def _content(file: int) -> bytes:
-    return os.pread(file, os.fstat(file).st_size, 0)
+    return read_at(file, os.fstat(file).st_size, 0)
 
 
 def _number(part: Partition, file: int) -> int:
@@ -156,5 +156,5 @@ def _number(part: Partition, file: int) -> int:
 
 
 def _write(file: int, content: bytes) -> None:
-    os.pwrite(file, content, 0)
+    write_at(file, (content,), 0)
     os.ftruncate(file, len(content))

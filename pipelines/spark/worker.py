@@ -23,6 +23,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+from fencepost.logcore.system import acknowledge_quickly
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -43,7 +45,7 @@ def prompt() -> None:
         for connection in _to_jvm:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for connection in _to_jvm:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+        acknowledge_quickly(connection)
 
 
 def _loopback() -> Iterator[socket.socket]:

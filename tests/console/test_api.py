@@ -178,8 +178,12 @@ def test_the_command_tells_its_url_and_ends_as_told(bootstrap):
 @pytest.mark.parametrize(
     ("arguments", "status", "told"),
     [
-        (("--listen", "127.0.0.1:x"), 2, "--listen: '127.0.0.1:x' is no address of the form HOST:"),
-        (("--listen", "foo"), 2, "--listen: 'foo' is no address of the form HOST:PORT"),
+        (
+            ("--listen", "127.0.0.1:x"),
+            2,
+            "--listen: '127.0.0.1:x' is not an address of the form HOST:",
+        ),
+        (("--listen", "foo"), 2, "--listen: 'foo' is not an address of the form HOST:PORT"),
         (("-b", "x:y"), 2, "host:port"),
         (("--undo-dir", "/nowhere"), 2, "does not exist"),
     ],
@@ -723,7 +727,7 @@ async def test_views_name_a_group_that_they_may_not_describe(tmp_path, headers):
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "allow.everyone.if.no.acl.found": "true",
     }
-    group = unique("secret")
+    group, other = unique("secret"), unique("waits")
     acl = {
         "resource_type": 3,
         "resource_name": group,
@@ -739,6 +743,7 @@ async def test_views_name_a_group_that_they_may_not_describe(tmp_path, headers):
         stuck_rebalance(broker.bootstrap, group, cluster.create_topic("t", 4)),
         open_transaction(broker.bootstrap, "t"),
     ):
+        commit(broker.bootstrap, other, "t", 0)
         settings = ConsoleSettings(bootstrap=broker.bootstrap, token=TOKEN)
         app = Console(settings).application()
         async with TestClient(TestServer(app), headers=headers) as client:
@@ -754,11 +759,18 @@ async def test_views_name_a_group_that_they_may_not_describe(tmp_path, headers):
             assert created["error_code"] == "none", created
             rows = {one["kind"]: one for one in await look()}
             listed = {one["group"]: one for one in (await get(client, "groups"))["groups"]["rows"]}
+            found = await get(client, "transactions")
     assert "GROUP_AUTHORIZATION_FAILED" in listed[group]["error"]
-    assert rows.keys() == {"rebalancing", "held-unknown"}
+    assert rows.keys() == {"rebalancing", "held-back"}
     row = rows["rebalancing"]
     assert (row["group"], row["count"]) == (group, 0)
-    assert all("GROUP_AUTHORIZATION_FAILED" in one["error"] for one in rows.values())
+    assert "GROUP_AUTHORIZATION_FAILED" in row["error"]
+    (held,) = found["held"]
+    assert [one["group"] for one in held["groups"]] == [other]
+    assert (held["topic"], held["hidden_groups"]) == ("t", [group])
+    assert held["transactional_id"] == rows["held-back"]["transactional_id"]
+    assert rows["held-back"]["hidden_groups"] == [group]
+    assert rows["held-back"]["stuck"] == [other]
 
 
 async def test_a_partition_without_a_commit_has_an_unknown_lag(console, bootstrap, topic):

@@ -423,7 +423,7 @@ def test_a_foreign_name_of_this_machine_is_refused(another, url):
     name = url.replace("127.0.0.1", "console.localhost")
     answer = page.goto(name)
     assert answer.status == 421
-    assert "is not called" in page.content()
+    assert "does not accept the host name" in page.content()
 
 
 def test_a_reload_keeps_what_was_chosen(page, cluster):

@@ -77,10 +77,10 @@ async def test_browsers_are_answered_in_tls(bootstrap: str, authority: Authority
 
 
 @pytest.mark.parametrize("is_encrypted", [False, True])
-async def test_strangers_are_few_and_the_oldest_go_first(
+async def test_oldest_unauthenticated_connection_is_closed_at_the_limit(
     bootstrap: str, authority: Authority, monkeypatch: pytest.MonkeyPatch, *, is_encrypted: bool
 ) -> None:
-    monkeypatch.setattr(gate, "MAX_STRANGERS", 3)
+    monkeypatch.setattr(gate, "MAX_UNAUTHENTICATED", 3)
     context = ssl.create_default_context(cafile=str(authority.truststore))
     keystore = authority.issue("console") if is_encrypted else None
     async with (
@@ -104,7 +104,7 @@ async def test_strangers_are_few_and_the_oldest_go_first(
 
 @pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", b"GET"])
 @pytest.mark.parametrize("is_encrypted", [False, True])
-async def test_who_shows_no_token_goes_soon(
+async def test_connection_without_token_is_closed_after_timeout(
     bootstrap: str,
     authority: Authority,
     monkeypatch: pytest.MonkeyPatch,
@@ -112,7 +112,7 @@ async def test_who_shows_no_token_goes_soon(
     *,
     is_encrypted: bool,
 ) -> None:
-    monkeypatch.setattr(gate, "STRANGER_S", 0.3)
+    monkeypatch.setattr(gate, "AUTHENTICATION_TIMEOUT_S", 0.3)
     context = ssl.create_default_context(cafile=str(authority.truststore))
     keystore = authority.issue("console") if is_encrypted else None
     async with (
@@ -180,8 +180,8 @@ async def test_it_logs_in_at_the_broker(password: str, status: int) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("--listen", "0.0.0.0:0"), "0.0.0.0:0 is for other machines"),
-        (("--listen", "[::]:0"), "[::]:0 is for other machines"),
+        (("--listen", "0.0.0.0:0"), "0.0.0.0:0 can be reached from other machines"),
+        (("--listen", "[::]:0"), "[::]:0 can be reached from other machines"),
         (("--tls-key", "x"), "--tls-key needs --tls-cert"),
         (("--tls-cert", "/nowhere"), "--tls-cert: /nowhere: No such file or directory"),
         (("--tls-cert", __file__), "no PEM certificate and key that belong together"),

@@ -77,7 +77,7 @@ def test_what_fails_on_a_page_is_told(text: str, complaint: str, tmp_path: Path)
 @pytest.mark.slow
 def test_the_readme_shows_the_whole_report_of_its_test(tmp_path: Path) -> None:
     blocks = Page(ROOT / "README.md").blocks
-    test = next(block.text for block in blocks if "def test_" in block.text)
+    test = next(block.text for block in blocks if "def test_a_forgotten_order" in block.text)
     excerpt = next(block.text for block in blocks if block.text.startswith("TIME "))
     file = tmp_path / "test_it.py"
     file.write_text(f"{test}\n    assert not 'so'\n", encoding="utf-8")

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from docs.classes import NOT_DESCRIBED, PUBLIC, named_classes
 from docs.generate import PARTS, ROOT, between, written
 
 
 @pytest.mark.parametrize("name", PARTS)
 def test_a_page_is_up_to_date(name: str) -> None:
     assert written(name) == (ROOT / name).read_text(encoding="utf-8"), "run `make readme`"
+
+
+def test_the_reference_describes_each_class_that_its_signatures_name() -> None:
+    described = {name for _, _, names in PUBLIC for name in names}
+    named = dict(map(reversed, named_classes()))
+    assert named.keys() - described - NOT_DESCRIBED.keys() == set()
+    assert {"Fired", "GroupView", "SeenRequest"} <= named.keys()  # it looks into methods and fields
 
 
 def test_a_page_without_markers_is_refused() -> None:

@@ -60,10 +60,7 @@ def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Yield the address of a broker in this process with a topic and a transactional id."""
     with Broker.in_thread(tmp_path_factory.mktemp("data"), config=CONFIG) as broker:
         prepare(broker.bootstrap)
-        gc.collect()
-        gc.freeze()  # existing objects need no further collection
         yield broker.bootstrap
-        gc.unfreeze()
 
 
 @pytest.mark.parametrize("api_key", sorted(APIS), ids=lambda key: APIS[key].name)

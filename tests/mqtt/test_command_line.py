@@ -38,8 +38,8 @@ ROUTE = ("--route", "a=b")
         ((*ROUTE, "--qos", "3"), "3"),
         ((*ROUTE, "--message-id", "id"), "property:NAME"),
         ((*ROUTE, "--report-s", "-1"), "-1"),
-        (("--route", "a"), "no MQTT topic filter"),
-        (("--route", "a="), "Kafka topic is wanted"),
+        (("--route", "a"), "not an MQTT topic filter"),
+        (("--route", "a="), "needs a Kafka topic"),
         (("--route", "a/#/b=c"), "must be the last level"),
         (("--route", "a/+=x", "--route", "+/b=y"), "overlap"),
         (("--route", "a/+={2}"), "has no level 2"),
@@ -56,13 +56,16 @@ def test_impossible_options_are_refused(arguments: tuple[str, ...], told: str) -
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", "[[route]] tables and message_id are wanted"),
+        ("", "it must contain [[route]] tables"),
         ("routes = 1", "not routes"),
         ("route = ['a']", "a route has filter"),
-        ("[[route]]\nfilter = 'a'\ntopic = 5", "topic = 5: str is wanted"),
-        ("[[route]]\nfilter = 'a'\ntopic = 'b'\nqos = '2'", "qos = '2': int is wanted"),
-        ("[[route]]\nfilter = 'a'\ntopic = 'b'\nqos = true", "qos = True: int is wanted"),
-        ("message_id = 1\n[[route]]\nfilter = 'a'\ntopic = 'b'", "message_id = 1: str is wanted"),
+        ("[[route]]\nfilter = 'a'\ntopic = 5", "topic = 5: it must be of type str"),
+        ("[[route]]\nfilter = 'a'\ntopic = 'b'\nqos = '2'", "qos = '2': it must be of type int"),
+        ("[[route]]\nfilter = 'a'\ntopic = 'b'\nqos = true", "qos = True: it must be of type int"),
+        (
+            "message_id = 1\n[[route]]\nfilter = 'a'\ntopic = 'b'",
+            "message_id = 1: it must be of type str",
+        ),
         ("[[route", "at the end of an array"),
     ],
 )

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.config.broker_keys import BROKER_KEYS, REPLACED, SYNONYMS
 from fencepost.coordinator.config.client_metrics import CLIENT_METRICS_KEYS
 from fencepost.coordinator.config.group_keys import GROUP_OWN_KEYS
 from fencepost.coordinator.config.group_settings import broker_key
 from fencepost.coordinator.config.ignored_keys import IGNORED_KEYS
-from fencepost.coordinator.config.key import ConfigError, ConfigKey
+from fencepost.coordinator.config.key import ConfigError, ConfigKey, ConfigType
 from fencepost.coordinator.config.topic_keys import REFUSED_TOPIC_KEYS, TOPIC_KEYS
 from tests.support import kafka, kafka39, kafka43
 from tests.support.broker_keys import KafkaKey, path_of
@@ -93,7 +94,7 @@ NARROWER = {
     "queued.max.request.bytes": "below -1 means -1",
     "replica.fetch.min.bytes": "no size is negative",
     "replica.high.watermark.checkpoint.interval.ms": "no time is negative",
-    "replica.selector.class": "classes of Java are not loaded",
+    "replica.selector.class": "Java classes are not loaded",
     "request.timeout.ms": "no time is negative",
     "sasl.oauthbearer.clock.skew.seconds": "no time is negative",
     "sasl.oauthbearer.jwks.endpoint.refresh.ms": "no time is negative",
@@ -288,3 +289,54 @@ def accepts(key: ConfigKey, text: str) -> bool:
     except ConfigError:
         return False
     return True
+
+
+CONTRADICTIONS = Path(__file__).with_name("BrokerContradictions.java")
+
+
+def contradictions() -> Iterator[dict[str, str]]:
+    """Yield settings of groups, many of which contradict each other or a default."""
+    for kind in ("consumer", "share", "streams"):
+        bounds = [name for name in BROKER_KEYS if name.startswith(f"group.{kind}.")]
+        for name in bounds:
+            key = BROKER_KEYS[name]
+            if key.type not in {ConfigType.INT, ConfigType.LONG} or key.default is None:
+                continue
+            for other in bounds:
+                ending = other.replace(".num.", ".").rpartition(".")[2]
+                if other <= name or not name.endswith(ending):
+                    continue
+                for value in ("0", "1", "100", key.default, "5000", "15000", "45000", "60000"):
+                    for another in (value, str(int(value) + 1)):
+                        yield {name: value, other: another}
+    for text in ("", "simple", "simple,simple"):
+        yield {"group.share.assignors": text}
+
+
+def is_accepted(settings: Mapping[str, str]) -> bool:
+    try:
+        BrokerConfig(settings)
+    except ConfigError:
+        return False
+    return True
+
+
+def test_contradictions_are_refused_as_by_kafka(tmp_path: Path) -> None:
+    cases = list(contradictions())
+    with required():
+        command = COMMANDS["4.4"](str(CONTRADICTIONS))
+    lines = "".join(" ".join(map("=".join, one.items())) + "\n" for one in cases)
+    done = subprocess.run(
+        command, input=lines, capture_output=True, text=True, timeout=240, check=True, cwd=tmp_path
+    )
+    # Kafka's warnings are in the output as well.
+    told = [line for line in done.stdout.splitlines() if line in {"accepted", "refused"}]
+    theirs = [line == "accepted" for line in told]
+    assert len(theirs) == len(cases)
+    different = [
+        f"{one}: {'accepted' if ours else 'refused'}"
+        for one, ours, their in zip(cases, map(is_accepted, cases), theirs, strict=True)
+        if ours != their
+    ]
+    assert not different, f"{len(different)} of {len(cases)}:\n" + "\n".join(different[:40])
+    assert 0 < sum(theirs) < len(theirs)

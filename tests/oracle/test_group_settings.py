@@ -9,12 +9,14 @@ import pytest
 
 from tests.oracle.test_traces import run, unexpected
 from tests.oracle.tracer import Tracer
+from tests.oracle.traces_admin import GROUP
 from tests.oracle.traces_consumer import beat, describe, enter, fetch, of, topic
 from tests.oracle.traces_groups import ready
 from tests.oracle.traces_migration import alive, join, leave, logged, stable, sync
 from tests.oracle.traces_offsets import commit
+from tests.support import requests
 from tests.support.daemon import Daemon
-from tests.support.kafka import Kafka, required
+from tests.support.kafka import Kafka, jars, required
 from tests.support.targets import SETTINGS
 from tests.support.waits import until
 
@@ -168,6 +170,51 @@ def changes_of_kind(t: Tracer) -> None:
     logged(t, "ps")
 
 
+OWN = {
+    "consumer.session.timeout.ms": "60000",
+    "consumer.heartbeat.interval.ms": "5000",
+    "consumer.assignment.interval.ms": "0",
+}
+TIGHT = {
+    "group.consumer.max.session.timeout.ms": "50000",
+    "group.consumer.min.heartbeat.interval.ms": "7000",
+    "group.consumer.heartbeat.interval.ms": "7000",
+}
+
+
+def alter(t: Tracer, group: str, settings: dict[str, str]) -> None:
+    changes = [requests.config_op(*pair) for pair in settings.items()]
+    row = requests.altered_resource(GROUP, group, *changes)
+    t("incremental_alter_configs", 1, **requests.incremental_alter_configs(row))
+
+
+def own_settings(t: Tracer, group: str) -> None:
+    row = requests.described_resource(GROUP, group, *OWN)
+    t("describe_configs", 4, **requests.describe_configs(row, include_synonyms=False))
+
+
+def settings_within_bounds(t: Tracer) -> None:
+    """Give a group settings of its own, which the broker's bounds allow."""
+    ready(t, "sb")
+    topic(t, "s-b", 1)
+    alter(t, "sb", OWN)
+    own_settings(t, "sb")
+    enter(t, "sb", "m", "s-b")
+
+
+def settings_beyond_bounds(t: Tracer) -> None:
+    """Use and change settings that the bounds of a later start forbid."""
+    ready(t, "sb")
+    own_settings(t, "sb")
+    enter(t, "sb", "n", "s-b")
+    alter(t, "sb", {"consumer.assignment.interval.ms": "1"})
+    alter(t, "sb", {"consumer.session.timeout.ms": "50001"})
+    alter(t, "sb", {"consumer.session.timeout.ms": "50000"})
+    alter(t, "sb", {"consumer.heartbeat.interval.ms": "7001"})
+    own_settings(t, "sb")
+    enter(t, "sb", "n", "s-b")
+
+
 Brokers = tuple[Kafka, Daemon]
 
 
@@ -216,6 +263,17 @@ def test_groups_that_are_full(small: Brokers) -> None:
 
 def test_assignors_that_most_members_prefer(forgetful: Brokers) -> None:
     judge(preferred_assignors, forgetful)
+
+
+def test_settings_beyond_the_bounds_of_a_later_start(forgetful: Brokers) -> None:
+    judge(settings_within_bounds, forgetful)
+    kafka, daemon = forgetful
+    kafka.tell(TIGHT)
+    kafka.upgrade(jars)
+    daemon.stop()
+    daemon.settings.update(TIGHT)
+    daemon.start()
+    judge(settings_beyond_bounds, forgetful)
 
 
 def test_offsets_that_expire(forgetful: Brokers) -> None:

@@ -243,7 +243,11 @@ def test_broker_grows_into_a_quorum_of_4_4_that_is_finalized_and_comes_back(
         run_tool(FEATURES, *words)
         until(lambda: finalized_levels(one.address) == LATEST, "the broker knows the new levels")
         back(one)
-        assert finalized_levels(one.address) == {"metadata.version": 33}
+        assert finalized_levels(one.address) == LATEST
+        for direction, level in (("downgrade", 1), ("upgrade", 2)):
+            wanted = (direction, "--feature", f"share.version={level}")
+            run_tool(FEATURES, *words[:2], *wanted)
+            assert finalized_levels(one.address) == {**LATEST, "share.version": level}
         produce(b"alone")
         one.output = tmp_path / "again"
         one.promote()

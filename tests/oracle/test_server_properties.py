@@ -108,5 +108,5 @@ def test_the_data_directory_of_apache_kafka_is_refused(kafka: Kafka, tmp_path: P
     command = [sys.executable, "-m", "fencepost", "serve", "--config-file", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
-    assert "is Apache Kafka's" in done.stderr
+    assert "belongs to Apache Kafka" in done.stderr
     assert {path: path.read_bytes() for path in data.rglob("*") if path.is_file()} == before

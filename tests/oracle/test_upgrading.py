@@ -6,6 +6,7 @@ replicas of both brokers are equal.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.oracle.test_joining_levels import LATEST, levels
 from tests.oracle.tool_scenes import FEATURES
 from tests.support import kafka43
 from tests.support.failover import (
+    LONGER_THAN_SESSIONS_S,
     OFFSETS,
     SETTINGS,
     SOURCE,
@@ -41,8 +43,19 @@ ASSIGNED = {
 }
 """Each broker coordinates for the other one's partitions until it stops."""
 
-ONE_SUFFICES = {**SETTINGS, "min.insync.replicas": "1", "transaction.state.log.min.isr": "1"}
-"""Clients do not wait for the return of a broker."""
+ONE_SUFFICES = {
+    **SETTINGS,
+    "min.insync.replicas": "1",
+    "transaction.state.log.min.isr": "1",
+    "broker.session.timeout.ms": "6000",
+    "replica.lag.time.max.ms": "30000",
+}
+"""Clients do not wait for the return of a broker.
+
+A broker leaves the ISRs when its session ends, not when it is slow. Otherwise a pause of the JVM
+just before the other broker is killed would leave that one alone in an ISR, and the partition would
+have no leader until its return: :func:`pause` lasts longer than the times in SETTINGS.
+"""
 
 
 @contextmanager
@@ -71,6 +84,15 @@ def whole(nodes: Nodes, work: AtWork, after: str) -> None:
         lambda: nodes.is_led_as_preferred() or nodes.elect_preferred(), f"leaders after {after}"
     )
     work.writer.goes_on(f"producing after {after}")
+    settled(nodes.has_isr, f"all still in sync after {after}")
+
+
+def pause(nodes: Nodes, node_id: int) -> None:
+    """Freeze a broker, for less than a session."""
+    nodes.down(node_id, "freeze")
+    end = time.monotonic() + LONGER_THAN_SESSIONS_S
+    settled(lambda: time.monotonic() > end, f"the pause of {node_id}")
+    nodes.back(node_id, "freeze")
 
 
 def upgraded(nodes: Nodes, node_id: int) -> None:
@@ -103,6 +125,8 @@ def test_broker_of_4_4_serves_and_fails_over_under_our_controller(tmp_path: Path
     with working(tmp_path, "P", jars) as (nodes, work):
         for node_id in (KAFKA, OURS):
             whole(nodes, work, "the start")
+            if node_id == OURS:
+                pause(nodes, KAFKA)
             nodes.down(node_id, "kill")
             work.writer.goes_on(f"producing without {node_id}")
             nodes.back(node_id, "kill")

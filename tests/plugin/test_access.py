@@ -114,8 +114,8 @@ def test_users_and_rules_stay_over_a_crash(guarded: Kafka) -> None:
 @pytest.mark.parametrize(
     ("ask", "reason"),
     [
-        ({}, "user=None is none of the broker's: alice, bob"),
-        ({"user": "carol"}, "user='carol' is none"),
+        ({}, "user=None is not one of the broker's: alice, bob"),
+        ({"user": "carol"}, "user='carol' is not one"),
         ({"user": "bob", "style": "rdkafka"}, "style is one of confluent, aiokafka"),
         ({"user": "bob", "mechanism": "GSSAPI"}, "mechanism is one of PLAIN"),
     ],
@@ -144,9 +144,9 @@ def test_without_users_clients_are_told_the_address(kafka: Kafka) -> None:
         ({"users": {"": "x"}}, "passwords by name"),
         ({"acls": []}, "acls= needs users="),
         ({"users": {"a": "b"}, "acls": "a READ topic:t"}, "a list of rules"),
-        ({"users": {"a": "b"}, "acls": ["a READ"]}, "is no rule like"),
+        ({"users": {"a": "b"}, "acls": ["a READ"]}, "is not an ACL like"),
         ({"users": {"a": "b"}, "acls": ["a LOOK topic:t"]}, "no operation 'LOOK'"),
-        ({"users": {"a": "b"}, "acls": ["a READ table:t"]}, "no resource 'table'"),
+        ({"users": {"a": "b"}, "acls": ["a READ table:t"]}, "no resource type 'table'"),
         ({"users": {"a": "b"}, "acls": ["a READ topic"]}, "which topic"),
     ],
 )

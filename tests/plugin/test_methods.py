@@ -17,6 +17,7 @@ import pytest
 from fencepost.client.client import ApiError
 from fencepost.coordinator.config.broker_keys import BROKER_KEYS
 from fencepost.coordinator.config.key import ConfigError
+from fencepost.logcore import system
 from fencepost.testing import Kafka, Record
 from fencepost.testing.broker import OwnBroker
 from fencepost.testing.under_test import BATCH_BYTES, SETTINGS
@@ -393,8 +394,8 @@ def test_a_directory_of_ones_own_stays(tmp_path: Path) -> None:
 
 def test_nothing_waits_for_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forced = []
-    for name in ("fsync", "fdatasync"):
-        monkeypatch.setattr(os, name, forced.append)
+    monkeypatch.setattr(os, "fsync", forced.append)
+    monkeypatch.setattr(system, "sync_data", forced.append)
     with Kafka() as kafka:
         kafka.produce(kafka.topic("orders", partitions=3), "one")
         kafka.crash()

@@ -83,7 +83,7 @@ OF_BOTH: list[tuple[Call, str]] = [
     (lambda k: k.produce("or/ders", "tea"), "INVALID_TOPIC_EXCEPTION .*: or/ders"),
     (lambda k: setattr(k.clock, "auto", "no"), "auto is True or False, not 'no'"),
     (lambda k: k.faults.add(api="EndTx", drop=True), "no API 'EndTx'; did you mean EndTxn"),
-    (lambda k: k.faults.add(api="Zzzzzz", drop=True), "names are Kafka's, as EndTxn"),
+    (lambda k: k.faults.add(api="Zzzzzz", drop=True), "use Kafka's names, such as EndTxn"),
     (
         lambda k: k.faults.add(error="NOT_COORDINATR"),
         "no error 'NOT_COORDINATR' in Kafka's protocol; did you mean NOT_COORDINATOR",
@@ -106,15 +106,21 @@ OF_BOTH: list[tuple[Call, str]] = [
 ]
 
 OF_ONE: list[tuple[Call, str]] = [
-    (lambda k: k.client_config("alcie"), "'alcie' is none of the broker's: .*; did you mean alice"),
+    (
+        lambda k: k.client_config("alcie"),
+        "'alcie' is not one of the broker's: .*; did you mean alice",
+    ),
     (lambda k: k.client_config("alice", "conflent"), "style is one of .*; did you mean confluent"),
     (
         lambda k: k.client_config("alice", mechanism="SCRAM-SHA-215"),
         "mechanism is one of .*; did you mean SCRAM-SHA-2",
     ),
-    (lambda k: k.acl("alcie READ topic:orders"), "'alcie' is none of .*; did you mean alice"),
-    (lambda k: k.acl("alice REED topic:orders"), "no operation 'REED'; did you mean READ"),
-    (lambda k: k.acl("alice READ topik:orders"), "no resource 'topik'; .*; did you mean topic"),
+    (lambda k: k.acl("alcie READ topic:orders"), "'alcie' is not one of .*; did you mean alice"),
+    (lambda k: k.acl("alice REED topic:orders"), "unknown operation 'REED'; did you mean READ"),
+    (
+        lambda k: k.acl("alice READ topik:orders"),
+        "no resource type 'topik'; .*; did you mean topic",
+    ),
 ]
 
 OF_SEVERAL: list[tuple[Call, str]] = [
@@ -125,7 +131,7 @@ OF_SEVERAL: list[tuple[Call, str]] = [
     (lambda c: c.resume(-1), "there is no broker -1"),
     (lambda c: c.partition_network(1, 2), r"nodes are a list of their ids, \[1\], not 1"),
     (lambda c: c.partition_network([1], [3]), "there is no broker 3; this cluster has 1, 2"),
-    (lambda c: c.partition_network([1], []), "here are none"),
+    (lambda c: c.partition_network([1], []), "which is empty"),
     (lambda c: c.partition("ordrs"), "there is no topic 'ordrs'; did you mean orders"),
     (lambda c: c.partition("orders", 1), "orders has no partition 1, but 1"),
     (lambda c: c.wait_for(lambda: 0, "a leader", 0), "a leader"),

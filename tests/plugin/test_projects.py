@@ -110,7 +110,7 @@ def test_what_fails_tells_why(tmp_path: Path) -> None:
         "test_no_such_argument": "the marker has no topic=; did you mean topics?",
         "test_no_such_setting": "num.partition: unknown configuration; did you mean num.partitions",
         "test_config_of_a_module": "in the pytestmark of a module for that of kafka_module",
-        "test_rule_of_a_cluster": "none of the broker's: alice; did you mean alice?",
+        "test_rule_of_a_cluster": "not one of the broker's: alice; did you mean alice?",
         "test_setting_of_a_cluster": "num.partition: unknown configuration; did you mean",
         "test_topic_of_a_cluster": "topic 'or/ders': CreateTopics: INVALID_TOPIC_EXCEPTION (17)",
         "test_brokers_of_one": "brokers= is for the fixture kafka_cluster",
@@ -139,7 +139,7 @@ def test_brokers_that_ask_who_comes(tmp_path: Path) -> None:
         "users= is for a broker of the test's own (fixture kafka)",
         "users are passwords by name, not list",
         "acls are a list of rules, not 'alice READ topic:orders'",
-        "there is no resource 'table'; there are topic, group, cluster",
+        "there is no resource type 'table'; known are topic, group, cluster",
     ):
         assert complaint in output
 

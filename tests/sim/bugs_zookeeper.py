@@ -166,7 +166,7 @@ ZOOKEEPER: Final = (
     ),
     Bug(
         "the timers of a controller that has resigned go on",
-        ((ZkController.resign, "self.active.rest()", "pass"),),
+        ((ZkController.resign, "self.active.stop_timers()", "pass"),),
     ),
     # --- partitions ---
     Bug(

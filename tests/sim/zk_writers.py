@@ -14,7 +14,7 @@ from typing import Any, Final
 from fencepost.cluster.image import TOPIC_RESOURCE
 from fencepost.coordinator.runtime import background
 from fencepost.coordinator.zookeeper import znodes
-from fencepost.coordinator.zookeeper.access_znodes import note_of
+from fencepost.coordinator.zookeeper.access_znodes import notification_of
 from fencepost.coordinator.zookeeper.node import ZooKeeperNode
 from fencepost.logcore.machine import DomainError
 from tests.sim.daemon import Daemon
@@ -195,7 +195,7 @@ class Writers(Outages):
         else:
             done = self._put(path, data)
         if done:
-            where, note = note_of(path)
+            where, note = notification_of(path)
             self._later(Op("create", where, note, sequence=True))
 
     def broker_access(self) -> None:

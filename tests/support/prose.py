@@ -8,9 +8,7 @@ of the actor ("somebody", "whoever"), and words that are not idiomatic ("anew", 
 from __future__ import annotations
 
 import ast
-import io
 import re
-import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -33,6 +31,17 @@ _PHRASES: Final = re.compile(
 )
 _WIDTH: Final = 25
 """Characters before "who" in which its antecedent is looked for."""
+_BLOCKS: Final = ("body", "orelse", "handlers", "finalbody", "cases")
+"""The fields of statements that hold statements."""
+_STRING_OR_COMMENT: Final = re.compile(
+    r'''"""(?:[^\\]|\\.)*?"""'''
+    r"""|'''(?:[^\\]|\\.)*?'''"""
+    r'''|"(?:[^"\\\n]|\\.)*"'''
+    r"""|'(?:[^'\\\n]|\\.)*'"""
+    r"|(?P<comment>#[^\n]*)",
+    re.DOTALL,
+)
+"""Strings and comments; ``tokenize`` finds them too, but takes ten times as long."""
 
 
 def prose_of(path: Path) -> str:
@@ -45,18 +54,20 @@ def prose_of(path: Path) -> str:
 
 def _docstrings(source: str) -> Iterator[str]:
     """Yield every string that is a statement: also the ones below attributes."""
-    for node in ast.walk(ast.parse(source)):
+    statements: list[ast.AST] = [ast.parse(source)]
+    for node in statements:
         match node:
             case ast.Expr(value=ast.Constant(value=str(text))):
                 yield text
+        for block in _BLOCKS:
+            statements += getattr(node, block, ())
 
 
 def _comments(source: str) -> Iterator[str]:
-    if "#" not in source:
-        return
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT and "noqa" not in token.string:
-            yield token.string.lstrip("# ")
+    for token in _STRING_OR_COMMENT.finditer(source):
+        comment = token["comment"]
+        if comment and "noqa" not in comment:
+            yield comment.lstrip("# ")
 
 
 def phrases(text: str) -> list[str]:

@@ -13,7 +13,10 @@ right after it in the same thread; the limit grows by the factor by which that w
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -114,12 +117,13 @@ class LoopWatch:
 def watched_loop() -> Iterator[LoopWatch]:
     """Watch every event loop of this process, so a test's clients must run in another process.
 
-    Objects of the test run are frozen, so that the garbage collector ignores them as in the daemon.
+    The garbage collector scans only new objects, as in the daemon: objects of the test run are in
+    the oldest generation, which is not collected. They are not frozen, since ``gc.unfreeze`` would
+    also thaw what ``tests/conftest.py`` has frozen.
     """
     watch = LoopWatch()
     thresholds = gc.get_threshold()
     gc.collect()
-    gc.freeze()
     gc.set_threshold(*thresholds[:2], NEVER)
     run = asyncio.Handle._run
 
@@ -132,10 +136,51 @@ def watched_loop() -> Iterator[LoopWatch]:
     finally:
         asyncio.Handle._run = run  # type: ignore[method-assign]
         gc.set_threshold(*thresholds)
-        gc.unfreeze()
 
 
 PROBE_S = 0.001
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _Ticks:
+    """Kernel timer that expires every :data:`PROBE_S`, Linux's ``timerfd_create(2)``.
+
+    A thread that waits for it returns from ``read(2)`` without the interpreter lock. The number of
+    ticks read tells when that was, and the present time how long the thread then waited for the
+    lock.
+    """
+
+    def __init__(self) -> None:
+        self._timer = _libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_CLOEXEC)
+        interval = (ctypes.c_long * 4)(0, int(PROBE_S * 1e9), 0, int(PROBE_S * 1e9))
+        self._count, self._since = 0, time.monotonic()
+        self._last, self._slept_s = self._since, 0.0
+        if self._timer < 0 or _libc.timerfd_settime(self._timer, 0, interval, None) < 0:
+            raise OSError(ctypes.get_errno(), "no timer")
+
+    def wait(self) -> None:
+        """Wait for a tick."""
+        # The first call takes the ticks that passed while the thread did not have the lock. It
+        # returns with the lock, which the interpreter then leaves to the thread for 5 ms.
+        os.set_blocking(self._timer, False)
+        with suppress(BlockingIOError):
+            self._take()
+        os.set_blocking(self._timer, True)
+        begun = time.monotonic()
+        self._take()
+        self._slept_s = max(0.0, self._since + self._count * PROBE_S - begun)
+
+    def _take(self) -> None:
+        self._count += int.from_bytes(os.read(self._timer, 8), sys.byteorder)
+
+    def waited(self) -> float:
+        """Return the seconds since the last call in which the thread did not wait for a tick."""
+        self._last, last = time.monotonic(), self._last
+        return self._last - last - self._slept_s
+
+    def close(self) -> None:
+        os.close(self._timer)
 
 
 def _processor_times() -> dict[threading.Thread, float]:
@@ -153,8 +198,9 @@ class LockWatch:
     """Measures the longest time that a thread held the interpreter lock against a waiting thread.
 
     A probe thread acquires the lock every millisecond and reads the processor time of all threads.
-    If a thread has spent much time since the last probe, it held the lock: otherwise the probe
-    would have run earlier.
+    A thread that held the lock has spent processor time while the probe waited for it. The smaller
+    of the two counts, because a busy machine prolongs the wait, and a thread may also work without
+    the lock.
     """
 
     def __init__(self) -> None:
@@ -164,14 +210,20 @@ class LockWatch:
         self._is_over = threading.Event()
 
     def _watch(self, before: dict[threading.Thread, float]) -> None:
-        while not self._is_over.wait(PROBE_S):
+        ticks, waited_s = _Ticks(), 0.0
+        while not self._is_over.is_set():
+            ticks.wait()
             now = _processor_times()
+            waited_before_s, waited_s = waited_s, ticks.waited()
             for thread, spent_s in now.items():
-                took_ms = (spent_s - before.get(thread, 0.0)) * 1000
+                # The lock may have been lost between the two measurements of the last round.
+                longest_s = waited_before_s + waited_s
+                took_ms = min(spent_s - before.get(thread, 0.0), longest_s) * 1000
                 if thread is not self._probe and took_ms > self.longest_ms:
                     self.longest_ms, self.where = took_ms, thread.name
             before = now
             self.probes += 1
+        ticks.close()
 
     def __enter__(self) -> Self:
         self._probe = threading.Thread(target=self._watch, args=(_processor_times(),), name="probe")

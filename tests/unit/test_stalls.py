@@ -87,11 +87,12 @@ def _in_a_thread(work: Callable[[], object]) -> LockWatch:
 
 
 def test_thread_that_keeps_the_lock_is_found() -> None:
-    watch = _in_a_thread(lambda: pow(3, 4_000_000))  # a single call
-    assert not watch.is_short
+    # The probe misses one in about fifty, if it loses the lock between two of its measurements.
+    watches = [_in_a_thread(lambda: pow(3, 4_000_000)) for _ in range(3)]  # a single call
+    assert any(not watch.is_short for watch in watches)
 
 
 def test_thread_that_lets_go_of_the_lock_is_not() -> None:
     data = bytes(20_000_000)
-    watches = [_in_a_thread(lambda: zlib.crc32(zlib.compress(data))) for _ in range(3)]
-    assert any(watch.is_short for watch in watches)
+    watch = _in_a_thread(lambda: zlib.crc32(zlib.compress(data)))
+    assert watch.is_short

@@ -11,16 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import Result
 
 from tests.support.cluster import unique
 from tests.support.waits import until
 from tests.wire.clients import confluent_consumer, confluent_producer
+from tests.wire.command_line import cli
 
 
 def fencepost(
     *arguments: str, bootstrap: str = "", stdin: str = "", status: int = 0
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command, check its exit status, and return its output."""
+    """Run the command in a process of its own, check its exit status, and return its output."""
     done = subprocess.run(
         [sys.executable, "-m", "fencepost", *arguments],
         input=stdin,
@@ -34,58 +36,52 @@ def fencepost(
     return done
 
 
-def rows(done: subprocess.CompletedProcess[str]) -> list[dict[str, object]]:
+def rows(done: Result) -> list[dict[str, object]]:
     return json.loads(done.stdout)
 
 
 @pytest.fixture
 def topic(bootstrap):
     name = unique("cli")
-    fencepost("topics", "create", name, "--partitions", "3", bootstrap=bootstrap)
+    cli(bootstrap, "topics", "create", name, "--partitions", "3")
     return name
 
 
 def test_topics_are_created_listed_described_and_deleted(bootstrap):
     name = unique("cli")
-    made = fencepost(
-        "topics", "create", name, "-p", "2", "--config", "retention.ms=1000", bootstrap=bootstrap
-    )
+    made = cli(bootstrap, "topics", "create", name, "-p", "2", "--config", "retention.ms=1000")
     assert made.stdout == f"created {name} (2 partitions)\n"
-    listed = rows(fencepost("topics", "list", "--format", "json", bootstrap=bootstrap))
+    listed = rows(cli(bootstrap, "topics", "list", "--format", "json"))
     assert [row["partitions"] for row in listed if row["topic"] == name] == [2]
-    table = fencepost("topics", "list", bootstrap=bootstrap).stdout.splitlines()
+    table = cli(bootstrap, "topics", "list").stdout.splitlines()
     assert table[0].split() == ["TOPIC", "PARTITIONS", "REPLICAS", "TOPIC_ID"]
-    described = rows(fencepost("topics", "describe", name, "--format", "json", bootstrap=bootstrap))
+    described = rows(cli(bootstrap, "topics", "describe", name, "--format", "json"))
     assert [(row["partition"], row["earliest"], row["latest"]) for row in described] == [
         (0, 0, 0),
         (1, 0, 0),
     ]
-    settings = rows(
-        fencepost("topics", "describe", name, "--configs", "--format", "json", bootstrap=bootstrap)
-    )
+    settings = rows(cli(bootstrap, "topics", "describe", name, "--configs", "--format", "json"))
     assert {row["key"]: (row["value"], row["source"]) for row in settings}["retention.ms"] == (
         "1000",
         "topic",
     )
-    assert fencepost("topics", "delete", name, "--yes", bootstrap=bootstrap).stdout == (
-        f"deleted {name}\n"
-    )
-    gone = fencepost("topics", "describe", name, bootstrap=bootstrap, status=1)
+    assert cli(bootstrap, "topics", "delete", name, "--yes").stdout == f"deleted {name}\n"
+    gone = cli(bootstrap, "topics", "describe", name, status=1)
     assert f"there is no topic {name!r}" in gone.stderr
 
 
 def test_validate_only_creates_nothing(bootstrap):
     name = unique("cli")
-    done = fencepost("topics", "create", name, "-p", "2", "--validate-only", bootstrap=bootstrap)
+    done = cli(bootstrap, "topics", "create", name, "-p", "2", "--validate-only")
     assert done.stdout.startswith(f"would create {name}")
-    fencepost("topics", "describe", name, bootstrap=bootstrap, status=1)
+    cli(bootstrap, "topics", "describe", name, status=1)
 
 
 def test_a_refusal_names_its_reason(bootstrap, topic):
-    again = fencepost("topics", "create", topic, bootstrap=bootstrap, status=1)
+    again = cli(bootstrap, "topics", "create", topic, status=1)
     assert "TOPIC_ALREADY_EXISTS" in again.stderr.upper()
     assert topic in again.stderr
-    bad = fencepost("topics", "create", "x", "--config", "novalue", bootstrap=bootstrap, status=2)
+    bad = cli(bootstrap, "topics", "create", "x", "--config", "novalue", status=2)
     assert "KEY=VALUE" in bad.stderr
 
 
@@ -97,14 +93,14 @@ def test_no_broker_is_exit_status_3():
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
 def test_lines_go_in_and_come_out(bootstrap, topic, codec):
     lines = "".join(f"k{n % 5}\tvalue {n}\n" for n in range(50))
-    done = fencepost(
+    done = cli(
+        bootstrap,
         *("produce", topic, "--key-separator", "\t", "--compression", codec),
         *("--header", "source=test"),
-        bootstrap=bootstrap,
         stdin=lines,
     )
     assert "50 records acknowledged" in done.stderr
-    out = fencepost("consume", topic, "--format", "json", bootstrap=bootstrap).stdout
+    out = cli(bootstrap, "consume", topic, "--format", "json").stdout
     seen = [json.loads(line) for line in out.splitlines()]
     assert sorted(row["value"] for row in seen) == sorted(f"value {n}" for n in range(50))
     assert all(row["headers"] == [["source", "test"]] for row in seen)
@@ -113,15 +109,15 @@ def test_lines_go_in_and_come_out(bootstrap, topic, codec):
 
 def test_keys_go_where_other_clients_put_them(bootstrap, topic):
     keys = [f"key-{n}" for n in range(20)]
-    fencepost(
+    cli(
+        bootstrap,
         *("produce", topic, "--key-separator", "="),
-        bootstrap=bootstrap,
         stdin="".join(f"{key}=cli\n" for key in keys),
     )
     with confluent_producer(bootstrap, partitioner="murmur2") as producer:
         for key in keys:
             producer.produce(topic, b"client", key)
-    out = fencepost("consume", topic, "--format", "json", bootstrap=bootstrap).stdout
+    out = cli(bootstrap, "consume", topic, "--format", "json").stdout
     places = {(row["key"], row["partition"]) for row in map(json.loads, out.splitlines())}
     assert len(places) == len(keys)
 
@@ -154,50 +150,42 @@ def test_a_line_without_key_aborts_the_whole_transaction(bootstrap, topic):
 
 
 def test_consume_begins_where_it_is_told_and_stops_at_the_limit(bootstrap, topic):
-    fencepost("produce", topic, "--partition", "1", bootstrap=bootstrap, stdin="a\nb\nc\nd\n")
+    cli(bootstrap, "produce", topic, "--partition", "1", stdin="a\nb\nc\nd\n")
 
     def read(*arguments: str) -> list[str]:
-        return fencepost(
-            "consume", topic, "-p", "1", *arguments, bootstrap=bootstrap
-        ).stdout.split()
+        return cli(bootstrap, "consume", topic, "-p", "1", *arguments).stdout.split()
 
     assert read("--from", "2") == ["c", "d"]
     assert read("--limit", "3") == ["a", "b", "c"]
     assert read("--from", "latest") == []
     assert read("--from", "2000-01-01T00:00:00+00:00") == ["a", "b", "c", "d"]
     assert read("--from", "2999-01-01T00:00:00+00:00") == []
-    fencepost("consume", topic, "--from", "soon", bootstrap=bootstrap, status=2)
-    fencepost("consume", topic, "-p", "9", bootstrap=bootstrap, status=1)
+    cli(bootstrap, "consume", topic, "--from", "soon", status=2)
+    cli(bootstrap, "consume", topic, "-p", "9", status=1)
 
 
 def test_groups_are_listed_and_described(bootstrap, topic):
     group = unique("group")
-    fencepost("produce", topic, "--partition", "0", bootstrap=bootstrap, stdin="a\nb\nc\n")
+    cli(bootstrap, "produce", topic, "--partition", "0", stdin="a\nb\nc\n")
     with confluent_consumer(bootstrap, group_id=group, client_id="reader") as consumer:
         consumer.subscribe([topic])
         message = consumer.poll(60)
         assert message is not None
         consumer.commit(message, asynchronous=False)
-        listed = rows(fencepost("groups", "list", "--format", "json", bootstrap=bootstrap))
+        listed = rows(cli(bootstrap, "groups", "list", "--format", "json"))
         assert [row["state"] for row in listed if row["group"] == group] == ["Stable"]
-        members = rows(
-            fencepost(
-                "groups", "describe", group, "--members", "--format", "json", bootstrap=bootstrap
-            )
-        )
+        members = rows(cli(bootstrap, "groups", "describe", group, "--members", "--format", "json"))
         assert [row["client"] for row in members] == ["reader"]
         assert members[0]["assigned"] == [f"{topic}:{n}" for n in range(3)]
-        offsets = rows(
-            fencepost("groups", "describe", group, "--format", "json", bootstrap=bootstrap)
-        )
+        offsets = rows(cli(bootstrap, "groups", "describe", group, "--format", "json"))
         assert [(row["partition"], row["committed"], row["lag"]) for row in offsets] == [
             (0, 1, 2),
             (1, None, 0),
             (2, None, 0),
         ]
-    table = fencepost("groups", "describe", group, bootstrap=bootstrap).stdout
+    table = cli(bootstrap, "groups", "describe", group).stdout
     assert table.startswith(f"{group}: Empty, 0 members")
-    missing = fencepost("groups", "describe", unique("none"), bootstrap=bootstrap, status=1)
+    missing = cli(bootstrap, "groups", "describe", unique("none"), status=1)
     assert "no group" in missing.stderr or "GROUP_ID_NOT_FOUND" in missing.stderr.upper()
 
 
@@ -208,47 +196,45 @@ def test_transactions_are_listed_and_described(bootstrap, topic):
         producer.begin_transaction()
         producer.produce(topic, b"open", partition=2)
         producer.flush(60)
-        listed = rows(
-            fencepost("txns", "list", "--state", "Ongoing", "--format", "json", bootstrap=bootstrap)
-        )
+        listed = rows(cli(bootstrap, "txns", "list", "--state", "Ongoing", "--format", "json"))
         assert name in [row["transactional_id"] for row in listed]
-        seen = rows(fencepost("txns", "describe", name, "--format", "json", bootstrap=bootstrap))
+        seen = rows(cli(bootstrap, "txns", "describe", name, "--format", "json"))
         assert (seen[0]["state"], seen[0]["partitions"]) == ("Ongoing", [f"{topic}:2"])
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", seen[0]["started"])
         assert seen[0]["open_seconds"] >= 0
         producer.commit_transaction(60)
 
     def described() -> Any:
-        told = fencepost("txns", "describe", name, "--format", "json", bootstrap=bootstrap)
+        told = cli(bootstrap, "txns", "describe", name, "--format", "json")
         return rows(told)[0]
 
     after = until(lambda: (one := described())["state"] == "CompleteCommit" and one, "the commit")
     assert after["open_seconds"] is None, "it is not open any more"
-    told = fencepost("txns", "history", name, bootstrap=bootstrap)
-    assert "commits and aborts that a producer asked for are not kept" in told.stderr
+    told = cli(bootstrap, "txns", "history", name)
+    assert "the history leaves out commits and aborts that a producer requested" in told.stderr
     assert "there is no transactional id" in (
-        fencepost("txns", "describe", unique("none"), bootstrap=bootstrap, status=1).stderr
+        cli(bootstrap, "txns", "describe", unique("none"), status=1).stderr
     )
-    unknown = fencepost("txns", "list", "--state", "Nonsense", bootstrap=bootstrap, status=2)
+    unknown = cli(bootstrap, "txns", "list", "--state", "Nonsense", status=2)
     assert "Nonsense" in unknown.stderr
 
 
 def test_help_lists_every_command():
-    text = fencepost("--help").stdout
+    text = cli("", "--help").stdout
     for name in ("serve", "topics", "produce", "consume", "groups", "txns"):
         assert name in text
-        assert "Usage" in fencepost(name, "--help").stdout
+        assert "Usage" in cli("", name, "--help").stdout
 
 
 def test_a_group_tells_of_each_command_in_whole_sentences():
-    listed = fencepost("topics", "--help").stdout.partition("Commands:")[2]
+    listed = cli("", "topics", "--help").stdout.partition("Commands:")[2]
     assert "..." not in listed
     assert "with --execute, add them." in " ".join(listed.split())
 
 
 def test_a_command_that_is_misspelt_has_its_neighbour_named():
-    assert "did you mean topics?" in fencepost("topic", "list", status=2).stderr
-    assert "No such command 'zzz'\n" in fencepost("zzz", status=2).stderr
+    assert "did you mean topics?" in cli("", "topic", "list", status=2).stderr
+    assert "No such command 'zzz'\n" in cli("", "zzz", status=2).stderr
 
 
 def test_an_output_that_takes_nothing_more_is_an_error_without_a_traceback(bootstrap, topic):

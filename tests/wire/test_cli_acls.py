@@ -22,7 +22,7 @@ GUARDED = {
     "super.users": "User:ANONYMOUS; User:root",
 }
 FOR_A = ["add", "--allow-principal", "User:a"]
-SHOWN = "nothing was changed; --execute does it"
+SHOWN = "nothing was changed; --execute makes the change"
 
 
 @contextmanager
@@ -172,22 +172,22 @@ def test_all_that_a_program_needs(clean):
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["add", "--topic", "t"], "for whom?"),
-        (["add", "--allow-principal", "alice", "--topic", "t"], "no principal of the form"),
+        (["add", "--topic", "t"], "name a principal"),
+        (["add", "--allow-principal", "alice", "--topic", "t"], "is not a principal of the form"),
         (["add", "--deny-principal", "User:a", "--allow-host", "h", "--topic", "t"], "goes with"),
-        (FOR_A, "about what?"),
-        ([*FOR_A, "--topic", "t", "--operation", "x"], "there are"),
-        ([*FOR_A, "--group", "t", "--operation", "write"], "no WRITE"),
-        ([*FOR_A, "--producer"], "give a --topic"),
-        ([*FOR_A, "--consumer", "--topic", "t"], "and a --group"),
+        (FOR_A, "name a resource"),
+        ([*FOR_A, "--topic", "t", "--operation", "x"], "the operations are"),
+        ([*FOR_A, "--group", "t", "--operation", "write"], "WRITE is not an operation"),
+        ([*FOR_A, "--producer"], "--producer requires --topic"),
+        ([*FOR_A, "--consumer", "--topic", "t"], "requires --topic and --group"),
         ([*FOR_A, "--idempotent", "--cluster"], "--producer"),
-        ([*FOR_A, "--producer", "--topic", "t", "--operation", "all"], "say themselves"),
+        ([*FOR_A, "--producer", "--topic", "t", "--operation", "all"], "determine the operations"),
         ([*FOR_A, "--topic", "t", "--resource-pattern-type", "any"], "is not one of"),
-        (["remove"], "which?"),
-        (["why", "alice", "read", "orders"], "none of topic:NAME"),
-        (["why", "alice", "read", "topic:"], "none of topic:NAME"),
-        (["why", "alice", "read", "cluster:x"], "none of topic:NAME"),
-        (["why", "alice", "any", "topic:t"], "no such operation"),
+        (["remove"], "name a resource, a principal"),
+        (["why", "alice", "read", "orders"], "is not topic:NAME"),
+        (["why", "alice", "read", "topic:"], "is not topic:NAME"),
+        (["why", "alice", "read", "cluster:x"], "is not topic:NAME"),
+        (["why", "alice", "any", "topic:t"], "unknown operation any"),
     ],
 )
 def test_what_can_not_be_understood(guarded, words, why):
@@ -217,7 +217,7 @@ def test_which_rule_decides(clean, on_kafka):
     assert decides(clean, "alice", "read", f"topic:{name}", "--host", "::1") == ("denied", deny)
     assert decides(clean, "alice", "write", f"topic:{name}") == ("denied", "no rule allows it")
     assert decides(clean, "bob", "read", f"topic:{name}") == ("denied", "no rule allows it")
-    assert decides(clean, "bob", "alter", "cluster") == ("denied", "no rule is about it")
+    assert decides(clean, "bob", "alter", "cluster") == ("denied", "no rule applies to it")
     if on_kafka:
         # Apache Kafka hides the values of keys that it does not define, such as super.users.
         asked = cli(clean, "acls", "why", "root", "alter", "cluster", status=1)

@@ -14,7 +14,7 @@ from fencepost.cli import main
 from tests.support.cluster import EARLIEST, Cluster, unique
 from tests.support.waits import until
 
-SHOWN = "nothing was changed; --execute does it"
+SHOWN = "nothing was changed; --execute makes the change"
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from fencepost.client.queries.moves import plan_text
 from tests.support.cluster import Cluster, unique
 from tests.wire.command_line import cli
 
-SHOWN = "nothing was changed; --execute does it"
+SHOWN = "nothing was changed; --execute makes the change"
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_a_broker_that_serves_is_not_forgotten(bootstrap, topic):
     refused = cli(bootstrap, "cluster", "unregister", here, "--execute", status=1)
     assert f"broker {here} is up" in refused.stderr
     unknown = cli(bootstrap, "cluster", "unregister", "987", "--execute", status=1)
-    assert f"there is no broker 987; there are {here}" in unknown.stderr
+    assert f"there is no broker 987; the brokers are {here}" in unknown.stderr
 
 
 def test_a_lone_replica_has_no_history(bootstrap, topic):

@@ -110,7 +110,7 @@ def test_places_are_offsets_counts_and_times(bootstrap, ten, options, wanted):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (("--from", "11", "-p", "0"), "{}:0 ends at 10, nothing is at 11 yet"),
+        (("--from", "11", "-p", "0"), "{}:0 ends at 10; there is no record at 11 yet"),
         (("--until", "0=11"), "{}:0 ends at 10, before 11"),
         (("--from", "10", "-p", "0"), ""),
         (("--until", "0=10"), ""),
@@ -130,7 +130,7 @@ def test_what_is_gone_is_told(bootstrap, ten):
     for options in (("--from", "1", "-p", "0"), ("--group", group)):
         done = cli(bootstrap, "consume", ten, *options)
         assert done.stdout.split() == ["8", "9"]
-        assert f"{ten}:0 begins at 8, nothing is left at 1\n" in done.stderr
+        assert f"{ten}:0 begins at 8; records at 1 have been deleted\n" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -139,14 +139,14 @@ def test_what_is_gone_is_told(bootstrap, ten):
         (("--from", "0=1,9=1"), 1, "no partition 9"),
         (("--from", "1", "--tail", "1"), 2, "either --from or --tail"),
         (("--until", "-5"), 2, "--until"),
-        (("--follow", "--until", "-1h"), 2, "--follow has no end but offsets"),
-        (("--group", "g", "-p", "0"), 2, "a group says itself"),
+        (("--follow", "--until", "-1h"), 2, "with --follow, --until takes offsets only"),
+        (("--group", "g", "-p", "0"), 2, "a group determines the partitions"),
         (("--format", "yaml"), 2, "neither text, table, json, raw, base64 nor a template"),
-        (("--format", "%x"), 2, "--format: %x in '%x' is no field; there are %t topic"),
-        (("--format", "%s%"), 2, "is no field"),
+        (("--format", "%x"), 2, "--format: %x in '%x' is not a field; the fields are %t topic"),
+        (("--format", "%s%"), 2, "is not a field"),
         (("--format", r"%s\q"), 2, r"--format: \q in"),
         (("--key", r"\q"), 2, r"--key: \q in"),
-        (("--format", "%s\\"), 2, "ends with a backslash"),
+        (("--format", "%s\\"), 2, "ends with an incomplete escape"),
     ],
 )
 def test_what_makes_no_sense_is_refused(bootstrap, ten, options, status, told):
@@ -321,7 +321,7 @@ def test_what_an_open_transaction_holds_back_is_told(bootstrap, topic):
         done = cli(bootstrap, "consume", topic)
         assert done.stdout == "seen\n"
         told = re.escape(f"{topic}:0: the open transaction of {name} (producer ")
-        pattern = told + r"\d+\), open since 20\S+Z, holds 3 records back, from offset 1 on\n"
+        pattern = told + r"\d+\), open since 20\S+Z, holds back 3 records from offset 1 on\n"
         assert re.match(pattern, done.stderr), done.stderr
         assert f"txns blame {topic}" in done.stderr
         for options in (("--isolation", "read_uncommitted"), ("-p", "1"), ("--limit", "1")):

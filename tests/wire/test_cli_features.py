@@ -11,7 +11,7 @@ from tests.crash.stubborn_client import RefusedError, StubbornClient
 from tests.support.cluster import READ_COMMITTED, Cluster, unique
 from tests.support.daemon import Daemon
 from tests.support.waits import until
-from tests.wire.test_cli import fencepost
+from tests.wire.command_line import cli
 from tests.wire.transactional import transactional
 
 VERSION = "transaction.version"
@@ -27,14 +27,14 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 
 def levels(daemon: Daemon) -> dict[str, int]:
-    done = fencepost("features", "describe", "--format", "json", bootstrap=daemon.bootstrap)
+    done = cli(daemon.bootstrap, "features", "describe", "--format", "json")
     return {row["feature"]: row["finalized"] for row in json.loads(done.stdout)}
 
 
 def set_level(daemon: Daemon, level: int, *options: str, status: int = 0) -> str:
-    done = fencepost(
+    done = cli(
+        daemon.bootstrap,
         *("features", "set", f"{VERSION}={level}", *options),
-        bootstrap=daemon.bootstrap,
         status=status,
     )
     return done.stdout + done.stderr
@@ -60,6 +60,8 @@ def test_levels_are_shown_and_changed(daemon: Daemon) -> None:
         "group.version": 1,
         "kraft.version": 0,
         "metadata.version": 30,
+        "share.version": 0,
+        "streams.version": 0,
     }
     assert levels(daemon) == {**fixed, VERSION: 2}
     assert "upgrade type" in set_level(daemon, 1, status=1)
@@ -76,7 +78,7 @@ def test_levels_are_shown_and_changed(daemon: Daemon) -> None:
 
 @pytest.mark.parametrize("text", [VERSION, "=1", f"{VERSION}=-1", f"{VERSION}=1 {VERSION}=2"])
 def test_what_is_no_level(daemon: Daemon, text: str) -> None:
-    fencepost("features", "set", *text.split(), bootstrap=daemon.bootstrap, status=2)
+    cli(daemon.bootstrap, "features", "set", *text.split(), status=2)
 
 
 async def test_producers_go_on_while_the_level_falls_and_rises(daemon: Daemon) -> None:

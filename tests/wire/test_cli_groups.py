@@ -14,7 +14,7 @@ from fencepost.cli import main
 from tests.support.cluster import Cluster, unique
 from tests.support.waits import until
 from tests.wire.clients import confluent_consumer, confluent_producer
-from tests.wire.test_cli import fencepost
+from tests.wire.command_line import cli
 from tests.wire.test_consumer_protocol import member, owned
 
 
@@ -80,7 +80,7 @@ def test_every_way_to_reset_says_what_it_would_do(bootstrap, topic, group):
         assert new(done) == wanted, arguments
         assert "nothing was changed" in done.stderr
         # If both streams go to a terminal, the last line says that the table is only a plan.
-        assert done.output.endswith("nothing was changed; --execute does it\n")
+        assert done.output.endswith("nothing was changed; --execute makes the change\n")
         assert "no group" not in done.stderr
     assert committed(bootstrap, group) == {0: 3}
 
@@ -95,7 +95,7 @@ def test_what_is_not_meant_is_refused(bootstrap, topic, group, tmp_path):
         (("--topic", f"{topic}:9", "--to-earliest"), 1, "no partition 9"),
         (("--topic", f"{topic}:x", "--to-earliest"), 2, "TOPIC"),
         (("--topic", unique("none"), "--to-earliest"), 1, "there is no topic"),
-        (("--topic", topic, "--shift-by", "1"), 1, "nothing is committed"),
+        (("--topic", topic, "--shift-by", "1"), 1, "no committed offset"),
         (("--topic", topic, "--to-datetime", "soon"), 2, "soon"),
         (("--topic", topic, "--by-duration", "1 day"), 2, "P1DT2H"),
         (("--from-file", str(bad)), 1, "bad.csv:2"),
@@ -107,7 +107,7 @@ def test_what_is_not_meant_is_refused(bootstrap, topic, group, tmp_path):
 def test_a_group_that_would_only_come_to_be_is_told(bootstrap, topic, tmp_path):
     group = unique("nope")
     change = ("reset-offsets", group, "--topic", topic, "--to-latest")
-    note = f"note: there is no group '{group}'; --execute makes it\n"
+    note = f"note: there is no group '{group}'; --execute creates it\n"
     assert note in run(bootstrap, *change).stderr
     assert note not in run(bootstrap, *change, *execute(tmp_path)).stderr
     assert note not in run(bootstrap, *change).stderr
@@ -221,7 +221,7 @@ def test_plan_of_a_group_that_rebalances_says_so(request, bootstrap, topic):
         for more in ((), ("--assignor", "range"), ("--add", "1")):
             told = run(bootstrap, "plan", group, *more, status=1).stderr
             assert f"group '{group}' rebalances (PreparingRebalance)" in told
-            assert "once it is Stable" in told
+            assert "only while it is Stable" in told
         if request.config.getoption("--target") == "fencepost":
 
             def names_it() -> bool:
@@ -248,7 +248,7 @@ def test_the_plan_for_a_consumer_group_and_its_filters(bootstrap, topic):
         until(lambda: owned(first) == [2], "everything at one member")
         planned = rows(run(bootstrap, "plan", group, "--add", "1", "--assignor", "range"))
         assert sorted((row["now"], row["then"]) for row in planned) == [(0, 1), (2, 1)]
-        table = fencepost("groups", "plan", group, "--add", "1", bootstrap=bootstrap).stdout
+        table = cli(bootstrap, "groups", "plan", group, "--add", "1").stdout
         assert table.startswith("uniform: 1 of 2 partitions move")
         for filters, found in (
             (("--type", "consumer"), True),

@@ -21,7 +21,7 @@ from tests.support.own_broker import own_broker
 from tests.support.processes import Child
 from tests.support.waits import until
 from tests.wire.clients import confluent_consumer, confluent_producer
-from tests.wire.test_cli import fencepost
+from tests.wire.command_line import cli
 from tests.wire.test_cli_groups import execute, rows, run
 
 
@@ -162,7 +162,7 @@ def test_lag_of_a_group_reaches_zero_after_a_transaction(cluster, bootstrap, top
         found = {row["group"]: row for row in summary}
         assert (found[group]["lag"], found[group]["held_back"]) == (0, 1)
         assert (found[other]["lag"], found[other]["lag_uncommitted"]) == (1, 3)
-        table = fencepost("groups", "describe", other, group, bootstrap=bootstrap).stdout
+        table = cli(bootstrap, "groups", "describe", other, group).stdout
         assert f"{other}: Empty, 0 members, lag 1, held back 1\n" in table
         assert f"\n{group}: Empty, 0 members, lag 0, held back 1\n" in table
         producer.abort_transaction(60)
@@ -184,14 +184,14 @@ def test_lag_without_a_commit_is_unknown_where_there_are_records(cluster, bootst
         (total,) = rows(run(bootstrap, "describe", group, "--summary"))
         assert (total["lag"], total["lag_known"], total["lag_at_most"]) == (None, 0, 5)
         assert (total["unknown"], total["partitions"]) == (2, 3)
-        done = fencepost("groups", "describe", group, bootstrap=bootstrap)
+        done = cli(bootstrap, "groups", "describe", group)
         assert ", lag unknown in 2 of 3 partitions\n" in done.stdout
         assert "auto.offset.reset" in done.stderr
         assert "5 records" in done.stderr
-        done = fencepost("groups", "offsets", group, bootstrap=bootstrap)
+        done = cli(bootstrap, "groups", "offsets", group)
         assert done.stdout.count("unknown") == 2
         consumer.commit(offsets=[TopicPartition(topic, 0, 1)], asynchronous=False)
-        done = fencepost("groups", "describe", group, "--summary", bootstrap=bootstrap)
+        done = cli(bootstrap, "groups", "describe", group, "--summary")
         assert " 2 and unknown " in done.stdout
 
 
@@ -206,14 +206,14 @@ def test_progress_of_a_spark_query_is_no_lag(cluster, bootstrap, topic):
     (total,) = rows(run(bootstrap, "describe", group, "--summary"))
     assert (total["lag"], total["progress"]) == (None, True)
     for more in ((), ("--summary",)):
-        told = fencepost("groups", "describe", group, *more, bootstrap=bootstrap).stdout
+        told = cli(bootstrap, "groups", "describe", group, *more).stdout
         assert "none (progress of a Spark query)" in told
     with confluent_producer(bootstrap, transactional_id=unique("lag")) as producer:
         producer.init_transactions(60)
         producer.begin_transaction()
         producer.produce(topic, b"x", partition=0)
         producer.flush(60)
-        (held,) = rows(fencepost("txns", "blame", topic, "--format", "json", bootstrap=bootstrap))
+        (held,) = rows(cli(bootstrap, "txns", "blame", topic, "--format", "json"))
         assert (held["behind"], held["groups"]) == (1, [])
         producer.abort_transaction(60)
 

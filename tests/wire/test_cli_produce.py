@@ -58,7 +58,7 @@ def test_keys_headers_and_tombstones_by_option(bootstrap, topic):
         (("--key", "a", "--key-separator", ":"), "either --key or --key-separator"),
         (("--key-separator", ""), "must not be empty"),
         (("--key-separator", r"\q"), r"--key-separator: \q in"),
-        (("--format", "json", "--key", "a"), "--key is for text"),
+        (("--format", "json", "--key", "a"), "--key applies to text"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(bootstrap, topic, options, told):
@@ -96,7 +96,7 @@ def test_bad_lines_are_told_by_number_and_the_others_are_written(bootstrap, topi
     produce = (bootstrap, "produce", topic, "--format", "json")
     done = cli(*produce, stdin="\n".join(lines), status=4)
     assert done.stderr == (
-        "line 2 is no JSON: Expecting value at column 1\n"
+        "line 2 is not valid JSON: Expecting value at column 1\n"
         f"line 4 names partition 9, which {topic} does not have\n"
         "2 records acknowledged\n"
     )
@@ -105,7 +105,7 @@ def test_bad_lines_are_told_by_number_and_the_others_are_written(bootstrap, topi
     assert done.stderr.endswith("\nand 5 lines more\n0 records acknowledged\n")
     assert done.stderr.count("\n") == 22
     told = cli(*produce, "--transactional-id", topic, stdin="\n".join(lines), status=1).stderr
-    assert told.startswith("Error: line 2 is no JSON")
+    assert told.startswith("Error: line 2 is not valid JSON")
     assert len(records(bootstrap, topic)) == 2
 
 

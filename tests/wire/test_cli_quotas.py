@@ -94,10 +94,10 @@ def test_defaults_have_options_of_their_own(bootstrap, user):
 @pytest.mark.parametrize(
     ("words", "status", "told"),
     [
-        (("producer_byte_rate=1",), 2, "say whose quota it is"),
+        (("producer_byte_rate=1",), 2, "name a user, client id or address"),
         (("--user", "a", "--user-default", "producer_byte_rate=1"), 2, "contradicts"),
         (("--user", "a", "producer_byte_rate"), 2, "QUOTA=VALUE"),
-        (("--user", "a", "producer_byte_rate=many"), 1, "no number"),
+        (("--user", "a", "producer_byte_rate=many"), 1, "not a number"),
         (("--user", "a", "no_such_rate=1"), 2, "no_such_rate"),
         (("--user", "a", "producer_byte_rate=0.5"), 1, "producer_byte_rate"),
         (("--user", "a", "--ip", "10.0.0.1", "producer_byte_rate=1"), 1, "combination"),

@@ -139,14 +139,14 @@ def test_users_are_added_changed_and_removed(secured: Secured, settings: Path) -
     comes_to(False, PASSWORD, "SCRAM-SHA-256")
     for arguments in (("list", name), ("remove", name, "--execute"), ("passwd", name)):
         done = run(settings, "users", *arguments, status=1, stdin="x\nx\n")
-        assert f"no such user: {name}" in done.stderr
+        assert f"there is no user {name}" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("stdin", "complaint"),
     [
         ("\n", "the password is empty"),
-        (b"\xff\n", "no UTF-8"),
+        (b"\xff\n", "not UTF-8"),
         ("x" * 1025, "more than 1024 bytes"),
     ],
 )

@@ -21,7 +21,8 @@ from tests.support.faults import FaultyDisk
 from tests.support.targets import SETTINGS
 from tests.support.waits import until
 from tests.wire.clients import confluent_consumer, confluent_producer
-from tests.wire.test_cli import fencepost, rows
+from tests.wire.command_line import cli
+from tests.wire.test_cli import rows
 from tests.wire.test_consumer_protocol import member
 from tests.wire.test_transactions_v2 import PASSING, Producer
 
@@ -106,7 +107,7 @@ def hang(
 @pytest.mark.slow
 def test_list_is_filtered_by_age_and_pattern(bootstrap, topic):
     def listed(*options: str) -> list[object]:
-        done = fencepost("txns", "list", *options, "--format", "json", bootstrap=bootstrap)
+        done = cli(bootstrap, "txns", "list", *options, "--format", "json")
         return [row["transactional_id"] for row in rows(done)]
 
     with open_transaction(bootstrap, topic) as (name, _):
@@ -116,31 +117,27 @@ def test_list_is_filtered_by_age_and_pattern(bootstrap, topic):
             lambda: name in listed("--duration-filter", "1", "--state", "Ongoing"), "an age of 1 ms"
         )
         assert name not in listed("--duration-filter", "3600000")
-    bad = fencepost("txns", "list", "--id-pattern", "(", bootstrap=bootstrap, status=1)
-    assert "--id-pattern: '(' is no regular expression" in bad.stderr
+    bad = cli(bootstrap, "txns", "list", "--id-pattern", "(", status=1)
+    assert "--id-pattern: '(' is not a regular expression" in bad.stderr
     assert "INVALID_REGULAR_EXPRESSION" in bad.stderr
 
 
 @pytest.mark.slow
 def test_producers_shows_what_the_leader_knows(bootstrap, topic):
     with open_transaction(bootstrap, topic, partition=1) as (name, _):
-        described = rows(
-            fencepost("txns", "describe", name, "--format", "json", bootstrap=bootstrap)
-        )
-        found = rows(fencepost("txns", "producers", topic, "--format", "json", bootstrap=bootstrap))
+        described = rows(cli(bootstrap, "txns", "describe", name, "--format", "json"))
+        found = rows(cli(bootstrap, "txns", "producers", topic, "--format", "json"))
         assert [
             (row["partition"], row["producer_id"], row["epoch"], row["start_offset"])
             for row in found
         ] == [(1, described[0]["producer_id"], described[0]["epoch"], 0)]
         assert found[0]["last_sequence"] == 2
-    one = rows(
-        fencepost("txns", "producers", f"{topic}:1", "--format", "json", bootstrap=bootstrap)
-    )
+    one = rows(cli(bootstrap, "txns", "producers", f"{topic}:1", "--format", "json"))
     assert [row["start_offset"] for row in one] == [None]
     only = ("txns", "producers", f"{topic}:1", "--open", "--format", "json")
-    assert rows(fencepost(*only, bootstrap=bootstrap)) == []
-    fencepost("txns", "producers", f"{topic}:7", bootstrap=bootstrap, status=1)
-    fencepost("txns", "producers", f"{topic}:x", bootstrap=bootstrap, status=2)
+    assert rows(cli(bootstrap, *only)) == []
+    cli(bootstrap, "txns", "producers", f"{topic}:7", status=1)
+    cli(bootstrap, "txns", "producers", f"{topic}:x", status=2)
 
 
 @pytest.mark.slow
@@ -148,23 +145,23 @@ def test_a_hanging_transaction_is_found_blamed_and_aborted(bootstrap, cluster, t
     name, producer_id = hang(cluster, topic)
     where = f"{topic}:0"
     find = ("txns", "find-hanging", "--topic", topic, "--max-transaction-timeout")
-    assert fencepost(*find, "15", bootstrap=bootstrap).stdout == "no transaction hangs\n"
-    found = rows(fencepost(*find, "0", "--format", "json", bootstrap=bootstrap, status=1))
+    assert cli(bootstrap, *find, "15").stdout == "no transaction hangs\n"
+    found = rows(cli(bootstrap, *find, "0", "--format", "json", status=1))
     assert [(row["producer_id"], row["start_offset"]) for row in found] == [(producer_id, 0)]
     assert found[0]["reason"] == f"{name} is Empty"
-    blamed = rows(fencepost("txns", "blame", where, "--format", "json", bootstrap=bootstrap))
+    blamed = rows(cli(bootstrap, "txns", "blame", where, "--format", "json"))
     assert [(row["transactional_id"], row["behind"]) for row in blamed] == [(name, 1)]
     assert blamed[0]["hanging"] == f"{name} is Empty"
 
-    tried = fencepost("txns", "abort", where, "--start-offset", "0", bootstrap=bootstrap).stdout
+    tried = cli(bootstrap, "txns", "abort", where, "--start-offset", "0").stdout
     assert tried.startswith("would abort")
     assert cluster.lso(topic) == 0
-    fencepost("txns", "abort", where, "--start-offset", "1", bootstrap=bootstrap, status=1)
+    cli(bootstrap, "txns", "abort", where, "--start-offset", "1", status=1)
     by_id = ("--producer-id", str(producer_id), "--execute")
-    done = fencepost("txns", "abort", where, *by_id, bootstrap=bootstrap)
+    done = cli(bootstrap, "txns", "abort", where, *by_id)
     assert done.stdout.startswith("aborted the transaction of producer")
     assert cluster.lso(topic) == cluster.offset(topic) == 2
-    assert fencepost(*find, "0", bootstrap=bootstrap).stdout == "no transaction hangs\n"
+    assert cli(bootstrap, *find, "0").stdout == "no transaction hangs\n"
 
 
 @pytest.mark.slow
@@ -178,7 +175,7 @@ def test_all_that_can_be_named_of_a_hanging_transaction_is(bootstrap, cluster, t
     hang(cluster, topic, name=name, producer=cluster.init_producer(name))
     hang(cluster, topic, producer=nobodys)
     find = ("txns", "find-hanging", "--topic", topic, "--max-transaction-timeout", "0")
-    found = rows(fencepost(*find, *JSON, bootstrap=bootstrap, status=1))
+    found = rows(cli(bootstrap, *find, *JSON, status=1))
     known, unknown = sorted(found, key=lambda row: row["start_offset"])
     for row, start in ((known, 1), (unknown, 2)):
         assert (row["topic"], row["partition"], row["start_offset"]) == (topic, 0, start)
@@ -195,12 +192,12 @@ def test_all_that_can_be_named_of_a_hanging_transaction_is(bootstrap, cluster, t
     assert known["client"] == (["raw@127.0.0.1"] if has_history else [])
     assert (known["claimed"] is not None) == has_history
     assert (unknown["client"], unknown["claimed"]) == ([], None)
-    table = fencepost(*find, bootstrap=bootstrap, status=1).stdout.splitlines()
+    table = cli(bootstrap, *find, status=1).stdout.splitlines()
     columns = ["START_OFFSET", "SINCE", "TRANSACTIONAL_ID", "CLIENT", "CLAIMED", "REASON"]
     assert table[0].split()[-6:] == columns
     for row in (known, unknown):
         where = ("txns", "abort", f"{topic}:0", "--producer-id", str(row["producer_id"]))
-        fencepost(*where, "--execute", bootstrap=bootstrap)
+        cli(bootstrap, *where, "--execute")
     assert cluster.lso(topic) == cluster.offset(topic)
 
 
@@ -224,7 +221,7 @@ def test_an_owner_whose_id_has_expired_is_named_from_the_history(tmp_path):
 
             until(is_gone, "the expiry")
             find = ("txns", "find-hanging", "--max-transaction-timeout", "0", *JSON)
-            (found,) = rows(fencepost(*find, bootstrap=daemon.bootstrap, status=1))
+            (found,) = rows(cli(daemon.bootstrap, *find, status=1))
             assert found["reason"] == "no coordinator knows this producer id"
             assert (found["producer_id"], found["transactional_id"]) == (producer_id, name)
             assert found["client"] == ["raw@127.0.0.1"]
@@ -249,11 +246,11 @@ def test_a_transaction_of_an_imported_log_hangs_where_its_coordinator_did_not_co
     finally:
         first.kill()
     second = Daemon(tmp_path / "second")
-    fencepost("log", "import", "--data-dir", str(second.data_dir), f"{first.data_dir}/{topic}-0")
+    cli("", "log", "import", "--data-dir", str(second.data_dir), f"{first.data_dir}/{topic}-0")
     second.start()
     try:
         find = ("txns", "find-hanging", "--max-transaction-timeout", "0", *JSON)
-        (found,) = rows(fencepost(*find, bootstrap=second.bootstrap, status=1))
+        (found,) = rows(cli(second.bootstrap, *find, status=1))
         assert (found["producer_id"], found["epoch"]) == (producer.producer_id, producer.epoch)
         # The coordinator epoch is known from the previous transaction's marker.
         assert found["coordinator_epoch"] >= 0
@@ -261,7 +258,7 @@ def test_a_transaction_of_an_imported_log_hangs_where_its_coordinator_did_not_co
         assert (found["transactional_id"], found["client"], found["claimed"]) == (None, [], None)
         assert found["since"] is not None
         order = ("txns", "abort", f"{topic}:0", "--start-offset", "2", "--execute")
-        fencepost(*order, bootstrap=second.bootstrap)
+        cli(second.bootstrap, *order)
         with Cluster(second.bootstrap) as cluster:
             assert cluster.lso(topic) == cluster.offset(topic) == 4
     finally:
@@ -283,9 +280,7 @@ def test_a_hanging_transaction_names_the_members_whose_offsets_it_holds(
         consumer.subscribe([source])
         assert consumer.poll(60) is not None
         name, producer_id = hang(cluster, topic)
-        (listed,) = rows(
-            fencepost("txns", "producers", topic, "--open", *JSON, bootstrap=bootstrap)
-        )
+        (listed,) = rows(cli(bootstrap, "txns", "producers", topic, "--open", *JSON))
         who = {"transactional_id": name, "producer_id": producer_id, "group_id": group}
         who["producer_epoch"] = listed["epoch"]
         added = until(lambda: settled(cluster.call("add_offsets_to_txn", 3, **who)), "the offsets")
@@ -305,15 +300,15 @@ def test_a_hanging_transaction_names_the_members_whose_offsets_it_holds(
         )
         assert sent["topics"][0]["partitions"][0]["error_code"] == "none"
         find = ("txns", "find-hanging", "--topic", topic, "--max-transaction-timeout", "0")
-        (found,) = rows(fencepost(*find, *JSON, bootstrap=bootstrap, status=1))
-        table = fencepost(*find, bootstrap=bootstrap, status=1).stdout
+        (found,) = rows(cli(bootstrap, *find, *JSON, status=1))
+        table = cli(bootstrap, *find, status=1).stdout
     assert found["reason"] == f"{name} is Ongoing without this partition"
     assert [client.partition("@")[0] for client in found["client"]] == ["copier-1"]
     assert "copier-1@" in table
     ended = {k: v for k, v in who.items() if k != "group_id"}
     cluster.call("end_txn", 3, **ended, committed=False)
     where = ("txns", "abort", f"{topic}:0", "--producer-id", str(producer_id), "--execute")
-    fencepost(*where, bootstrap=bootstrap)
+    cli(bootstrap, *where)
 
 
 def settled(answer: dict[str, Any]) -> dict[str, Any] | None:
@@ -323,18 +318,18 @@ def settled(answer: dict[str, Any]) -> dict[str, Any] | None:
 def test_a_transaction_that_its_coordinator_will_end_does_not_hang(bootstrap, cluster, topic):
     with open_transaction(bootstrap, topic) as (name, _):
         everywhere = rows(
-            fencepost(
+            cli(
+                bootstrap,
                 *("txns", "find-hanging", "--topic", topic, "--format", "json"),
                 *("--max-transaction-timeout", "0"),
-                bootstrap=bootstrap,
             )
         )
         assert everywhere == []
         order = ("txns", "abort", f"{topic}:0", "--start-offset", "0")
-        refused = fencepost(*order, "--execute", bootstrap=bootstrap, status=1)
+        refused = cli(bootstrap, *order, "--execute", status=1)
         assert f"{name} is Ongoing" in refused.stderr
         assert cluster.lso(topic) == 0
-        assert "would abort" in fencepost(*order, "--force", bootstrap=bootstrap).stdout
+        assert "would abort" in cli(bootstrap, *order, "--force").stdout
 
 
 def test_the_transaction_of_a_dead_producer_is_terminated(bootstrap, cluster, topic, target):
@@ -345,15 +340,15 @@ def test_the_transaction_of_a_dead_producer_is_terminated(bootstrap, cluster, to
         assert dead.produce(topic, b"open", partition) == "none"
     assert dead.commit_offset(group, topic, 7) == "none"
     find = ("txns", "find-hanging", "--topic", topic, "--max-transaction-timeout", "0")
-    assert fencepost(*find, bootstrap=bootstrap).stdout == "no transaction hangs\n"
+    assert cli(bootstrap, *find).stdout == "no transaction hangs\n"
     aborting = ("txns", "abort", f"{topic}:0", "--start-offset", "0")
-    assert "`txns terminate`" in fencepost(*aborting, bootstrap=bootstrap, status=1).stderr
+    assert "`txns terminate`" in cli(bootstrap, *aborting, status=1).stderr
     order = ("txns", "terminate", name)
-    shown = fencepost(*order, bootstrap=bootstrap).stdout
+    shown = cli(bootstrap, *order).stdout
     assert re.match(f"would abort the transaction of {name}, open since 20.*Z in __con", shown)
     assert f"{topic}:0, {topic}:1, and fence producer {dead.producer_id} epoch" in shown
     assert [cluster.lso(topic, partition) for partition in (0, 1)] == [0, 0]
-    done = fencepost(*order, "--execute", bootstrap=bootstrap).stdout
+    done = cli(bootstrap, *order, "--execute").stdout
     assert done.startswith(f"aborted the transaction of {name}, open since")
     for partition in (0, 1):
         until(lambda at=partition: cluster.lso(topic, at) == 2, "readers go on")
@@ -362,15 +357,15 @@ def test_the_transaction_of_a_dead_producer_is_terminated(bootstrap, cluster, to
     # The former producer is fenced, but not its successor.
     assert dead.produce(topic, b"late") == "invalid_producer_epoch"
     for again in (order, (*order, "--execute")):
-        said = fencepost(*again, bootstrap=bootstrap).stdout
-        assert said.startswith(f"no transaction of {name} is open, it is ")
+        said = cli(bootstrap, *again).stdout
+        assert said.startswith(f"{name} has no open transaction; its state is ")
     successor = Producer(cluster, name).init()
     assert successor.produce(topic, b"new") == "none"
     assert successor.end(commit=True)["error_code"] == "none"
     until(lambda: cluster.lso(topic) == cluster.offset(topic), "readers go on")
     assert cluster.values(topic, isolation=READ_COMMITTED) == [b"new"]
     if target.name == "fencepost":
-        history = rows(fencepost("txns", "history", name, *JSON, bootstrap=bootstrap))
+        history = rows(cli(bootstrap, "txns", "history", name, *JSON))
         (aborted,) = [row for row in history if row["what"] == "transaction-aborted"]
         assert (aborted["client"], aborted["host"]) == ("fencepost-cli", "127.0.0.1")
         assert aborted["trigger"] == "request InitProducerId"
@@ -380,7 +375,7 @@ def test_an_id_that_nobody_knows_is_not_terminated(bootstrap, cluster):
     cluster.init_producer(unique("somebody"))
     order = ("txns", "terminate", unique("nobody"))
     for given in (order, (*order, "--execute")):
-        refused = fencepost(*given, bootstrap=bootstrap, status=1)
+        refused = cli(bootstrap, *given, status=1)
         assert "there is no transactional id" in refused.stderr
 
 
@@ -396,13 +391,13 @@ def test_a_decided_outcome_is_not_terminated(tmp_path):
         order = ("txns", "terminate", name, "--execute")
         for timeout in ("2", "30"):
             words = (*order, "--timeout", timeout)
-            refused = fencepost(*words, bootstrap=broker.bootstrap, status=1)
+            refused = cli(broker.bootstrap, *words, status=1)
             assert f"{name} is PrepareAbort: its outcome is decided" in refused.stderr
 
 
 def test_abort_wants_to_know_which(bootstrap, topic):
-    fencepost("txns", "abort", f"{topic}:0", bootstrap=bootstrap, status=2)
-    fencepost("txns", "abort", topic, "--start-offset", "0", bootstrap=bootstrap, status=2)
+    cli(bootstrap, "txns", "abort", f"{topic}:0", status=2)
+    cli(bootstrap, "txns", "abort", topic, "--start-offset", "0", status=2)
 
 
 @pytest.mark.slow
@@ -418,8 +413,8 @@ def test_blame_names_a_group_that_waits_and_never_committed(bootstrap, cluster, 
         with reader as consumer:
             consumer.subscribe([topic])
             until(lambda: consumer.poll(0.1) is None and len(consumer.assignment()) == 2, "owned")
-            found = rows(fencepost("txns", "blame", topic, *JSON, bootstrap=bootstrap))
-            table = fencepost("txns", "blame", topic, bootstrap=bootstrap).stdout
+            found = rows(cli(bootstrap, "txns", "blame", topic, *JSON))
+            table = cli(bootstrap, "txns", "blame", topic).stdout
     for row, is_stuck in zip(found, (True, False), strict=True):
         (waits,) = row["groups"]
         assert (waits["group"], waits["committed"], waits["lag"]) == (group, None, None)
@@ -448,8 +443,8 @@ def test_blame_names_the_pipeline_and_who_waits_behind_it(bootstrap, cluster, to
         with open_transaction(bootstrap, topic) as (name, producer):
             offset = [confluent_kafka.TopicPartition(source, 0, 1)]
             producer.send_offsets_to_transaction(offset, consumer.consumer_group_metadata(), 60)
-            found = rows(fencepost("txns", "blame", topic, "--format", "json", bootstrap=bootstrap))
-            table = fencepost("txns", "blame", f"{topic}:0", bootstrap=bootstrap).stdout
+            found = rows(cli(bootstrap, "txns", "blame", topic, "--format", "json"))
+            table = cli(bootstrap, "txns", "blame", f"{topic}:0").stdout
     pinned, free = found
     assert (pinned["stable"], pinned["end"], pinned["behind"]) == (1, 4, 3)
     assert (pinned["transactional_id"], pinned["state"], pinned["open"]) == (name, "Ongoing", 1)
@@ -461,3 +456,27 @@ def test_blame_names_the_pipeline_and_who_waits_behind_it(bootstrap, cluster, to
     ]
     assert (free["behind"], free["transactional_id"], free["groups"]) == (0, None, [])
     assert f"{reader}:3!" in table
+
+
+@pytest.mark.slow
+def test_blame_names_the_groups_that_the_principal_may_not_describe(tmp_path):
+    config = {
+        **SETTINGS,
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "allow.everyone.if.no.acl.found": "true",
+    }
+    with Broker.in_thread(tmp_path, config=config) as broker, Cluster(broker.bootstrap) as client:
+        topic = client.create_topic("t", 1)
+        for group in ("secret", "waits"):
+            client.coordinator(group, GROUP)
+            with confluent_consumer(broker.bootstrap, group_id=group) as consumer:
+                committed = [confluent_kafka.TopicPartition(topic, 0, 0)]
+                consumer.commit(offsets=committed, asynchronous=False)
+        only_owner = ("--allow-principal", "User:owner", "--operation", "Read", "--group", "secret")
+        cli(broker.bootstrap, "acls", "add", *only_owner)
+        with open_transaction(broker.bootstrap, topic):
+            told = cli(broker.bootstrap, "txns", "blame", topic, *JSON)
+    (row,) = rows(told)
+    assert [one["group"] for one in row["groups"]] == ["waits"]
+    assert row["hidden_groups"] == ["secret"]
+    assert "may not describe: secret" in told.stderr

@@ -131,7 +131,7 @@ def slowly(*case: Any) -> Any:
         (
             "SAFE",
             {"sasl.mechanism": "SCRAM-SHA-512", "sasl.password": "wrong-hunter2"},
-            "'alice' cannot log in by SCRAM-SHA-512: .*is the password right",
+            "'alice' cannot log in by SCRAM-SHA-512: .*is the password correct",
         ),
         (
             "SAFE",
@@ -147,17 +147,13 @@ def slowly(*case: Any) -> Any:
             },
             "the token's owner cannot log in by OAUTHBEARER: .*invalid_token",
         ),
-        ("TLS", {"ssl.truststore.location": ""}, "signed by nobody who is trusted here"),
-        slowly(
-            "TLS", {"security.protocol": "PLAINTEXT"}, "speaks TLS|perhaps the listener wants TLS"
-        ),
+        ("TLS", {"ssl.truststore.location": ""}, "not signed by an authority"),
+        slowly("TLS", {"security.protocol": "PLAINTEXT"}, "speaks TLS|the listener requires TLS"),
         slowly("SAFE", {"security.protocol": "SASL_PLAINTEXT"}, "speaks TLS|closed by broker"),
-        slowly("SAFE", {"security.protocol": "SSL"}, "perhaps the listener wants a login"),
-        slowly(
-            "LOGIN", {"security.protocol": "PLAINTEXT"}, "perhaps the listener wants TLS or a login"
-        ),
-        slowly("LOGIN", {"security.protocol": "SASL_SSL"}, "speaks no TLS"),
-        slowly("PLAINTEXT", {"security.protocol": "SSL"}, "speaks no TLS"),
+        slowly("SAFE", {"security.protocol": "SSL"}, "perhaps the listener requires a login"),
+        slowly("LOGIN", {"security.protocol": "PLAINTEXT"}, "the listener requires TLS or a login"),
+        slowly("LOGIN", {"security.protocol": "SASL_SSL"}, "does not use TLS"),
+        slowly("PLAINTEXT", {"security.protocol": "SSL"}, "does not use TLS"),
         (
             "PLAINTEXT",
             {
@@ -166,7 +162,7 @@ def slowly(*case: Any) -> Any:
                 "sasl.username": "alice",
                 "sasl.password": "hunter2",
             },
-            "knows no logins: there security.protocol is PLAINTEXT, not SASL_PLAINTEXT",
+            "has no SASL: set security.protocol=PLAINTEXT, not SASL_PLAINTEXT",
         ),
         ("MUTUAL", {}, "certificate"),
         (

@@ -11,7 +11,7 @@ from fencepost.coordinator.handlers.update_features import MAX_FEATURE_UPDATES
 from tests.support.cluster import Cluster
 from tests.support.daemon import Daemon
 from tests.support.waits import until
-from tests.wire.test_cli import fencepost
+from tests.wire.command_line import cli
 
 FEATURE = "transaction.version"
 UPGRADE, SAFE_DOWNGRADE = 1, 2
@@ -78,7 +78,7 @@ def test_a_change_is_kept_in_the_history_of_the_cluster(daemon: Daemon) -> None:
             assert answer["error_code"] == "none", answer
 
     def changes() -> list[tuple[str, str, str]]:
-        told = fencepost("cluster", "history", "--format", "json", bootstrap=daemon.bootstrap)
+        told = cli(daemon.bootstrap, "cluster", "history", "--format", "json")
         return [
             (one["subject"], one["change"], one["trigger"])
             for one in json.loads(told.stdout)

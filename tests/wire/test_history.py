@@ -19,6 +19,7 @@ from tests.support.daemon import Daemon
 from tests.support.processes import Child
 from tests.support.targets import SETTINGS
 from tests.support.waits import until
+from tests.wire.command_line import cli
 
 ME = "history-test"
 
@@ -37,10 +38,7 @@ def command(daemon: Daemon, *arguments: str) -> list[str]:
 
 
 def run(daemon: Daemon, *arguments: str) -> str:
-    done = subprocess.run(
-        command(daemon, *arguments), capture_output=True, text=True, timeout=60, check=True
-    )
-    return done.stdout
+    return cli(daemon.bootstrap, *arguments).stdout
 
 
 def told(daemon: Daemon, kind: str, name: str, *kinds: str) -> list[dict[str, Any]]:

@@ -122,7 +122,7 @@ def test_settings_that_came_by_a_pipe_are_not_waited_for_again(tmp_path: Path) -
     pipe.write_text('"log.retention.ms" = 1000\n')
     daemon.wait_until_listening()
     os.kill(child.pid, signal.SIGHUP)
-    child.wait_for_line("once only.*settings not read again", deadline_s=30)
+    child.wait_for_line("read only once.*settings not read again", deadline_s=30)
     assert setting(daemon, "log.retention.ms") == "1000"
     daemon.stop()
 

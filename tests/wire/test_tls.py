@@ -955,7 +955,7 @@ def test_the_end_of_a_certificate_is_told(
 def test_a_broker_without_what_it_encrypts_with_does_not_start(
     tmp_path: Path, authority: Authority
 ) -> None:
-    with pytest.raises(ConfigError, match=r"ssl\.keystore\.location: .* shows a certificate"):
+    with pytest.raises(ConfigError, match=r"ssl\.keystore\.location: .* needs a certificate"):
         Broker(tmp_path, config=LISTEN)
     with (
         pytest.raises(BrokerError, match="it can't be read: No such file"),

@@ -15,7 +15,7 @@ from tests.support.cluster import READ_COMMITTED, Cluster, unique
 from tests.support.daemon import Daemon
 from tests.support.targets import SETTINGS
 from tests.support.waits import until
-from tests.wire.test_cli import fencepost
+from tests.wire.command_line import cli
 
 INIT_PRODUCER_ID = 22
 SWITCH = {"transaction.two.phase.commit.enable": "true"}
@@ -51,9 +51,9 @@ def test_an_administrator_is_told_what_it_would_terminate(daemon: Daemon) -> Non
         topic = cluster.create_topic(unique("two-phase"))
         write(daemon.bootstrap, name, topic, b"prepared", init(client, name))
         order = ("txns", "terminate", name)
-        shown = fencepost(*order, bootstrap=daemon.bootstrap).stdout.splitlines()
+        shown = cli(daemon.bootstrap, *order).stdout.splitlines()
         assert shown[1].startswith("it is part of a two-phase commit")
-        fencepost(*order, "--execute", bootstrap=daemon.bootstrap)
+        cli(daemon.bootstrap, *order, "--execute")
         assert cluster.lso(topic) == cluster.offset(topic) == 2
         assert cluster.values(topic, isolation=READ_COMMITTED) == []
 

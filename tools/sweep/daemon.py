@@ -17,13 +17,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from fencepost.coordinator import handlers
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.logcore.fs import OsFileSystem
+from fencepost.logcore.system import kill_this_process, on_signal
 from fencepost.logcore.values import dataclass
 from fencepost.tools.ports import hold_port
 from fencepost.tools.sweep.points import (
@@ -37,11 +38,38 @@ from fencepost.tools.sweep.points import (
 START_S = 60.0
 STOP_S = 20.0
 
-_forked = multiprocessing.get_context("forkserver")
+if TYPE_CHECKING:
+    from multiprocessing.context import SpawnContext
+
 _spawned = multiprocessing.get_context("spawn")
+# The contexts have the same methods. Windows has no fork server.
+_forked = (
+    cast("SpawnContext", multiprocessing.get_context("forkserver"))
+    if "forkserver" in multiprocessing.get_all_start_methods()
+    else _spawned
+)
 _MESSAGES = "kio.schema."
 _starting = threading.Lock()
 """The fork server accepts only one thread at a time."""
+
+
+class Connection(Protocol):
+    """The end of a pipe between processes, whose class depends on the system."""
+
+    def send(self, obj: object, /) -> None:
+        """Pickle and send an object."""
+
+    def recv(self) -> Any:
+        """Receive an object. Raises EOFError."""
+
+    def poll(self, timeout: float | None = 0.0, /) -> bool:
+        """Return whether an object arrives in time."""
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
+
+    def close(self) -> None:
+        """Close this end."""
 
 
 class DaemonError(Exception):
@@ -62,7 +90,7 @@ class CountingWrappers:
     def die(self, pipe: Connection, event: CountedEvent) -> None:
         """Report on ``pipe`` that ``event`` reaches the crash point, and kill the process."""
         pipe.send(("killed", event.what))
-        os.kill(os.getpid(), signal.SIGKILL)
+        kill_this_process()
 
     def file_system(self, root: str, counter: EventCounter) -> OsFileSystem:
         """Make the broker's file system, with its data directory at ``root``."""
@@ -241,7 +269,7 @@ async def _serve(
 ) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    on_signal(loop, signal.SIGTERM, stop.set)
 
     def ordered() -> None:
         # A closed pipe means that the sweep is gone.

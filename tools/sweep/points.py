@@ -15,7 +15,8 @@ from functools import wraps
 from pathlib import PurePath
 from typing import Any, cast
 
-from fencepost.logcore.fs import FileMap, OsFileSystem, ReadableBuffer
+from fencepost.logcore.fs import FileMap, OsFileSystem
+from fencepost.logcore.system import ReadableBuffer
 from fencepost.logcore.values import dataclass
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import threading
 import time
@@ -15,6 +14,7 @@ from dataclasses import field
 from pathlib import Path
 
 from fencepost.client.queries.session import ClusterSession
+from fencepost.logcore.system import kill_group
 from fencepost.logcore.values import dataclass
 from fencepost.protocol.errors import WireError
 from fencepost.tools.sweep.daemon import (
@@ -278,7 +278,7 @@ def _reaped(child: subprocess.Popen[bytes]) -> Iterator[None]:
         yield
     finally:
         if child.poll() is None:
-            os.killpg(child.pid, signal.SIGKILL)
+            kill_group(child.pid)
             child.wait()
 
 

@@ -59,7 +59,7 @@ class AssignorProcesses:
 
             known = {point.name for point in entry_points(group=ENTRY_POINTS)}
             for name in self._by_name.keys() - known:
-                reason = f"neither uniform nor range nor an entry point of {ENTRY_POINTS}"
+                reason = f"neither built in nor an entry point of {ENTRY_POINTS}"
                 raise ConfigError("group.consumer.assignors", name, reason)
 
     def compute(self, effect: ComputeTarget, report: Report) -> None:

@@ -8,7 +8,6 @@ and kills it, and without a parent the process ends itself.
 from __future__ import annotations
 
 import os
-import resource
 import sys
 import threading
 import time
@@ -24,6 +23,7 @@ from fencepost.coordinator.services.assignors.frames import (
     unpack,
 )
 from fencepost.groups.assignors.model import Assignor, AssignorFault, run
+from fencepost.logcore.system import limit_memory
 
 MAX_MEMORY_BYTES = 1 << 30
 """The address space of the process: an assignor that needs more gets MemoryError, which is
@@ -66,7 +66,7 @@ def main(name: str) -> None:
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    limit_memory(MAX_MEMORY_BYTES)
     assignor, problem = None, ""
     try:
         assignor = _load(name)

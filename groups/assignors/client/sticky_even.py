@@ -18,8 +18,8 @@ from fencepost.groups.assignors.client.sticky_model import Parts, ValidOwnership
 class EvenBuilder:
     """Computes one assignment. Afterwards ``moving`` maps each moved partition to its new owner.
 
-    The quotient is Kafka's *min quota*. ``_below_quota`` has the members below it, ``_content`` the
-    members with exactly the quotient while some members may still get one more.
+    ``_quota`` is Kafka's *min quota*, the quotient. ``_below_quota`` has the members with fewer
+    partitions, ``_exactly_at_quota`` the members with exactly as many that may get one more.
     """
 
     def __init__(self, parts: Parts, racks: RackInfo, owned: ValidOwnership) -> None:
@@ -28,11 +28,11 @@ class EvenBuilder:
         self._owned = owned
         self.moving: dict[TopicPartition, str] = {}
         total = sum(len(rows) for rows in parts.values())
-        self._quota, self._most_full = divmod(total, len(owned.by_member) or 1)
-        self._full_size = self._quota + (self._most_full > 0)
-        self._at_quota = 0
+        self._quota, self._max_over_quota = divmod(total, len(owned.by_member) or 1)
+        self._full_size = self._quota + (self._max_over_quota > 0)
+        self._over_quota_count = 0
         self._below_quota: list[str] = []
-        self._content: list[str] = []
+        self._exactly_at_quota: list[str] = []
         self._given: Result = {member_id: [] for member_id in owned.by_member}
         self._revoked: dict[TopicPartition, str] = {}
         self._turn = 0
@@ -44,7 +44,7 @@ class EvenBuilder:
         self._keep()
         unassigned = self._unassigned()
         self._below_quota.sort(key=utf16)
-        self._content.sort(key=utf16)
+        self._exactly_at_quota.sort(key=utf16)
         unassigned = self._racks.fewest_readers_first(unassigned)
         if self._racks.of_member:
             unassigned = [tp for tp in unassigned if not self._assign_in_rack(tp)]
@@ -63,20 +63,20 @@ class EvenBuilder:
             if len(mine) < self._quota:
                 size = len(mine)
                 self._below_quota.append(member_id)
-            elif len(mine) >= self._full_size and self._at_quota < self._most_full:
+            elif len(mine) >= self._full_size and self._over_quota_count < self._max_over_quota:
                 size = self._full_size
-                self._one_more_full()
+                self._count_over_quota()
             else:
                 size = self._quota
-                if self._at_quota < self._most_full:
-                    self._content.append(member_id)
+                if self._over_quota_count < self._max_over_quota:
+                    self._exactly_at_quota.append(member_id)
             self._given[member_id] += mine[:size]
             self._revoked |= dict.fromkeys(mine[size:], member_id)
 
-    def _one_more_full(self) -> None:
-        self._at_quota += 1
-        if self._at_quota == self._most_full:
-            self._content.clear()
+    def _count_over_quota(self) -> None:
+        self._over_quota_count += 1
+        if self._over_quota_count == self._max_over_quota:
+            self._exactly_at_quota.clear()
 
     def _unassigned(self) -> list[TopicPartition]:
         kept = {partition for mine in self._given.values() for partition in mine}
@@ -95,24 +95,24 @@ class EvenBuilder:
             count = len(self._given[member_id]) + 1
             if count >= self._quota:
                 self._below_quota.remove(member_id)
-                if count < self._full_size and self._at_quota < self._most_full:
-                    self._content.append(member_id)
+                if count < self._full_size and self._over_quota_count < self._max_over_quota:
+                    self._exactly_at_quota.append(member_id)
             else:
                 position += 1
             self._turn = position % len(self._below_quota) if self._below_quota else 0
         else:
-            position = self._racks.next_reader(partition, self._content, 0)
+            position = self._racks.next_reader(partition, self._exactly_at_quota, 0)
             if position is None:
                 return False
-            member_id = self._content[position]
+            member_id = self._exactly_at_quota[position]
             if len(self._given[member_id]) + 1 == self._full_size:
-                del self._content[position]
-                self._one_more_full()
+                del self._exactly_at_quota[position]
+                self._count_over_quota()
         self._assign_to(partition, member_id)
         return True
 
     def _assign_round_robin(self, unassigned: list[TopicPartition]) -> None:
-        """Fill members up to the quotient in turn, then give one more to each in ``_content``."""
+        """Fill members up to the quotient in turn, then give one more to those that may get it."""
         position = 0
         for partition in unassigned:
             if self._below_quota:
@@ -121,11 +121,11 @@ class EvenBuilder:
                 self._assign_to(partition, member_id)
                 if len(self._given[member_id]) == self._quota:
                     del self._below_quota[position]
-                    self._content.append(member_id)
+                    self._exactly_at_quota.append(member_id)
                 else:
                     position += 1
             else:
-                self._assign_to(partition, self._content.pop(0))
+                self._assign_to(partition, self._exactly_at_quota.pop(0))
 
     def _assign_to(self, partition: TopicPartition, member_id: str) -> None:
         self._given[member_id].append(partition)

@@ -10,7 +10,7 @@ import pytest
 from tests.support.faults import FaultyDisk
 from tests.support.waits import until
 from tests.unit.coordinator.on_faulty_disk import running
-from tests.wire.test_cli import fencepost
+from tests.wire.command_line import cli
 
 
 @pytest.mark.slow
@@ -23,14 +23,14 @@ def test_a_partition_that_is_off_line_is_a_row(tmp_path):
         seed = tmp_path / "seed.csv"
         seed.write_text("t,0,1\nt,1,1\n")
         asked = ("groups", "reset-offsets", "g", "--from-file", str(seed), "--execute")
-        fencepost(*asked, "--undo", str(tmp_path / "undo"), bootstrap=one.bootstrap)
+        cli(one.bootstrap, *asked, "--undo", str(tmp_path / "undo"))
         disk.fails = {"write": errno.EIO}
         assert client.produce(name, [b"v"])["error_code"] == "kafka_storage_error"
         disk.fails = {}
         until(lambda: one.broker.services.logs.is_offline(name, 0), "it is off line")
 
         def told(*asked: str) -> tuple[str, str]:
-            done = fencepost("groups", *asked, bootstrap=one.bootstrap)
+            done = cli(one.bootstrap, "groups", *asked)
             return done.stdout, done.stderr
 
         off_line = "note: 1 partition without a lag: LEADER_NOT_AVAILABLE\n"

@@ -360,7 +360,7 @@ def test_truncate_keeps_what_it_cuts(data: Path) -> None:
     (dry,) = rows("log", "truncate", path, "--to-offset", 5, "--dry-run")
     assert (dry["new_log_end_offset"], dry["batches"], dry["undo"]) == (5, 3, None)
     asked = run("log", "truncate", path, "--to-offset", 5)
-    assert "nothing was changed; --execute does it" in asked.stderr
+    assert "nothing was changed; --execute makes the change" in asked.stderr
     (done,) = rows("log", "truncate", path, "--to-offset", 5, "--execute")
     assert {**done, "undo": None} == dry
     assert (Path(done["undo"]) / f"{0:020d}.log").exists()

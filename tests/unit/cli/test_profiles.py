@@ -68,11 +68,11 @@ def test_all_three_mean_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ("name", "text", "complaint"),
     [
         ("a.properties", "security.protocol=SASL_SSL", "GSSAPI"),
-        ("a.properties", f"sasl.password={SECRET}", "security.protocol: is not set"),
+        ("a.properties", f"sasl.password={SECRET}", "security.protocol: it is not set"),
         ("a.properties", "security.protocol=\\u12", "neither TOML nor"),
         ("a.properties", "default.api.timeout.ms=soon", "number of milliseconds"),
         ("a.toml", f'ssl.key = "{SECRET}', "neither TOML nor"),
-        ("a.toml", f'ssl.key = "{SECRET}"\nsecurity.protocol = "SSL"', "ssl.key: no client has"),
+        ("a.toml", f'ssl.key = "{SECRET}"\nsecurity.protocol = "SSL"', "ssl.key: unknown client"),
         ("a.toml", 'security.protocol = ["SSL", 1]', "security.protocol: expected text"),
     ],
 )

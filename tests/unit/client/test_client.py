@@ -233,7 +233,7 @@ def test_an_unknown_topic_is_waited_for_only_briefly(cluster: Cluster) -> None:
 def test_a_lost_connection_under_a_change_is_not_repeated(cluster: Cluster) -> None:
     with WireClient(cluster.bootstrap) as client:
         cluster.answers = [-2]
-        with pytest.raises(BrokerUnreachable, match="EndTxn, fate unknown"):
+        with pytest.raises(BrokerUnreachable, match="EndTxn, outcome unknown"):
             client.call("EndTxn", to_transaction="x")
         assert client.call("EndTxn", to_transaction="x").error_code == 0
 
@@ -313,7 +313,7 @@ async def test_the_asynchronous_client_does_the_same(cluster: Cluster) -> None:
         assert (await client.metadata()).cluster_id == "small"
         assert (await client.versions())[18] == (0, 5)
         cluster.answers = [-2]
-        with pytest.raises(BrokerUnreachable, match="fate unknown"):
+        with pytest.raises(BrokerUnreachable, match="outcome unknown"):
             await client.call("EndTxn", to_transaction="x")
 
 

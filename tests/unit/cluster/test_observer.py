@@ -297,7 +297,7 @@ def test_a_batch_that_can_not_be_there_is_refused(wrong: MetadataBatch) -> None:
 def test_an_older_snapshot_than_what_holds_is_refused() -> None:
     following = Following().found()
     following.answer(batch(0, *topic(1)), hw=2)
-    with pytest.raises(CorruptRecordError, match="where 1 is applied"):
+    with pytest.raises(CorruptRecordError, match="but offset 1 is already applied"):
         following.answer(snapshot=OffsetAndEpoch(1, 1), hw=2)
 
 
@@ -325,7 +325,7 @@ def test_an_epoch_that_no_leader_knows_is_given_up() -> None:
 def test_a_batch_that_is_fetched_twice_is_refused() -> None:
     following = Following().found()
     following.answer(batch(0, *topic(1)), hw=2)
-    with pytest.raises(CorruptRecordError, match="2 is next"):
+    with pytest.raises(CorruptRecordError, match="expected is 2"):
         following.answer(batch(1, *topic(2)), hw=3)
 
 

@@ -168,7 +168,7 @@ def test_delete_forgets_pending_members():
         driver.answer(driver.join("c-1"))
 
 
-def test_a_deleted_group_begins_anew():
+def test_deleted_group_starts_from_scratch():
     driver = empty()
     driver.ask(DeleteGroup(G))
     token = driver.join(version=3)
@@ -215,7 +215,7 @@ def test_an_empty_group_survives():
     assert driver.group().protocol_type == "consumer"
 
 
-def test_unloading_answers_everybody():
+def test_unloading_answers_every_waiting_request():
     driver, ids, token = preparing(2)
     newcomer = driver.join(version=3)
     driver.reload()

@@ -131,7 +131,7 @@ def test_followers_may_come_after_the_leader():
     assert driver.answer(driver.sync(ids[1])).assignment == b"1"
 
 
-def test_what_a_follower_says_of_assignments_is_ignored():
+def test_assignments_sent_by_a_follower_are_ignored():
     driver, ids = completing(2)
     driver.sync(ids[1], assignments=((ids[1], b"mine"),))
     assert driver.state() == "CompletingRebalance"
@@ -171,7 +171,7 @@ def test_the_record_limit_to_the_byte(size, fits):
     assert (driver.state() == "Stable") == fits
 
 
-def test_who_does_not_sync_in_time_goes():
+def test_member_that_does_not_sync_in_time_is_removed():
     driver, ids = completing(3)
     waiting = driver.sync(ids[1])
     for _ in range(REBALANCE // 5_000):
@@ -185,7 +185,7 @@ def test_who_does_not_sync_in_time_goes():
     assert driver.event("rebalance-started")["reason"].startswith("no SyncGroup in time")
 
 
-def test_who_does_not_sync_in_a_stable_group_goes_too():
+def test_member_of_a_stable_group_that_does_not_sync_is_removed():
     driver, ids = completing(2)
     driver.answer(driver.sync(ids[0]))
     for _ in range(REBALANCE // 5_000):
@@ -196,7 +196,7 @@ def test_who_does_not_sync_in_a_stable_group_goes_too():
     assert driver.state() == "PreparingRebalance"
 
 
-def test_if_nobody_syncs_the_group_becomes_empty():
+def test_group_becomes_empty_if_no_member_syncs():
     driver, ids = completing(2)
     for _ in range(REBALANCE // 5_000):
         for member_id in ids:
@@ -310,7 +310,7 @@ def test_leaving_an_unknown_group_is_told_per_member():
 
 
 @pytest.mark.parametrize("build", [completing, stable])
-def test_a_leave_rebalances(build):
+def test_leaving_member_starts_a_rebalance(build):
     driver, ids = build(3)
     waiting = driver.sync(ids[1]) if build is completing else None
     assert driver.leave(ids[2]) == ((ids[2], None, None),)

@@ -437,7 +437,7 @@ def test_static_members_stay_with_their_old_subscription():
     ]
 
 
-def test_if_only_static_members_are_left_the_phase_begins_anew():
+def test_join_phase_restarts_if_only_static_members_are_left():
     driver = Driver()
     driver.join(version=3)
     for name in ("i1", "i2"):
@@ -549,7 +549,7 @@ def test_a_group_over_the_limit_loses_the_last_to_return():
     assert len(driver.answer(tokens[0]).members) == 2
 
 
-def test_who_waits_already_may_ask_again_in_a_full_group():
+def test_waiting_member_may_repeat_its_join_in_a_full_group():
     driver = Driver(TWO)
     driver.join(version=3)
     driver.join(version=3)

@@ -93,7 +93,7 @@ def test_every_listed_transition_has_a_scenario():
 
 
 @pytest.mark.parametrize(("source", "target"), list(itertools.product(ClassicState, repeat=2)))
-def test_what_is_not_listed_raises(source, target):
+def test_transition_that_is_not_listed_raises(source, target):
     if (source, target) in TRANSITIONS:
         require_transition(source, target, G)
     else:

@@ -312,7 +312,7 @@ def test_a_silent_member_expires_and_is_told():
     assert driver.beat("n", 3).assignment == ALL_T
 
 
-def test_who_does_not_revoke_in_time_is_removed():
+def test_member_that_does_not_revoke_in_time_is_removed():
     driver = ConsumerDriver()
     driver.join("m", rebalance_timeout_ms=1_000)
     driver.join("n")

@@ -68,7 +68,7 @@ def test_who_may_commit():
         commit(driver, 3, knows_member_epochs=False)
 
 
-def test_who_left_for_a_while_may_still_commit():
+def test_static_member_that_left_temporarily_may_still_commit():
     driver = ConsumerDriver()
     driver.join("m", instance_id="i")
     driver.beat("m", -2, instance_id="i")
@@ -100,7 +100,7 @@ def test_an_older_epoch_commits_what_it_had_already():
     commit(driver, 2, "m", at(0, 7))
 
 
-def test_what_is_to_be_revoked_may_still_be_committed():
+def test_offsets_of_partitions_to_revoke_may_still_be_committed():
     driver = ConsumerDriver()
     driver.join("m")
     driver.join("n")
@@ -138,7 +138,7 @@ def test_a_transaction_without_member_data_commits_beside_members():
             driver.commit(("t", 0, 6), producer=1, **fields)
 
 
-def test_an_empty_group_takes_offsets_of_anybody():
+def test_empty_group_accepts_offsets_of_any_client():
     driver = ConsumerDriver()
     driver.join("m")
     driver.beat("m", -1)

@@ -127,7 +127,7 @@ def test_a_partition_with_two_owners_keeps_the_group_classic():
         driver.join("m")
 
 
-def test_who_waits_in_a_join_phase_must_join_anew():
+def test_member_waiting_in_a_join_phase_must_rejoin():
     driver, one, two = classic_pair()
     waiting = Driver.join(driver, one.member_id)
     assert driver.parked(waiting)
@@ -138,7 +138,7 @@ def test_who_waits_in_a_join_phase_must_join_anew():
         two.heartbeat()
 
 
-def test_who_waits_for_its_assignment_must_join_anew():
+def test_member_waiting_for_its_assignment_must_rejoin():
     driver = ConsumerDriver()
     tokens = [join_dynamic(driver) for _ in range(2)]
     driver.finish_initial_delay()
@@ -219,7 +219,7 @@ def test_who_reads_on_through_rebalances_that_fail_is_still_the_owner():
     assert not group.current(other).assigned
 
 
-def test_what_a_member_reads_until_it_hears_that_it_lost_it_goes_to_nobody():
+def test_partition_stays_unassigned_until_previous_owner_revokes_it():
     driver = ConsumerDriver()
     one, two, three = (
         ClassicClient(driver, name, offers=(COOPERATIVE,)) for name in ("one", "two", "three")
@@ -381,7 +381,7 @@ def test_what_a_classic_member_still_has_it_may_commit_late():
             driver.commit(("t", had, 8, -1, "", T), **{**fields, **other})
 
 
-def test_who_does_not_sync_in_time_is_removed():
+def test_classic_member_that_does_not_sync_in_time_is_removed():
     driver = ConsumerDriver()
     driver.client("m")
     joined = driver.answer(Driver.join(driver, version=3, rebalance_timeout_ms=SESSION - 2))
@@ -399,7 +399,7 @@ def with_rebalance(client: ClassicClient) -> None:
         return
 
 
-def test_who_is_told_to_rejoin_and_does_not_is_removed():
+def test_member_that_does_not_rejoin_when_told_is_removed():
     driver, one = mixed()
     one.sync()
     driver.beat("m", 2, subscribed_topic_names=("t", "u"))
@@ -617,7 +617,7 @@ def test_a_static_member_takes_its_place_over_in_the_other_protocol():
     assert set(driver.consumer_group().members) == {"n"}
 
 
-def test_who_waits_for_a_partition_gets_it_when_the_group_becomes_classic():
+def test_member_waiting_for_a_partition_gets_it_when_the_group_becomes_classic():
     driver = ConsumerDriver()
     consumer = driver.client("m", instance_id="i")
     waiting = ClassicClient(driver, "one")

@@ -53,8 +53,9 @@ def live(fleet: Fleet) -> None:
         fleet.step()
 
 
+@pytest.mark.parametrize("fleets", [3, pytest.param(8, marks=pytest.mark.slow)])
 def test_a_heartbeat_that_brings_nothing_new_is_decided_as_any_other(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, fleets: int
 ) -> None:
     """The shortcut for most heartbeats gives the same response as the full decision."""
     short, shown = consumer.is_unchanged, 0
@@ -65,7 +66,7 @@ def test_a_heartbeat_that_brings_nothing_new_is_decided_as_any_other(
         return taken[-1]
 
     monkeypatch.setattr(consumer, "is_unchanged", noted)
-    for seed in range(8):
+    for seed in range(fleets):
         driver = (fleet := Fleet(seed)).driver
 
         def both(token: Any, command: Any, now_ms: int, driver: Any = driver) -> Decision:

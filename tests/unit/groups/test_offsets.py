@@ -182,7 +182,7 @@ def test_a_static_member_commits_with_its_instance_id():
 # --- committed offsets ----------------------------------------------------------------------------
 
 
-def test_what_was_committed_is_fetched():
+def test_committed_offsets_are_fetched():
     driver = Driver()
     item = OffsetToCommit("t", 3, 42, 7, "näh", ID_A)
     driver.ask(TxnCommitOffsets(G, -1, "", None, (item,), ProducerStamp(P, 0)))

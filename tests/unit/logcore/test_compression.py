@@ -71,6 +71,16 @@ def test_levels(codec: Codec, levels: tuple[int, ...]) -> None:
         assert decompress(codec, packed, len(TEXT)) == TEXT
 
 
+@pytest.mark.parametrize("level", [19, 20, 21, 22])
+def test_zstd_of_large_batches_keeps_the_tables_of_level_19_at_higher_levels(level: int) -> None:
+    piece, pieces = bytes(MIB), 32
+    size = pieces * len(piece)
+    frame = b"".join(compressed_pieces(Codec.ZSTD, [piece] * pieces, level, size))
+    window_log = 10 + (frame[5] >> 3)
+    assert window_log == 23, "the window would make the compressor's tables larger"
+    assert decompress(Codec.ZSTD, frame, size) == bytes(size)
+
+
 def test_lz4_is_fast_at_kafkas_default_level_only() -> None:
     data = b"".join(b"%d,%d;" % (index, index * index % 997) for index in range(9000))
     fast = compress(Codec.LZ4, data)

@@ -190,7 +190,7 @@ def test_damage_in_small_files(tmp_path: Path, directory: Path) -> None:
     assert rows(tmp_path / META_PROPERTIES)[0]["cluster_id"] == "c"
     (tmp_path / META_PROPERTIES).write_text("version=7\n")
     assert len(problems(tmp_path / META_PROPERTIES)) == 1
-    with pytest.raises(ValueError, match="no file of a log"):
+    with pytest.raises(ValueError, match="not a log file"):
         rows(tmp_path / "notes.txt")
 
 

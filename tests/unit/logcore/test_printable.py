@@ -3,14 +3,30 @@ from __future__ import annotations
 import json
 import sys
 import unicodedata
+from collections.abc import Sequence
+
+import pytest
 
 from fencepost.logcore.printable import json_printable, printable
 
 ESCAPED = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+COMMON = range(0x3000)
+"""The code points that ``make test`` checks without a gap."""
+STEP = 61
+"""The distance of the others that it checks: a prime, so that they differ in their last digits."""
+EVERY = range(sys.maxunicode + 1)
+some_and_all = pytest.mark.parametrize(
+    "codes",
+    [
+        pytest.param([*COMMON, *EVERY[COMMON.stop :: STEP]], id="some"),
+        pytest.param(EVERY, id="all", marks=pytest.mark.slow),
+    ],
+)
 
 
-def test_every_code_point_is_shown_or_escaped() -> None:
-    for code in range(sys.maxunicode + 1):
+@some_and_all
+def test_every_code_point_is_shown_or_escaped(codes: Sequence[int]) -> None:
+    for code in codes:
         char = chr(code)
         shown = printable(char)
         assert shown.isprintable()
@@ -25,8 +41,9 @@ def test_printable_text_stays_as_it_is() -> None:
         assert printable(text) == text
 
 
-def test_json_keeps_its_meaning() -> None:
-    text = "".join(map(chr, range(sys.maxunicode + 1)))
+@some_and_all
+def test_json_keeps_its_meaning(codes: Sequence[int]) -> None:
+    text = "".join(map(chr, codes))
     shown = json_printable(json.dumps({text: [text]}, ensure_ascii=False))
     assert shown.isprintable()
     # Adjacent surrogates in the text are read as one character.

@@ -122,7 +122,7 @@ def test_what_is_missing_is_named(directory: Path) -> None:
     (directory / "notes.txt").write_text("mine")
     found = problems(directory)
     assert any("epoch 0" in text for _, text in found)
-    assert ("notes.txt", "no file of a log") in found
+    assert ("notes.txt", "not a log file") in found
 
 
 def test_epochs_before_the_log_start_are_not_missed(tmp_path: Path) -> None:

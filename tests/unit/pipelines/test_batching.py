@@ -67,7 +67,7 @@ def test_forgetting_forgets_the_bytes_too() -> None:
 
 @pytest.mark.parametrize("wrong", [{"max_records": 0}, {"max_bytes": 0}, {"max_ms": -1}])
 def test_limits_without_room_are_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="room"):
+    with pytest.raises(ValueError, match="must allow one record"):
         Limits(**wrong)
 
 

@@ -13,9 +13,9 @@ LONG_S = 600.0
 
 async def test_work_that_ends_by_itself_is_not_interrupted() -> None:
     stop = StopRequest()
-    assert not await stop.interrupts(asyncio.sleep(0))
+    assert not await stop.run_until_set(asyncio.sleep(0))
     with pytest.raises(ZeroDivisionError):
-        await stop.interrupts(failing())
+        await stop.run_until_set(failing())
     assert stop.left_s(LONG_S) == LONG_S
 
 
@@ -26,7 +26,7 @@ async def failing() -> None:
 async def test_a_wait_ends_with_the_request() -> None:
     stop = StopRequest()
     asyncio.get_running_loop().call_soon(stop.set)
-    assert await stop.interrupts(asyncio.sleep(LONG_S))
+    assert await stop.run_until_set(asyncio.sleep(LONG_S))
     await stop.pause(LONG_S)
 
 
@@ -42,14 +42,14 @@ async def test_work_goes_on_only_if_it_is_worth_waiting_for(is_worth_waiting: bo
         steps.append("done")
 
     asyncio.get_running_loop().call_soon(stop.set)
-    assert await stop.interrupts(work(), lambda: is_worth_waiting) is not is_worth_waiting
+    assert await stop.run_until_set(work(), lambda: is_worth_waiting) is not is_worth_waiting
     assert steps == ["done"] * is_worth_waiting
 
 
 async def test_grace_has_an_end() -> None:
     stop = StopRequest(stop_ms=1)
     stop.set()
-    assert await stop.interrupts(asyncio.sleep(LONG_S), lambda: True)
+    assert await stop.run_until_set(asyncio.sleep(LONG_S), lambda: True)
 
 
 async def test_the_steps_of_an_end_share_its_time() -> None:
@@ -72,7 +72,7 @@ async def test_a_cancelled_wait_takes_its_work_along() -> None:
         finally:
             ended.set()
 
-    waiting = asyncio.create_task(stop.interrupts(work()))
+    waiting = asyncio.create_task(stop.run_until_set(work()))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     waiting.cancel()

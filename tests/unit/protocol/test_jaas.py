@@ -31,8 +31,8 @@ def test_a_login_is_read(text: str, options: dict[str, str]) -> None:
     ("text", "complaint"),
     [
         ("", "must begin"),
-        (f'{PLAIN} username="a";', "must begin|behind the module"),
-        (f'{PLAIN} always username="hidden";', "behind the module"),
+        (f'{PLAIN} username="a";', "must begin|after the module"),
+        (f'{PLAIN} always username="hidden";', "after the module"),
         (f'{PLAIN} required username="a" password="hidden"', "semicolon"),
         (f'{PLAIN} required username="a" password="hidden;', "never closed"),
         (f'{PLAIN} required username="a" "hidden";', "NAME=.*after username"),

@@ -79,7 +79,7 @@ def test_an_export_warns_of_ids_that_kafka_may_hand_out(tmp_path: Path) -> None:
     for one in (kafka / METADATA_DIRECTORY).iterdir():
         one.unlink()
     assert f"up to {producer_id}; " in warned("orders")
-    assert "does not tell which ids" in warned("orders")
+    assert "does not show which ids" in warned("orders")
     assert not warned("plain"), "no producer in it"
     metadata(kafka, "00000000000000000000.log", block(producer_id))
     assert f"next block of ids begins at {producer_id}." in warned("orders")

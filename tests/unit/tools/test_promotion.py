@@ -271,14 +271,14 @@ def with_another_broker(disk: MemoryDisk) -> None:
 
 
 REFUSED = {
-    "there is no cluster without": (wanted(()), None),
+    "a cluster needs a controller": (wanted(()), None),
     "two controllers have the same id": (wanted((*ONE, ControllerAddress(100, "b", 1))), None),
     "two controllers have the same address": (wanted((*ONE, ONE[0]._replace(node_id=3))), None),
     "the id 1 is the broker's own": (wanted((ControllerAddress(1, "10.0.0.1", 9093),)), None),
-    "belongs to node.id 1, the configuration says 2": (wanted(settings={"node.id": "2"}), None),
+    "belongs to node.id 1, but the configuration has 2": (wanted(settings={"node.id": "2"}), None),
     "controller of other brokers \\[7\\]": (None, with_another_broker),
-    "has joined controllers already": (None, lambda disk: note_membership(disk, LOG)),
-    "is no data directory": (None, lambda disk: disk.remove(f"{LOG}/quorum-state")),
+    "has already joined controllers": (None, lambda disk: note_membership(disk, LOG)),
+    "is not the data directory": (None, lambda disk: disk.remove(f"{LOG}/quorum-state")),
     "meta.properties is damaged": (
         None,
         lambda disk: write_file(disk, f"{DATA}/meta.properties", b"#crc32c=1\n", sync=True),
@@ -317,10 +317,10 @@ def test_settings_that_contradict_themselves_are_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "controllers", "words"),
     [
-        ({"listeners": "PLAINTEXT://127.0.0.1:9092"}, ONE, "other machines do not reach"),
+        ({"listeners": "PLAINTEXT://127.0.0.1:9092"}, ONE, "other machines cannot reach"),
         ({"listeners": "PLAINTEXT://10.0.0.9:0"}, ONE, "another port after each start"),
-        ({"authorizer.class.name": "A"}, ONE, "no broker may register"),
-        ({"listeners": "SASL_PLAINTEXT://10.0.0.9:1"}, ONE, "have to log in"),
+        ({"authorizer.class.name": "A"}, ONE, "no broker can register"),
+        ({"listeners": "SASL_PLAINTEXT://10.0.0.9:1"}, ONE, "requires a login"),
     ],
 )
 def test_what_the_operator_should_know_is_said(
@@ -457,16 +457,17 @@ def test_replicas_of_others_are_forgotten() -> None:
         topic.partitions[0], replicas=(2, 1), isr=(1, 2), leader=2, adding_replicas=(3,)
     )
     topics = {**image.topics, topic.name: replace(topic, partitions=(mixed, *topic.partitions[1:]))}
-    levels = {"share.version": 2, "group.version": 9, "metadata.version": 33}
+    levels = {"share.version": 2, "group.version": 9, "metadata.version": 33, "of.tomorrow": 1}
     features = {**image.features, **levels}
     configs = {**image.configs, (4, "2"): {"x": "y"}}
     wide = replace(image, topics=topics, features=features, configs=configs)
     supported = {name: (low, high) for name, (low, high, _) in FEATURES.items()}
     directory = uuid.UUID(int=4)
     after, reasons = as_standalone(wide, 1, directory, supported)
-    assert reasons == ["group.version is at 9, and a broker that stands alone knows 0-1"]
+    assert reasons == ["group.version is at level 9, and a standalone broker supports 0-1"]
     assert after.features["metadata.version"] == 33
-    assert "share.version" not in after.features
+    assert after.features["share.version"] == 2
+    assert "of.tomorrow" not in after.features
     assert (4, "2") not in after.configs
     one = after.topics["orders.eu"].partitions[0]
     assert (one.replicas, one.isr, one.leader) == ((1,), (1,), 1)
@@ -499,9 +500,9 @@ def of_another_cluster(disk: MemoryDisk) -> None:
     [
         (kill, "not stopped cleanly"),
         (of_another_cluster, "of another cluster"),
-        (lambda disk: disk.remove(f"{METADATA}/meta.properties"), "is no data directory"),
+        (lambda disk: disk.remove(f"{METADATA}/meta.properties"), "is not a data directory"),
         (without_snapshot, "has no metadata log"),
-        (lambda disk: disk.remove(f"{LOG}/quorum-state"), "has never stood alone"),
+        (lambda disk: disk.remove(f"{LOG}/quorum-state"), "has never been standalone"),
     ],
 )
 def test_what_can_not_stand_alone_stays_a_member(harm: Any, words: str) -> None:
@@ -523,9 +524,9 @@ def test_a_majority_of_controllers_is_asked() -> None:
     promote(disk, wanted(THREE))
     note_membership(disk, LOG)
     rooms = [Path(OUT) / f"controller-{one}" / "metadata" for one in (101, 102)]
-    with pytest.raises(PromotionError, match="there are 3 controllers: the directories of 2"):
+    with pytest.raises(PromotionError, match="the cluster has 3 controllers: the directories of 2"):
         plan_back(disk, rooms[0])
-    with pytest.raises(PromotionError, match="say where they are"):
+    with pytest.raises(PromotionError, match="name them"):
         demotion.make_plan(disk, Path(DATA), [])
     assert plan_back(disk, *rooms).image is not None
 
@@ -535,15 +536,15 @@ def test_what_did_not_begin_with_all_is_told() -> None:
     after = without_leaders(before, 1)
     assert reasons_against_successor(before, after) == []
     assert reasons_against_successor(before, replace(after, next_producer_id=0)) == [
-        "it gives out producer ids from 0 on, this broker has reserved all below 1000"
+        "its next producer id is 0, but this broker has reserved all ids below 1000"
     ]
     ids = {one: topic for one, topic in after.topics_by_id.items() if topic.name != "wide"}
     assert reasons_against_successor(before, replace(after, topics_by_id=ids)) == [
-        "it knows no topic wide of this id"
+        "it has no topic wide with this id"
     ]
     assert reasons_against_successor(before, before) == [
-        "it knows the topic orders.eu as it was before",
-        "it knows the topic wide as it was before",
+        "its topic orders.eu is in an earlier state",
+        "its topic wide is in an earlier state",
     ]
 
 

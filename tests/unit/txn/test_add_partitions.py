@@ -27,7 +27,9 @@ BOTH = pytest.mark.parametrize("verify", [False, True])
 
 
 @BOTH
-def test_refusals_in_order(shard: Callable[..., Driver], verify: bool) -> None:
+def test_unknown_ids_are_refused_other_epochs_fenced(
+    shard: Callable[..., Driver], verify: bool
+) -> None:
     driver = shard(hold=True)
     driver.place(metadata(S.ONGOING))
 

@@ -76,7 +76,7 @@ def test_each_form_means_what_it_says(text, meant):
     ],
 )
 def test_what_is_no_time_is_told_what_one_is(text):
-    with pytest.raises(TimeError, match=r"is no time; a time is 02:13, -10m"):
+    with pytest.raises(TimeError, match=r"is not a time; a time is 02:13, -10m"):
         milliseconds(text, NOW)
 
 

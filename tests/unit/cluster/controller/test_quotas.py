@@ -132,7 +132,7 @@ def test_entity_whose_quotas_do_not_fit_is_refused_alone(monkeypatch: pytest.Mon
     cluster = Cluster(change(ALICE, producer_byte_rate=1.0))
     two = change({"user": "b"}, producer_byte_rate=1.0, consumer_byte_rate=1.0)
     one = change({"user": "c"}, producer_byte_rate=1.0)
-    why = "there may be 2 quotas (MAX_QUOTAS)"
+    why = "the limit of 2 quotas (MAX_QUOTAS) is reached"
     assert cluster.alter_quotas(two, one, two) == [why, None, why]
     assert cluster.alter_quotas(change(ALICE, producer_byte_rate=2.0)) == [None]
     assert cluster.alter_quotas(change(ALICE, producer_byte_rate=None), two) == [None, why]

@@ -144,7 +144,7 @@ def bounded(monkeypatch: pytest.MonkeyPatch, users: Iterable[str], limit: int) -
 
 def test_upsertions_that_do_not_fit_are_refused_together(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = bounded(monkeypatch, "ab", 3)
-    why = "there may be 3 credentials (MAX_CREDENTIALS)"
+    why = "the limit of 3 credentials (MAX_CREDENTIALS) is reached"
     asked = put("a"), put("c"), put("d"), ScramCredentialDeletion("b", SHA_256)
     assert cluster.check(*asked) == (dict.fromkeys("acd", why), ["b"])
     assert cluster.check(put("a"), put("b"), put("c")) == ({}, ["a", "b", "c"])
@@ -156,7 +156,7 @@ def test_decision_sees_what_other_requests_did_after_the_check(
     cluster = bounded(monkeypatch, "ab", 3)
     assert cluster.check(ScramCredentialDeletion("a", SHA_256), put("b"), put("c"))[0] == {}
     cluster.alter_users(ScramCredentialDeletion("a", SHA_256), put("d"), put("e"))
-    why = "there may be 3 credentials (MAX_CREDENTIALS)"
+    why = "the limit of 3 credentials (MAX_CREDENTIALS) is reached"
     assert cluster.alter_users(ScramCredentialDeletion("a", SHA_256), put("b"), put("c")) == [
         NOT_THERE,
         None,

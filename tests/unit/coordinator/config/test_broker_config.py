@@ -135,6 +135,16 @@ def test_defaults_are_those_of_the_log():
             "group.consumer.heartbeat.interval.ms",
             "below group.consumer.session.timeout.ms",
         ),
+        (
+            {
+                "group.streams.min.session.timeout.ms": "5000",
+                "group.streams.session.timeout.ms": "5000",
+            },
+            "group.streams.heartbeat.interval.ms",
+            "below group.streams.session.timeout.ms",
+        ),
+        ({"group.share.assignors": "simple,other"}, "group.share.assignors", "one assignor"),
+        ({"group.share.assignors": ""}, "group.share.assignors", "one assignor"),
     ],
 )
 def test_what_is_refused_names_key_value_and_reason(settings, key, reason):
@@ -144,6 +154,30 @@ def test_what_is_refused_names_key_value_and_reason(settings, key, reason):
     assert key in str(refused.value)
     assert reason in str(refused.value)
     assert len(str(refused.value)) < 400
+
+
+@pytest.mark.parametrize(
+    "contradiction",
+    [
+        "share.heartbeat.interval.ms=15001 > share.max.heartbeat.interval.ms=15000",
+        "share.min.assignment.interval.ms=1001 > share.assignment.interval.ms=1000",
+        "share.min.delivery.count.limit=5 > share.delivery.count.limit=4",
+        "share.partition.max.record.locks=4001 > share.max.partition.max.record.locks=4000",
+        "share.record.lock.duration.ms=60001 > share.max.record.lock.duration.ms=60000",
+        "share.max.size=1000 > share.max.share.sessions=999",
+        "streams.session.timeout.ms=60001 > streams.max.session.timeout.ms=60000",
+        "streams.num.standby.replicas=3 > streams.max.standby.replicas=2",
+        "streams.min.task.offset.interval.ms=2 > streams.task.offset.interval.ms=1",
+        "streams.num.warmup.replicas=2 > streams.max.warmup.replicas=1",
+    ],
+)
+def test_contradicting_bounds_of_share_and_streams_groups_are_refused(contradiction):
+    settings = dict(f"group.{one}".split("=") for one in contradiction.split(" > "))
+    low, high = settings
+    with pytest.raises(ConfigError, match=re.escape(f"above {high} ({settings[high]})")) as refused:
+        BrokerConfig(settings)
+    assert refused.value.key == low
+    BrokerConfig({**settings, low: settings[high]})
 
 
 @pytest.mark.parametrize("bytes_", ["1048576", "2147483647"])
@@ -398,7 +432,7 @@ def test_a_file_and_pairs_are_merged(tmp_path):
     ("text", "reason"),
     [
         ('x = "', "cannot be read: .*; it is read as TOML because of its quotes"),
-        ('a = "1"\na.b = "2"', "write it in quotes"),
+        ('a = "1"\na.b = "2"', "must be in quotes"),
         ("[group]\nmax.size = ", "it is read as TOML"),
         ("a.b = 2020-01-01", "expected text"),
         ("a.b = [1, 2]", "expected text"),

@@ -194,7 +194,7 @@ def test_a_port_is_for_one_listener_or_for_one_of_each_ip(
             client_listeners(config)
 
 
-CLOSED = "asks nobody who they are"
+CLOSED = "does not authenticate clients"
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def test_others_join_it_where_it_has_a_listener_for_that() -> None:
     assert (roles.is_member, roles.registers) == (False, True)
     alone = roles_of(BrokerConfig({**config, "listeners": "PLAINTEXT://127.0.0.1:9092"}))
     assert (alone.is_member, alone.registers) == (False, False)
-    with pytest.raises(ConfigError, match="is the only one of its cluster"):
+    with pytest.raises(ConfigError, match="must be the only one of its cluster"):
         roles_of(BrokerConfig({**config, "controller.quorum.bootstrap.servers": "a:1,b:1"}))
 
 
@@ -78,10 +78,10 @@ def test_a_controller() -> None:
     ("changed", "reason"),
     [
         ({"process.roles": ""}, "a broker, a controller, or both"),
-        ({"process.roles": "broker,zookeeper"}, "it must be of broker, controller"),
+        ({"process.roles": "broker,zookeeper"}, "it must be one of broker, controller"),
         ({"controller.quorum.bootstrap.servers": ""}, "must contain the set of bootstrap"),
-        ({"controller.quorum.bootstrap.servers": "a"}, "no address of the form HOST:PORT"),
-        ({"controller.quorum.voters": "a:1"}, "no voter of the form ID@HOST:PORT"),
+        ({"controller.quorum.bootstrap.servers": "a"}, "not an address of the form HOST:PORT"),
+        ({"controller.quorum.voters": "a:1"}, "not a voter of the form ID@HOST:PORT"),
         ({"controller.quorum.voters": "101@a:1"}, "the node id 101 must not be included"),
         ({"control.plane.listener.name": "PLAINTEXT"}, "zookeeper.connect is not set"),
         ({"controller.listener.names": ""}, "at least one value with just the broker role"),
@@ -97,7 +97,7 @@ def test_a_controller() -> None:
         ),
         (
             {"process.roles": "broker,controller", "controller.quorum.voters": "1@a:1,101@b:1"},
-            "a controller of Fencepost is the only one of its cluster",
+            "a Fencepost controller must be the only one of its cluster",
         ),
         ({"process.roles": "controller"}, "only values appearing in 'listeners'"),
         (

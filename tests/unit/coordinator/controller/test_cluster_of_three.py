@@ -107,6 +107,13 @@ def test_settings_reach_the_broker(three: Three, kind: int) -> None:
     until(lambda: told() == "7777777", "the setting is there")
 
 
+def test_config_resources_include_all_live_brokers(three: Three) -> None:
+    broker, logger = 4, 8
+    answer = three.client.call("list_config_resources", 1, resource_types=[broker, logger])
+    listed = {(one["resource_type"], one["resource_name"]) for one in answer["config_resources"]}
+    assert listed == {(kind, str(node_id)) for kind in (broker, logger) for node_id in EVERYBODY}
+
+
 def test_a_partition_moves(three: Three) -> None:
     name = three.create([1])
     assert three.client.produce(name, [b"a", b"b"], acks=-1)["error_code"] == "none"

@@ -114,7 +114,7 @@ async def test_a_directory_of_somebody_else_is_refused_and_left_as_it_is(tmp_pat
             (tmp_path / name).mkdir()
         else:
             (tmp_path / name).write_text("")
-    with pytest.raises(BrokerError, match=f"holds {named}: it is none of this"):
+    with pytest.raises(BrokerError, match=f"contains {named}: it does not belong to this"):
         await Broker(tmp_path).start()
     assert {one.name for one in tmp_path.iterdir()} == {name.rstrip("/") for name in present}
 
@@ -127,7 +127,7 @@ async def test_the_directory_of_an_apache_kafka_that_has_run_is_left_as_it_is(tm
     for name in ("__cluster_metadata-0", "orders-0"):
         (tmp_path / name).mkdir()
     (tmp_path / "__cluster_metadata-0" / "quorum-state").write_text("{}")
-    with pytest.raises(BrokerError, match="is Apache Kafka's"):
+    with pytest.raises(BrokerError, match="belongs to Apache Kafka"):
         await Broker(tmp_path).start()
     assert {one.name for one in tmp_path.iterdir()} == {
         "meta.properties",

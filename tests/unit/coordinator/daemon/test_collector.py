@@ -13,12 +13,14 @@ import pytest
 
 from fencepost import Broker
 from fencepost.coordinator.daemon.collector import COLLECTED_BYTES, GROWTH_BLOCKS, Collector
-from fencepost.logcore.byte_count import TAKEN_IN
+from fencepost.logcore.byte_count import INPUT_BYTES
 from tests.support.cluster import GROUP, Cluster, unique
 from tests.support.raw import RawClient
 
 OURS = "fencepost."
 CONFIG = {"group.initial.rebalance.delay.ms": "0", "offsets.topic.num.partitions": "1"}
+
+pytestmark = pytest.mark.usefixtures("refrozen")
 
 
 @pytest.fixture
@@ -100,10 +102,10 @@ async def test_small_cycle_is_collected_after_so_many_bytes(thawed: None) -> Non
         frozen, cycle, alive = gc.get_freeze_count(), Node(), Node()
         cycle.other, left = cycle, weakref.ref(cycle)
         del cycle
-        TAKEN_IN.add(COLLECTED_BYTES - 1)
+        INPUT_BYTES.add(COLLECTED_BYTES - 1)
         await asyncio.sleep(0)
         assert left() is not None
-        TAKEN_IN.add(1)
+        INPUT_BYTES.add(1)
         await asyncio.sleep(0)
         assert left() is None
         assert alive.other is None

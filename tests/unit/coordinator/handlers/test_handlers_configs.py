@@ -9,6 +9,7 @@ from fencepost.coordinator.daemon.in_thread import BrokerThread
 from tests.support.cluster import GROUP as GROUP_KIND
 from tests.support.cluster import Cluster, unique
 from tests.support.metadata_changes import set_broker_configs
+from tests.support.stalls import watched_loop
 
 TOPIC, BROKER, LOGGER, METRICS, GROUP = 2, 4, 8, 16, 32
 
@@ -197,6 +198,18 @@ def test_client_metrics_subscriptions_are_kept_and_listed(client):
     removed = [(key, DELETE, None) for key in found]
     assert _alter(client, METRICS, name, *removed) == "none"
     assert _alter(client, METRICS, "", ("interval.ms", SET, "100")) == "invalid_request"
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["(?i)" + "[\u0100-\uffff]" * 1_000, "a|" * 16_000, "(?i)" + "a*" * 16_000],
+    ids=["ranges", "alternatives", "repetitions"],
+)
+def test_long_expressions_of_client_metrics_do_not_block_the_loop(client, expression):
+    with watched_loop() as watch:
+        code = _alter(client, METRICS, unique("metrics"), ("match", SET, f"client_id={expression}"))
+    assert code == "none"
+    watch.check()
 
 
 def test_changing_a_topic_step_by_step(client, topic):

@@ -22,13 +22,13 @@ from fencepost.coordinator.history.repeats import Repeats
 from fencepost.testing import Cluster
 from fencepost.testing.cluster import CONTROLLER_ID
 from tests.support.waits import until
-from tests.wire.test_cli import fencepost
+from tests.wire.command_line import cli
 
 
 def told(cluster: Cluster, *command: str) -> Any:
     # A separate process, since log lines of the brokers here would be part of the output.
     asked = ("cluster", *command, "--format", "json")
-    return json.loads(fencepost(*asked, bootstrap=cluster.bootstrap).stdout)
+    return json.loads(cli(cluster.bootstrap, *asked).stdout)
 
 
 def test_killed_broker_is_told_once_and_the_controller_is_named(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_killed_broker_is_told_once_and_the_controller_is_named(tmp_path: Path) 
         info = told(cluster, "info")
         assert info["controller"] == CONTROLLER_ID
         assert [row["controller"] for row in info["brokers"]] == [False, False]
-        table = fencepost("cluster", "info", bootstrap=cluster.bootstrap).stdout
+        table = cli(cluster.bootstrap, "cluster", "info").stdout
         assert f", 2 brokers, controller {CONTROLLER_ID}, version " in table
         cluster.restart(2)
 

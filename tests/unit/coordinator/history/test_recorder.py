@@ -26,7 +26,11 @@ from fencepost.coordinator.history.entries import (
     encode_key,
     encode_value,
 )
-from fencepost.coordinator.history.recorder import HistoryLimits, HistoryRecorder
+from fencepost.coordinator.history.recorder import (
+    COMPLAINT_INTERVAL_MS,
+    HistoryLimits,
+    HistoryRecorder,
+)
 from fencepost.coordinator.metadata.names import (
     HISTORY_TOPIC,
     TRANSACTION_STATE,
@@ -203,6 +207,41 @@ async def test_a_failed_write_is_logged_and_disturbs_nobody(
     assert services.history.dropped == 3
     assert [(one["event"], one["events"]) for one in said] == [("history not written", 1)]
     assert "the disk is gone" in said[0]["cause"]
+
+
+async def test_losses_are_logged_later_with_their_own_causes(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise StorageError("the disk is gone")
+
+    def lost() -> list[tuple[int, str]]:
+        return [
+            (one["events"], one["cause"]) for one in said if one["event"] == "history not written"
+        ]
+
+    remember(services)
+    await written(services, 1)
+    partition = services.logs.partition(HISTORY_TOPIC, 0)
+    with capture_logs() as said:
+        with monkeypatch.context() as broken:
+            broken.setattr(type(partition), "append_records", fail)
+            for _ in range(3):
+                remember(services)
+                services.history.write_now()
+        assert lost() == [(1, "StorageError: the disk is gone")]
+        services.clock.advance(COMPLAINT_INTERVAL_MS)  # type: ignore[attr-defined]
+        remember(services)
+        services.history.write_now()
+        assert lost()[1:] == [(2, "StorageError: the disk is gone")]
+
+        services.clock.advance(COMPLAINT_INTERVAL_MS)  # type: ignore[attr-defined]
+        services.history.limits = HistoryLimits(max_queued=1)
+        for _ in range(4):
+            remember(services)
+        services.history.write_now()
+        assert lost()[2:] == [(3, "too many events at once")]
+    assert services.history.dropped == 6
 
 
 async def test_an_event_that_can_not_be_written_takes_nothing_with_it(services: Services) -> None:

@@ -11,7 +11,12 @@ from fencepost.cluster.controller.activation import METADATA_VERSION
 from fencepost.cluster.controller.features import FeatureUpdate, UpgradeType
 from fencepost.coordinator.errors import InvalidUpdateVersionError
 from fencepost.coordinator.metadata.log import COMPACT_SLACK_RECORDS
-from fencepost.coordinator.metadata.metadata import KRAFT_VERSION, TRANSACTION_VERSION
+from fencepost.coordinator.metadata.metadata import (
+    KRAFT_VERSION,
+    SHARE_VERSION,
+    STREAMS_VERSION,
+    TRANSACTION_VERSION,
+)
 from fencepost.coordinator.storage.storage import Storage
 from fencepost.logcore.batch import decode_records
 from fencepost.protocol.steps import finish
@@ -49,6 +54,15 @@ def test_it_goes_down_and_up_and_every_change_has_an_epoch(store: Storage) -> No
         epochs.append(store.metadata.features_epoch)
     assert sorted(set(epochs)) == epochs
     assert store.metadata.features[TRANSACTION_VERSION] == (0, 2, 2)
+
+
+def test_levels_of_groups_that_are_not_served_can_be_changed(store: Storage) -> None:
+    for name, levels in ((SHARE_VERSION, (2, 1, 0, 1)), (STREAMS_VERSION, (1, 0, 1))):
+        assert store.metadata.feature_level(name) == 0
+        for wanted in levels:
+            kind = UP if wanted > store.metadata.feature_level(name) else SAFE
+            update(store, FeatureUpdate(name, wanted, kind))
+            assert store.metadata.features[name][2] == wanted
 
 
 @pytest.mark.parametrize("kind", [UP, SAFE, UNSAFE])

@@ -83,7 +83,7 @@ def test_a_stranger_hears_why_and_the_controller_goes_on(tmp_path: Path, wrong: 
     authority, other = Authority(tmp_path / "ca"), Authority(tmp_path / "other", "other")
     right = secured("SASL_SSL", authority, "broker")
     told = {
-        "authority": (secured("SASL_SSL", other, "broker"), "signed by nobody who is trusted"),
+        "authority": (secured("SASL_SSL", other, "broker"), "not signed by an authority"),
         "password": (
             {**right, "listener.name.controller.plain.sasl.jaas.config": PLAIN.replace("rig", "l")},
             "Authentication failed",

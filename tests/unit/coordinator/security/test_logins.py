@@ -323,7 +323,7 @@ async def test_others_can_not_read_what_is_kept(tmp_path: Path) -> None:
         ({"sasl.enabled.mechanisms": "PLAIN,GSSAPI"}, "GSSAPI"),
         ({"listener.name.in.sasl.enabled.mechanisms": "GSSAPI"}, "listener IN"),
         ({"sasl.enabled.mechanisms": "SCRAM-SHA-1"}, "SCRAM-SHA-256"),
-        ({"sasl.enabled.mechanisms": ""}, "needs one"),
+        ({"sasl.enabled.mechanisms": ""}, "needs a mechanism"),
     ],
 )
 def test_mechanisms_that_can_not_be(settings: Mapping[str, str], said: str) -> None:
@@ -408,7 +408,7 @@ def test_lines_of_failed_logins_are_bounded() -> None:
             made.has_failed(LoginFailure("1.2.3.4:5", "IN", "PLAIN", "the password is wrong", "x"))
         assert len(lines) == LINES_PER_SECOND
         clock.advance(1000)
-        made.has_failed(LoginFailure("1.2.3.4:5", "IN", None, "no request of Kafka"))
+        made.has_failed(LoginFailure("1.2.3.4:5", "IN", None, "not a Kafka request"))
     assert [one["event"] for one in lines[LINES_PER_SECOND:]] == [
         "more logins failed",
         "login failed",

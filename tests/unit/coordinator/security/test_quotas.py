@@ -144,8 +144,8 @@ class Clients:
         change(self._metadata, (user, client_id), {key: value})
 
     def limit(self, user: str, client_id: str, key: str = PRODUCE) -> float | None:
-        holding = self.quotas.holding(key, user, client_id)
-        return None if holding is None else holding.limit
+        quota_of = self.quotas.quota_of(key, user, client_id)
+        return None if quota_of is None else quota_of.limit
 
     def waits(self, user: str, client_id: str, amount: float, key: str = PRODUCE) -> bool:
         return self.quotas.take(key, user, client_id, amount) > 0
@@ -408,9 +408,9 @@ def test_quotas_are_there_after_a_restart(tmp_path, clock):
     second = storage(tmp_path, clock=clock)
     assert QuotaTable(second.metadata).entities == table.entities
     found = ClientQuotas(QuotaTable(second.metadata), BrokerConfig(), clock)
-    holding = found.holding(FETCH, "alice", "c")
-    assert holding is not None
-    assert holding.limit == 20
+    quota_of = found.quota_of(FETCH, "alice", "c")
+    assert quota_of is not None
+    assert quota_of.limit == 20
     assert found.limits_clients
     second.logs.close()
 
@@ -442,9 +442,9 @@ def test_an_address_has_one_form(text, plain):
 
 def test_a_name_is_looked_up_nowhere():
     for text in ("kafka.example", "not an address", ""):
-        with pytest.raises(ValueError, match="no address"):
+        with pytest.raises(ValueError, match="not an IP address"):
             plain_address(text)
     assert counts_of_addresses("localhost:3") == {"127.0.0.1": 3, "::1": 3}
     for text in ("kafka.example:1", "1.2.3.4", "1.2.3.4:-1", ":5", "1.2.3.4:x"):
-        with pytest.raises(ValueError, match=r"HOST:COUNT|no address"):
+        with pytest.raises(ValueError, match=r"HOST:COUNT|not an IP address"):
             counts_of_addresses(text)

@@ -55,7 +55,7 @@ def refused(settings: dict[str, str], listener: ListenerConfig = SSL) -> ConfigE
 @pytest.mark.parametrize(
     ("settings", "key", "reason"),
     [
-        ({}, "ssl.keystore.location", "shows a certificate"),
+        ({}, "ssl.keystore.location", "needs a certificate"),
         ({"ssl.keystore.type": "JKS", "ssl.keystore.location": "/x.jks"}, "ssl.keystore.type", "?"),
         (GIVEN | {"ssl.truststore.type": "PKCS12"}, "ssl.truststore.type", "openssl pkcs12 -in"),
         (GIVEN | {"ssl.keystore.password": SECRET}, "ssl.keystore.password", "with PEM format"),
@@ -76,13 +76,21 @@ def refused(settings: dict[str, str], listener: ListenerConfig = SSL) -> ConfigE
             "ssl.truststore.location",
             "Both SSL trust store location and separate trust certificates are specified",
         ),
-        (GIVEN | {"ssl.client.auth": "required"}, "ssl.truststore.location", "whose clients"),
-        (GIVEN | {"ssl.client.auth": "requested"}, "ssl.truststore.location", "whose clients"),
+        (
+            GIVEN | {"ssl.client.auth": "required"},
+            "ssl.truststore.location",
+            "without trusted certificates",
+        ),
+        (
+            GIVEN | {"ssl.client.auth": "requested"},
+            "ssl.truststore.location",
+            "without trusted certificates",
+        ),
         (GIVEN | {"ssl.protocol": "SSLv3"}, "ssl.protocol", "TLSv1.2, TLSv1.3, TLS"),
         (
             GIVEN | {"ssl.protocol": "TLSv1.2", "ssl.enabled.protocols": "TLSv1.3"},
             "ssl.enabled.protocols",
-            "none is left",
+            "excludes all of them",
         ),
         (
             GIVEN | {"ssl.principal.mapping.rules": "default"},
@@ -160,8 +168,8 @@ def test_files_that_can_not_be_used(authority: Authority, tmp_path: Path) -> Non
         "At least one certificate expected": server.key.encode(),
         "does not belong to the first certificate": (other.key + server.chain).encode(),
         f"longer than {MAX_STORE_BYTES} bytes": bytes(MAX_STORE_BYTES + 1),
-        "it is JKS, and PEM is read; this converts it: keytool": b"\xfe\xed\xfe\xed\0\0\0\2",
-        "it is PKCS12, and PEM is read; this converts it: openssl": b"\x30\x82\x01\x00\x02\x01\x03",
+        "only PEM is supported; this converts it: keytool": b"\xfe\xed\xfe\xed\0\0\0\2",
+        "only PEM is supported; this converts it: openssl": b"\x30\x82\x01\x00\x02\x01\x03",
         "can't be read": (server.key + server.chain.replace("MI", "!!", 1)).encode(),
     }
     path = tmp_path / "store"
@@ -229,8 +237,11 @@ def test_versions(
 @pytest.mark.parametrize(
     ("suites", "reason"),
     [
-        ("TLS_NO_WITH_SUCH_SUITE", "OpenSSL knows no suite"),
-        ("ECDHE-ECDSA-AES256-GCM-SHA384,nonsense", "OpenSSL knows no suite nonsense"),
+        ("TLS_NO_WITH_SUCH_SUITE", "OpenSSL does not support the cipher suite"),
+        (
+            "ECDHE-ECDSA-AES256-GCM-SHA384,nonsense",
+            "OpenSSL does not support the cipher suite nonsense",
+        ),
         ("TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256", "no client can complete a handshake with it"),
     ],
 )
@@ -240,7 +251,7 @@ def test_suites_that_nobody_can_use(authority: Authority, suites: str, reason: s
     assert reason in str(refused(settings))
     only_newer = {"ssl.enabled.protocols": "TLSv1.3", "ssl.cipher.suites": suites}
     if "RSA" in suites:
-        assert "none is of TLSv1.3" in str(refused({**settings, **only_newer}))
+        assert "none of them can be used with TLSv1.3" in str(refused({**settings, **only_newer}))
 
 
 def test_registered_names_of_suites_are_openssls() -> None:
@@ -310,9 +321,9 @@ def test_principals(authority: Authority) -> None:
     [
         ({"ssl.keystore.location": "nowhere\0else"}, "it can't be read"),
         ({"ssl.keystore.location": "/dev/stdin/x"}, "it can't be read"),
-        ({"ssl.keystore.location": "PIPE"}, "it is no file"),
-        ({"ssl.keystore.location": "/dev/tty"}, "it is no file"),
-        ({"ssl.truststore.location": "PIPE"}, "it is no file"),
+        ({"ssl.keystore.location": "PIPE"}, "it is not a file"),
+        ({"ssl.keystore.location": "/dev/tty"}, "it is not a file"),
+        ({"ssl.truststore.location": "PIPE"}, "it is not a file"),
         ({"ssl.keystore.location": "LOCKED", "ssl.key.password": "x" * 5_000}, "is wrong"),
     ],
 )

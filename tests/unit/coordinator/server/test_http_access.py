@@ -96,7 +96,7 @@ def test_other_machines_are_not_let_in_by_accident(tmp_path: Path, host: str) ->
     listen = {f"{KEY}.listen": f"{host}:0"}
     files = {f"{KEY}.certificate": "x.pem", f"{KEY}.users.file": "users"}
     for given in ({}, *({key: value} for key, value in files.items())):
-        with pytest.raises(ConfigError, match="other machines reach it") as refused:
+        with pytest.raises(ConfigError, match="other machines can reach it") as refused:
             Broker(tmp_path, config={**listen, **given})
         for key in files.keys() - given.keys():
             assert key in str(refused.value)
@@ -111,7 +111,7 @@ async def test_a_file_that_can_not_be_used_is_told_by_its_key(tmp_path: Path, na
         with pytest.raises(ConfigError, match=rf"{KEY}\.{name}.*{path}") as refused:
             await Broker(tmp_path / "data", config=config).start()
         assert "hunter2" not in str(refused.value)
-    with pytest.raises(ConfigError, match=rf"{KEY}\.key: its certificate is wanted"):
+    with pytest.raises(ConfigError, match=rf"{KEY}\.key: it needs a certificate"):
         Broker(tmp_path, config={f"{KEY}.listen": "0", f"{KEY}.key": "x"})
 
 

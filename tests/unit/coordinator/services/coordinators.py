@@ -79,7 +79,7 @@ class Services(BrokerServices):
         return self
 
     async def stop(self) -> None:
-        steps = [*self.steps_of_a_stop(), *self.last_steps_of_a_stop()]
+        steps = [*self.shutdown_steps(), *self.last_shutdown_steps()]
         await each_in_turn([*steps, ("end flushes", self.flusher.close)])
         self.logs.close()
 

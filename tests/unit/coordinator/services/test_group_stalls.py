@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import struct
 import uuid
 from collections.abc import Callable
@@ -85,13 +84,8 @@ async def stalls(home: Path, topics: dict[str, int], scenario: Callable[[Client]
                 client.coordinator("g", GROUP)
 
             await asyncio.to_thread(prepare)
-            # The daemon also freezes the objects that exist before the first request.
-            gc.freeze()
-            try:
-                with watched_loop() as watch:
-                    await asyncio.to_thread(scenario, client)
-            finally:
-                gc.unfreeze()
+            with watched_loop() as watch:
+                await asyncio.to_thread(scenario, client)
     watch.check()
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from fencepost.coordinator.config.broker_config import ConfigSource
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS
@@ -33,6 +34,7 @@ from fencepost.groups.errors import UnknownMemberIdError, UnstableOffsetCommitEr
 from fencepost.logcore.machine import EndMarker, ProducerStamp
 from fencepost.protocol.steps import finish
 from tests.support.clock import ManualClock
+from tests.support.metadata_changes import set_group_configs
 from tests.support.waits import until_async
 from tests.unit.coordinator.services.coordinators import Services, fail, loading, reload, serves
 
@@ -279,6 +281,45 @@ async def test_the_assignment_interval_changes_while_the_broker_runs(services: S
         assert interval_ms() == expected
     services.config.set_dynamic(ConfigSource.DYNAMIC_BROKER, {})
     assert interval_ms() == 1000
+
+
+async def test_group_settings_beyond_the_bounds_of_a_later_start_are_capped(tmp_path: Path) -> None:
+    session, beat = "consumer.session.timeout.ms", "consumer.heartbeat.interval.ms"
+    interval = "consumer.assignment.interval.ms"
+    stored = {session: "60000", beat: "5000", interval: "200"}
+    services = await Services(tmp_path).start()
+    with capture_logs() as lines:
+        set_group_configs(services.metadata, "g", stored)
+        set_group_configs(services.metadata, "within", {session: "50000"})
+    assert [line["event"] for line in lines if "bound" in line] == []
+    await services.stop()
+
+    bounds = {
+        "group.consumer.max.session.timeout.ms": "50000",
+        "group.consumer.min.heartbeat.interval.ms": "7000",
+        "group.consumer.heartbeat.interval.ms": "7000",
+        "group.consumer.min.assignment.interval.ms": "300",
+        "group.consumer.max.assignment.interval.ms": "2000",
+    }
+    with capture_logs() as lines:
+        services = await Services(tmp_path, bounds).start()
+    assert sorted(
+        (line["group"], line["setting"], line["value"], line["effective"], line["bound"])
+        for line in lines
+        if "bound" in line
+    ) == [
+        ("g", interval, 200, 300, "group.consumer.min.assignment.interval.ms"),
+        ("g", beat, 5000, 7000, "group.consumer.min.heartbeat.interval.ms"),
+        ("g", session, 60_000, 50_000, "group.consumer.max.session.timeout.ms"),
+    ]
+
+    found = services.groups.environment("g").settings
+    assert found.session_timeout_ms == 50_000
+    assert found.heartbeat_interval_ms == 7_000
+    assert found.assignment_interval_ms == 300
+    assert services.metadata.group_settings("g") == stored
+    assert services.groups.environment("within").settings.session_timeout_ms == 50_000
+    await services.stop()
 
 
 async def test_budgets_get_back_what_a_shard_held_when_it_is_read_again_or_let_go(

@@ -424,7 +424,7 @@ async def test_a_stop_whose_services_fail_closes_every_log(tmp_path, monkeypatch
     async with serving(tmp_path, FaultyDisk()) as broker:
         create_topic(broker.services.metadata, "t", partitions=1)
         broker.services.logs.partition("t", 0).append_records([Record(b"k", b"v")], now_ms=1)
-        names = [what for what, _ in broker._steps_of_a_stop()]
+        names = [what for what, _ in broker._shutdown_steps()]
     assert names[-2:] == ["close the logs", "give up the lock"]
 
     def failing(steps: list[tuple[str, object]], at: int) -> list[tuple[str, object]]:
@@ -436,10 +436,10 @@ async def test_a_stop_whose_services_fail_closes_every_log(tmp_path, monkeypatch
     for at in range(len(names) - 2):
         broker = Broker(tmp_path, config=CALM)
         await broker.start()
-        steps = broker._steps_of_a_stop()
+        steps = broker._shutdown_steps()
         undone = steps[at][1]
         monkeypatch.setattr(
-            broker, "_steps_of_a_stop", lambda steps=steps, at=at: failing(steps, at)
+            broker, "_shutdown_steps", lambda steps=steps, at=at: failing(steps, at)
         )
         with capture_logs() as told:
             await broker.stop()

@@ -90,12 +90,12 @@ def test_rules_are_read_and_written_to_the_letter():
     ],
 )
 def test_a_note_says_what_has_changed(path: str, where: str, note: bytes):
-    assert formats.note_of(path) == (where, note)
-    assert formats.path_noted(where.rpartition("/")[0], "/n", note) == path
+    assert formats.notification_of(path) == (where, note)
+    assert formats.path_of_notification(where.rpartition("/")[0], "/n", note) == path
 
 
 def test_a_note_of_an_older_release_is_understood():
-    assert formats.path_noted("/kafka-acl-changes", "/n", b"TransactionalId:x") == (
+    assert formats.path_of_notification("/kafka-acl-changes", "/n", b"TransactionalId:x") == (
         "/kafka-acl/TransactionalId/x"
     )
 
@@ -104,7 +104,7 @@ def test_a_note_of_an_older_release_is_understood():
 @pytest.mark.parametrize("folder", ["/kafka-acl-changes", "/kafka-acl-extended-changes"])
 def test_a_note_that_names_nothing_is_refused(folder: str, note: bytes):
     with pytest.raises(NotOurFormatError):
-        formats.path_noted(folder, "/n", note)
+        formats.path_of_notification(folder, "/n", note)
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_an_entity_has_a_path_of_its_own(entity: dict[str, str | None], path: st
     data = formats.changed(f"/config/{path}", None, [SecurityChange(record)])
     assert data == f'{{"version":1,"config":{{"{key}":"7"}}}}'.encode()
     assert formats.records_of(f"/config/{path}", data) == [record]
-    prefix, note = formats.note_of(f"/config/{path}")
+    prefix, note = formats.notification_of(f"/config/{path}")
     assert prefix == "/config/changes/config_change_"
     assert note == f'{{"version":2,"entity_path":"{path}"}}'.encode()
 

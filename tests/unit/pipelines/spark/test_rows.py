@@ -27,7 +27,7 @@ from fencepost.pipelines.spark import errors
 from fencepost.pipelines.spark.errors import (
     OptionError,
     SparkPipelineError,
-    speaks_plainly,
+    plain_errors,
 )
 from fencepost.pipelines.spark.options import sink_options
 from fencepost.pipelines.spark.rows import check_schema
@@ -97,7 +97,7 @@ def test_types_that_do_not_fit_are_named_with_what_is_wanted(name: str, kind: Da
 def test_only_a_worker_hides_the_traceback_and_only_of_our_sentences(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    @speaks_plainly
+    @plain_errors
     class Source:
         def fails(self, error: Exception) -> None:
             raise error

@@ -14,6 +14,8 @@ import pytest
 from fencepost.pipelines.spark import worker
 from fencepost.pipelines.spark.worker import prompt, settle
 
+pytestmark = pytest.mark.usefixtures("refrozen")
+
 
 @pytest.fixture(autouse=True)
 def fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fencepost.groups.assignors.built_in import BUILT_IN
 from fencepost.groups.assignors.model import (
     MAX_ASSIGNORS,
     AssignorFault,
@@ -17,12 +18,13 @@ from fencepost.groups.assignors.model import (
     run,
 )
 from fencepost.groups.assignors.range import RangeAssignor
+from fencepost.groups.assignors.testing import check
 from fencepost.groups.assignors.uniform import UniformAssignor
 from tests.support.stalls import watched_loop
 
 TOPICS = tuple(bytes([number]) * 16 for number in range(1, 5))
 T, U = TOPICS[:2]
-ASSIGNORS = (UniformAssignor(), RangeAssignor())
+ASSIGNORS = tuple(BUILT_IN.values())
 
 
 @st.composite
@@ -41,6 +43,11 @@ def groups(draw, *, homogeneous: bool | None = None):
         instance = f"i{9 - number}" if draw(st.booleans()) else None
         members[f"m{number}"] = MemberSpec(instance, own, held)
     return GroupSpec(members, counts)
+
+
+@pytest.mark.parametrize("assignor", ASSIGNORS, ids=lambda assignor: assignor.name)
+def test_assignor_passes_the_check_for_custom_assignors(assignor):
+    check(assignor)
 
 
 def with_targets(group: GroupSpec, targets) -> GroupSpec:
@@ -75,7 +82,7 @@ def test_valid_complete_and_deterministic(assignor, group):
 @pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(group=groups())
-def test_uniform_leaves_no_move_that_would_help(group):
+def test_uniform_result_is_balanced_across_subscribers(group):
     result = run(UniformAssignor(), group)
     for name, partitions in result.items():
         for topic_id in {topic_id for topic_id, _ in partitions}:
@@ -87,7 +94,7 @@ def test_uniform_leaves_no_move_that_would_help(group):
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(group=groups())
-def test_uniform_is_a_fixed_point(group):
+def test_uniform_keeps_its_own_result(group):
     result = run(UniformAssignor(), group)
     assert run(UniformAssignor(), with_targets(group, result)) == result
 
@@ -95,7 +102,7 @@ def test_uniform_is_a_fixed_point(group):
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(group=groups(homogeneous=True), leaves=st.booleans())
-def test_uniform_moves_no_more_than_it_must(group, leaves):
+def test_uniform_moves_the_fewest_partitions(group, leaves):
     before = run(UniformAssignor(), group)
     members = dict(with_targets(group, before).members)
     if leaves and len(members) > 1:
@@ -119,7 +126,7 @@ def test_uniform_moves_no_more_than_it_must(group, leaves):
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(group=groups())
-def test_range_gives_neighbours_evenly(group):
+def test_range_assigns_consecutive_partitions_evenly(group):
     result = run(RangeAssignor(), group)
     for topic_id, count in group.partition_counts.items():
         shares = [
@@ -158,7 +165,7 @@ def test_uniform_heterogeneous_example():
     assert {(T, 0), (T, 1)} == result["a"]
 
 
-def test_nobody_gets_nothing():
+def test_group_without_members_or_subscriptions_gets_no_partitions():
     for assignor in ASSIGNORS:
         assert run(assignor, GroupSpec({}, {})) == {}
         alone = GroupSpec({"a": MemberSpec(None, frozenset())}, {})
@@ -193,7 +200,7 @@ def test_results_of_custom_assignors_are_checked(result):
         run(Custom("c", result), group)
 
 
-def test_the_registry_is_bounded():
+def test_registry_refuses_too_few_too_many_and_duplicate_assignors():
     full = [Custom(f"c{number}") for number in range(MAX_ASSIGNORS)]
     registry = AssignorRegistry(full)
     assert registry.default is full[0]
@@ -226,7 +233,7 @@ def crowd(members: int, topics: int, partitions: int, held: int = 0) -> GroupSpe
     [crowd(1000, 2, 5000), crowd(1000, 100, 10), crowd(1000, 2, 5000, held=5000)],
     ids=["two large topics", "many topics", "all are held by one"],
 )
-def test_a_crowd_with_different_subscriptions_holds_the_loop_for_no_long_turn(group):
+def test_uniform_with_many_members_does_not_stall_the_loop(group):
     with watched_loop() as watch:
         watch.time(lambda: run(UniformAssignor(), group), "assign")
     watch.check()

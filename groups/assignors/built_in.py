@@ -1,0 +1,21 @@
+"""The server-side assignors that ``group.consumer.assignors`` can name without installing any."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from fencepost.groups.assignors.model import Assignor
+from fencepost.groups.assignors.range import RangeAssignor
+from fencepost.groups.assignors.uniform import UniformAssignor
+
+BUILT_IN: Final[Mapping[str, Assignor]] = {
+    one.name: one for one in (UniformAssignor(), RangeAssignor())
+}
+"""The assignors by their names."""
+
+KAFKA_CLASSES: Final[Mapping[str, str]] = {
+    "org.apache.kafka.coordinator.group.assignor.UniformAssignor": "uniform",
+    "org.apache.kafka.coordinator.group.assignor.RangeAssignor": "range",
+}
+"""Names of assignors by their classes in Apache Kafka, which a configuration may also name."""

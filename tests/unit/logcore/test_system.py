@@ -18,6 +18,8 @@ from fencepost.logcore.fs import OsFileSystem
 from fencepost.logcore.index import OffsetIndex
 
 FS = OsFileSystem()
+BLOCK_BYTES = 512
+"""The unit of ``st_blocks``, whatever the file system's blocks are."""
 
 
 @pytest.fixture
@@ -41,10 +43,8 @@ def test_allocated_bytes_keep_their_content_and_have_blocks(
     told = os.fstat(handle)
     assert told.st_size == max(end, len(content))
     assert FS.read(handle, told.st_size, 0) == content.ljust(end, b"\0")
-    # Without holes, the next data is where one asks for it.
-    assert [FS.data_from(handle, at) for at in range(position, end, 1000)] == [
-        *range(position, end, 1000)
-    ]
+    # A file system may report allocated bytes without data as a hole, as tmpfs does.
+    assert told.st_blocks * BLOCK_BYTES >= count
 
 
 def test_bytes_are_read_and_written_at_their_positions(handle: int) -> None:

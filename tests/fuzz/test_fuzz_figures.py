@@ -365,7 +365,7 @@ def assert_handed_over(directory: Path, expected: bool) -> None:
     if expected:
         assert read_stopped(OsFileSystem(), at) is not None
     else:
-        with pytest.raises(MetadataError, match="taken over"):
+        with pytest.raises(MetadataError, match="other nodes only accept"):
             read_stopped(OsFileSystem(), at)
 
 

@@ -145,9 +145,9 @@ def test_without_users_clients_are_told_the_address(kafka: Kafka) -> None:
         ({"acls": []}, "acls= needs users="),
         ({"users": {"a": "b"}, "acls": "a READ topic:t"}, "a list of rules"),
         ({"users": {"a": "b"}, "acls": ["a READ"]}, "is not an ACL like"),
-        ({"users": {"a": "b"}, "acls": ["a LOOK topic:t"]}, "no operation 'LOOK'"),
+        ({"users": {"a": "b"}, "acls": ["a LOOK topic:t"]}, "unknown operation 'LOOK'"),
         ({"users": {"a": "b"}, "acls": ["a READ table:t"]}, "no resource type 'table'"),
-        ({"users": {"a": "b"}, "acls": ["a READ topic"]}, "which topic"),
+        ({"users": {"a": "b"}, "acls": ["a READ topic"]}, "the topic needs a name"),
     ],
 )
 def test_what_can_not_be_is_refused(arguments: dict[str, Any], reason: str) -> None:

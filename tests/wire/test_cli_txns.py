@@ -365,8 +365,12 @@ def test_the_transaction_of_a_dead_producer_is_terminated(bootstrap, cluster, to
     until(lambda: cluster.lso(topic) == cluster.offset(topic), "readers go on")
     assert cluster.values(topic, isolation=READ_COMMITTED) == [b"new"]
     if target.name == "fencepost":
-        history = rows(cli(bootstrap, "txns", "history", name, *JSON))
-        (aborted,) = [row for row in history if row["what"] == "transaction-aborted"]
+
+        def found() -> list[dict[str, str]]:
+            history = rows(cli(bootstrap, "txns", "history", name, *JSON))
+            return [row for row in history if row["what"] == "transaction-aborted"]
+
+        (aborted,) = until(found, "the broker has written the history")
         assert (aborted["client"], aborted["host"]) == ("fencepost-cli", "127.0.0.1")
         assert aborted["trigger"] == "request InitProducerId"
 

@@ -105,6 +105,8 @@ public class KafbatCalls {
             tell("listConsumerGroupOffsets", () -> get(admin.listConsumerGroupOffsets(Map.of(group, new ListConsumerGroupOffsetsSpec())).all()).get(group).get(zero).offset());
             tell("incrementalAlterConfigs of a topic", () -> get(admin.incrementalAlterConfigs(Map.of(ofTopic, List.of(new AlterConfigOp(new ConfigEntry("retention.ms", "5"), AlterConfigOp.OpType.SET)))).all()));
             tell("incrementalAlterConfigs of the broker", () -> get(admin.incrementalAlterConfigs(Map.of(ofBroker, List.of(new AlterConfigOp(new ConfigEntry("log.retention.ms", "-1"), AlterConfigOp.OpType.SET)))).all()));
+            // Other tests compare the settings of the same broker.
+            tell("incrementalAlterConfigs of the broker, removed", () -> get(admin.incrementalAlterConfigs(Map.of(ofBroker, List.of(new AlterConfigOp(new ConfigEntry("log.retention.ms", ""), AlterConfigOp.OpType.DELETE)))).all()));
             tell("createPartitions", () -> get(admin.createPartitions(Map.of(topic, NewPartitions.increaseTo(3))).all()));
             tell("alterPartitionReassignments", () -> get(admin.alterPartitionReassignments(Map.of(zero, Optional.of(new NewPartitionReassignment(List.of(id))))).all()));
             tell("alterPartitionReassignments to more replicas", () -> get(admin.alterPartitionReassignments(Map.of(zero, Optional.of(new NewPartitionReassignment(List.of(id, id + 1))))).all()));

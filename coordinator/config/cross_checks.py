@@ -13,19 +13,19 @@ from fencepost.coordinator.config.key import ConfigError, Value
 _INTERVALS = ("session.timeout.ms", "heartbeat.interval.ms", "assignment.interval.ms")
 _SHARE_LIMITS = ("delivery.count.limit", "partition.max.record.locks", "record.lock.duration.ms")
 
-_KINDS = {
+KINDS = {
     "consumer": _INTERVALS,
     "share": (*_INTERVALS, *_SHARE_LIMITS),
     "streams": _INTERVALS,
 }
-"""Keys of each kind of group with bounds, ``group.KIND.min.KEY`` and ``group.KIND.max.KEY``."""
+"""Kind of group → its keys with bounds, ``group.KIND.min.KEY`` and ``group.KIND.max.KEY``."""
 
 _ASCENDING = (
     ("group.min.session.timeout.ms", "group.max.session.timeout.ms"),
     ("log.cleaner.min.compaction.lag.ms", "log.cleaner.max.compaction.lag.ms"),
     *(
         (f"group.{kind}.{low}{name}", f"group.{kind}.{high}{name}")
-        for kind, names in _KINDS.items()
+        for kind, names in KINDS.items()
         for name in names
         for low, high in (("min.", "max."), ("min.", ""), ("", "max."))
     ),
@@ -45,7 +45,7 @@ def check_together(values: Mapping[str, Value]) -> None:
         smaller, larger = values[low], values[high]
         if isinstance(smaller, int) and isinstance(larger, int) and smaller > larger:
             raise ConfigError(low, smaller, f"it is above {high} ({larger})")
-    for kind in _KINDS:
+    for kind in KINDS:
         beat, session = f"group.{kind}.heartbeat.interval.ms", f"group.{kind}.session.timeout.ms"
         between, silence = values[beat], values[session]
         if isinstance(between, int) and isinstance(silence, int) and between >= silence:

@@ -22,6 +22,7 @@ from fencepost.coordinator.config.broker_config import (
     ConfigSource,
     Setting,
 )
+from fencepost.coordinator.config.cross_checks import KINDS
 from fencepost.coordinator.config.group_keys import GROUP_OWN_KEYS
 from fencepost.coordinator.config.key import text_of
 from fencepost.groups.consumer_commands import ConsumerSettings
@@ -36,9 +37,6 @@ FIELDS = {
 """The keys of consumer groups, and their fields in :class:`ConsumerSettings`."""
 
 OFFSET_RESET = "share.auto.offset.reset"
-
-KINDS = ("consumer", "share", "streams")
-"""Prefixes of group keys; each kind has a session timeout and a heartbeat interval."""
 
 _DURATION = re.compile(
     r"by_duration:(?P<sign>[-+]?)P(?:(?P<d>[-+]?\d+)D)?"
@@ -102,7 +100,7 @@ def _capped(config: BrokerConfig, name: str, value: int) -> tuple[int, str]:
 
 
 def _is_offset_reset(text: str) -> bool:
-    """Return whether this is a reset policy; durations are those of ``java.time.Duration``."""
+    """Return whether this is a reset policy; a duration has the form of ``java.time.Duration``."""
     if text in {"earliest", "latest"}:
         return True
     match = _DURATION.fullmatch(text)

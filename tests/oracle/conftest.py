@@ -1,4 +1,4 @@
-"""Fixtures that are shared by all tests: a broker's files after one history."""
+"""Fixtures of several modules: a broker's files after one history, a broker in a cluster."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from tests.oracle.interchange import (
 from tests.support.cluster import Cluster
 from tests.support.daemon import Daemon
 from tests.support.kafka import Kafka
+from tests.support.member import Member
 from tests.support.waits import until
 from tests.support.zookeeper_brokers import Brokers
 
@@ -90,3 +91,12 @@ def by_fencepost(tmp_path_factory: pytest.TempPathFactory) -> Written:
     finally:
         daemon.child.kill()
     return Written(records, groups, producer, images)
+
+
+@pytest.fixture
+def member(kafka: Kafka, tmp_path: Path) -> Iterator[Member]:
+    """Yield a broker of Fencepost in the cluster of the module's Apache Kafka."""
+    one = Member(tmp_path, kafka.controller)
+    one.start()
+    yield one
+    one.kill()

@@ -55,14 +55,6 @@ def said(tools: Tools, main: str, *words: str) -> str:
     return told
 
 
-@pytest.fixture
-def member(kafka: Kafka, tmp_path: Path) -> Iterator[Member]:
-    one = Member(tmp_path, kafka.controller)
-    one.start()
-    yield one
-    one.kill()
-
-
 def brokers(kafka: Kafka | Member) -> dict[int, bool]:
     """Return for each registered broker whether it is fenced, by DescribeCluster."""
     with Cluster(kafka.bootstrap) as client:

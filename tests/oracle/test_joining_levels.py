@@ -36,14 +36,6 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
     yield from served(own)
 
 
-@pytest.fixture
-def member(kafka: Kafka, tmp_path: Path) -> Iterator[Member]:
-    one = Member(tmp_path, kafka.controller)
-    one.start()
-    yield one
-    one.kill()
-
-
 def levels(bootstrap: str) -> dict[str, int]:
     """Return a broker's finalized levels of the features in :data:`LATEST`."""
     with Cluster(bootstrap) as client:

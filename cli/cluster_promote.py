@@ -99,7 +99,7 @@ def promote(
 
     DATA_DIR is the broker's data directory. Its topics with their ids, settings, features, users,
     rules, quotas and allocated producer ids are written as the metadata with which controllers of
-    Apache Kafka 4.4 start, and those of 4.3 up to metadata.version 30:
+    Apache Kafka 4.4 start, or controllers of 4.3 if metadata.version is at most 30:
     OUTPUT/controller-ID/metadata, beside it controller.properties, and OUTPUT/broker.properties for
     the broker, which keeps its id, its address and its data.
     Producers, groups and open transactions live on, and clients need no restart.

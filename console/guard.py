@@ -85,7 +85,7 @@ class AccessGuard:
         known = hmac.compare_digest(given.strip().encode(), self.token.encode())
         if scheme.lower() != "bearer" or not known:
             raise RequestRefusal(
-                401, "wrong-token", ("the token is missing, or it is not the one of this console")
+                401, "wrong-token", "the token is missing, or it is not the one of this console"
             )
         if request.method in {"GET", "HEAD"}:
             return
@@ -93,7 +93,7 @@ class AccessGuard:
             raise RequestRefusal(
                 403,
                 "no-csrf-header",
-                (f"a request that may change something needs the header {CSRF_HEADER}"),
+                f"a request that may change something needs the header {CSRF_HEADER}",
             )
         origin = request.headers.get("Origin")
         if origin is not None and origin.partition("://")[2].lower() != request.host.lower():

@@ -79,7 +79,7 @@ class ConsoleSettings:
     token: str = ""
     allow_writes: bool = False
     hosts: Collection[str] = ()
-    """Allowed host names besides those of this machine."""
+    """Host names that requests may use in addition to this machine's own names."""
     undo_dir: Path = Path()
     timeout_s: float = 10.0
     security: Security = PLAINTEXT

@@ -45,7 +45,7 @@ class ConfigError(DomainError):
 
 
 class ConfigType(IntEnum):
-    """A value's type; the numbers are those of DescribeConfigs."""
+    """A value's type, with its number in DescribeConfigs."""
 
     UNKNOWN = 0
     BOOLEAN = 1

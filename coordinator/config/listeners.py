@@ -80,7 +80,7 @@ def advertised_listeners(config: BrokerConfig) -> dict[str, ListenerConfig]:
 def between_brokers(config: BrokerConfig) -> tuple[str, SecurityProtocol]:
     """Return name and protocol of the inter-broker listener. Raises ConfigError.
 
-    Its name is configured, or is that of ``security.inter.broker.protocol``.
+    If no name is configured, the value of ``security.inter.broker.protocol`` is the name.
     """
     name = config.text(BETWEEN_BROKERS)
     if name is None:

@@ -91,7 +91,7 @@ class ControllerPart:
             self._server.reset()
 
     def shutdown_steps(self) -> list[Step]:
-        """Return the shutdown steps that follow those of this node's broker; the logs are open."""
+        """Return the controller's shutdown steps; this node's broker has stopped, logs are open."""
         steps: list[Step] = []
         if self._server is not None:
             steps.append(("stop accepting brokers", self._server.stop_accepting))

@@ -40,8 +40,8 @@ _INT64 = range(-(1 << 63), 1 << 63)
 class Entry:
     """A decision and its cause.
 
-    ``what`` is the kind of the machine's event. ``client_id`` and ``client_host`` are those of the
-    request that caused it; None for a timer or another broker's action. ``trigger`` names the
+    ``what`` is the kind of the machine's event. ``client_id`` and ``client_host`` name the client
+    whose request caused it; None for a timer or another broker's action. ``trigger`` names the
     command: ``request JoinGroup``, ``timer session``, ``report TargetComputed`` or
     ``upkeep ExpireOffsets``; None for a load, and in entries of earlier releases.
     """

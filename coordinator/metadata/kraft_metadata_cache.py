@@ -13,7 +13,7 @@ MEMBER_FEATURES: Final[Mapping[str, tuple[int, int]]] = {
     KRAFT_VERSION: (0, 1),
     METADATA_VERSION: (7, 33),
 }
-"""The features that a broker registers with: those of Apache Kafka 4.4.
+"""The features that a broker registers with; Apache Kafka 4.4 has the same.
 
 A cluster that Apache Kafka has formatted finalizes levels of all of them, and rejects brokers that
 do not support them. For share.version and streams.version, support means replicas of their internal

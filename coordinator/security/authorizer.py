@@ -115,8 +115,8 @@ class Authorizer:
         self, session: ClientSession, operation: Operation, resource_type: ResourceType
     ) -> bool:
         """Return whether a client may do an operation on any resource of this type."""
-        # Like Kafka, look up this fixed name first: a client that may use any name, such as a super
-        # user, is allowed whatever the ACLs of other names deny.
+        # Like Kafka, look up this fixed name first. A client that may use any name, such as a super
+        # user, passes even if ACLs deny it some other name.
         if self.operations(session, resource_type, "hardcode") >> operation & 1:
             return True
         key = session.principal, session.host, operation, resource_type

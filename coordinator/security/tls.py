@@ -271,7 +271,7 @@ def _read(key: str, store: str, path: str) -> str:
     form = store_type(content)
     if form is not None:
         raise ConfigError(
-            key, path, (f"it is {form}, and only PEM is supported{conversion(store, form, path)}")
+            key, path, f"it is {form}, and only PEM is supported{conversion(store, form, path)}"
         )
     return content.decode("utf-8", "replace")
 

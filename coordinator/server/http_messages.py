@@ -161,7 +161,7 @@ def _target(target: str) -> tuple[str | None, str, dict[str, str]]:
 
 def _body_bytes(headers: Mapping[str, str]) -> int:
     if "transfer-encoding" in headers:
-        raise HttpError(411, ("a body needs a Content-Length; chunked bodies are not supported"))
+        raise HttpError(411, "a body needs a Content-Length; chunked bodies are not supported")
     length = headers.get("content-length", "0")
     if not (length.isascii() and length.isdecimal() and len(length) <= MAX_BODY_DIGITS):
         raise HttpError(400, "the Content-Length is not a number")
@@ -189,7 +189,7 @@ def check_host(headers: Mapping[str, str], names: frozenset[str] | None) -> None
     name = found[1].strip("[]").rstrip(".").lower()
     if names is not None and name not in names and not is_loopback(name):
         raise HttpError(
-            421, ("this server listens on this machine only and refuses the host name in Host")
+            421, "this server listens on this machine only and refuses the host name in Host"
         )
     origin = headers.get("origin")
     if origin is not None and origin.lower() != f"http://{host}".lower():

@@ -15,7 +15,7 @@ from typing import Final
 from urllib.request import parse_http_list, parse_keqv_list
 
 SERVER_NAME: Final = "zk-sasl-md5"
-"""The name of every ZooKeeper server in this protocol, whatever its host."""
+"""The name of every ZooKeeper server in this protocol; its host does not matter."""
 
 URI: Final = f"zookeeper/{SERVER_NAME}"
 _COUNT: Final = "00000001"

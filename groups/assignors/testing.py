@@ -85,7 +85,7 @@ def check_client_result(
                 if newer and (topic, index) not in members[name].owned:
                     raise AssignorFault(
                         assignor.name,
-                        (f"{topic}-{index} moves from {former} to {name} before it is revoked"),
+                        f"{topic}-{index} moves from {former} to {name} before it is revoked",
                     )
     wanted = {topic for member in members.values() for topic in member.topics}
     for topic in sorted(wanted & topics.keys()):

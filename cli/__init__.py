@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fencepost.cli.options import ConnectionGroup
-from fencepost.cli.printing import say, show_error
+from fencepost.cli.printing import discard_unwritten, say, show_error
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -63,7 +63,13 @@ class LazyGroup(ConnectionGroup):
             status = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         except click.ClickException as error:
             show_error(error)
+            discard_unwritten()
             status = error.exit_code
+        except OSError as error:
+            if not discard_unwritten():
+                raise
+            show_error(click.ClickException(str(error)))
+            status = 1
         except click.Abort:
             say("Aborted!", err=True)
             status = 1

@@ -7,6 +7,7 @@ here is therefore escaped; ``tests/test_tidy.py`` forbids other ways of printing
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Iterable
@@ -42,6 +43,22 @@ class HintedError(click.ClickException):
 def say(*lines: str, err: bool = False) -> None:
     """Print ``lines``, each on a line of its own; a line end within one is escaped."""
     click.echo("\n".join(map(printable, lines)), err=err)
+
+
+def discard_unwritten() -> bool:
+    """Discard buffered output that cannot be written, and return whether there was any.
+
+    If the disk is full, for example, the interpreter would try once more at its exit, complain, and
+    exit with status 120.
+    """
+    try:
+        sys.stdout.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+        return True
+    return False
 
 
 def say_json(value: object) -> None:

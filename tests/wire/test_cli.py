@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -237,14 +238,34 @@ def test_a_command_that_is_misspelt_has_its_neighbour_named():
     assert "No such command 'zzz'\n" in cli("", "zzz", status=2).stderr
 
 
+@pytest.mark.parametrize("words", ["--help", "--version", "serve --help", "completion bash"])
+def test_texts_of_commands_without_a_broker_on_a_full_disk_are_an_error(words: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "fencepost", *words.split()],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env={name: text for name, text in os.environ.items() if name != "PYTHONUNBUFFERED"},
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (1, "Error: [Errno 28] No space left on device\n")
+
+
 def test_an_output_that_takes_nothing_more_is_an_error_without_a_traceback(bootstrap, topic):
-    for arguments in (["topics", "list"], ["consume", topic]):
-        fencepost("produce", topic, bootstrap=bootstrap, stdin="line\n")
+    buffered = {name: text for name, text in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    fencepost("produce", topic, bootstrap=bootstrap, stdin="line\n")
+    for arguments, env in itertools.product(
+        (["topics", "list"], ["consume", topic]),
+        (buffered, {**buffered, "PYTHONUNBUFFERED": "1"}),
+    ):
         with Path("/dev/full").open("w") as full:
             done = subprocess.run(
                 [sys.executable, "-m", "fencepost", *arguments, "--bootstrap", bootstrap],
                 stdout=full,
                 stderr=subprocess.PIPE,
+                env=env,
                 text=True,
                 timeout=60,
                 check=False,

@@ -1,0 +1,19 @@
+"""The kinds of share-partition events in the history."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class EventKind(StrEnum):
+    """The kinds of events; the subject of each event is the group id."""
+
+    SHARE_PARTITION_LOADED = "share-partition-loaded"
+    SHARE_PARTITION_FAILED = "share-partition-failed"
+    SHARE_PARTITION_FENCED = "share-partition-fenced"
+    SHARE_RECORDS_RETURNED = "share-records-returned"
+    """Records became available again, for the cause in the event."""
+    SHARE_RECORDS_GIVEN_UP = "share-records-given-up"
+    """Records were archived, or are sent to the dead-letter queue."""
+    SHARE_START_OFFSET_MOVED = "share-start-offset-moved"
+    """The log start offset passed the start offset."""

@@ -259,7 +259,8 @@ def _may_move(
     if assignment is None or epoch < assignment.epoch or epoch == group.epoch:
         return epoch < group.epoch
     # Before the next target may be computed, a client that is told to rejoin would do so in a loop.
-    return not is_early(assignment, shard.environment(group.group_id).settings, decision.now_ms)
+    settings = shard.environment(group.group_id).settings
+    return not is_early(assignment, settings.assignment_interval_ms, decision.now_ms)
 
 
 def _classic_member(

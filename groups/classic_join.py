@@ -37,7 +37,6 @@ from fencepost.groups.errors import (
     UnknownMemberIdError,
 )
 from fencepost.groups.events import EventKind
-from fencepost.groups.foreign_group import ForeignGroup
 from fencepost.groups.group import pending_bytes, protocols_bytes
 from fencepost.groups.records import GroupMetadataValue
 from fencepost.groups.shard import PendingInstall, Shard
@@ -73,8 +72,9 @@ def _join(shard: Shard, decision: DecisionBuilder, token: Token, command: JoinGr
             raise UnknownMemberIdError(f"group {command.group_id!r} is empty, so no such member")
         _create_group(shard, decision, token, command, predecessor=group)
         return
-    if isinstance(group, ForeignGroup):
-        raise InconsistentGroupProtocolError(f"{command.group_id!r} is a {group.kind} group")
+    if not isinstance(group, ClassicGroup):
+        kind = group.listed().group_type
+        raise InconsistentGroupProtocolError(f"{command.group_id!r} is a {kind} group")
     if group.state is ClassicState.DEAD:
         raise GroupDeadError(f"group {command.group_id!r} is being removed")
     if not _accepts(shard, group, command.member_id):

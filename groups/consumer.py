@@ -44,7 +44,6 @@ from fencepost.groups.errors import (
     UnsupportedAssignorError,
 )
 from fencepost.groups.events import EventKind
-from fencepost.groups.foreign_group import ForeignGroup
 from fencepost.groups.group import not_found
 from fencepost.groups.member_update import (
     MemberUpdate,
@@ -172,10 +171,10 @@ def _validate(shard: Shard, command: ConsumerHeartbeat, settings: ConsumerSettin
         ("InstanceId", command.instance_id),
         ("RackId", command.rack_id),
     ):
-        _require_text(what, text)
+        require_text(what, text)
     epoch = command.member_epoch
     if command.client_makes_member_id or epoch not in {JOIN_EPOCH, STATIC_LEAVE_EPOCH}:
-        _require_text("MemberId", command.member_id)
+        require_text("MemberId", command.member_id)
     if epoch == JOIN_EPOCH:
         has_timeout = command.rebalance_timeout_ms != NO_TIMEOUT
         _require(has_timeout, "RebalanceTimeoutMs must be provided in first request.")
@@ -207,7 +206,7 @@ def _validate(shard: Shard, command: ConsumerHeartbeat, settings: ConsumerSettin
         shard.require_short(what, text)
 
 
-def _require_text(what: str, text: str | None) -> None:
+def require_text(what: str, text: str | None) -> None:
     """Refuse a text that Java considers blank: only blanks and control characters."""
     _require(text is None or bool(text.strip(_JAVA_BLANKS)), f"{what} can't be empty.")
 
@@ -227,7 +226,7 @@ def _group(
     group = shard.groups.get(command.group_id)
     if isinstance(group, ConsumerGroup):
         return group
-    if command.member_epoch != JOIN_EPOCH or isinstance(group, ForeignGroup):
+    if command.member_epoch != JOIN_EPOCH or not isinstance(group, ClassicGroup | None):
         raise not_found(group, command.group_id, "consumer")
     if group is None:
         shard.require_room_for_group(command.group_id)

@@ -18,7 +18,8 @@ from fencepost.groups.assignors.model import AssignorRegistry
 from fencepost.groups.assignors.range import RangeAssignor
 from fencepost.groups.assignors.uniform import UniformAssignor
 from fencepost.groups.commands import TopicVisibility
-from fencepost.groups.consumer_records import ConsumerMemberValue, TopicPartitions
+from fencepost.groups.consumer_records import ConsumerMemberValue
+from fencepost.groups.record_fields import TopicPartitions
 from fencepost.logcore.values import dataclass, made_often
 
 JOIN_EPOCH: Final = 0
@@ -91,12 +92,30 @@ class ConsumerSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ShareSettings:
+    """The ``group.share.*`` configuration of the broker, or of a group that has its own."""
+
+    session_timeout_ms: int = 45_000
+    """``group.share.session.timeout.ms``."""
+    heartbeat_interval_ms: int = 5_000
+    """``group.share.heartbeat.interval.ms``: sent to the client."""
+    assignment_interval_ms: int = 1_000
+    """``group.share.assignment.interval.ms``: at most one target computed in this time."""
+    max_size: int = 200
+    """``group.share.max.size``, members."""
+    initialize_retry_ms: int = 30_000
+    """``group.share.initialize.retry.interval.ms``: how long the share coordinator may take."""
+
+
+@dataclass(frozen=True, slots=True)
 class Environment:
     """The state outside of a group on which its decisions depend."""
 
     topics: TopicsImage = field(default_factory=lambda: TopicsImage({}))
     settings: ConsumerSettings = field(default_factory=ConsumerSettings)
-    """The broker's settings, overridden by the group's."""
+    """The broker's settings of consumer groups, overridden by the group's."""
+    share: ShareSettings = field(default_factory=ShareSettings)
+    """The same of share groups."""
 
 
 @made_often

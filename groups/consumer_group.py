@@ -34,6 +34,7 @@ from fencepost.groups.group import (
     text_bytes,
 )
 from fencepost.groups.reconcile import CurrentAssignment, MemberState, TopicIdPartition
+from fencepost.groups.record_fields import TopicPartitions
 from fencepost.groups.regex import RegexScan
 from fencepost.groups.subscriptions import Subscriptions
 from fencepost.logcore.machine import DecisionBuilder, InvariantViolation, Record
@@ -55,7 +56,7 @@ class ConsumerState(StrEnum):
     """All members have reached their targets."""
 
 
-def by_topic(partitions: Iterable[TopicIdPartition]) -> tuple[cr.TopicPartitions, ...]:
+def by_topic(partitions: Iterable[TopicIdPartition]) -> tuple[TopicPartitions, ...]:
     """Return partitions grouped by topic, in ascending order."""
     grouped: dict[bytes, list[int]] = {}
     for topic_id, index in sorted(partitions):
@@ -63,7 +64,7 @@ def by_topic(partitions: Iterable[TopicIdPartition]) -> tuple[cr.TopicPartitions
     return tuple((topic_id, tuple(indexes)) for topic_id, indexes in grouped.items())
 
 
-def flat(topics: Iterable[cr.TopicPartitions]) -> frozenset[TopicIdPartition]:
+def flat(topics: Iterable[TopicPartitions]) -> frozenset[TopicIdPartition]:
     """Return (topic id, partition) pairs."""
     return frozenset((topic_id, index) for topic_id, indexes in topics for index in indexes)
 

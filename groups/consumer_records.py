@@ -16,6 +16,17 @@ from enum import IntEnum
 from types import MappingProxyType
 from typing import Final
 
+from fencepost.groups.record_fields import (
+    TopicPartitions,
+    read_int32s,
+    read_only_tag,
+    read_strings,
+    read_topics,
+    tag_int64,
+    write_int32s,
+    write_strings,
+    write_topics,
+)
 from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.fields import FieldReader, FieldWriter
 from fencepost.logcore.machine import Record
@@ -23,9 +34,6 @@ from fencepost.logcore.values import dataclass
 
 _VERSION: Final = 0
 _ONLY_TAG: Final = 0
-
-TopicPartitions = tuple[bytes, tuple[int, ...]]
-"""A topic id (16 bytes) and partition indexes."""
 
 
 class ConsumerRecordType(IntEnum):
@@ -174,7 +182,7 @@ def group_epoch(group_id: str, value: GroupEpochValue) -> Record:
     """Return the record of a group's epoch."""
     writer = FieldWriter(_VERSION, flexible=True)
     writer.int32(value.epoch)
-    writer.tags(_tag_int64(value.metadata_hash))
+    writer.tags(tag_int64(value.metadata_hash))
     return Record(_key(ConsumerRecordType.GROUP_METADATA, group_id), writer.done())
 
 
@@ -185,7 +193,7 @@ def member(group_id: str, member_id: str, value: ConsumerMemberValue) -> Record:
     writer.string(value.rack_id)
     writer.string(value.client_id)
     writer.string(value.client_host)
-    _write_strings(writer, value.subscribed_topic_names)
+    write_strings(writer, value.subscribed_topic_names)
     writer.string(value.subscribed_topic_regex)
     writer.int32(value.rebalance_timeout_ms)
     writer.string(value.server_assignor)
@@ -215,7 +223,7 @@ def assignment_epoch(group_id: str, value: AssignmentEpochValue) -> Record:
     """Return the record of the target assignment's epoch."""
     writer = FieldWriter(_VERSION, flexible=True)
     writer.int32(value.epoch)
-    writer.tags(_tag_int64(value.timestamp_ms))
+    writer.tags(tag_int64(value.timestamp_ms))
     key = _key(ConsumerRecordType.TARGET_ASSIGNMENT_METADATA, group_id)
     return Record(key, writer.done())
 
@@ -223,11 +231,7 @@ def assignment_epoch(group_id: str, value: AssignmentEpochValue) -> Record:
 def target_assignment(group_id: str, member_id: str, value: TargetAssignmentValue) -> Record:
     """Return the record of a member's target."""
     writer = FieldWriter(_VERSION, flexible=True)
-    writer.count(len(value.partitions))
-    for topic_id, partitions in value.partitions:
-        writer.raw(topic_id)
-        _write_int32s(writer, partitions)
-        writer.tags({})
+    write_topics(writer, value.partitions)
     writer.tags({})
     key = _key(ConsumerRecordType.TARGET_ASSIGNMENT_MEMBER, group_id, member_id)
     return Record(key, writer.done())
@@ -243,7 +247,7 @@ def current_assignment(group_id: str, member_id: str, value: CurrentAssignmentVa
         writer.count(len(topics))
         for topic in topics:
             writer.raw(topic.topic_id)
-            _write_int32s(writer, topic.partitions)
+            write_int32s(writer, topic.partitions)
             writer.tags({} if topic.assignment_epochs is None else _tag_int32s(topic))
     writer.tags({})
     key = _key(ConsumerRecordType.CURRENT_MEMBER_ASSIGNMENT, group_id, member_id)
@@ -253,49 +257,20 @@ def current_assignment(group_id: str, member_id: str, value: CurrentAssignmentVa
 def regular_expression(group_id: str, regex: str, value: RegularExpressionValue) -> Record:
     """Return the record of the topics that a regular expression matches."""
     writer = FieldWriter(_VERSION, flexible=True)
-    _write_strings(writer, value.topics)
+    write_strings(writer, value.topics)
     writer.int64(value.version)
     writer.int64(value.timestamp_ms)
     writer.tags({})
     return Record(_key(ConsumerRecordType.REGULAR_EXPRESSION, group_id, regex), writer.done())
 
 
-def _write_strings(writer: FieldWriter, texts: tuple[str, ...]) -> None:
-    writer.count(len(texts))
-    for text in texts:
-        writer.string(text)
-
-
-def _write_int32s(writer: FieldWriter, numbers: tuple[int, ...]) -> None:
-    writer.count(len(numbers))
-    writer.int32s(numbers)
-
-
-def _tag_int64(value: int) -> dict[int, bytes]:
-    """Return a tagged field, or none for the default of 0."""
-    return {_ONLY_TAG: value.to_bytes(8, signed=True)} if value else {}
-
-
 def _tag_int32s(topic: AssignedPartitions) -> dict[int, bytes]:
     writer = FieldWriter(None, flexible=True)
-    _write_int32s(writer, topic.assignment_epochs or ())
+    write_int32s(writer, topic.assignment_epochs or ())
     return {_ONLY_TAG: writer.done()}
 
 
 # --- reading -------------------------------------------------------------------------------------
-
-
-def _read_strings(reader: FieldReader) -> tuple[str, ...]:
-    return tuple(reader.string() for _ in range(reader.count()))
-
-
-def _read_int32s(reader: FieldReader) -> tuple[int, ...]:
-    return reader.int32s(reader.count())
-
-
-def _read_tag_int64(reader: FieldReader) -> int:
-    field = reader.tags().get(_ONLY_TAG)
-    return 0 if field is None else FieldReader(field).int64()
 
 
 def _read_member(reader: FieldReader) -> ConsumerMemberValue:
@@ -304,7 +279,7 @@ def _read_member(reader: FieldReader) -> ConsumerMemberValue:
         rack_id=reader.nullable_string(),
         client_id=reader.string(),
         client_host=reader.string(),
-        subscribed_topic_names=_read_strings(reader),
+        subscribed_topic_names=read_strings(reader),
         subscribed_topic_regex=reader.nullable_string(),
         rebalance_timeout_ms=reader.int32(),
         server_assignor=reader.nullable_string(),
@@ -326,18 +301,10 @@ def _read_classic(field: bytes | None) -> ClassicMemberMetadata | None:
     return ClassicMemberMetadata(session_timeout_ms, tuple(protocols))
 
 
-def _read_target(reader: FieldReader) -> TargetAssignmentValue:
-    topics = []
-    for _ in range(reader.count()):
-        topics.append((reader.raw(16), _read_int32s(reader)))
-        reader.tags()
-    return TargetAssignmentValue(tuple(topics))
-
-
 def _read_assigned(reader: FieldReader) -> tuple[AssignedPartitions, ...]:
     topics = []
     for _ in range(reader.count()):
-        topic_id, partitions = reader.raw(16), _read_int32s(reader)
+        topic_id, partitions = reader.raw(16), read_int32s(reader)
         field = reader.tags().get(_ONLY_TAG)
         epochs = None
         if field is not None:
@@ -369,17 +336,19 @@ VALUE_READERS: Final[Mapping[ConsumerRecordType, Callable[[FieldReader], Consume
     MappingProxyType(
         {
             ConsumerRecordType.GROUP_METADATA: lambda r: GroupEpochValue(
-                r.int32(), _read_tag_int64(r)
+                r.int32(), read_only_tag(r)
             ),
             ConsumerRecordType.PARTITION_METADATA: lambda _: PartitionMetadataValue(),
             ConsumerRecordType.MEMBER_METADATA: _read_member,
             ConsumerRecordType.TARGET_ASSIGNMENT_METADATA: lambda r: AssignmentEpochValue(
-                r.int32(), _read_tag_int64(r)
+                r.int32(), read_only_tag(r)
             ),
-            ConsumerRecordType.TARGET_ASSIGNMENT_MEMBER: _read_target,
+            ConsumerRecordType.TARGET_ASSIGNMENT_MEMBER: lambda r: TargetAssignmentValue(
+                read_topics(r)
+            ),
             ConsumerRecordType.CURRENT_MEMBER_ASSIGNMENT: _read_current,
             ConsumerRecordType.REGULAR_EXPRESSION: lambda r: RegularExpressionValue(
-                _read_strings(r), r.int64(), r.int64()
+                read_strings(r), r.int64(), r.int64()
             ),
         }
     )

@@ -198,7 +198,7 @@ def update_target(
         if assignment.epoch >= draft.epoch.epoch:
             _retry_remote(shard, decision, draft, settings)
             return
-        if is_early(assignment, settings, decision.now_ms):
+        if is_early(assignment, settings.assignment_interval_ms, decision.now_ms):
             return
     members = draft.members()
     assignor = preferred_assignor(members, settings)
@@ -210,10 +210,10 @@ def update_target(
     _write_target(decision, draft, assignor.name, targets)
 
 
-def is_early(assignment: cr.AssignmentEpochValue, settings: ConsumerSettings, now_ms: int) -> bool:
+def is_early(assignment: cr.AssignmentEpochValue, interval_ms: int, now_ms: int) -> bool:
     """Whether the last computation is too recent for another one."""
     # A wall clock may go back; then the last computation lies in the future.
-    return 0 <= now_ms - assignment.timestamp_ms < settings.assignment_interval_ms
+    return 0 <= now_ms - assignment.timestamp_ms < interval_ms
 
 
 def _write_target(

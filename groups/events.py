@@ -30,4 +30,7 @@ class EventKind(StrEnum):
     REGEX_REFUSED = "regex-refused"
     OFFSETS_EXPIRED = "offsets-expired"
     OFFSETS_OF_DELETED_TOPIC = "offsets-of-deleted-topic"
+    SHARE_STATE_INITIALIZED = "share-state-initialized"
+    SHARE_OFFSETS_ALTERED = "share-offsets-altered"
+    SHARE_STATE_DELETED = "share-state-deleted"
     RECORDS_SKIPPED = "records-skipped"

@@ -1,11 +1,11 @@
-"""Groups that only other brokers coordinate: share groups and streams groups.
+"""Groups that only other brokers coordinate: streams groups.
 
 A partition of ``__consumer_offsets`` from Apache Kafka may contain them. Their names are taken: a
 group of another kind with the same name would make a log that Kafka's coordinator cannot load.
 Their records stay unchanged, and their offsets do not expire here; their members must wait until a
 broker that supports such groups leads the partition.
 
-Source: ``ShareGroup``, ``StreamsGroup`` and the ``*Key.json`` schemas of Kafka 4.3.
+Source: ``StreamsGroup`` and the ``*Key.json`` schemas of Kafka 4.3.
 """
 
 from __future__ import annotations
@@ -21,25 +21,17 @@ from fencepost.groups.group import (
     MEMBER_BYTES,
     GroupBase,
     ShardTotals,
-    not_found,
     text_bytes,
 )
 from fencepost.logcore.machine import DecisionBuilder, InvariantViolation, Record
 from fencepost.logcore.values import dataclass
 
-SHARE: Final = "share"
 STREAMS: Final = "streams"
 
 
 class ForeignRecordType(IntEnum):
     """The type at the beginning of a key."""
 
-    SHARE_MEMBER_METADATA = 10
-    SHARE_METADATA = 11
-    SHARE_TARGET_ASSIGNMENT_METADATA = 12
-    SHARE_TARGET_ASSIGNMENT_MEMBER = 13
-    SHARE_CURRENT_MEMBER_ASSIGNMENT = 14
-    SHARE_STATE_PARTITION_METADATA = 15
     STREAMS_METADATA = 17
     STREAMS_PARTITION_METADATA = 18
     STREAMS_MEMBER_METADATA = 19
@@ -48,18 +40,10 @@ class ForeignRecordType(IntEnum):
     STREAMS_CURRENT_MEMBER_ASSIGNMENT = 22
     STREAMS_TOPOLOGY = 23
 
-    @property
-    def group_type(self) -> str:
-        """The kind of group that the record belongs to."""
-        return SHARE if self < ForeignRecordType.STREAMS_METADATA else STREAMS
-
 
 _Type = ForeignRecordType
-_MEMBER_METADATA: Final = {_Type.SHARE_MEMBER_METADATA, _Type.STREAMS_MEMBER_METADATA}
 PER_MEMBER: Final = {
-    *_MEMBER_METADATA,
-    _Type.SHARE_TARGET_ASSIGNMENT_MEMBER,
-    _Type.SHARE_CURRENT_MEMBER_ASSIGNMENT,
+    _Type.STREAMS_MEMBER_METADATA,
     _Type.STREAMS_TARGET_ASSIGNMENT_MEMBER,
     _Type.STREAMS_CURRENT_MEMBER_ASSIGNMENT,
 }
@@ -85,16 +69,14 @@ class ForeignGroup(GroupBase):
 
     type_name: ClassVar[str] = "foreign"
 
-    def __init__(self, group_id: str, totals: ShardTotals, kind: str) -> None:
+    def __init__(self, group_id: str, totals: ShardTotals) -> None:
         super().__init__(group_id, totals)
-        self.kind = kind
-        """:data:`SHARE` or :data:`STREAMS`, as in ListGroups."""
         self.keys: set[ForeignKey] = set()
 
     @property
     def members(self) -> Mapping[str, None]:
         """The ids of its members; they count for no limit."""
-        ids = (key.member_id for key in self.keys if key.kind in _MEMBER_METADATA)
+        ids = (key.member_id for key in self.keys if key.kind is _Type.STREAMS_MEMBER_METADATA)
         return MappingProxyType(dict.fromkeys(ids))
 
     def replay(self, key: ForeignKey, *, exists: bool) -> None:
@@ -141,7 +123,7 @@ class ForeignGroup(GroupBase):
 
     def listed(self) -> ListedGroup:
         """See ``ClassicGroup``."""
-        return ListedGroup(self.group_id, self.kind, self.state_name, self.kind)
+        return ListedGroup(self.group_id, STREAMS, self.state_name, STREAMS)
 
     def validate_commit(
         self,
@@ -153,8 +135,7 @@ class ForeignGroup(GroupBase):
         in_txn: bool,
         knows_member_epochs: bool,  # noqa: ARG002 - likewise
     ) -> None:
-        """See ``ClassicGroup``. Share groups have no committed offsets."""
-        self._require_offsets()
+        """See ``ClassicGroup``."""
         if generation_id < 0 and not self.members:
             return
         if in_txn and (generation_id, member_id, group_instance_id) == (-1, "", None):
@@ -164,8 +145,8 @@ class ForeignGroup(GroupBase):
         raise self.not_served()
 
     def validate_fetch(self, member_id: str | None, member_epoch: int) -> None:
-        """See ``ClassicGroup``. A share group has no committed offsets."""
-        if self.kind == SHARE or (member_id is None and member_epoch < 0):
+        """See ``ClassicGroup``."""
+        if member_id is None and member_epoch < 0:
             return
         if member_id not in self.members:
             raise UnknownMemberIdError(f"group {self.group_id!r} has no member {member_id!r}")
@@ -174,8 +155,7 @@ class ForeignGroup(GroupBase):
         """See ``ClassicGroup``."""
 
     def validate_offset_delete(self) -> None:
-        """See ``ClassicGroup``."""
-        self._require_offsets()
+        """See ``ClassicGroup``. Any offset may be deleted."""
 
     def is_subscribed_to(self, topic: str) -> bool:  # noqa: ARG002 - any might be
         """See ``ClassicGroup``: the members' subscriptions are unknown."""
@@ -187,7 +167,7 @@ class ForeignGroup(GroupBase):
 
     def tombstones(self) -> Iterator[Record]:
         """See ``ClassicGroup``: this broker never removes the group."""
-        raise InvariantViolation(f"{self.kind} group {self.group_id!r} is to be removed")
+        raise InvariantViolation(f"streams group {self.group_id!r} is to be removed")
 
     def removed(self, decision: DecisionBuilder) -> None:
         """See ``ClassicGroup``."""
@@ -197,21 +177,15 @@ class ForeignGroup(GroupBase):
 
     def durable_state(self) -> object:
         """See ``ClassicGroup``."""
-        return self.kind, sorted((key.kind, key.member_id) for key in self.keys)
+        return STREAMS, sorted((key.kind, key.member_id) for key in self.keys)
 
     def check(self) -> None:
         """See ``ClassicGroup``."""
         self._require(bool(self.keys), "a group without a record")
-        kinds = {key.kind.group_type for key in self.keys}
-        self._require(kinds == {self.kind}, f"records of {kinds}")
 
     def not_served(self) -> UnsupportedGroupRequestError:
         """Return the error for a request of a member of the group."""
-        return UnsupportedGroupRequestError(f"this broker does not serve {self.kind} groups")
-
-    def _require_offsets(self) -> None:
-        if self.kind == SHARE:
-            raise not_found(self, self.group_id, "consumer")
+        return UnsupportedGroupRequestError("this broker does not serve streams groups")
 
 
 def _key_bytes(key: ForeignKey) -> int:

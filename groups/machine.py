@@ -13,7 +13,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from fencepost.groups import (
     admin,
@@ -26,6 +26,8 @@ from fencepost.groups import (
     expressions,
     offsets,
     records,
+    share_heartbeat,
+    share_state,
 )
 from fencepost.groups.assignors.remote import TargetComputed
 from fencepost.groups.classic_group import ClassicGroup
@@ -68,6 +70,19 @@ from fencepost.groups.records import (
     Value,
 )
 from fencepost.groups.shard import MAX_BATCH_BYTES, Group, Shard, group_bytes
+from fencepost.groups.share_commands import (
+    AlterShareOffsets,
+    DeleteShareOffsets,
+    DeleteShareState,
+    DescribeShareGroup,
+    ListShareState,
+    ShareHeartbeat,
+    ShareStateDeleted,
+    ShareStateInitialized,
+    ShareTopicsDeleted,
+)
+from fencepost.groups.share_group import ShareGroup
+from fencepost.groups.share_records import ShareKey
 from fencepost.logcore.budget import Account
 from fencepost.logcore.machine import (
     Decision,
@@ -78,6 +93,8 @@ from fencepost.logcore.machine import (
     Token,
     Written,
 )
+
+G = TypeVar("G", ConsumerGroup, ShareGroup, ForeignGroup)
 
 Handler = Callable[[Shard, DecisionBuilder, Token, Any], None]
 """Handles the commands of one class. It may raise :class:`DomainError` before it changes state."""
@@ -98,6 +115,15 @@ HANDLERS: Mapping[type, Handler] = MappingProxyType(
         ListGroups: admin.list_groups,
         DeleteGroup: admin.delete_group,
         TargetComputed: consumer_target.target_computed,
+        ShareHeartbeat: share_heartbeat.heartbeat,
+        DescribeShareGroup: share_state.describe_share_group,
+        ListShareState: share_state.list_state,
+        AlterShareOffsets: share_state.alter_offsets,
+        ShareStateInitialized: share_state.state_initialized,
+        DeleteShareOffsets: share_state.delete_offsets,
+        DeleteShareState: share_state.delete_state,
+        ShareStateDeleted: share_state.state_deleted,
+        ShareTopicsDeleted: share_state.topics_deleted,
         TopicsDeleted: offsets.topics_deleted,
         ExpireOffsets: offsets.expire_offsets,
     }
@@ -149,6 +175,11 @@ class GroupMachine:
         """All offsets, read-only."""
         return self._shard.offsets
 
+    @property
+    def share_rebalances(self) -> int:
+        """The heartbeats that required a new assignment of a share group, since the load."""
+        return self._shard.share_rebalances
+
     # --- deciding --------------------------------------------------------------------------------
 
     def decide(self, token: Token, command: object, now_ms: int) -> Decision:
@@ -179,6 +210,8 @@ class GroupMachine:
                 classic_rebalance.sync_timer_fired(shard, decision, group)
             case ConsumerGroup(), _, [str(member_id)]:
                 consumer_members.member_timer_fired(shard, decision, group, kind, member_id)
+            case ShareGroup(), "session", [str(member_id)]:
+                share_heartbeat.session_timer_fired(shard, decision, group, member_id)
             case ConsumerGroup(), "regex", []:
                 expressions.regex_timer_fired(shard, decision, group)
             case ConsumerGroup(), "assignor", []:
@@ -193,7 +226,7 @@ class GroupMachine:
         self,
         record: Record,
         offset: int,
-        timestamp_ms: int,  # noqa: ARG002 - every time that matters is in the records
+        timestamp_ms: int,
         stamp: ProducerStamp | None,
     ) -> None:
         """Apply one record. Unknown record types are skipped and counted.
@@ -216,7 +249,15 @@ class GroupMachine:
             case (GroupMetadataKey(group_id), GroupMetadataValue() as value):
                 self._replay_group(group_id, value)
             case (ConsumerKey() as key, value):
-                self._replay_consumer(key, value)
+                group = self._group_of_kind(ConsumerGroup, key.group_id, exists=value is not None)
+                if group is not None:
+                    group.replay(key, value)
+                    self._drop_removed(group)
+            case (ShareKey() as key, value):
+                share = self._group_of_kind(ShareGroup, key.group_id, exists=value is not None)
+                if share is not None:
+                    share.replay(key, value, timestamp_ms)
+                    self._drop_removed(share)
             case (ForeignKey() as key, value):
                 self._replay_foreign(key, exists=value is not None)
             case _:
@@ -275,52 +316,45 @@ class GroupMachine:
             )
         group.install(value, successor)
 
-    def _replay_consumer(self, key: ConsumerKey, value: Value | None) -> None:
-        """Replay a record of a consumer group; the last tombstone removes the group.
+    def _group_of_kind(self, kind: type[G], group_id: str, *, exists: bool) -> G | None:
+        """Return the group whose record is replayed, None for a tombstone of another kind's.
 
-        A group is of one kind at a time, so the latest value determines the kind, and a tombstone
-        of another kind is ignored.
+        A group is of one kind at a time. The latest value determines the kind, and the last
+        tombstone removes the group.
         """
-        shard, group_id = self._shard, key.group_id
+        shard = self._shard
         group = shard.groups.get(group_id)
-        if not isinstance(group, ConsumerGroup):
-            if value is None:
-                return
-            if group is not None:
-                is_simple = isinstance(group, ClassicGroup) and not (group.saved or group.members)
-                if self._active and not is_simple:
-                    raise InvariantViolation(f"{group_id!r} is a group of another kind")
-                group.discard()
-            group = ConsumerGroup(group_id, shard.totals)
-            shard.put_group(group)
-        group.replay(key, value)
-        if value is None and group.is_removed:
-            shard.drop_group(group_id)
-            if shard.offsets.of_group(group_id) is not None:
-                self._ensure_group(group_id)
+        if isinstance(group, kind):
+            return group
+        if not exists:
+            return None
+        if group is not None:
+            is_simple = isinstance(group, ClassicGroup) and not (group.saved or group.members)
+            if self._active and not is_simple:
+                raise InvariantViolation(f"{group_id!r} is a group of another kind")
+            group.discard()
+        fresh = kind(group_id, shard.totals)
+        shard.put_group(fresh)
+        return fresh
 
     def _replay_foreign(self, key: ForeignKey, *, exists: bool) -> None:
-        """Replay a record of a group of another kind, by the rules of :meth:`_replay_consumer`."""
-        shard, group_id, kind = self._shard, key.group_id, key.kind.group_type
         if self._active:
-            raise InvariantViolation(f"a record of a {kind} group was written here")
-        group = shard.groups.get(group_id)
-        if not isinstance(group, ForeignGroup) or group.kind != kind:
-            if not exists:
-                return
-            if group is not None:
-                group.discard()
-            group = ForeignGroup(group_id, shard.totals, kind)
-            shard.put_group(group)
-        group.replay(key, exists=exists)
+            raise InvariantViolation("a record of a streams group was written here")
+        group = self._group_of_kind(ForeignGroup, key.group_id, exists=exists)
+        if group is not None:
+            group.replay(key, exists=exists)
+            self._drop_removed(group)
+
+    def _drop_removed(self, group: ConsumerGroup | ShareGroup | ForeignGroup) -> None:
+        """Remove a group that has lost its last record."""
         if group.is_removed:
-            shard.drop_group(group_id)
-            if shard.offsets.of_group(group_id) is not None:
-                self._ensure_group(group_id)
+            self._shard.drop_group(group.group_id)
+            if self._shard.offsets.of_group(group.group_id) is not None:
+                self._ensure_group(group.group_id)
 
     def _remove_group(self, group_id: str) -> None:
         group = self._shard.groups.get(group_id)
-        if isinstance(group, ConsumerGroup | ForeignGroup):
+        if isinstance(group, ConsumerGroup | ShareGroup | ForeignGroup):
             return
         self._shard.drop_group(group_id)
         if group is not None:
@@ -341,6 +375,8 @@ class GroupMachine:
                 classic.group_loaded(self._shard, decision, group)
             elif isinstance(group, ConsumerGroup):
                 consumer_members.group_loaded(self._shard, decision, group)
+            elif isinstance(group, ShareGroup):
+                share_heartbeat.group_loaded(self._shard, decision, group)
         for kind, count in sorted(self._skipped.items()):
             decision.event(EventKind.RECORDS_SKIPPED, "", record_type=kind, count=count)
         return decision.build()

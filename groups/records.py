@@ -32,6 +32,11 @@ from fencepost.groups.foreign_group import (
     ForeignRecordType,
     ForeignValue,
 )
+from fencepost.groups.share_records import (
+    VALUE_READERS as SHARE_VALUE_READERS,
+)
+from fencepost.groups.share_records import ShareKey, ShareRecordType, ShareValue
+from fencepost.groups.share_records import read_key as read_share_key
 from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.fields import FieldReader, FieldWriter
 from fencepost.logcore.machine import Record, Written
@@ -123,8 +128,8 @@ class GroupMetadataValue:
     members: tuple[MemberMetadata, ...]
 
 
-Key = OffsetCommitKey | GroupMetadataKey | ConsumerKey | ForeignKey
-Value = OffsetCommitValue | GroupMetadataValue | ConsumerValue | ForeignValue
+Key = OffsetCommitKey | GroupMetadataKey | ConsumerKey | ShareKey | ForeignKey
+Value = OffsetCommitValue | GroupMetadataValue | ConsumerValue | ShareValue | ForeignValue
 
 
 # --- writing -------------------------------------------------------------------------------------
@@ -288,6 +293,16 @@ def _consumer_codec(
     )
 
 
+def _share_codec(kind: ShareRecordType, read_value: Callable[[FieldReader], ShareValue]) -> _Codec:
+    """Return the codec of a type of ``share_records``: one version, flexible."""
+    return _Codec(
+        read_key=lambda reader: read_share_key(kind, reader),
+        read_value=lambda reader, _version: read_value(reader),
+        newest_version=0,
+        first_flexible_version=0,
+    )
+
+
 def _foreign_codec(kind: ForeignRecordType) -> _Codec:
     """Return the codec of a type of ``foreign_group``, which ignores the value."""
 
@@ -309,6 +324,7 @@ _CODECS: Final[Mapping[int, _Codec]] = MappingProxyType(
             lambda reader: GroupMetadataKey(reader.string()), _read_group_metadata_value
         ),
         **{kind: _consumer_codec(kind, reader) for kind, reader in VALUE_READERS.items()},
+        **{kind: _share_codec(kind, reader) for kind, reader in SHARE_VALUE_READERS.items()},
         **{kind: _foreign_codec(kind) for kind in ForeignRecordType},
     }
 )

@@ -17,6 +17,7 @@ from fencepost.groups.group import GROUP_BYTES, ShardTotals, pending_bytes, text
 from fencepost.groups.limits import GroupLimits
 from fencepost.groups.offset_store import OffsetStore, TopicPartition
 from fencepost.groups.records import batch_bytes
+from fencepost.groups.share_group import ShareGroup
 from fencepost.logcore.machine import Record
 from fencepost.logcore.values import dataclass
 
@@ -27,7 +28,7 @@ MAX_REMEMBERED_ASSIGNORS: Final = 20_000
 """Limit of remembered requests to assignors, the same as ``max_groups``. A request that was
 forgotten is sent again."""
 
-Group = ClassicGroup | ConsumerGroup | ForeignGroup
+Group = ClassicGroup | ConsumerGroup | ShareGroup | ForeignGroup
 """One entry of the shard's group table."""
 
 OffsetScanItem = tuple[str, TopicPartition | None]
@@ -70,6 +71,8 @@ class Shard:
     ``max_shard_pending_members``."""
     upkeep_passes: dict[Hashable, Iterator[OffsetScanItem]] = field(default_factory=dict)
     """By command (ExpireOffsets, TopicsDeleted), the items that its scan has yet to examine."""
+    share_rebalances: int = 0
+    """Heartbeats that required a new assignment of a share group."""
     _retry_at_ms: dict[tuple[str, str], int] = field(default_factory=dict)
     """By group and assignor, when to ask a remote assignor again; oldest first."""
 

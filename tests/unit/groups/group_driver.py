@@ -41,6 +41,7 @@ from fencepost.groups.limits import GroupLimits
 from fencepost.groups.machine import GroupMachine
 from fencepost.groups.reconcile import MemberState
 from fencepost.groups.shard import MAX_BATCH_BYTES
+from fencepost.groups.share_group import ShareGroup
 from fencepost.logcore.budget import Account
 from fencepost.logcore.machine import Decision, DomainError, Event, ProducerStamp, Record
 from tests.unit.groups.telling import Seen, check_told, seen
@@ -80,6 +81,7 @@ class Entry:
     record: Record | None
     stamp: ProducerStamp | None
     marker: Marker | None = None
+    timestamp_ms: int = NOW
 
 
 class Parked:
@@ -112,7 +114,7 @@ def replay(machine: GroupMachine, entry: Entry) -> None:
         stamp = ProducerStamp(entry.marker.producer_id, 0)
         machine.replay_marker(stamp, entry.offset, commit=entry.marker.commit)
     elif entry.record is not None:
-        machine.replay(entry.record, entry.offset, NOW, entry.stamp)
+        machine.replay(entry.record, entry.offset, entry.timestamp_ms, entry.stamp)
 
 
 MADE: deque[Driver] = deque(maxlen=2)
@@ -237,7 +239,7 @@ class Driver:
         # state to compare with is the one recorded after the previous step.
         before = self._told
         for record in decision.records:
-            self._append(Entry(len(self.log), record, decision.stamp))
+            self._append(Entry(len(self.log), record, decision.stamp, timestamp_ms=self.now))
         self._collect(decision, now)
         self.check()
         self._told = seen(self.groups) if self.watch_every == 1 else {}
@@ -292,6 +294,9 @@ class Driver:
                     allowed |= {group.timer("assignor"), group.timer("regex")}
                 if group.scan is not None:
                     needed.add(group.timer("regex"))
+                continue
+            if isinstance(group, ShareGroup):
+                needed |= {group.timer("session", member_id) for member_id in group.members}
                 continue
             if isinstance(group, ForeignGroup):
                 continue

@@ -10,6 +10,7 @@ from typing import Any
 from fencepost.groups.classic_group import ClassicGroup
 from fencepost.groups.classic_state import ClassicState
 from fencepost.groups.consumer_group import ConsumerGroup
+from fencepost.groups.share_group import ShareGroup
 from fencepost.logcore.machine import Event
 
 GONE = frozenset({"member-left", "member-expired", "member-fenced"})
@@ -33,12 +34,12 @@ class Seen:
 def seen(groups: Mapping[str, Any]) -> dict[str, Seen]:
     found: dict[str, Seen] = {}
     for name, group in groups.items():
-        if isinstance(group, ConsumerGroup):
+        if isinstance(group, ConsumerGroup | ShareGroup):
             members = {
                 member_id: (one.client_id, one.client_host, group.current(member_id).member_epoch)
                 for member_id, one in group.members.items()
             }
-            found[name] = Seen("consumer", group.epoch, members)
+            found[name] = Seen(group.type_name, group.epoch, members)
         elif isinstance(group, ClassicGroup):
             members = {
                 member_id: (one.client_id, one.client_host, 0)
@@ -101,7 +102,7 @@ def _check_group(old: Seen | None, new: Seen | None, events: list[Event]) -> Non
 def _check_epoch(old: Seen, new: Seen, events: list[Event]) -> None:
     if old.epoch == new.epoch:
         return
-    is_consumer = new.kind == "consumer"
+    is_consumer = new.kind != "classic"
     kind = "group-epoch-bumped" if is_consumer else "generation-started"
     names = ("old_epoch", "epoch") if is_consumer else ("old_generation", "new_generation")
     steps = [tuple(event.detail[name] for name in names) for event in events if event.kind == kind]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fencepost.groups import records
+from fencepost.groups import share_records as sr
 from fencepost.groups.commands import (
     CommitOffsets,
     DeleteGroup,
@@ -61,12 +62,7 @@ STREAMS = (
     written(Type.STREAMS_MEMBER_METADATA, G, "m"),
     written(Type.STREAMS_CURRENT_MEMBER_ASSIGNMENT, G, "m"),
 )
-SHARE = (written(Type.SHARE_METADATA, G), written(Type.SHARE_MEMBER_METADATA, G, "m"))
-WITHOUT_MEMBERS = {
-    "streams": (written(Type.STREAMS_METADATA, G), written(Type.STREAMS_TOPOLOGY, G)),
-    "share": (written(Type.SHARE_METADATA, G),),
-}
-WITH_MEMBERS = {"streams": STREAMS, "share": SHARE}
+WITHOUT_MEMBERS = (written(Type.STREAMS_METADATA, G), written(Type.STREAMS_TOPOLOGY, G))
 
 
 def listed(driver: Driver) -> list[tuple[str, str, str]]:
@@ -74,16 +70,14 @@ def listed(driver: Driver) -> list[tuple[str, str, str]]:
     return [(one.group_id, one.group_type, one.state) for one in found]
 
 
-@pytest.mark.parametrize("kind", WITH_MEMBERS)
-def test_they_are_listed_as_what_they_are(kind: str) -> None:
-    assert listed(Driver(log=log_of(*WITH_MEMBERS[kind]))) == [(G, kind, "Unknown")]
-    assert listed(Driver(log=log_of(*WITHOUT_MEMBERS[kind]))) == [(G, kind, "Empty")]
+def test_they_are_listed_as_what_they_are() -> None:
+    assert listed(Driver(log=log_of(*STREAMS))) == [(G, "streams", "Unknown")]
+    assert listed(Driver(log=log_of(*WITHOUT_MEMBERS))) == [(G, "streams", "Empty")]
 
 
-@pytest.mark.parametrize("kind", WITH_MEMBERS)
 @pytest.mark.parametrize("has_members", [True, False])
-def test_their_names_are_taken(kind: str, has_members: bool) -> None:
-    found = (WITH_MEMBERS if has_members else WITHOUT_MEMBERS)[kind]
+def test_their_names_are_taken(has_members: bool) -> None:
+    found = STREAMS if has_members else WITHOUT_MEMBERS
     driver = ConsumerDriver(log=log_of(*found))
     size = len(driver.log)
     with pytest.raises(InconsistentGroupProtocolError):
@@ -109,15 +103,6 @@ def commit(driver: Driver, generation: int = -1, member_id: str = "") -> None:
     )
 
 
-def test_a_share_group_has_no_offsets() -> None:
-    driver = Driver(log=log_of(*SHARE))
-    with pytest.raises(GroupIdNotFoundError):
-        commit(driver)
-    assert driver.ask(FetchOffsets(G, None)).topics == ()
-    with pytest.raises(GroupIdNotFoundError):
-        driver.ask(DeleteOffsets(G, (("t", (0,)),)))
-
-
 def test_a_streams_group_keeps_its_offsets() -> None:
     """They do not expire: only the group's own coordinator knows its active members."""
     driver = Driver(log=log_of(OFFSET, *STREAMS))
@@ -140,7 +125,7 @@ def test_a_streams_group_keeps_its_offsets() -> None:
 
 
 def test_an_empty_streams_group_takes_offsets_and_is_not_removed() -> None:
-    driver = Driver(log=log_of(*WITHOUT_MEMBERS["streams"]))
+    driver = Driver(log=log_of(*WITHOUT_MEMBERS))
     commit(driver)
     driver.ask(DeleteOffsets(G, (("t", (0,)),)))
     size = len(driver.log)
@@ -165,16 +150,19 @@ def test_the_newest_value_says_which_kind_a_group_is() -> None:
         G, records.GroupMetadataValue("consumer", 0, None, None, NOW, ())
     )
     old = records.group_tombstone(G)
-    assert listed(Driver(log=log_of(classic, old, *SHARE, old))) == [(G, "share", "Unknown")]
-    ended = forgotten(Type.SHARE_METADATA, G)
-    assert listed(Driver(log=log_of(*SHARE, classic, ended))) == [(G, "classic", "Empty")]
-    assert listed(Driver(log=log_of(*SHARE, *STREAMS, ended))) == [(G, "streams", "Unknown")]
+    share = sr.group_epoch(G, sr.ShareGroupEpochValue(3))
+    assert listed(Driver(log=log_of(classic, old, *STREAMS, old))) == [(G, "streams", "Unknown")]
+    ended = forgotten(Type.STREAMS_METADATA, G)
+    assert listed(Driver(log=log_of(*STREAMS, classic, ended))) == [(G, "classic", "Empty")]
+    assert listed(Driver(log=log_of(*STREAMS, share, ended))) == [(G, "share", "Empty")]
+    ended = Record(share.key, None)
+    assert listed(Driver(log=log_of(share, *STREAMS, ended))) == [(G, "streams", "Unknown")]
 
 
 def test_what_is_not_of_this_kind_is_no_key() -> None:
     with pytest.raises(CorruptRecordError):
-        load(log_of(Record(key(Type.SHARE_MEMBER_METADATA, G), b"\0\0")))
+        load(log_of(Record(key(Type.STREAMS_MEMBER_METADATA, G), b"\0\0")))
     driver = Driver(log=log_of(Record(b"\0\x63", b"\0\0")))
     assert driver.kinds() == ["records-skipped"]
-    with pytest.raises(InvariantViolation, match="share group"):
-        driver.machine.replay(SHARE[0], 1, NOW, None)
+    with pytest.raises(InvariantViolation, match="streams group"):
+        driver.machine.replay(STREAMS[0], 1, NOW, None)

@@ -1,0 +1,99 @@
+"""The assignor ``simple`` of share groups: several members may share a partition.
+
+With M members and P partitions, each partition is shared by ⌈M/P⌉ members, and the places are dealt
+out evenly. Balance precedes stickiness, and racks do not matter.
+
+Source: Kafka's ``SimpleAssignor`` and its two assignment builders. Kafka's result depends on the
+order of Java's hash tables; here ties go to the smaller member id and partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from fencepost.groups.assignors.model import TopicIdPartition
+
+NAME: Final = "simple"
+"""Its name in ``group.share.assignors``."""
+
+Held = Mapping[str, frozenset[TopicIdPartition]]
+"""Member id → partitions."""
+
+
+def assign(
+    topic_ids: Mapping[str, frozenset[bytes]],
+    partitions: Collection[TopicIdPartition],
+    held: Held,
+) -> dict[str, frozenset[TopicIdPartition]]:
+    """Return each member's partitions.
+
+    ``topic_ids`` are the subscribed topics of every member, ``partitions`` those that may be
+    assigned, ``held`` the members' present targets.
+    """
+    if len(set(topic_ids.values())) == 1:  # one subscription: balanced over all topics
+        wanted = next(iter(topic_ids.values()))
+        places = [partition for partition in partitions if partition[0] in wanted]
+        return _balanced(sorted(topic_ids), sorted(places), held)
+    found: dict[str, set[TopicIdPartition]] = {member_id: set() for member_id in topic_ids}
+    by_topic: dict[bytes, list[TopicIdPartition]] = {}
+    for partition in sorted(partitions):
+        by_topic.setdefault(partition[0], []).append(partition)
+    for topic_id, places in by_topic.items():
+        members = sorted(name for name, wanted in topic_ids.items() if topic_id in wanted)
+        for member_id, mine in _balanced(members, places, held).items():
+            found[member_id] |= mine
+    return {member_id: frozenset(mine) for member_id, mine in found.items()}
+
+
+def _balanced(
+    members: list[str], partitions: list[TopicIdPartition], held: Held
+) -> dict[str, frozenset[TopicIdPartition]]:
+    """Assign partitions to members that subscribe to all of them."""
+    if not members or not partitions:
+        return {member_id: frozenset() for member_id in members}
+    sharing = -(-len(members) // len(partitions))
+    quotas = _quotas(members, sharing * len(partitions))
+    known = set(partitions)
+    mine = {member_id: set(held.get(member_id, ())) & known for member_id in members}
+    holders: dict[TopicIdPartition, set[str]] = {partition: set() for partition in partitions}
+    for member_id, kept in mine.items():
+        for partition in kept:
+            holders[partition].add(member_id)
+
+    def revoke(member_id: str, partition: TopicIdPartition) -> None:
+        mine[member_id].remove(partition)
+        holders[partition].remove(member_id)
+
+    for partition in partitions:
+        excess = len(holders[partition]) - sharing
+        if excess > 0:
+            # Members with too many partitions lose one first.
+            order = sorted(
+                holders[partition], key=lambda name: (len(mine[name]) <= quotas[name], name)
+            )
+            for member_id in order[:excess]:
+                revoke(member_id, partition)
+    for member_id in members:
+        excess = len(mine[member_id]) - quotas[member_id]
+        if excess > 0:
+            order_of = sorted(mine[member_id], key=lambda place: (-len(holders[place]), place))
+            for partition in order_of[:excess]:
+                revoke(member_id, partition)
+    unfilled = {name: None for name in members if len(mine[name]) < quotas[name]}
+    for partition in partitions:
+        # Every member with room may hold the partition already; then a place stays empty.
+        for member_id in [name for name in unfilled if name not in holders[partition]]:
+            if len(holders[partition]) >= sharing:
+                break
+            mine[member_id].add(partition)
+            holders[partition].add(member_id)
+            if len(mine[member_id]) == quotas[member_id]:
+                del unfilled[member_id]
+    return {member_id: frozenset(kept) for member_id, kept in mine.items()}
+
+
+def _quotas(members: list[str], places: int) -> dict[str, int]:
+    """Deal out places evenly: two members differ by one at most."""
+    upto = [-(-places * index // len(members)) for index in range(len(members) + 1)]
+    return {name: upto[at + 1] - upto[at] for at, name in enumerate(members)}

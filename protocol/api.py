@@ -89,7 +89,18 @@ class ApiKey(IntEnum):
     ASSIGN_REPLICAS_TO_DIRS = 73
     LIST_CONFIG_RESOURCES = 74
     DESCRIBE_TOPIC_PARTITIONS = 75
+    SHARE_GROUP_HEARTBEAT = 76
+    SHARE_GROUP_DESCRIBE = 77
     SHARE_FETCH = 78
+    SHARE_ACKNOWLEDGE = 79
+    INITIALIZE_SHARE_GROUP_STATE = 83
+    READ_SHARE_GROUP_STATE = 84
+    WRITE_SHARE_GROUP_STATE = 85
+    DELETE_SHARE_GROUP_STATE = 86
+    READ_SHARE_GROUP_STATE_SUMMARY = 87
+    DESCRIBE_SHARE_GROUP_OFFSETS = 90
+    ALTER_SHARE_GROUP_OFFSETS = 91
+    DELETE_SHARE_GROUP_OFFSETS = 92
     UNREGISTER_CONTROLLER = 94
 
 
@@ -182,6 +193,18 @@ APIS: Mapping[int, Api] = {
         _api(ApiKey.CONSUMER_GROUP_DESCRIBE, (0, 1)),
         _api(ApiKey.LIST_CONFIG_RESOURCES, (0, 1)),
         _api(ApiKey.DESCRIBE_TOPIC_PARTITIONS, (0, 0)),
+        _api(ApiKey.SHARE_GROUP_HEARTBEAT, (1, 1)),
+        _api(ApiKey.SHARE_GROUP_DESCRIBE, (1, 1)),
+        _api(ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS, (0, 1)),
+        _api(ApiKey.ALTER_SHARE_GROUP_OFFSETS, (0, 0)),
+        _api(ApiKey.DELETE_SHARE_GROUP_OFFSETS, (0, 0)),
+        _api(ApiKey.SHARE_FETCH, (1, 2)),
+        _api(ApiKey.SHARE_ACKNOWLEDGE, (1, 2)),
+        _api(ApiKey.INITIALIZE_SHARE_GROUP_STATE, (0, 0)),
+        _api(ApiKey.READ_SHARE_GROUP_STATE, (0, 0)),
+        _api(ApiKey.WRITE_SHARE_GROUP_STATE, (0, 1)),
+        _api(ApiKey.DELETE_SHARE_GROUP_STATE, (0, 0)),
+        _api(ApiKey.READ_SHARE_GROUP_STATE_SUMMARY, (0, 1)),
         _api(ApiKey.UNREGISTER_CONTROLLER, (0, 0)),
     )
 }
@@ -206,10 +229,6 @@ CONTROLLER_APIS: Mapping[int, Api] = {
 }
 """APIs between nodes that only a controller's listener serves. (A broker of a ZooKeeper cluster
 serves some of them; see :data:`ZOOKEEPER_APIS`.)"""
-
-MEMBER_APIS: Mapping[int, Api] = {api.key: api for api in (_api(ApiKey.SHARE_FETCH, (1, 2)),)}
-"""APIs that this broker serves only beside other brokers. One of them may coordinate share groups,
-whose consumers send ShareFetch to every partition leader."""
 
 FORWARDED: frozenset[int] = frozenset(
     {
@@ -248,7 +267,6 @@ the APIs of ``CONTROLLER_APIS`` that brokers send to the controller of such a cl
 KNOWN_APIS: Mapping[int, Api] = {
     **APIS,
     **CONTROLLER_APIS,
-    **MEMBER_APIS,
     **ZOOKEEPER_APIS,
 }
 """All APIs whose messages can be read and written."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kio.schema.errors import ErrorCode
 
 from fencepost.client.queries.session import check
+from fencepost.client.queries.share_offsets import SHARE, described, start_offsets
 from fencepost.client.queries.unknown import unknown_group
 from fencepost.coordinator.metadata.names import is_progress
 from fencepost.logcore.values import dataclass
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 CONSUMER_GROUP_DESCRIBE = 69
 CLASSIC, CONSUMER = "classic", "consumer"
-KNOWN_TYPES = frozenset({"", CLASSIC, CONSUMER})
+KNOWN_TYPES = frozenset({"", CLASSIC, CONSUMER, SHARE})
 """Group types that can be described; a broker that reports no type only has classic groups."""
 NO_LAG: Mapping[str, object] = {
     **dict.fromkeys(("lag", "held_back", "lag_uncommitted", "lag_is_exact", "lag_at_most")),
@@ -30,7 +31,7 @@ NO_LAG: Mapping[str, object] = {
 
 @dataclass(frozen=True, slots=True)
 class MemberView:
-    """One member. ``target`` is None in a classic group, ``metadata`` empty in a consumer group."""
+    """One member. Only consumer groups have targets, only classic ones metadata."""
 
     member_id: str
     instance_id: str | None
@@ -63,7 +64,7 @@ class GroupView:
 
 
 def describe_group(session: ClusterSession, group: str) -> GroupView:
-    """Describe a group of either protocol; a group that does not exist is Dead."""
+    """Describe a group of any protocol; a group that does not exist is Dead."""
     if CONSUMER_GROUP_DESCRIBE in session.client.versions():
         found = session.client.call(
             "ConsumerGroupDescribe", to_group=group, group_ids=(group,)
@@ -78,6 +79,8 @@ def describe_group(session: ClusterSession, group: str) -> GroupView:
     found = session.client.call("DescribeGroups", to_group=group, groups=(group,)).groups[0]
     if found.error_code != ErrorCode.group_id_not_found:
         check(found.error_code, "DescribeGroups", group, getattr(found, "error_message", None))
+    if found.group_state == "Dead" and (share := described(session, group)) is not None:
+        return _share(group, share)
     return _classic(group, found)
 
 
@@ -89,14 +92,15 @@ def existing(session: ClusterSession, group: str) -> GroupView:
     return found
 
 
-def _consumer(group: str, found: Any) -> GroupView:
-    def named(assignment: Any) -> tuple[Partition, ...]:
-        return tuple(
-            (topic.topic_name, index)
-            for topic in assignment.topic_partitions
-            for index in topic.partitions
-        )
+def _named(assignment: Any) -> tuple[Partition, ...]:
+    return tuple(
+        (topic.topic_name, index)
+        for topic in assignment.topic_partitions
+        for index in topic.partitions
+    )
 
+
+def _consumer(group: str, found: Any) -> GroupView:
     members = tuple(
         MemberView(
             row.member_id,
@@ -104,8 +108,8 @@ def _consumer(group: str, found: Any) -> GroupView:
             row.client_id,
             row.client_host.removeprefix("/"),
             row.member_epoch,
-            named(row.assignment),
-            named(row.target_assignment),
+            _named(row.assignment),
+            _named(row.target_assignment),
             row.rack_id,
             topics=tuple(row.subscribed_topic_names),
             regex=row.subscribed_topic_regex,
@@ -114,6 +118,25 @@ def _consumer(group: str, found: Any) -> GroupView:
     )
     return GroupView(
         group, CONSUMER, found.group_state, found.assignor_name, found.group_epoch, members
+    )
+
+
+def _share(group: str, found: Any) -> GroupView:
+    members = tuple(
+        MemberView(
+            row.member_id,
+            None,
+            row.client_id,
+            row.client_host.removeprefix("/"),
+            row.member_epoch,
+            _named(row.assignment),
+            rack_id=row.rack_id,
+            topics=tuple(row.subscribed_topic_names),
+        )
+        for row in found.members
+    )
+    return GroupView(
+        group, SHARE, found.group_state, found.assignor_name, found.group_epoch, members
     )
 
 
@@ -180,12 +203,17 @@ def offset_rows(session: ClusterSession, groups: Iterable[GroupView]) -> list[di
     true, and ``lag_at_most`` counts from the log start. A partition without a leader is unknown as
     well; ``error`` is Kafka's name of the error. An offset committed for a deleted topic has no
     lag, and neither has the ``progress`` of a Spark query, stored as an offset: ``lag`` is None,
-    ``unknown`` false. Raises ApiError.
+    ``unknown`` false. ``committed`` of a share group is the start offset, and its coordinator
+    computes the lag. Raises ApiError.
     """
     from fencepost.client.queries.lag import ConsumerLags
 
     known: list[tuple[GroupView, dict[Partition, OffsetAndMetadata], dict[Partition, str]]] = []
+    of_shares: list[dict[str, object]] = []
     for group in groups:
+        if group.kind == SHARE:
+            of_shares += _share_rows(session, group)
+            continue
         committed = session.committed(group.group)
         owners = {tp: member.member_id for member in group.members for tp in member.assigned}
         known.append((group, committed, owners))
@@ -215,7 +243,27 @@ def offset_rows(session: ClusterSession, groups: Iterable[GroupView]) -> list[di
                     "error": failed and failed.name.upper(),
                 }
             )
-    return rows
+    return rows + of_shares
+
+
+def _share_rows(session: ClusterSession, group: GroupView) -> list[dict[str, object]]:
+    """Return the rows of a share group; members share its partitions, so none owns any."""
+    return [
+        {
+            "group": group.group,
+            "topic": topic,
+            "partition": index,
+            "committed": start.offset,
+            **dict.fromkeys(("first", "stable", "end", "member")),
+            **NO_LAG,
+            "lag": start.lag,
+            "unknown": start.lag is None,
+            "progress": False,
+            "state": group.state,
+            "error": start.error,
+        }
+        for (topic, index), start in start_offsets(session, group.group).items()
+    ]
 
 
 def _lag(lags: ConsumerLags, partition: Partition, committed: int | None) -> dict[str, object]:

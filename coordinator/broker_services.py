@@ -10,13 +10,18 @@ import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fencepost.cluster.image import LocalPartition, MetadataImage, TopicImage
 from fencepost.coordinator.config.broker_config import BrokerConfig, ConfigError
 from fencepost.coordinator.errors import MetadataUnavailableError
 from fencepost.coordinator.history.entries import CLUSTER, PARTITION
 from fencepost.coordinator.history.recorder import HistoryRecorder
+from fencepost.coordinator.metadata.names import (
+    CONSUMER_OFFSETS,
+    SHARE_GROUP_STATE,
+    TRANSACTION_STATE,
+)
 from fencepost.coordinator.metadata.publication import Subscriber
 from fencepost.coordinator.metadata.server_secret import server_secret
 from fencepost.coordinator.runtime.background import Step
@@ -27,7 +32,9 @@ from fencepost.coordinator.security.authorizer import Authorizer
 from fencepost.coordinator.security.quota_table import QuotaTable
 from fencepost.coordinator.security.quotas import ClientQuotas
 from fencepost.coordinator.security.replication_quota import ReplicationQuota, ReplicationSide
+from fencepost.coordinator.services.base import ShardedCoordinator
 from fencepost.coordinator.services.groups import GroupCoordinator
+from fencepost.coordinator.services.share_coordinator import ShareCoordinator
 from fencepost.coordinator.services.txns import TxnCoordinator
 from fencepost.coordinator.storage.appends import Appends
 from fencepost.coordinator.storage.fetches import Fetches
@@ -40,8 +47,13 @@ if TYPE_CHECKING:
     from fencepost.coordinator.controller.metadata_log_reader import ObserverState
     from fencepost.coordinator.replication.controller_channel import ControllerChannel
     from fencepost.coordinator.runtime.origin import Origin
+    from fencepost.coordinator.runtime.timers import TimerQueue
     from fencepost.coordinator.security.password_checks import PasswordChecks
     from fencepost.coordinator.security.users import ScramUsers
+    from fencepost.coordinator.services.share_fetches import ShareFetches
+    from fencepost.coordinator.services.share_groups import AskLeader, ShareGroups
+    from fencepost.coordinator.services.share_partitions import SharePartitions
+    from fencepost.coordinator.services.share_persister import SharePersister
     from fencepost.coordinator.zookeeper.node import ZooKeeperNode
 
 Address = tuple[str, int]
@@ -50,6 +62,11 @@ Address = tuple[str, int]
 
 CheckCertificates = Callable[[BrokerConfig], asyncio.Future[ConfigError | None]]
 """Returns the reason why a configuration's certificates cannot be used, or None."""
+
+
+def connection_id(connection: object) -> str:
+    """Return a name that no other open connection has, for share sessions."""
+    return str(id(connection))
 
 
 class Services:
@@ -105,7 +122,11 @@ class Services:
         """Records the causes of changes to groups and transactions."""
         self.replicas.remember = self.remember_replica
         self.groups = GroupCoordinator(storage, self.history.remember, self.internal_topic)
-        """Consumer groups and their offsets."""
+        """Groups and committed offsets."""
+        self._share_persister: SharePersister | None = None
+        self._share_groups: ShareGroups | None = None
+        self.ask_leader: AskLeader | None = None
+        """Asks another broker for end offsets of partitions; None on a broker that stands alone."""
         self.txns = TxnCoordinator(
             storage,
             self.history.remember,
@@ -114,8 +135,23 @@ class Services:
             complete_offsets=self.groups.complete_transaction,
         )
         """Transactions and producer ids."""
+        self.share_coordinator = ShareCoordinator(
+            storage, self.history.remember, self.internal_topic
+        )
+        """The state of share partitions."""
+        self._shares: SharePartitions | None = None
+        self._share_fetches: ShareFetches | None = None
         self.appends = Appends(storage, verify=self.txns.verify)
         """Serves Produce requests."""
+
+    @property
+    def coordinators(self) -> Mapping[str, ShardedCoordinator[Any]]:
+        """Return the coordinators by their topics."""
+        return {
+            CONSUMER_OFFSETS: self.groups,
+            TRANSACTION_STATE: self.txns,
+            SHARE_GROUP_STATE: self.share_coordinator,
+        }
 
     def remember_replica(self, _local: LocalPartition, event: Event) -> None:
         """Record a replica's event and its cause; the subject is the topic and partition index."""
@@ -134,9 +170,11 @@ class Services:
             self.replicas.start()
             self.metadata.subscribe(Subscriber.GROUPS, self.groups.publish)
             self.metadata.subscribe(Subscriber.TRANSACTIONS, self.txns.publish)
+            self.metadata.subscribe(Subscriber.SHARE_STATE, self.share_coordinator.publish)
         # First: loading transactions may complete some that have committed offsets of groups.
         await self.groups.start()
         await self.txns.start()
+        await self.share_coordinator.start()
 
     @property
     def on_zookeeper(self) -> ZooKeeperNode:
@@ -237,12 +275,82 @@ class Services:
             self._password_checks = PasswordChecks()
         return self._password_checks
 
+    @property
+    def share_persister(self) -> SharePersister:
+        """Return the sender of requests to share coordinators."""
+        if self._share_persister is None:
+            from fencepost.coordinator.services.share_persister import SharePersister  # noqa: PLC0415 - most brokers have no share group
+
+            self._share_persister = SharePersister(self.share_coordinator.send)
+        return self._share_persister
+
+    @property
+    def shares(self) -> SharePartitions:
+        """Return the share partitions that this broker leads."""
+        if self._shares is None:
+            from fencepost.coordinator.services.share_partitions import SharePartitions  # noqa: PLC0415 - the same
+
+            self._shares = SharePartitions(
+                self.storage, self.share_persister, self.history.remember
+            )
+            self.metadata.subscribe(Subscriber.SHARE_PARTITIONS, self._shares.publish)
+        return self._shares
+
+    @property
+    def has_shares(self) -> bool:
+        """Return whether share partitions have been fetched since the start."""
+        return self._shares is not None
+
+    @property
+    def share_fetches(self) -> ShareFetches:
+        """Return the server of ShareFetch requests."""
+        if self._share_fetches is None:
+            from fencepost.coordinator.services.share_fetches import ShareFetches  # noqa: PLC0415 - the same
+
+            self._share_fetches = ShareFetches(self.shares, self.config)
+        return self._share_fetches
+
+    @property
+    def timer_queues(self) -> list[TimerQueue]:
+        """Return the deadlines of all coordinators and share partitions."""
+        found = [one.timers for one in self.coordinators.values()]
+        return found if self._shares is None else [*found, self._shares.timers]
+
+    def connection_closed(self, connection: object) -> None:
+        """End the share sessions of a closed connection."""
+        if self._shares is not None:
+            self._shares.connection_closed(connection_id(connection))
+
+    def _close_shares(self) -> None:
+        if self._shares is not None:
+            self._shares.close()
+        if self._share_persister is not None:
+            self._share_persister.close()
+
+    @property
+    def share_groups(self) -> ShareGroups:
+        """Return the part of the group coordinator that needs the share coordinator."""
+        if self._share_groups is None:
+            from fencepost.coordinator.services.share_groups import ShareGroups  # noqa: PLC0415 - the same
+
+            self._share_groups = ShareGroups(
+                self.groups, self.share_persister, self.replicas, self.ask_leader
+            )
+        return self._share_groups
+
+    async def _stop_share_groups(self) -> None:
+        if self._share_groups is not None:
+            await self._share_groups.stop()
+
     def shutdown_steps(self) -> list[Step]:
         """Return the first steps of a shutdown: no new requests, but responses are still sent."""
         return [
             ("wait for commits", self.commits.drain),
+            ("drop share partitions", self._close_shares),
             ("stop the transaction coordinator", self.txns.stop),
+            ("end changes of share groups", self._stop_share_groups),
             ("stop the group coordinator", self.groups.stop),
+            ("stop the share coordinator", self.share_coordinator.stop),
         ]
 
     def last_shutdown_steps(self) -> list[Step]:
@@ -287,3 +395,4 @@ class Services:
         """Wait until deleted topics' directories are renamed and their offsets deleted."""
         await self.replicas.deletions_done()
         await self.groups.forgotten()
+        await self.share_coordinator.forgotten()

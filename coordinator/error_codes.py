@@ -19,6 +19,7 @@ from fencepost.coordinator.controller import errors as observers
 from fencepost.coordinator.runtime import errors as shard_errors
 from fencepost.coordinator.zookeeper import errors as zookeeper
 from fencepost.groups import errors as groups
+from fencepost.groups.share import errors as shares
 from fencepost.logcore import errors as logs
 from fencepost.logcore.machine import DomainError, InvalidRegularExpressionError
 from fencepost.protocol.added_errors import CONTROLLER_ID_NOT_REGISTERED
@@ -134,6 +135,20 @@ CODES: Mapping[type[DomainError], ErrorCode] = {
     groups.StaleMemberEpochError: ErrorCode.stale_member_epoch,
     groups.UnreleasedInstanceIdError: ErrorCode.unreleased_instance_id,
     groups.UnsupportedGroupRequestError: ErrorCode.unsupported_version,
+    # groups/share
+    shares.ShareSessionNotFoundError: ErrorCode.share_session_not_found,
+    shares.InvalidShareSessionEpochError: ErrorCode.invalid_share_session_epoch,
+    shares.ShareSessionLimitReachedError: ErrorCode.share_session_limit_reached,
+    shares.InvalidShareRequestError: ErrorCode.invalid_request,
+    shares.InvalidRecordStateError: ErrorCode.invalid_record_state,
+    shares.SharePartitionFencedError: ErrorCode.not_leader_or_follower,
+    shares.SharePartitionFailedError: ErrorCode.unknown_server_error,
+    shares.UnknownSharePartitionError: ErrorCode.unknown_topic_or_partition,
+    shares.ShareGroupGoneError: ErrorCode.group_id_not_found,
+    shares.ShareCoordinatorUnloadedError: ErrorCode.not_coordinator,
+    shares.ShareCoordinatorUnavailableError: ErrorCode.coordinator_not_available,
+    shares.FencedStateEpochError: ErrorCode.fenced_state_epoch,
+    shares.FencedShareLeaderEpochError: ErrorCode.fenced_leader_epoch,
     # txn
     txns.InvalidTxnRequestError: ErrorCode.invalid_request,
     txns.InvalidTransactionTimeoutError: ErrorCode.invalid_transaction_timeout,

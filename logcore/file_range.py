@@ -40,6 +40,19 @@ class FileRange:
         self._start = start
         return data
 
+    def at(self, position: int, count: int) -> bytes:
+        """Return up to ``count`` bytes from ``position`` of the unread ones; OSError as take."""
+        start = self._start + position
+        stop = min(start + count, self._end)
+        data = self._file.read(start, stop)
+        if len(data) != stop - start:
+            raise self._too_short()
+        return data
+
+    def part(self, begin: int, end: int) -> FileRange:
+        """Return the unread bytes from position ``begin`` to ``end`` as a range of its own."""
+        return FileRange(self._file, self._start + begin, self._start + end)
+
     def take(self, count: int) -> bytes:
         """Return the next ``count`` bytes, or all remaining ones.
 

@@ -18,6 +18,7 @@ from fencepost.coordinator.config.group_keys import GROUP_KEYS
 from fencepost.coordinator.config.key import ConfigKey, read_keys
 from fencepost.coordinator.config.replication_keys import REPLICATION_KEYS
 from fencepost.coordinator.config.security_keys import SECURITY_KEYS
+from fencepost.coordinator.config.share_keys import SHARE_KEYS
 from fencepost.coordinator.config.unused_keys import UNUSED_BROKER_KEYS
 
 _LOG = """
@@ -238,6 +239,7 @@ BROKER_KEYS: Mapping[str, ConfigKey] = {
         *read_keys(_BROKER),
         *read_keys(_LOG),
         *GROUP_KEYS,
+        *SHARE_KEYS,
         *read_keys(_TRANSACTIONS),
         *SECURITY_KEYS,
         *REPLICATION_KEYS,

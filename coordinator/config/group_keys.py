@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fencepost.coordinator.config.key import read_keys
+from fencepost.coordinator.config.share_keys import SHARE_GROUP_KEYS
 from fencepost.coordinator.config.unused_keys import UNUSED_GROUP_KEYS
 
 _BROKER = """
@@ -35,6 +36,31 @@ group.consumer.assignors LIST uniform,range
     Server-side assignors; the first is the default. Built in are uniform and range, which may also
     be given as Apache Kafka's classes. Other names are entry points of the group
     fencepost.assignors.
+group.share.session.timeout.ms INT 45000 unit=ms low=1
+    A member of a share group that is silent for so long is removed.
+group.share.min.session.timeout.ms INT 45000 unit=ms low=1
+    The shortest session timeout that a share group may be given as its own.
+group.share.max.session.timeout.ms INT 60000 unit=ms low=1
+    The longest session timeout that a share group may be given as its own.
+group.share.heartbeat.interval.ms INT 5000 unit=ms low=1
+    How often members of share groups are told to send a heartbeat.
+group.share.min.heartbeat.interval.ms INT 5000 unit=ms low=1
+    The shortest heartbeat interval that a share group may be given as its own.
+group.share.max.heartbeat.interval.ms INT 15000 unit=ms low=1
+    The longest heartbeat interval that a share group may be given as its own.
+group.share.assignment.interval.ms INT 1000 unit=ms low=0 dynamic
+    A share group's target assignment is computed at most once in this time.
+group.share.min.assignment.interval.ms INT 0 unit=ms low=0
+    The shortest assignment interval that a share group may be given as its own.
+group.share.max.assignment.interval.ms INT 15000 unit=ms low=0
+    The longest assignment interval that a share group may be given as its own.
+group.share.max.size INT 200 unit=members low=1 high=1000
+    Members of one share group.
+group.share.assignors LIST simple
+    The assignor of share groups: simple, which may also be given as Apache Kafka's class.
+group.share.initialize.retry.interval.ms INT 30000 unit=ms low=1 internal
+    How long the share coordinator may take to initialize a share partition before it is asked
+    again.
 group.min.session.timeout.ms INT 6000 unit=ms low=0
     The shortest session timeout a member may ask for.
 group.max.session.timeout.ms INT 1800000 unit=ms low=0
@@ -69,14 +95,22 @@ consumer.heartbeat.interval.ms INT - unit=ms low=1
     How often members of this group are told to send a heartbeat.
 consumer.assignment.interval.ms INT - unit=ms low=0
     This group's target assignment is computed at most once in this time.
+share.session.timeout.ms INT - unit=ms low=1
+    A member of this share group that is silent for so long is removed.
+share.heartbeat.interval.ms INT - unit=ms low=1
+    How often members of this share group are told to send a heartbeat.
+share.assignment.interval.ms INT - unit=ms low=0
+    This share group's target assignment is computed at most once in this time.
 """
 
 GROUP_KEYS = read_keys(_BROKER)
 
-GROUP_OWN_KEYS = {key.name: key for key in (*read_keys(_OWN), *UNUSED_GROUP_KEYS)}
+GROUP_OWN_KEYS = {
+    key.name: key for key in (*read_keys(_OWN), *SHARE_GROUP_KEYS, *UNUSED_GROUP_KEYS)
+}
 """Keys that can be set for a single group, by name.
 
 The default of a key is the value of the broker key ``group.KEY``; its bounds are the values of
-``group.KIND.min.*`` and ``group.KIND.max.*``, if these keys exist. Share and streams groups are not
-served, but their keys are described, checked and stored, so that tools for Apache Kafka work.
+``group.KIND.min.*`` and ``group.KIND.max.*``, if these keys exist. Streams groups are not served,
+but their keys are described, checked and stored, so that tools for Apache Kafka work.
 """

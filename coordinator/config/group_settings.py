@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
@@ -25,16 +25,19 @@ from fencepost.coordinator.config.broker_config import (
 from fencepost.coordinator.config.cross_checks import KINDS
 from fencepost.coordinator.config.group_keys import GROUP_OWN_KEYS
 from fencepost.coordinator.config.key import text_of
-from fencepost.groups.consumer_commands import ConsumerSettings
+from fencepost.groups.consumer_commands import ConsumerSettings, ShareSettings
 
 _log = structlog.get_logger(__name__)
 
 FIELDS = {
-    "consumer.session.timeout.ms": "session_timeout_ms",
-    "consumer.heartbeat.interval.ms": "heartbeat_interval_ms",
-    "consumer.assignment.interval.ms": "assignment_interval_ms",
+    "session.timeout.ms": "session_timeout_ms",
+    "heartbeat.interval.ms": "heartbeat_interval_ms",
+    "assignment.interval.ms": "assignment_interval_ms",
 }
-"""The keys of consumer groups, and their fields in :class:`ConsumerSettings`."""
+"""The keys of a group after its kind, and their fields in the settings of its kind."""
+
+SERVED_KINDS = ("consumer", "share")
+"""The kinds of groups whose keys have an effect."""
 
 OFFSET_RESET = "share.auto.offset.reset"
 
@@ -100,32 +103,49 @@ def _capped(config: BrokerConfig, name: str, value: int) -> tuple[int, str]:
 
 
 def _is_offset_reset(text: str) -> bool:
-    """Return whether this is a reset policy; a duration has the form of ``java.time.Duration``."""
+    """Return whether this is a reset policy."""
     if text in {"earliest", "latest"}:
         return True
+    duration_ms = reset_duration_ms(text)
+    return duration_ms is not None and duration_ms >= 0
+
+
+def reset_duration_ms(text: str) -> int | None:
+    """Return the duration of ``by_duration:…``, as of ``java.time.Duration``; None for others."""
     match = _DURATION.fullmatch(text)
     if match is None or not text.startswith("by_duration:"):
-        return False
+        return None
     given = {unit: match[unit] for unit in _SECONDS if match[unit] is not None}
     seconds = sum(float(n.replace(",", ".")) * _SECONDS[unit] for unit, n in given.items())
-    return bool(given) and (-seconds if match["sign"] == "-" else seconds) >= 0
+    return round(1000 * (-seconds if match["sign"] == "-" else seconds)) if given else None
 
 
-def applied(
-    config: BrokerConfig, base: ConsumerSettings, settings: Mapping[str, str]
-) -> ConsumerSettings:
-    """Return the broker's settings, overridden by a group's own within the broker's bounds."""
+def number_in_force(config: BrokerConfig, name: str, settings: Mapping[str, str]) -> int:
+    """Return the value of a group's numeric key: its own within the bounds, or the broker's."""
+    if name in settings:
+        return _capped(config, name, int(settings[name]))[0]
+    return config.int(broker_key(name))
+
+
+S = TypeVar("S", ConsumerSettings, ShareSettings)
+
+
+def applied(config: BrokerConfig, kind: str, base: S, settings: Mapping[str, str]) -> S:
+    """Return the broker's settings, overridden by a group's own within the broker's bounds.
+
+    ``kind`` is "consumer" or "share": a group id has settings of both.
+    """
     own: dict[str, Any] = {
         field: _capped(config, key, int(settings[key]))[0]
-        for key, field in FIELDS.items()
-        if key in settings
+        for what, field in FIELDS.items()
+        if (key := f"{kind}.{what}") in settings
     }
-    return replace(base, **own)
+    return replace(base, **own) if own else base
 
 
 def warn_of_caps(config: BrokerConfig, group_id: str, settings: Mapping[str, str]) -> None:
     """Log a warning for each setting of a group that a bound of the broker overrides."""
-    for name in FIELDS.keys() & settings.keys():
+    for name in {f"{kind}.{what}" for kind in SERVED_KINDS for what in FIELDS} & settings.keys():
         value = int(settings[name])
         effective, key = _capped(config, name, value)
         if key:

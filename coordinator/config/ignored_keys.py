@@ -85,17 +85,19 @@ records are kept on the disk: tiered storage is not served
     remote.log.reader.threads remote.log.storage.manager.class.name
     remote.log.storage.manager.class.path remote.log.storage.manager.impl.prefix
     remote.log.storage.system.enable
-share groups are not served
+share groups have one implementation, and share.version enables them
     group.share.dlq.manager.class.name group.share.enable
-    group.share.initialize.retry.interval.ms group.share.max.groups
-    group.share.persister.class.name
-    share.coordinator.append.linger.ms share.coordinator.cached.buffer.max.bytes
-    share.coordinator.cold.partition.snapshot.interval.ms share.coordinator.load.buffer.size
-    share.coordinator.snapshot.update.records.per.snapshot
-    share.coordinator.state.topic.compression.codec share.coordinator.state.topic.min.isr
-    share.coordinator.state.topic.num.partitions share.coordinator.state.topic.prune.interval.ms
-    share.coordinator.state.topic.replication.factor share.coordinator.state.topic.segment.bytes
-    share.coordinator.threads share.coordinator.write.timeout.ms
+    group.share.max.groups group.share.persister.class.name
+writes are complete when they are answered
+    share.coordinator.append.linger.ms
+memory is taken as it is needed
+    share.coordinator.cached.buffer.max.bytes
+logs are read segment by segment
+    share.coordinator.load.buffer.size
+coordinator records are small
+    share.coordinator.state.topic.compression.codec
+all work is done on one event loop
+    share.coordinator.threads
 streams groups are not served
     group.streams.topology.description.plugin.class
 delegation tokens are not served

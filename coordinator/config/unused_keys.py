@@ -35,32 +35,11 @@ records are kept on the disk: tiered storage is not served
     log.remote.copy.lag.ms LONG 0 unit=ms low=-1 dynamic
 a target assignment is computed at the heartbeat that needs it, or by a custom assignor's process
     group.consumer.assignor.offload.enable BOOLEAN true dynamic internal
+    group.share.assignor.offload.enable BOOLEAN true dynamic internal
 the operating system sizes its buffers
     socket.send.buffer.bytes INT 102400
     socket.receive.buffer.bytes INT 102400
-share groups are not served
-    group.share.session.timeout.ms INT 45000 low=1
-    group.share.min.session.timeout.ms INT 45000 low=1
-    group.share.max.session.timeout.ms INT 60000 low=1
-    group.share.heartbeat.interval.ms INT 5000 low=1
-    group.share.min.heartbeat.interval.ms INT 5000 low=1
-    group.share.max.heartbeat.interval.ms INT 15000 low=1
-    group.share.assignment.interval.ms INT 1000 low=0 dynamic
-    group.share.min.assignment.interval.ms INT 0 low=0
-    group.share.max.assignment.interval.ms INT 15000 low=0
-    group.share.record.lock.duration.ms INT 30000 low=1000 high=3600000
-    group.share.min.record.lock.duration.ms INT 15000 low=1000 high=30000
-    group.share.max.record.lock.duration.ms INT 60000 low=30000 high=3600000
-    group.share.delivery.count.limit INT 5 low=2 high=10
-    group.share.min.delivery.count.limit INT 2 low=2 high=5
-    group.share.max.delivery.count.limit INT 10 low=5 high=25
-    group.share.partition.max.record.locks INT 2000 low=100 high=10000
-    group.share.min.partition.max.record.locks INT 100 low=100 high=2000
-    group.share.max.partition.max.record.locks INT 4000 low=2000 high=10000
-    group.share.max.share.sessions INT 2000 low=1
-    group.share.max.size INT 200 low=1 high=1000
-    group.share.assignors LIST simple
-    group.share.assignor.offload.enable BOOLEAN true dynamic internal
+dead-letter queues are not served
     errors.deadletterqueue.auto.create.topics.enable BOOLEAN false dynamic
     errors.deadletterqueue.topic.name.prefix STRING dlq. dynamic
 streams groups are not served
@@ -90,17 +69,8 @@ streams groups are not served
 _GROUP = """
 a target assignment is computed at the heartbeat that needs it, or by a custom assignor's process
     consumer.assignor.offload.enable BOOLEAN - internal
-share groups are not served
-    share.session.timeout.ms INT - low=1
-    share.heartbeat.interval.ms INT - low=1
-    share.assignment.interval.ms INT - low=0
-    share.record.lock.duration.ms INT - low=1000
-    share.delivery.count.limit INT - low=2
-    share.partition.max.record.locks INT - low=100
-    share.auto.offset.reset STRING latest
-    share.isolation.level STRING read_uncommitted of=read_committed,read_uncommitted
-    share.renew.acknowledge.enable BOOLEAN true
     share.assignor.offload.enable BOOLEAN - internal
+dead-letter queues are not served
     errors.deadletterqueue.topic.name STRING "" form=dead-letter-topic
     errors.deadletterqueue.copy.record.enable BOOLEAN false
 streams groups are not served
@@ -122,7 +92,7 @@ records are kept on the disk: tiered storage is not served
     remote.storage.enable BOOLEAN false
     remote.log.copy.disable BOOLEAN false
     remote.log.delete.on.disable BOOLEAN false
-share groups are not served
+dead-letter queues are not served
     errors.deadletterqueue.group.enable BOOLEAN false
 """
 

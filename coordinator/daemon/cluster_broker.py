@@ -26,7 +26,9 @@ from fencepost.coordinator.config.key import ConfigError
 from fencepost.coordinator.config.listener_config import ListenerConfig, SecurityProtocol
 from fencepost.coordinator.config.listeners import BETWEEN_BROKERS, between_brokers
 from fencepost.coordinator.config.roles import Roles
+from fencepost.coordinator.handlers.topic_creation import ask_for_internal_topic
 from fencepost.coordinator.metadata.kraft_metadata_cache import MEMBER_FEATURES, KRaftMetadataCache
+from fencepost.coordinator.metadata.names import SHARE_GROUP_STATE
 from fencepost.coordinator.metadata.publication import Subscriber
 from fencepost.coordinator.replication.controller_channel import (
     FORWARDING_TIMEOUT_MS,
@@ -39,6 +41,7 @@ from fencepost.coordinator.replication.controller_connection import (
     error_name,
 )
 from fencepost.coordinator.replication.directories import Directories
+from fencepost.coordinator.replication.end_offsets import EndOffsets
 from fencepost.coordinator.replication.errors import MembershipError
 from fencepost.coordinator.replication.fetchers import ReplicaFetcherManager
 from fencepost.coordinator.replication.history_place import HistoryPartition
@@ -48,6 +51,7 @@ from fencepost.coordinator.replication.membership import BrokerMembership
 from fencepost.coordinator.replication.peers import Peers
 from fencepost.coordinator.replication.producer_ids import ControllersProducerIds
 from fencepost.coordinator.replication.quorum import QuorumConfig, intervals_of
+from fencepost.coordinator.replication.share_state_sender import ShareStateSender
 from fencepost.coordinator.replication.verifier import RemoteVerifier
 from fencepost.coordinator.runtime.background import Step
 from fencepost.coordinator.storage.replica_manager import ReplicaManager
@@ -131,6 +135,7 @@ class ClusterBroker:
         self._directories: Directories | None = None
         self._directory_id = UNASSIGNED
         self._verifier: RemoteVerifier | None = None
+        self._share_states: ShareStateSender | None = None
 
     def _listeners_within(self, config: BrokerConfig) -> dict[str, str]:
         """Return listener names that other nodes use, by configuration key. Raises ConfigError."""
@@ -300,9 +305,10 @@ class ClusterBroker:
         self._directories = Directories(replicas, channel, directory_id=self._directory_id)
 
     def _coordinate(self, services: Services, peers: Peers) -> None:
-        """Connect the transaction coordinator with other brokers, and with the controller.
+        """Connect the coordinators with other brokers, and with the controller.
 
-        Other brokers receive its markers and answer verification requests; the controller allocates
+        Other brokers receive transaction markers, answer verification requests, tell the end
+        offsets of their partitions, and keep states of share partitions; the controller allocates
         producer ids.
         """
         storage, txns = services.storage, services.txns
@@ -313,6 +319,11 @@ class ClusterBroker:
             lambda: self.cluster_view.broker_epoch,
         )
         txns.join_others(MarkerSender(peers), self._verifier.ask, ids.allocate)
+        services.ask_leader = EndOffsets(peers).ask
+        self._share_states = services.share_coordinator.others = ShareStateSender(peers)
+        services.share_coordinator.ask_for_topic = partial(
+            ask_for_internal_topic, services, SHARE_GROUP_STATE
+        )
 
     # --- stop ---
 
@@ -335,6 +346,8 @@ class ClusterBroker:
         steps: list[Step] = []
         if self._fetchers is not None:
             steps.append(("stop following", self._fetchers.close))
+        if self._share_states is not None:
+            steps.append(("stop sending share states", self._share_states.close))
         if self._verifier is not None:
             steps.append(("stop verifying transactions", self._verifier.close))
         if self._isr_changes is not None:

@@ -99,6 +99,7 @@ class Listeners:
             logins=_logins(services, self.all.values()),
             window=window_of(config),
         )
+        server.on_closed = services.connection_closed
         keep_to(server, config, services.quotas, self.all)
         return server
 

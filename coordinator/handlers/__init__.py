@@ -65,7 +65,6 @@ from fencepost.protocol.api import (
     APIS,
     FORWARDED,
     KNOWN_APIS,
-    MEMBER_APIS,
     Api,
     ApiKey,
 )
@@ -306,7 +305,7 @@ class Registry:
 
     ``forwards`` returns the versions that the active controller supports. If it is given, requests
     of the APIs in :data:`fencepost.protocol.api.FORWARDED` go to the active controller, except the
-    APIs in ``own``, and the APIs in :data:`fencepost.protocol.api.MEMBER_APIS` are served as well.
+    APIs in ``own``.
     ``wrapped`` has wrappers for the handlers of some APIs.
     """
 
@@ -329,8 +328,6 @@ class Registry:
         decided = frozenset() if forwards is None else FORWARDED.difference(own)
         self.forwarded: frozenset[int] = decided
         """The APIs that the active controller answers."""
-        if forwards is not None:
-            self._modules |= {key: api.module for key, api in MEMBER_APIS.items()}
         for key in self._modules:
             self._serve(KNOWN_APIS[key])
 

@@ -1,4 +1,4 @@
-"""DeleteGroups (42): delete empty groups with all their offsets.
+"""DeleteGroups (42): delete empty groups with all their offsets, or their share state.
 
 Version 3 adds an error message, which only GROUP_DELETION_FAILED has: an error of a plugin for
 streams groups, which Fencepost does not serve.
@@ -11,8 +11,8 @@ from kio.schema.errors import ErrorCode
 from fencepost.cluster.acl import Operation, ResourceType
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import code_of, result_of
+from fencepost.coordinator.runtime.late_imports import SHARE_GROUP_MODULES, load
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.groups.commands import DeleteGroup
 from fencepost.logcore.machine import DomainError
 from fencepost.protocol import ApiKey, Entity
 
@@ -20,12 +20,13 @@ from fencepost.protocol import ApiKey, Entity
 @handles(ApiKey.DELETE_GROUPS, versions=(0, 3), permission="DELETE Group")
 def run(ctx: Context) -> Work[Entity]:
     """Delete each group; errors are reported per group."""
-    submit, respond = ctx.broker.groups.submit, ctx.respond
+    yield from load(SHARE_GROUP_MODULES)
+    delete, respond = ctx.broker.share_groups.delete_group, ctx.respond
     asked, refused, results = [], [], []
     # A repeated name counts as one deletion, as in Kafka.
     for name in dict.fromkeys(ctx.body.groups_names):
         if ctx.may(Operation.DELETE, ResourceType.GROUP, name):
-            asked.append((name, submit(name, DeleteGroup(name), ctx.origin)))
+            asked.append((name, delete(name, ctx.origin)))
         else:
             refused.append(name)
         yield None

@@ -5,8 +5,8 @@ shards of the requested keys are open, and the other shards are opened afterward
 controller creates the topic, and as in Kafka the error is COORDINATOR_NOT_AVAILABLE until the key's
 partition has a leader that clients of this listener can reach.
 
-Version 1 adds the key type, version 4 several keys, version 6 share coordinators, which this broker
-does not have (INVALID_REQUEST, as from a Kafka broker without them).
+Version 1 adds the key type, version 4 several keys, version 6 share coordinators, whose keys are
+``group:topicId:partition``; only brokers ask for them.
 """
 
 from __future__ import annotations
@@ -20,13 +20,19 @@ from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.endpoints import Endpoints, Node
 from fencepost.coordinator.handlers.topic_creation import ask_for_topic
-from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS, TRANSACTION_STATE
+from fencepost.coordinator.metadata.names import (
+    CONSUMER_OFFSETS,
+    SHARE_GROUP_STATE,
+    TRANSACTION_STATE,
+)
+from fencepost.groups.share.coordinator_key import parse_coordinator_key
 from fencepost.logcore.machine import DomainError
 from fencepost.protocol import ApiKey, Entity
 from fencepost.protocol.steps import Steps
 
 GROUP = 0
 TRANSACTION = 1
+SHARE = 2
 FIRST_WITH_MANY_KEYS = 4
 FIRST_WITH_SHARE_COORDINATORS = 6
 
@@ -43,7 +49,11 @@ _AUTHORIZED: Final = {
 Verdict = tuple[ErrorCode, str | None, Node | None]
 """An error, its message, and the coordinator if the error is NONE."""
 
-_TOPICS: Final = {GROUP: CONSUMER_OFFSETS, TRANSACTION: TRANSACTION_STATE}
+_TOPICS: Final = {
+    GROUP: CONSUMER_OFFSETS,
+    TRANSACTION: TRANSACTION_STATE,
+    SHARE: SHARE_GROUP_STATE,
+}
 
 
 @handles(ApiKey.FIND_COORDINATOR, versions=(0, 6), permission="DESCRIBE Group or TransactionalId")
@@ -75,10 +85,18 @@ def _denied(ctx: Context, key_type: int, key: str) -> Verdict | None:
     if key_type in _AUTHORIZED:
         resource, code = _AUTHORIZED[key_type]
         return None if ctx.may(Operation.DESCRIBE, resource, key) else (code, None, None)
+    if key_type == SHARE and ctx.version < FIRST_WITH_SHARE_COORDINATORS:
+        return ErrorCode.invalid_request, None, None
     if ctx.version >= FIRST_WITH_SHARE_COORDINATORS and not ctx.may_on_cluster(
         Operation.CLUSTER_ACTION
     ):
         return ErrorCode.cluster_authorization_failed, None, None
+    if key_type == SHARE:
+        try:
+            parse_coordinator_key(key)
+        except DomainError as error:
+            return error_code(error), str(error), None
+        return None
     return ErrorCode.invalid_request, f"no coordinators of type {key_type}", None
 
 
@@ -99,7 +117,7 @@ def _look_up(ctx: Context, endpoints: Endpoints, key_type: int, key: str) -> Ver
     if topic is None:
         ask_for_topic(ctx, name)
         return ErrorCode.coordinator_not_available, f"{name} is being created", None
-    coordinator = broker.groups if key_type == GROUP else broker.txns
+    coordinator = broker.coordinators[name]
     state = endpoints.state(topic, coordinator.partition_for(key))
     node = endpoints.nodes.get(state.leader)
     if node is None:
@@ -108,7 +126,7 @@ def _look_up(ctx: Context, endpoints: Endpoints, key_type: int, key: str) -> Ver
 
 
 def _open(ctx: Context, endpoints: Endpoints, key_type: int, key: str) -> Steps[Verdict]:
-    coordinator = ctx.broker.groups if key_type == GROUP else ctx.broker.txns
+    coordinator = ctx.broker.coordinators[_TOPICS[key_type]]
     try:
         yield from coordinator.open_in_steps(key)
     except DomainError as error:

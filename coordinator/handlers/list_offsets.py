@@ -22,9 +22,9 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.acl import Operation
 from fencepost.coordinator.error_codes import error_code
-from fencepost.coordinator.errors import OffsetNotAvailableError
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.rights import named_topics, refused_topics
+from fencepost.coordinator.storage.end_offsets import is_settled, not_settled
 from fencepost.coordinator.storage.fetches import CONSUMER, DEBUGGING_CONSUMER, isolation_of
 from fencepost.logcore.machine import DomainError
 from fencepost.logcore.partition import Partition
@@ -132,12 +132,11 @@ def _look_up(ctx: Context, topic: str, part: Any) -> Steps[Found]:
     replicas, index = ctx.broker.replicas, part.partition_index
     find = replicas.readable if ctx.body.replica_id == DEBUGGING_CONSUMER else replicas.leader
     partition: Partition = find(topic, index, getattr(part, "current_leader_epoch", NONE))
-    machine = None if isolation is Isolation.LOG_END else replicas.led(topic, index)
-    is_settled = machine is None or partition.high_watermark >= machine.epoch_start_offset
+    is_valid = isolation is Isolation.LOG_END or is_settled(replicas, partition)
     asked = part.timestamp
     if asked == LATEST:
-        if not is_settled:
-            raise OffsetNotAvailableError(f"{partition.name} does not know yet what is committed")
+        if not is_valid:
+            raise not_settled(partition)
         return partition.reader.end_of(isolation), NONE, partition.marks.leader_epoch
     if asked in {EARLIEST, EARLIEST_LOCAL}:
         start = partition.log_start_offset
@@ -151,8 +150,8 @@ def _look_up(ctx: Context, topic: str, part: Any) -> Steps[Found]:
         found = yield from partition.reader.max_timestamp_offset(isolation)
     else:
         found = yield from partition.reader.offset_for_timestamp(asked, isolation)
-    if found is None and not is_settled:
-        raise OffsetNotAvailableError(f"{partition.name} does not know yet what is committed")
+    if found is None and not is_valid:
+        raise not_settled(partition)
     if found is None:
         return NONE, NONE, NONE
     return found.offset, found.timestamp_ms, found.leader_epoch

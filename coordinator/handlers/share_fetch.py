@@ -1,53 +1,266 @@
-"""ShareFetch (78): refuse share groups, which this broker does not serve, with a visible error.
+"""ShareFetch (78): acknowledge records, and acquire others for a member of a share group.
 
-A cluster of Kafka 4.3 has share groups. If one of its brokers coordinates a group, the group's
-consumers send ShareFetch to the partition leaders. If a leader does not support the request, Java's
-consumer retries silently forever; a partition error makes its ``poll`` fail.
+Version 2 adds the acquire mode (KIP-1206) and renewals (KIP-1222). A request belongs to the share
+session of its member; epoch 0 opens a session, -1 ends it. The group coordinator is not asked: a
+member is known by its session alone.
 
-No share session is stored: a client that continues one must start a new session
-(SHARE_SESSION_NOT_FOUND), and then gets the errors of its partitions again.
+Differences from Kafka: a throttled client gets no records, which Kafka acquires and drops.
 
-Source: ``ShareConsumeRequestManager``, ``ShareFetchCollector.handleInitializeErrors``, KIP-932.
+Source: ``KafkaApis.handleShareFetchRequest``, ``SharePartitionManager.newContext``,
+``ShareSessionContext``.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+import asyncio
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
-from fencepost.cluster.acl import Operation, ResourceType
-from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.error_codes import error_code
+from fencepost.coordinator.handlers import Context, handles, request_ms
+from fencepost.coordinator.handlers.leader_hints import endpoints
+from fencepost.coordinator.handlers.share_requests import (
+    TOLD_NONE,
+    Acknowledgement,
+    Readable,
+    acknowledge,
+    connection_of,
+    error_of,
+    leader_fields,
+    loaded,
+    partition_of,
+    refusal_of,
+    settled,
+    told,
+    uuid_of,
+)
+from fencepost.coordinator.runtime.background import call_later
+from fencepost.coordinator.runtime.turns import Work
+from fencepost.groups.share.commands import AcquireMode, SharePartitionKey
+from fencepost.groups.share.errors import ShareSessionLimitReachedError
+from fencepost.groups.share.session import (
+    FINAL_EPOCH,
+    INITIAL_EPOCH,
+    SessionKey,
+    ShareSession,
+    TopicPartition,
+    rotated,
+)
+from fencepost.logcore.machine import DomainError
+from fencepost.logcore.tracebacks import without_traceback
 from fencepost.protocol import ApiKey, Entity
 from fencepost.protocol.steps import Steps
 
-FIRST_EPOCH: Final = 0
-LAST_EPOCH: Final = -1
-
-_WHY: Final = "share groups are not served by this broker"
+if TYPE_CHECKING:
+    from fencepost.coordinator.services.share_fetches import FetchedShare
 
 
-@handles(ApiKey.SHARE_FETCH, versions=(1, 2), permission="READ Group")
-def run(ctx: Context) -> Steps[Entity]:
-    """Refuse each partition of a new session with UNSUPPORTED_VERSION."""
-    make, body = ctx.respond, ctx.body
-    if not ctx.may(Operation.READ, ResourceType.GROUP, body.group_id or ""):
-        return make.error(ErrorCode.group_authorization_failed)
-    if body.share_session_epoch not in (FIRST_EPOCH, LAST_EPOCH):
-        return make.error(ErrorCode.share_session_not_found)
-    refused: dict[Any, dict[int, Entity]] = {}
-    for topic in body.topics:
-        parts = refused.setdefault(topic.topic_id, {})
+class _Outcome(NamedTuple):
+    """The result of a fetch from one partition."""
+
+    fetched: FetchedShare | None
+    error: DomainError | None
+
+
+@handles(ApiKey.SHARE_FETCH, versions=(1, 2), permission="READ Group and Topic")
+def run(ctx: Context) -> Work[Entity]:
+    """Respond with acquired records, and with the results of acknowledgements."""
+    body = ctx.body
+    refused = refusal_of(ctx)
+    if refused is None and _is_renewal(ctx) and _wants_records(ctx):
+        refused = ErrorCode.invalid_request
+    if refused is not None:
+        return ctx.respond.error(refused)
+    yield from loaded(ctx)
+    key = SessionKey(body.group_id, body.member_id)
+    try:
+        session = yield from _session(ctx, key)
+    except DomainError as error:
+        if isinstance(error, ShareSessionLimitReachedError):
+            # Clients try again at once.
+            yield _pause(request_ms(body.max_wait))
+        return ctx.respond.error(error_code(error))
+    readable = Readable(ctx)
+    acknowledged: dict[TopicPartition, Acknowledgement] = {}
+    for partition, batches in _asked(ctx):
+        if batches:
+            acknowledged[partition] = acknowledge(ctx, readable, partition, batches)
+        yield None
+    outcomes = yield from _fetch(ctx, session, readable)
+    yield from settled(acknowledged.values())
+    response = yield from _response(ctx, session, outcomes, acknowledged)
+    if body.share_session_epoch == FINAL_EPOCH and ctx.broker.shares.sessions.get(key) is session:
+        ctx.broker.shares.end_session(key)
+    return response
+
+
+def _is_renewal(ctx: Context) -> bool:
+    return bool(getattr(ctx.body, "is_renew_ack", False))
+
+
+def _wants_records(ctx: Context) -> bool:
+    body = ctx.body
+    return bool(body.max_bytes or body.min_bytes or body.max_records or request_ms(body.max_wait))
+
+
+def _asked(ctx: Context) -> Iterator[tuple[TopicPartition, Any]]:
+    for topic in ctx.body.topics:
         for part in topic.partitions:
-            parts[part.partition_index] = make.PartitionData(
-                partition_index=part.partition_index,
-                error_code=ErrorCode.unsupported_version,
-                error_message=_WHY,
-            )
+            yield partition_of(topic.topic_id, part.partition_index), part.acknowledgement_batches
+
+
+def _session(ctx: Context, key: SessionKey) -> Steps[ShareSession]:
+    """Find or open the session of the request; its epoch rises before the work is done."""
+    body = ctx.body
+    additions: list[TopicPartition] = []
+    has_acknowledgements = False
+    for partition, batches in _asked(ctx):
+        additions.append(partition)
+        has_acknowledgements |= bool(batches)
+        yield
+    forgotten: list[TopicPartition] = []
+    for topic in body.forgotten_topics_data:
+        for index in topic.partitions:
+            forgotten.append(partition_of(topic.topic_id, index))
             yield
-    return make.message(
-        responses=tuple(
-            make.ShareFetchableTopicResponse(topic_id=topic_id, partitions=tuple(parts.values()))
-            for topic_id, parts in refused.items()
+    return ctx.broker.shares.sessions.fetch(
+        key,
+        body.share_session_epoch,
+        connection_of(ctx),
+        additions=additions,
+        forgotten=forgotten,
+        has_acknowledgements=has_acknowledgements,
+    )
+
+
+def _pause(delay_ms: int) -> asyncio.Future[None]:
+    loop = asyncio.get_running_loop()
+    over: asyncio.Future[None] = loop.create_future()
+
+    def end() -> None:
+        if not over.done():
+            over.set_result(None)
+
+    call_later(loop, delay_ms, "a refused share session", end)
+    return over
+
+
+def _fetch(
+    ctx: Context, session: ShareSession, readable: Readable
+) -> Work[dict[TopicPartition, _Outcome]]:
+    """Fetch from all partitions of the session; return the result of each, in order."""
+    from fencepost.coordinator.services.share_fetches import ShareFetch, bytes_of  # noqa: PLC0415 - loaded in steps
+
+    body, throttle = ctx.body, ctx.throttle
+    outcomes: dict[TopicPartition, _Outcome] = {}
+    if body.share_session_epoch == FINAL_EPOCH or _is_renewal(ctx):
+        return outcomes
+    partitions: list[tuple[SharePartitionKey, str]] = []
+    for one in rotated(list(session.partitions), body.share_session_epoch):
+        try:
+            name = readable.topic(one)
+        except DomainError as error:
+            outcomes[one] = _Outcome(None, without_traceback(error))
+        else:
+            partitions.append((SharePartitionKey(body.group_id, *one), name))
+        yield None
+    fetched = yield from ctx.broker.share_fetches.run(
+        ShareFetch(
+            group_id=body.group_id,
+            member_id=body.member_id,
+            partitions=partitions,
+            max_wait_ms=request_ms(body.max_wait),
+            min_bytes=body.min_bytes,
+            max_bytes=body.max_bytes
+            if throttle is None
+            else min(body.max_bytes, max(1, throttle.most_bytes)),
+            max_records=body.max_records,
+            batch_size=body.batch_size,
+            mode=_mode(ctx),
+            may_acquire=None if throttle is None else throttle.may_begin_fetch,
         )
+    )
+    if throttle is not None:
+        throttle.fetched(bytes_of(fetched))
+    for part in fetched:
+        where = TopicPartition(part.key.topic_id, part.key.partition)
+        outcomes[where] = _Outcome(part, part.error)
+        yield None
+    return outcomes
+
+
+def _mode(ctx: Context) -> AcquireMode:
+    mode = getattr(ctx.body, "share_acquire_mode", AcquireMode.BATCH_OPTIMIZED)
+    return AcquireMode(mode) if mode in tuple(AcquireMode) else AcquireMode.BATCH_OPTIMIZED
+
+
+def _response(
+    ctx: Context,
+    session: ShareSession,
+    outcomes: dict[TopicPartition, _Outcome],
+    acknowledged: dict[TopicPartition, Acknowledgement],
+) -> Steps[Entity]:
+    make, leaders = ctx.respond, set[int]()
+    is_first = ctx.body.share_session_epoch == INITIAL_EPOCH
+    found: dict[bytes, list[Entity]] = {}
+    for partition in (*outcomes, *(one for one in acknowledged if one not in outcomes)):
+        fetched, error = outcomes.get(partition, _Outcome(None, None))
+        answer = acknowledged.get(partition)
+        is_read = fetched is not None and fetched.is_read
+        is_included = (is_read or error is not None or answer is not None) and session.include(
+            partition,
+            has_records=fetched is not None and bool(fetched.acquired),
+            has_error=error is not None,
+            has_answer=answer is not None or (is_read and is_first),
+        )
+        if is_included:
+            parts = found.setdefault(partition.topic_id, [])
+            parts.append(_partition(ctx, partition, fetched, error, answer, leaders))
+        yield
+    lock_ms = ctx.broker.shares.settings.of(ctx.body.group_id).record_lock_duration_ms
+    return make.ShareFetchResponse(
+        error_code=ErrorCode.none,
+        acquisition_lock_timeout=timedelta(milliseconds=lock_ms),
+        responses=tuple(
+            make.ShareFetchableTopicResponse(
+                topic_id=uuid_of(TopicPartition(topic_id, 0)), partitions=tuple(parts)
+            )
+            for topic_id, parts in found.items()
+        ),
+        **(endpoints(ctx, leaders) if leaders else {}),
+    )
+
+
+def _partition(
+    ctx: Context,
+    partition: TopicPartition,
+    fetched: FetchedShare | None,
+    error: DomainError | None,
+    answer: Acknowledgement | None,
+    leaders: set[int],
+) -> Entity:
+    make = ctx.respond
+    code, message = TOLD_NONE if answer is None else told(answer)
+    return make.PartitionData(
+        partition_index=partition.partition,
+        error_code=ErrorCode.none if error is None else error_code(error),
+        acknowledge_error_code=code,
+        acknowledge_error_message=message,
+        records=b"" if fetched is None else fetched.records,
+        acquired_records=()
+        if fetched is None
+        else tuple(
+            [
+                make.AcquiredRecords(
+                    first_offset=one.first,
+                    last_offset=one.last,
+                    delivery_count=one.delivery_count,
+                )
+                for one in fetched.acquired
+            ]
+        ),
+        **leader_fields(ctx, partition, error or error_of(answer), leaders),
     )

@@ -71,6 +71,22 @@ def ask_for_topic(ctx: Context, name: str) -> None:
     controller.send(request).add_done_callback(asked)
 
 
+def ask_for_internal_topic(broker: Services, name: str) -> None:
+    """Have the controller create an internal topic, as :func:`ask_for_topic` does for a client."""
+    controller = broker.controller
+    if controller is None or name in broker.topics_coming:
+        return
+    from fencepost.coordinator.replication.controller_connection import newest  # noqa: PLC0415 - most brokers are standalone
+
+    try:
+        version = newest(ApiKey.CREATE_TOPICS, controller.versions)
+    except UnsupportedVersion:
+        version = 7
+    broker.topics_coming.add(name)
+    request = _request(broker, request_factory(ApiKey.CREATE_TOPICS, version), name)
+    controller.send(request).add_done_callback(partial(_answered, broker, name, version))
+
+
 def _request(broker: Services, make: RequestFactory, name: str) -> Entity:
     config = broker.config
     configs: Mapping[str, str] = {}

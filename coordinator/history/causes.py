@@ -37,6 +37,7 @@ _REBALANCE_WORDS: Final = (
     ("left", "member-left"),
     ("changed its", "subscription-changed"),
     ("subscribed topics changed", "topics-changed"),
+    ("initialized partitions changed", "state-initialized"),
     ("topics matching", "topics-changed"),
     ("rejoins", "member-rejoined"),
     ("joined", "member-joined"),

@@ -16,8 +16,8 @@ MEMBER_FEATURES: Final[Mapping[str, tuple[int, int]]] = {
 """The features that a broker registers with; Apache Kafka 4.4 has the same.
 
 A cluster that Apache Kafka has formatted finalizes levels of all of them, and rejects brokers that
-do not support them. For share.version and streams.version, support means replicas of their internal
-topics; the requests of share groups and streams groups are not served.
+do not support them. For streams.version, support means that its level is kept; the requests of
+streams groups are not served.
 """
 
 

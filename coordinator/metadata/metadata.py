@@ -45,7 +45,7 @@ FEATURES: Final[Mapping[str, tuple[int, int, int]]] = {
     GROUP_VERSION: (0, 1, 1),
     KRAFT_VERSION: (0, 0, 0),
     METADATA_VERSION: (30, 33, 30),
-    SHARE_VERSION: (0, 2, 0),
+    SHARE_VERSION: (0, 2, 1),
     STREAMS_VERSION: (0, 1, 0),
     TRANSACTION_VERSION: (0, 2, 2),
 }
@@ -58,8 +58,9 @@ FEATURES: Final[Mapping[str, tuple[int, int, int]]] = {
 * ``metadata.version`` ranges from 4.3-IV0 to 4.4-IV2 (KIP-778). A new cluster begins with the
   lowest level, at which brokers and controllers of Apache Kafka 4.3 can join. It could not return
   to that level from a higher one.
-* Share groups (KIP-932) and streams groups (KIP-1071) are not served, but brokers of Apache Kafka
-  in the same cluster may serve them, and a broker that has left such a cluster keeps its levels.
+* Share groups (KIP-932) are enabled at the level that Apache Kafka 4.3 supports as well.
+* Streams groups (KIP-1071) are not served, but brokers of Apache Kafka in the same cluster may
+  serve them, and a broker that has left such a cluster keeps its levels.
 * Every transaction ends with a new producer epoch (KIP-890).
 """
 
@@ -69,6 +70,7 @@ DEFAULT_SETTINGS: Final = ""
 SETTINGS_OF: Final = {
     CONSUMER_OFFSETS: "offsets.topic",
     TRANSACTION_STATE: "transaction.state.log",
+    SHARE_GROUP_STATE: "share.coordinator.state.topic",
 }
 """The prefix of the broker's settings for a coordinator's topic."""
 
@@ -175,19 +177,20 @@ class Metadata:
         """Return the fixed settings of an internal topic."""
         if name == HISTORY_TOPIC:
             return self.history_configs()
-        if name == SHARE_GROUP_STATE:
-            return {"cleanup.policy": "compact"}
         prefix = SETTINGS_OF[name]
         configs = {
             "cleanup.policy": "compact",
+            "compression.type": "producer",
             "segment.bytes": str(self._config.int(f"{prefix}.segment.bytes")),
         }
-        if name == CONSUMER_OFFSETS:
-            configs["compression.type"] = "producer"
-        else:
-            configs["compression.type"] = "uncompressed"
+        if name != CONSUMER_OFFSETS:
             configs["min.insync.replicas"] = str(self._config.int(f"{prefix}.min.isr"))
+        if name == TRANSACTION_STATE:
+            configs["compression.type"] = "uncompressed"
             configs["unclean.leader.election.enable"] = "false"
+        if name == SHARE_GROUP_STATE:
+            # An update adds to earlier ones of the same key. The coordinator prunes the log.
+            configs |= {"cleanup.policy": "delete", "retention.ms": "-1"}
         return configs
 
     def reason_against(self, _record: MetadataRecord) -> str | None:

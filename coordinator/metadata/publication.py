@@ -39,16 +39,20 @@ class Subscriber(IntEnum):
     TRANSACTIONS = 5
     """Loads and unloads transactions, after the groups: the completion of a loaded transaction may
     commit offsets of a group."""
-    VERIFICATION = 6
+    SHARE_STATE = 6
+    """Loads and unloads the state of share partitions, and drops the state of deleted topics."""
+    SHARE_PARTITIONS = 7
+    """Drops share partitions whose leader has changed. A new leader reads from the state."""
+    VERIFICATION = 8
     """Withdraws verification requests to coordinators on brokers that are gone."""
-    MARKERS = 7
+    MARKERS = 9
     """Sends transaction markers to new leaders, of which this broker may be one."""
-    QUOTAS = 8
-    USERS = 9
-    ACLS = 10
+    QUOTAS = 10
+    USERS = 11
+    ACLS = 12
     """The order of QUOTAS, USERS and ACLS does not matter: no other subscriber checks quotas or
     rights."""
-    HISTORY = 11
+    HISTORY = 13
     """Records the changes that the other subscribers have applied."""
 
 

@@ -28,8 +28,10 @@ _HOUR_MS: Final = 3_600_000
 _DAY_MS: Final = 24 * _HOUR_MS
 
 CLEANUP_POLICY: Final = "cleanup.policy"
+RETENTION: Final = "retention.ms"
 UNCLEAN_LEADER_ELECTION: Final = "unclean.leader.election.enable"
 COMPACT: Final = frozenset({"compact"})
+DELETE: Final = frozenset({"delete"})
 
 
 class SafeRange(NamedTuple):
@@ -41,7 +43,7 @@ class SafeRange(NamedTuple):
 
 
 SAFE: Final[Mapping[str, SafeRange]] = {
-    "retention.ms": SafeRange(-1, -1, "state must not be deleted by age"),
+    RETENTION: SafeRange(-1, -1, "state must not be deleted by age"),
     "retention.bytes": SafeRange(-1, -1, "state must not be deleted by size"),
     "delete.retention.ms": SafeRange(
         _DAY_MS, MAX_INT64, "a replica that misses a tombstone restores deleted state"
@@ -80,11 +82,24 @@ def unsafe_configs(topic: str, configs: Mapping[str, str]) -> dict[str, str]:
             " ElectLeaders can still elect it"
         )
     policies = frozenset(one.strip() for one in configs.get(CLEANUP_POLICY, "").split(","))
-    # Apache Kafka creates __share_group_state with the policy delete and retention.ms=-1, and
-    # prunes it by DeleteRecords.
-    if policies != COMPACT and (topic != SHARE_GROUP_STATE or "retention.ms" not in configs):
-        found[CLEANUP_POLICY] = f"for {topic} it must be compact: other policies delete state"
+    if policies != _policy(topic):
+        found[CLEANUP_POLICY] = (
+            f"for {topic} it must be delete: compaction removes updates, which build on each other"
+            if topic == SHARE_GROUP_STATE
+            else f"for {topic} it must be compact: other policies delete state"
+        )
+    if topic == SHARE_GROUP_STATE and RETENTION not in configs:
+        # Brokers of Apache Kafka in the cluster would apply their own default.
+        found[RETENTION] = f"for {topic} it must be set to -1: {SAFE[RETENTION].reason}"
     return found
+
+
+def _policy(topic: str) -> frozenset[str]:
+    """Return the cleanup policy that keeps a topic's state.
+
+    The share coordinator prunes its topic by DeleteRecords; retention is off.
+    """
+    return DELETE if topic == SHARE_GROUP_STATE else COMPACT
 
 
 def check_state_topic(topic: str, configs: Mapping[str, str]) -> None:
@@ -98,8 +113,10 @@ def safe_configs(topic: str, configs: Mapping[str, str]) -> dict[str, str]:
     found = {
         key: text for key, text in configs.items() if key not in unsafe_configs(topic, configs)
     }
-    if topic in STATE_TOPICS - {SHARE_GROUP_STATE}:
-        found.setdefault(CLEANUP_POLICY, "compact")
+    if topic in STATE_TOPICS:
+        found.setdefault(CLEANUP_POLICY, *_policy(topic))
+    if topic == SHARE_GROUP_STATE:
+        found.setdefault(RETENTION, "-1")
     return found
 
 
@@ -132,6 +149,4 @@ def safe_log_config(topic: str, found: LogConfig) -> LogConfig:
     for key in SAFE:
         field = key.replace(".", "_")
         values[field] = value_in_force(topic, key, getattr(found, field))
-    if topic == SHARE_GROUP_STATE:
-        return replace(found, **values)
-    return replace(found, cleanup_policy=COMPACT, **values)
+    return replace(found, cleanup_policy=_policy(topic), **values)

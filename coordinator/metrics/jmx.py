@@ -116,6 +116,12 @@ kafka_coordinator_group_groupmetadatamanager_numgroupspreparingrebalance gauge
     Groups in the state PreparingRebalance.
 kafka_coordinator_group_groupmetadatamanager_numgroupscompletingrebalance gauge
     Groups in the state CompletingRebalance.
+kafka_server_group_coordinator_metrics_group_count gauge protocol
+    Groups of each kind that this node coordinates.
+kafka_server_group_coordinator_metrics_share_group_count gauge state
+    Share groups by their state; Dead is always 0.
+kafka_server_group_coordinator_metrics_share_group_rebalance_count untyped
+    Heartbeats of share groups that required a new assignment.
 kafka_server_socket_server_metrics_connection_count gauge listener networkProcessor
     Open connections; networkProcessor is always 0.
 """)
@@ -123,6 +129,8 @@ kafka_server_socket_server_metrics_connection_count gauge listener networkProces
 QUANTILES: Final = ("0.50", "0.75", "0.95", "0.98", "0.99", "0.999")
 
 _STATES: Final = ("Stable", "Empty", "Dead", "PreparingRebalance", "CompletingRebalance")
+_KINDS: Final = ("classic", "consumer", "share")
+_SHARE_STATES: Final = ("Empty", "Stable", "Dead")
 
 
 def series(view: MetricsView) -> Iterator[Series]:
@@ -301,3 +309,15 @@ def _of_groups(view: MetricsView) -> Iterator[Series]:
     yield _one(f"{prefix}groups", len(snapshot.groups))
     for state in _STATES:
         yield _one(f"{prefix}groups{state.lower()}", states[state])
+    prefix = "kafka_server_group_coordinator_metrics_"
+    kinds = Counter(one.kind for one in snapshot.groups)
+    yield (
+        FAMILIES[f"{prefix}group_count"],
+        [(labels(protocol=kind), kinds[kind]) for kind in _KINDS],
+    )
+    states = Counter(one.state for one in snapshot.groups if one.kind == "share")
+    yield (
+        FAMILIES[f"{prefix}share_group_count"],
+        [(labels(state=state), states[state]) for state in _SHARE_STATES],
+    )
+    yield _one(f"{prefix}share_group_rebalance_count", view.services.groups.share_rebalances)

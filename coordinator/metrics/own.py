@@ -15,6 +15,7 @@ from fencepost.coordinator.metrics.families import Sample, Series, labels, read_
 from fencepost.coordinator.metrics.snapshot import PartitionRow, Snapshot
 from fencepost.coordinator.runtime.histogram import Histogram
 from fencepost.coordinator.server.connection_limits import REASONS
+from fencepost.groups.share.states import AcknowledgeType
 from fencepost.logcore.clock import time_of_day_ns
 from fencepost.logcore.system import (
     age_s,
@@ -105,6 +106,16 @@ fencepost_fetches_waiting gauge
     Fetches that wait for records.
 fencepost_fetch_sessions gauge
     Fetch sessions that are kept.
+fencepost_share_sessions gauge
+    Share sessions, in which members of share groups fetch.
+fencepost_share_session_evictions_total counter
+    Share sessions that ended with their connections.
+fencepost_share_partitions gauge
+    Share partitions in memory, one for each share group and partition that is fetched.
+fencepost_share_fetches_waiting gauge
+    ShareFetch requests that wait for records.
+fencepost_share_acknowledgements_total counter type
+    Offsets that members of share groups have acknowledged with success, by the type.
 fencepost_fsync_seconds histogram of
     Flushes of a log to the disk: of records whose producers wait (appends), or of sealed segments.
 fencepost_disk_free_bytes gauge
@@ -344,6 +355,7 @@ def of_broker(services: Services, version: str) -> Iterator[Series]:
     yield one("fencepost_acls", 0 if authorizer is None else authorizer.rules.count)
     yield one("fencepost_fetches_waiting", len(services.fetches.delayed))
     yield one("fencepost_fetch_sessions", len(services.fetches.sessions))
+    yield from _of_shares(services)
     yield some(
         "fencepost_fsync_seconds",
         (labels(of="appends"), services.flusher.seconds),
@@ -356,6 +368,22 @@ def of_broker(services: Services, version: str) -> Iterator[Series]:
     yield one("fencepost_producers", services.logs.producer_limit.count)
     yield one("fencepost_history_waiting", services.history.waiting)
     yield one("fencepost_history_dropped_total", services.history.dropped)
+
+
+def _of_shares(services: Services) -> Iterator[Series]:
+    shares = services.shares if services.has_shares else None
+    sessions = None if shares is None else shares.sessions
+    yield one("fencepost_share_sessions", 0 if sessions is None else len(sessions))
+    evictions = 0 if sessions is None else sessions.evictions
+    yield one("fencepost_share_session_evictions_total", evictions)
+    yield one("fencepost_share_partitions", 0 if shares is None else len(shares))
+    waiting = 0 if shares is None else services.share_fetches.waiting
+    yield one("fencepost_share_fetches_waiting", waiting)
+    acknowledged = Counter[int]() if shares is None else shares.acknowledged
+    yield some(
+        "fencepost_share_acknowledgements_total",
+        *((labels(type=one.name.lower()), acknowledged[one]) for one in AcknowledgeType),
+    )
 
 
 def of_transactions(services: Services, snapshot: Snapshot) -> Iterator[Series]:

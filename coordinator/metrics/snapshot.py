@@ -21,6 +21,7 @@ from fencepost.coordinator.runtime.shard_state import ShardState
 from fencepost.groups.assignors.client.protocol import decode_assignment
 from fencepost.groups.classic_group import CONSUMER_PROTOCOL_TYPE, ClassicGroup
 from fencepost.groups.foreign_group import ForeignGroup
+from fencepost.groups.share_group import ShareGroup
 from fencepost.logcore.errors import CorruptRecordError, LogError
 from fencepost.logcore.traffic import Traffic
 from fencepost.logcore.values import dataclass
@@ -323,7 +324,7 @@ def _is_unread(at: PartitionRow) -> bool:
 
 def assigned(group: Group, topics: Mapping[bytes, str]) -> Iterator[frozenset[TopicPartition]]:
     """Yield the partitions of each member, if the protocol type is ``consumer``."""
-    if isinstance(group, ForeignGroup):
+    if isinstance(group, ForeignGroup | ShareGroup):
         return
     if not isinstance(group, ClassicGroup):
         for member_id in list(group.members):

@@ -75,6 +75,8 @@ class Purpose(Enum):
     FETCHER = "broker-{0}-fetcher-{1}"
     TXN_MARKER_SENDER = "broker-{0}-txn-marker-sender"
     ADD_PARTITIONS = "AddPartitionsManager-client-{0}"
+    PARTITION_METADATA = "broker-{0}-partition-metadata-client"
+    SHARE_STATE = "broker-{0}-share-state-sender"
 
     @property
     def negotiates(self) -> bool:

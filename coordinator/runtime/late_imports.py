@@ -26,9 +26,23 @@ GROUP_MODULES = (
     "groups.classic",
     "groups.consumer",
     "groups.admin",
+    "groups.share_commands",
+    "groups.share_group",
+    "groups.share_target",
+    "groups.share_heartbeat",
+    "groups.share_state",
     "groups.machine",
 )
 """The modules of the group machine."""
+
+SHARE_GROUP_MODULES = (
+    "groups.share.commands",
+    "groups.share.state_records",
+    "groups.share.state",
+    "coordinator.services.share_persister",
+    "coordinator.services.share_groups",
+)
+"""The modules with which the group coordinator asks the share coordinator."""
 
 TXN_MODULES = (
     "txn.commands",
@@ -39,6 +53,27 @@ TXN_MODULES = (
     "txn.machine",
 )
 """The modules of the transaction machine."""
+
+SHARE_STATE_MODULES = (
+    "groups.share.commands",
+    "groups.share.state_records",
+    "groups.share.state",
+)
+"""The modules of the share coordinator's machine."""
+
+SHARE_MODULES = (
+    "groups.share.partition",
+    "groups.share.acquire",
+    "groups.share.acknowledge",
+    "groups.share.completion",
+    "groups.share.session",
+    "groups.share.state",
+    "coordinator.services.share_persister",
+    "coordinator.services.share_settings",
+    "coordinator.services.share_partitions",
+    "coordinator.services.share_fetches",
+)
+"""The modules of share partitions and their fetches."""
 
 CONTROLLER_MODULES = (
     "cluster.controller.errors",

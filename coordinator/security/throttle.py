@@ -77,6 +77,7 @@ class RequestQuotas:
         "_client_id",
         "_counted_s",
         "_counts_time",
+        "_fetch_ms",
         "_has_debt",
         "_loop_time",
         "_mutations",
@@ -102,6 +103,8 @@ class RequestQuotas:
         """Whether threads have worked for the request: its throttle time may then be longer."""
         self._throttle_ms: int | None = None
         self._mutations: PartitionMutations | None = None
+        self._fetch_ms = 0
+        """The throttle time for the bytes of a ShareFetch."""
 
     # --- for handlers ---
 
@@ -142,6 +145,16 @@ class RequestQuotas:
         self._quotas.note(FETCH, self._user, self._client_id, -size)
         return False
 
+    def may_begin_fetch(self) -> bool:
+        """Return whether a ShareFetch may acquire records; the client is throttled if not."""
+        self._fetch_ms = self._quotas.take(FETCH, self._user, self._client_id, 0)
+        return not self._fetch_ms
+
+    def fetched(self, size: int) -> None:
+        """Count the bytes of acquired records; the client waits after their response."""
+        if size:
+            self._fetch_ms = self._quotas.take(FETCH, self._user, self._client_id, size)
+
     def take_partitions(self, count: int, *, is_strict: bool) -> None:
         """Count partitions to create or delete; a request may call it several times.
 
@@ -174,6 +187,7 @@ class RequestQuotas:
             causes.append((PRODUCE, took_ms))
         if self._mutations is not None:
             causes.append((MUTATION, self._mutations.throttle_ms))
+        causes.append((FETCH, self._fetch_ms))
         return self._decide(*causes)
 
     def sent(self) -> None:

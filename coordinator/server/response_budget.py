@@ -39,6 +39,7 @@ LARGE_ANSWERS = frozenset(
         ApiKey.CONSUMER_GROUP_DESCRIBE,
         ApiKey.DESCRIBE_CLIENT_QUOTAS,
         ApiKey.DESCRIBE_TOPIC_PARTITIONS,
+        ApiKey.SHARE_FETCH,
     }
 )
 """APIs whose responses may be many times larger than their requests."""

@@ -106,6 +106,8 @@ class Server:
         """Counts requests, if metrics are enabled."""
         self.throttles: ClientQuotas | None = None
         """The quotas of users and clients, if any are configured."""
+        self.on_closed: Callable[[Connection], None] | None = None
+        """Called with each connection that has ended."""
         self.accepted = 0
         """The number of connections admitted so far."""
         self.refusals: Counter[str] = Counter()
@@ -179,6 +181,7 @@ class Server:
 
     def reset(self) -> None:
         """Stop accepting, and reset every connection, as after a killed process."""
+        self.on_closed = None  # a killed process does nothing after its connections end
         self.stop_accepting()
         for connection in list(self.connections):
             connection.reset()
@@ -260,6 +263,8 @@ class Server:
             self._left(connection.slot)
         if self._emptied is not None and not self.connections:
             self._emptied.set()
+        if self.on_closed is not None:
+            self.on_closed(connection)
 
     def _left(self, slot: ConnectionSlot) -> None:
         slot.leave()

@@ -32,6 +32,10 @@ R = TypeVar("R")
 
 UPKEEP = "upkeep"
 """The key of the periodic timer that runs in every coordinator."""
+PRUNE = "prune"
+"""The key of the timer with which the share coordinator deletes redundant records."""
+PERIODIC = frozenset({UPKEEP, PRUNE})
+"""The keys of timers that recur."""
 
 
 class ShardedCoordinator(Generic[M_co]):

@@ -20,7 +20,7 @@ from fencepost.cluster.image import (
 )
 from fencepost.coordinator.config.group_settings import applied, warn_of_caps
 from fencepost.coordinator.config.key import ConfigError
-from fencepost.coordinator.metadata.metadata import GROUP_VERSION, InternalTopic
+from fencepost.coordinator.metadata.metadata import GROUP_VERSION, SHARE_VERSION, InternalTopic
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS
 from fencepost.coordinator.runtime.background import each_in_turn, spawn
 from fencepost.coordinator.runtime.late_imports import GROUP_MODULES
@@ -43,6 +43,7 @@ from fencepost.groups.consumer_commands import (
     ConsumerSettings,
     Environment,
     MigrationPolicy,
+    ShareSettings,
     TopicsImage,
 )
 from fencepost.groups.limits import GroupLimits
@@ -57,6 +58,9 @@ _MINUTE_MS = 60_000
 
 
 ASSIGNORS = "group.consumer.assignors"
+SHARE_ASSIGNORS = "group.share.assignors"
+SIMPLE_ASSIGNORS = ("simple", "org.apache.kafka.coordinator.group.assignor.SimpleAssignor")
+"""The names of the only assignor of share groups."""
 
 
 def _registry(names: Sequence[str]) -> AssignorRegistry:
@@ -71,6 +75,12 @@ def _registry(names: Sequence[str]) -> AssignorRegistry:
         )
     except ValueError as error:
         raise ConfigError(ASSIGNORS, ",".join(names), str(error)) from error
+
+
+def _require_simple_assignor(names: Sequence[str]) -> None:
+    for name in names:
+        if name not in SIMPLE_ASSIGNORS:
+            raise ConfigError(SHARE_ASSIGNORS, name, "share groups have only the assignor simple")
 
 
 class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
@@ -98,7 +108,8 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
             name for name in names if KAFKA_CLASSES.get(name, name) not in BUILT_IN
         )
         self._assignors = _registry(names)
-        self._base_settings: ConsumerSettings | None = None
+        _require_simple_assignor(self._config.items(SHARE_ASSIGNORS))
+        self._base_settings: tuple[ConsumerSettings, ShareSettings] | None = None
         self._config.listen(self._forget_settings)
         self._group_memory = self._budget("fencepost.groups.max.bytes")
         self._offset_memory = self._budget("fencepost.offsets.max.bytes")
@@ -168,9 +179,16 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
     async def on_topics_deleted(self, topics: Iterable[tuple[str, bytes | None]]) -> None:
         """Delete the offsets of deleted topics, given as (name, topic id).
 
-        A loading shard gets the command once it is active.
+        Share groups forget the state of their partitions; the share coordinator deletes it. A
+        loading shard gets the commands once it is active.
         """
-        await self._shards.send_to_all(TopicsDeleted(tuple(topics)))
+        deleted = tuple(topics)
+        await self._shards.send_to_all(TopicsDeleted(deleted))
+        topic_ids = frozenset(topic_id for _, topic_id in deleted if topic_id is not None)
+        if topic_ids:
+            from fencepost.groups.share_commands import ShareTopicsDeleted  # noqa: PLC0415 - as in _build
+
+            await self._shards.send_to_all(ShareTopicsDeleted(topic_ids))
 
     def complete_transaction(self, index: int, marker: EndMarker) -> None:
         """End a transaction on one offsets partition: append the marker and update the state.
@@ -185,6 +203,16 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
         """Return whether feature level and rebalance protocols allow the consumer protocol."""
         allowed = self._config.items("group.coordinator.rebalance.protocols")
         return self._metadata.feature_level(GROUP_VERSION) >= 1 and "consumer" in allowed
+
+    @property
+    def serves_share_groups(self) -> bool:
+        """Return whether the feature level allows share groups (KIP-932)."""
+        return self._metadata.feature_level(SHARE_VERSION) >= 1
+
+    @property
+    def share_rebalances(self) -> int:
+        """Return the heartbeats that required a new assignment of a share group, in all shards."""
+        return sum(shard.machine.share_rebalances for shard in self.shards)
 
     @property
     def topic_image(self) -> TopicsImage:
@@ -227,16 +255,11 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
         self._base_settings = None
 
     def _consumer_settings(self) -> ConsumerSettings:
-        config, interval = self._config, "group.consumer.assignment.interval.ms"
+        config = self._config
         return ConsumerSettings(
             session_timeout_ms=config.int("group.consumer.session.timeout.ms"),
             heartbeat_interval_ms=config.int("group.consumer.heartbeat.interval.ms"),
-            # Clamped as in Kafka (DynamicBrokerConfig.clampDynamicConfigs): it may change at run
-            # time.
-            assignment_interval_ms=min(
-                max(config.int(interval), config.int("group.consumer.min.assignment.interval.ms")),
-                config.int("group.consumer.max.assignment.interval.ms"),
-            ),
+            assignment_interval_ms=self._clamped("group.consumer.assignment.interval.ms"),
             max_size=config.int("group.consumer.max.size"),
             assignors=self._assignors,
             migration_policy=MigrationPolicy(
@@ -244,13 +267,35 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
             ),
         )
 
+    def _share_settings(self) -> ShareSettings:
+        config = self._config
+        return ShareSettings(
+            session_timeout_ms=config.int("group.share.session.timeout.ms"),
+            heartbeat_interval_ms=config.int("group.share.heartbeat.interval.ms"),
+            assignment_interval_ms=self._clamped("group.share.assignment.interval.ms"),
+            max_size=config.int("group.share.max.size"),
+            initialize_retry_ms=config.int("group.share.initialize.retry.interval.ms"),
+        )
+
+    def _clamped(self, name: str) -> int:
+        """Return a setting that may change at run time, within the bounds of its kind of group.
+
+        Source: ``DynamicBrokerConfig.clampDynamicConfigs``.
+        """
+        _, kind, what = name.split(".", 2)
+        low, high = (self._config.int(f"group.{kind}.{bound}.{what}") for bound in ("min", "max"))
+        return min(max(self._config.int(name), low), high)
+
     def environment(self, group_id: str) -> Environment:
         """Return the topics and settings for decisions on a group at this moment."""
         if self._base_settings is None:
-            self._base_settings = self._consumer_settings()
+            self._base_settings = self._consumer_settings(), self._share_settings()
+        settings, share = self._base_settings
         own = self._metadata.group_settings(group_id)
-        settings = applied(self._config, self._base_settings, own) if own else self._base_settings
-        return Environment(self.topic_image, settings)
+        if own:
+            settings = applied(self._config, "consumer", settings, own)
+            share = applied(self._config, "share", share, own)
+        return Environment(self.topic_image, settings, share)
 
     def _run_effect(
         self,

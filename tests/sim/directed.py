@@ -339,7 +339,7 @@ _PRODUCT: Final = (
                 (offsets._is_of_topic, "return topic_id is None or", "return True or"),
                 (
                     groups.GroupCoordinator.on_topics_deleted,
-                    "await self._shards.send_to_all(TopicsDeleted(tuple(topics)))",
+                    "await self._shards.send_to_all(TopicsDeleted(deleted))",
                     "pass",
                 ),
             ),

@@ -356,6 +356,19 @@ def consumer_group_describe(*groups: str, **fields: Any) -> Body:
     return {"group_ids": list(groups), **fields}
 
 
+def share_group_heartbeat(group: str, member: Any, epoch: Any, **fields: Any) -> Body:
+    return {"group_id": group, "member_id": member, "member_epoch": epoch, **fields}
+
+
+def join_share_group(group: str, member: Any, *topics: str, **fields: Any) -> Body:
+    """Return the first heartbeat of a member."""
+    return share_group_heartbeat(group, member, 0, subscribed_topic_names=list(topics), **fields)
+
+
+def share_group_describe(*groups: str, **fields: Any) -> Body:
+    return {"group_ids": list(groups), **fields}
+
+
 def list_groups(**fields: Any) -> Body:
     return {**fields}
 
@@ -425,6 +438,25 @@ def offset_delete(group: str, *topics: Body) -> Body:
 
 def offset_delete_topic(name: str, *partitions: int) -> Body:
     return {"name": name, "partitions": _rows("partition_index", partitions, {})}
+
+
+def describe_share_group_offsets(group: str, *topics: tuple[str, Sequence[int]] | None) -> Body:
+    """Return the body for named partitions, or for all of a group if ``topics`` is None alone."""
+    named = [
+        {"topic_name": topic[0], "partitions": list(topic[1])}
+        for topic in topics
+        if topic is not None
+    ]
+    return {"groups": [{"group_id": group, "topics": None if topics == (None,) else named}]}
+
+
+def alter_share_group_offsets(group: str, topic: str, offsets: Mapping[int, int]) -> Body:
+    rows = [{"partition_index": index, "start_offset": at} for index, at in offsets.items()]
+    return {"group_id": group, "topics": [{"topic_name": topic, "partitions": rows}]}
+
+
+def delete_share_group_offsets(group: str, *topics: str) -> Body:
+    return {"group_id": group, "topics": [{"topic_name": topic} for topic in topics]}
 
 
 # --- transactions and producers ---
@@ -726,3 +758,78 @@ def unregister_broker(broker_id: int) -> Body:
 
 def unregister_controller(controller_id: int) -> Body:
     return {"controller_id": controller_id}
+
+
+def share_fetch(group: str, member: str, *topics: tuple[Any, Iterable[int]], **fields: Any) -> Body:
+    """Ask for records of (topic id, partitions), in a new share session."""
+    rows = [
+        {
+            "topic_id": topic_id,
+            "partitions": [
+                {"partition_index": index, "acknowledgement_batches": []} for index in partitions
+            ],
+        }
+        for topic_id, partitions in topics
+    ]
+    return {
+        "group_id": group,
+        "member_id": member,
+        "share_session_epoch": 0,
+        "max_wait": 0,
+        "min_bytes": 1,
+        "max_bytes": MAX_BYTES,
+        "max_records": 500,
+        "batch_size": 500,
+        "share_acquire_mode": 0,
+        "is_renew_ack": False,
+        "topics": rows,
+        "forgotten_topics_data": [],
+        **fields,
+    }
+
+
+def share_acknowledge(
+    group: str, member: str, *topics: tuple[Any, Iterable[int]], **fields: Any
+) -> Body:
+    """Accept the first record of (topic id, partitions)."""
+    accepted = {"first_offset": 0, "last_offset": 0, "acknowledge_types": [1]}
+    rows = [
+        {
+            "topic_id": topic_id,
+            "partitions": [
+                {"partition_index": index, "acknowledgement_batches": [accepted]}
+                for index in partitions
+            ],
+        }
+        for topic_id, partitions in topics
+    ]
+    return {
+        "group_id": group,
+        "member_id": member,
+        "share_session_epoch": 1,
+        "is_renew_ack": False,
+        "topics": rows,
+        **fields,
+    }
+
+
+SHARE_STATE_FIELDS: Final[Mapping[str, Body]] = {
+    "initialize_share_group_state": {"state_epoch": 1, "start_offset": 0},
+    "read_share_group_state": {"leader_epoch": 0},
+    "write_share_group_state": {
+        "state_epoch": 1,
+        "leader_epoch": 0,
+        "start_offset": 0,
+        "delivery_complete_count": 0,
+        "state_batches": [],
+    },
+    "delete_share_group_state": {},
+    "read_share_group_state_summary": {"leader_epoch": 0},
+}
+"""The fields of a partition in the requests to the share coordinator, by API."""
+
+
+def share_group_state(api: str, group: str, topic_id: Any, **fields: Any) -> Body:
+    """Ask the share coordinator for partition 0 of a topic."""
+    part = {"partition": 0, **SHARE_STATE_FIELDS[api], **fields}
+    return {"group_id": group, "topics": [{"topic_id": topic_id, "partitions": [part]}]}

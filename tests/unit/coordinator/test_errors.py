@@ -14,6 +14,7 @@ from fencepost.logcore.machine import DomainError
 BASES = {
     "LogError",
     "GroupError",
+    "ShareError",
     "TxnError",
     "ShardError",
     "ClusterError",

@@ -46,12 +46,16 @@ def test_every_key_has_an_effect_or_says_that_it_has_none():
         f"{prefix}.{name}"
         for prefixes, names in (
             (
-                ("offsets.topic", "transaction.state.log"),
+                ("offsets.topic", "transaction.state.log", "share.coordinator.state.topic"),
                 ("num.partitions", "segment.bytes", "replication.factor", "min.isr"),
             ),
             (
-                ("group.consumer.min", "group.consumer.max"),
+                [f"group.{kind}.{end}" for kind in ("consumer", "share") for end in ("min", "max")],
                 ("session.timeout.ms", "heartbeat.interval.ms", "assignment.interval.ms"),
+            ),
+            (
+                ("group.share", "group.share.min", "group.share.max"),
+                ("delivery.count.limit", "partition.max.record.locks", "record.lock.duration.ms"),
             ),
         )
         for prefix in prefixes

@@ -60,7 +60,7 @@ def test_the_stock_file_starts_a_broker_and_says_what_it_loses(tmp_path: Path) -
         for key in keys
         if key in IGNORED_KEYS or (key in BROKER_KEYS and BROKER_KEYS[key].inert)
     }
-    assert len(warned) == 7
+    assert len(warned) == 5
 
 
 def test_a_key_is_told_with_the_nearest_one(tmp_path: Path) -> None:

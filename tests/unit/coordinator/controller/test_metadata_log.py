@@ -82,6 +82,7 @@ def test_the_log_begins_with_the_levels_of_a_new_cluster(enter: Enter) -> None:
         "metadata.version": 30,
         "eligible.leader.replicas.version": 1,
         "group.version": 1,
+        "share.version": 1,
         "transaction.version": 2,
     }
     assert ConfigRecord(4, "", "min.insync.replicas", "1") in records_of(part["records"])

@@ -96,13 +96,19 @@ def create(client: Cluster, name: str, **own: str) -> Any:
 
 def test_topic_is_not_made_first_with_settings_that_lose_state(client: Cluster) -> None:
     name = "__share_group_state"
-    for own in ({"cleanup_policy": "delete"}, {"retention_ms": "1"}, {"max_message_bytes": "9"}):
+    for own in ({"cleanup_policy": "compact"}, {"retention_ms": "1"}, {"max_message_bytes": "9"}):
         assert create(client, name, **own)["error_code"] == "invalid_config"
     made = create(client, name)
     assert made["error_code"] == "none"
     (policy,) = (one for one in made["configs"] if one["name"] == "cleanup.policy")
-    assert policy["value"] == "compact"
-    assert configs(client, name) == {"cleanup.policy": "compact"}
+    assert policy["value"] == "delete"
+    assert configs(client, name) == {
+        "cleanup.policy": "delete",
+        "compression.type": "producer",
+        "min.insync.replicas": "2",
+        "retention.ms": "-1",
+        "segment.bytes": "104857600",
+    }
 
 
 @pytest.mark.parametrize("name", [*STATE, "__share_group_state", "__fencepost_history"])

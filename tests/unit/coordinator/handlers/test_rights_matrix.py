@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from fencepost.cluster.acl import Operation as Op
+from tests.support import requests
 from tests.support.batches import batch
 from tests.support.cluster import GROUP, TRANSACTION, Cluster, unique
 from tests.support.guarded import Guarded, Right, cluster, group, topic, transactional_id
@@ -108,6 +109,11 @@ def _consumer(n: Named) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _share_offsets(n: Named, *rows: Any) -> dict[str, Any]:
+    topics = [{"topic_name": n.topic, "partitions": list(rows)}]
+    return {"group_id": n.group, "topics": topics}
+
+
 def _join(n: Named) -> dict[str, Any]:
     return {
         "group_id": n.group, "session_timeout": 30_000, "rebalance_timeout": 30_000,
@@ -191,6 +197,20 @@ CASES = [
          lambda n: [(group(Op.DESCRIBE, n.group), [G])]),
     Case("consumer_group_describe", 0, lambda n: {"group_ids": [n.group]},
          lambda n: [(group(Op.DESCRIBE, n.group), [G])]),
+    Case("share_group_heartbeat", 1,
+         lambda n: requests.join_share_group(n.group, str(uuid.uuid4()), n.topic),
+         lambda n: [(group(Op.READ, n.group), [G]), (topic(Op.DESCRIBE, n.topic), [T])]),
+    Case("share_group_describe", 1, lambda n: {"group_ids": [n.group]},
+         lambda n: [(group(Op.DESCRIBE, n.group), [G])]),
+    Case("describe_share_group_offsets", 1, lambda n: {"groups": [_share_offsets(n, 0)]},
+         lambda n: [(group(Op.DESCRIBE, n.group), [G]),
+                    (topic(Op.DESCRIBE, n.topic), ["none", T])]),
+    Case("alter_share_group_offsets", 0,
+         lambda n: _share_offsets(n, {"partition_index": 0, "start_offset": 0}),
+         lambda n: [(group(Op.READ, n.group), [G])]),
+    Case("delete_share_group_offsets", 0,
+         lambda n: {"group_id": n.group, "topics": [{"topic_name": n.topic}]},
+         lambda n: [(group(Op.DELETE, n.group), [G])]),
     Case("delete_groups", 2, lambda n: {"groups_names": [n.group]},
          lambda n: [(group(Op.DELETE, n.group), [G])]),
     Case("init_producer_id", 4,

@@ -56,9 +56,12 @@ def test_it_goes_down_and_up_and_every_change_has_an_epoch(store: Storage) -> No
     assert store.metadata.features[TRANSACTION_VERSION] == (0, 2, 2)
 
 
-def test_levels_of_groups_that_are_not_served_can_be_changed(store: Storage) -> None:
-    for name, levels in ((SHARE_VERSION, (2, 1, 0, 1)), (STREAMS_VERSION, (1, 0, 1))):
-        assert store.metadata.feature_level(name) == 0
+def test_levels_of_share_and_streams_groups_go_up_and_down(store: Storage) -> None:
+    for name, first, levels in (
+        (SHARE_VERSION, 1, (2, 1, 0, 1)),
+        (STREAMS_VERSION, 0, (1, 0, 1)),
+    ):
+        assert store.metadata.feature_level(name) == first
         for wanted in levels:
             kind = UP if wanted > store.metadata.feature_level(name) else SAFE
             update(store, FeatureUpdate(name, wanted, kind))

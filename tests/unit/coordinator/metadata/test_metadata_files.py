@@ -159,7 +159,11 @@ def check_converted(storage: Storage, *, starts: int) -> None:
         (GROUP_RESOURCE, "g:1"): {"consumer.session.timeout.ms": "50000"},
     }
     assert storage.config.int("log.retention.ms") == 7
-    assert image.features == {"metadata.version": 30, "transaction.version": 1}
+    assert image.features == {
+        "metadata.version": 30,
+        "share.version": 1,
+        "transaction.version": 1,
+    }
     assert image.next_producer_id == 1000
     assert image.acls == {
         ACL: AccessControlEntryRecord(ACL, 2, "t", 3, "User:a", "*", 3, 3),

@@ -49,6 +49,14 @@ COMPACT = {"cleanup.policy": "compact"}
 YEAR_MS = 365 * 86_400_000
 
 
+AS_KAFKA = {"cleanup.policy": "delete", "retention.ms": "-1"}
+
+
+def needed(topic: str) -> dict[str, str]:
+    """Return the settings without which a topic's state is lost."""
+    return AS_KAFKA if topic == SHARE_GROUP_STATE else COMPACT
+
+
 def acceptable(configs: Mapping[str, str]) -> bool:
     """Return whether a client's topic may have these settings."""
     try:
@@ -63,11 +71,11 @@ def acceptable(configs: Mapping[str, str]) -> bool:
 def test_each_bound_is_kept_on_both_sides(topic: str, key: str) -> None:
     low, high, reason = SAFE[key]
     for value in {low, high}:
-        check_state_topic(topic, {**COMPACT, key: str(value)})
+        check_state_topic(topic, {**needed(topic), key: str(value)})
     for value in {low - 1, high + 1}:
         if acceptable({key: str(value)}):
             with pytest.raises(ConfigError, match=reason):
-                check_state_topic(topic, {**COMPACT, key: str(value)})
+                check_state_topic(topic, {**needed(topic), key: str(value)})
             check_state_topic("ordinary", {key: str(value)})
 
 
@@ -83,9 +91,9 @@ def test_policy_other_than_compact_is_refused(policy: str) -> None:
 
 @pytest.mark.parametrize("topic", sorted(STATE_TOPICS))
 def test_unclean_election_is_refused(topic: str) -> None:
-    check_state_topic(topic, {**COMPACT, "unclean.leader.election.enable": "FALSE"})
+    check_state_topic(topic, {**needed(topic), "unclean.leader.election.enable": "FALSE"})
     with pytest.raises(ConfigError, match="must be false"):
-        check_state_topic(topic, {**COMPACT, "unclean.leader.election.enable": "True"})
+        check_state_topic(topic, {**needed(topic), "unclean.leader.election.enable": "True"})
     settings = controller_settings(
         BrokerConfig({"unclean.leader.election.enable": "true"}),
         node_id=1,
@@ -104,14 +112,19 @@ def test_dynamic_default_of_unclean_election_ends_with_its_record() -> None:
 
 
 def test_share_state_may_be_deleted_on_request_alone() -> None:
-    """Apache Kafka prunes it only by DeleteRecords."""
-    as_kafka = {"cleanup.policy": "delete", "retention.ms": "-1"}
-    check_state_topic(SHARE_GROUP_STATE, as_kafka)
-    for other in ({"cleanup.policy": "delete"}, {**as_kafka, "retention.ms": "1"}):
+    """Apache Kafka prunes it only by DeleteRecords; compaction would remove updates."""
+    check_state_topic(SHARE_GROUP_STATE, AS_KAFKA)
+    for other in (
+        {"cleanup.policy": "delete"},
+        {"cleanup.policy": "compact"},
+        {**AS_KAFKA, "cleanup.policy": "compact"},
+        {**AS_KAFKA, "retention.ms": "1"},
+    ):
         with pytest.raises(ConfigError):
             check_state_topic(SHARE_GROUP_STATE, other)
         config = safe_log_config(SHARE_GROUP_STATE, LogConfig(retention_ms=1, retention_bytes=1))
         assert (config.retention_ms, config.retention_bytes) == (-1, -1)
+        assert config.cleanup_policy == {"delete"}
 
 
 def values_of(key: ConfigKey) -> st.SearchStrategy[str]:
@@ -140,8 +153,8 @@ SETTINGS = st.fixed_dictionaries(
 def test_what_is_left_of_any_settings_does_no_harm(configs: dict[str, str]) -> None:
     for topic in STATE_TOPICS:
         left = safe_configs(topic, configs)
-        assert unsafe_configs(topic, left) == {} or topic == SHARE_GROUP_STATE
-        assert left.items() - configs.items() <= COMPACT.items()
+        assert unsafe_configs(topic, left) == {}
+        assert left.items() - configs.items() <= needed(topic).items()
 
 
 def keep(store: Storage, topic: str, clock: ManualClock) -> int:
@@ -249,6 +262,6 @@ def test_promoted_metadata_hand_over_no_harmful_setting(tmp_path: Path) -> None:
     image = without_unsafe_configs(store.metadata.image)
     for topic in (CONSUMER_OFFSETS, TRANSACTION_STATE):
         kept = {"segment.ms": "1", "min.insync.replicas": "2"}
-        assert image.topic_configs(topic) == {**COMPACT, **kept}
+        assert image.topic_configs(topic) == {**needed(topic), **kept}
     assert image.topic_configs("ordinary") == EVIL
     store.logs.close()

@@ -7,8 +7,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from fencepost.coordinator.daemon.broker import Broker
+from tests.support import requests
 from tests.support.clock import ManualClock
-from tests.support.cluster import Cluster
+from tests.support.cluster import GROUP, Cluster
 from tests.support.raw import RawClient
 from tests.unit.coordinator.handlers.test_sasl_authenticate import CONFIG, USERS, is_closed, log_in
 from tests.unit.coordinator.metrics.test_families import SETTINGS, scraped, serving, value
@@ -87,3 +88,30 @@ async def test_connections_are_counted_by_listener(tmp_path: Path) -> None:
         (("listener", "INSIDE"), ("networkProcessor", "0")): 2,
         (("listener", "SPARE"), ("networkProcessor", "0")): 0,
     }
+
+
+async def test_share_groups_are_counted_by_state(tmp_path: Path) -> None:
+    prefix = "kafka_server_group_coordinator_metrics_"
+
+    def use_share_groups(bootstrap: str) -> None:
+        with Cluster(bootstrap) as client:
+            client.coordinator("any", GROUP)
+            client.create_topic("t")
+            level = {"feature": "share.version", "max_version_level": 1, "upgrade_type": 1}
+            client.call("update_features", 1, feature_updates=[level])
+            for name in ("stays", "leaves"):
+                client.call("share_group_heartbeat", 1, **requests.join_share_group(name, "m", "t"))
+            leave = requests.share_group_heartbeat("leaves", "m", -1)
+            client.call("share_group_heartbeat", 1, **leave)
+
+    async with serving(tmp_path) as broker:
+        await asyncio.to_thread(use_share_groups, broker.bootstrap)
+        values = await scraped(broker)
+    for state, count in (("Stable", 1), ("Empty", 1), ("Dead", 0)):
+        assert value(values, f"{prefix}share_group_count", state=state) == count
+    for kind, count in (("share", 2), ("consumer", 0), ("classic", 0)):
+        assert value(values, f"{prefix}group_count", protocol=kind) == count
+    assert value(values, f"{prefix}share_group_rebalance_count") == 2
+    assert value(values, "fencepost_groups", type="share", state="Stable") == 1
+    assert value(values, "fencepost_group_rebalances_total", cause="member-joined") == 2
+    assert value(values, "fencepost_group_rebalances_total", cause="member-left") == 1

@@ -74,7 +74,7 @@ class Services(BrokerServices):
     async def start(self) -> Services:
         """Start, and wait for the shards, which the daemon loads while it serves."""
         await super().start()
-        for shards in (self.groups._shards, self.txns._shards):
+        for shards in (one._shards for one in self.coordinators.values()):
             assert await shards.loaded(30_000)
         return self
 
@@ -88,7 +88,7 @@ class Services(BrokerServices):
         self.history._loop = None
         if self.history._timer is not None:
             self.history._timer.cancel()
-        for shards in (self.groups._shards, self.txns._shards):
+        for shards in (one._shards for one in self.coordinators.values()):
             shards.timers.close()
             if shards._loading is not None:
                 shards._loading.cancel()

@@ -1,0 +1,100 @@
+"""ShareAcknowledge (79): acknowledge records that a member of a share group has acquired.
+
+It shares the epochs of the member's share session with ShareFetch, and cannot open a session; epoch
+-1 ends it. The response waits until the new states are written. Version 2 adds renewals (KIP-1222).
+
+Source: ``KafkaApis.handleShareAcknowledgeRequest``, ``SharePartitionManager.acknowledge`` and
+``acknowledgeSessionUpdate``.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from kio.schema.errors import ErrorCode
+
+from fencepost.coordinator.error_codes import error_code
+from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.handlers.leader_hints import endpoints
+from fencepost.coordinator.handlers.share_requests import (
+    Acknowledgement,
+    Readable,
+    acknowledge,
+    error_of,
+    leader_fields,
+    loaded,
+    partition_of,
+    refusal_of,
+    settled,
+    told,
+    uuid_of,
+)
+from fencepost.coordinator.runtime.turns import Work
+from fencepost.groups.share.session import FINAL_EPOCH, SessionKey, TopicPartition
+from fencepost.logcore.machine import DomainError
+from fencepost.protocol import ApiKey, Entity
+from fencepost.protocol.steps import Steps
+
+
+@handles(ApiKey.SHARE_ACKNOWLEDGE, versions=(1, 2), permission="READ Group and Topic")
+def run(ctx: Context) -> Work[Entity]:
+    """Respond with the result of each partition, once the new states are written."""
+    body = ctx.body
+    refused = refusal_of(ctx)
+    if refused is not None:
+        return ctx.respond.error(refused)
+    yield from loaded(ctx)
+    shares = ctx.broker.shares
+    key = SessionKey(body.group_id, body.member_id)
+    try:
+        session = shares.sessions.acknowledge(key, body.share_session_epoch)
+    except DomainError as error:
+        return ctx.respond.error(error_code(error))
+    readable = Readable(ctx)
+    acknowledged: dict[TopicPartition, Acknowledgement] = {}
+    has_batches = False
+    for topic in body.topics:
+        for part in topic.partitions:
+            partition, batches = (
+                partition_of(topic.topic_id, part.partition_index),
+                part.acknowledgement_batches,
+            )
+            has_batches |= bool(batches)
+            acknowledged[partition] = acknowledge(ctx, readable, partition, batches)
+            yield None
+    yield from settled(acknowledged.values())
+    if not has_batches:
+        # As in Kafka: nothing was acknowledged.
+        acknowledged.clear()
+    response = yield from _response(ctx, acknowledged)
+    if body.share_session_epoch == FINAL_EPOCH and shares.sessions.get(key) is session:
+        shares.end_session(key)
+    return response
+
+
+def _response(ctx: Context, acknowledged: dict[TopicPartition, Acknowledgement]) -> Steps[Entity]:
+    make, leaders = ctx.respond, set[int]()
+    found: dict[bytes, list[Entity]] = {}
+    for partition, answer in acknowledged.items():
+        code, message = told(answer)
+        found.setdefault(partition.topic_id, []).append(
+            make.PartitionData(
+                partition_index=partition.partition,
+                error_code=code,
+                error_message=message,
+                **leader_fields(ctx, partition, error_of(answer), leaders),
+            )
+        )
+        yield
+    lock_ms = ctx.broker.shares.settings.of(ctx.body.group_id).record_lock_duration_ms
+    return make.ShareAcknowledgeResponse(
+        error_code=ErrorCode.none,
+        acquisition_lock_timeout=timedelta(milliseconds=lock_ms),
+        responses=tuple(
+            make.ShareAcknowledgeTopicResponse(
+                topic_id=uuid_of(TopicPartition(topic_id, 0)), partitions=tuple(parts)
+            )
+            for topic_id, parts in found.items()
+        ),
+        **(endpoints(ctx, leaders) if leaders else {}),
+    )

@@ -1,0 +1,224 @@
+"""The common part of ShareFetch and ShareAcknowledge: checks, acknowledgements, error fields.
+
+Source: ``KafkaApis.validateAcknowledgementBatches``, ``handleAcknowledgements``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+from kio.schema.errors import ErrorCode
+
+from fencepost.cluster.acl import Operation, ResourceType
+from fencepost.cluster.errors import NotLeaderOrFollowerError
+from fencepost.coordinator.broker_services import connection_id
+from fencepost.coordinator.error_codes import error_code
+from fencepost.coordinator.errors import (
+    TopicAuthorizationError,
+    UnknownTopicIdError,
+    UnknownTopicOrPartitionError,
+)
+from fencepost.coordinator.handlers import Context
+from fencepost.coordinator.handlers.leader_hints import leader_hint
+from fencepost.coordinator.runtime.late_imports import SHARE_MODULES, load
+from fencepost.coordinator.runtime.turns import Work
+from fencepost.groups.share.commands import AcknowledgeBatch, SharePartitionKey
+from fencepost.groups.share.errors import (
+    InvalidShareRequestError,
+    SharePartitionFencedError,
+)
+from fencepost.groups.share.session import TopicPartition
+from fencepost.groups.share.states import AcknowledgeType
+from fencepost.logcore.errors import FencedLeaderEpochError
+from fencepost.logcore.machine import DomainError
+from fencepost.logcore.tracebacks import without_traceback
+from fencepost.protocol import Entity
+from fencepost.protocol.steps import Steps
+
+MAX_MEMBER_ID_CHARACTERS: Final = 36
+"""The length of a UUID, which clients generate."""
+
+MAX_ACKNOWLEDGEMENTS: Final = 20_000
+"""Acknowledge types of one partition in a request: twice the most offsets that can be acquired
+(``group.share.max.partition.max.record.locks``). They are applied in one turn of the loop."""
+
+NO_TOPIC_ID: Final = bytes(16)
+"""The zero id, which kio decodes as None."""
+
+_LED_ELSEWHERE: Final = (
+    FencedLeaderEpochError,
+    NotLeaderOrFollowerError,
+    SharePartitionFencedError,
+)
+"""For these errors the response contains the current leader."""
+
+
+def refusal_of(ctx: Context) -> ErrorCode | None:
+    """Return the top-level error of a request before its session is looked up, or None."""
+    body = ctx.body
+    if not ctx.broker.groups.serves_share_groups:
+        return ErrorCode.unsupported_version
+    if body.group_id is None:
+        return ErrorCode.invalid_request
+    if not ctx.may(Operation.READ, ResourceType.GROUP, body.group_id):
+        return ErrorCode.group_authorization_failed
+    if not body.member_id or len(body.member_id) > MAX_MEMBER_ID_CHARACTERS:
+        return ErrorCode.invalid_request
+    return None
+
+
+def loaded(ctx: Context) -> Steps[None]:
+    """Import the modules of share partitions, one per step, unless the broker has any."""
+    if not ctx.broker.has_shares:
+        yield from load(SHARE_MODULES)
+
+
+def partition_of(topic_id: UUID | None, index: int) -> TopicPartition:
+    """Return the identity of a partition in a session."""
+    return TopicPartition(NO_TOPIC_ID if topic_id is None else topic_id.bytes, index)
+
+
+def uuid_of(partition: TopicPartition) -> UUID | None:
+    """Return the topic id as kio encodes it."""
+    return None if partition.topic_id == NO_TOPIC_ID else UUID(bytes=partition.topic_id)
+
+
+def connection_of(ctx: Context) -> str:
+    """Return the id of the request's connection, with which its session ends."""
+    return connection_id(ctx.connection)
+
+
+class Readable:
+    """The partitions that the client of a request may read; its rights are asked once a topic."""
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._rights: dict[str, bool] = {}
+
+    def topic(self, partition: TopicPartition) -> str:
+        """Return the topic's name.
+
+        Raises UnknownTopicIdError, TopicAuthorizationError, UnknownTopicOrPartitionError, in this
+        order.
+        """
+        ctx = self._ctx
+        topic = ctx.broker.metadata.topic_by_id(uuid_of(partition))
+        if topic is None:
+            raise UnknownTopicIdError("no topic has this id")
+        may = self._rights.get(topic.name)
+        if may is None:
+            may = ctx.may(Operation.READ, ResourceType.TOPIC, topic.name)
+            self._rights[topic.name] = may
+        if not may:
+            raise TopicAuthorizationError("the client may not read the topic")
+        if not 0 <= partition.partition < len(topic.partitions):
+            raise UnknownTopicOrPartitionError(f"there is no partition {partition.partition}")
+        return topic.name
+
+
+def checked_batches(batches: Iterable[Any], *, may_renew: bool) -> tuple[AcknowledgeBatch, ...]:
+    """Return the acknowledgements of a partition. Raises InvalidShareRequestError.
+
+    A batch may begin with the last offset of the one before it, as in Kafka, which has no limit of
+    their number.
+    """
+    highest = AcknowledgeType.RENEW if may_renew else AcknowledgeType.REJECT
+    checked: list[AcknowledgeBatch] = []
+    previous_end, count = -1, 0
+    for batch in batches:
+        first, last, types = batch.first_offset, batch.last_offset, batch.acknowledge_types
+        if (
+            first > last
+            or first < previous_end
+            or not types
+            or len(types) not in (1, last - first + 1)
+            or min(types) < AcknowledgeType.GAP
+            or max(types) > highest
+        ):
+            raise InvalidShareRequestError("invalid acknowledgements")
+        previous_end, count = last, count + len(types)
+        if count > MAX_ACKNOWLEDGEMENTS:
+            raise InvalidShareRequestError("too many acknowledgements for one partition")
+        checked.append(AcknowledgeBatch(first, last, tuple(types)))
+    return tuple(checked)
+
+
+Acknowledgement = asyncio.Future[object] | DomainError
+"""A future that is done once the acknowledgements are written, or the error of refused ones."""
+
+
+def acknowledge(
+    ctx: Context, readable: Readable, partition: TopicPartition, batches: Iterable[Any]
+) -> Acknowledgement:
+    """Acknowledge the records of one partition."""
+    body = ctx.body
+    try:
+        checked = checked_batches(batches, may_renew=bool(getattr(body, "is_renew_ack", False)))
+        readable.topic(partition)
+        key = SharePartitionKey(body.group_id, *partition)
+        return ctx.broker.shares.acknowledge(key, body.member_id, checked)
+    except DomainError as error:
+        return without_traceback(error)
+
+
+def settled(acknowledgements: Iterable[Acknowledgement]) -> Work[None]:
+    """Wait until all acknowledgements have their results."""
+    for one in acknowledgements:
+        if isinstance(one, asyncio.Future) and not one.done():
+            over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            one.add_done_callback(partial(_settle, over))
+            yield over
+
+
+def _settle(over: asyncio.Future[None], _done: asyncio.Future[object]) -> None:
+    if not over.done():
+        over.set_result(None)
+
+
+class Told(NamedTuple):
+    """An error as a response tells it."""
+
+    code: ErrorCode
+    message: str | None
+
+
+TOLD_NONE: Final = Told(ErrorCode.none, None)
+
+
+def told(acknowledgement: Acknowledgement | None) -> Told:
+    """Return the error of an acknowledgement whose future is done.
+
+    Messages of the state machine are Kafka's; the checks before it have none.
+    """
+    if acknowledgement is None:
+        return TOLD_NONE
+    if isinstance(acknowledgement, DomainError):
+        return Told(error_code(acknowledgement), None)
+    error = acknowledgement.exception()
+    if error is None:
+        return TOLD_NONE
+    if isinstance(error, DomainError):
+        return Told(error_code(error), str(error) or None)
+    return Told(ErrorCode.unknown_server_error, None)
+
+
+def leader_fields(
+    ctx: Context, partition: TopicPartition, error: DomainError | None, leaders: set[int]
+) -> dict[str, Entity]:
+    """Return the response fields with the leader, if an error says that it is another broker."""
+    if not isinstance(error, _LED_ELSEWHERE):
+        return {}
+    topic = ctx.broker.metadata.topic_by_id(uuid_of(partition))
+    return {} if topic is None else leader_hint(ctx, topic.name, partition.partition, leaders)
+
+
+def error_of(acknowledgement: Acknowledgement | None) -> DomainError | None:
+    """Return the error of an acknowledgement whose future is done, or None."""
+    if acknowledgement is None or isinstance(acknowledgement, DomainError):
+        return acknowledgement
+    error = acknowledgement.exception()
+    return error if isinstance(error, DomainError) else None

@@ -1,0 +1,224 @@
+"""The share coordinator of this broker: ``groups.share.state`` on ``__share_group_state``.
+
+It keeps the state that leaders of share partitions write. Its log is not compacted: the coordinator
+deletes the records before the oldest snapshot that is still the latest of its share partition. A
+share partition that is no longer written would hold all later records back, so old snapshots are
+repeated (the upkeep).
+
+Source: ``ShareCoordinatorService``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Final, Protocol
+from uuid import UUID
+
+from fencepost.cluster.image import NO_LEADER, MetadataImage, deleted_topics
+from fencepost.coordinator.metadata.metadata import InternalTopic
+from fencepost.coordinator.metadata.names import SHARE_GROUP_STATE
+from fencepost.coordinator.runtime.background import Pace, each_in_turn, spawn, survived
+from fencepost.coordinator.runtime.late_imports import SHARE_STATE_MODULES
+from fencepost.coordinator.runtime.shard import Remember, ShardRuntime
+from fencepost.coordinator.runtime.shard_state import ShardState
+from fencepost.coordinator.services.base import PRUNE, ShardedCoordinator
+from fencepost.coordinator.storage.storage import Storage
+from fencepost.groups.share.coordinator_key import coordinator_key
+from fencepost.logcore.budget import Account
+from fencepost.logcore.checkpoints import LOG_START_CHECKPOINT
+from fencepost.logcore.machine import DomainError, InvariantViolation, Machine
+from fencepost.logcore.partition import Partition
+
+if TYPE_CHECKING:
+    from fencepost.groups.share.state import ShareStateMachine, StateCommand
+
+PRUNE_INTERVAL: Final = "share.coordinator.state.topic.prune.interval.ms"
+COLD_INTERVAL: Final = "share.coordinator.cold.partition.snapshot.interval.ms"
+
+
+class OtherShareCoordinators(Protocol):
+    """The connections to the share coordinators of other brokers."""
+
+    def send(self, broker_id: int, command: StateCommand) -> asyncio.Future[object]:
+        """Send a command once; the future has the reply or fails with a DomainError."""
+
+
+class ShareCoordinator(ShardedCoordinator["ShareStateMachine"]):
+    """Keeps the state of share partitions (``services.share_coordinator``)."""
+
+    MODULES = SHARE_STATE_MODULES
+
+    def __init__(self, storage: Storage, remember: Remember, internal_topic: InternalTopic) -> None:
+        super().__init__(
+            storage,
+            remember,
+            internal_topic,
+            SHARE_GROUP_STATE,
+            upkeep=None,
+            interval=COLD_INTERVAL,
+            commit_timeout="share.coordinator.write.timeout.ms",
+        )
+        self._logs = storage.logs
+        self.others: OtherShareCoordinators | None = None
+        """Sends commands to other brokers; None if there are none."""
+        self.ask_for_topic: Callable[[], None] | None = None
+        """Has the controllers create the topic; None if this process is the controller."""
+        self._memory = self._budget("fencepost.share.state.max.bytes")
+        self._deleted: set[bytes] = set()
+        """The ids of deleted topics whose state remains to be deleted."""
+        self._state_deletion: asyncio.Task[None] | None = None
+        self._pruning: asyncio.Task[None] | None = None
+        self._pruned: dict[int, int] = {}
+        """The log start offset by partition after the last pruning."""
+
+    async def start(self) -> None:
+        """See :class:`ShardedCoordinator`."""
+        await super().start()
+        self._set_prune()
+
+    async def stop(self) -> None:
+        """Close every shard; requests under way get NOT_COORDINATOR."""
+        await each_in_turn(
+            (
+                ("forget deleted topics", self.forgotten),
+                ("prune the share state", self.pruned),
+                ("close the shards", self._shards.close),
+            )
+        )
+
+    def send(self, command: StateCommand) -> asyncio.Future[object]:
+        """Send a command of this broker to the coordinator of its share partition, once.
+
+        The first one creates the topic.
+        """
+        key = coordinator_key(command.key)
+        leader = self._leader_of(key)
+        if leader not in (NO_LEADER, self._replicas.node_id) and self.others is not None:
+            return self.others.send(leader, command)
+        if not self._is_open:
+            return spawn(self._open_and_send(key, command), "open the share coordinator")
+        return self._shards.submit(key, command)
+
+    async def _open_and_send(self, key: str, command: StateCommand) -> object:
+        try:
+            for _ in self.open_in_steps(key):
+                await asyncio.sleep(0)
+        except DomainError:
+            if self.ask_for_topic is not None:
+                self.ask_for_topic()
+            raise
+        return await self._shards.submit(key, command)
+
+    def _leader_of(self, key: str) -> int:
+        topic = self._metadata.topic(self._shards.topic)
+        return NO_LEADER if topic is None else topic.partitions[self.partition_for(key)].leader
+
+    # --- upkeep ----------------------------------------------------------------------------------
+
+    def _send_upkeep(self, key: Hashable, now_ms: int) -> None:
+        if key == PRUNE:
+            self._set_prune()
+            if self._pruning is None or self._pruning.done():
+                self._pruning = spawn(self._prune(), "prune the share state")
+            return
+        if not self._shards.shards:
+            self._set_upkeep()
+            return
+        from fencepost.groups.share.state import SnapshotColdPartitions  # noqa: PLC0415 - a broker without share groups does not import the machine
+
+        self._upkeep = SnapshotColdPartitions()
+        super()._send_upkeep(key, now_ms)
+
+    def _set_prune(self) -> None:
+        interval_ms = self._config.int(PRUNE_INTERVAL)
+        self._upkeep_timer.set(PRUNE, self._clock.now_ms() + interval_ms)
+
+    async def pruned(self) -> None:
+        """Return once no pruning is running."""
+        if self._pruning is not None and not self._pruning.done():
+            await asyncio.shield(self._pruning)
+
+    async def _prune(self) -> None:
+        """Delete the records that no state needs from the log of each shard."""
+        pace, has_moved = Pace(), False
+        for shard in self._shards.shards:
+            if shard.state is not ShardState.ACTIVE:
+                continue
+            partition = shard.partition
+            # Uncommitted records may be lost; what they made redundant is needed then.
+            offset = min(shard.machine.redundant_offset(), partition.high_watermark)
+            if offset > partition.log_start_offset:
+                with survived("prune the share state", shard=shard.name):
+                    partition.cleanup.delete_records_before(offset)
+                    self._replicas.log_start_moved(partition)
+                    self._pruned[partition.index] = offset
+                    has_moved = True
+            await pace()
+        if has_moved:
+            await self._logs.save(LOG_START_CHECKPOINT)
+
+    @property
+    def last_pruned(self) -> dict[int, int]:
+        """Return the offsets below which records were deleted, by partition, since the start."""
+        return self._pruned
+
+    # --- deleted topics --------------------------------------------------------------------------
+
+    def publish(self, old: MetadataImage, image: MetadataImage) -> None:
+        """See :class:`ShardedCoordinator`; delete the state of deleted topics as well."""
+        super().publish(old, image)
+        if self._count_partitions() == 0:
+            return
+        gone = deleted_topics(old, image)
+        if gone:
+            self._deleted.update(one.topic_id.bytes for one in gone)
+            if self._state_deletion is None or self._state_deletion.done():
+                self._state_deletion = spawn(self._delete_states(), "forget deleted topics")
+
+    async def _delete_states(self) -> None:
+        # If this fails, the topics stay in the set, and the next deletion retries.
+        from fencepost.groups.share.state import ForgetTopics  # noqa: PLC0415 - as above
+
+        while deleted := frozenset(self._deleted):
+            # Until the deletion's records are durable, power loss may restore the topics.
+            await self._replicas.durable()
+            await self._shards.send_to_all(ForgetTopics(deleted))
+            self._deleted -= deleted
+
+    async def forgotten(self) -> None:
+        """Return once the state of deleted topics is deleted, or raise LogError."""
+        while self._state_deletion is not None and not self._state_deletion.done():
+            await asyncio.shield(self._state_deletion)
+
+    # --- machines --------------------------------------------------------------------------------
+
+    def _build(self, _partition: Partition, _coordinator_epoch: int) -> ShareStateMachine:
+        from fencepost.groups.share.state import ShareStateLimits, ShareStateMachine  # noqa: PLC0415 - as above
+
+        config = self._config
+        memory = Account(self._memory)
+        updates = "share.coordinator.snapshot.update.records.per.snapshot"
+        machine = ShareStateMachine(
+            ShareStateLimits(
+                update_records_per_snapshot=config.int(updates),
+                cold_snapshot_interval_ms=config.int(COLD_INTERVAL),
+            ),
+            self._partition_count,
+            memory,
+        )
+        self._give_back(machine, memory)
+        return machine
+
+    def _partition_count(self, topic_id: bytes) -> int | None:
+        topic = self._metadata.topic_by_id(UUID(bytes=topic_id))
+        return None if topic is None else len(topic.partitions)
+
+    def _run_effect(
+        self,
+        _shard: ShardRuntime[Machine],
+        effect: object,
+        _now_ms: int,
+        _first_attempt_done: Callable[[], None],
+    ) -> None:
+        raise InvariantViolation(f"the share coordinator's machine has no effects: {effect!r}")

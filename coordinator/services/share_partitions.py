@@ -1,0 +1,545 @@
+"""The share partitions of this broker: their steps, effects, timers and waiting fetches.
+
+A share partition (``fencepost.groups.share.partition``) is soft state of the partition's leader.
+The first fetch of a group creates it, under the leader epoch. It ends with the leadership, with the
+partition, or with the group's last share session; the next fetch reads its state again.
+
+Each input is one *step*, which runs from end to end without yielding to the event loop. The effects
+of a step are carried out after it, and their results are steps of their own.
+
+A share partition that has ended may still write. Its successor reads only after these writes have
+ended: they have the same epochs, so the share coordinator would accept them after the read, and a
+record could end twice.
+
+Source: ``SharePartitionManager``, ``SharePartitionCache``, ``SharePartition``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Final, Protocol, TypeVar
+from uuid import UUID
+
+from fencepost.cluster.image import MetadataImage, TopicImage
+from fencepost.coordinator.metadata.metadata import SHARE_VERSION
+from fencepost.coordinator.runtime.background import Pace, spawn, survived, tell
+from fencepost.coordinator.runtime.errors import ShardError
+from fencepost.coordinator.runtime.shard import Remember
+from fencepost.coordinator.runtime.timers import TimerQueue
+from fencepost.coordinator.services.share_persister import SharePersister
+from fencepost.coordinator.services.share_settings import ShareSettingsCache
+from fencepost.coordinator.storage.storage import Storage
+from fencepost.groups.share import errors
+from fencepost.groups.share.acknowledge import acknowledge, expire_locks, release
+from fencepost.groups.share.acquire import acquire
+from fencepost.groups.share.commands import (
+    EARLIEST_TIMESTAMP,
+    LATEST_TIMESTAMP,
+    AcknowledgeBatch,
+    AcquiredRange,
+    AcquireRequest,
+    DropPartition,
+    Fetched,
+    LookUpStartOffset,
+    ReadState,
+    SendToDeadLetterQueue,
+    SharePartitionKey,
+    StateRead,
+    WakeFetches,
+    WriteState,
+)
+from fencepost.groups.share.completion import dead_lettered, state_written
+from fencepost.groups.share.partition import LOCK_TIMER, SharePartition
+from fencepost.groups.share.session import (
+    SessionKey,
+    ShareSessions,
+    TopicPartition,
+)
+from fencepost.groups.share.state import UNKNOWN_PARTITION, ReadShareState, WriteShareState
+from fencepost.groups.share.states import PartitionState
+from fencepost.logcore.machine import DecisionBuilder, DomainError, Token
+from fencepost.logcore.partition import Partition
+from fencepost.logcore.reading import Isolation
+from fencepost.logcore.tracebacks import without_traceback
+
+MAX_SESSIONS: Final = "group.share.max.share.sessions"
+
+FENCED_PER_TURN: Final = 200
+"""Share partitions that one turn of the event loop drops: about 10 ms."""
+
+GROUP_SCOPE: Final = "group"
+"""The scope of share partitions in the history: that of their groups."""
+
+SHARE_PARTITION: Final = "share-partition"
+"""The place of its events in the history, where other events have a shard."""
+
+LOCK_TRIGGER: Final = f"timer {LOCK_TIMER}"
+"""The trigger in the history of the records whose locks have ended."""
+
+T = TypeVar("T")
+
+
+class WaitingFetch(Protocol):
+    """A fetch that waits for records of a share partition."""
+
+    def wake(self) -> None:
+        """Have the fetch try again, in another turn of the event loop."""
+
+
+class ServedPartition:
+    """A share partition, the log of its partition, and the fetches that wait for it."""
+
+    def __init__(self, share: SharePartition, log: Partition) -> None:
+        self.share = share
+        self.log = log
+        self.waiting: dict[WaitingFetch, None] = {}
+        """In the order of their arrival."""
+        self.has_missed = False
+        """Whether a fetch found the fetch lock taken, and must be woken when it is free."""
+
+    def take_fetch_lock(self, fetch: object) -> bool:
+        """Let ``fetch`` read the log, unless another fetch does."""
+        if self.share.take_fetch_lock(fetch):
+            return True
+        self.has_missed |= self.share.fetch_lock is not None
+        return False
+
+    def release_fetch_lock(self, fetch: object) -> None:
+        """End the reading of ``fetch``; wake the fetches that found the lock taken."""
+        if self.share.fetch_lock is not fetch:
+            return
+        self.share.release_fetch_lock(fetch)
+        if self.has_missed:
+            self.has_missed = False
+            self.wake(besides=fetch)
+
+    def wake(self, *, besides: object = None) -> None:
+        """Have all waiting fetches try again, ``besides`` one."""
+        for fetch in tuple(self.waiting):
+            if fetch is not besides:
+                fetch.wake()
+
+
+class SharePartitions:
+    """The share partitions and share sessions of this broker (``services.shares``)."""
+
+    def __init__(self, storage: Storage, persister: SharePersister, remember: Remember) -> None:
+        self._clock, self._replicas = storage.clock, storage.replicas
+        self._metadata = storage.metadata
+        self._persister, self._remember = persister, remember
+        self._loop = asyncio.get_running_loop()
+        self.settings = ShareSettingsCache(storage.config, storage.metadata)
+        """The settings of groups."""
+        self.sessions = ShareSessions(storage.config.int(MAX_SESSIONS))
+        """The share sessions of this broker."""
+        self.timers = TimerQueue(storage.clock, self._loop)
+        """The ends of acquisition locks."""
+        self._timers = self.timers.timers(self._fire)
+        self._served: dict[SharePartitionKey, ServedPartition] = {}
+        self._by_topic: dict[bytes, set[SharePartitionKey]] = {}
+        self._ending: dict[SharePartitionKey, list[SharePartition]] = {}
+        """Share partitions that have ended and still write."""
+        self._held_reads: dict[SharePartitionKey, tuple[SharePartition, ReadState]] = {}
+        """Reads that wait for the writes of :attr:`_ending`."""
+        self._replies: dict[Token, asyncio.Future[object]] = {}
+        self._last_token: Token = 0
+        self._effects: deque[tuple[SharePartition, object]] = deque()
+        self._in_effects = False
+        self.acknowledged: Counter[int] = Counter()
+        """Acknowledged offsets by type."""
+        self.is_closed = False
+
+    def __len__(self) -> int:
+        return len(self._served)
+
+    def __iter__(self) -> Iterator[ServedPartition]:
+        """Iterate over the share partitions, for inspection."""
+        return iter(tuple(self._served.values()))
+
+    # --- share partitions ------------------------------------------------------------------------
+
+    def get(self, key: SharePartitionKey) -> ServedPartition | None:
+        """Return a share partition that a fetch has opened."""
+        return self._served.get(key)
+
+    def open(self, key: SharePartitionKey, topic: str) -> ServedPartition:
+        """Return a share partition; create it if this broker leads its partition.
+
+        Raises the errors of :meth:`ReplicaManager.leader`, and SharePartitionFencedError once the
+        broker stops.
+        """
+        log = self._replicas.leader(topic, key.partition)
+        served = self._served.get(key)
+        if served is not None:
+            if served.log is log and served.share.leader_epoch == log.marks.leader_epoch:
+                return served
+            self._fence(served, "the leader epoch has changed")
+        if self.is_closed:
+            raise errors.SharePartitionFencedError("The broker stops.")
+        settings = partial(self.settings.of, key.group_id)
+        share = SharePartition(key, log.marks.leader_epoch, settings)
+        served = self._served[key] = ServedPartition(share, log)
+        self._by_topic.setdefault(key.topic_id, set()).add(key)
+        return served
+
+    def initialized(self, served: ServedPartition) -> asyncio.Future[object] | None:
+        """Return a future that is done once the state is read; None if it has been.
+
+        It fails with a DomainError if the share partition cannot be read.
+        """
+        if served.share.state is PartitionState.ACTIVE:
+            return None
+        token, future = self._token()
+        self._ask(token, served.share, partial(served.share.initialize, token=token))
+        return future
+
+    def acquire(
+        self, served: ServedPartition, request: AcquireRequest, fetched: Fetched
+    ) -> list[AcquiredRange]:
+        """Acquire fetched records for a member."""
+        share = served.share
+        return self._step(share, lambda decision: acquire(share, decision, request, fetched))
+
+    def log_start_moved(self, served: ServedPartition) -> None:
+        """Give up the offsets below the log's start."""
+        start_offset = served.log.log_start_offset
+        self._step(served.share, lambda one: served.share.log_start_moved(one, start_offset))
+
+    def acknowledge(
+        self, key: SharePartitionKey, member_id: str, batches: Sequence[AcknowledgeBatch]
+    ) -> asyncio.Future[object]:
+        """Acknowledge records; the future is done once the new states are written."""
+        token, future = self._token()
+        future.add_done_callback(partial(self._count, batches))
+        served = self._served.get(key)
+        if served is None:
+            self._answer(token, errors.UnknownSharePartitionError(UNKNOWN_PARTITION))
+            return future
+        share = served.share
+        step = partial(acknowledge, share, token=token, member_id=member_id, batches=batches)
+        self._ask(token, share, step)
+        return future
+
+    def _count(self, batches: Sequence[AcknowledgeBatch], future: asyncio.Future[object]) -> None:
+        if future.cancelled() or future.exception() is not None:
+            return
+        for batch in batches:
+            if len(batch.types) == 1:
+                self.acknowledged[batch.types[0]] += batch.last - batch.first + 1
+            else:
+                self.acknowledged.update(batch.types)
+
+    def release(self, key: SharePartitionKey, member_id: str) -> None:
+        """Release the records that a member holds; no caller waits for the write."""
+        served = self._served.get(key)
+        if served is not None:
+            share = served.share
+            self._step(share, lambda one: release(share, one, None, member_id))
+
+    # --- sessions --------------------------------------------------------------------------------
+
+    def end_session(self, key: SessionKey) -> None:
+        """End a session whose member has closed it, and release its records."""
+        spawn(self._release_all(key, self.sessions.end(key)), "end a share session")
+
+    def connection_closed(self, connection_id: str) -> None:
+        """End the sessions of a closed connection.
+
+        The share partitions of a group whose last session has ended are dropped.
+        """
+        end = self.sessions.connection_closed(connection_id)
+        if (end.ended or end.emptied_groups) and not self.is_closed:
+            spawn(self._end_sessions(end.ended, end.emptied_groups), "end share sessions")
+
+    async def _end_sessions(
+        self, ended: dict[SessionKey, list[TopicPartition]], emptied_groups: Iterable[str]
+    ) -> None:
+        for key, partitions in ended.items():
+            await self._release_all(key, partitions)
+        pace, emptied = Pace(), frozenset(emptied_groups)
+        for served in self:
+            group_id = served.share.key.group_id
+            # A member may have opened a session meanwhile.
+            if group_id in emptied and not self.sessions.has_group(group_id):
+                self._fence(served, "the group has no share session")
+            await pace()
+
+    async def _release_all(self, key: SessionKey, partitions: Iterable[TopicPartition]) -> None:
+        pace = Pace()
+        for one in partitions:
+            self.release(SharePartitionKey(key.group_id, *one), key.member_id)
+            await pace()
+
+    # --- the end of share partitions -------------------------------------------------------------
+
+    def publish(self, old: MetadataImage, image: MetadataImage) -> None:
+        """Drop the share partitions that this broker no longer leads in the same epoch."""
+        if image.features.get(SHARE_VERSION, 0) < 1 <= old.features.get(SHARE_VERSION, 0):
+            self.sessions.clear()
+            self._fence_all(tuple(self), "share.version was set to 0")
+        if old.topics is image.topics:
+            return
+        gone: list[ServedPartition] = []
+        moved: list[ServedPartition] = []
+        for topic_id, keys in self._by_topic.items():
+            before, after = (one.topics_by_id.get(UUID(bytes=topic_id)) for one in (old, image))
+            if after is None:
+                gone += (self._served[key] for key in keys)
+            elif before is not after:
+                moved += (
+                    self._served[key]
+                    for key in keys
+                    if not self._leads_on(before, after, key.partition)
+                )
+        self._fence_all(gone, "the topic was deleted")
+        self._fence_all(moved, "the leader has changed")
+
+    def _leads_on(self, before: TopicImage | None, after: TopicImage, index: int) -> bool:
+        """Return whether this broker still leads a partition in the same epoch."""
+        if before is None:
+            return False
+        was, now = before.partitions[index], after.partitions[index]
+        return now.leader == self._replicas.node_id and now.leader_epoch == was.leader_epoch
+
+    def _fence_all(self, served: Sequence[ServedPartition], reason: str) -> None:
+        """Drop share partitions, many of them in several turns of the event loop.
+
+        Until then the share coordinator refuses their writes, and fetches see the new leader.
+        """
+        for one in served[:FENCED_PER_TURN]:
+            self._fence(one, reason)
+        if len(served) > FENCED_PER_TURN:
+            rest = partial(self._fence_all, served[FENCED_PER_TURN:], reason)
+            self._loop.call_soon(rest)
+
+    def _fence(self, served: ServedPartition, reason: str) -> None:
+        share = served.share
+        with survived("fence a share partition", partition=share.key):
+            self._step(share, lambda one: share.fence(one, reason))
+
+    def close(self) -> None:
+        """Drop all share partitions; waiting requests get NOT_LEADER_OR_FOLLOWER."""
+        self.is_closed = True
+        for served in self:
+            self._fence(served, "the broker stops")
+        self.timers.close()
+        for token in tuple(self._replies):
+            self._answer(token, errors.SharePartitionFencedError("The broker stops."))
+
+    def _drop(self, share: SharePartition) -> None:
+        key = share.key
+        served = self._served.get(key)
+        if served is None or served.share is not share:
+            return
+        del self._served[key]
+        keys = self._by_topic[key.topic_id]
+        keys.discard(key)
+        if not keys:
+            del self._by_topic[key.topic_id]
+        if share.writes:
+            self._ending.setdefault(key, []).append(share)
+        served.wake()
+
+    def _write_ended(self, share: SharePartition) -> None:
+        """Let the successor of a share partition read, after the last write of a former one."""
+        former = self._ending.get(share.key)
+        if former is None or share.writes or share not in former:
+            return
+        former.remove(share)
+        if not former:
+            del self._ending[share.key]
+            held = self._held_reads.pop(share.key, None)
+            if held is not None:
+                self._effects.append(held)
+                self._run_effects()
+
+    # --- steps -----------------------------------------------------------------------------------
+
+    def _token(self) -> tuple[Token, asyncio.Future[object]]:
+        self._last_token = token = self._last_token + 1
+        future = self._replies[token] = self._loop.create_future()
+        return token, future
+
+    def _ask(
+        self, token: Token, share: SharePartition, step: Callable[[DecisionBuilder], None]
+    ) -> None:
+        """Run a step that will answer ``token``. Raises like :meth:`_step`."""
+        try:
+            self._step(share, step)
+        except DomainError:
+            self._replies.pop(token, None)
+            raise
+
+    def _step(
+        self,
+        share: SharePartition,
+        step: Callable[[DecisionBuilder], T],
+        *,
+        timer_ms: int | None = None,
+    ) -> T:
+        """Run one step, then its effects; ``timer_ms`` is the deadline of the timer that caused it.
+
+        Raises SharePartitionFailedError after a bug, and drops the share partition.
+        """
+        decision = DecisionBuilder(self._clock.now_ms() if timer_ms is None else timer_ms)
+        try:
+            result = step(decision)
+        except DomainError:
+            raise
+        except Exception as error:  # noqa: BLE001 - after any failure the state is suspect
+            tell("a step of a share partition", error, partition=share.key)
+            self._break(share)
+            raise errors.SharePartitionFailedError("The share partition has failed.") from None
+        self._carry_out(share, decision, None if timer_ms is None else LOCK_TRIGGER)
+        return result
+
+    def _break(self, share: SharePartition) -> None:
+        """Drop a share partition whose state is suspect; the next fetch reads it again."""
+        decision = DecisionBuilder(self._clock.now_ms())
+        share.fence(decision, "a step has failed")
+        self._carry_out(share, decision)
+        for pending in share.writes.values():
+            if pending.token is not None:
+                self._answer(pending.token, share.gone())
+
+    def _carry_out(
+        self, share: SharePartition, builder: DecisionBuilder, trigger: str | None = None
+    ) -> None:
+        decision = builder.build()
+        for timer in decision.timers:
+            self._timers.set(timer.key, timer.deadline_ms, builder.now_ms)
+        for event in decision.events:
+            self._remember(GROUP_SCOPE, SHARE_PARTITION, event, None, trigger)
+        for reply in decision.replies:
+            self._answer(reply.token, reply.response)
+        self._effects += ((share, effect) for effect in decision.effects)
+        self._run_effects()
+
+    def _run_effects(self) -> None:
+        """Run the effects that wait, unless a caller of this one does."""
+        if self._in_effects:
+            return
+        self._in_effects = True
+        try:
+            while self._effects:
+                one, effect = self._effects.popleft()
+                with survived("an effect of a share partition", partition=one.key):
+                    self._run_effect(one, effect)
+        finally:
+            self._in_effects = False
+
+    def _answer(self, token: Token, response: object) -> None:
+        # A future is done if its request's connection is closed.
+        future = self._replies.pop(token, None)
+        if future is None or future.done():
+            return
+        if isinstance(response, DomainError):
+            future.set_exception(without_traceback(response))
+        else:
+            future.set_result(response)
+
+    def _fire(self, key: Hashable, now_ms: int) -> None:
+        if not isinstance(key, tuple):
+            raise TypeError(f"not a timer of a share partition: {key!r}")
+        served = self._served.get(key[1])
+        if served is not None:
+            share = served.share
+            self._step(share, lambda one: expire_locks(share, one), timer_ms=now_ms)
+
+    # --- effects ---------------------------------------------------------------------------------
+
+    def _run_effect(self, share: SharePartition, effect: object) -> None:
+        match effect:
+            case WriteState():
+                self._write(share, effect)
+            case WakeFetches():
+                served = self._served.get(share.key)
+                if served is not None:
+                    served.wake()
+            case ReadState():
+                self._read(share, effect)
+            case LookUpStartOffset():
+                spawn(self._look_up(share, effect.timestamp), "look up a start offset")
+            case DropPartition():
+                self._drop(share)
+            case SendToDeadLetterQueue():
+                # There is no dead-letter queue: only records that a leader of Apache Kafka was
+                # archiving come here. A queue that is down archives them as well.
+                self._step(share, lambda one: dead_lettered(share, one, effect))
+            case _:
+                raise TypeError(f"a share partition has no such effect: {effect!r}")
+
+    def _read(self, share: SharePartition, effect: ReadState) -> None:
+        if share.key in self._ending:
+            self._held_reads[share.key] = share, effect
+            return
+
+        def done(reply: object) -> None:
+            result = (
+                reply
+                if isinstance(reply, StateRead | DomainError)
+                else errors.SharePartitionFailedError(f"not a state: {reply!r}")
+            )
+            self._step(share, lambda one: share.state_read(one, result))
+            self._wake_initialized(share)
+
+        self._persister.begin(ReadShareState(share.key, effect.leader_epoch), done)
+
+    def _wake_initialized(self, share: SharePartition) -> None:
+        served = self._served.get(share.key)
+        if served is not None and share.state is PartitionState.ACTIVE:
+            served.wake()
+
+    async def _look_up(self, share: SharePartition, timestamp: int) -> None:
+        found: int | DomainError
+        try:
+            found = await self._offset_at(share, timestamp)
+        except DomainError as error:
+            found = without_traceback(error)
+        self._step(share, lambda one: share.start_offset_found(one, found))
+        self._wake_initialized(share)
+
+    async def _offset_at(self, share: SharePartition, timestamp: int) -> int:
+        served = self._served.get(share.key)
+        if served is None or served.share is not share:
+            raise share.gone()
+        log = served.log
+        if timestamp == EARLIEST_TIMESTAMP:
+            return log.log_start_offset
+        if timestamp != LATEST_TIMESTAMP:
+            pace = Pace()
+            search = log.reader.offset_for_timestamp(timestamp, Isolation.READ_UNCOMMITTED)
+            while True:
+                try:
+                    next(search)
+                except StopIteration as end:
+                    if end.value is not None:
+                        return int(end.value.offset)
+                    break
+                await pace()
+        return log.high_watermark
+
+    def _write(self, share: SharePartition, effect: WriteState) -> None:
+        def done(reply: object) -> None:
+            error = reply if isinstance(reply, DomainError) else None
+            if isinstance(error, ShardError):
+                error = errors.ShareCoordinatorUnavailableError(str(error))
+            try:
+                self._step(share, lambda one: state_written(share, one, effect.write_id, error))
+            finally:
+                self._write_ended(share)
+
+        self._persister.begin(
+            WriteShareState(
+                effect.key,
+                effect.state_epoch,
+                effect.leader_epoch,
+                effect.start_offset,
+                effect.delivery_complete_count,
+                effect.batches,
+            ),
+            done,
+        )

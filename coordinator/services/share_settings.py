@@ -1,0 +1,71 @@
+"""The settings of share partitions: the broker's, overridden by a group's own.
+
+Source: ``ShareGroupConfigProvider``, ``GroupConfig``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from fencepost.coordinator.config.broker_config import BrokerConfig
+from fencepost.coordinator.config.group_settings import (
+    OFFSET_RESET,
+    number_in_force,
+    reset_duration_ms,
+)
+from fencepost.coordinator.metadata.metadata import Metadata
+from fencepost.groups.share.commands import IsolationLevel, OffsetReset, ShareSettings
+
+MAX_CACHED: Final = 10_000
+"""Groups whose settings are kept; more must have settings of their own, of which there are as many
+at most (``controller.view.ControllerSettings``)."""
+
+
+class ShareSettingsCache:
+    """The settings in force by group; a share partition reads them for every record range."""
+
+    def __init__(self, config: BrokerConfig, metadata: Metadata) -> None:
+        self._config, self._metadata = config, metadata
+        self._default: ShareSettings | None = None
+        self._own: dict[str, tuple[Mapping[str, str], ShareSettings]] = {}
+        config.listen(self._forget)
+
+    def _forget(self) -> None:
+        self._default = None
+        self._own.clear()
+
+    def of(self, group_id: str) -> ShareSettings:
+        """Return the settings of a group at this moment."""
+        own = self._metadata.group_settings(group_id)
+        if not own:
+            if self._default is None:
+                self._default = _settings(self._config, {})
+            return self._default
+        known = self._own.get(group_id)
+        if known is not None and known[0] is own:
+            return known[1]
+        settings = _settings(self._config, own)
+        if len(self._own) >= MAX_CACHED:
+            self._own.clear()
+        self._own[group_id] = own, settings
+        return settings
+
+
+def _settings(config: BrokerConfig, own: Mapping[str, str]) -> ShareSettings:
+    reset = own.get(OFFSET_RESET, OffsetReset.LATEST.value).strip()
+    duration_ms = reset_duration_ms(reset)
+    return ShareSettings(
+        record_lock_duration_ms=number_in_force(config, "share.record.lock.duration.ms", own),
+        delivery_count_limit=number_in_force(config, "share.delivery.count.limit", own),
+        max_record_locks=number_in_force(config, "share.partition.max.record.locks", own),
+        renew_acknowledge_enabled=own.get("share.renew.acknowledge.enable", "true").strip().lower()
+        == "true",
+        isolation_level=IsolationLevel(
+            own.get("share.isolation.level", IsolationLevel.READ_UNCOMMITTED.value).strip()
+        ),
+        auto_offset_reset=OffsetReset.BY_DURATION
+        if duration_ms is not None
+        else OffsetReset(reset),
+        reset_duration_ms=duration_ms or 0,
+    )

@@ -1,0 +1,158 @@
+"""ShareFetch and ShareAcknowledge: limits, rights, quotas, the clock, restarts.
+
+``tests/wire/test_share_sessions.py`` has the scenarios that Apache Kafka passes as well.
+"""
+
+from __future__ import annotations
+
+from fencepost.cluster.acl import Operation
+from fencepost.coordinator.daemon.broker import Broker
+from fencepost.testing.clock import TestClock
+from tests.support.cluster import Cluster, unique
+from tests.support.guarded import group as group_right
+from tests.support.guarded import topic as topic_right
+from tests.support.share import (
+    ACCEPT,
+    FINAL,
+    RELEASE,
+    Member,
+    acquired,
+    enable_share_groups,
+    initialize,
+    parts_of,
+)
+from tests.unit.coordinator.handlers.conftest import CONFIG
+from tests.unit.coordinator.handlers.test_handlers_quotas import alter, entry
+
+SHARE_CONFIG = {
+    **CONFIG,
+    "share.coordinator.state.topic.num.partitions": "3",
+    "group.share.max.size": "3",
+    "group.share.max.share.sessions": "200",
+    "fetch.max.bytes": "57671680",
+}
+
+
+def test_session_limit_is_answered_after_max_wait(tmp_path):
+    config = {**SHARE_CONFIG, "group.share.max.size": "1", "group.share.max.share.sessions": "1"}
+    with Broker.in_thread(tmp_path, config=config) as broker, Cluster(broker.bootstrap) as client:
+        enable_share_groups(client)
+        topic_id = client.topic_id(client.create_topic("t"))
+        initialize(client, "g", topic_id)
+        first, second = Member(client, "g"), Member(client, "g")
+        assert first.fetch({topic_id: {0: []}}, max_wait=0)["error_code"] == "none"
+        answer = second.fetch({topic_id: {0: []}}, max_wait=10)
+        assert answer["error_code"] == "share_session_limit_reached"
+        first.epoch = FINAL
+        assert first.fetch({})["error_code"] == "none"
+        assert second.fetch({topic_id: {0: []}}, max_wait=0)["error_code"] == "none"
+
+
+def test_disabled_feature_is_an_unsupported_version(tmp_path):
+    with (
+        Broker.in_thread(tmp_path, config=SHARE_CONFIG) as broker,
+        Cluster(broker.bootstrap) as client,
+    ):
+        topic_id = client.topic_id(client.create_topic("t"))
+        member = Member(client, "g")
+        asked = {topic_id: {0: []}}
+        enable_share_groups(client, 0)
+        assert member.fetch(asked)["error_code"] == "unsupported_version"
+        assert member.acknowledge(asked)["error_code"] == "unsupported_version"
+        enable_share_groups(client)
+        initialize(client, "g", topic_id)
+        assert member.fetch(asked, max_wait=0)["error_code"] == "none"
+        enable_share_groups(client, 0)
+        assert member.fetch({})["error_code"] == "unsupported_version"
+        enable_share_groups(client)
+        assert member.fetch({})["error_code"] == "share_session_not_found"
+
+
+def test_outcomes_survive_a_restart(tmp_path):
+    with Broker.in_thread(tmp_path, config=SHARE_CONFIG) as broker:
+        # The connection stays open: its end would release the records.
+        client = Cluster(broker.bootstrap)
+        enable_share_groups(client)
+        topic_id = client.topic_id(client.create_topic("t"))
+        initialize(client, "g", topic_id)
+        client.produce("t", [b"a", b"b", b"c"])
+        member = Member(client, "g")
+        member.fetch({topic_id: {0: []}})
+        answer = member.acknowledge({topic_id: {0: [(0, 0, ACCEPT), (1, 1, RELEASE)]}})
+        assert parts_of(answer)[0]["error_code"] == "none"
+    client.close()
+    with (
+        Broker.in_thread(tmp_path, config=SHARE_CONFIG) as broker,
+        Cluster(broker.bootstrap) as client,
+    ):
+        part = parts_of(Member(client, "g").fetch({topic_id: {0: []}}, max_wait=30_000))[0]
+        # The release was persisted with its count; the acquisition of offset 2 was not.
+        assert acquired(part) == [(1, 1, 2), (2, 2, 1)]
+
+
+def test_lock_ends_with_the_clock(tmp_path):
+    clock = TestClock()
+    with (
+        Broker.in_thread(tmp_path, config=SHARE_CONFIG, clock=clock) as broker,
+        Cluster(broker.bootstrap) as client,
+    ):
+        enable_share_groups(client)
+        topic_id = client.topic_id(client.create_topic("t"))
+        initialize(client, "g", topic_id)
+        client.produce("t", [b"a"])
+        member = Member(client, "g")
+        assert acquired(parts_of(member.fetch({topic_id: {0: []}}))[0]) == [(0, 0, 1)]
+        assert parts_of(member.fetch({}, max_wait=0)) == {}
+        fired = clock.advance(seconds=31)
+        assert [(one.what, one.who) for one in fired] == [("share-lock", "g")]
+        assert fired[0].events == ["share-records-returned"]
+        assert acquired(parts_of(member.fetch({}, max_wait=30_000))[0]) == [(0, 0, 2)]
+
+
+def test_client_above_its_quota_acquires_nothing(tmp_path):
+    clock = TestClock()
+    with (
+        Broker.in_thread(tmp_path, config=SHARE_CONFIG, clock=clock) as broker,
+        Cluster(broker.bootstrap) as client,
+    ):
+        enable_share_groups(client)
+        topic_id = client.topic_id(client.create_topic("t"))
+        initialize(client, "g", topic_id)
+        for _ in range(3):
+            client.produce("t", [b"x" * 1000])
+        assert alter(client, entry({"client-id": None}, consumer_byte_rate=150.0)) == ["none"]
+        member = Member(client, "g")
+        answer = member.fetch({topic_id: {0: []}}, max_bytes=1100)
+        assert acquired(parts_of(answer)[0]) == [(0, 0, 1)]
+        answer = member.fetch({}, max_bytes=1100)
+        assert acquired(parts_of(answer)[0]) == [(1, 1, 1)]
+        assert answer["throttle_time"] > 0
+        # The broker reads nothing from that connection now; the quota is the client id's.
+        with Cluster(broker.bootstrap) as second:
+            answer = Member(second, "g").fetch({topic_id: {0: []}})
+        assert parts_of(answer) == {}
+        assert answer["throttle_time"] > 0
+        clock.advance(seconds=29)
+        with Cluster(broker.bootstrap) as third:
+            answer = Member(third, "g").fetch({topic_id: {0: []}})
+        assert acquired(parts_of(answer)[0]) == [(2, 2, 1)]
+
+
+def test_rights(guarded, admin):
+    """READ on the group for the request, READ on the topic for each partition."""
+    enable_share_groups(admin)
+    name, group = admin.create_topic(unique("t")), unique("g")
+    topic_id = admin.topic_id(name)
+    initialize(admin, group, topic_id)
+    asked = {topic_id: {0: []}}
+    with Cluster(guarded.bootstrap) as client:
+        member = Member(client, group)
+        assert member.fetch(asked)["error_code"] == "group_authorization_failed"
+        assert member.acknowledge(asked)["error_code"] == "group_authorization_failed"
+        guarded.allow(group_right(Operation.READ, group))
+        part = parts_of(member.fetch(asked))[0]
+        assert part["error_code"] == "topic_authorization_failed"
+        part = parts_of(member.acknowledge({topic_id: {0: [(0, 0, ACCEPT)]}}))[0]
+        assert part["error_code"] == "topic_authorization_failed"
+        guarded.allow(group_right(Operation.READ, group), topic_right(Operation.READ, name))
+        assert parts_of(member.fetch({}, max_wait=0))[0]["error_code"] == "none"

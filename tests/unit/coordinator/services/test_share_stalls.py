@@ -1,0 +1,103 @@
+"""No step of a share partition within the limits blocks the event loop for long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fencepost.coordinator.services.share_fetches import FetchedShare, ShareFetch
+from fencepost.groups.share.commands import AcknowledgeBatch
+from fencepost.groups.share.session import SessionKey
+from fencepost.groups.share.states import AcknowledgeType
+from tests.support.clock import ManualClock
+from tests.support.stalls import LoopWatch
+from tests.unit.coordinator.services.coordinators import Services
+from tests.unit.coordinator.services.test_share_partitions import (
+    CONFIG,
+    GROUP,
+    LOCK_MS,
+    MEMBER,
+    Shares,
+)
+
+pytestmark = pytest.mark.slow
+
+LOCKS = 2_000
+"""The default of ``share.partition.max.record.locks``. With the highest value, 10,000, the longest
+turn takes about 150 ms."""
+ALTERNATING = (int(AcknowledgeType.ACCEPT), int(AcknowledgeType.RELEASE)) * (LOCKS // 2)
+
+
+class Watched(Shares):
+    """A group whose steps are timed, one by one."""
+
+    def __init__(self, services: Services) -> None:
+        super().__init__(services)
+        self.watch = LoopWatch()
+
+    def read(self) -> FetchedShare:
+        """Fetch all available records, each step of the fetch timed alone."""
+        fetch = ShareFetch(GROUP, MEMBER, [(self.key, "queue")], 0, 1, 1 << 25, LOCKS, batch_size=1)
+        work: Iterator[Any] = self.services.share_fetches.run(fetch)
+        ended: list[list[FetchedShare]] = []
+
+        def step() -> None:
+            try:
+                next(work)
+            except StopIteration as end:
+                ended.append(end.value)
+
+        while not ended:
+            self.watch.time(step, "a step of a fetch")
+        return ended[0][0]
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(1_700_000_000_000)
+
+
+@pytest.fixture
+async def one(tmp_path: Path, clock: ManualClock) -> AsyncIterator[Watched]:
+    services = await Services(tmp_path, CONFIG, clock=clock).start()
+    services.topic("queue")
+    watched = Watched(services)
+    await watched.initialize()
+    await watched.fetch()
+    yield watched
+    watched.watch.check()
+    await services.stop()
+
+
+async def test_fetch_of_many_batches_and_the_end_of_their_locks(
+    one: Watched, clock: ManualClock
+) -> None:
+    one.produce(*([1] * LOCKS))
+    assert len(one.read().acquired) == LOCKS
+    clock.advance(LOCK_MS)
+    one.watch.time(one.shares.timers.run_due, "expired locks")
+    assert one.read().acquired[0].delivery_count == 2
+
+
+async def test_acknowledgement_of_each_offset_by_itself(one: Watched) -> None:
+    one.produce(LOCKS)
+    assert one.read().acquired[0].size == LOCKS
+    batches = [AcknowledgeBatch(0, LOCKS - 1, ALTERNATING)]
+    acknowledge = partial(one.shares.acknowledge, one.key, MEMBER, batches)
+    one.watch.time(acknowledge, "alternating acknowledgements")
+    await asyncio.sleep(0)
+    part = one.read()
+    assert len(part.acquired) == LOCKS // 2
+    session = SessionKey(GROUP, MEMBER)
+    one.shares.sessions.fetch(session, 0, "c", additions=[one.where])
+    release = partial(one.shares.release, one.key, MEMBER)
+    one.watch.time(release, "a closed session")
+    one.watch.time(partial(one.shares._fence_all, tuple(one.shares), "test"), "a new leader")
+    one.watch.time(partial(one.shares.open, one.key, "queue"), "a new share partition")
+    (served,) = one.shares
+    one.watch.time(partial(one.shares.initialized, served), "a load")

@@ -55,6 +55,7 @@ DEFAULTS: Final[Mapping[str, str]] = {
     "replica.fetch.backoff.ms": "100",
     "offsets.topic.num.partitions": "3",
     "transaction.state.log.num.partitions": "3",
+    "share.coordinator.state.topic.num.partitions": "3",
 }
 """Short timeouts (a dead broker is fenced after a second) and few partitions of internal topics.
 ``config`` overrides them."""

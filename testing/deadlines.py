@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from fencepost.coordinator.history.entries import Entry
-from fencepost.coordinator.services.base import UPKEEP
+from fencepost.coordinator.services.base import PERIODIC
 from fencepost.logcore.clock import Clock
 
 if TYPE_CHECKING:
@@ -70,9 +70,7 @@ class Deadlines:
     def __init__(self, broker: Broker, clock: Clock, keep: Callable[[Fired], None]) -> None:
         self._broker, self._clock, self._keep = broker, clock, keep
         services = broker.services
-        self._queues = [services.groups.timers, services.txns.timers]
-        for queue in self._queues:
-            queue.on_fire = partial(self._timer_fires, queue)
+        self._hooked: list[TimerQueue] = []
         services.history.listener = self._event
         self._current: Fired | None = None
         self.news: list[Fired] | None = None
@@ -80,9 +78,19 @@ class Deadlines:
         self._target_ms = self._spacing_ms = 0
         self._last_round_ms: dict[Hashable, int] = {}
 
+    @property
+    def _queues(self) -> list[TimerQueue]:
+        """The broker's queues; share partitions get theirs with the first share group."""
+        queues = self._broker.services.timer_queues
+        for queue in queues:
+            if queue not in self._hooked:
+                queue.on_fire = partial(self._timer_fires, queue)
+                self._hooked.append(queue)
+        return queues
+
     def close(self) -> None:
         """Remove all hooks from the broker."""
-        for queue in self._queues:
+        for queue in self._hooked:
             queue.on_fire = None
         self._broker.services.history.listener = None
 
@@ -108,8 +116,8 @@ class Deadlines:
         for queue in self._queues:
             # The queue is sorted by time. Upkeep may be postponed, so look at the timer behind it.
             for due_ms, key in queue:
-                found.append(self._round_ms(queue, due_ms) if key == UPKEEP else due_ms)
-                if key != UPKEEP:
+                found.append(self._round_ms((queue, key), due_ms) if key in PERIODIC else due_ms)
+                if key not in PERIODIC:
                     break
         due = [one for one in found if one is not None and one <= self._target_ms]
         return min(due, default=None)
@@ -161,10 +169,12 @@ class Deadlines:
         self._keep(fired)
 
     def _timer_fires(self, queue: TimerQueue, key: Hashable, now_ms: int) -> None:
-        if key == UPKEEP:
-            self._last_round_ms[queue] = self._clock.monotonic_ms()
+        if key in PERIODIC:
+            self._last_round_ms[queue, key] = self._clock.monotonic_ms()
             self._current = None
             return
+        if isinstance(key, tuple) and isinstance(key[1], tuple):  # of a share partition
+            key = key[0], key[1][0]
         kind, who, *member = map(str, key if isinstance(key, tuple) else ("markers", key))
         self._current = Fired(now_ms, NAMES.get(kind, kind), who, member[0] if member else None)
         self._tell(self._current)

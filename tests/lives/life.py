@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from tests.lives import admin, data, groups, txns
+from tests.lives import admin, data, groups, shares, txns
 from tests.lives.draw import SLOTS, Condition, Draw, Request
 from tests.lives.knowledge import Slot
 from tests.lives.pools import Pools
@@ -287,7 +287,7 @@ class Life:
             (data.describe_cluster, 0.5),
             (data.api_versions, 0.5),
             # In a life on two brokers they are left out, because they change nothing to compare.
-            *((make, 0 if self.calm else 0.5) for make in admin.REQUESTS),
+            *((make, 0 if self.calm else 0.5) for make in (*admin.REQUESTS, *shares.REQUESTS)),
         ]
         return [
             *((member(make), 2) for make in of_members),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lives import admin
+from tests.lives import admin, shares
 from tests.lives.closed import broken
 from tests.lives.judge import foreign, unlike
 from tests.lives.life import Life, Step
@@ -38,7 +38,8 @@ def test_every_api_is_asked_in_every_version(calm: bool) -> None:
         low, high = draw.versions(api)
         served |= {(api, version) for version in range(low, high + 1)}
     # Feature levels apply to all lives on a broker, and traces compare the admin APIs.
-    left_out = {"update_features", *(make.__name__ for make in admin.REQUESTS)} if calm else set()
+    makers = (*admin.REQUESTS, *shares.REQUESTS)
+    left_out = {"update_features", *(make.__name__ for make in makers)} if calm else set()
     assert asked == {one for one in served if one[0] not in left_out}
 
 

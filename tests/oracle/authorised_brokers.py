@@ -38,6 +38,7 @@ from tests.support.cluster import GROUP, TRANSACTION, Cluster
 from tests.support.daemon import Daemon
 from tests.support.kafka import Kafka, required
 from tests.support.raw import Answer, ConnectionLostError, errors_in, fitted
+from tests.support.share import enable_share_groups
 from tests.support.targets import SETTINGS
 from tests.support.waits import until
 
@@ -643,6 +644,8 @@ def pair_of_brokers(root: Path, settings: Mapping[str, str] = GUARDED) -> Iterat
                 Broker(daemon.bootstrap, daemon.guarded), Broker(kafka.bootstrap, kafka.guarded)
             )
             try:
+                # A new broker of Apache Kafka begins with share groups.
+                enable_share_groups(pair.ours.admin)
                 yield pair
             finally:
                 pair.close()

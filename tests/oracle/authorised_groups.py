@@ -200,6 +200,22 @@ MEMBERS: Sequence[Request] = (
         lambda n: requests.join_consumer_group(n["k"], n.member, n["t"], member_epoch=77),
         "of a member with a wrong epoch",
     ),
+    Request(
+        "share_group_heartbeat",
+        (1,),
+        "read g, describe t, describe u",
+        lambda n: requests.join_share_group(n["g"], MEMBER, n["t"], n["u"]),
+        kinds={"g": (ABSENT, HERE), "u": KINDS},
+        is_fresh=True,
+    ),
+    Request(
+        "share_group_heartbeat",
+        (1,),
+        "read g",
+        lambda n: requests.share_group_heartbeat(n["g"], MEMBER, 7),
+        "without topics",
+        kinds={"g": KINDS},
+    ),
 )
 
 GROUPS: Sequence[Request] = (
@@ -233,6 +249,35 @@ GROUPS: Sequence[Request] = (
         ),
         "of a classic group as well",
         kinds={"g": KINDS},
+    ),
+    Request(
+        "share_group_describe",
+        (1,),
+        "describe g, describe h",
+        lambda n: requests.share_group_describe(n["g"], n["h"]),
+        kinds={"g": KINDS},
+    ),
+    Request(
+        "describe_share_group_offsets",
+        (0, 1),
+        "describe g, describe t, describe u",
+        lambda n: requests.describe_share_group_offsets(n["g"], (n["t"], [0]), (n["u"], [0])),
+        kinds={"g": KINDS, "u": KINDS},
+    ),
+    Request(
+        "alter_share_group_offsets",
+        (0,),
+        "read g, read t",
+        lambda n: requests.alter_share_group_offsets(n["g"], n["t"], {0: 0}),
+        kinds={"g": (ABSENT,), "t": KINDS},
+        is_fresh=True,
+    ),
+    Request(
+        "delete_share_group_offsets",
+        (0,),
+        "delete g",
+        lambda n: requests.delete_share_group_offsets(n["g"], n["t"]),
+        kinds={"g": KINDS, "t": (HERE,)},
     ),
     Request(
         "list_groups",

@@ -330,6 +330,13 @@ KINDS = (
     Kind("describe_groups", ".groups[].error_code", "group_id_not_found", "none", REFUSED_JOIN),
     Kind("describe_groups", ".groups[].group_state", "Dead", "Empty", REFUSED_JOIN),
     Kind("delete_groups", ".results[].error_code", "group_id_not_found", "none", REFUSED_JOIN),
+    Kind(
+        "alter_share_group_offsets",
+        ".responses[].topic_id",
+        None,
+        ...,
+        "the id of a topic that the client may not read is not told",
+    ),
     Kind("create_topics", ".topics[].configs[].config_source", 5, 3, ELIGIBLE),
     Kind("describe_configs", ".results[].configs[].config_source", 5, 3, ELIGIBLE),
     Kind("describe_configs", ".results[].configs[].synonyms", ..., ..., ELIGIBLE),

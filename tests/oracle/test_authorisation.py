@@ -16,7 +16,12 @@ from typing import Any, Final
 import pytest
 
 from fencepost.protocol.api import APIS
-from tests.oracle import authorised_admin, authorised_data, authorised_groups
+from tests.oracle import (
+    authorised_admin,
+    authorised_data,
+    authorised_groups,
+    authorised_shares,
+)
 from tests.oracle.authorisation import Request, cases_of, drawn_cases, here_and_absent
 from tests.oracle.authorised_brokers import GUARDED, Broker, Difference, Pair, pair_of_brokers
 from tests.oracle.authorised_scenes import SCENES, addresses
@@ -27,6 +32,7 @@ pytestmark = [pytest.mark.oracle, pytest.mark.timeout(900)]
 REQUESTS: Final[Sequence[Request]] = (
     *authorised_data.REQUESTS,
     *authorised_groups.REQUESTS,
+    *authorised_shares.REQUESTS,
     *authorised_admin.REQUESTS,
 )
 LEAST: Final = 1500

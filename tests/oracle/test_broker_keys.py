@@ -117,7 +117,7 @@ WIDER = {
     "controller.quorum.voters": "the node's roles are checked with it",
     "group.consumer.assignors": "the assignors are looked up when the broker starts",
     "group.coordinator.rebalance.protocols": "the classic protocol is always served",
-    "group.share.assignors": "share groups are not served",
+    "group.share.assignors": "the assignors are looked up when the broker starts",
     "group.streams.assignors": "streams groups are not served",
     "listeners": "empty means that it is not set",
     "process.roles": "the start says what is missing",

@@ -60,7 +60,7 @@ def test_levels_are_shown_and_changed(daemon: Daemon) -> None:
         "group.version": 1,
         "kraft.version": 0,
         "metadata.version": 30,
-        "share.version": 0,
+        "share.version": 1,
         "streams.version": 0,
     }
     assert levels(daemon) == {**fixed, VERSION: 2}

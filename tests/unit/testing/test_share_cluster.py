@@ -1,0 +1,143 @@
+"""Share partitions in a cluster: their states are at share coordinators on other brokers."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+from confluent_kafka import Producer
+
+from fencepost.testing import Cluster
+from tests.support.cluster import Cluster as Client
+from tests.support.raw import Answer
+from tests.support.share import (
+    ACCEPT,
+    RELEASE,
+    SHARE,
+    Member,
+    acquired,
+    enable_share_groups,
+    kafka_id,
+    parts_of,
+)
+from tests.support.waits import until
+
+GROUP, PARTITIONS = "g", 6
+CONFIG = {
+    "share.coordinator.state.topic.num.partitions": "6",
+    "share.coordinator.state.topic.min.isr": "1",
+}
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with Cluster(3, config=CONFIG) as found:
+        found.topic("queue", PARTITIONS)
+        yield found
+
+
+class Clients:
+    """A connection to each broker."""
+
+    def __init__(self, cluster: Cluster, stack: ExitStack) -> None:
+        self.cluster = cluster
+        self.of = {
+            broker_id: stack.enter_context(Client(broker.bootstrap))
+            for broker_id, broker in cluster.brokers.items()
+        }
+
+    @property
+    def any(self) -> Client:
+        return next(iter(self.of.values()))
+
+    def coordinator(self, topic: uuid.UUID, partition: int) -> int:
+        """Return the broker with the share coordinator of a share partition."""
+        key = f"{GROUP}:{kafka_id(topic)}:{partition}"
+
+        def probe() -> int | None:
+            found = self.any.call("find_coordinator", 6, key_type=SHARE, coordinator_keys=[key])
+            (one,) = found["coordinators"]
+            return one["node_id"] if one["error_code"] == "none" else None
+
+        return until(probe, f"share coordinator of {key}")
+
+    def initialize(self, topic: uuid.UUID, partition: int) -> None:
+        """Begin the state of a share partition, as the group coordinator does."""
+
+        def probe() -> bool:
+            part = {"partition": partition, "state_epoch": 1, "start_offset": 0}
+            answer = self.of[self.coordinator(topic, partition)].call(
+                "initialize_share_group_state",
+                0,
+                group_id=GROUP,
+                topics=[{"topic_id": topic, "partitions": [part]}],
+            )
+            return bool(answer["results"][0]["partitions"][0]["error_code"] == "none")
+
+        until(probe, f"state of partition {partition}")
+
+
+def test_leaders_write_to_coordinators_on_other_brokers(cluster: Cluster) -> None:
+    with ExitStack() as stack:
+        clients = Clients(cluster, stack)
+        enable_share_groups(clients.any)
+        topic = clients.any.topic_id("queue")
+        for partition in range(PARTITIONS):
+            clients.initialize(topic, partition)
+        produce(cluster, range(PARTITIONS))
+        remote = [
+            partition
+            for partition in range(PARTITIONS)
+            if clients.coordinator(topic, partition) != cluster.leader("queue", partition)
+        ]
+        assert remote, "all share coordinators are on the leaders"
+        for partition in range(PARTITIONS):
+            client = clients.of[cluster.leader("queue", partition)]
+            member = Member(client, GROUP)
+            part = fetched(member, topic, partition)
+            assert acquired(part) == [(0, 0, 1)]
+            answer = member.acknowledge({topic: {partition: [(0, 0, ACCEPT)]}})
+            assert parts_of(answer)[partition]["error_code"] == "none"
+
+
+def test_new_leader_continues_with_the_outcomes(cluster: Cluster) -> None:
+    with ExitStack() as stack:
+        clients = Clients(cluster, stack)
+        enable_share_groups(clients.any)
+        topic = clients.any.topic_id("queue")
+        clients.initialize(topic, 0)
+        for _ in range(3):
+            produce(cluster, [0])
+        former = cluster.leader("queue", 0)
+        member = Member(clients.of[former], GROUP)
+        assert acquired(fetched(member, topic, 0)) == [(0, 2, 1)]
+        answer = member.acknowledge({topic: {0: [(0, 0, ACCEPT), (1, 1, RELEASE)]}})
+        assert parts_of(answer)[0]["error_code"] == "none"
+        cluster.kill(former)
+        until(lambda: cluster.leader("queue", 0) != former, "another leader")
+        successor = Member(clients.of[cluster.leader("queue", 0)], GROUP)
+        ranges: list[tuple[int, int, int]] = []
+        while not ranges or ranges[-1][1] < 2:  # the high watermark may follow
+            ranges += acquired(fetched(successor, topic, 0))
+        # Offset 1 keeps its count, the acquisition of offset 2 is unknown to the new leader.
+        assert ranges == [(1, 1, 2), (2, 2, 1)]
+
+
+def fetched(member: Member, topic: uuid.UUID, partition: int) -> Answer:
+    """Fetch until the partition has records: leader and coordinator may have just moved."""
+
+    def probe() -> Answer | None:
+        answer = member.fetch({topic: {partition: []}}, max_wait=500)
+        part = parts_of(answer).get(partition)
+        return part if part is not None and part["acquired_records"] else None
+
+    return until(probe, f"records of partition {partition}")
+
+
+def produce(cluster: Cluster, partitions: object) -> None:
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, "acks": "all", "log_level": 0})
+    for partition in partitions:  # type: ignore[attr-defined]
+        producer.produce("queue", b"x", partition=partition)
+    assert producer.flush(30) == 0

@@ -19,6 +19,7 @@ import click
 
 from fencepost.client.queries.awaited import REBALANCING, awaited
 from fencepost.client.queries.group_view import CLASSIC, GroupView, MemberView
+from fencepost.client.queries.share_offsets import SHARE
 from fencepost.groups.assignors.built_in import BUILT_IN as SERVER_SIDE
 from fencepost.groups.assignors.client.built_in import BUILT_IN as CLIENT_SIDE
 from fencepost.groups.assignors.client.model import ClientAssignor, Subscription
@@ -73,6 +74,10 @@ def plan(
 
     A consumer group reports its subscriptions in every state, a classic group only while Stable.
     """
+    if group.kind == SHARE:
+        raise click.ClickException(
+            f"{group.group!r} is a share group: its members share partitions, and none moves"
+        )
     if not group.members:
         raise click.ClickException(
             f"group {group.group!r} is {group.state} and has no members: a plan needs their"

@@ -251,6 +251,33 @@ def commit(
     delete(session, group, [tp for tp, position in offsets.items() if position.offset < 0])
 
 
+def set_start_offsets(
+    session: ClusterSession,
+    group: str,
+    offsets: Mapping[Partition, OffsetAndMetadata],
+    before: Iterable[Partition],
+) -> None:
+    """Set the start offsets of a share group, and delete the state of topics.
+
+    ``before`` are the partitions with state. Raises click.ClickException if :data:`NOTHING` is not
+    meant for all of a topic's partitions, and ApiError at the first refusal.
+    """
+    from fencepost.client.queries import share_offsets
+
+    gone = {tp for tp, position in offsets.items() if position.offset < 0}
+    names = {topic for topic, _ in gone}
+    kept = [tp for tp in before if tp[0] in names and tp not in gone]
+    if kept:
+        raise click.ClickException(
+            f"a share group's state is deleted for whole topics: name all of {kept[0][0]}"
+        )
+    positions = {tp: position.offset for tp, position in offsets.items() if position.offset >= 0}
+    if positions:
+        share_offsets.alter(session, group, positions)
+    if names:
+        share_offsets.delete(session, group, sorted(names))
+
+
 def _commit_request(
     make: Any, group: str, offsets: Mapping[Partition, OffsetAndMetadata], **claim: Any
 ) -> Any:

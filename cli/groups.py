@@ -57,7 +57,7 @@ def change_options(function: Callable[P, R]) -> Callable[P, R]:
 
 @click.group("groups", cls=CommandGroup)
 def command() -> None:
-    """Inspect consumer groups, and reset or delete their offsets."""
+    """Inspect consumer and share groups, and reset or delete their offsets."""
 
 
 @command.command("list")
@@ -265,8 +265,9 @@ def reset_offsets(
     change = {name: options.pop(name) for name in ("undo", "execute", "form")}
     asked = group_reset.ResetTarget(**options)
     now = dt.datetime.now(dt.UTC)
-    is_new = _require_idle(session, group).state == "Dead" and not change["execute"]
-    before = session.committed(group)
+    view = _require_idle(session, group)
+    is_new = view.state == "Dead" and not change["execute"]
+    before = _offsets_of(session, view)
     partitions: list[tuple[str, int]] = []
     if asked.from_file is None:
         partitions = group_reset.chosen(session, before, topics, every=all_topics)
@@ -275,7 +276,7 @@ def reset_offsets(
     after = group_reset.targets(session, asked, partitions, before, now)
     if is_new and not before:
         say(f"note: there is no group {group!r}; --execute creates it", err=True)
-    _change(session, group, before, after, **change)
+    _change(session, view, before, after, **change)
 
 
 @command.command("delete-offsets")
@@ -288,14 +289,17 @@ def delete_offsets(
 ) -> None:
     """Show the offsets of GROUP in the topics; with --execute, delete them.
 
-    The group must not be subscribed to the topics. The offsets are written to the undo file first.
+    The group must not be subscribed to the topics; a share group must have no members, and loses
+    its offsets in whole topics. The offsets are written to the undo file first.
     """
     from fencepost.cli import group_reset
+    from fencepost.client.queries.group_view import describe_group
 
-    before = session.committed(group)
+    view = describe_group(session, group)
+    before = _offsets_of(session, view)
     places = group_reset.chosen(session, before, topics, every=all_topics)
     after = dict.fromkeys((tp for tp in places if tp in before), group_reset.NOTHING)
-    _change(session, group, before, after, **change)
+    _change(session, view, before, after, **change)
 
 
 @command.command("delete")
@@ -315,10 +319,10 @@ def delete(
     names = list(dict.fromkeys(groups))
     if undo is not None and len(names) > 1:
         raise click.UsageError("an undo file is for one group")
+    before = {}
     for group in names:
         existing(session, group)
-        _require_idle(session, group)
-    before = {group: session.committed(group) for group in names}
+        before[group] = _offsets_of(session, _require_idle(session, group))
     if execute:
         for group in names:
             if undo is not None:
@@ -403,9 +407,22 @@ def _require_idle(session: ClusterSession, group: str) -> GroupView:
     return found
 
 
+def _offsets_of(session: ClusterSession, group: GroupView) -> dict[Partition, OffsetAndMetadata]:
+    """Return the committed offsets of a group, or the start offsets of a share group."""
+    from fencepost.client.queries.session import OffsetAndMetadata
+    from fencepost.client.queries.share_offsets import SHARE, start_offsets
+
+    if group.kind != SHARE:
+        return session.committed(group.group)
+    return {
+        tp: OffsetAndMetadata(-1 if start.offset is None else start.offset)
+        for tp, start in start_offsets(session, group.group).items()
+    }
+
+
 def _change(
     session: ClusterSession,
-    group: str,
+    group: GroupView,
     before: Mapping[Partition, OffsetAndMetadata],
     after: Mapping[Partition, OffsetAndMetadata],
     *,
@@ -415,6 +432,7 @@ def _change(
 ) -> None:
     """Show the change; with ``execute`` write the undo file first, then the offsets."""
     from fencepost.cli import group_reset
+    from fencepost.client.queries.share_offsets import SHARE
 
     rows = [
         {
@@ -426,9 +444,12 @@ def _change(
         for tp, position in sorted(after.items())
     ]
     if execute:
-        name = undo or group_reset.undo_name(group, dt.datetime.now(dt.UTC))
-        _write_undo(name, group, after, before)
-        group_reset.commit(session, group, after)
+        name = undo or group_reset.undo_name(group.group, dt.datetime.now(dt.UTC))
+        _write_undo(name, group.group, after, before)
+        if group.kind == SHARE:
+            group_reset.set_start_offsets(session, group.group, after, before)
+        else:
+            group_reset.commit(session, group.group, after)
     emit(rows, ["topic", "partition", "committed", "new"], form, "no offset changes")
     if not execute:
         show_only()

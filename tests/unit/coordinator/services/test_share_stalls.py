@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fencepost.coordinator.services.share_fetches import FetchedShare, ShareFetch
+from fencepost.groups.share.acknowledge import MAX_EXPIRED_RUNS
 from fencepost.groups.share.commands import AcknowledgeBatch
 from fencepost.groups.share.session import SessionKey
 from fencepost.groups.share.states import AcknowledgeType
@@ -28,8 +29,10 @@ from tests.unit.coordinator.services.test_share_partitions import (
 pytestmark = pytest.mark.slow
 
 LOCKS = 2_000
-"""The default of ``share.partition.max.record.locks``. With the highest value, 10,000, the longest
-turn takes about 150 ms."""
+"""The default of ``share.partition.max.record.locks``. With the highest value, 10,000, a fetch or
+acknowledgement of single records takes more than 50 ms."""
+MAX_LOCKS = 10_000
+"""The highest value of it."""
 ALTERNATING = (int(AcknowledgeType.ACCEPT), int(AcknowledgeType.RELEASE)) * (LOCKS // 2)
 
 
@@ -40,9 +43,9 @@ class Watched(Shares):
         super().__init__(services)
         self.watch = LoopWatch()
 
-    def read(self) -> FetchedShare:
+    def read(self, count: int = LOCKS) -> FetchedShare:
         """Fetch all available records, each step of the fetch timed alone."""
-        fetch = ShareFetch(GROUP, MEMBER, [(self.key, "queue")], 0, 1, 1 << 25, LOCKS, batch_size=1)
+        fetch = ShareFetch(GROUP, MEMBER, [(self.key, "queue")], 0, 1, 1 << 25, count, batch_size=1)
         work: Iterator[Any] = self.services.share_fetches.run(fetch)
         ended: list[list[FetchedShare]] = []
 
@@ -82,6 +85,33 @@ async def test_fetch_of_many_batches_and_the_end_of_their_locks(
     clock.advance(LOCK_MS)
     one.watch.time(one.shares.timers.run_due, "expired locks")
     assert one.read().acquired[0].delivery_count == 2
+
+
+async def test_ten_thousand_locks_that_end_together(tmp_path: Path, clock: ManualClock) -> None:
+    limits = (
+        "group.share.partition.max.record.locks",
+        "group.share.max.partition.max.record.locks",
+    )
+    config = {**CONFIG, **dict.fromkeys(limits, str(MAX_LOCKS))}
+    services = await Services(tmp_path, config, clock=clock).start()
+    services.topic("queue")
+    one = Watched(services)
+    await one.initialize()
+    await one.fetch()
+    one.produce(*([1] * MAX_LOCKS))
+    assert len(one.read(MAX_LOCKS).acquired) == MAX_LOCKS
+    clock.advance(LOCK_MS)
+    one.watch, turns = LoopWatch(), 0
+    (served,) = one.shares
+    while any(entry.member_id is not None for entry in served.share.in_flight()):
+        turns += 1
+        one.watch.time(one.shares.timers.run_due, "expired locks")
+        await asyncio.sleep(0)
+    one.watch.check()
+    one.check()
+    assert 1 < turns <= MAX_LOCKS // MAX_EXPIRED_RUNS
+    assert one.read(MAX_LOCKS).acquired[-1].delivery_count == 2
+    await services.stop()
 
 
 async def test_acknowledgement_of_each_offset_by_itself(one: Watched) -> None:

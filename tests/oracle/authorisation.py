@@ -39,6 +39,9 @@ SLOTS: Final = {
 and ``w`` is a topic that the request writes to.
 """
 
+NOBODYS: Final = uuid.UUID("aaaaaaaa-bbbb-4ccc-8ddd-eeeeeeeeeeee")
+"""A topic id that no topic has."""
+
 HERE, ABSENT, INTERNAL, UNNAMED = "here", "absent", "internal", "unnamed"
 INTERNALS: Final = {"t": "__consumer_offsets", "u": "__transaction_state"}
 

@@ -23,6 +23,7 @@ from tests.oracle.authorisation import (
     HERE,
     INTERNALS,
     ME,
+    NOBODYS,
     SLOTS,
     STEM,
     Body,
@@ -38,7 +39,8 @@ from tests.support.cluster import GROUP, TRANSACTION, Cluster
 from tests.support.daemon import Daemon
 from tests.support.kafka import Kafka, required
 from tests.support.raw import Answer, ConnectionLostError, errors_in, fitted
-from tests.support.share import enable_share_groups
+from tests.support.share import FULL, initialize
+from tests.support.share import Member as ShareMember
 from tests.support.targets import SETTINGS
 from tests.support.waits import until
 
@@ -58,9 +60,6 @@ SILENT: Final = "no answer"
 ANSWER_S: Final = 20.0
 RULES_AT_ONCE: Final = 1000
 MARKER: Final = f"{STEM}marker"
-NOBODYS: Final = uuid.UUID("aaaaaaaa-bbbb-4ccc-8ddd-eeeeeeeeeeee")
-"""A topic id that no topic has."""
-
 ANY: Final = 1
 EVERY_RULE: Final = {
     "resource_type_filter": ANY,
@@ -304,6 +303,7 @@ class Broker:
         )
         self._join_classic(f"{STEM}c")
         self._join(f"{STEM}k")
+        self._share(f"{STEM}g", {f"{STEM}t": 3, f"{STEM}u": 0})
         for internal in ("__consumer_offsets", "__transaction_state"):
             self._learn(internal)
 
@@ -360,6 +360,23 @@ class Broker:
             topic_partitions=[],
         )
         assert answer["error_code"] == "none", answer
+
+    def _share(self, group: str, ends: Mapping[str, int]) -> None:
+        """Open a share session at the ends of topics, which no case then waits for.
+
+        Apache Kafka leaves a share partition out of responses until it has read its state.
+        """
+        for topic, end in ends.items():
+            initialize(self.admin, group, self.topic_ids[topic], start_offset=end)
+        member = ShareMember(self.admin, group)
+        ids = {self.topic_ids[topic]: {0: ()} for topic in ends}
+
+        def is_read() -> bool:
+            member.epoch = FULL
+            answer = member.fetch(ids, max_wait=100)
+            return len(answer["responses"]) == len(ends) and "none" in errors_in(answer)
+
+        until(is_read, f"share partitions of {group}")
 
     def _patiently(self, api: str, version: int, **body: Any) -> Answer:
         return until(
@@ -644,8 +661,6 @@ def pair_of_brokers(root: Path, settings: Mapping[str, str] = GUARDED) -> Iterat
                 Broker(daemon.bootstrap, daemon.guarded), Broker(kafka.bootstrap, kafka.guarded)
             )
             try:
-                # A new broker of Apache Kafka begins with share groups.
-                enable_share_groups(pair.ours.admin)
                 yield pair
             finally:
                 pair.close()

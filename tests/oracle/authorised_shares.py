@@ -51,7 +51,7 @@ STATE: Sequence[Request] = tuple(
         versions,
         "cluster_action cluster",
         lambda n, api=api: requests.share_group_state(api, n["g"], n.id("t")),
-        kinds={"t": (ABSENT,)},
+        kinds={"g": (ABSENT,), "t": (ABSENT,)},
     )
     for api, versions in (
         ("initialize_share_group_state", (0,)),

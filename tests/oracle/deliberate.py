@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from types import EllipsisType
 from typing import Any, Protocol
 
+from tests.oracle.authorisation import NOBODYS
+
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
@@ -275,6 +277,10 @@ BY_IDS = "who is given what goes by ids of members and topics, and those are ran
 ONCE = (
     "what one request names twice is described once: the answer could be a thousand times its size"
 )
+NAMELESS = (
+    "an unknown topic id in a share session is refused in its row; with an authorizer, Apache Kafka"
+    " looks for rights on a topic without a name, and an exception escapes"
+)
 ROW = ".topics[].partitions[].error_code"
 FETCHED = ".responses[].partitions[].error_code"
 
@@ -320,6 +326,10 @@ def _under_an_epoch(request: Mapping[str, Any]) -> bool:
     return int(request.get("generation_id_or_member_epoch", -1)) >= 0
 
 
+def _names_an_unknown_id(request: Mapping[str, Any]) -> bool:
+    return any(one["topic_id"] == NOBODYS for one in request["topics"])
+
+
 def _continues(request: Mapping[str, Any]) -> bool:
     return request.get("producer_id", -1) != -1
 
@@ -336,6 +346,11 @@ KINDS = (
         None,
         ...,
         "the id of a topic that the client may not read is not told",
+    ),
+    *(
+        Kind(api, where, ..., ..., NAMELESS, _names_an_unknown_id)
+        for api in ("share_fetch", "share_acknowledge")
+        for where in (".acquisition_lock_timeout", ".responses")
     ),
     Kind("create_topics", ".topics[].configs[].config_source", 5, 3, ELIGIBLE),
     Kind("describe_configs", ".results[].configs[].config_source", 5, 3, ELIGIBLE),

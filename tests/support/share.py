@@ -19,24 +19,6 @@ WAIT_MS = 5_000
 """MaxWaitMs of a fetch: Apache Kafka reads the state of a share partition beside the first one."""
 
 
-def enable_share_groups(client: Cluster, level: int = 1) -> None:
-    """Set the feature ``share.version``; a higher level, as of Apache Kafka 4.4, stays."""
-    answer = client.call(
-        "update_features",
-        2,
-        timeout=10_000,
-        feature_updates=[
-            {
-                "feature": "share.version",
-                "max_version_level": level,
-                "upgrade_type": 1 if level else 3,
-            }
-        ],
-    )
-    is_higher = level > 0 and "Can't downgrade" in (answer["error_message"] or "")
-    assert answer["error_code"] == "none" or is_higher, answer
-
-
 def initialize(
     client: Cluster,
     group: str,

@@ -14,7 +14,7 @@ from tests.support.batches import batch
 from tests.support.cluster import GROUP, Cluster, unique
 from tests.support.kafka import run_tool
 from tests.support.raw import Answer
-from tests.support.share import ACCEPT, Member, acquired, enable_share_groups, parts_of, values
+from tests.support.share import ACCEPT, Member, acquired, parts_of, values
 from tests.support.waits import until
 
 RECORDS = 20
@@ -23,11 +23,6 @@ RECORDS = 20
 @pytest.fixture
 def cluster(bootstrap: str) -> Iterator[Cluster]:
     with Cluster(bootstrap) as client:
-        asked = {"client_software_name": "raw", "client_software_version": "1"}
-        features = client.call("api_versions", 3, **asked)["finalized_features"]
-        levels = {one["name"]: one["max_version_level"] for one in features}
-        if levels.get("share.version", 0) == 0:
-            enable_share_groups(client)
         client.coordinator(unique("g"), GROUP)
         yield client
 

@@ -20,7 +20,6 @@ from tests.support.share import (
     WAIT_MS,
     Member,
     acquired,
-    enable_share_groups,
     initialize,
     parts_of,
     values,
@@ -30,7 +29,6 @@ from tests.support.share import (
 @pytest.fixture
 def client(bootstrap: str) -> Iterator[Cluster]:
     with Cluster(bootstrap) as connected:
-        enable_share_groups(connected)
         yield connected
 
 

@@ -18,7 +18,6 @@ from tests.support.share import (
     SHARE,
     Member,
     acquired,
-    enable_share_groups,
     kafka_id,
     parts_of,
 )
@@ -82,7 +81,6 @@ class Clients:
 def test_leaders_write_to_coordinators_on_other_brokers(cluster: Cluster) -> None:
     with ExitStack() as stack:
         clients = Clients(cluster, stack)
-        enable_share_groups(clients.any)
         topic = clients.any.topic_id("queue")
         for partition in range(PARTITIONS):
             clients.initialize(topic, partition)
@@ -105,7 +103,6 @@ def test_leaders_write_to_coordinators_on_other_brokers(cluster: Cluster) -> Non
 def test_new_leader_continues_with_the_outcomes(cluster: Cluster) -> None:
     with ExitStack() as stack:
         clients = Clients(cluster, stack)
-        enable_share_groups(clients.any)
         topic = clients.any.topic_id("queue")
         clients.initialize(topic, 0)
         for _ in range(3):

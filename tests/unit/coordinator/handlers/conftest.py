@@ -58,7 +58,5 @@ def admin(guarded) -> Iterator[Cluster]:
     with guarded.admin() as client:
         client.coordinator("any", GROUP)
         client.coordinator("any", TRANSACTION)
-        update = {"feature": "share.version", "max_version_level": 1, "upgrade_type": 1}
-        client.call("update_features", 1, feature_updates=[update])
         client.create_topic("other")
         yield client

@@ -17,7 +17,6 @@ from tests.support.share import (
     RELEASE,
     Member,
     acquired,
-    enable_share_groups,
     initialize,
     parts_of,
 )
@@ -36,7 +35,6 @@ SHARE_CONFIG = {
 def test_session_limit_is_answered_after_max_wait(tmp_path):
     config = {**SHARE_CONFIG, "group.share.max.size": "1", "group.share.max.share.sessions": "1"}
     with Broker.in_thread(tmp_path, config=config) as broker, Cluster(broker.bootstrap) as client:
-        enable_share_groups(client)
         topic_id = client.topic_id(client.create_topic("t"))
         initialize(client, "g", topic_id)
         first, second = Member(client, "g"), Member(client, "g")
@@ -48,6 +46,23 @@ def test_session_limit_is_answered_after_max_wait(tmp_path):
         assert second.fetch({topic_id: {0: []}}, max_wait=0)["error_code"] == "none"
 
 
+def set_share_version(client: Cluster, level: int) -> None:
+    """Set the feature ``share.version``; upgrade type 3 is an unsafe downgrade."""
+    answer = client.call(
+        "update_features",
+        2,
+        timeout=10_000,
+        feature_updates=[
+            {
+                "feature": "share.version",
+                "max_version_level": level,
+                "upgrade_type": 1 if level else 3,
+            }
+        ],
+    )
+    assert answer["error_code"] == "none", answer
+
+
 def test_disabled_feature_is_an_unsupported_version(tmp_path):
     with (
         Broker.in_thread(tmp_path, config=SHARE_CONFIG) as broker,
@@ -56,15 +71,15 @@ def test_disabled_feature_is_an_unsupported_version(tmp_path):
         topic_id = client.topic_id(client.create_topic("t"))
         member = Member(client, "g")
         asked = {topic_id: {0: []}}
-        enable_share_groups(client, 0)
+        set_share_version(client, 0)
         assert member.fetch(asked)["error_code"] == "unsupported_version"
         assert member.acknowledge(asked)["error_code"] == "unsupported_version"
-        enable_share_groups(client)
+        set_share_version(client, 1)
         initialize(client, "g", topic_id)
         assert member.fetch(asked, max_wait=0)["error_code"] == "none"
-        enable_share_groups(client, 0)
+        set_share_version(client, 0)
         assert member.fetch({})["error_code"] == "unsupported_version"
-        enable_share_groups(client)
+        set_share_version(client, 1)
         assert member.fetch({})["error_code"] == "share_session_not_found"
 
 
@@ -72,7 +87,6 @@ def test_outcomes_survive_a_restart(tmp_path):
     with Broker.in_thread(tmp_path, config=SHARE_CONFIG) as broker:
         # The connection stays open: its end would release the records.
         client = Cluster(broker.bootstrap)
-        enable_share_groups(client)
         topic_id = client.topic_id(client.create_topic("t"))
         initialize(client, "g", topic_id)
         client.produce("t", [b"a", b"b", b"c"])
@@ -96,7 +110,6 @@ def test_lock_ends_with_the_clock(tmp_path):
         Broker.in_thread(tmp_path, config=SHARE_CONFIG, clock=clock) as broker,
         Cluster(broker.bootstrap) as client,
     ):
-        enable_share_groups(client)
         topic_id = client.topic_id(client.create_topic("t"))
         initialize(client, "g", topic_id)
         client.produce("t", [b"a"])
@@ -115,7 +128,6 @@ def test_client_above_its_quota_acquires_nothing(tmp_path):
         Broker.in_thread(tmp_path, config=SHARE_CONFIG, clock=clock) as broker,
         Cluster(broker.bootstrap) as client,
     ):
-        enable_share_groups(client)
         topic_id = client.topic_id(client.create_topic("t"))
         initialize(client, "g", topic_id)
         for _ in range(3):
@@ -140,7 +152,6 @@ def test_client_above_its_quota_acquires_nothing(tmp_path):
 
 def test_rights(guarded, admin):
     """READ on the group for the request, READ on the topic for each partition."""
-    enable_share_groups(admin)
     name, group = admin.create_topic(unique("t")), unique("g")
     topic_id = admin.topic_id(name)
     initialize(admin, group, topic_id)

@@ -108,7 +108,6 @@ def running(tmp_path_factory) -> Iterator[tuple[str, LocalShareState]]:
         state = LocalShareState(broker.services)
         with Cluster(thread.bootstrap) as client:
             client.coordinator("any", GROUP)
-            set_level(client, 1)
         yield thread.bootstrap, state
 
 

@@ -97,8 +97,6 @@ async def test_share_groups_are_counted_by_state(tmp_path: Path) -> None:
         with Cluster(bootstrap) as client:
             client.coordinator("any", GROUP)
             client.create_topic("t")
-            level = {"feature": "share.version", "max_version_level": 1, "upgrade_type": 1}
-            client.call("update_features", 1, feature_updates=[level])
             for name in ("stays", "leaves"):
                 client.call("share_group_heartbeat", 1, **requests.join_share_group(name, "m", "t"))
             leave = requests.share_group_heartbeat("leaves", "m", -1)

@@ -21,7 +21,7 @@ PUBLIC: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("fencepost.testing", "testing/kafka.py", ("Kafka",)),
     ("fencepost.testing", "testing/cluster.py", ("Cluster",)),
     ("fencepost.testing", "testing/under_test.py", ("KafkaUnderTest",)),
-    ("fencepost.testing", "testing/views.py", ("Record", "OpenTransaction")),
+    ("fencepost.testing", "testing/views.py", ("Record", "OpenTransaction", "ShareRecords")),
     ("fencepost.testing", "coordinator/history/entries.py", ("Entry",)),
     ("fencepost.testing.broker", "testing/broker.py", ("OwnBroker",)),
     ("fencepost.testing.clock", "testing/clock.py", ("TestClock",)),

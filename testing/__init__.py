@@ -14,9 +14,17 @@ if TYPE_CHECKING:
     from fencepost.testing.cluster import Cluster
     from fencepost.testing.kafka import Kafka
     from fencepost.testing.under_test import KafkaUnderTest
-    from fencepost.testing.views import OpenTransaction, Record
+    from fencepost.testing.views import OpenTransaction, Record, ShareRecords
 
-__all__ = ["Cluster", "Entry", "Kafka", "KafkaUnderTest", "OpenTransaction", "Record"]
+__all__ = [
+    "Cluster",
+    "Entry",
+    "Kafka",
+    "KafkaUnderTest",
+    "OpenTransaction",
+    "Record",
+    "ShareRecords",
+]
 
 _MODULES = {
     "Cluster": "fencepost.testing.cluster",
@@ -25,6 +33,7 @@ _MODULES = {
     "KafkaUnderTest": "fencepost.testing.under_test",
     "OpenTransaction": "fencepost.testing.views",
     "Record": "fencepost.testing.views",
+    "ShareRecords": "fencepost.testing.views",
 }
 
 

@@ -48,6 +48,8 @@ class Aio(Generic[K]):
     produce = beside(KafkaUnderTest.produce)
     records = beside(KafkaUnderTest.records)
     wait_for_group = beside(KafkaUnderTest.wait_for_group)
+    shares = beside(KafkaUnderTest.shares)
+    wait_for_shares = beside(KafkaUnderTest.wait_for_shares)
     committed = beside(KafkaUnderTest.committed)
     assert_committed = beside(KafkaUnderTest.assert_committed)
     transactions = beside(KafkaUnderTest.transactions)

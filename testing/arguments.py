@@ -17,6 +17,9 @@ from fencepost.coordinator.config.key import nearest
 
 C = TypeVar("C", bound=type)
 
+RECORD_STATES: Final = ("ACKNOWLEDGED", "ACQUIRED", "ARCHIVED", "ARCHIVING", "AVAILABLE")
+"""Kafka's names of the states of records in share groups."""
+
 ISOLATIONS: Final = ("read_committed", "read_uncommitted")
 
 MAX_INT: Final = (1 << 31) - 1
@@ -148,12 +151,24 @@ def _state(what: str, value: object) -> None:
     one_of(what, value, GROUP_STATES)
 
 
+def _until(what: str, value: object) -> None:
+    one_of(what, value, RECORD_STATES)
+
+
+def _record(what: str, value: object) -> None:
+    if not isinstance(value, tuple) or len(value) < 3:
+        raise TypeError(f"{what} is a record, or (topic, partition, offset), not {value!r}")
+    name_of("a topic", value[0])
+    integer("a partition", value[1], 0)
+    integer("an offset", value[2], 0)
+
+
 CHECKS: Final[Mapping[str, Callable[[str, object], object]]] = {
     **dict.fromkeys(("topic", "group", "name", "base", "subject", "user", "what"), name_of),
     **dict.fromkeys(("timeout", "seconds", "ms", "delay_ms"), _duration),
     **dict.fromkeys(("at_least", "hits", "index", "lag", "members"), _integer(0)),
     **dict.fromkeys(("partition", "size"), _integer(0)),
-    **dict.fromkeys(("partitions", "replicas", "times", "brokers"), _integer(1)),
+    **dict.fromkeys(("partitions", "replicas", "times", "brokers", "delivery_count"), _integer(1)),
     "broker_id": _integer(-MAX_INT),
     "timestamp_ms": integer,
     "now_ms": _integer(0, LAST_MS),
@@ -163,6 +178,8 @@ CHECKS: Final[Mapping[str, Callable[[str, object], object]]] = {
     "config": _settings,
     "data_dir": _path,
     "isolation": _isolation,
+    "record": _record,
+    "until": _until,
     "state": _state,
 }
 """The rule for an argument, by the name of its parameter."""

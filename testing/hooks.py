@@ -30,6 +30,7 @@ from fencepost.logcore.batch import decode_records
 from fencepost.logcore.machine import DomainError
 from fencepost.testing.clock import TestClock
 from fencepost.testing.faults import Fault, Faults
+from fencepost.testing.shares import in_order, states_of
 
 if TYPE_CHECKING:
     from fencepost.coordinator.daemon.broker import Broker
@@ -44,6 +45,7 @@ _PATHS: Final = {
     "faults": ("GET", "POST", "DELETE"),
     "fired": ("GET",),
     "history": ("GET",),
+    "shares": ("GET",),
     "topics": ("GET", "POST"),
 }
 
@@ -233,6 +235,13 @@ class HookServer:
         return {
             "history": [{name: getattr(one, name) for name in Entry.__slots__} for one in entries]
         }
+
+    async def _get_shares(self, request: HttpRequest, _rest: str) -> object:
+        """Return the in-flight records of ``?group=…``."""
+        if "group" not in request.query:
+            raise ValueError("/shares needs ?group=…")
+        states = await states_of(self._running, request.query["group"])
+        return {"shares": [one.as_json() for one in in_order(states)]}
 
     def _entries(self) -> list[Entry]:
         services = self._running.services

@@ -23,15 +23,15 @@ from fencepost.client.queries.entries import entries_of
 from fencepost.client.queries.group_view import GroupView, describe_group, offset_rows, totals
 from fencepost.client.queries.open_transactions import unfinished
 from fencepost.client.queries.session import ClusterSession, check
-from fencepost.client.requests import produce as produce_request
 from fencepost.coordinator.config.key import nearest
 from fencepost.coordinator.config.topic_keys import TOPIC_KEYS
-from fencepost.logcore.batch import LogRecord, encode_batch
+from fencepost.logcore.batch import LogRecord
 from fencepost.testing.access import USUAL_MECHANISM, BrokerAccess, add_rules
 from fencepost.testing.arguments import checked, setting_texts
 from fencepost.testing.clock import TestClock
 from fencepost.testing.faults import OWN_CLIENT_ID, Faults
 from fencepost.testing.reading import TopicReader, describe, no_topic
+from fencepost.testing.shares import ShareWait, States, in_order, merged, states_of
 from fencepost.testing.views import (
     Headers,
     Message,
@@ -40,12 +40,14 @@ from fencepost.testing.views import (
     Outgoing,
     Partition,
     Record,
+    ShareRecords,
     by_partition,
     bytes_of,
     header_pairs,
     outgoing,
 )
 from fencepost.testing.waiting import LOOK_S, TIMEOUT_S, is_unknown_topic, passes, wait
+from fencepost.testing.writing import chunks, write
 
 if TYPE_CHECKING:
     from fencepost.coordinator.daemon.broker import Broker
@@ -59,16 +61,16 @@ SETTINGS: Mapping[str, str] = {
     "group.consumer.min.heartbeat.interval.ms": "100",
     "group.consumer.assignment.interval.ms": "0",
     "group.consumer.min.session.timeout.ms": "100",
+    "group.share.heartbeat.interval.ms": "100",
+    "group.share.min.heartbeat.interval.ms": "100",
+    "group.share.assignment.interval.ms": "0",
+    "group.share.min.session.timeout.ms": "100",
 }
 """Settings that differ from Kafka's defaults, which would make tests wait."""
 
 SETTLE_S = 5.0
 """How long :meth:`KafkaUnderTest.assert_committed` waits for the expected offsets: those of a
 transaction are visible only after its end marker."""
-
-BATCH_BYTES = 256 << 10
-"""The limit of keys and values in one batch of :meth:`KafkaUnderTest.produce`; a single message may
-be larger."""
 
 
 @checked
@@ -249,8 +251,8 @@ class KafkaUnderTest(ABC):
                 placed[index].append((at, record))
             written: dict[int, Record] = {}
             for index, rows in placed.items():
-                for chunk in _chunks(rows):
-                    base = _write(session, (topic, index), [record for _, record in chunk])
+                for chunk in chunks(rows):
+                    base = write(session, (topic, index), [record for _, record in chunk])
                     for offset, (at, record) in enumerate(chunk, base):
                         written[at] = Record(topic, index, offset, *record[1:])
         return [written[at] for at in range(len(ready))]
@@ -406,6 +408,57 @@ class KafkaUnderTest(ABC):
                 "\n".join([f"committed offsets of group {group}:", *lines])
             ) from None
 
+    # --- share groups ---
+
+    def shares(self, group: str) -> list[ShareRecords]:
+        """Return the in-flight records of a share group, by topic, partition and offset.
+
+        Neighbouring records with the same state are one entry. A record is in flight from its first
+        fetch until its delivery and that of all records before it have ended.
+        """
+        return in_order(self._share_states(group))
+
+    def wait_for_shares(
+        self,
+        group: str,
+        record: tuple[str, int, int] | Record | None = None,
+        *,
+        until: str | None = None,
+        delivery_count: int | None = None,
+        timeout: float = TIMEOUT_S,
+    ) -> list[ShareRecords]:
+        """Wait until nothing of a share group is in flight, and return :meth:`shares` then.
+
+        With ``record`` (topic, partition and offset, or what :meth:`produce` returned) wait until
+        the delivery of that record has ended, or until it is in the state ``until``, or was
+        delivered at least ``delivery_count`` times. Below the start offset a record is ARCHIVED if
+        the history says so, otherwise ACKNOWLEDGED, and only archived ones have a delivery count.
+        TimeoutError describes the states.
+        """
+        __tracebackhide__ = True
+        place = None if record is None else (record[0], record[1], record[2])
+        waiting = ShareWait(group, place, until, delivery_count)
+        seen: States = {}
+        groups: list[str] = []
+
+        def reached(session: ClusterSession) -> bool:
+            nonlocal seen, groups
+            seen = self._share_states(group)
+            if waiting.is_over(seen, lambda: self.history(group)):
+                return True
+            groups = [] if seen else [str(row.group_id) for row in session.groups()]
+            return False
+
+        def told() -> str:
+            return waiting.describe(seen, lambda: "" if group in groups else nearest(group, groups))
+
+        self._wait(reached, timeout, told)
+        return in_order(seen)
+
+    def _share_states(self, group: str) -> States:
+        self._check_running()
+        return merged([call(lambda one: states_of(one, group)) for call in self._running()])
+
     # --- transactions and causes ---
 
     def transactions(self) -> list[OpenTransaction]:
@@ -544,35 +597,3 @@ def _hints(
         if topic in topics and index not in topics[topic].partitions
     ]
     return found
-
-
-def _chunks(rows: list[tuple[int, LogRecord]]) -> Iterator[list[tuple[int, LogRecord]]]:
-    """Yield chunks whose batches stay well below ``message.max.bytes``."""
-    chunk: list[tuple[int, LogRecord]] = []
-    size = 0
-    for row in rows:
-        more = len(row[1].key or b"") + len(row[1].value or b"")
-        if chunk and size + more > BATCH_BYTES:
-            yield chunk
-            chunk, size = [], 0
-        chunk.append((row[0], row[1]._replace(offset=len(chunk))))
-        size += more
-    if chunk:
-        yield chunk
-
-
-def _write(session: ClusterSession, place: Partition, records: list[LogRecord]) -> int:
-    """Append one batch, and return its first offset."""
-    batch = encode_batch(records, base_offset=0)
-    answer = session.client.call(
-        "Produce",
-        9,
-        to_leader=place,
-        entity=lambda make: produce_request(
-            make, {place: batch}, timeout_ms=session.timeout_ms, transactional_id=None
-        ),
-    )
-    row = answer.responses[0].partition_responses[0]
-    check(row.error_code, "Produce", f"{place[0]}-{place[1]}", getattr(row, "error_message", None))
-    offset: int = row.base_offset
-    return offset

@@ -60,6 +60,31 @@ class OpenTransaction:
     age_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class ShareRecords:
+    """Neighbouring records of a share group that have the same state, owner and count."""
+
+    topic: str
+    partition: int
+    first: int
+    """The first offset."""
+    last: int
+    """The last offset, which is included."""
+    state: str
+    """AVAILABLE, ACQUIRED, ACKNOWLEDGED, ARCHIVING or ARCHIVED, as in Kafka."""
+    delivery_count: int
+    member: str | None
+    """The id of the member that has acquired the records."""
+    locked_until_ms: int | None
+    """The end of the acquisition lock, on the broker's clock."""
+    is_pending: bool
+    """Whether the state is being written: until that has succeeded, no consumer relies on it."""
+
+    def as_json(self) -> dict[str, object]:
+        """Return the fields for JSON."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
 def outgoing(message: Message, usual: Outgoing) -> Outgoing:
     """Parse a message, with defaults from ``usual``. Raises TypeError, ValueError."""
     if isinstance(message, Record):

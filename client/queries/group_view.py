@@ -247,23 +247,34 @@ def offset_rows(session: ClusterSession, groups: Iterable[GroupView]) -> list[di
 
 
 def _share_rows(session: ClusterSession, group: GroupView) -> list[dict[str, object]]:
-    """Return the rows of a share group; members share its partitions, so none owns any."""
-    return [
-        {
-            "group": group.group,
-            "topic": topic,
-            "partition": index,
-            "committed": start.offset,
-            **dict.fromkeys(("first", "stable", "end", "member")),
-            **NO_LAG,
-            "lag": start.lag,
-            "unknown": start.lag is None,
-            "progress": False,
-            "state": group.state,
-            "error": start.error,
-        }
-        for (topic, index), start in start_offsets(session, group.group).items()
-    ]
+    """Return the rows of a share group; members share its partitions, so none owns any.
+
+    A partition without a start offset is unknown, as one without a committed offset is.
+    """
+    from fencepost.client.queries.lag import ConsumerLags
+
+    starts = start_offsets(session, group.group)
+    lags = ConsumerLags(session, (tp for tp, start in starts.items() if start.lag is None))
+    rows: list[dict[str, object]] = []
+    for (topic, index), start in starts.items():
+        behind = lags.from_start((topic, index)) if start.lag is None else None
+        rows.append(
+            {
+                "group": group.group,
+                "topic": topic,
+                "partition": index,
+                "committed": start.offset,
+                **dict.fromkeys(("first", "stable", "end", "member")),
+                **NO_LAG,
+                "lag": start.lag,
+                "lag_at_most": start.lag if behind is None else behind.uncommitted,
+                "unknown": start.lag is None,
+                "progress": False,
+                "state": group.state,
+                "error": start.error,
+            }
+        )
+    return rows
 
 
 def _lag(lags: ConsumerLags, partition: Partition, committed: int | None) -> dict[str, object]:

@@ -20,7 +20,7 @@ from typing import Final
 
 from fencepost.groups.share import errors
 from fencepost.groups.share.batches import UNKNOWN_COUNT, UNKNOWN_OFFSET, StateBatch, combine
-from fencepost.groups.share.commands import SharePartitionKey, StateRead
+from fencepost.groups.share.commands import InFlightRange, SharePartitionKey, StateRead
 from fencepost.groups.share.state_records import (
     MAX_DELIVERY_COUNT,
     PERSISTED_STATES,
@@ -31,6 +31,7 @@ from fencepost.groups.share.state_records import (
     tombstone,
     update_record,
 )
+from fencepost.groups.share.states import RecordState
 from fencepost.logcore.budget import Account
 from fencepost.logcore.fields import MAX_STRING_BYTES
 from fencepost.logcore.machine import (
@@ -220,6 +221,24 @@ class ShareStateMachine:
         lowest = min(offsets, default=max(0, self._last_offset))
         self._redundant_offset = max(self._redundant_offset, lowest)
         return self._redundant_offset
+
+    def states_of(self, group_id: str) -> dict[SharePartitionKey, tuple[int, list[InFlightRange]]]:
+        """Return start offset and in-flight records of a group's share partitions, for inspection.
+
+        The written start offset is one step behind: complete records at the front are skipped.
+        """
+        found: dict[SharePartitionKey, tuple[int, list[InFlightRange]]] = {}
+        for key, entry in self._entries.items():
+            if key.group_id == group_id:
+                start_offset, ranges = entry.value.start_offset, list[InFlightRange]()
+                for first, last, number, count in entry.value.batches:
+                    state = RecordState(number)
+                    if first == start_offset and state.is_terminal:
+                        start_offset = last + 1
+                    else:
+                        ranges.append(InFlightRange(first, last, state, count, None, None, False))
+                found[key] = start_offset, ranges
+        return found
 
     # --- the contract of machines ----------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,11 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from tests.support.batches import batch
+from tests.support.cluster import Cluster
 from tests.support.raw import ConnectionLostError, RawClient
+from tests.support.share import Member, initialize, parts_of
+from tests.support.waits import until
 
 WAITING = 40
 """More requests than asyncio's executor has threads."""
@@ -117,6 +122,39 @@ def test_topics_are_made_and_listed(served: Served) -> None:
     assert topic["partitions"] == 3
 
 
+def test_shares_have_states_and_locks_on_the_clock(served: Served) -> None:
+    served.ask("/topics", {"name": "queue", "partitions": 1})
+    (topic,) = [one for one in served.ask("/topics")["topics"] if one["name"] == "queue"]
+    assert served.ask("/shares?group=workers") == {"shares": []}
+    with Cluster(served.bootstrap) as client:
+        topic_id = uuid.UUID(topic["id"])
+        initialize(client, "workers", topic_id)
+        parts = [{"index": 0, "records": batch([b"a", b"b"])}]
+        topics = [{"name": "queue", "partition_data": parts}]
+        client.call("produce", 9, acks=-1, timeout=10_000, topic_data=topics)
+        served.ask("/clock", {"auto": False})
+        now_ms = served.ask("/clock")["now_ms"]
+        member = Member(client, "workers")
+        until(lambda: parts_of(member.fetch({topic_id: {0: []}})), "records are fetched")
+        assert served.ask("/shares?group=workers")["shares"] == [
+            {
+                "topic": "queue",
+                "partition": 0,
+                "first": 0,
+                "last": 1,
+                "state": "ACQUIRED",
+                "delivery_count": 1,
+                "member": member.member,
+                "locked_until_ms": now_ms + 30_000,
+                "is_pending": False,
+            }
+        ]
+        fired = served.ask("/clock/advance", {"seconds": 30})["fired"]
+        assert ("share-lock", "workers") in [(one["what"], one["who"]) for one in fired]
+        (one,) = served.ask("/shares?group=workers")["shares"]
+        assert (one["state"], one["locked_until_ms"]) == ("AVAILABLE", None)
+
+
 def test_a_dropped_answer_does_not_hold_up_the_stop(tmp_path: Path) -> None:
     served = Served(tmp_path)
     fault = served.ask("/faults", {"api": "ApiVersions", "drop": True})
@@ -174,6 +212,7 @@ def test_nobody_waits_for_no_time(served: Served, wait_s: str) -> None:
         ("/faults", {"api": "Nope", "drop": True}, "POST", 400, "no API 'Nope'"),
         ("/faults", {"api": "EndTxn"}, "POST", 400, "without effect"),
         ("/faults/99", None, "DELETE", 404, "no fault 99"),
+        ("/shares", None, "GET", 400, "needs ?group="),
         ("/topics", {"name": "a b"}, "POST", 400, "a b"),
     ],
 )

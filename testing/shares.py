@@ -1,0 +1,188 @@
+"""The in-flight records of share groups, as their brokers have them, and waits for them.
+
+The leader of a partition has the states of its records while a member has a share session. After
+the last session the share coordinator has the written ones, which the next leader reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID
+
+from fencepost.testing.views import ShareRecords
+
+if TYPE_CHECKING:
+    from fencepost.coordinator.daemon.broker import Broker
+    from fencepost.coordinator.history.entries import Entry
+    from fencepost.testing.views import Partition
+
+OPEN = frozenset({"AVAILABLE", "ACQUIRED", "ARCHIVING"})
+"""The states of records whose delivery has not ended."""
+
+GIVEN_UP = "share-records-given-up"
+"""The event in the history of records that were archived."""
+
+
+class PartitionStates(NamedTuple):
+    """The states of a share partition's records."""
+
+    topic_id: str
+    """In hexadecimal digits, as the history has it."""
+    start_offset: int
+    """The delivery of every record below it has ended."""
+    records: tuple[ShareRecords, ...]
+    is_led: bool
+    """Whether a leader has them in memory; the share coordinator's may be older."""
+
+    def holding(self, offset: int) -> ShareRecords | None:
+        """Return the in-flight records around an offset."""
+        return next((one for one in self.records if one.first <= offset <= one.last), None)
+
+
+States = dict["Partition", PartitionStates]
+"""The states of a group, by topic and partition."""
+
+
+async def states_of(broker: Broker, group: str) -> States:
+    """Return the states that one broker has: as leader, or as share coordinator."""
+    services, topics = broker.services, broker.storage.metadata.image.topics_by_id
+    found: States = {}
+    for shard in services.share_coordinator.shards:
+        for key, (start_offset, ranges) in shard.machine.states_of(group).items():
+            topic = topics.get(UUID(bytes=key.topic_id))
+            if topic is not None:
+                place = topic.name, key.partition
+                found[place] = _states(place, key.topic_id, start_offset, ranges, is_led=False)
+    if services.has_shares:
+        for served in services.shares:
+            share, key = served.share, served.share.key
+            if key.group_id == group and share.state.value == "active":
+                place = served.log.topic, key.partition
+                found[place] = _states(
+                    place, key.topic_id, share.start_offset, share.in_flight(), is_led=True
+                )
+    return found
+
+
+def _states(
+    place: Partition, topic_id: bytes, start_offset: int, ranges: Iterable[Any], *, is_led: bool
+) -> PartitionStates:
+    records = (
+        ShareRecords(
+            *place,
+            one.first,
+            one.last,
+            one.state.name,
+            one.delivery_count,
+            one.member_id,
+            one.deadline_ms,
+            one.is_in_transition,
+        )
+        for one in ranges
+    )
+    return PartitionStates(topic_id.hex(), start_offset, tuple(records), is_led)
+
+
+def merged(found: Iterable[States]) -> States:
+    """Return the states of several brokers: a leader's are newer than a share coordinator's."""
+    result: States = {}
+    for states in found:
+        for place, one in states.items():
+            if one.is_led or place not in result:
+                result[place] = one
+    return result
+
+
+def in_order(states: States) -> list[ShareRecords]:
+    """Return all in-flight records, by topic, partition and offset."""
+    return [record for _, one in sorted(states.items()) for record in one.records]
+
+
+class ShareWait:
+    """The condition of a wait: on one record, or on all of a group."""
+
+    def __init__(
+        self,
+        group: str,
+        record: tuple[str, int, int] | None,
+        until: str | None,
+        delivery_count: int | None,
+    ) -> None:
+        if record is None and (until, delivery_count) != (None, None):
+            raise ValueError("until and delivery_count are conditions of a record: name it")
+        self._group, self._record = group, record
+        self._until, self._delivery_count = until, delivery_count
+
+    def is_over(self, states: States, history: Callable[[], Iterable[Entry]]) -> bool:
+        """Return whether the condition holds; ``history`` returns the events of the group."""
+        if self._record is None:
+            return bool(states) and not _open(states)
+        topic, partition, offset = self._record
+        found = states.get((topic, partition))
+        if found is None:
+            return False
+        records = found.holding(offset)
+        if records is not None:
+            return not records.is_pending and self._holds(records.state, records.delivery_count)
+        if offset >= found.start_offset:
+            return False
+        for entry in history():
+            told = entry.detail
+            if (
+                entry.what == GIVEN_UP
+                and (told.get("topic_id"), told.get("partition")) == (found.topic_id, partition)
+                and told["first"] <= offset <= told["last"]
+            ):
+                return self._holds("ARCHIVED", told["delivery_count"])
+        return self._holds("ACKNOWLEDGED", None)
+
+    def _holds(self, state: str, delivery_count: int | None) -> bool:
+        wanted, least = self._until, self._delivery_count
+        if wanted is None and least is None:
+            return state not in OPEN
+        if wanted is not None and state != wanted:
+            return False
+        return least is None or (delivery_count is not None and delivery_count >= least)
+
+    def describe(self, states: States, others: Callable[[], str]) -> str:
+        """Describe the condition, and the states; ``others`` hints at the names of groups."""
+        if not states:
+            return f"{self._asked()}: no record of it was fetched{others()}"
+        if self._record is None:
+            return f"{self._asked()}: {_told(_open(states))}"
+        topic, partition, offset = self._record
+        found = states.get((topic, partition))
+        if found is None:
+            there = ", ".join(f"{topic}:{index}" for topic, index in sorted(states))
+            return f"{self._asked()}: the group has no state of {topic}:{partition}, but of {there}"
+        records = found.holding(offset)
+        if records is not None:
+            return f"{self._asked()}: {_told([records])}"
+        if offset < found.start_offset:
+            return f"{self._asked()}: its delivery has ended (start offset {found.start_offset})"
+        return f"{self._asked()}: it was not fetched"
+
+    def _asked(self) -> str:
+        if self._record is None:
+            return f"nothing in flight in share group {self._group}"
+        topic, partition, offset = self._record
+        until = self._until or ("" if self._delivery_count else "ended")
+        count = f"delivered {self._delivery_count} times" if self._delivery_count else ""
+        return (
+            f"{topic}:{partition}:{offset} {' and '.join(filter(None, (until, count)))}"
+            f" in share group {self._group}"
+        )
+
+
+def _open(states: States) -> list[ShareRecords]:
+    return [one for one in in_order(states) if one.state in OPEN or one.is_pending]
+
+
+def _told(records: Iterable[ShareRecords]) -> str:
+    return ", ".join(
+        f"{one.topic}:{one.partition}:{one.first}"
+        f"{f'-{one.last}' if one.last > one.first else ''} is {one.state}"
+        f"{f' by {one.member}' if one.member else ''}, delivery {one.delivery_count}"
+        for one in records
+    )

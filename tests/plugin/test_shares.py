@@ -1,0 +1,256 @@
+"""Share groups: their in-flight records, waits for them, the clock, and faults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from confluent_kafka import AcknowledgeType, KafkaException, ShareConsumer
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
+
+from fencepost.testing import Cluster, Kafka, KafkaUnderTest, ShareRecords
+from tests.support.waits import until
+
+pytestmark = pytest.mark.kafka(topics=["orders"])
+
+LOCK_MS = 30_000
+"""``share.record.lock.duration.ms``, by default."""
+
+
+def group(kafka: KafkaUnderTest, name: str, **settings: str) -> str:
+    """Have a share group begin with the first record; return its name."""
+    wanted = {"share.auto.offset.reset": "earliest"}
+    wanted |= {f"share.{key.replace('_', '.')}": value for key, value in settings.items()}
+    resource = ConfigResource(
+        ResourceType.GROUP,
+        name,
+        incremental_configs=[
+            ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
+            for key, value in wanted.items()
+        ],
+    )
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    admin.incremental_alter_configs([resource])[resource].result(20)
+    return name
+
+
+@contextmanager
+def consumer(kafka: KafkaUnderTest, name: str, *topics: str) -> Iterator[ShareConsumer]:
+    """Return a share consumer with explicit acknowledgements."""
+    member = ShareConsumer(
+        {
+            "bootstrap.servers": kafka.bootstrap,
+            "group.id": name,
+            "share.acknowledgement.mode": "explicit",
+            "log_level": 0,
+        }
+    )
+    try:
+        member.subscribe(list(topics))
+        yield member
+    finally:
+        member.close()
+
+
+def polled(member: ShareConsumer) -> list[Any]:
+    """Return the records of the next poll that has any."""
+    return until(lambda: list(member.poll(0.2)), "records are delivered")
+
+
+def rows(shares: list[ShareRecords]) -> list[tuple[Any, ...]]:
+    return [(one.first, one.last, one.state, one.delivery_count) for one in shares]
+
+
+def test_shares_shows_state_owner_count_and_lock(kafka: Kafka) -> None:
+    kafka.clock.auto = False
+    kafka.produce("orders", "a", "b", "c")
+    workers = group(kafka, "workers")
+    with consumer(kafka, workers, "orders") as member:
+        first, second, third = polled(member)
+        (one,) = kafka.shares(workers)
+        assert (one.topic, one.partition, one.first, one.last) == ("orders", 0, 0, 2)
+        assert (one.state, one.delivery_count, one.is_pending) == ("ACQUIRED", 1, False)
+        assert one.locked_until_ms == kafka.clock.now_ms() + LOCK_MS
+        (described,) = kafka.wait_for_group(workers, members=1).members
+        assert one.member == described.member_id
+        member.acknowledge(first, AcknowledgeType.RELEASE)
+        member.acknowledge(second, AcknowledgeType.ACCEPT)
+        member.acknowledge(third, AcknowledgeType.REJECT)
+        assert set(member.commit_sync(10).values()) == {None}
+        assert rows(kafka.shares(workers))[1:] == [
+            (1, 1, "ACKNOWLEDGED", 1),
+            (2, 2, "ARCHIVED", 1),
+        ]
+        (again,) = polled(member)
+        assert again.delivery_count() == 2
+        member.acknowledge(again, AcknowledgeType.ACCEPT)
+        member.commit_sync(10)
+        assert kafka.wait_for_shares(workers) == []
+        kafka.wait_for_group(workers, lag=0)
+
+
+def test_written_states_are_shown_after_the_last_session(kafka: Kafka) -> None:
+    kafka.produce("orders", "a", "b", "c")
+    workers = group(kafka, "workers")
+    with consumer(kafka, workers, "orders") as member:
+        first, second, third = polled(member)
+        member.acknowledge(first, AcknowledgeType.ACCEPT)
+        member.acknowledge(second, AcknowledgeType.RELEASE)
+        member.acknowledge(third, AcknowledgeType.REJECT)
+        member.commit_sync(10)
+    kafka.wait_for_group(workers, members=0)
+    kafka.restart()
+    seen = kafka.wait_for_shares(workers, ("orders", 0, 1), until="AVAILABLE")
+    assert rows(seen)[0][:3] == (1, 1, "AVAILABLE")
+    assert rows(seen)[1:] == [(2, 2, "ARCHIVED", 1)]
+    assert {(one.member, one.locked_until_ms) for one in seen} == {(None, None)}
+
+
+def test_advancing_the_clock_ends_locks_until_the_record_is_archived(kafka: Kafka) -> None:
+    kafka.clock.auto = False
+    (tea,) = kafka.produce("orders", "tea")
+    workers = group(kafka, "workers", delivery_count_limit="2")
+    with consumer(kafka, workers, "orders") as member:
+        assert polled(member)[0].delivery_count() == 1
+        fired = kafka.clock.advance(ms=LOCK_MS)
+        assert [(one.what, one.who) for one in fired if one.what == "share-lock"] == [
+            ("share-lock", workers)
+        ]
+    # The first consumer has forgotten the record; another one gets it for the last time.
+    with consumer(kafka, workers, "orders") as member:
+        assert polled(member)[0].delivery_count() == 2
+        seen = kafka.wait_for_shares(workers, tea, until="ACQUIRED", delivery_count=2)
+        assert rows(seen) == [(0, 0, "ACQUIRED", 2)]
+        kafka.clock.advance(ms=LOCK_MS)
+        kafka.wait_for_shares(workers, tea, until="ARCHIVED", delivery_count=2)
+        kafka.wait_for_shares(workers)
+    (event,) = [one for one in kafka.history(workers) if one.what == "share-records-given-up"]
+    assert (event.why, event.detail["delivery_count"]) == ("acquisition lock expired", 2)
+
+
+def test_wait_on_an_accepted_record_is_over_at_once(kafka: Kafka) -> None:
+    (tea,) = kafka.produce("orders", "tea")
+    workers = group(kafka, "workers")
+    with consumer(kafka, workers, "orders") as member:
+        member.acknowledge(polled(member)[0], AcknowledgeType.ACCEPT)
+        member.commit_sync(10)
+        kafka.wait_for_shares(workers, tea)
+        kafka.wait_for_shares(workers, tea, until="ACKNOWLEDGED")
+        with pytest.raises(TimeoutError, match=r"its delivery has ended \(start offset 1\)"):
+            kafka.wait_for_shares(workers, tea, until="ARCHIVED", timeout=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "record", "conditions", "complaint"),
+    [
+        ("workers", None, {}, r"nothing in flight .* orders:0:0-1 is ACQUIRED by \S+, delivery 1"),
+        ("workers", ("orders", 0, 0), {"delivery_count": 2}, "delivered 2 times .* delivery 1"),
+        ("workers", ("orders", 0, 7), {}, "orders:0:7 ended .*: it was not fetched"),
+        ("workers", ("ordrs", 0, 0), {}, "no state of ordrs:0, but of orders:0"),
+        ("worker", None, {}, "no record of it was fetched; did you mean workers"),
+    ],
+)
+def test_wait_that_fails_describes_the_states(
+    kafka: Kafka,
+    name: str,
+    record: tuple[str, int, int] | None,
+    conditions: dict[str, Any],
+    complaint: str,
+) -> None:
+    kafka.produce("orders", "a", "b")
+    workers = group(kafka, "workers")
+    with consumer(kafka, workers, "orders") as member:
+        polled(member)
+        with pytest.raises(TimeoutError, match=complaint):
+            kafka.wait_for_shares(name, record, timeout=0.1, **conditions)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "complaint"),
+    [
+        (lambda k: k.wait_for_shares("g", until="ARCHIVED"), ValueError, "of a record: name it"),
+        (
+            lambda k: k.wait_for_shares("g", ("t", 0, 0), until="ARCHIVD"),
+            ValueError,
+            "not 'ARCHIVD'; did you mean ARCHIVED",
+        ),
+        (lambda k: k.wait_for_shares("g", ("t", 0)), TypeError, "record is a record, or"),
+        (lambda k: k.wait_for_shares("g", ("t", 0, -1)), ValueError, "an offset is 0 or more"),
+        (lambda k: k.wait_for_shares("g", ("t", 0, 0), delivery_count=0), ValueError, "1 or more"),
+        (lambda k: k.shares(""), ValueError, "group is empty"),
+    ],
+)
+def test_invalid_arguments_are_refused(
+    kafka: Kafka, call: Callable[[Kafka], object], error: type[Exception], complaint: str
+) -> None:
+    with pytest.raises(error, match=complaint):
+        call(kafka)
+    assert kafka.shares("g") == []
+
+
+def test_acknowledgement_with_a_lost_response_counts(kafka: Kafka) -> None:
+    (tea,) = kafka.produce("orders", "tea")
+    workers = group(kafka, "workers")
+    with consumer(kafka, workers, "orders") as member:
+        member.acknowledge(polled(member)[0], AcknowledgeType.ACCEPT)
+        lost = kafka.faults.add(api="ShareAcknowledge", close="after", match={"group": workers})
+        outcomes = member.commit_sync(10)
+        lost.wait()
+        assert [error is None for error in outcomes.values()] == [False]
+        kafka.wait_for_shares(workers, tea, until="ACKNOWLEDGED")
+
+
+def test_refused_acknowledgement_leaves_the_record_to_its_lock(kafka: Kafka) -> None:
+    kafka.clock.auto = False
+    (tea,) = kafka.produce("orders", "tea")
+    workers = group(kafka, "workers")
+    with consumer(kafka, workers, "orders") as member:
+        member.acknowledge(polled(member)[0], AcknowledgeType.ACCEPT)
+        refused = kafka.faults.add(api="ShareAcknowledge", error="INVALID_RECORD_STATE")
+        outcomes = member.commit_sync(10)
+        assert refused.hits == 1
+        assert [type(error) for error in outcomes.values()] == [KafkaException]
+        assert rows(kafka.shares(workers)) == [(0, 0, "ACQUIRED", 1)]
+        kafka.clock.advance(ms=LOCK_MS)
+        assert polled(member)[0].delivery_count() == 2
+        kafka.wait_for_shares(workers, tea, until="ACQUIRED", delivery_count=2)
+
+
+def test_faults_of_fetches_and_heartbeats_only_delay_records(kafka: Kafka) -> None:
+    kafka.produce("orders", "tea")
+    workers = group(kafka, "workers")
+    faults = [
+        kafka.faults.add(api="ShareGroupHeartbeat", error="COORDINATOR_NOT_AVAILABLE"),
+        kafka.faults.add(api="ShareFetch", error="SHARE_SESSION_NOT_FOUND"),
+        kafka.faults.add(api="ShareFetch", close="before"),
+        kafka.faults.add(api="ShareFetch", delay_ms=50),
+    ]
+    with consumer(kafka, workers, "orders") as member:
+        assert [one.value() for one in polled(member)] == [b"tea"]
+    assert [one.hits for one in faults] == [1] * len(faults)
+
+
+@pytest.mark.kafka(topics={"orders": 3})
+def test_shares_of_a_cluster_come_from_all_leaders(kafka_cluster: Cluster) -> None:
+    workers = group(kafka_cluster, "workers")
+    for index in range(3):
+        kafka_cluster.produce("orders", "tea", partition=index)
+    with consumer(kafka_cluster, workers, "orders") as member:
+        acquired: set[int] = set()
+        while len(acquired) < 3:
+            for message in polled(member):
+                acquired.add(message.partition())
+                member.acknowledge(message, AcknowledgeType.ACCEPT)
+                kafka_cluster.wait_for_shares(
+                    workers, ("orders", message.partition(), 0), until="ACQUIRED"
+                )
+        member.commit_sync(10)
+        kafka_cluster.wait_for_shares(workers)

@@ -19,6 +19,7 @@ from fencepost.cli.output import (
     table_options,
 )
 from fencepost.cli.printing import say
+from fencepost.cli.share_history import record_filter
 from fencepost.cli.watch import watch, watch_option
 from fencepost.coordinator.history.entries import GROUP
 
@@ -390,10 +391,26 @@ def plan(session: ClusterSession, group: str, form: str, **changes: Any) -> None
 
 @command.command("history")
 @click.argument("group")
+@click.option("--topic", metavar="TOPIC", help="Only records of this topic, of a share group.")
+@click.option("--partition", type=click.IntRange(min=0), help="Only records of this partition.")
+@click.option("--offset", type=click.IntRange(min=0), help="Only the record at this offset.")
 @history_options
-def history(session: ClusterSession, group: str, **options: Any) -> None:
-    """Show what happened to GROUP, and why: members joining and leaving, rebalances and causes."""
-    show(session, GROUP, group, **options)
+def history(
+    session: ClusterSession,
+    group: str,
+    topic: str | None,
+    partition: int | None,
+    offset: int | None,
+    **options: Any,
+) -> None:
+    """Show what happened to GROUP, and why: members joining and leaving, rebalances and causes.
+
+    For a share group also why records are delivered again, archived or sent to the dead-letter
+    queue: released or rejected by their owner, its lock expired, its session or connection closed,
+    the leader changed. Accepted records have no entry. --topic, --partition and --offset select
+    one record.
+    """
+    show(session, GROUP, group, keep=record_filter(topic, partition, offset), **options)
 
 
 def _require_idle(session: ClusterSession, group: str) -> GroupView:

@@ -12,6 +12,7 @@ import click
 
 from fencepost.cli.output import emit, read_time, table_options, text_of, utc
 from fencepost.cli.printing import say, say_json, terminal_width
+from fencepost.cli.share_history import share_change
 from fencepost.coordinator.history.entries import GROUP, TRANSACTION, Entry, encode_key
 from fencepost.logcore.printable import printable
 
@@ -70,10 +71,12 @@ def show(
     follow: bool,
     end_ms: int | None,
     wide: bool,
+    keep: Callable[[Entry], bool] | None = None,
 ) -> None:
     """Print the entries of ``subjects``, oldest first; with ``follow``, also new ones as they come.
 
-    Without subjects it prints all entries of the scope.
+    Without subjects it prints all entries of the scope, and with ``keep`` those for which it is
+    true.
 
     It is no error if an existing group or transactional id has no entries, as on a broker that
     keeps no history.
@@ -106,9 +109,10 @@ def show(
         entries = (entry for entry in entries if entry.at_ms < end_ms)
     width = None if wide or form == "json" else terminal_width()
     if not follow:
-        rows = [row_of(entry) for entry in entries]
-        if not rows:
+        found = list(entries)
+        if not found:
             _require_known(session, scope, *subjects)
+        rows = [row_of(entry) for entry in found if keep is None or keep(entry)]
         if width is None or not rows:
             emit(rows, columns, form, "no entries")
         else:
@@ -118,7 +122,7 @@ def show(
     with contextlib.suppress(KeyboardInterrupt):
         if form == "table" and width is None:
             say(_line({name: name.upper() for name in columns}, columns))
-        for entry in entries:
+        for entry in filter(keep, entries):
             row = row_of(entry)
             if form == "json":
                 say_json(row)
@@ -165,6 +169,8 @@ def _change(detail: Mapping[str, Any]) -> str | None:
     moved = _replica_change(detail)
     if moved is not None:
         return moved
+    if "topic_id" in detail and "partition" in detail:
+        return share_change(detail)
     if "controller" in detail:
         former = f"{detail['former']} → " if detail.get("former") is not None else ""
         return f"controller {former}{detail['controller']}, epoch {detail['epoch']}"

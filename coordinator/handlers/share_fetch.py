@@ -126,7 +126,7 @@ def _session(ctx: Context, key: SessionKey) -> Steps[ShareSession]:
         for index in topic.partitions:
             forgotten.append(partition_of(topic.topic_id, index))
             yield
-    return ctx.broker.shares.sessions.fetch(
+    session = ctx.broker.shares.sessions.fetch(
         key,
         body.share_session_epoch,
         connection_of(ctx),
@@ -134,6 +134,9 @@ def _session(ctx: Context, key: SessionKey) -> Steps[ShareSession]:
         forgotten=forgotten,
         has_acknowledgements=has_acknowledgements,
     )
+    if body.share_session_epoch == INITIAL_EPOCH:
+        ctx.broker.shares.clients.opened(key, ctx.origin)
+    return session
 
 
 def _pause(delay_ms: int) -> asyncio.Future[None]:

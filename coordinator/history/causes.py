@@ -21,6 +21,17 @@ TRANSACTION_CAUSES: Final[Mapping[str, str]] = {
 """By the cause that the transaction machine reports: an EndTxn of the client, the transaction
 timeout, or another producer that took over the transactional id."""
 
+SHARE_CAUSES: Final[Mapping[str, str]] = {
+    "released by its owner": "released",
+    "acquisition lock expired": "lock-expired",
+    "share session closed by its owner": "session-closed",
+    "its owner's connection closed": "connection-closed",
+    "rejected by its owner": "rejected",
+    "no record at the offset": "no-record",
+    "transaction aborted": "transaction-aborted",
+}
+"""By the cause that a share partition reports for records that come back, or are given up."""
+
 REBALANCES: Final = frozenset({"rebalance-started", "group-epoch-bumped"})
 """Events of either group protocol that make members revoke or receive partitions."""
 
@@ -59,6 +70,8 @@ def cause_of(event: Event, trigger: str | None) -> str:
         reason = str(event.detail.get("reason", ""))
         return next((cause for words, cause in _REBALANCE_WORDS if words in reason), OTHER)
     cause = event.detail.get("cause")
-    if isinstance(cause, str) and cause in TRANSACTION_CAUSES:
-        return TRANSACTION_CAUSES[cause]
+    if isinstance(cause, str):
+        known = TRANSACTION_CAUSES.get(cause) or SHARE_CAUSES.get(cause)
+        if known is not None:
+            return known
     return trigger or "load"

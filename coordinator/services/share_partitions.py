@@ -29,6 +29,7 @@ from fencepost.coordinator.runtime.background import Pace, spawn, survived, tell
 from fencepost.coordinator.runtime.errors import ShardError
 from fencepost.coordinator.runtime.shard import Remember
 from fencepost.coordinator.runtime.timers import TimerQueue
+from fencepost.coordinator.services.share_clients import ShareClients
 from fencepost.coordinator.services.share_persister import SharePersister
 from fencepost.coordinator.services.share_settings import ShareSettingsCache
 from fencepost.coordinator.storage.storage import Storage
@@ -59,7 +60,7 @@ from fencepost.groups.share.session import (
     TopicPartition,
 )
 from fencepost.groups.share.state import UNKNOWN_PARTITION, ReadShareState, WriteShareState
-from fencepost.groups.share.states import PartitionState
+from fencepost.groups.share.states import Cause, PartitionState
 from fencepost.logcore.machine import DecisionBuilder, DomainError, Token
 from fencepost.logcore.partition import Partition
 from fencepost.logcore.reading import Isolation
@@ -135,6 +136,8 @@ class SharePartitions:
         """The settings of groups."""
         self.sessions = ShareSessions(storage.config.int(MAX_SESSIONS))
         """The share sessions of this broker."""
+        self.clients = ShareClients()
+        """The clients that have opened them."""
         self.timers = TimerQueue(storage.clock, self._loop)
         """The ends of acquisition locks."""
         self._timers = self.timers.timers(self._fire)
@@ -180,7 +183,7 @@ class SharePartitions:
         if self.is_closed:
             raise errors.SharePartitionFencedError("The broker stops.")
         settings = partial(self.settings.of, key.group_id)
-        share = SharePartition(key, log.marks.leader_epoch, settings)
+        share = SharePartition(key, log.marks.leader_epoch, settings, topic)
         served = self._served[key] = ServedPartition(share, log)
         self._by_topic.setdefault(key.topic_id, set()).add(key)
         return served
@@ -232,18 +235,21 @@ class SharePartitions:
             else:
                 self.acknowledged.update(batch.types)
 
-    def release(self, key: SharePartitionKey, member_id: str) -> None:
+    def release(
+        self, key: SharePartitionKey, member_id: str, cause: Cause = Cause.SESSION_CLOSED
+    ) -> None:
         """Release the records that a member holds; no caller waits for the write."""
         served = self._served.get(key)
         if served is not None:
             share = served.share
-            self._step(share, lambda one: release(share, one, None, member_id))
+            self._step(share, lambda one: release(share, one, None, member_id, cause))
 
     # --- sessions --------------------------------------------------------------------------------
 
     def end_session(self, key: SessionKey) -> None:
         """End a session whose member has closed it, and release its records."""
-        spawn(self._release_all(key, self.sessions.end(key)), "end a share session")
+        partitions = self.sessions.end(key)
+        spawn(self._release_all(key, partitions, Cause.SESSION_CLOSED), "end a share session")
 
     def connection_closed(self, connection_id: str) -> None:
         """End the sessions of a closed connection.
@@ -258,7 +264,7 @@ class SharePartitions:
         self, ended: dict[SessionKey, list[TopicPartition]], emptied_groups: Iterable[str]
     ) -> None:
         for key, partitions in ended.items():
-            await self._release_all(key, partitions)
+            await self._release_all(key, partitions, Cause.CONNECTION_CLOSED)
         pace, emptied = Pace(), frozenset(emptied_groups)
         for served in self:
             group_id = served.share.key.group_id
@@ -267,10 +273,12 @@ class SharePartitions:
                 self._fence(served, "the group has no share session")
             await pace()
 
-    async def _release_all(self, key: SessionKey, partitions: Iterable[TopicPartition]) -> None:
+    async def _release_all(
+        self, key: SessionKey, partitions: Iterable[TopicPartition], cause: Cause
+    ) -> None:
         pace = Pace()
         for one in partitions:
-            self.release(SharePartitionKey(key.group_id, *one), key.member_id)
+            self.release(SharePartitionKey(key.group_id, *one), key.member_id, cause)
             await pace()
 
     # --- the end of share partitions -------------------------------------------------------------
@@ -412,7 +420,8 @@ class SharePartitions:
         for timer in decision.timers:
             self._timers.set(timer.key, timer.deadline_ms, builder.now_ms)
         for event in decision.events:
-            self._remember(GROUP_SCOPE, SHARE_PARTITION, event, None, trigger)
+            told = self.clients.named(event)
+            self._remember(GROUP_SCOPE, SHARE_PARTITION, told, None, trigger)
         for reply in decision.replies:
             self._answer(reply.token, reply.response)
         self._effects += ((share, effect) for effect in decision.effects)

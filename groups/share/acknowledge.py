@@ -26,6 +26,7 @@ from fencepost.groups.share.errors import (
     InvalidShareRequestError,
 )
 from fencepost.groups.share.in_flight import InFlightBatch, Run, Transition
+from fencepost.groups.share.outcomes import Outcomes
 from fencepost.groups.share.partition import PendingWrite, SharePartition
 from fencepost.groups.share.states import AcknowledgeType, Cause, PartitionState, RecordState
 from fencepost.logcore.machine import DecisionBuilder, DomainError, Token
@@ -91,12 +92,17 @@ def acknowledge(
 
 
 def release(
-    partition: SharePartition, decision: DecisionBuilder, token: Token | None, member_id: str
+    partition: SharePartition,
+    decision: DecisionBuilder,
+    token: Token | None,
+    member_id: str,
+    cause: Cause = Cause.SESSION_CLOSED,
 ) -> None:
     """Release the records that a member holds, because its share session ends.
 
-    ``token``, if any, is answered once the new states are written. Delivery counts stay: else a
-    record that crashes its consumers is delivered for ever (KAFKA-19972).
+    ``cause`` is SESSION_CLOSED or CONNECTION_CLOSED. ``token``, if any, is answered once the new
+    states are written. Delivery counts stay: else a record that crashes its consumers is delivered
+    for ever (KAFKA-19972).
     """
     write_id = partition.next_write_id()
     changed: list[Run] = []
@@ -108,7 +114,7 @@ def release(
                     run,
                     released_state(partition, run),
                     write_id,
-                    Cause.SESSION_CLOSED,
+                    cause,
                 )
                 changed.append(run)
     if changed:
@@ -125,21 +131,15 @@ def expire_locks(partition: SharePartition, decision: DecisionBuilder) -> None:
     if partition.state is not PartitionState.ACTIVE:
         return
     expired: list[Run] = []
-    events: list[tuple[Run, str]] = []
-    """Neighbouring offsets with one owner and state, and their former owner."""
+    outcomes = Outcomes()
     for run in islice(_past_deadline(partition, decision.now_ms), MAX_EXPIRED_RUNS):
         owner = run.member_id or ""
         run.member_id = run.deadline_ms = None
         partition.change(run, released_state(partition, run), Cause.LOCK_EXPIRED)
         expired.append(run)
-        told = events[-1][0] if events and events[-1][1] == owner else None
-        if told is not None and run.continues(told):
-            told.last = run.last
-        else:
-            events.append((Run(run.first, run.last, run.state, run.count), owner))
-    for told, owner in events:
-        partition.tell(decision, told, Cause.LOCK_EXPIRED, owner)
+        outcomes.add(run, Cause.LOCK_EXPIRED, owner)
     if expired:
+        partition.tell(decision, outcomes)
         dead_letters = tuple(
             SendToDeadLetterQueue(partition.key, run.first, run.last, run.count, Cause.LOCK_EXPIRED)
             for run in expired

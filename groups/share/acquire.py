@@ -20,6 +20,7 @@ from fencepost.groups.share.commands import (
     FetchedBatch,
     IsolationLevel,
 )
+from fencepost.groups.share.events import EventKind
 from fencepost.groups.share.in_flight import InFlightBatch, Run
 from fencepost.groups.share.partition import SharePartition
 from fencepost.groups.share.states import (
@@ -47,10 +48,13 @@ def acquire(
     acquired = acquisition.run()
     if partition.settings().isolation_level is IsolationLevel.READ_COMMITTED:
         aborted = aborted_ranges(fetched.batches, fetched.aborted)
+        archived: list[tuple[int, int]] = []
         for first, last in aborted:
-            acquisition.has_passed_over |= partition.archive_within(
+            archived += partition.archive_within(
                 first, last, RecordState.ACQUIRED, Cause.TRANSACTION_ABORTED
             )
+        acquisition.has_passed_over |= bool(archived)
+        acquisition.tell_archived(archived, Cause.TRANSACTION_ABORTED)
         acquired = without_ranges(acquired, aborted)
     if acquisition.has_passed_over:
         # Kafka waits for a write, which never comes if such offsets take all the room.
@@ -140,11 +144,17 @@ class _Acquisition:
         """
         first = self.fetched.fetch_offset
         if first < first_read:
-            self.partition.archive_within(
+            archived = self.partition.archive_within(
                 first, first_read - 1, RecordState.AVAILABLE, Cause.NO_RECORD
             )
+            self.tell_archived(archived, Cause.NO_RECORD)
             self.partition.gaps_read_up_to(first_read)
             self.has_passed_over = True
+
+    def tell_archived(self, ranges: Sequence[tuple[int, int]], cause: Cause) -> None:
+        """Record in the history that offsets have no record to deliver."""
+        kind = EventKind.SHARE_RECORDS_GIVEN_UP
+        self.partition.tell_ranges(self.decision, kind, ranges, cause=cause.value)
 
     def _acquire_known(self, known: Sequence[InFlightBatch], base: int) -> None:
         first_read = self.fetched.batches[0].first

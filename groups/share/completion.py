@@ -13,7 +13,9 @@ from fencepost.groups.share.commands import (
     SendToDeadLetterQueue,
     WakeFetches,
 )
+from fencepost.groups.share.events import EventKind
 from fencepost.groups.share.in_flight import Run
+from fencepost.groups.share.outcomes import Outcomes
 from fencepost.groups.share.partition import PendingWrite, SharePartition
 from fencepost.groups.share.persister_errors import FENCING_ERRORS, writing_failed
 from fencepost.groups.share.states import Cause, PartitionState, RecordState
@@ -31,6 +33,8 @@ def state_written(
     if error is None or not pending.is_transition:
         has_returned = _confirm(partition, decision, runs, pending)
     else:
+        kind, ranges = EventKind.SHARE_STATE_NOT_WRITTEN, ranges_of(runs)
+        partition.tell_ranges(decision, kind, ranges, error=str(error))
         has_returned = _roll_back(partition, decision, runs)
     if partition.state is PartitionState.ACTIVE and (
         partition.advance_start_offset() or has_returned
@@ -82,13 +86,13 @@ def _confirm(
 ) -> bool:
     """Make new states final; return whether records are available again."""
     is_available = False
-    dead_letters = list(pending.dead_letters)
+    dead_letters, outcomes = list(pending.dead_letters), Outcomes()
     for run in runs:
         transition = run.transition
         run.transition = run.deadline_ms = None
         if transition is None:
             continue
-        partition.tell(decision, run, transition.cause, transition.member_id)
+        outcomes.add(run, transition.cause, transition.member_id)
         if run.state is RecordState.AVAILABLE:
             is_available = partition.may_be_available = True
         elif run.state is RecordState.ARCHIVING:
@@ -97,6 +101,7 @@ def _confirm(
                     partition.key, run.first, run.last, run.count, transition.cause
                 )
             )
+    partition.tell(decision, outcomes)
     if partition.state is PartitionState.ACTIVE:
         for request in dead_letters:
             decision.effect(request)

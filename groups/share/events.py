@@ -15,5 +15,7 @@ class EventKind(StrEnum):
     """Records became available again, for the cause in the event."""
     SHARE_RECORDS_GIVEN_UP = "share-records-given-up"
     """Records were archived, or are sent to the dead-letter queue."""
+    SHARE_STATE_NOT_WRITTEN = "share-state-not-written"
+    """The share coordinator did not take a new state: the records stay with their owners."""
     SHARE_START_OFFSET_MOVED = "share-start-offset-moved"
     """The log start offset passed the start offset."""

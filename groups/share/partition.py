@@ -14,7 +14,7 @@ Source: Kafka's ``SharePartition``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from fencepost.groups.share import errors
@@ -37,10 +37,14 @@ from fencepost.groups.share.commands import (
 )
 from fencepost.groups.share.events import EventKind
 from fencepost.groups.share.in_flight import InFlightRecords, Run
+from fencepost.groups.share.outcomes import Outcomes, in_portions
 from fencepost.groups.share.persister_errors import reading_failed
 from fencepost.groups.share.states import Cause, PartitionState, RecordState, require_legal
 from fencepost.logcore.machine import DecisionBuilder, DomainError, InvariantViolation, Token
 from fencepost.logcore.values import dataclass
+
+LOADED: Final = "opened by a fetch; records acquired before are available again"
+"""The reason in the history for a state that was read: acquisitions are not persisted."""
 
 LOCK_TIMER: Final = "share-lock"
 """The first part of the timer's key; the second is the share partition's."""
@@ -76,9 +80,15 @@ class SharePartition:
     """The state of one share partition. ``settings`` is called at each use."""
 
     def __init__(
-        self, key: SharePartitionKey, leader_epoch: int, settings: Callable[[], ShareSettings]
+        self,
+        key: SharePartitionKey,
+        leader_epoch: int,
+        settings: Callable[[], ShareSettings],
+        topic: str = "",
     ) -> None:
         self.key = key
+        self.topic = topic
+        """The name of the topic, for the history."""
         self.leader_epoch = leader_epoch
         self.settings = settings
         self.state = PartitionState.EMPTY
@@ -185,6 +195,7 @@ class SharePartition:
         self._event(
             decision,
             EventKind.SHARE_PARTITION_LOADED,
+            reason=LOADED,
             start_offset=self.start_offset,
             end_offset=self.end_offset,
             state_epoch=self.state_epoch,
@@ -224,7 +235,19 @@ class SharePartition:
             decision.reply(token, self.gone())
         self._waiting.clear()
         decision.effect(DropPartition(self.key))
-        self._event(decision, EventKind.SHARE_PARTITION_FENCED, reason=reason)
+        acquired = [
+            (run.first, run.last)
+            for batch in self.records
+            for run in batch.runs
+            if run.state is RecordState.ACQUIRED
+        ]
+        self._event(
+            decision,
+            EventKind.SHARE_PARTITION_FENCED,
+            reason=reason,
+            acquired=sum(last - first + 1 for first, last in acquired),
+            leader_epoch=self.leader_epoch,
+        )
 
     @property
     def is_gone(self) -> bool:
@@ -324,16 +347,18 @@ class SharePartition:
         self.change(run, RecordState.ARCHIVED, cause)
         run.member_id = run.deadline_ms = run.transition = None
 
-    def archive_within(self, first: int, last: int, state: RecordState, cause: Cause) -> bool:
-        """Archive the offsets of a range that have a state; return whether there are any."""
-        has_archived = False
+    def archive_within(
+        self, first: int, last: int, state: RecordState, cause: Cause
+    ) -> list[tuple[int, int]]:
+        """Archive the offsets of a range that have a state; return their ranges."""
+        archived: list[tuple[int, int]] = []
         for batch in self.records.overlapping(first, last):
             if any(run.state is state for run in batch.overlapping(first, last)):
                 for run in batch.carve(max(first, self.start_offset), last):
                     if run.state is state:
                         self.archive(run, cause)
-                        has_archived = True
-        return has_archived
+                        archived.append((run.first, run.last))
+        return archived
 
     def lock(self, decision: DecisionBuilder, run: Run, member_id: str) -> None:
         """Give the acquisition lock of a run to a member, for the full duration."""
@@ -420,6 +445,7 @@ class SharePartition:
         self._event(
             decision,
             EventKind.SHARE_START_OFFSET_MOVED,
+            reason="the log start offset passed the start offset",
             old=self.start_offset,
             new=log_start_offset,
         )
@@ -460,29 +486,27 @@ class SharePartition:
             )
         )
 
-    def tell(self, decision: DecisionBuilder, run: Run, cause: Cause, member_id: str) -> None:
-        """Record in the history why a run will be delivered again, or never again."""
-        if run.state is RecordState.AVAILABLE:
-            kind = EventKind.SHARE_RECORDS_RETURNED
-        elif cause is Cause.ACKNOWLEDGED:
-            return
-        else:
-            kind = EventKind.SHARE_RECORDS_GIVEN_UP
-        self._event(
-            decision,
-            kind,
-            first=run.first,
-            last=run.last,
-            cause=cause.value,
-            member=member_id,
-            delivery_count=run.count,
-            dead_letter_queue=run.state is RecordState.ARCHIVING,
-        )
+    def tell(self, decision: DecisionBuilder, outcomes: Outcomes) -> None:
+        """Record in the history why records will be delivered again, or never again."""
+        for kind, detail in outcomes.events(self.settings().delivery_count_limit):
+            self._event(decision, kind, **detail)
+
+    def tell_ranges(
+        self,
+        decision: DecisionBuilder,
+        kind: EventKind,
+        ranges: Iterable[tuple[int, int]],
+        **detail: object,
+    ) -> None:
+        """Record an event of ranges of offsets in the history."""
+        for part in in_portions([[first, last] for first, last in ranges]):
+            self._event(decision, kind, **part, **detail)
 
     def _event(self, decision: DecisionBuilder, kind: EventKind, **detail: object) -> None:
         decision.event(
             kind,
             self.key.group_id,
+            topic=self.topic,
             topic_id=self.key.topic_id.hex(),
             partition=self.key.partition,
             **detail,

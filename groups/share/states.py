@@ -62,7 +62,8 @@ class Cause(Enum):
     ACKNOWLEDGED = "acknowledged"
     RELEASED = "released by its owner"
     LOCK_EXPIRED = "acquisition lock expired"
-    SESSION_CLOSED = "share session closed"
+    SESSION_CLOSED = "share session closed by its owner"
+    CONNECTION_CLOSED = "its owner's connection closed"
     REJECTED = "rejected by its owner"
     ROLLED_BACK = "state not written"
     NO_RECORD = "no record at the offset"
@@ -78,18 +79,25 @@ TRANSITIONS: Final[dict[tuple[RecordState | None, RecordState], tuple[Cause, ...
     (_S.AVAILABLE, _S.ACQUIRED): (_C.FETCHED, _C.ROLLED_BACK),
     (_S.AVAILABLE, _S.ARCHIVED): (_C.NO_RECORD,),
     (_S.ACQUIRED, _S.ACKNOWLEDGED): (_C.ACKNOWLEDGED,),
-    (_S.ACQUIRED, _S.AVAILABLE): (_C.RELEASED, _C.LOCK_EXPIRED, _C.SESSION_CLOSED),
+    (_S.ACQUIRED, _S.AVAILABLE): (
+        _C.RELEASED,
+        _C.LOCK_EXPIRED,
+        _C.SESSION_CLOSED,
+        _C.CONNECTION_CLOSED,
+    ),
     (_S.ACQUIRED, _S.ARCHIVING): (
         _C.REJECTED,
         _C.RELEASED,
         _C.LOCK_EXPIRED,
         _C.SESSION_CLOSED,
+        _C.CONNECTION_CLOSED,
     ),
     (_S.ACQUIRED, _S.ARCHIVED): (
         _C.REJECTED,
         _C.RELEASED,
         _C.LOCK_EXPIRED,
         _C.SESSION_CLOSED,
+        _C.CONNECTION_CLOSED,
         _C.NO_RECORD,
         _C.TRANSACTION_ABORTED,
     ),

@@ -1,0 +1,70 @@
+"""Entries of the history about the records of a share group (KIP-932)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from fencepost.coordinator.history.entries import Entry
+
+WHOLE = frozenset({"share-partition-loaded", "share-partition-failed", "share-partition-fenced"})
+"""Events of a share partition that concern all of its records."""
+
+
+def share_change(detail: Mapping[str, Any]) -> str:
+    """Return the records of an event: ``orders:0 12-20, delivery 3``."""
+    place = f"{detail.get('topic') or detail['topic_id']}:{detail['partition']}"
+    if "old" in detail:
+        return f"{place} start offset {detail['old']} → {detail['new']}"
+    if "start_offset" in detail:
+        return f"{place} from {detail['start_offset']}, leader epoch {detail['leader_epoch']}"
+    if "first" not in detail:
+        held = detail.get("acquired")
+        return f"{place}, {held} acquired" if held else place
+    first, last = detail["first"], detail["last"]
+    text = f"{place} {first}" if first == last else f"{place} {first}-{last}"
+    ranges = detail.get("ranges")
+    if ranges:
+        text += f" ({sum(one[1] - one[0] + 1 for one in ranges)} of them)"
+    if detail.get("delivery_count"):
+        text += f", delivery {detail['delivery_count']}"
+    return f"{text}, to the dead-letter queue" if detail.get("dead_letter_queue") else text
+
+
+def record_filter(
+    topic: str | None, partition: int | None, offset: int | None
+) -> Callable[[Entry], bool] | None:
+    """Return a function that keeps the entries about a topic, a partition or a record of one.
+
+    It returns None if all are kept. Raises click.UsageError.
+    """
+    if topic is None and partition is None and offset is None:
+        return None
+    if topic is None:
+        raise click.UsageError("--partition and --offset need --topic")
+    if partition is None and offset is not None:
+        raise click.UsageError("--offset needs --partition")
+
+    def keep(entry: Entry) -> bool:
+        detail = entry.detail
+        return (
+            detail.get("topic") == topic
+            and (partition is None or detail.get("partition") == partition)
+            and (offset is None or concerns(entry.what, detail, offset))
+        )
+
+    return keep
+
+
+def concerns(what: str, detail: Mapping[str, Any], offset: int) -> bool:
+    """Return whether an event of a share partition is about the record at an offset."""
+    if what in WHOLE:
+        # A loaded share partition knows nothing of the records below its start offset.
+        return offset >= int(detail.get("start_offset", 0))
+    if "old" in detail:
+        return int(detail["old"]) <= offset < int(detail["new"])
+    ranges = detail.get("ranges") or [(detail.get("first", 0), detail.get("last", -1))]
+    return any(first <= offset <= last for first, last in ranges)

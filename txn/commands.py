@@ -113,6 +113,8 @@ class AddPartitionsResult:
 class EndTxn:
     """Commit or abort. ``client_transaction_version`` is 2 exactly for EndTxn v5 and above.
 
+    ``by_operator`` says that the decision is an operator's, so that the history must have it.
+
     Errors: InvalidTxnRequest, ConcurrentTransactions, InvalidProducerIdMapping, ProducerFenced,
     InvalidTransactionState, ProducerIdsUnavailable.
     """
@@ -122,6 +124,7 @@ class EndTxn:
     producer_epoch: int
     commit: bool
     client_transaction_version: int = 0
+    by_operator: bool = False
 
 
 @made_often

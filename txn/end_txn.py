@@ -126,7 +126,8 @@ def decide(shard: TxnShardState, decision: DecisionBuilder, token: Token, comman
     after = owner
     if found is EndTxnVerdict.END:
         prepared = _end(shard, decision, transactional_id, txn, version, commit=command.commit)
-        _record_end(decision, transactional_id, txn, prepared, "EndTxn")
+        by_operator = command.by_operator
+        _record_end(decision, transactional_id, txn, prepared, "EndTxn", by_operator=by_operator)
         after = prepared.next_identity
     decision.reply(token, EndTxnResult(after.producer_id, after.epoch))
 
@@ -213,6 +214,8 @@ def _record_end(
     owned: TransactionMetadata,
     prepared: TransactionMetadata,
     cause: str,
+    *,
+    by_operator: bool = False,
 ) -> None:
     more: dict[str, object]
     if prepared.state is TransactionState.PREPARE_ABORT:
@@ -220,8 +223,8 @@ def _record_end(
     else:
         kind = EventKind.TRANSACTION_COMMITTED
         more = {"open_ms": prepared.last_update_ms - owned.start_ms}
-    # Commits are frequent, so the history only records those of kept transactions.
-    if kind is EventKind.TRANSACTION_ABORTED or owned.is_kept:
+    # Commits are frequent: the history only has an operator's, and those of kept transactions.
+    if kind is EventKind.TRANSACTION_ABORTED or owned.is_kept or by_operator:
         decision.event(
             kind,
             transactional_id,

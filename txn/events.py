@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+RESOLVER_CLIENT_ID = "fencepost-resolve"
+"""The client id of ``fencepost txns resolve``, whose commits the history records."""
+
 
 class EventKind(StrEnum):
     """The kinds of events; the subject of each event is the transactional id."""

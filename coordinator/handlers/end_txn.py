@@ -18,6 +18,7 @@ from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import answer, before_producer_fenced
 from fencepost.protocol import ApiKey, Entity
 from fencepost.txn.commands import EndTxn, EndTxnResult
+from fencepost.txn.events import RESOLVER_CLIENT_ID
 
 FIRST_TV2_VERSION = 5
 
@@ -47,5 +48,6 @@ def run(ctx: Context) -> Entity | Awaitable[Entity]:
         producer_epoch=body.producer_epoch,
         commit=body.committed,
         client_transaction_version=2 if ctx.version >= FIRST_TV2_VERSION else 0,
+        by_operator=ctx.client_id == RESOLVER_CLIENT_ID,
     )
     return answer(ctx.broker.txns.submit(body.transactional_id, command, ctx.origin), build, refuse)

@@ -19,7 +19,7 @@ from fencepost.txn.errors import (
 from fencepost.txn.machine import TxnMachine
 from fencepost.txn.records import encode
 from fencepost.txn.state import TransactionState
-from tests.unit.txn.driver import A, Driver, S, metadata
+from tests.unit.txn.driver import A, Driver, S, T, metadata
 
 STORED = ProducerIdentity(500, 5)
 DURABLE = [one for one in S if one <= S.COMPLETE_ABORT]
@@ -304,3 +304,13 @@ def test_commands_are_refused_before_loading_and_after_unloading() -> None:
         each.unload()
         with pytest.raises(Exception, match="does not serve"):
             each.decide(1, EndTxn("orders-1", 500, 5, True, 2), 0)
+
+
+def test_commit_of_an_operator_is_in_the_history(shard: Callable[..., Driver]) -> None:
+    driver = shard()
+    second = driver.transact(driver.started())
+    assert "transaction-committed" not in driver.kinds()
+    driver.begin(second)
+    driver.ask(EndTxn(T, *second, commit=True, client_transaction_version=2, by_operator=True))
+    (event,) = (one for one in driver.events if one.kind == "transaction-committed")
+    assert (event.detail["producer_id"], event.detail["producer_epoch"]) == second

@@ -16,7 +16,8 @@ import org.apache.flink.streaming.api.environment.StreamExecutionEnvironment;
  * Copies a topic exactly once with Apache Flink: checkpoints every 300 ms, a transactional sink of
  * two writers, and a start from the newest complete checkpoint.
  *
- * <p>Arguments: bootstrap servers, source, target, a folder for checkpoints. Runs until it is killed.
+ * <p>Arguments: bootstrap servers, source, target, a folder for checkpoints, and optionally the size
+ * from which state gets a file of its own. Runs until it is killed.
  */
 public final class FlinkCopy {
     public static void main(String[] arguments) throws Exception {
@@ -27,6 +28,7 @@ public final class FlinkCopy {
         settings.setString("execution.checkpointing.interval", "300ms");
         settings.setString("execution.checkpointing.externalized-checkpoint-retention", "RETAIN_ON_CANCELLATION");
         settings.setString("rest.bind-address", "127.0.0.1");
+        if (arguments.length > 4) settings.setString("execution.checkpointing.data-inline-threshold", arguments[4]);
         newest(folder).ifPresent(
             checkpoint -> settings.setString("execution.state-recovery.path", checkpoint.toUri().toString()));
         var environment = StreamExecutionEnvironment.createLocalEnvironment(2, settings);

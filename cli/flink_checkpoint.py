@@ -1,0 +1,260 @@
+"""Reads the transactions that an Apache Flink checkpoint or savepoint names.
+
+The committer of Flink's Kafka sink stores a committable for each transaction that has been flushed
+and not committed yet: producer epoch, producer id and transactional id. They are in the operator
+state ``streaming_committer_raw_states``, which ``_metadata`` contains, or a file beside it if the
+state is large. The rest of ``_metadata`` is not read. Each occurrence of that name must parse to
+its end, so that no transaction is left out silently; lengths and counts are checked against the
+bytes that are there before anything is read or allocated.
+
+Source: Flink's ``MetadataV2V3SerializerBase``, ``CommitterOperator``,
+``CommittableCollectorSerializer``; flink-connector-kafka's ``KafkaCommittableSerializer``.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+METADATA = "_metadata"
+_MAGIC = 0x4960_672D
+_VERSIONS = range(4, 7)
+"""Format versions of ``_metadata`` whose end can be recognised; Flink 2.2 writes 6."""
+_LAST_PART = b"\xac\xed\0\5sr\0\x38org.apache.flink.runtime.checkpoint.CheckpointProperties"
+"""The beginning of the last part of ``_metadata``, which shows that no state before it is missing.
+"""
+
+_STATE = "streaming_committer_raw_states"
+_COLLECTOR_MAGIC = 0xB91F_252C
+_COLLECTOR_VERSION, _COMMITTABLE_VERSION = 2, 1
+_CHECKPOINT_VERSIONS, _SUBTASK_VERSIONS = range(2), range(3)
+_REQUEST_STATES = range(4)
+
+_OPERATOR_STATE = 4
+_INLINE, _ABSOLUTE, _RELATIVE = 1, 2, 6
+"""Kinds of stream handles: bytes, a file by its URI, a file beside ``_metadata``."""
+_MODES = range(3)
+_STATES_PREFIX = struct.Struct(">Bi")
+
+MAX_FILE_BYTES = 256 * 1024 * 1024
+"""The largest file that is read, in bytes."""
+
+MAX_COMMITTABLES = 100_000
+"""The most transactions that one checkpoint may name."""
+
+LAST_EPOCH = 32_767
+
+
+class CheckpointError(Exception):
+    """The file is no checkpoint, or has a part that is not understood."""
+
+
+class Committable(NamedTuple):
+    """A transaction that a checkpoint names; ``checkpoint_id`` is the checkpoint that sealed it."""
+
+    transactional_id: str
+    producer_id: int
+    epoch: int
+    checkpoint_id: int
+
+
+class _Bytes:
+    """A cursor over big-endian fields, as Java's ``DataOutputStream`` writes them."""
+
+    def __init__(self, data: bytes, at: int = 0, end: int | None = None) -> None:
+        self.data = data
+        self.at = at
+        self.end = len(data) if end is None else end
+
+    def take(self, count: int) -> bytes:
+        if not 0 <= count <= self.end - self.at:
+            raise CheckpointError(f"{count} bytes at {self.at}, but only {self.end - self.at} left")
+        self.at += count
+        return self.data[self.at - count : self.at]
+
+    def number(self, size: int, *, signed: bool = True) -> int:
+        return int.from_bytes(self.take(size), "big", signed=signed)
+
+    def one_of(self, size: int, allowed: range, what: str) -> int:
+        found = self.number(size, signed=False)
+        if found not in allowed:
+            raise CheckpointError(f"{what} {found} at {self.at - size} is unknown")
+        return found
+
+    def count(self, least_bytes: int, what: str) -> int:
+        """Return the number of elements, each of at least ``least_bytes``."""
+        found = self.number(4)
+        if not 0 <= found * least_bytes <= self.end - self.at:
+            raise CheckpointError(f"{found} {what} at {self.at - 4} do not fit into the file")
+        return found
+
+    def text(self) -> str:
+        """Return a string of ``DataOutput.writeUTF``, whose encoding is Java's modified UTF-8."""
+        data = self.take(self.number(2, signed=False)).replace(b"\xc0\x80", b"\0")
+        try:
+            units = data.decode("utf-8", "surrogatepass").encode("utf-16-be", "surrogatepass")
+            return units.decode("utf-16-be")
+        except UnicodeError:
+            raise CheckpointError(f"the string before {self.at} is not modified UTF-8") from None
+
+    def part(self) -> _Bytes:
+        """Return the part that follows its length."""
+        size = self.number(4)
+        self.take(size)
+        return _Bytes(self.data, self.at - size, self.at)
+
+    def end_here(self, what: str) -> None:
+        if self.at != self.end:
+            raise CheckpointError(f"{self.end - self.at} unknown bytes behind {what} at {self.at}")
+
+
+def read_flink_checkpoint(path: Path) -> list[Committable]:
+    """Return the transactions of a checkpoint: its folder, or the ``_metadata`` in it.
+
+    Raises CheckpointError, and OSError if a file cannot be read.
+    """
+    file = path / METADATA if path.is_dir() else path
+    data = _read(file)
+    head = _Bytes(data)
+    if len(data) < head.at + 8 or head.number(4, signed=False) != _MAGIC:
+        raise CheckpointError(f"{file} is not a checkpoint of Apache Flink")
+    head.one_of(4, _VERSIONS, f"{file}: format version")
+    try:
+        return _committables(data, file.parent)
+    except CheckpointError as error:
+        raise CheckpointError(f"{file}: {error}") from None
+
+
+def _committables(data: bytes, folder: Path) -> list[Committable]:
+    found: list[Committable] = []
+    for state, offsets in _states(data, folder):
+        for value in _values(state, offsets):
+            found += _collector(value)
+            if len(found) > MAX_COMMITTABLES:
+                raise CheckpointError(f"more than {MAX_COMMITTABLES} transactions")
+    return found
+
+
+def _read(file: Path) -> bytes:
+    if not file.is_file():  # a FIFO would block, and a device has no end
+        raise CheckpointError(f"{file} is not a file")
+    with file.open("rb") as opened:
+        data = opened.read(MAX_FILE_BYTES + 1)
+    if len(data) > MAX_FILE_BYTES:
+        raise CheckpointError(f"{file} has more than {MAX_FILE_BYTES} bytes")
+    return data
+
+
+def _states(data: bytes, folder: Path) -> Iterator[tuple[bytes, list[int]]]:
+    """Yield the state of each committer, with the offsets of its elements."""
+    name = len(_STATE).to_bytes(2, "big") + _STATE.encode()
+    at = end = 0
+    while (at := data.find(name, at)) >= 0:
+        # The name is the only one in its handle: the committer has no other state.
+        begin = at - _STATES_PREFIX.size
+        if begin < 0 or _STATES_PREFIX.unpack_from(data, begin) != (_OPERATOR_STATE, 1):
+            raise CheckpointError(f"the committer's state at {at} is not alone in its handle")
+        fields = _Bytes(data, at + len(name))
+        fields.one_of(1, _MODES, "distribution mode")
+        offsets = [fields.number(8) for _ in range(fields.count(8, "offsets"))]
+        yield _stream(fields, folder), offsets
+        # The bytes of a state repeat the name, and have been skipped.
+        at = end = fields.at
+    if _LAST_PART not in data[end:]:
+        raise CheckpointError("the end of the file is missing")
+
+
+def _stream(fields: _Bytes, folder: Path) -> bytes:
+    """Return the bytes of a stream handle."""
+    kind = fields.number(1, signed=False)
+    if kind == _INLINE:
+        fields.text()
+        return fields.take(fields.number(4))
+    if kind == _RELATIVE:
+        name, size = fields.text(), fields.number(8)
+        # A checkpoint of unknown origin must not choose which file is read.
+        if not name or name in {".", ".."} or set(name) & {"/", "\\", "\0"}:
+            raise CheckpointError(f"the committer's state is in {name!r}, outside of the folder")
+        state = _read(folder / name)
+        if len(state) != size:
+            raise CheckpointError(f"{name} has {len(state)} bytes, and {size} in the checkpoint")
+        return state
+    if kind == _ABSOLUTE:
+        fields.take(8)
+        raise CheckpointError(
+            f"the committer's state is in {fields.text()}; only files beside it are read"
+        )
+    raise CheckpointError(f"a state handle of kind {kind} at {fields.at - 1} is not understood")
+
+
+def _values(state: bytes, offsets: list[int]) -> Iterator[_Bytes]:
+    """Yield the byte arrays of an operator's state; they must not overlap."""
+    end = 0
+    for offset in offsets:
+        if not end <= offset < len(state):
+            raise CheckpointError(f"offset {offset} in a state of {len(state)} bytes, after {end}")
+        value = _Bytes(state, offset).part()
+        yield value
+        end = value.end
+
+
+def _collector(fields: _Bytes) -> list[Committable]:
+    """Read a ``CommittableCollector``: committables by checkpoint and by subtask."""
+    version = fields.number(4)
+    if version != _COLLECTOR_VERSION:
+        raise CheckpointError(f"the committer's state has version {version}, of an older Flink")
+    inner = fields.part()
+    fields.end_here("the committer's state")
+    if inner.number(4, signed=False) != _COLLECTOR_MAGIC:
+        raise CheckpointError("the committer's state has no magic number")
+    checkpoints = _list(inner, _CHECKPOINT_VERSIONS, _checkpoint)
+    inner.end_here("the committables")
+    return [one for checkpoint in checkpoints for one in checkpoint]
+
+
+def _list(fields: _Bytes, versions: range, read: Callable[[_Bytes, int], T]) -> list[T]:
+    """Read what ``writeVersionAndSerializeList`` has written."""
+    version = fields.one_of(4, versions, "serializer version")
+    found = []
+    for _ in range(fields.count(4, "elements")):
+        part = fields.part()
+        found.append(read(part, version))
+        part.end_here("an element")
+    return found
+
+
+def _checkpoint(fields: _Bytes, version: int) -> list[Committable]:
+    checkpoint_id = fields.number(8)
+    if version:
+        fields.take(4)  # the number of subtasks
+    subtasks = _list(
+        fields, _SUBTASK_VERSIONS, lambda part, its: _subtask(part, its, checkpoint_id)
+    )
+    return [one for subtask in subtasks for one in subtask]
+
+
+def _subtask(fields: _Bytes, version: int, checkpoint_id: int) -> list[Committable]:
+    if version:
+        fields.take(4)  # the subtask's id
+    found = _list(fields, range(1), lambda part, _: _request(part, checkpoint_id))
+    fields.take(8 if version >= _SUBTASK_VERSIONS[-1] else 12)  # counters
+    return found
+
+
+def _request(fields: _Bytes, checkpoint_id: int) -> Committable:
+    version = fields.number(4)
+    if version != _COMMITTABLE_VERSION:
+        raise CheckpointError(f"a committable of version {version}: not one of the Kafka sink")
+    part = fields.part()
+    epoch, producer_id = part.number(2), part.number(8)
+    found = Committable(part.text(), producer_id, epoch, checkpoint_id)
+    part.end_here("a committable of the Kafka sink")
+    if not found.transactional_id or producer_id < 0 or not 0 <= epoch <= LAST_EPOCH:
+        raise CheckpointError(f"a committable of {found} has no valid identity")
+    fields.take(4)  # retries
+    fields.one_of(4, _REQUEST_STATES, "state of a committable")
+    return found

@@ -46,7 +46,10 @@ EXIT_CODES = {
     EXIT_USAGE: "the command line, a profile or a time on it cannot be understood",
     EXIT_UNREACHABLE: "no broker could be reached, or none answered in time",
     EXIT_PARTIAL: "`produce` has written some of the records and not others",
-    EXIT_UNDECIDED: "`acls why` could not find out: the broker refused the question",
+    EXIT_UNDECIDED: (
+        "`acls why` could not find out: the broker refused the question; `txns resolve` has no"
+        " proof for a verdict"
+    ),
 }
 """The meanings of the exit statuses; ``fencepost --help`` prints them."""
 

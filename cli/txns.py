@@ -1,4 +1,4 @@
-"""``fencepost txns``: list, describe, abort and terminate transactions, and find hanging ones."""
+"""``fencepost txns``: list, describe, resolve, abort and terminate transactions."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from fencepost.cli.output import (
     table_options,
 )
 from fencepost.cli.printing import say
+from fencepost.cli.txn_resolve import resolve_txn
 from fencepost.coordinator.history.entries import TRANSACTION
 
 if TYPE_CHECKING:
@@ -63,6 +64,9 @@ PRODUCER_COLUMNS = [
 @click.group("txns", cls=CommandGroup)
 def command() -> None:
     """Inspect transactions, and end those that hang."""
+
+
+command.add_command(resolve_txn)
 
 
 @command.command("list")
@@ -467,7 +471,8 @@ def _blame_row(row: Blame, claim: ProducerEpochClaim | None, form: str) -> dict[
 def history(session: ClusterSession, transactional_id: str, **options: Any) -> None:
     """Tell what happened to TRANSACTIONAL_ID, and why: claims, fences, aborts, time-outs.
 
-    Commits and aborts that the producer asked for are not kept, except of prepared transactions.
+    Commits and aborts that the producer asked for are not kept, except of prepared transactions;
+    the ones of `resolve` are.
     """
     show(session, TRANSACTION, transactional_id, **options)
     if options["form"] == "table":

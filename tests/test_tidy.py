@@ -297,6 +297,11 @@ ALLOWED_IMPORTS = {
         "coordinator.history",
         "protocol",
         "groups",
+        # What Spark's checkpoint and the progress of the sink mean.
+        "pipelines.spark.checkpoint",
+        "pipelines.spark.errors",
+        "pipelines.spark.progress",
+        "txn.epochs",
         "txn.records",
         "logcore",
     ),
@@ -316,8 +321,10 @@ ALLOWED_IMPORTS = {
         "groups.assignors.client.protocol",
         "logcore.batch",
         "logcore.errors",
+        "logcore.machine",
         "logcore.values",
-        "txn.events",
+        # The records of ``__transaction_state``, and the rules for identities.
+        *(f"txn.{name}" for name in ("epochs", "events", "records", "state")),
     ),
     "tools": (
         "tools",

@@ -183,6 +183,14 @@ def _described(session: ClusterSession, node: int, names: tuple[str, ...]) -> li
 
 def transaction(session: ClusterSession, transactional_id: str) -> Transaction:
     """Ask the coordinator of a transactional id for its state. Raises ApiError."""
+    found = known_transaction(session, transactional_id)
+    if found is None:
+        raise unknown_transactional_id(transactional_id, lambda: _listed(session))
+    return found
+
+
+def known_transaction(session: ClusterSession, transactional_id: str) -> Transaction | None:
+    """Return the state of a transactional id; None if its coordinator does not know the id."""
     try:
         answer = session.client.call(
             "DescribeTransactions",
@@ -193,7 +201,7 @@ def transaction(session: ClusterSession, transactional_id: str) -> Transaction:
     except ApiError as error:
         if error.code != ErrorCode.transactional_id_not_found:
             raise
-        raise unknown_transactional_id(transactional_id, lambda: _listed(session)) from error
+        return None
 
 
 def _listed(session: ClusterSession) -> Iterator[str]:

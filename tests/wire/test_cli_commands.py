@@ -114,6 +114,7 @@ MISSPELT = {
     "txns history": "biling -> billing",
     "txns list": "--state Emty -> Empty",
     "txns producers": "ordrs -> orders",
+    "txns resolve": "biling -> billing",
     "txns terminate": "biling -> billing",
     "users list": "alise -> alice",
     "users passwd": "alise -> alice",

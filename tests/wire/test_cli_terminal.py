@@ -133,6 +133,11 @@ RUNS: Mapping[tuple[str, ...], Sequence[Sequence[str]]] = {
     ("txns", "history"): [(TXN,), (TXN, *JSON), (EVIL,)],
     ("txns", "list"): BOTH,
     ("txns", "producers"): [(TOPIC,), (TOPIC, *JSON)],
+    ("txns", "resolve"): [
+        *((TXN, *more) for more in ((), JSON, ("--producer-id", "0", "--epoch", "0"))),
+        *((EVIL, *more) for more in ((), ("--producer-id", "0", "--epoch", "0"))),
+        ("--from-checkpoint", EVIL),
+    ],
     ("txns", "terminate"): [(TXN,), (EVIL,)],
     ("users", "add"): [(EVIL, "--password-file", EVIL)],
     ("users", "list"): BOTH,

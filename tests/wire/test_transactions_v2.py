@@ -50,7 +50,7 @@ class Producer:
             self.sequence[topic, partition] = sequence + 1
         return error
 
-    def commit_offset(self, group: str, topic: str, offset: int) -> str:
+    def commit_offset(self, group: str, topic: str, offset: int, metadata: str = "") -> str:
         body: dict[str, Any] = {
             "transactional_id": self.name,
             "group_id": group,
@@ -65,7 +65,7 @@ class Producer:
                             "partition_index": 0,
                             "committed_offset": offset,
                             "committed_leader_epoch": -1,
-                            "committed_metadata": "",
+                            "committed_metadata": metadata,
                         }
                     ],
                 }

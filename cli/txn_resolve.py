@@ -1,0 +1,418 @@
+"""``fencepost txns resolve``: whether a transaction that a checkpoint names was committed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from fencepost.cli.changes import execute_option, show_only
+from fencepost.cli.output import (
+    EXIT_REFUSED,
+    EXIT_UNDECIDED,
+    emit,
+    moment,
+    read_time,
+    table_options,
+)
+from fencepost.cli.printing import say
+
+if TYPE_CHECKING:
+    from fencepost.client.queries.blame import Blame
+    from fencepost.client.queries.evidence import StateRecord
+    from fencepost.client.queries.resolution import Resolution
+    from fencepost.client.queries.resolve import Answer, Question
+    from fencepost.client.queries.session import ClusterSession
+
+COLUMNS = ("transactional_id", "producer_id", "epoch", "verdict", "proof", "since", "action")
+MAX_SHOWN_RECORDS = 20
+"""The most records of ``__transaction_state`` that are shown as evidence: the latest ones."""
+
+UNSEALED = (
+    "refused: Spark's checkpoint does not say that all rows were written; restart the query, which"
+    " skips a committed batch and repeats any other"
+)
+
+
+class Named(NamedTuple):
+    """The transactions that a command line or a checkpoint names."""
+
+    questions: tuple[Question, ...]
+    checkpoints: tuple[int | None, ...]
+    spark: Path | None = None
+
+
+@click.command("resolve")
+@click.argument("transactional_id", required=False)
+@click.option("--producer-id", type=click.IntRange(min=0), help="As the checkpoint names it.")
+@click.option("--epoch", type=click.IntRange(0, 32_767), help="The producer epoch, likewise.")
+@click.option(
+    "--from-checkpoint",
+    "checkpoint",
+    type=click.Path(exists=True, path_type=Path),
+    help=(
+        "All transactions of a checkpoint: a folder or _metadata file of Apache Flink, or the"
+        " checkpoint folder of a Spark query that writes with format('fencepost')."
+    ),
+)
+@click.option(
+    "--topic",
+    "topics",
+    multiple=True,
+    metavar="TOPIC[:P]",
+    help="Also search this topic for end markers; needed once the id has expired; repeatable.",
+)
+@click.option(
+    "--since",
+    "since_ms",
+    metavar="TIME",
+    callback=read_time,
+    help="Search partitions from this time instead of from their beginning: 02:13, -2h, yesterday.",
+)
+@click.option("--commit", is_flag=True, help="Commit the transactions that are open.")
+@click.option("--abort", is_flag=True, help="Abort the transactions that are open.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Act even if nothing proves that the open transaction is the one that is named.",
+)
+@execute_option
+@table_options
+def resolve_txn(
+    session: ClusterSession,
+    transactional_id: str | None,
+    producer_id: int | None,
+    epoch: int | None,
+    checkpoint: Path | None,
+    topics: tuple[str, ...],
+    since_ms: int | None,
+    form: str,
+    *,
+    commit: bool,
+    abort: bool,
+    force: bool,
+    execute: bool,
+) -> None:
+    """Tell whether a transaction was committed or aborted, or is still open, with the evidence.
+
+    For a transaction that a checkpoint names by TRANSACTIONAL_ID, producer id and epoch. Without
+    the latter two: for the last one of the id. The evidence are the records of __transaction_state,
+    and the end markers behind the transaction's batches, which also outlive the transactional id.
+
+    --commit and --abort end an open one with EndTxn under the identity that is named; no producer
+    is fenced by a new epoch of InitProducerId. `history` shows the decision. All transactions are
+    left alone if one cannot be ended as requested.
+
+    Exit status 0 if the verdicts are proven, 5 if one is not, 1 if --commit or --abort is refused.
+    """
+    from fencepost.client.queries.open_transactions import partitions_of, transaction
+    from fencepost.client.queries.resolve import resolve_all
+
+    if commit and abort:
+        raise click.UsageError("--commit contradicts --abort")
+    if execute and not (commit or abort):
+        raise click.UsageError("--execute needs --commit or --abort")
+    named = _named(transactional_id, producer_id, epoch, checkpoint)
+    places = partitions_of(session, topics) if topics else []
+    answers = resolve_all(session, named.questions, places, since_ms)
+    if named.spark is not None:
+        answers = [_of_batch(session, answers[0], named.spark)]
+    elif transactional_id is not None and all(one.is_unknown for one in answers):
+        transaction(session, transactional_id)  # raises the error with the nearest name
+    actions = [
+        _action(one.resolution, commit=commit, force=force, spark=named.spark)
+        if commit or abort
+        else None
+        for one in answers
+    ]
+    is_refused = any(one is not None and one.startswith("refused") for one in actions)
+    if execute and not is_refused:
+        done = [_act(session, *pair, commit=commit) for pair in zip(answers, actions, strict=True)]
+        actions = [text for text, _ in done]
+        is_refused = not all(fine for _, fine in done)
+    rows = [
+        _row(answer, action, checkpoint_id)
+        for answer, action, checkpoint_id in zip(answers, actions, named.checkpoints, strict=True)
+    ]
+    emit(rows, COLUMNS, form, "the checkpoint names no transaction of the Kafka sink")
+    if form == "table":
+        for row in rows:
+            _explain(row)
+    if (commit or abort) and not execute:
+        show_only()
+    if is_refused:
+        raise SystemExit(EXIT_REFUSED)
+    if not all(one.resolution.is_proof for one in answers):
+        raise SystemExit(EXIT_UNDECIDED)
+
+
+def _named(
+    name: str | None,
+    producer_id: int | None,
+    epoch: int | None,
+    checkpoint: Path | None,
+) -> Named:
+    from fencepost.cli.flink_checkpoint import CheckpointError, read_flink_checkpoint
+    from fencepost.client.queries.resolve import Question
+    from fencepost.txn.epochs import ProducerIdentity
+
+    if (producer_id is None) != (epoch is None):
+        raise click.UsageError("--producer-id and --epoch belong together")
+    if checkpoint is None:
+        if name is None:
+            raise click.UsageError("give a TRANSACTIONAL_ID or --from-checkpoint")
+        identity = None
+        if producer_id is not None and epoch is not None:
+            identity = ProducerIdentity(producer_id, epoch)
+        return Named((Question(name, identity),), (None,))
+    if producer_id is not None:
+        raise click.UsageError("--from-checkpoint has producer ids and epochs of its own")
+    if (checkpoint / "offsets").is_dir():
+        return Named((Question(name or _spark_id(checkpoint)),), (None,), checkpoint)
+    try:
+        found = read_flink_checkpoint(checkpoint)
+    except CheckpointError as error:
+        raise click.ClickException(str(error)) from error
+    chosen = [one for one in found if name in {None, one.transactional_id}]
+    if found and not chosen:
+        raise click.ClickException(f"{checkpoint} names no transaction of {name!r}")
+    return Named(
+        tuple(
+            Question(one.transactional_id, ProducerIdentity(one.producer_id, one.epoch))
+            for one in chosen
+        ),
+        tuple(one.checkpoint_id for one in chosen),
+    )
+
+
+def _spark_id(folder: Path) -> str:
+    """Return the transactional id that the sink uses by default."""
+    from fencepost.pipelines.spark.checkpoint import read_checkpoint
+
+    planned = read_checkpoint(str(folder))
+    if planned is None:
+        raise click.ClickException(f"{folder} is not the checkpoint of a Spark query")
+    return f"fencepost-{planned.query_id}"
+
+
+def _of_batch(session: ClusterSession, answer: Answer, folder: Path) -> Answer:
+    """Judge the last planned batch of a Spark query by the progress that its sink commits."""
+    from fencepost.client.queries.resolution import Verdict
+    from fencepost.pipelines.spark.checkpoint import read_checkpoint
+    from fencepost.pipelines.spark.errors import ProgressError
+    from fencepost.pipelines.spark.progress import BatchState, Progress, batch_state
+
+    found = answer.resolution
+    name = found.evidence.transactional_id
+    group = f"{name}-progress"
+    try:
+        planned = read_checkpoint(str(folder))
+        if planned is None:
+            raise click.ClickException(f"{folder} is not the checkpoint of a Spark query")
+        told = list(session.committed(group).values())
+        done = Progress.from_text(told[0].metadata, group) if told else None
+        batch = Progress(planned.batch_id, planned.query_id, planned.digest)
+        state = batch_state(batch, done, name)
+    except ProgressError as error:
+        return _judged(answer, Verdict.NO_EVIDENCE, str(error), proof=False)
+    number = f"batch {batch.batch_id}"
+    if state is not BatchState.NEXT:
+        why = f"group {group} has the progress of {number}, which its transaction committed"
+        return _judged(answer, Verdict.COMMITTED, why, proof=state is BatchState.DONE)
+    current = found.evidence.current
+    if found.verdict is Verdict.OPEN:
+        return _judged(answer, Verdict.OPEN, f"an attempt at {number} has it open", proof=True)
+    if current is not None and current.state == "PrepareCommit":
+        return answer
+    why = f"group {group} does not have the progress of {number}, and no transaction is open"
+    verdict = Verdict.ABORTED if found.verdict is Verdict.ABORTED else Verdict.NOT_BEGUN
+    # A progress expires, and then the first batch looks like one that was never committed.
+    return _judged(answer, verdict, why, proof=done is not None)
+
+
+def _judged(answer: Answer, verdict: str, why: str, *, proof: bool) -> Answer:
+    from fencepost.client.queries.resolution import Verdict
+
+    found = answer.resolution
+    because = (why, *(found.because if verdict == found.verdict else ()))
+    judged = replace(found, verdict=Verdict(verdict), because=because, is_proof=proof)
+    return answer._replace(resolution=judged)
+
+
+def _action(found: Resolution, *, commit: bool, force: bool, spark: Path | None) -> str:
+    """Return what --commit or --abort would do, or why it is refused."""
+    from fencepost.client.queries.resolution import Verdict
+
+    word, wanted = ("commit", Verdict.COMMITTED) if commit else ("abort", Verdict.ABORTED)
+    if found.verdict is wanted:
+        return f"already {wanted}"
+    if commit and spark is not None:
+        return UNSEALED
+    if found.verdict is Verdict.HANGING:
+        return "refused: its coordinator does not know it; `fencepost txns abort` aborts it"
+    if found.verdict is not Verdict.OPEN:
+        return f"refused: it is not open ({found.verdict}): EndTxn would get an error"
+    if found.ends_as is None:
+        return "refused: EndTxn would get PRODUCER_FENCED, because a successor has kept it"
+    if not found.is_proof and not force:
+        return f"refused: {found.because[-1]}; --force does it nevertheless"
+    identity = f"producer {found.ends_as.producer_id} epoch {found.ends_as.epoch}"
+    return f"would {word} it as {identity}; --execute does it"
+
+
+def _act(
+    session: ClusterSession, answer: Answer, action: str | None, *, commit: bool
+) -> tuple[str | None, bool]:
+    """Do what ``action`` says; return what was done, and whether it succeeded."""
+    from fencepost.client.client import ApiError
+    from fencepost.client.queries.resolve import end_transaction
+
+    if action is None or action.startswith("already"):
+        return action, True
+    try:
+        end_transaction(session, answer.resolution, commit=commit)
+    except ApiError as error:
+        return f"refused: {error}; it was ended or replaced meanwhile: resolve it again", False
+    return "committed" if commit else "aborted", True
+
+
+def _row(answer: Answer, action: str | None, checkpoint_id: int | None) -> dict[str, object]:
+    found = answer.resolution
+    evidence, identity = found.evidence, found.identity
+    since, timeout_ms = _open_since(found)
+    return {
+        "transactional_id": evidence.transactional_id,
+        "producer_id": identity.producer_id if identity is not None else None,
+        "epoch": identity.epoch if identity is not None else None,
+        "checkpoint": checkpoint_id,
+        "verdict": str(found.verdict),
+        "proof": found.is_proof,
+        "because": list(found.because),
+        "transaction_version": found.version,
+        "since": moment(since),
+        "timeout_ms": timeout_ms,
+        "ended_by": _ended_by(found, since, timeout_ms),
+        "waiting": [_waiting(row) for row in answer.waiting],
+        "records": [
+            _record(one, evidence.log.partition)
+            for one in evidence.log.records[-MAX_SHOWN_RECORDS:]
+        ],
+        "markers": [
+            {
+                "topic": one.place[0],
+                "partition": one.place[1],
+                "offset": one.offset,
+                "outcome": "commit" if one.commit else "abort",
+                "producer_epoch": one.producer_epoch,
+                "coordinator_epoch": one.coordinator_epoch,
+                "time": moment(one.timestamp_ms),
+                "first_offset": one.first_offset,
+            }
+            for one in evidence.endings
+        ],
+        "searched": [f"{topic}:{index}" for topic, index in evidence.searched],
+        "history": [
+            {
+                "time": moment(one.at_ms),
+                "what": one.what,
+                "why": one.why,
+                "client": one.client_id,
+                "host": one.client_host,
+            }
+            for one in answer.history
+        ],
+        "action": action,
+    }
+
+
+def _open_since(found: Resolution) -> tuple[int | None, int | None]:
+    from fencepost.client.queries.resolution import Verdict
+
+    current = found.evidence.current
+    if found.verdict is not Verdict.OPEN or current is None:
+        return None, None
+    return current.started_ms, current.timeout_ms
+
+
+def _ended_by(found: Resolution, since: int | None, timeout_ms: int | None) -> list[str]:
+    """Return what commits and what aborts an open transaction."""
+    from fencepost.client.queries.open_transactions import TWO_PHASE_TIMEOUT_MS
+
+    if since is None or timeout_ms is None:
+        return []
+    name, owner = found.evidence.transactional_id, found.ends_as
+    who = "the successor that has kept it"
+    if owner is not None:
+        who = f"producer {owner.producer_id} epoch {owner.epoch}"
+    timeout = f"its timeout, at {moment(since + timeout_ms)}, or"
+    if timeout_ms == TWO_PHASE_TIMEOUT_MS:
+        timeout = "no timeout (two-phase commit), but"
+    claim = f"InitProducerId of {name}, as by a start without the checkpoint or `txns terminate`"
+    return [
+        f"commits: EndTxn of {who}, as by a restart from the checkpoint, or --commit --execute",
+        f"aborts: {timeout} {claim}, or --abort --execute",
+    ]
+
+
+def _waiting(row: Blame) -> dict[str, object]:
+    return {
+        "topic": row.topic,
+        "partition": row.partition,
+        "stable": row.stable,
+        "end": row.end,
+        "producer_id": row.pin.producer_id if row.pin is not None else None,
+        "groups": [one.group for one in row.waiting],
+    }
+
+
+def _record(record: StateRecord, partition: int) -> dict[str, object]:
+    txn = record.txn
+    return {
+        "partition": partition,
+        "offset": record.offset,
+        "time": moment(record.timestamp_ms),
+        "state": "tombstone" if txn is None else txn.state.kafka_name,
+        "producer_id": None if txn is None else txn.producer_id,
+        "epoch": None if txn is None else txn.producer_epoch,
+        "transaction_version": None if txn is None else txn.client_transaction_version,
+    }
+
+
+def _explain(row: dict[str, object]) -> None:
+    """Print the reasons and the evidence of a verdict."""
+    lines = [f"{row['transactional_id']}: {row['verdict']}", *_texts(row["because"])]
+    lines += _texts(row["ended_by"])
+    for one in _rows(row["waiting"]):
+        groups = ", ".join(_texts(one["groups"])) or "no group"
+        lines.append(
+            f"waiting: {one['topic']}:{one['partition']} at the last stable offset {one['stable']}"
+            f" of {one['end']}: {groups}"
+        )
+    for one in _rows(row["records"]):
+        identity = f" {one['producer_id']}:{one['epoch']}" if one["epoch"] is not None else ""
+        lines.append(
+            f"__transaction_state-{one['partition']} offset {one['offset']}:"
+            f" {one['state']}{identity}"
+        )
+    for one in _rows(row["markers"]):
+        behind = one["first_offset"]
+        what = "no batch left" if behind is None else f"batches from offset {behind}"
+        lines.append(
+            f"{one['topic']}:{one['partition']} offset {one['offset']}: {one['outcome']} marker,"
+            f" producer epoch {one['producer_epoch']}, coordinator epoch"
+            f" {one['coordinator_epoch']}; {what}"
+        )
+    for one in _rows(row["history"]):
+        lines.append(f"history: {one['time']} {one['what']}: {one['why']} ({one['client']})")
+    say("", lines[0], *(f"  {line}" for line in lines[1:]))
+
+
+def _texts(value: object) -> list[str]:
+    return [str(one) for one in value] if isinstance(value, Sequence) else []
+
+
+def _rows(value: object) -> list[dict[str, object]]:
+    return list(value) if isinstance(value, list) else []

@@ -1,0 +1,194 @@
+"""Evidence of a transaction's outcome that any Kafka broker stores.
+
+The coordinator's log, ``__transaction_state``, has the last record of each transactional id, and
+until it is compacted also earlier ones. A partition's log has the end marker of each transaction
+after its batches, for as long as it has the batches, also when the transactional id has expired.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from kio.schema.errors import ErrorCode
+
+from fencepost.client.client import ApiError
+from fencepost.client.queries.reader import headers
+from fencepost.client.requests import EARLIEST, LATEST, Partition
+from fencepost.coordinator.metadata.names import TRANSACTION_STATE
+from fencepost.coordinator.runtime.key_partition import partition_for
+from fencepost.logcore.batch import BatchHeader, ControlType, first_control, record_chunks
+from fencepost.logcore.machine import Record
+from fencepost.txn.epochs import ProducerIdentity
+from fencepost.txn.records import decode, encode_key
+from fencepost.txn.state import TransactionMetadata
+
+if TYPE_CHECKING:
+    from fencepost.client.queries.session import ClusterSession
+
+MAX_STATE_RECORDS = 10_000
+"""The most records of one transactional id that are kept; the oldest ones are dropped."""
+
+_REFUSED = frozenset(
+    {
+        ErrorCode.topic_authorization_failed,
+        ErrorCode.cluster_authorization_failed,
+        ErrorCode.unknown_topic_or_partition,
+    }
+)
+
+
+class StateRecord(NamedTuple):
+    """A record of ``__transaction_state``; ``txn`` is None for a tombstone, written at expiry."""
+
+    offset: int
+    timestamp_ms: int
+    txn: TransactionMetadata | None
+
+
+class StateLog(NamedTuple):
+    """The records of one transactional id, oldest first; ``unreadable`` says why there are none."""
+
+    partition: int
+    records: tuple[StateRecord, ...] = ()
+    unreadable: str | None = None
+
+
+class Ending(NamedTuple):
+    """An end marker of a producer in a partition's log.
+
+    ``first_offset`` is the first batch of the transaction that the marker ends, with the epoch that
+    was asked for; None if no such batch is left or was read. A ``first_sequence`` of 0 says that it
+    is the first batch of its epoch in the partition.
+    """
+
+    place: Partition
+    offset: int
+    producer_epoch: int
+    coordinator_epoch: int
+    commit: bool
+    timestamp_ms: int
+    first_offset: int | None
+    first_sequence: int | None
+
+
+def state_logs(session: ClusterSession, names: Iterable[str]) -> dict[str, StateLog]:
+    """Read the records of transactional ids from the coordinators' log, each partition once.
+
+    It can be unreadable: the topic may not exist, or the principal may not read it.
+    """
+    wanted = set(names)
+    try:
+        (topic,) = session.topics([TRANSACTION_STATE])
+    except ApiError as error:
+        if error.code not in _REFUSED:
+            raise
+        return dict.fromkeys(wanted, StateLog(-1, unreadable=str(error)))
+    by_partition: dict[int, list[str]] = defaultdict(list)
+    for name in sorted(wanted):
+        by_partition[partition_for(name, len(topic.partitions))].append(name)
+    found: dict[str, StateLog] = {}
+    for index, here in by_partition.items():
+        try:
+            records = _records_of(session, index, here)
+        except ApiError as error:
+            if error.code not in _REFUSED:
+                raise
+            found |= dict.fromkeys(here, StateLog(index, unreadable=str(error)))
+        else:
+            found |= {name: StateLog(index, tuple(records[name])) for name in here}
+    return found
+
+
+def _records_of(
+    session: ClusterSession, index: int, names: Iterable[str]
+) -> dict[str, deque[StateRecord]]:
+    place, keys = (TRANSACTION_STATE, index), {encode_key(name): name for name in names}
+    found = {name: deque[StateRecord](maxlen=MAX_STATE_RECORDS) for name in keys.values()}
+    first = session.offsets([place], EARLIEST)[place]
+    for data, at, header in _batches(session, place, first):
+        if header.is_control:
+            continue
+        for record in (one for chunk in record_chunks(data, at, header) for one in chunk):
+            name = keys.get(record.key or b"")
+            if name is None:
+                continue
+            decoded = decode(Record(encode_key(name), record.value))
+            if decoded is None:
+                raise ApiError(
+                    ErrorCode.unsupported_version,
+                    "Fetch",
+                    f"{place[0]}-{index} has a record of an unknown version at {record.offset}",
+                )
+            found[name].append(StateRecord(record.offset, record.timestamp_ms, decoded.txn))
+    return found
+
+
+def endings(
+    session: ClusterSession,
+    places: Iterable[Partition],
+    identity: ProducerIdentity,
+    since_ms: int | None = None,
+) -> list[Ending]:
+    """Return the end markers that end, or may end, transactions of ``identity``.
+
+    The partitions are read from ``since_ms``, or from their beginning.
+    """
+    wanted = sorted(set(places))
+    starts = session.offsets(wanted, EARLIEST if since_ms is None else since_ms)
+    found: list[Ending] = []
+    for place in wanted:
+        if starts[place] >= 0:  # -1: no record is that young
+            found += _endings_of(session, place, starts[place], identity)
+    return found
+
+
+def _endings_of(
+    session: ClusterSession, place: Partition, start: int, identity: ProducerIdentity
+) -> list[Ending]:
+    found: list[Ending] = []
+    first: BatchHeader | None = None
+    for data, at, header in _batches(session, place, start):
+        if header.producer_id != identity.producer_id or not header.is_transactional:
+            continue
+        if not header.is_control:
+            mine = header.producer_epoch == identity.epoch
+            first = (header if first is None else first) if mine else None
+            continue
+        # The first marker behind a batch ends its transaction, in every version of transactions.
+        # Without the batch, the epoch could also be that of the transaction before or after.
+        may_end = first is not None or header.producer_epoch - identity.epoch in {0, 1}
+        marker = first_control(data, at, header) if may_end else None
+        if marker is not None and marker.type in {ControlType.COMMIT, ControlType.ABORT}:
+            found.append(
+                Ending(
+                    place,
+                    header.base_offset,
+                    header.producer_epoch,
+                    marker.coordinator_epoch,
+                    marker.type is ControlType.COMMIT,
+                    header.max_timestamp,
+                    None if first is None else first.base_offset,
+                    None if first is None else first.base_sequence,
+                )
+            )
+        first = None
+    return found
+
+
+def _batches(
+    session: ClusterSession, place: Partition, start: int
+) -> Iterator[tuple[bytes, int, BatchHeader]]:
+    """Yield the batches of a partition up to its present high watermark, with their bytes."""
+    end = session.offsets([place], LATEST)[place]
+    position = start
+    while position < end:
+        data = session.fetch(*place, position, committed=False).records or b""
+        before = position
+        for at, header in headers(data):
+            if header.next_offset > position:
+                yield data, at, header
+                position = header.next_offset
+        if position == before:  # compaction has removed the rest
+            return

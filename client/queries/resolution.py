@@ -1,0 +1,434 @@
+"""The verdict about one transaction, from the evidence that a cluster still has.
+
+Functions without I/O; :mod:`.resolve` collects the evidence. The rules by which a record or a
+marker belongs to the transaction of a producer id P and epoch E:
+
+* An Ongoing record has the transaction's own identity, and the Prepare record that follows it in
+  the log ends that transaction. Compaction keeps the last record of an id in the part that it has
+  cleaned and every record behind that part, so the records that are left follow each other without
+  a gap.
+* A Prepare or Complete record without its predecessor: under transaction version 2 (KIP-890) each
+  end bumps the epoch, so P, E + 1 ends P, E. After the last epoch a Complete record has a new
+  producer id at epoch 0, and the previous one. Under version 1 a commit leaves the epoch as it is,
+  while an abort may also come from a fence, which bumps it: then the record alone proves nothing.
+* A transaction that a successor has kept (KIP-939) also has the successor's identity, which must be
+  used to end it.
+* In a partition, the first marker of P behind a batch of P, E ends P, E. A marker without the batch
+  proves nothing, because the next transaction of version 1 has the same marker.
+* Under version 1 consecutive transactions of a producer have one identity. Outcomes prove something
+  about each of them only if all are known, since the InitProducerId that gave out the identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+from fencepost.client.queries.evidence import Ending, StateLog, StateRecord
+from fencepost.client.queries.open_transactions import ONGOING, Producer, Transaction
+from fencepost.logcore.values import dataclass
+from fencepost.txn.epochs import LAST_CLIENT_EPOCH, ProducerIdentity
+from fencepost.txn.state import PREPARED, TV2, TransactionMetadata, TransactionState
+
+
+class Verdict(StrEnum):
+    """The kinds of verdicts about a transaction."""
+
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+    OPEN = "open"
+    HANGING = "hanging"
+    NOT_BEGUN = "not begun"
+    REPLACED = "replaced"
+    EXPIRED = "expired"
+    MIXED = "mixed"
+    NO_EVIDENCE = "no evidence left"
+
+
+ENDED = (TransactionState.COMPLETE_COMMIT, TransactionState.COMPLETE_ABORT)
+_COMMITS = {
+    TransactionState.PREPARE_COMMIT,
+    TransactionState.COMPLETE_COMMIT,
+}
+VERSION_1 = (
+    "transactions of version 1 share one identity until the next InitProducerId, and nothing shows"
+    " that this was the only one"
+)
+
+
+class Outcome(NamedTuple):
+    """A decided transaction in ``__transaction_state``, and the first record that says so.
+
+    ``others`` are further identities that the record may belong to instead.
+    """
+
+    offset: int
+    identity: ProducerIdentity
+    commit: bool
+    version: int
+    others: tuple[ProducerIdentity, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """All that a cluster tells about one transaction.
+
+    ``current`` is the coordinator's answer, None if it does not know the id. ``searched`` are the
+    partitions whose logs were read for ``endings``.
+    """
+
+    transactional_id: str
+    identity: ProducerIdentity | None
+    current: Transaction | None
+    log: StateLog
+    endings: tuple[Ending, ...] = ()
+    open_here: tuple[Producer, ...] = ()
+    searched: tuple[tuple[str, int], ...] = ()
+    expired_ms: int | None = None
+    """When the broker's history says that the id expired."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """A verdict, its reasons, and whether they prove it.
+
+    ``ends_as`` is the identity that EndTxn must have to end the open transaction; None if the
+    identity that was asked for cannot end it.
+    """
+
+    evidence: Evidence
+    identity: ProducerIdentity | None
+    verdict: Verdict
+    is_proof: bool
+    because: tuple[str, ...]
+    ends_as: ProducerIdentity | None = None
+    version: int | None = None
+    """The transaction version of its producer; None if no record tells."""
+
+
+def outcomes_of(records: Sequence[StateRecord]) -> list[Outcome]:
+    """Return the decided transactions of an id's records."""
+    found: list[Outcome] = []
+    before: TransactionMetadata | None = None
+    for record in records:
+        txn = record.txn
+        if txn is not None:
+            if txn.state in PREPARED:
+                found.append(_ended(record.offset, txn, before))
+            elif txn.state in ENDED and (before is None or before.state not in PREPARED):
+                found.append(_ended(record.offset, txn, None))
+        before = txn
+    return found
+
+
+def _ended(offset: int, txn: TransactionMetadata, before: TransactionMetadata | None) -> Outcome:
+    commit, version = txn.state in _COMMITS, txn.client_transaction_version
+    if before is not None and before.state is TransactionState.ONGOING:
+        return Outcome(offset, before.identity, commit, version)
+    is_complete = txn.state in ENDED
+    if version >= TV2:
+        if is_complete and txn.producer_epoch == 0:
+            rotated = ProducerIdentity(txn.previous_producer_id, LAST_CLIENT_EPOCH)
+            return Outcome(offset, rotated, commit, version)
+        return Outcome(offset, _previous(txn.identity), commit, version)
+    if commit and not txn.is_kept:
+        return Outcome(offset, txn.identity, commit, version)
+    if commit:
+        return Outcome(offset, _previous(txn.identity), commit, version)
+    return Outcome(offset, txn.identity, commit, version, (_previous(txn.identity),))
+
+
+def _previous(identity: ProducerIdentity) -> ProducerIdentity:
+    return ProducerIdentity(identity.producer_id, identity.epoch - 1)
+
+
+def is_whole(records: Sequence[StateRecord], identity: ProducerIdentity) -> bool:
+    """Return whether the records begin no later than the InitProducerId that gave ``identity``."""
+    return any(
+        one.txn is not None
+        and one.txn.state is TransactionState.EMPTY
+        and one.txn.identity == identity
+        for one in records
+    )
+
+
+def partitions_of(
+    records: Iterable[StateRecord], identity: ProducerIdentity
+) -> set[tuple[str, int]]:
+    """Return the partitions of the transactions of ``identity``, as far as the records tell."""
+    found: set[tuple[str, int]] = set()
+    before: TransactionMetadata | None = None
+    for one in records:
+        txn = one.txn
+        if txn is not None and txn.partitions:
+            ended = _ended(one.offset, txn, before) if txn.state in PREPARED else None
+            names = {txn.identity} if ended is None else {ended.identity, *ended.others}
+            if identity in names or (txn.is_kept and identity == txn.client_identity):
+                found |= txn.partitions
+        before = txn
+    return found
+
+
+def target_of(asked: ProducerIdentity, log: StateLog) -> ProducerIdentity:
+    """Return the identity of the transaction in question.
+
+    A successor's identity stands for the transaction that it has kept.
+    """
+    kept = [one.txn for one in log.records if one.txn is not None and one.txn.is_kept]
+    return next((one.identity for one in reversed(kept) if one.client_identity == asked), asked)
+
+
+def resolve(evidence: Evidence) -> Resolution:
+    """Return the verdict about the transaction that ``evidence`` is about."""
+    current, log = evidence.current, evidence.log
+    if evidence.identity is None:
+        return _last(evidence)
+    target = target_of(evidence.identity, log)
+    mine = tuple(
+        one for one in outcomes_of(log.records) if one.identity == target and not one.others
+    )
+    found = _Found(evidence, target, mine, _version(log.records, target))
+    is_current = current is not None and (current.producer_id, current.epoch) == target
+    if current is not None and current.state == ONGOING and is_current:
+        return _open(found, current)
+    outcomes = {one.commit for one in mine} | {one.commit for one in found.marked}
+    if len(outcomes) == len({True, False}):
+        return found.say(
+            Verdict.MIXED,
+            "there are commits and aborts under this identity: it stands for several transactions"
+            " of version 1, or one partition was aborted by WriteTxnMarkers",
+        )
+    if outcomes:
+        return _decided(found, commit=outcomes.pop())
+    hanging = [one for one in evidence.open_here if one.epoch == target.epoch]
+    if hanging:
+        places = ", ".join(f"{one.topic}:{one.partition}" for one in hanging)
+        return found.say(
+            Verdict.HANGING,
+            f"the leader has it open in {places}, and its coordinator will not end it there:"
+            " only `fencepost txns abort` does",
+            proof=True,
+        )
+    if current is None:
+        return _unknown(found)
+    return _past(found, current, is_current=is_current)
+
+
+def _last(evidence: Evidence) -> Resolution:
+    """Return the verdict about the last transaction of an id."""
+    current, records = evidence.current, evidence.log.records
+    if current is not None and current.state == ONGOING:
+        identity = ProducerIdentity(current.producer_id, current.epoch)
+        return _open(_Found(evidence, identity, (), _version(records, identity)), current)
+    outcomes = outcomes_of(records)
+    told = [one.txn for one in records if one.txn is not None]
+    if outcomes and told[-1].state is not TransactionState.EMPTY:
+        last = outcomes[-1]
+        found = _Found(evidence, last.identity, (last,), _version(records, last.identity))
+        verdict = Verdict.COMMITTED if last.commit else Verdict.ABORTED
+        return found.say(verdict, "it is the last transaction of the id", proof=True)
+    if current is None:
+        return _unknown(_Found(evidence, None, (), None))
+    identity = ProducerIdentity(current.producer_id, current.epoch)
+    found = _Found(evidence, identity, (), None)
+    if current.state == "Empty":
+        return found.say(Verdict.NOT_BEGUN, "its producer has begun no transaction", proof=True)
+    commit = current.state in {"PrepareCommit", "CompleteCommit"}
+    return found.say(
+        Verdict.COMMITTED if commit else Verdict.ABORTED,
+        f"its coordinator has the last transaction of the id as {current.state}",
+        proof=True,
+    )
+
+
+class _Found(NamedTuple):
+    """The intermediate results of :func:`resolve`."""
+
+    evidence: Evidence
+    target: ProducerIdentity | None
+    mine: tuple[Outcome, ...]
+    version: int | None
+
+    @property
+    def marked(self) -> list[Ending]:
+        """The markers that end transactions of the identity."""
+        return [one for one in self.evidence.endings if one.first_offset is not None]
+
+    @property
+    def is_all(self) -> bool:
+        """Whether the identity has no transactions that the log does not show."""
+        if self.version == TV2:
+            return True
+        log = self.evidence.log.records
+        return self.target is not None and is_whole(log, self.target)
+
+    def say(
+        self,
+        verdict: Verdict,
+        *because: str,
+        proof: bool = False,
+        ends_as: ProducerIdentity | None = None,
+    ) -> Resolution:
+        unreadable = self.evidence.log.unreadable
+        notes = (f"__transaction_state was not read: {unreadable}",) if unreadable else ()
+        return Resolution(
+            self.evidence,
+            self.evidence.identity or self.target,
+            verdict,
+            proof,
+            (*because, *notes),
+            ends_as,
+            self.version,
+        )
+
+
+def _version(records: Sequence[StateRecord], target: ProducerIdentity | None) -> int | None:
+    """Return the transaction version of the last record of ``target`` with a transaction."""
+    for one in reversed(records):
+        txn = one.txn
+        if txn is not None and txn.state is TransactionState.ONGOING and txn.identity == target:
+            return TV2 if txn.client_transaction_version >= TV2 else 1
+    for outcome in reversed(outcomes_of(records)):
+        if outcome.identity == target:
+            return TV2 if outcome.version >= TV2 else 1
+    return None
+
+
+def _open(found: _Found, current: Transaction) -> Resolution:
+    target, asked, records = found.target, found.evidence.identity, found.evidence.log.records
+    because = [f"its coordinator has it as {current.state}"]
+    ends_as = target
+    last = records[-1].txn if records else None
+    if last is not None and last.is_kept and last.identity == target:
+        owner = last.client_identity
+        ends_as = owner if asked in {None, owner} else None
+        because.append(
+            f"a successor has kept it (KIP-939): only producer {owner.producer_id}"
+            f" epoch {owner.epoch} can end it"
+        )
+    earlier = len(found.mine) or len(found.marked)
+    if asked is None:
+        is_proof = True  # the question names no other transaction
+    elif earlier:
+        is_proof = False
+        because.append("earlier transactions of this identity have ended: one of them may be meant")
+    else:
+        is_proof = found.is_all
+        if not is_proof:
+            because.append(VERSION_1)
+    return found.say(Verdict.OPEN, *because, proof=is_proof, ends_as=ends_as)
+
+
+def _decided(found: _Found, *, commit: bool) -> Resolution:
+    word = "commit" if commit else "abort"
+    because = []
+    if found.mine:
+        because.append(f"__transaction_state has the decision to {word}")
+    marked: dict[tuple[str, int], Ending] = {}
+    for one in found.marked:
+        marked.setdefault(one.place, one)
+    if marked:
+        places = ", ".join(f"{topic}:{index}" for topic, index in sorted(marked))
+        because.append(f"{word} markers follow all its batches in {places}")
+    # From the first sequence number of the epoch on, no batch of an earlier transaction is missing.
+    has_all = bool(marked) and all(one.first_sequence == 0 for one in marked.values())
+    is_proof = found.is_all or has_all
+    if not is_proof:
+        because.append(VERSION_1)
+    verdict = Verdict.COMMITTED if commit else Verdict.ABORTED
+    return found.say(verdict, *because, proof=is_proof)
+
+
+def _unknown(found: _Found) -> Resolution:
+    """Return the verdict about an id that its coordinator does not know."""
+    log, evidence = found.evidence.log, found.evidence
+    no_markers = _searched(evidence)
+    expired = [one for one in log.records if one.txn is None]
+    if expired:
+        return found.say(
+            Verdict.EXPIRED,
+            f"its coordinator deleted the id with the record at offset {expired[-1].offset} of"
+            f" __transaction_state-{log.partition}",
+            no_markers,
+        )
+    if evidence.expired_ms is not None:
+        return found.say(
+            Verdict.EXPIRED, "the broker's history says that the id expired", no_markers
+        )
+    return found.say(
+        Verdict.NO_EVIDENCE,
+        "its coordinator does not know the id: it has expired, or was never used here",
+        no_markers,
+    )
+
+
+def _past(found: _Found, current: Transaction, *, is_current: bool) -> Resolution:
+    """Return the verdict about an identity that has no outcome, under a known id."""
+    target, records = found.target or ProducerIdentity(-1, -1), found.evidence.log.records
+    last = records[-1].txn if records else None
+    now = f"producer {current.producer_id} epoch {current.epoch}, {current.state}"
+    if is_current:
+        # Under version 2 the Complete record already has the identity of the next transaction.
+        is_next = last is not None and last.client_transaction_version >= TV2
+        if current.state == "Empty" or (current.state.startswith("Complete") and is_next):
+            return found.say(
+                Verdict.NOT_BEGUN,
+                f"its coordinator has {now}: nothing was written under this identity yet",
+                proof=True,
+            )
+        return found.say(
+            Verdict.NO_EVIDENCE,
+            f"its coordinator has {now}, which is the outcome of this identity under transaction"
+            " version 1, and of the one before it under version 2",
+            _searched(found.evidence),
+        )
+    is_next = current.producer_id == target.producer_id and current.epoch == target.epoch + 1
+    if is_next and last is None and current.state.startswith(("Prepare", "Complete")):
+        return found.say(
+            Verdict.NO_EVIDENCE,
+            f"its coordinator has {now}, which is the outcome of this identity under transaction"
+            " version 2, and of the one after it under version 1",
+            _searched(found.evidence),
+        )
+    if current.producer_id == target.producer_id and current.epoch < target.epoch:
+        return found.say(
+            Verdict.NO_EVIDENCE,
+            f"its coordinator has the older {now}: this cluster is not the one that gave out the"
+            " identity, or it has lost records",
+        )
+    belonged = current.producer_id == target.producer_id or any(
+        one.txn is not None
+        and target.producer_id in {one.txn.producer_id, one.txn.previous_producer_id}
+        for one in records
+    )
+    if not belonged:
+        return found.say(
+            Verdict.NO_EVIDENCE,
+            f"its coordinator has {now}; nothing shows that producer {target.producer_id} ever"
+            " had this id",
+            _searched(found.evidence),
+        )
+    # The log shows the identity's InitProducerId, all that followed, and no transaction.
+    never = is_whole(records, target) and not found.evidence.endings
+    return found.say(
+        Verdict.REPLACED,
+        f"its coordinator has the newer {now}: the transaction is not open and can no longer be"
+        " committed",
+        "no transaction was begun under the identity"
+        if never
+        else "if it was still open when it was replaced, it was aborted",
+        *(() if never else (_searched(found.evidence),)),
+        proof=never,
+    )
+
+
+def _searched(evidence: Evidence) -> str:
+    if not evidence.searched:
+        return "no partition was searched for markers: name its topics with --topic"
+    if any(one.first_offset is None for one in evidence.endings):
+        return (
+            "the partitions that were searched have markers that may be its own, but its batches"
+            " are gone or were not read (--since)"
+        )
+    return f"no marker of it is left in the {len(evidence.searched)} partitions that were searched"

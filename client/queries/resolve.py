@@ -1,0 +1,226 @@
+"""Collects the evidence about transactions, and ends an open one under its own identity."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from kio.schema.errors import ErrorCode
+
+from fencepost.client.client import ApiError, WireClient
+from fencepost.client.queries.blame import Blame, blame
+from fencepost.client.queries.entries import entries_of
+from fencepost.client.queries.evidence import Ending, StateLog, endings, state_logs
+from fencepost.client.queries.open_transactions import (
+    ONGOING,
+    Producer,
+    known_transaction,
+    producers,
+)
+from fencepost.client.queries.resolution import (
+    Evidence,
+    Resolution,
+    Verdict,
+    is_whole,
+    partitions_of,
+    resolve,
+    target_of,
+)
+from fencepost.coordinator.history.entries import TRANSACTION, Entry, encode_key
+from fencepost.coordinator.metadata.names import is_internal
+from fencepost.protocol.errors import WireError
+from fencepost.txn.epochs import ProducerIdentity
+from fencepost.txn.events import RESOLVER_CLIENT_ID, EventKind
+from fencepost.txn.state import TV2, TransactionState
+
+if TYPE_CHECKING:
+    from fencepost.client.queries.session import ClusterSession
+    from fencepost.client.requests import Partition
+
+CLOCK_SKEW_MS = 600_000
+"""How far the clocks of a coordinator and of a partition's leader may differ."""
+
+LAST_TV1_END_TXN = 4
+"""The last version of EndTxn that leaves the producer's epoch as it is."""
+
+
+class Question(NamedTuple):
+    """A transaction to resolve; without an identity the last one of the id."""
+
+    transactional_id: str
+    identity: ProducerIdentity | None = None
+
+
+class Answer(NamedTuple):
+    """The verdict about a transaction, and the partitions in which readers wait for it."""
+
+    resolution: Resolution
+    waiting: tuple[Blame, ...]
+    history: tuple[Entry, ...]
+    """The entries about its end in the broker's history; Apache Kafka keeps none."""
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether the question names only an id, and nothing shows that it was ever used."""
+        found = self.resolution
+        return found.verdict is Verdict.NO_EVIDENCE and found.identity is None
+
+
+def resolve_all(
+    session: ClusterSession,
+    questions: Sequence[Question],
+    places: Collection[Partition] = (),
+    since_ms: int | None = None,
+) -> list[Answer]:
+    """Return the verdict about each transaction.
+
+    Beside the partitions that coordinator and ``__transaction_state`` name, ``places`` are searched
+    for markers, from ``since_ms`` on.
+    """
+    names = {one.transactional_id for one in questions}
+    logs, history = state_logs(session, names), _history(session, names)
+    return [
+        _answer(session, one, logs[one.transactional_id], history, places, since_ms)
+        for one in questions
+    ]
+
+
+def _answer(
+    session: ClusterSession,
+    question: Question,
+    log: StateLog,
+    history: Sequence[Entry],
+    places: Collection[Partition],
+    since_ms: int | None,
+) -> Answer:
+    name, asked = question
+    current = known_transaction(session, name)
+    told = tuple(one for one in history if one.subject == name)
+    expired = [one.at_ms for one in told if one.what == EventKind.TRANSACTIONAL_ID_EXPIRED]
+    evidence = Evidence(
+        transactional_id=name,
+        identity=asked,
+        current=current,
+        log=log,
+        expired_ms=expired[-1] if expired else None,
+    )
+    if asked is not None:
+        evidence = _searched(session, evidence, target_of(asked, log), places, since_ms)
+    found = resolve(evidence)
+    waiting: tuple[Blame, ...] = ()
+    if found.verdict in {Verdict.OPEN, Verdict.HANGING}:
+        held = {one.place for one in evidence.open_here}
+        held |= current.partitions if current is not None and current.state == ONGOING else set()
+        readable = _existing(session, [one for one in held if not is_internal(one[0])])
+        waiting = tuple(row for row in blame(session, readable) if row.stable < row.end)
+    return Answer(found, waiting, tuple(_about(told, found)))
+
+
+def _searched(
+    session: ClusterSession,
+    evidence: Evidence,
+    target: ProducerIdentity,
+    places: Collection[Partition],
+    since_ms: int | None,
+) -> Evidence:
+    """Add the evidence of partitions."""
+    current, records = evidence.current, evidence.log.records
+    is_current = current is not None and (current.producer_id, current.epoch) == target
+    known = partitions_of(records, target)
+    known |= current.partitions if current is not None and is_current else frozenset()
+    # Markers in __consumer_offsets add nothing to those beside the records.
+    wanted = _existing(session, {one for one in known if not is_internal(one[0])} | {*places})
+    if not wanted:
+        return evidence
+    begun = [
+        one.txn
+        for one in records
+        if one.txn is not None
+        and one.txn.state is TransactionState.ONGOING
+        and one.txn.identity == target
+    ]
+    is_new = bool(begun) and begun[-1].client_transaction_version >= TV2
+    if is_new or is_whole(records, target):
+        if is_current and current is not None and current.state == ONGOING:
+            # Nothing else can have ended under this identity.
+            return replace(evidence, open_here=_open_here(session, wanted, target))
+        if since_ms is None and begun:
+            # Its markers are younger, and earlier records would prove nothing more.
+            since_ms = begun[0].start_ms - CLOCK_SKEW_MS
+    found: list[Ending] = endings(session, wanted, target, since_ms)
+    return replace(
+        evidence,
+        endings=tuple(found),
+        open_here=_open_here(session, wanted, target),
+        searched=tuple(wanted),
+    )
+
+
+def _existing(session: ClusterSession, places: Iterable[Partition]) -> list[Partition]:
+    topics = session.client.metadata().topics
+    return sorted(
+        (topic, index)
+        for topic, index in set(places)
+        if topic in topics and index in topics[topic].partitions
+    )
+
+
+def _open_here(
+    session: ClusterSession, places: Sequence[Partition], target: ProducerIdentity
+) -> tuple[Producer, ...]:
+    try:
+        rows = producers(session, places)
+    except WireError:  # an older broker
+        return ()
+    return tuple(row for row in rows if row.is_open and row.producer_id == target.producer_id)
+
+
+def _history(session: ClusterSession, names: Iterable[str]) -> list[Entry]:
+    keys = {encode_key(TRANSACTION, name) for name in names}
+    try:
+        return list(entries_of(session, keys=keys))
+    except WireError:  # the history may not be readable, and the logs have the proof
+        return []
+
+
+def _about(history: Iterable[Entry], found: Resolution) -> list[Entry]:
+    """Return the entries about the end of the transaction."""
+    if found.identity is None or found.verdict not in {Verdict.COMMITTED, Verdict.ABORTED}:
+        return []
+    ends = {EventKind.TRANSACTION_ABORTED, EventKind.TRANSACTION_COMMITTED}
+    return [
+        one
+        for one in history
+        if one.what in ends
+        and one.detail.get("producer_id") == found.identity.producer_id
+        and one.detail.get("producer_epoch") == found.identity.epoch
+    ]
+
+
+def end_transaction(session: ClusterSession, found: Resolution, *, commit: bool) -> None:
+    """Send EndTxn with the identity of an open transaction. Raises ApiError if it is refused.
+
+    The request has the version that the transaction's producer uses, so that its own retry is
+    answered alike. By the client id the broker's history recognises an operator's decision.
+    """
+    if found.ends_as is None:
+        raise ApiError(ErrorCode.producer_fenced, "EndTxn", found.evidence.transactional_id)
+    version = found.version
+    if version is None:
+        version = session.client.features().get("transaction.version", 0)
+    with WireClient(
+        session.bootstrap,
+        client_id=RESOLVER_CLIENT_ID,
+        timeout_ms=session.timeout_ms,
+        security=session.security,
+    ) as client:
+        client.call(
+            "EndTxn",
+            at_most=None if version >= TV2 else LAST_TV1_END_TXN,
+            to_transaction=found.evidence.transactional_id,
+            transactional_id=found.evidence.transactional_id,
+            producer_id=found.ends_as.producer_id,
+            producer_epoch=found.ends_as.epoch,
+            committed=commit,
+        )

@@ -113,7 +113,7 @@ compared-lives: $(VENV)/.dev  ## a longer life led on Apache Kafka 4.4 as well, 
 mqtt: $(VENV)/.dev  ## 50,000 messages over MQTT, under kill -9 of bridge, broker and daemon (needs Mosquitto)
 	MQTT_MESSAGES=50000 $(PYTEST) tests/mqtt $(ARGS)
 
-EXAMPLES := exactly_once_copy word_count dead_letters replay move_to_kafka secured mqtt_ingestion
+EXAMPLES := exactly_once_copy word_count dead_letters work_queue replay move_to_kafka secured mqtt_ingestion
 examples: $(VENV)/.demo  ## every example, each with its own check
 	set -e; for name in $(EXAMPLES); do echo "== $$name"; $(RUN) examples.$$name; done
 

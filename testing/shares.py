@@ -6,7 +6,7 @@ the last session the share coordinator has the written ones, which the next lead
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
@@ -132,9 +132,9 @@ class ShareWait:
             if (
                 entry.what == GIVEN_UP
                 and (told.get("topic_id"), told.get("partition")) == (found.topic_id, partition)
-                and told["first"] <= offset <= told["last"]
+                and any(first <= offset <= last for first, last in _ranges(told))
             ):
-                return self._holds("ARCHIVED", told["delivery_count"])
+                return self._holds("ARCHIVED", told.get("delivery_count"))
         return self._holds("ACKNOWLEDGED", None)
 
     def _holds(self, state: str, delivery_count: int | None) -> bool:
@@ -173,6 +173,11 @@ class ShareWait:
             f"{topic}:{partition}:{offset} {' and '.join(filter(None, (until, count)))}"
             f" in share group {self._group}"
         )
+
+
+def _ranges(told: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """Return the ranges of offsets that an event names."""
+    return told.get("ranges") or [(told["first"], told["last"])]
 
 
 def _open(states: States) -> list[ShareRecords]:

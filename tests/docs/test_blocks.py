@@ -19,6 +19,7 @@ LONG = frozenset(
         "docs/getting-started.md",
         "docs/operating.md",
         "docs/pipelines.md",
+        "docs/queues.md",
         "docs/recipes.md",
         "docs/security.md",
         "docs/testing.md",

@@ -133,7 +133,10 @@ def test_advancing_the_clock_ends_locks_until_the_record_is_archived(kafka: Kafk
         kafka.wait_for_shares(workers, tea, until="ARCHIVED", delivery_count=2)
         kafka.wait_for_shares(workers)
     (event,) = [one for one in kafka.history(workers) if one.what == "share-records-given-up"]
-    assert (event.why, event.detail["delivery_count"]) == ("acquisition lock expired", 2)
+    assert (event.detail["delivery_count"], event.why) == (
+        2,
+        "acquisition lock expired, delivery limit 2",
+    )
 
 
 def test_wait_on_an_accepted_record_is_over_at_once(kafka: Kafka) -> None:
@@ -146,6 +149,22 @@ def test_wait_on_an_accepted_record_is_over_at_once(kafka: Kafka) -> None:
         kafka.wait_for_shares(workers, tea, until="ACKNOWLEDGED")
         with pytest.raises(TimeoutError, match=r"its delivery has ended \(start offset 1\)"):
             kafka.wait_for_shares(workers, tea, until="ARCHIVED", timeout=0.1)
+
+
+def test_records_below_the_start_offset_are_archived_if_the_history_says_so(kafka: Kafka) -> None:
+    records = kafka.produce("orders", *"abcdef")
+    workers = group(kafka, "workers")
+    with consumer(kafka, workers, "orders") as member:
+        for message in polled(member):
+            rejected = message.offset() in {1, 4}
+            member.acknowledge(
+                message, AcknowledgeType.REJECT if rejected else AcknowledgeType.ACCEPT
+            )
+        member.commit_sync(10)
+        assert kafka.wait_for_shares(workers) == []
+        for record in records:
+            state = "ARCHIVED" if record.offset in {1, 4} else "ACKNOWLEDGED"
+            kafka.wait_for_shares(workers, record, until=state, timeout=10)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,139 @@
+"""A work queue: workers of a share group accept, retry and reject jobs, one by one."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections import Counter
+
+from confluent_kafka import AcknowledgeType, KafkaException, Message, ShareConsumer
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
+
+from examples.broker import create_topics, fresh, produce, run
+
+JOBS = 300
+WORKERS = 3
+DELIVERIES = 3
+"""The delivery limit of the group: a job that has failed so often is given up."""
+PATIENCE_S = 120
+"""The time limit for all jobs."""
+
+
+class Ledger:
+    """The outcome of every job; the workers share it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.deliveries: Counter[int] = Counter()
+        self.done: dict[int, str] = {}
+        self.repeated: list[int] = []
+        """Jobs that were delivered although they were done."""
+        self.is_complete = threading.Event()
+
+    def work(self, message: Message) -> AcknowledgeType:
+        """Do a job, and return its acknowledgement.
+
+        Every seventh job is not a number, every tenth fails at its first delivery, and every
+        twenty-fifth always.
+        """
+        job = int(message.key())
+        with self._lock:
+            self.deliveries[job] += 1
+            if job in self.done:
+                self.repeated.append(job)
+            if not message.value().isdigit():
+                outcome, acknowledgement = "rejected", AcknowledgeType.REJECT
+            elif job % 25 == 0 and message.delivery_count() == DELIVERIES:
+                outcome, acknowledgement = "given up", AcknowledgeType.RELEASE
+            elif job % 25 == 0 or (job % 10 == 0 and message.delivery_count() == 1):
+                return AcknowledgeType.RELEASE  # the broker delivers it again
+            else:
+                outcome, acknowledgement = "accepted", AcknowledgeType.ACCEPT
+            self.done[job] = outcome
+            if len(self.done) == JOBS:
+                self.is_complete.set()
+            return acknowledgement
+
+
+def worker(bootstrap: str, group: str, topic: str, ledger: Ledger) -> None:
+    """Take jobs until all are done. A consumer belongs to one thread."""
+    consumer = ShareConsumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": group,
+            "share.acknowledgement.mode": "explicit",
+            "max.poll.records": 20,
+        }
+    )
+    try:
+        consumer.subscribe([topic])
+        while not ledger.is_complete.is_set():
+            for message in consumer.poll(0.5):
+                if message.error():
+                    raise KafkaException(message.error())
+                consumer.acknowledge(message, ledger.work(message))
+            # Without a commit the acknowledgements are sent with the next poll.
+            for partition, error in consumer.commit_sync(30).items():
+                if error is not None:
+                    raise RuntimeError(f"{partition}: {error}")
+    finally:
+        consumer.close()
+
+
+def configure(bootstrap: str, group: str) -> None:
+    """Set the configuration of the group, which need not exist yet."""
+    settings = {
+        "share.auto.offset.reset": "earliest",
+        "share.delivery.count.limit": str(DELIVERIES),
+    }
+    resource = ConfigResource(
+        ResourceType.GROUP,
+        group,
+        incremental_configs=[
+            ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+            for name, value in settings.items()
+        ],
+    )
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.incremental_alter_configs([resource])[resource].result(30)
+
+
+async def example(bootstrap: str) -> str | None:
+    """Let more workers than partitions process jobs, of which some fail."""
+    topic, group = fresh("jobs"), fresh("workers")
+    await create_topics(bootstrap, (topic, 2))
+    await asyncio.to_thread(configure, bootstrap, group)
+    jobs = [(b"%d" % n, b"broken" if n % 7 == 0 else b"%d" % n, None) for n in range(JOBS)]
+    await produce(bootstrap, topic, jobs)
+    ledger = Ledger()
+    work = [asyncio.to_thread(worker, bootstrap, group, topic, ledger) for _ in range(WORKERS)]
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.gather(*work)
+    finally:
+        ledger.is_complete.set()  # ends the other workers after a failure
+    counts = Counter(ledger.done.values())
+    print(", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items())))
+
+    def outcome(n: int) -> tuple[str, int]:
+        if n % 7 == 0:
+            return "rejected", 1
+        if n % 25 == 0:
+            return "given up", DELIVERIES
+        return "accepted", 2 if n % 10 == 0 else 1
+
+    wrong = [n for n in range(JOBS) if (ledger.done[n], ledger.deliveries[n]) != outcome(n)]
+    if wrong or ledger.repeated:
+        return f"jobs {wrong + ledger.repeated} had another outcome, or more deliveries"
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(run(__doc__, example))

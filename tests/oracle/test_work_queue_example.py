@@ -1,0 +1,14 @@
+"""The example of a share group succeeds on Apache Kafka as well."""
+
+from __future__ import annotations
+
+import pytest
+
+from examples.work_queue import example
+from tests.support.kafka import Kafka
+
+pytestmark = pytest.mark.oracle
+
+
+async def test_every_job_ends_as_it_should_on_kafka(kafka: Kafka) -> None:
+    assert await example(kafka.bootstrap) is None

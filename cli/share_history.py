@@ -31,6 +31,8 @@ def share_change(detail: Mapping[str, Any]) -> str:
         text += f" ({sum(one[1] - one[0] + 1 for one in ranges)} of them)"
     if detail.get("delivery_count"):
         text += f", delivery {detail['delivery_count']}"
+    if detail.get("queue"):
+        text += f", dead-letter queue {detail['queue']}"
     return f"{text}, to the dead-letter queue" if detail.get("dead_letter_queue") else text
 
 

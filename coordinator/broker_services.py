@@ -25,7 +25,11 @@ from fencepost.coordinator.metadata.names import (
 from fencepost.coordinator.metadata.publication import Subscriber
 from fencepost.coordinator.metadata.server_secret import server_secret
 from fencepost.coordinator.runtime.background import Step
-from fencepost.coordinator.runtime.late_imports import CONTROLLER_MODULES, load
+from fencepost.coordinator.runtime.late_imports import (
+    CONTROLLER_MODULES,
+    NEW_TOPIC_MODULES,
+    load,
+)
 from fencepost.coordinator.runtime.turns import OneAtATime
 from fencepost.coordinator.security.acls import AclPublisher
 from fencepost.coordinator.security.authorizer import Authorizer
@@ -50,6 +54,7 @@ if TYPE_CHECKING:
     from fencepost.coordinator.runtime.timers import TimerQueue
     from fencepost.coordinator.security.password_checks import PasswordChecks
     from fencepost.coordinator.security.users import ScramUsers
+    from fencepost.coordinator.services.dead_letters import CreateTopic, OtherLeaders
     from fencepost.coordinator.services.share_fetches import ShareFetches
     from fencepost.coordinator.services.share_groups import AskLeader, ShareGroups
     from fencepost.coordinator.services.share_partitions import SharePartitions
@@ -75,6 +80,11 @@ class Services:
     ``advertised`` returns the address that the clients of a listener connect to; it is known once
     the broker listens.
     """
+
+    other_leaders: OtherLeaders | None = None
+    """Produces to dead-letter queues on other brokers; None on a broker that stands alone."""
+    ask_for_queue: CreateTopic | None = None
+    """Has the controller create a dead-letter queue; None if this process is the controller."""
 
     def __init__(
         self, storage: Storage, *, cluster_id: str, advertised: Callable[[str | None], Address]
@@ -234,6 +244,16 @@ class Services:
         create_internal_topic(self.active_controller.decide, self.metadata, self.config, name)
         return self.metadata.known(name)
 
+    async def _create_topic(self, name: str, configs: Mapping[str, str]) -> None:
+        from fencepost.cluster.controller.topics import NewTopic  # noqa: PLC0415 - most brokers have no dead-letter queue
+        from fencepost.coordinator.controller.topic_decisions import create_topic  # noqa: PLC0415 - the same
+
+        for _ in load(NEW_TOPIC_MODULES):
+            await asyncio.sleep(0)
+        topic = NewTopic(name, configs=dict(configs))
+        create_topic(self.active_controller.decide, self.config, topic)
+        await self.storage.durable()
+
     async def _allocate_producer_ids(self) -> ProducerIdBlock:
         """Allocate a block durably for this node's broker. Raises ProducerIdsExhaustedError."""
         for _ in load(CONTROLLER_MODULES):
@@ -288,10 +308,13 @@ class Services:
     def shares(self) -> SharePartitions:
         """Return the share partitions that this broker leads."""
         if self._shares is None:
+            from fencepost.coordinator.services.dead_letters import DeadLetterQueues  # noqa: PLC0415 - the same
             from fencepost.coordinator.services.share_partitions import SharePartitions  # noqa: PLC0415 - the same
 
+            create_topic = self.ask_for_queue or self._create_topic
+            queues = DeadLetterQueues(self.storage, self.appends, create_topic, self.other_leaders)
             self._shares = SharePartitions(
-                self.storage, self.share_persister, self.history.remember
+                self.storage, self.share_persister, queues, self.history.remember
             )
             self.metadata.subscribe(Subscriber.SHARE_PARTITIONS, self._shares.publish)
         return self._shares

@@ -28,6 +28,10 @@ group.share.max.partition.max.record.locks INT 4000 unit=offsets low=2000 high=1
     The highest such limit that a group may be given as its own.
 group.share.max.share.sessions INT 2000 unit=sessions low=1
     Share sessions of this broker: one for each member that fetches from it.
+errors.deadletterqueue.auto.create.topics.enable BOOLEAN false dynamic
+    Whether the topic of a share group's dead-letter queue is created when it does not exist.
+errors.deadletterqueue.topic.name.prefix STRING dlq. dynamic
+    The beginning of the names of all dead-letter queues. Records for other topics are archived.
 fencepost.share.state.max.bytes LONG 268435456 unit=bytes low=1
     Memory of the states that the share coordinator keeps; beyond it no share partition is
     initialized. Fencepost's own.
@@ -63,8 +67,21 @@ share.isolation.level STRING read_uncommitted of=read_committed,read_uncommitted
     Whether this group reads records of open and aborted transactions.
 share.renew.acknowledge.enable BOOLEAN true
     Whether members of this group may extend the locks of acquired records.
+errors.deadletterqueue.topic.name STRING "" form=dead-letter-topic
+    The topic of this share group's dead-letter queue, from share.version 2 on: records that members
+    reject, or that reach the delivery limit.
+errors.deadletterqueue.copy.record.enable BOOLEAN false
+    Whether records in the dead-letter queue have the keys and values of the originals.
+"""
+
+_TOPIC = """
+errors.deadletterqueue.group.enable BOOLEAN false
+    Whether the topic may be the dead-letter queue of share groups.
 """
 
 SHARE_KEYS = read_keys(_BROKER)
 SHARE_GROUP_KEYS = read_keys(_GROUP)
 """Keys that can be set for a single group."""
+
+SHARE_TOPIC_KEYS = read_keys(_TOPIC)
+"""Keys of topics for which no broker key gives the default."""

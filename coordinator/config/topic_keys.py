@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from fencepost.coordinator.config.broker_keys import BROKER_KEYS
 from fencepost.coordinator.config.key import ConfigKey, ConfigType, Synonym
 from fencepost.coordinator.config.replication_keys import REPLICATION_TOPIC_KEYS
+from fencepost.coordinator.config.share_keys import SHARE_TOPIC_KEYS
 from fencepost.coordinator.config.unused_keys import UNUSED_TOPIC_KEYS
 
 _HOUR_MS = 3_600_000
@@ -77,6 +78,7 @@ TOPIC_KEYS: Mapping[str, ConfigKey] = {
         _topic("segment.ms", "log.roll.ms", Synonym("log.roll.hours", _HOUR_MS)),
         _topic("unclean.leader.election.enable", "unclean.leader.election.enable"),
         *REPLICATION_TOPIC_KEYS,
+        *SHARE_TOPIC_KEYS,
         *UNUSED_TOPIC_KEYS,
     )
 }  # fmt: skip

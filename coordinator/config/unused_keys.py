@@ -39,9 +39,6 @@ a target assignment is computed at the heartbeat that needs it, or by a custom a
 the operating system sizes its buffers
     socket.send.buffer.bytes INT 102400
     socket.receive.buffer.bytes INT 102400
-dead-letter queues are not served
-    errors.deadletterqueue.auto.create.topics.enable BOOLEAN false dynamic
-    errors.deadletterqueue.topic.name.prefix STRING dlq. dynamic
 streams groups are not served
     group.streams.session.timeout.ms INT 45000 low=1
     group.streams.min.session.timeout.ms INT 45000 low=1
@@ -70,9 +67,6 @@ _GROUP = """
 a target assignment is computed at the heartbeat that needs it, or by a custom assignor's process
     consumer.assignor.offload.enable BOOLEAN - internal
     share.assignor.offload.enable BOOLEAN - internal
-dead-letter queues are not served
-    errors.deadletterqueue.topic.name STRING "" form=dead-letter-topic
-    errors.deadletterqueue.copy.record.enable BOOLEAN false
 streams groups are not served
     streams.session.timeout.ms INT - low=1
     streams.heartbeat.interval.ms INT - low=1
@@ -92,8 +86,6 @@ records are kept on the disk: tiered storage is not served
     remote.storage.enable BOOLEAN false
     remote.log.copy.disable BOOLEAN false
     remote.log.delete.on.disable BOOLEAN false
-dead-letter queues are not served
-    errors.deadletterqueue.group.enable BOOLEAN false
 """
 
 _CLIENT_METRICS = """

@@ -26,7 +26,10 @@ from fencepost.coordinator.config.key import ConfigError
 from fencepost.coordinator.config.listener_config import ListenerConfig, SecurityProtocol
 from fencepost.coordinator.config.listeners import BETWEEN_BROKERS, between_brokers
 from fencepost.coordinator.config.roles import Roles
-from fencepost.coordinator.handlers.topic_creation import ask_for_internal_topic
+from fencepost.coordinator.handlers.topic_creation import (
+    ask_for_internal_topic,
+    create_dead_letter_topic,
+)
 from fencepost.coordinator.metadata.kraft_metadata_cache import MEMBER_FEATURES, KRaftMetadataCache
 from fencepost.coordinator.metadata.names import SHARE_GROUP_STATE
 from fencepost.coordinator.metadata.publication import Subscriber
@@ -49,6 +52,7 @@ from fencepost.coordinator.replication.isr_changes import IsrChanges
 from fencepost.coordinator.replication.marker_sender import MarkerSender
 from fencepost.coordinator.replication.membership import BrokerMembership
 from fencepost.coordinator.replication.peers import Peers
+from fencepost.coordinator.replication.produce_sender import ProduceSender
 from fencepost.coordinator.replication.producer_ids import ControllersProducerIds
 from fencepost.coordinator.replication.quorum import QuorumConfig, intervals_of
 from fencepost.coordinator.replication.share_state_sender import ShareStateSender
@@ -307,9 +311,9 @@ class ClusterBroker:
     def _coordinate(self, services: Services, peers: Peers) -> None:
         """Connect the coordinators with other brokers, and with the controller.
 
-        Other brokers receive transaction markers, answer verification requests, tell the end
-        offsets of their partitions, and keep states of share partitions; the controller allocates
-        producer ids.
+        Other brokers receive transaction markers and dead letters, answer verification requests,
+        tell the end offsets of their partitions, and keep states of share partitions; the
+        controller creates dead-letter queues and allocates producer ids.
         """
         storage, txns = services.storage, services.txns
         self._verifier = RemoteVerifier(storage, peers, txns.coordinator_of)
@@ -320,6 +324,8 @@ class ClusterBroker:
         )
         txns.join_others(MarkerSender(peers), self._verifier.ask, ids.allocate)
         services.ask_leader = EndOffsets(peers).ask
+        services.other_leaders = ProduceSender(peers)
+        services.ask_for_queue = partial(create_dead_letter_topic, services)
         self._share_states = services.share_coordinator.others = ShareStateSender(peers)
         services.share_coordinator.ask_for_topic = partial(
             ask_for_internal_topic, services, SHARE_GROUP_STATE

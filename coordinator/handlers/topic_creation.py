@@ -18,6 +18,7 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.broker_services import Services
 from fencepost.coordinator.config.broker_config import ConfigSource
+from fencepost.coordinator.errors import RequestTimedOutError
 from fencepost.coordinator.handlers import Context
 from fencepost.coordinator.metadata.metadata import SETTINGS_OF
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
@@ -29,6 +30,11 @@ from fencepost.protocol.schema import Entity
 
 FROM_CONTROLLER: Final = -1
 """Leaves the number of partitions or replicas to the controller's default."""
+
+_CREATED_LATER: Final = frozenset(
+    {ErrorCode.topic_already_exists, ErrorCode.throttling_quota_exceeded}
+)
+"""Errors after which a dead-letter queue may exist at the next attempt."""
 
 _log = structlog.get_logger(__name__)
 
@@ -87,6 +93,34 @@ def ask_for_internal_topic(broker: Services, name: str) -> None:
     controller.send(request).add_done_callback(partial(_answered, broker, name, version))
 
 
+async def create_dead_letter_topic(broker: Services, name: str, configs: Mapping[str, str]) -> None:
+    """Have the controller create the topic of a dead-letter queue, with the controller's defaults.
+
+    Raises DeadLetterError. Source: ``ShareGroupDLQStateManager.handleCreateTopicsResponse``.
+    """
+    from fencepost.coordinator.replication.controller_connection import newest  # noqa: PLC0415 - most brokers have no dead-letter queue
+    from fencepost.groups.share.dead_letters import DeadLetterError  # noqa: PLC0415 - the same
+
+    controller = broker.controller
+    if controller is None:
+        raise DeadLetterError("there is no controller", is_final=False)
+    try:
+        make = request_factory(
+            ApiKey.CREATE_TOPICS, newest(ApiKey.CREATE_TOPICS, controller.versions)
+        )
+        request = _creation(broker, make, name, FROM_CONTROLLER, FROM_CONTROLLER, configs)
+        answer = await controller.send(request)
+    except (RequestTimedOutError, WireError) as error:
+        is_final = isinstance(error, UnsupportedVersion)
+        reason = f"topic {name} was not created: {error}"
+        raise DeadLetterError(reason, is_final=is_final) from None
+    for one in answer.topics:
+        code = ErrorCode(one.error_code)
+        if code is not ErrorCode.none:
+            reason = f"topic {name} was not created: {code.name.upper()}: {one.error_message}"
+            raise DeadLetterError(reason, is_final=code not in _CREATED_LATER)
+
+
 def _request(broker: Services, make: RequestFactory, name: str) -> Entity:
     config = broker.config
     configs: Mapping[str, str] = {}
@@ -98,6 +132,17 @@ def _request(broker: Services, make: RequestFactory, name: str) -> Entity:
     else:
         partitions = _given(broker, "num.partitions")
         replicas = _given(broker, "default.replication.factor")
+    return _creation(broker, make, name, partitions, replicas, configs)
+
+
+def _creation(
+    broker: Services,
+    make: RequestFactory,
+    name: str,
+    partitions: int,
+    replicas: int,
+    configs: Mapping[str, str],
+) -> Entity:
     return make.message(
         topics=[
             make.CreatableTopic(
@@ -110,7 +155,7 @@ def _request(broker: Services, make: RequestFactory, name: str) -> Entity:
                 ],
             )
         ],
-        timeout_ms=config.int("request.timeout.ms"),
+        timeout_ms=broker.config.int("request.timeout.ms"),
     )
 
 

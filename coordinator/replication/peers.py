@@ -77,6 +77,7 @@ class Purpose(Enum):
     ADD_PARTITIONS = "AddPartitionsManager-client-{0}"
     PARTITION_METADATA = "broker-{0}-partition-metadata-client"
     SHARE_STATE = "broker-{0}-share-state-sender"
+    DEAD_LETTERS = "broker-{0}-dead-letter-sender"
 
     @property
     def negotiates(self) -> bool:

@@ -70,6 +70,7 @@ SHARE_MODULES = (
     "groups.share.state",
     "coordinator.services.share_persister",
     "coordinator.services.share_settings",
+    "coordinator.services.dead_letters",
     "coordinator.services.share_partitions",
     "coordinator.services.share_fetches",
 )

@@ -16,7 +16,7 @@ from functools import cache
 from types import GeneratorType
 from typing import Any, TypeVar
 
-from fencepost.coordinator.runtime.background import SLICE_MS
+from fencepost.coordinator.runtime.background import SLICE_MS, Pace
 from fencepost.logcore.clock import monotonic_s
 
 FIRST_SLICE_MS = 1
@@ -37,6 +37,23 @@ def _is_pending_work(kind: type) -> bool:
 
 is_pending_work: Callable[[type], bool] = cache(_is_pending_work)
 """Returns whether instances of a class are generators or awaitables, and not results."""
+
+
+async def completed(work: Work[T]) -> T:
+    """Run steps to the end in a task, which gives way between two slices of time."""
+    pace = Pace()
+    try:
+        while True:
+            wait = next(work)
+            if wait is None:
+                await pace()
+            else:
+                await asyncio.wait({wait})
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    finally:
+        work.close()
 
 
 class Job:

@@ -29,6 +29,7 @@ from fencepost.coordinator.runtime.background import Pace, spawn, survived, tell
 from fencepost.coordinator.runtime.errors import ShardError
 from fencepost.coordinator.runtime.shard import Remember
 from fencepost.coordinator.runtime.timers import TimerQueue
+from fencepost.coordinator.services.dead_letters import DeadLetterQueues
 from fencepost.coordinator.services.share_clients import ShareClients
 from fencepost.coordinator.services.share_persister import SharePersister
 from fencepost.coordinator.services.share_settings import ShareSettingsCache
@@ -127,10 +128,18 @@ class ServedPartition:
 class SharePartitions:
     """The share partitions and share sessions of this broker (``services.shares``)."""
 
-    def __init__(self, storage: Storage, persister: SharePersister, remember: Remember) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        persister: SharePersister,
+        dead_letters: DeadLetterQueues,
+        remember: Remember,
+    ) -> None:
         self._clock, self._replicas = storage.clock, storage.replicas
         self._metadata = storage.metadata
         self._persister, self._remember = persister, remember
+        self.dead_letters = dead_letters
+        """Sends records to the groups' dead-letter queues."""
         self._loop = asyncio.get_running_loop()
         self.settings = ShareSettingsCache(storage.config, storage.metadata)
         """The settings of groups."""
@@ -285,6 +294,8 @@ class SharePartitions:
 
     def publish(self, old: MetadataImage, image: MetadataImage) -> None:
         """Drop the share partitions that this broker no longer leads in the same epoch."""
+        if image.features is not old.features:
+            self.settings.forget()
         if image.features.get(SHARE_VERSION, 0) < 1 <= old.features.get(SHARE_VERSION, 0):
             self.sessions.clear()
             self._fence_all(tuple(self), "share.version was set to 0")
@@ -331,6 +342,7 @@ class SharePartitions:
     def close(self) -> None:
         """Drop all share partitions; waiting requests get NOT_LEADER_OR_FOLLOWER."""
         self.is_closed = True
+        self.dead_letters.close()
         for served in self:
             self._fence(served, "the broker stops")
         self.timers.close()
@@ -475,11 +487,23 @@ class SharePartitions:
             case DropPartition():
                 self._drop(share)
             case SendToDeadLetterQueue():
-                # There is no dead-letter queue: only records that a leader of Apache Kafka was
-                # archiving come here. A queue that is down archives them as well.
-                self._step(share, lambda one: dead_lettered(share, one, effect))
+                self._send_dead_letters(share, effect)
             case _:
                 raise TypeError(f"a share partition has no such effect: {effect!r}")
+
+    def _send_dead_letters(self, share: SharePartition, effect: SendToDeadLetterQueue) -> None:
+        served = self._served.get(share.key)
+        if served is None or served.share is not share:
+            return  # its successor reads ARCHIVING, and sends the records
+
+        def done(ranges: Sequence[tuple[int, int]], queue: str, failure: str | None) -> None:
+            def archive(decision: DecisionBuilder) -> None:
+                dead_lettered(share, decision, ranges, queue=queue, failure=failure)
+
+            with survived("archive records", partition=share.key):
+                self._step(share, archive)
+
+        self.dead_letters.put(share, served.log, effect, done)
 
     def _read(self, share: SharePartition, effect: ReadState) -> None:
         if share.key in self._ending:

@@ -60,14 +60,15 @@ RETRIED: Final = (
 """Errors after which a command is sent again. Others are final."""
 
 
-async def _sleep(pause_ms: int) -> None:
+async def sleep_ms(pause_ms: int) -> None:
+    """Wait for so many milliseconds."""
     await asyncio.sleep(pause_ms / 1000)
 
 
 class SharePersister:
     """Sends commands to the share coordinator; ``pause`` waits between two attempts."""
 
-    def __init__(self, transport: Transport, pause: Pause = _sleep) -> None:
+    def __init__(self, transport: Transport, pause: Pause = sleep_ms) -> None:
         self._transport = transport
         self._pause = pause
         self._repeating: set[asyncio.Task[None]] = set()

@@ -14,8 +14,12 @@ from fencepost.coordinator.config.group_settings import (
     number_in_force,
     reset_duration_ms,
 )
-from fencepost.coordinator.metadata.metadata import Metadata
+from fencepost.coordinator.metadata.metadata import SHARE_VERSION, Metadata
 from fencepost.groups.share.commands import IsolationLevel, OffsetReset, ShareSettings
+from fencepost.groups.share.dead_letters import TOPIC_NAME
+
+FIRST_WITH_QUEUES: Final = 2
+"""The level of share.version at which groups may have dead-letter queues."""
 
 MAX_CACHED: Final = 10_000
 """Groups whose settings are kept; more must have settings of their own, of which there are as many
@@ -29,9 +33,10 @@ class ShareSettingsCache:
         self._config, self._metadata = config, metadata
         self._default: ShareSettings | None = None
         self._own: dict[str, tuple[Mapping[str, str], ShareSettings]] = {}
-        config.listen(self._forget)
+        config.listen(self.forget)
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Read all settings again: the broker's, or the levels of features, have changed."""
         self._default = None
         self._own.clear()
 
@@ -40,19 +45,20 @@ class ShareSettingsCache:
         own = self._metadata.group_settings(group_id)
         if not own:
             if self._default is None:
-                self._default = _settings(self._config, {})
+                self._default = _settings(self._config, {}, has_queues=False)
             return self._default
         known = self._own.get(group_id)
         if known is not None and known[0] is own:
             return known[1]
-        settings = _settings(self._config, own)
+        has_queues = self._metadata.feature_level(SHARE_VERSION) >= FIRST_WITH_QUEUES
+        settings = _settings(self._config, own, has_queues=has_queues)
         if len(self._own) >= MAX_CACHED:
             self._own.clear()
         self._own[group_id] = own, settings
         return settings
 
 
-def _settings(config: BrokerConfig, own: Mapping[str, str]) -> ShareSettings:
+def _settings(config: BrokerConfig, own: Mapping[str, str], *, has_queues: bool) -> ShareSettings:
     reset = own.get(OFFSET_RESET, OffsetReset.LATEST.value).strip()
     duration_ms = reset_duration_ms(reset)
     return ShareSettings(
@@ -68,4 +74,5 @@ def _settings(config: BrokerConfig, own: Mapping[str, str]) -> ShareSettings:
         if duration_ms is not None
         else OffsetReset(reset),
         reset_duration_ms=duration_ms or 0,
+        dead_letter_queue=has_queues and bool(own.get(TOPIC_NAME, "").strip()),
     )

@@ -195,7 +195,7 @@ class WriteState:
 
 @dataclass(frozen=True, slots=True)
 class SendToDeadLetterQueue:
-    """Produce records to the dead-letter queue, then call ``SharePartition.dead_lettered``.
+    """Produce records to the dead-letter queue, and call ``dead_lettered`` for parts or for all.
 
     The queue is best effort: the records are archived also if it failed.
     """

@@ -5,7 +5,7 @@ Source: ``SharePartition.rollbackOrProcessStateUpdates``, ``initiateDLQAndArchiv
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from fencepost.groups.share.acknowledge import expire_locks, ranges_of, undo
 from fencepost.groups.share.commands import (
@@ -53,21 +53,33 @@ def state_written(
 
 
 def dead_lettered(
-    partition: SharePartition, decision: DecisionBuilder, request: SendToDeadLetterQueue
+    partition: SharePartition,
+    decision: DecisionBuilder,
+    ranges: Sequence[tuple[int, int]],
+    *,
+    queue: str,
+    failure: str | None = None,
 ) -> None:
-    """Archive records after the attempt to produce them to the dead-letter queue.
+    """Archive ranges of records after the attempt to produce them to the dead-letter queue.
 
-    The outcome does not matter: a queue that is down must not hold back the start offset.
+    ``queue`` is its topic, and ``failure`` the reason why the records are not there. They are
+    archived all the same: a queue that is down must not hold back the start offset.
     """
     if partition.state is not PartitionState.ACTIVE:
         return
     archived: list[Run] = []
-    for batch in partition.records.overlapping(request.first, request.last):
-        for run in batch.carve(max(request.first, partition.start_offset), request.last):
-            if run.state is RecordState.ARCHIVING and run.transition is None:
-                partition.change(run, RecordState.ARCHIVED, Cause.DEAD_LETTERED)
-                archived.append(run)
+    for first, last in ranges:
+        for batch in partition.records.overlapping(first, last):
+            for run in batch.carve(max(first, partition.start_offset), last):
+                if run.state is RecordState.ARCHIVING and run.transition is None:
+                    partition.change(run, RecordState.ARCHIVED, Cause.DEAD_LETTERED)
+                    archived.append(run)
     if archived:
+        if failure is None:
+            kind, detail = EventKind.SHARE_RECORDS_DEAD_LETTERED, {}
+        else:
+            kind, detail = EventKind.SHARE_DEAD_LETTER_FAILED, {"reason": failure}
+        partition.tell_ranges(decision, kind, ranges_of(archived), queue=queue, **detail)
         pending = PendingWrite(ranges_of(archived), None, False)
         partition.write(decision, partition.next_write_id(), archived, pending)
 

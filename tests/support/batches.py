@@ -33,6 +33,10 @@ class Batch:
     base_sequence: int
     values: tuple[bytes | None, ...]
     keys: tuple[bytes | None, ...]
+    headers: tuple[tuple[tuple[bytes, bytes | None], ...], ...]
+    """Names and values of each record's headers."""
+    max_timestamp_ms: int
+    size: int
 
     @property
     def is_control(self) -> bool:
@@ -111,23 +115,28 @@ def seal(
     return head + checked
 
 
-def _records(data: bytes, count: int) -> Iterator[tuple[bytes | None, bytes | None]]:
+_Headers = tuple[tuple[bytes, bytes | None], ...]
+
+
+def _records(data: bytes, count: int) -> Iterator[tuple[bytes | None, bytes | None, _Headers]]:
     at = 0
+
+    def blob() -> bytes | None:
+        nonlocal at
+        size, at = _read_varint(data, at)
+        value = None if size < 0 else data[at : at + size]
+        at += max(size, 0)
+        return value
+
     for _ in range(count):
         _, at = _read_varint(data, at)
         at += 1
         _, at = _read_varint(data, at)
         _, at = _read_varint(data, at)
-        pair: list[bytes | None] = []
-        for _ in range(2):
-            size, at = _read_varint(data, at)
-            pair.append(None if size < 0 else data[at : at + size])
-            at += max(size, 0)
-        headers, at = _read_varint(data, at)
-        for _ in range(headers * 2):
-            size, at = _read_varint(data, at)
-            at += max(size, 0)
-        yield pair[0], pair[1]
+        key, value = blob(), blob()
+        count_of_headers, at = _read_varint(data, at)
+        headers = tuple([(blob() or b"", blob()) for _ in range(count_of_headers)])
+        yield key, value, headers
 
 
 def batches(data: bytes) -> list[Batch]:
@@ -141,9 +150,9 @@ def batches(data: bytes) -> list[Batch]:
             break
         assert magic == 2
         assert crc == crc32c(data[at + 21 : end]), f"CRC of the batch at offset {base}"
-        pairs: list[tuple[bytes | None, bytes | None]] = []
+        records: list[tuple[bytes | None, bytes | None, _Headers]] = []
         if not attributes & CODEC_MASK:
-            pairs = list(_records(data[at + HEADER.size : end], head[12]))
+            records = list(_records(data[at + HEADER.size : end], head[12]))
         found.append(
             Batch(
                 base_offset=base,
@@ -153,8 +162,11 @@ def batches(data: bytes) -> list[Batch]:
                 producer_id=head[9],
                 producer_epoch=head[10],
                 base_sequence=head[11],
-                values=tuple(value for _, value in pairs),
-                keys=tuple(key for key, _ in pairs),
+                values=tuple(value for _, value, _ in records),
+                keys=tuple(key for key, _, _ in records),
+                headers=tuple(headers for _, _, headers in records),
+                max_timestamp_ms=head[8],
+                size=12 + size,
             )
         )
         at = end

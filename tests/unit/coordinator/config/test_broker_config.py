@@ -73,6 +73,7 @@ def test_every_topic_key_reaches_the_log_or_says_that_it_does_not():
     fields = set(LogConfig.__dataclass_fields__)
     for name, key in TOPIC_KEYS.items():
         elsewhere = name in {
+            "errors.deadletterqueue.group.enable",
             "internal.segment.bytes",
             "min.insync.replicas",
             "unclean.leader.election.enable",

@@ -152,7 +152,11 @@ class Driver:
 
     def complete_dead_letter(self, index: int = 0) -> None:
         request = self.dead_letters.pop(index)
-        self.run(lambda decision: dead_lettered(self.partition, decision, request))
+        self.run(
+            lambda decision: dead_lettered(
+                self.partition, decision, [(request.first, request.last)], queue="dlq.queue"
+            )
+        )
 
     def settle(self) -> None:
         """End all writes and all records for the dead-letter queue, successfully."""

@@ -1,0 +1,71 @@
+"""Records of dead-letter queues (KIP-1191), and the reasons why one does not get them.
+
+Source: ``ShareGroupDLQStateManager``, ``ShareGroupDLQManager``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from fencepost.groups.share.commands import SendToDeadLetterQueue
+from fencepost.groups.share.states import Cause
+
+TOPIC_NAME: Final = "errors.deadletterqueue.topic.name"
+"""The key of a group with the topic of its queue."""
+
+GROUP_ENABLE: Final = "errors.deadletterqueue.group.enable"
+"""The key of a topic that may be a queue."""
+
+NEW_QUEUE: Mapping[str, str] = MappingProxyType(
+    {GROUP_ENABLE: "true", "message.timestamp.type": "CreateTime"}
+)
+"""The settings of a queue that a broker creates."""
+
+REJECTED: Final = "Offset rejected by client."
+LIMIT_REACHED: Final = "Offset delivery count exceeded the threshold."
+
+_MESSAGES: Mapping[Cause, str] = MappingProxyType({Cause.REJECTED: REJECTED})
+"""Other causes end a record at its delivery limit."""
+
+Headers = tuple[tuple[str, bytes], ...]
+
+
+class DeadLetterError(Exception):
+    """Records did not reach the queue; if ``is_final``, another attempt would fail as well."""
+
+    def __init__(self, reason: str, *, is_final: bool) -> None:
+        super().__init__(reason)
+        self.is_final = is_final
+
+
+class NotProducedError(DeadLetterError):
+    """The leader of the queue's partition did not append the records."""
+
+
+class LeaderUnreachableError(NotProducedError):
+    """The leader of the queue's partition gave no response."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason, is_final=False)
+
+
+def fixed_headers(topic: str, request: SendToDeadLetterQueue) -> tuple[Headers, Headers]:
+    """Return the headers on either side of the offset, equal for all records."""
+    key = request.key
+    before = (
+        ("__dlq.errors.topic", topic.encode()),
+        ("__dlq.errors.partition", b"%d" % key.partition),
+    )
+    after = (
+        ("__dlq.errors.group", key.group_id.encode()),
+        ("__dlq.errors.delivery.count", b"%d" % request.delivery_count),
+        ("__dlq.errors.message", _MESSAGES.get(request.cause, LIMIT_REACHED).encode()),
+    )
+    return before, after
+
+
+def offset_header(offset: int) -> tuple[str, bytes]:
+    """Return the header with the offset of the source."""
+    return "__dlq.errors.offset", b"%d" % offset

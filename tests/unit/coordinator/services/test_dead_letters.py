@@ -1,0 +1,418 @@
+"""Dead-letter queues of share groups on real logs, without sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from structlog.testing import capture_logs
+
+from fencepost.cluster.controller.features import FeatureUpdate, UpgradeType
+from fencepost.coordinator.runtime.background import Pace
+from fencepost.coordinator.services.dead_letter_records import SourceRecords
+from fencepost.coordinator.services.dead_letters import DeadLetterQueues
+from fencepost.coordinator.services.share_persister import MAX_ATTEMPTS
+from fencepost.groups.share.dead_letters import LeaderUnreachableError, NotProducedError
+from fencepost.groups.share.events import EventKind
+from fencepost.groups.share.states import AcknowledgeType, RecordState
+from fencepost.logcore.batch import LogRecord, decode_records, encode_batch, iter_headers
+from fencepost.logcore.compression import Codec
+from fencepost.logcore.machine import Event
+from fencepost.logcore.partition import Partition
+from tests.support.clock import ManualClock
+from tests.support.metadata_changes import (
+    create_topic,
+    decide,
+    set_broker_configs,
+    set_group_configs,
+)
+from tests.support.stalls import watched_loop
+from tests.support.waits import until_true
+from tests.unit.coordinator.services.coordinators import Services
+from tests.unit.coordinator.services.test_share_partitions import CONFIG, GROUP, LOCK_MS, Shares
+
+QUEUE = "dlq.queue"
+REJECT, RELEASE = (int(AcknowledgeType.REJECT),), (int(AcknowledgeType.RELEASE),)
+TOPIC, COPY = "errors.deadletterqueue.topic.name", "errors.deadletterqueue.copy.record.enable"
+ENABLE = {"errors.deadletterqueue.group.enable": "true"}
+NOW_MS = 1_700_000_000_000
+
+
+class Queues(Shares):
+    """A group whose queue is a topic of the same broker, and what the history remembers of it."""
+
+    def __init__(self, services: Services) -> None:
+        super().__init__(services)
+        self.events: list[Event] = []
+        self.pauses: list[int] = []
+        remember = services.history.remember
+
+        def heard(scope: str, place: Any, event: Event, *rest: Any) -> None:
+            self.events.append(event)
+            remember(scope, place, event, *rest)
+
+        services.history.remember = heard  # type: ignore[method-assign]
+        self.queues._pause = self.pause
+
+    @property
+    def queues(self) -> DeadLetterQueues:
+        return self.shares.dead_letters
+
+    async def pause(self, pause_ms: int) -> None:
+        self.pauses.append(pause_ms)
+
+    def configure(self, **own: str) -> None:
+        names = {"topic": TOPIC, "copy": COPY, "limit": "share.delivery.count.limit"}
+        values = {"topic": QUEUE, **own}
+        settings = {names[name]: value for name, value in values.items()}
+        set_group_configs(self.services.metadata, GROUP, settings)
+
+    def queue_topic(self, configs: Mapping[str, str] = ENABLE, partitions: int = 1) -> None:
+        create_topic(self.services.metadata, QUEUE, partitions, {**ENABLE, **configs})
+
+    def batches(self) -> list[list[LogRecord]]:
+        log = self.services.replicas.leader(QUEUE, 0)
+        return [list(decode_records(bytes(data))) for _, data in log.reader.read_all()]
+
+    def records(self) -> list[LogRecord]:
+        return [record for one in self.batches() for record in one]
+
+    async def settled(self, end_offset: int) -> None:
+        """Wait until everything below ``end_offset`` is archived."""
+        (served,) = self.shares
+        await until_true(lambda: served.share.start_offset == end_offset, "records are archived")
+
+    def kinds(self, kind: EventKind) -> list[Mapping[str, Any]]:
+        return [dict(one.detail) for one in self.events if one.kind == kind]
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(NOW_MS)
+
+
+@pytest.fixture
+async def one(tmp_path: Path, clock: ManualClock) -> AsyncIterator[Queues]:
+    services = await Services(tmp_path, CONFIG, clock=clock).start()
+    raise_level(services)
+    services.topic("queue")
+    queues = Queues(services)
+    await queues.initialize()
+    yield queues
+    queues.check()
+    await services.stop()
+
+
+def raise_level(
+    services: Services, level: int = 2, kind: UpgradeType = UpgradeType.UPGRADE
+) -> None:
+    update = FeatureUpdate("share.version", level, kind)
+    decide(services.metadata, lambda one: one.update_features((update,)))
+
+
+def headers_of(record: LogRecord) -> dict[str, str]:
+    return {name: (value or b"").decode() for name, value in record.headers}
+
+
+async def test_rejected_records_are_in_the_queue_with_the_reason(one: Queues) -> None:
+    one.queue_topic()
+    one.configure()
+    one.produce(3)
+    await one.fetch()
+    await one.acknowledge(0, 2, REJECT)
+    await one.settled(3)
+    (batch,) = one.batches()
+    assert [headers_of(record) for record in batch] == [
+        {
+            "__dlq.errors.topic": "queue",
+            "__dlq.errors.partition": "0",
+            "__dlq.errors.offset": str(offset),
+            "__dlq.errors.group": GROUP,
+            "__dlq.errors.delivery.count": "1",
+            "__dlq.errors.message": "Offset rejected by client.",
+        }
+        for offset in range(3)
+    ]
+    assert {(one.key, one.value, one.timestamp_ms) for one in batch} == {(None, None, NOW_MS)}
+    (told,) = one.kinds(EventKind.SHARE_RECORDS_DEAD_LETTERED)
+    assert (told["first"], told["last"], told["queue"]) == (0, 2, QUEUE)
+    queues = one.queues
+    assert (queues.records[GROUP], queues.requests[GROUP], queues.failures[GROUP]) == (3, 1, 0)
+
+
+async def test_records_at_the_limit_are_in_the_queue_when_their_locks_end(
+    one: Queues, clock: ManualClock
+) -> None:
+    one.queue_topic()
+    one.configure(limit="2", copy="true")
+    one.produce(1)
+    for _ in range(2):
+        assert (await one.fetch()).acquired
+        clock.advance(LOCK_MS)
+        one.shares.timers.run_due()
+    await one.settled(1)
+    (record,) = one.records()
+    found = headers_of(record)
+    assert found["__dlq.errors.message"] == "Offset delivery count exceeded the threshold."
+    assert found["__dlq.errors.delivery.count"] == "2"
+    assert (record.key, record.value, record.timestamp_ms) == (b"k", b"x", NOW_MS + 2 * LOCK_MS)
+
+
+async def test_without_a_name_or_below_level_2_nothing_goes_to_a_queue(one: Queues) -> None:
+    one.queue_topic()
+    one.produce(2)
+    await one.fetch()
+    await one.acknowledge(0, 0, REJECT)
+    one.configure()
+    raise_level(one.services, 1, UpgradeType.SAFE_DOWNGRADE)
+    await one.acknowledge(1, 1, REJECT)
+    await one.settled(2)
+    assert one.records() == []
+    raise_level(one.services)
+    one.produce(1)
+    await one.fetch()
+    await one.acknowledge(2, 2, REJECT)
+    await one.settled(3)
+    assert len(one.records()) == 1
+
+
+@pytest.mark.parametrize(
+    ("topic", "configs", "reason"),
+    [
+        ("dlq.nowhere", {}, "there is no topic dlq.nowhere"),
+        (QUEUE, {"errors.deadletterqueue.group.enable": "false"}, "of topic dlq.queue is false"),
+        ("plain", {}, "does not begin with dlq."),
+        ("__dlq", {}, "begins with __"),
+    ],
+)
+async def test_unusable_queue_loses_the_records_and_says_which(
+    one: Queues, topic: str, configs: Mapping[str, str], reason: str
+) -> None:
+    one.queue_topic(configs)
+    create_topic(one.services.metadata, "plain", 1, ENABLE)
+    one.configure(topic=topic)
+    one.produce(5)
+    await one.fetch()
+    with capture_logs() as logs:
+        await one.acknowledge(0, 1, REJECT)
+        await one.settled(2)
+    assert one.records() == []
+    (line,) = [line for line in logs if line["event"].startswith("records did not reach")]
+    assert (line["group"], line["partition"], line["offsets"]) == (GROUP, "queue-0", "0-1")
+    assert (line["queue"], one.pauses, one.queues.failures[GROUP]) == (topic, [], 0)
+    assert reason in line["cause"]
+    (told,) = one.kinds(EventKind.SHARE_DEAD_LETTER_FAILED)
+    assert (told["first"], told["last"], reason in told["reason"]) == (0, 1, True)
+
+
+async def test_queue_is_created_if_the_broker_may(one: Queues) -> None:
+    auto = "errors.deadletterqueue.auto.create.topics.enable"
+    set_broker_configs(one.services.metadata, "", {auto: "true"})
+    one.configure()
+    one.produce(1)
+    await one.fetch()
+    await one.acknowledge(0, 0, REJECT)
+    await one.settled(1)
+    assert len(one.records()) == 1
+    assert one.services.metadata.topic_configs(QUEUE) == {
+        **ENABLE,
+        "message.timestamp.type": "CreateTime",
+    }
+
+
+async def test_batches_are_cut_at_the_size_of_the_queue(one: Queues) -> None:
+    one.queue_topic({"max.message.bytes": "1000"})
+    one.configure()
+    one.produce(50)
+    await one.fetch()
+    await one.acknowledge(0, 49, REJECT)
+    await one.settled(50)
+    log = one.services.replicas.leader(QUEUE, 0)
+    sizes = [header.size for header, _ in log.reader.read_all()]
+    assert len(sizes) > 5
+    assert max(sizes) <= 1000 < sizes[0] + 200
+    offsets = [headers_of(record)["__dlq.errors.offset"] for record in one.records()]
+    assert offsets == [str(offset) for offset in range(50)]
+    assert one.queues.requests[GROUP] == len(sizes)
+
+
+async def test_body_that_fits_no_batch_is_left_out(one: Queues) -> None:
+    one.queue_topic({"max.message.bytes": "1000"})
+    one.configure(copy="true")
+    values = [b"a" * 200, b"b" * 900, b"c" * 200]
+    source(one.log, values)
+    await one.fetch()
+    await one.acknowledge(0, 2, REJECT)
+    await one.settled(3)
+    assert [record.value for record in one.records()] == [values[0], None, values[2]]
+
+
+def source(log: Partition, values: list[bytes], codec: Codec = Codec.NONE) -> None:
+    rows = [LogRecord(at, NOW_MS, b"k%d" % at, value) for at, value in enumerate(values)]
+    log.append_batch(encode_batch(rows, codec=codec), NOW_MS)
+
+
+@pytest.mark.parametrize("codec", [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD])
+async def test_compressed_records_are_copied_within_the_size_of_the_queue(
+    one: Queues, codec: Codec
+) -> None:
+    """As in Kafka, the bodies of a batch that inflates to more are left out (KAFKA-20723)."""
+    one.queue_topic({"max.message.bytes": "10000"})
+    one.configure(copy="true")
+    source(one.log, [b"small"] * 3, codec)
+    source(one.log, [b"0" * 4000] * 3, codec)
+    await one.fetch()
+    await one.acknowledge(0, 5, REJECT)
+    await one.settled(6)
+    assert [record.value for record in one.records()] == [b"small"] * 3 + [None] * 3
+
+
+@pytest.mark.parametrize("codec", [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD])
+@pytest.mark.parametrize(("size", "copied"), [(15 << 20, True), (40 << 20, False)])
+async def test_batch_that_inflates_greatly_does_not_hold_the_loop(
+    one: Queues, codec: Codec, size: int, copied: bool
+) -> None:
+    one.queue_topic({"max.message.bytes": str(1 << 30)})
+    one.configure(copy="true")
+    source(one.log, [bytes(size)], codec)
+    await one.fetch(max_bytes=1 << 26)
+    with watched_loop() as watch:
+        await one.acknowledge(0, 0, REJECT)
+        await one.settled(1)
+    assert [record.value for record in one.records()] == [bytes(size) if copied else None]
+    watch.check()
+
+
+@pytest.mark.parametrize("copy", ["true", "false"])
+async def test_many_records_do_not_hold_the_loop(one: Queues, copy: str) -> None:
+    one.queue_topic()
+    one.configure(copy=copy)
+    one.produce(20_000)
+    assert (await one.fetch(max_bytes=1 << 26)).acquired[0].size == 20_000
+    with watched_loop() as watch:
+        await one.acknowledge(0, 19_999, REJECT)
+        await one.settled(20_000)
+    batches = one.batches()
+    assert (len(batches) > 1, sum(map(len, batches))) == (True, 20_000)
+    watch.check()
+
+
+async def test_records_that_are_gone_have_no_bodies(one: Queues) -> None:
+    one.produce(1, 1)
+    reader = SourceRecords(one.log, 1 << 20, Pace())
+    assert await reader.body(1) == (b"k", b"x")
+    assert await reader.body(7) == (None, None)
+
+
+class OtherLeader:
+    """The broker that leads the queue's partition."""
+
+    def __init__(self, *results: Exception | None) -> None:
+        self.results = list(results)
+        self.produced: list[bytes] = []
+
+    async def produce(
+        self, broker_id: int, topic: str, topic_id: UUID, index: int, batch: bytes
+    ) -> None:
+        result = self.results.pop(0) if self.results else None
+        if result is not None:
+            raise result
+        self.produced.append(batch)
+
+
+@pytest.fixture
+def elsewhere(one: Queues, monkeypatch: pytest.MonkeyPatch) -> OtherLeader:
+    """Let another broker lead the queue's partition."""
+    other = OtherLeader()
+    one.queue_topic()
+    one.configure()
+    one.queues._others = other
+    monkeypatch.setattr(one.queues, "_node_id", 2)
+    return other
+
+
+async def test_leader_that_moves_or_gives_no_response_is_tried_again(
+    one: Queues, elsewhere: OtherLeader
+) -> None:
+    elsewhere.results = [
+        NotProducedError("NOT_LEADER_OR_FOLLOWER", is_final=False),
+        LeaderUnreachableError("broker 1"),
+    ]
+    one.produce(2)
+    await one.fetch()
+    await one.acknowledge(0, 1, REJECT)
+    await one.settled(2)
+    assert one.pauses == [2_000, 4_000]
+    (batch,) = elsewhere.produced
+    assert [header.record_count for _, header in iter_headers(batch)] == [2]
+    assert (one.queues.requests[GROUP], one.queues.failures[GROUP]) == (3, 0)
+
+
+async def test_records_are_archived_after_the_last_attempt(
+    one: Queues, elsewhere: OtherLeader
+) -> None:
+    elsewhere.results = [LeaderUnreachableError("broker 1")] * MAX_ATTEMPTS
+    one.produce(2)
+    await one.fetch()
+    await one.acknowledge(0, 1, REJECT)
+    await one.settled(2)
+    assert one.pauses == [2_000, 4_000, 8_000, 16_000]
+    assert (elsewhere.results, elsewhere.produced) == ([], [])
+    assert (one.queues.records[GROUP], one.queues.failures[GROUP]) == (0, 1)
+
+
+async def test_final_error_is_not_tried_again(one: Queues, elsewhere: OtherLeader) -> None:
+    elsewhere.results = [NotProducedError("RECORD_LIST_TOO_LARGE", is_final=True)]
+    one.produce(2)
+    await one.fetch()
+    await one.acknowledge(0, 1, REJECT)
+    await one.settled(2)
+    assert (one.pauses, one.queues.failures[GROUP]) == ([], 1)
+
+
+async def test_next_leader_sends_records_that_were_being_archived(
+    one: Queues, elsewhere: OtherLeader
+) -> None:
+    """KAFKA-20672: the broker loses the partition between ARCHIVING and ARCHIVED."""
+    elsewhere.results = [LeaderUnreachableError("broker 1")]
+    one.produce(2)
+    await one.fetch()
+
+    async def lost(_pause_ms: int) -> None:
+        one.shares._fence_all(tuple(one.shares), "test")
+
+    one.queues._pause = lost
+    await one.acknowledge(0, 1, REJECT)
+    await until_true(lambda: len(one.shares) == 0, "the share partition is dropped")
+    assert elsewhere.produced == []
+    await one.fetch()
+    await one.settled(2)
+    (batch,) = elsewhere.produced
+    found = [headers_of(record) for record in decode_records(batch)]
+    assert [one["__dlq.errors.offset"] for one in found] == ["0", "1"]
+    assert {one["__dlq.errors.message"] for one in found} == {"Offset rejected by client."}
+
+
+async def test_stopped_broker_leaves_the_records_for_the_next_leader(
+    one: Queues, elsewhere: OtherLeader
+) -> None:
+    elsewhere.results = [LeaderUnreachableError("broker 1")]
+    one.produce(1)
+    await one.fetch()
+    waits = asyncio.Event()
+
+    async def pause(_pause_ms: int) -> None:
+        waits.set()
+        await asyncio.Event().wait()
+
+    one.queues._pause = pause
+    await one.acknowledge(0, 0, REJECT)
+    (served,) = one.shares
+    await waits.wait()
+    one.queues.close()
+    await until_true(lambda: not one.queues._lines, "the task has ended")
+    assert [held.state for held in served.share.in_flight()] == [RecordState.ARCHIVING]

@@ -29,6 +29,7 @@ COMMANDS = {
     "console": "show a cluster in a browser",
     "consume": "read records of a topic",
     "crash-sweep": "run your own pipeline while the broker is killed at each of its steps",
+    "doctor": "tell which rule of exactly-once the cluster's clients break",
     "dump-log": "show the files of a data directory",
     "features": "show, raise and lower the levels of features",
     "log": "verify, repair, import and export partition directories",

@@ -42,7 +42,10 @@ EXIT_UNDECIDED = 5
 
 EXIT_CODES = {
     0: "done",
-    EXIT_REFUSED: "the broker refused, a name does not exist, or `acls why` says `denied`",
+    EXIT_REFUSED: (
+        "the broker refused, a name does not exist, `acls why` says `denied`, or `doctor` has found"
+        " a breach"
+    ),
     EXIT_USAGE: "the command line, a profile or a time on it cannot be understood",
     EXIT_UNREACHABLE: "no broker could be reached, or none answered in time",
     EXIT_PARTIAL: "`produce` has written some of the records and not others",

@@ -16,6 +16,7 @@ from fencepost.cluster.image import LocalPartition, MetadataImage, TopicImage
 from fencepost.coordinator.config.broker_config import BrokerConfig, ConfigError
 from fencepost.coordinator.errors import MetadataUnavailableError
 from fencepost.coordinator.history.entries import CLUSTER, PARTITION
+from fencepost.coordinator.history.observations import ClientObservations
 from fencepost.coordinator.history.recorder import HistoryRecorder
 from fencepost.coordinator.metadata.names import (
     CONSUMER_OFFSETS,
@@ -153,6 +154,8 @@ class Services:
         self._share_fetches: ShareFetches | None = None
         self.appends = Appends(storage, verify=self.txns.verify)
         """Serves Produce requests."""
+        self.observations = self._observations()
+        """Records what clients' requests show of exactly-once; None without a history."""
 
     @property
     def coordinators(self) -> Mapping[str, ShardedCoordinator[Any]]:
@@ -162,6 +165,13 @@ class Services:
             TRANSACTION_STATE: self.txns,
             SHARE_GROUP_STATE: self.share_coordinator,
         }
+
+    def _observations(self) -> ClientObservations | None:
+        if not self.storage.is_broker or not self.config.bool("fencepost.history.enable"):
+            return None
+        return ClientObservations(
+            self.history.remember, self.metadata, self.clock, broker=self.node_id
+        )
 
     def remember_replica(self, _local: LocalPartition, event: Event) -> None:
         """Record a replica's event and its cause; the subject is the topic and partition index."""
@@ -379,12 +389,17 @@ class Services:
     def last_shutdown_steps(self) -> list[Step]:
         """Return the remaining steps of a shutdown, after the last response."""
         return [
+            ("stop observing clients", self._stop_observations),
             ("write the history", self.history.stop),
             ("drop unfinished appends", self.appends.close),
             ("stop replica fetchers", self.replicas.stop),
             ("end checks of passwords", self._end_password_checks),
             ("stop applying ACLs", self._stop_acls),
         ]
+
+    def _stop_observations(self) -> None:
+        if self.observations is not None:
+            self.observations.stop()
 
     def _stop_acls(self) -> None:
         if self.acls is not None:

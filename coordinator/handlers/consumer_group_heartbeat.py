@@ -52,6 +52,8 @@ def _checked(ctx: Context, regex: str | None) -> Steps[Entity | Awaitable[Entity
 
 def _passed_on(ctx: Context, reason_against_regex: str | None) -> Entity | Awaitable[Entity]:
     body, groups = ctx.body, ctx.broker.groups
+    if body.member_epoch == 0 and ctx.broker.observations is not None:
+        ctx.broker.observations.joined(ctx.origin, body.group_id, "ConsumerGroupHeartbeat")
     future = groups.submit(body.group_id, _command(ctx, reason_against_regex), ctx.origin)
 
     def refuse(code: ErrorCode) -> Entity:

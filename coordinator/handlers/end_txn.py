@@ -29,6 +29,9 @@ def run(ctx: Context) -> Entity | Awaitable[Entity]:
     body, respond = ctx.body, ctx.respond
 
     def build(result: EndTxnResult) -> Entity:
+        observations = ctx.broker.observations
+        if observations is not None:
+            observations.ended(ctx.origin, body.transactional_id, ctx.version)
         return respond.EndTxnResponse(
             error_code=ErrorCode.none,
             producer_id=result.producer_id,

@@ -77,6 +77,8 @@ def run(ctx: Context) -> Work[Entity]:
         may_read=None if ctx.broker.authorizer is None else _rights(ctx, follows=replica_id >= 0),
         may_tell=None if throttle is None else throttle.may_fetch,
     )
+    if body.topics and replica_id < 0:
+        _observe(ctx, fetch.isolation_level, by_id=by_id)
     try:
         fetched = yield from ctx.broker.fetches.run(fetch)
     except InvalidRequestError as error:
@@ -85,6 +87,24 @@ def run(ctx: Context) -> Work[Entity]:
         told = (FetchedPartition(one, error=refused) for one in _asked(ctx) if not by_id)
         return (yield from _answer(ctx, fetch.session_id, told, error_code(error)))
     return (yield from _answer(ctx, fetched.session_id, fetched.partitions))
+
+
+def _observe(ctx: Context, isolation_level: int, *, by_id: bool) -> None:
+    """Observe the isolation level of a consumer, for each topic that it may read."""
+    observations = ctx.broker.observations
+    if observations is None:
+        return
+
+    def readable(topic: Any) -> str | None:
+        metadata = ctx.broker.metadata
+        found = metadata.topic_by_id(topic) if by_id else metadata.topic(topic)
+        if found is None:
+            return None
+        may_read = ctx.may(Operation.READ, ResourceType.TOPIC, found.name, audited=False)
+        return found.name if may_read else None
+
+    topics = [one.topic_id if by_id else one.topic for one in ctx.body.topics]
+    observations.fetched(ctx.client_id, ctx.peer_host, isolation_level, topics, readable)
 
 
 def _rights(ctx: Context, *, follows: bool) -> Callable[[str | None], bool]:

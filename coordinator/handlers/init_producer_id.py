@@ -43,6 +43,10 @@ def run(ctx: Context) -> Entity | Awaitable[Entity]:
         )
 
     def refuse(code: ErrorCode) -> Entity:
+        observations = ctx.broker.observations
+        if code is ErrorCode.invalid_transaction_timeout and observations is not None:
+            timeout_ms = request_ms(body.transaction_timeout)
+            observations.refused_timeout(ctx.origin, body.transactional_id, timeout_ms)
         return respond.InitProducerIdResponse(
             error_code=before_producer_fenced(code, known=ctx.version >= 4),
             producer_id=NO_PRODUCER_ID,

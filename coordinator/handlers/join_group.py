@@ -33,6 +33,8 @@ def run(ctx: Context) -> Entity | Awaitable[Entity]:
     body = ctx.body
     if not ctx.may(Operation.READ, ResourceType.GROUP, body.group_id):
         return _refusal(ctx, ErrorCode.group_authorization_failed, "")
+    if ctx.broker.observations is not None:
+        ctx.broker.observations.joined(ctx.origin, body.group_id, "JoinGroup")
     command = _command(ctx)
     future = ctx.broker.groups.submit(body.group_id, command, ctx.origin)
 

@@ -72,6 +72,15 @@ def _commit(ctx: Context, closed: Collection[str]) -> Entity | Awaitable[Entity]
 
     if not offsets:
         return refuse(ErrorCode.none)
+    observations = ctx.broker.observations
+    if observations is not None:
+        observations.committed(
+            ctx.origin,
+            body.group_id,
+            body.member_id,
+            body.generation_id_or_member_epoch,
+            (one.topic for one in offsets),
+        )
     command = CommitOffsets(
         body.group_id,
         body.generation_id_or_member_epoch,

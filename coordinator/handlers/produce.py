@@ -67,6 +67,15 @@ def run(ctx: Context) -> Work[Entity | None]:
         append.timeout_ms = request_ms(body.timeout)
     if ctx.broker.authorizer is not None:
         append = yield from _allowed(ctx, append)
+    observations = ctx.broker.observations
+    if observations is not None and append.parts:
+        observations.produced(
+            ctx.client_id,
+            ctx.peer_host,
+            body.transactional_id,
+            body.acks,
+            [part.topic for part in append.parts],
+        )
     yield from ctx.broker.appends.run(append)
     if not append.acks:
         failed = next((part.error for part in all_parts if part.error is not None), None)

@@ -92,6 +92,17 @@ def run(ctx: Context) -> Work[Entity]:
     if isinstance(result, DomainError):
         return _refused(ctx, refused, error_code(result))
     committed: CommitOffsetsResult = result
+    observations = ctx.broker.observations
+    if observations is not None:
+        observations.added_offsets(
+            ctx.origin,
+            body.transactional_id,
+            body.group_id,
+            member_id=command.member_id,
+            generation=command.generation_id,
+            version=ctx.version,
+            topics=(one.topic for one in offsets),
+        )
     return _response(ctx, filled(refused, [code_of(row[2]) for row in committed.partitions]))
 
 

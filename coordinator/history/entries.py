@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Any
 
 import msgpack
@@ -17,8 +17,10 @@ from fencepost.coordinator.metadata.names import HISTORY_TOPIC
 from fencepost.logcore.values import dataclass
 
 GROUP, TRANSACTION, PARTITION, CLUSTER = "group", "transaction", "partition", "cluster"
+CLIENT = "client"
 """Scopes. The subject of an entry is the group id or the transactional id; for a partition, its
-directory's name; for the cluster, a broker, a feature, a deleted topic or the controller."""
+directory's name; for the cluster, a broker, a feature, a deleted topic or the controller; for a
+client, its client id."""
 
 ENTRY_VERSION = 1
 """Version of the values. Readers skip values of a later version."""
@@ -34,6 +36,20 @@ _WHY = ("reason", "cause", "during", "error")
 
 _MAX_DEPTH = 3
 _INT64 = range(-(1 << 63), 1 << 63)
+
+
+class Observed(StrEnum):
+    """The kinds of entries of the scope ``client``: what its requests show of exactly-once."""
+
+    PRODUCED = "produced"
+    FETCHED = "fetched"
+    GROUP_JOINED = "group-joined"
+    OFFSETS_COMMITTED = "offsets-committed"
+    OFFSETS_COMMITTED_BY_TIMER = "offsets-committed-by-timer"
+    OFFSETS_ADDED_TO_TRANSACTION = "offsets-added-to-transaction"
+    TRANSACTION_ENDED = "transaction-ended"
+    TRANSACTION_TIMEOUT_REFUSED = "transaction-timeout-refused"
+    OBSERVATIONS_DROPPED = "observations-dropped"
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,8 @@ class Subscriber(IntEnum):
     rights."""
     HISTORY = 13
     """Records the changes that the other subscribers have applied."""
+    OBSERVATIONS = 12
+    """Begins to record observations of clients when the cluster has transactions."""
 
 
 class Publication:

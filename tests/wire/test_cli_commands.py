@@ -85,6 +85,7 @@ MISSPELT = {
     "configs set": "topic orders retention.mss=1 -> retention.ms",
     "configs unset": "broker 1 log.retention.mss -> log.retention.ms",
     "consume": "ordrs -> orders",
+    "doctor": "--topic ordrs -> orders",
     "features set": "transaction.verson=2 -> transaction.version",
     "groups delete": "shiping -> shipping",
     "groups delete-offsets": "shipping --topic ordrs -> orders",

@@ -1,0 +1,436 @@
+"""The rules of exactly-once that the clients of a cluster break, with the request that shows it.
+
+The brokers record what each client's requests show (``coordinator/history/observations.py``). Here
+the observations of all brokers are compared with the rules. A rule is only broken if requests show
+it: where two explanations of the same requests are possible, there is no finding.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import field
+from typing import TYPE_CHECKING, Any, Final
+
+from fencepost.client.queries import exactly_once_rules as rules
+from fencepost.client.queries.entries import entries_of
+from fencepost.client.queries.exactly_once_rules import RULES, Rule
+from fencepost.client.queries.group_view import describe_group
+from fencepost.client.queries.pipelines import Client, Observations, Pipeline, client_of
+from fencepost.client.queries.settings import described
+from fencepost.client.queries.where import BEGINNING, OffsetPosition
+from fencepost.client.router import ApiError
+from fencepost.coordinator.history.entries import Observed
+from fencepost.coordinator.metadata.names import HISTORY_TOPIC, is_internal
+from fencepost.logcore.values import dataclass
+from fencepost.txn.events import EventKind
+
+if TYPE_CHECKING:
+    from fencepost.client.queries.session import ClusterSession
+    from fencepost.coordinator.history.entries import Entry
+
+UNCLEAN: Final = "unclean.leader.election.enable"
+
+_RANDOM: Final = re.compile(
+    r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|[0-9a-f]{32}"
+    r"|(?=[0-9a-f]*[0-9])(?=[0-9a-f]*[a-f])[0-9a-f]{8,}"
+    r"|[0-9]{4,}",
+    re.IGNORECASE,
+)
+"""A part of a name that a process may have drawn at its start: a UUID, hexadecimal digits, a time
+or a process id."""
+
+Members = Callable[[str], Iterable[Client]]
+"""Returns the current members of a group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A rule that a client breaks, and the request that shows it."""
+
+    rule: Rule
+    what: str
+    """The breach, in one sentence that names the group, the transactional id or the topic."""
+    client_id: str | None = None
+    host: str | None = None
+    request: str | None = None
+    """The API of the request; None if the configuration shows the breach."""
+    at_ms: int | None = None
+    """The time of the request; of several, the last."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """The fields of the request that show the breach."""
+    group: str | None = None
+    transactional_id: str | None = None
+    topics: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """The findings, and how complete they are."""
+
+    findings: tuple[Finding, ...]
+    observes: bool
+    """Whether the brokers have recorded observations of clients; Apache Kafka's do not."""
+    dropped: int = 0
+    """Observations that brokers could not record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The part of the cluster that a diagnosis is about; all of it by default."""
+
+    group: str | None = None
+    transactional_id: str | None = None
+    topic: str | None = None
+
+    def includes(self, finding: Finding, pipelines: Iterable[Pipeline]) -> bool:
+        """Return whether a finding is about the subject, or about a pipeline that it is part of."""
+        if self.topic is not None and self.topic not in finding.topics:
+            return False
+        for name, own in (("group", finding.group), ("id", finding.transactional_id)):
+            wanted = self.group if name == "group" else self.transactional_id
+            if wanted is None or own == wanted:
+                continue
+            mine = [
+                one
+                for one in pipelines
+                if (one.group == wanted if name == "group" else wanted in one.transactional_ids)
+            ]
+            if not any(_touches(one, finding) for one in mine):
+                return False
+        return True
+
+
+def _touches(pipeline: Pipeline, finding: Finding) -> bool:
+    if finding.group is not None:
+        return finding.group == pipeline.group
+    if finding.transactional_id is not None:
+        return finding.transactional_id in pipeline.transactional_ids
+    return bool(pipeline.topics.intersection(finding.topics))
+
+
+def diagnosed(
+    session: ClusterSession, begin_ms: int | None, subject: Subject | None = None
+) -> Diagnosis:
+    """Check all rules against the requests since ``begin_ms``, and against the configuration."""
+    subject = Subject() if subject is None else subject
+    topics = {one.name: one for one in session.topics()}
+    observes = HISTORY_TOPIC in topics
+    entries: Iterable[Entry] = ()
+    if observes:
+        where = BEGINNING if begin_ms is None else OffsetPosition(time=begin_ms)
+        entries = (
+            one for one in entries_of(session, where) if begin_ms is None or one.at_ms >= begin_ms
+        )
+    seen = Observations(entries)
+
+    def members(group: str) -> Iterable[Client]:
+        try:
+            return [(one.client_id, one.host) for one in describe_group(session, group).members]
+        except ApiError:
+            return ()  # the principal may not describe the group
+
+    found = list(findings(seen, members))
+    checked = {name for one in seen.pipelines for name in one.topics} & topics.keys()
+    if subject.topic is not None:
+        checked |= {subject.topic} & topics.keys()
+    if not observes:
+        checked = {name for name in topics if not is_internal(name)}
+        found += _feature(session)
+    found += _unclean(session, checked)
+    order = {rule.name: number for number, rule in enumerate(RULES)}
+    kept = [one for one in found if subject.includes(one, seen.pipelines)]
+    kept.sort(key=lambda one: (order[one.rule.name], one.what))
+    return Diagnosis(tuple(kept), observes, seen.dropped)
+
+
+def findings(seen: Observations, members: Members) -> Iterator[Finding]:
+    """Yield the findings about requests; each rule and subject once."""
+    yield from _new_ids(seen)
+    yield from _offsets_outside(seen)
+    yield from _offsets_without_member(seen, members)
+    yield from _uncommitted_reads(seen, members)
+    yield from _old_version(seen)
+    yield from _timeouts(seen)
+    yield from _short_timeouts(seen)
+    yield from _plain_producers(seen)
+    yield from _timed_commits(seen)
+    yield from _few_acks(seen)
+
+
+def _of_request(
+    rule: Rule,
+    entry: Entry,
+    what: str,
+    *shown: str,
+    topics: Iterable[str] = (),
+    **more: Any,
+) -> Finding:
+    """Return a finding whose evidence is one request; ``shown`` are the details that show it."""
+    detail = entry.detail
+    topic = detail.get("topic")
+    return Finding(
+        rule,
+        what,
+        client_id=entry.client_id,
+        host=None if entry.client_host is None else entry.client_host.removeprefix("/"),
+        request=(entry.trigger or "").removeprefix("request ") or None,
+        at_ms=entry.at_ms,
+        fields={**{name: detail.get(name) for name in shown}, **more},
+        group=detail.get("group"),
+        transactional_id=detail.get("transactional_id"),
+        topics=tuple(sorted({*topics, *([topic] if topic is not None else [])})),
+    )
+
+
+def _last(entries: Iterable[Entry], *details: str) -> Iterator[Entry]:
+    """Yield the last entry of each client with the same ``details``."""
+    newest: dict[tuple[Any, ...], Entry] = {}
+    for entry in entries:
+        newest[*client_of(entry), *(entry.detail.get(name) for name in details)] = entry
+    yield from newest.values()
+
+
+def stem_of(name: str) -> str:
+    """Return a name with ``*`` for each part that a process may have drawn at its start."""
+    return _RANDOM.sub("*", name)
+
+
+def _new_ids(seen: Observations) -> Iterator[Finding]:
+    """Find ids of one pattern of which each was used by one start only.
+
+    A counter, as in Flink's ids, is part of a scheme that finds the ids of the former process.
+    Offsets with a member's generation fence a former process without its id, as in Kafka Streams.
+    """
+    with_member = list(seen.of(Observed.OFFSETS_ADDED_TO_TRANSACTION, by_member=True))
+    fenced_ids = {one.detail["transactional_id"] for one in with_member}
+    fenced = {client_of(one) for one in with_member}
+    starts: dict[str, list[Entry]] = defaultdict(list)
+    for entry in seen.transactions:
+        if (entry.trigger or "").endswith("InitProducerId") and entry.what in {
+            EventKind.EPOCH_BUMPED,
+            EventKind.PRODUCER_ID_ROTATED,
+        }:
+            starts[entry.subject].append(entry)
+    groups: dict[tuple[str, ...], list[Entry]] = defaultdict(list)
+    for name, events in starts.items():
+        first, stem = events[0], stem_of(name)
+        is_new = len(events) == 1 and first.detail.get("former_producer_epoch", 0) < 0
+        is_fenced = name in fenced_ids or client_of(first) in fenced
+        if stem == name or not is_new or is_fenced:
+            continue
+        # An id without fixed letters is compared with other ids of the same host.
+        where = () if re.search(r"[a-z]", stem, re.IGNORECASE) else (first.client_host or "",)
+        groups[(stem, stem_of(first.client_id or ""), *where)].append(first)
+    for (stem, *_), events in groups.items():
+        if len(events) > 1 and not _is_counter([one.subject for one in events]):
+            last = max(events, key=lambda one: one.at_ms)
+            names = sorted(one.subject for one in events)
+            what = f"{len(names)} transactional ids {stem}, each new at one start"
+            yield Finding(
+                rules.NEW_TRANSACTIONAL_ID,
+                what,
+                client_id=last.client_id,
+                host=last.client_host,
+                request="InitProducerId",
+                at_ms=last.at_ms,
+                fields={"transactional_id": last.subject, "former": names[:3]},
+                transactional_id=last.subject,
+            )
+
+
+def _is_counter(names: Iterable[str]) -> bool:
+    """Return whether names differ in decimal numbers that mostly follow one another."""
+    numbers = []
+    for name in names:
+        parts = [one for one in _RANDOM.findall(name) if one.isdigit()]
+        if len(parts) != len(_RANDOM.findall(name)):
+            return False
+        numbers.append(tuple(map(int, parts)))
+    numbers.sort()
+    steps = [
+        sum(abs(new - old) for old, new in zip(former, later, strict=False))
+        for former, later in itertools.pairwise(numbers)
+    ]
+    return 2 * sum(step == 1 for step in steps) > len(steps)
+
+
+def _offsets_outside(seen: Observations) -> Iterator[Finding]:
+    outside = {one.group: one for one in seen.pipelines if one.commits_outside}
+    for entry in _last(seen.of(Observed.OFFSETS_COMMITTED), "group"):
+        group = entry.detail["group"]
+        pipeline = outside.get(group)
+        if pipeline is not None and client_of(entry) in pipeline.producers:
+            ids = ", ".join(sorted(pipeline.transactional_ids)[:3])
+            what = f"group {group} commits offsets outside of the transactions of {ids}"
+        elif entry.detail["beside_transactions"]:
+            what = f"group {group} commits offsets outside of transactions as well as in them"
+        else:
+            continue
+        yield _of_request(
+            rules.OFFSETS_OUTSIDE_TRANSACTION, entry, what, "member", "generation", "topic"
+        )
+
+
+def _offsets_without_member(seen: Observations, members: Members) -> Iterator[Finding]:
+    """Find offsets without a member's identity of a group that has members."""
+    for entry in _last(
+        seen.of(Observed.OFFSETS_ADDED_TO_TRANSACTION, by_member=False), "group", "transactional_id"
+    ):
+        group = entry.detail["group"]
+        if any(seen.of(Observed.GROUP_JOINED, group=group)) or any(members(group)):
+            yield _of_request(
+                rules.OFFSETS_WITHOUT_MEMBER,
+                entry,
+                f"{entry.detail['transactional_id']} commits offsets of group {group} without"
+                " member id and generation",
+                *("member", "generation", "version", "topic"),
+            )
+
+
+def _uncommitted_reads(seen: Observations, members: Members) -> Iterator[Finding]:
+    """Find inputs that a member reads in no other way than read_uncommitted.
+
+    If the same client reads a topic in both ways, one of the readers may be another program.
+    """
+    levels: dict[tuple[Client, str], dict[str, Entry]] = defaultdict(dict)
+    for entry in seen.of(Observed.FETCHED):
+        of_client = levels[client_of(entry), entry.detail["topic"]]
+        of_client[entry.detail["isolation_level"]] = entry
+    for pipeline in seen.pipelines:
+        if pipeline.group is None:
+            continue
+        clients = {client_of(one) for one in seen.of(Observed.GROUP_JOINED, group=pipeline.group)}
+        clients |= set(members(pipeline.group))
+        for client in sorted(clients or pipeline.producers, key=str):
+            for topic in sorted(pipeline.inputs):
+                of_client = levels.get((client, topic), {})
+                if list(of_client) == ["read_uncommitted"]:
+                    yield _of_request(
+                        rules.READS_UNCOMMITTED,
+                        of_client["read_uncommitted"],
+                        f"group {pipeline.group} reads {topic} with read_uncommitted",
+                        *("topic", "isolation_level"),
+                        group_id=pipeline.group,
+                    )
+
+
+def _old_version(seen: Observations) -> Iterator[Finding]:
+    for entry in _last(
+        seen.of(Observed.TRANSACTION_ENDED, transaction_version=1), "transactional_id"
+    ):
+        name = entry.detail["transactional_id"]
+        yield _of_request(
+            rules.TRANSACTION_VERSION_1,
+            entry,
+            f"{name} ends its transactions with transaction version 1",
+            "version",
+        )
+
+
+def _timeouts(seen: Observations) -> Iterator[Finding]:
+    for entry in _last(seen.of(Observed.TRANSACTION_TIMEOUT_REFUSED), "transactional_id"):
+        name, timeout_ms = (
+            entry.detail[key] for key in ("transactional_id", "transaction_timeout_ms")
+        )
+        yield _of_request(
+            rules.TIMEOUT_ABOVE_MAXIMUM,
+            entry,
+            f"{name} asks for a transaction timeout of {timeout_ms} ms, which the broker refuses",
+            "transaction_timeout_ms",
+        )
+
+
+def _short_timeouts(seen: Observations) -> Iterator[Finding]:
+    """Find transactions that timed out although their producer was alive and came back."""
+    timed_out: dict[tuple[str, Any], Entry] = {}
+    late: dict[str, tuple[Entry, Entry]] = {}
+    for entry in seen.transactions:
+        if entry.what == EventKind.TRANSACTION_ABORTED and entry.detail.get("cause") == "timeout":
+            timed_out[entry.subject, entry.detail.get("producer_id")] = entry
+        elif entry.what == EventKind.PRODUCER_REFUSED:
+            before = timed_out.get((entry.subject, entry.detail.get("given_producer_id")))
+            epoch = entry.detail.get("given_producer_epoch")
+            if before is not None and epoch == before.detail.get("producer_epoch"):
+                late[entry.subject] = before, entry
+    for name, (aborted, entry) in late.items():
+        after_ms = entry.at_ms - aborted.at_ms
+        yield Finding(
+            rules.TIMEOUT_TOO_SHORT,
+            f"{name} came back {after_ms} ms after its transaction had timed out",
+            client_id=entry.client_id,
+            host=entry.client_host,
+            request=str(entry.detail.get("during") or entry.trigger),
+            at_ms=entry.at_ms,
+            fields={
+                "aborted_at_ms": aborted.at_ms,
+                "given_producer_epoch": entry.detail.get("given_producer_epoch"),
+                "producer_epoch": entry.detail.get("producer_epoch"),
+            },
+            transactional_id=name,
+        )
+
+
+def _plain_producers(seen: Observations) -> Iterator[Finding]:
+    transactional: dict[str, set[str]] = defaultdict(set)
+    for entry in seen.in_transactions:
+        transactional[entry.detail["topic"]].add(entry.detail["transactional_id"])
+    for entry in _last(seen.plain, "topic"):
+        topic = entry.detail["topic"]
+        if topic in transactional:
+            ids = ", ".join(sorted(transactional[topic])[:3])
+            yield _of_request(
+                rules.PLAIN_PRODUCER,
+                entry,
+                f"{topic} is written outside of transactions, and in transactions of {ids}",
+                *("topic", "transactional_id", "acks"),
+            )
+
+
+def _timed_commits(seen: Observations) -> Iterator[Finding]:
+    pipelines = {one.group for one in seen.pipelines if one.group is not None}
+    for entry in _last(seen.of(Observed.OFFSETS_COMMITTED_BY_TIMER), "group"):
+        group = entry.detail["group"]
+        if group in pipelines:
+            interval_ms = entry.detail["interval_ms"]
+            yield _of_request(
+                rules.AUTO_COMMIT,
+                entry,
+                f"a timer commits the offsets of group {group} every {interval_ms} ms",
+                *("member", "interval_ms"),
+            )
+
+
+def _few_acks(seen: Observations) -> Iterator[Finding]:
+    topics = {name for one in seen.pipelines for name in one.topics}
+    few = (one for one in seen.plain if one.detail["acks"] in {0, 1})
+    for entry in _last(few, "topic"):
+        topic, acks = entry.detail["topic"], entry.detail["acks"]
+        if topic in topics:
+            what = f"{topic} is written with acks={acks}"
+            yield _of_request(rules.ACKS_1, entry, what, "topic", "acks")
+
+
+def _unclean(session: ClusterSession, topics: Iterable[str]) -> Iterator[Finding]:
+    resources = [("topic", name) for name in sorted(topics)]
+    for entry in described(session, resources, [UNCLEAN]) if resources else ():
+        if entry.value == "true":
+            yield Finding(
+                rules.UNCLEAN_ELECTION,
+                f"{entry.resource} allows unclean elections, by the setting of the {entry.source}",
+                fields={UNCLEAN: entry.value, "source": entry.source},
+                topics=(entry.resource,),
+            )
+
+
+def _feature(session: ClusterSession) -> Iterator[Finding]:
+    """Find a cluster whose finalized transaction version is below 2, for any client."""
+    level = session.client.features().get("transaction.version", 0)
+    if level < 2:
+        yield Finding(
+            rules.TRANSACTION_VERSION_1,
+            f"the feature transaction.version of the cluster is {level}",
+            fields={"transaction.version": level},
+        )

@@ -1,0 +1,331 @@
+"""Observations of clients for ``fencepost doctor``: which of their requests touch exactly-once.
+
+The broker does not judge: it records each observation once in :data:`RENEWAL_MS`, in the history,
+and the command compares the entries of all brokers. A request whose content is known costs one
+lookup. Nothing is recorded before the cluster has transactions; observations made by then are kept,
+and recorded when the topic ``__transaction_state`` exists.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import field
+from typing import TYPE_CHECKING, Final
+
+from fencepost.coordinator.history.entries import CLIENT, Observed
+from fencepost.coordinator.metadata.names import TRANSACTION_STATE, is_internal
+from fencepost.coordinator.metadata.publication import Subscriber
+from fencepost.coordinator.runtime.background import call_later
+from fencepost.coordinator.runtime.origin import Origin, origin_of
+from fencepost.logcore.clock import Clock
+from fencepost.logcore.machine import Event
+from fencepost.logcore.values import dataclass
+
+if TYPE_CHECKING:
+    from fencepost.coordinator.metadata.metadata import Metadata
+
+RENEWAL_MS: Final = 600_000
+"""Interval after which an observation is recorded again if the client still does the same."""
+
+RHYTHM_COMMITS: Final = 5
+"""Commits of one member at equal intervals that show a timer, which is auto-commit."""
+
+RHYTHM_MIN_MS: Final = 150
+"""Shorter intervals are not taken for a timer's: a loop without pauses can have them as well."""
+
+RHYTHM_TOLERANCE: Final = 0.2
+"""The greatest deviation of an interval from the mean one, as a part of it."""
+
+MAX_JUDGED_COMMITS: Final = 100
+"""Commits of one member after which no rhythm is expected: later ones are not timed."""
+
+_LAST_TV1_END_TXN: Final = 4
+
+Record = Callable[[str, str, Event, Origin | None, str | None], None]
+"""``HistoryRecorder.remember``."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObservationLimits:
+    """Limits on the memory of the observations, and on what they add to the history."""
+
+    max_observations: int = 2_000
+    """Observations in :data:`RENEWAL_MS`, about 1 MiB; further ones are counted and dropped."""
+
+    max_known: int = 10_000
+    """Requests whose content is known, about 2 MiB; when they are more, all are forgotten."""
+
+    max_members: int = 2_000
+    """Members whose commits are timed; when they are more, all begin again."""
+
+
+@dataclass(slots=True)
+class _Commits:
+    """The commits of one member outside of transactions."""
+
+    topics: set[str] = field(default_factory=set)
+    """The topics whose commits are recorded."""
+    count: int = 0
+    times_ms: list[int] = field(default_factory=list)
+    """The times of the last commits, until they are judged."""
+    is_judged: bool = False
+
+
+class ClientObservations:
+    """Records observations of clients through ``record``; bound to the running event loop."""
+
+    def __init__(
+        self,
+        record: Record,
+        metadata: Metadata,
+        clock: Clock,
+        *,
+        broker: int,
+        limits: ObservationLimits | None = None,
+    ) -> None:
+        self.limits = ObservationLimits() if limits is None else limits
+        self._record, self._metadata, self._clock = record, metadata, clock
+        self._shard = f"broker {broker}"
+        self._loop = asyncio.get_running_loop()
+        self._known: set[Hashable] = set()
+        self._made: set[Hashable] = set()
+        """The observations since the last renewal."""
+        self._waiting: list[tuple[Event, Origin, str]] = []
+        """Observations from before the first transaction of the cluster."""
+        self._members: dict[Hashable, _Commits] = {}
+        self._groups: set[str] = set()
+        """Groups whose offsets were committed in transactions."""
+        self._dropped = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._records = metadata.topic(TRANSACTION_STATE) is not None
+        if not self._records:
+            metadata.subscribe(Subscriber.OBSERVATIONS, self._published)
+
+    def stop(self) -> None:
+        """Make no observation again."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # --- requests of every kind: a known one returns at once ---
+
+    def produced(
+        self,
+        client_id: str | None,
+        host: str,
+        transactional_id: str | None,
+        acks: int,
+        topics: Sequence[str | None],
+    ) -> None:
+        """Observe a Produce request that names ``topics``, with repetitions."""
+        names = topics[0] if len(topics) == 1 else frozenset(topics)
+        key = (client_id, host, transactional_id, acks, names)
+        if key in self._known:
+            return
+        self._remember(key)
+        for topic in set(topics):
+            if topic is not None:
+                self._observe(
+                    Observed.PRODUCED,
+                    origin_of(client_id, host),
+                    "Produce",
+                    topic=topic,
+                    transactional_id=transactional_id,
+                    acks=acks,
+                )
+
+    def fetched(
+        self,
+        client_id: str | None,
+        host: str,
+        isolation_level: int,
+        topics: Sequence[Hashable],
+        name_of: Callable[[Hashable], str | None],
+    ) -> None:
+        """Observe a consumer's Fetch request; ``name_of`` returns the name of a readable topic."""
+        key = (client_id, host, isolation_level, *topics)
+        if key in self._known:
+            return
+        self._remember(key)
+        for topic in topics:
+            name = name_of(topic)
+            if name is not None and not is_internal(name):
+                self._observe(
+                    Observed.FETCHED,
+                    origin_of(client_id, host),
+                    "Fetch",
+                    topic=name,
+                    isolation_level="read_committed" if isolation_level else "read_uncommitted",
+                )
+
+    # --- requests to coordinators ---
+
+    def joined(self, origin: Origin, group: str, api: str) -> None:
+        """Observe a client that joins a group."""
+        self._observe(Observed.GROUP_JOINED, origin, api, group=group)
+
+    def committed(
+        self, origin: Origin, group: str, member_id: str, generation: int, topics: Iterable[str]
+    ) -> None:
+        """Observe an OffsetCommit request of a member; without a member id there is none."""
+        if not member_id or generation < 0:
+            return
+        key = (origin, group, member_id)
+        commits = self._members.get(key)
+        if commits is None:
+            if len(self._members) >= self.limits.max_members:
+                self._members.clear()
+            commits = self._members[key] = _Commits()
+        for topic in topics:
+            if topic not in commits.topics:
+                commits.topics.add(topic)
+                self._observe(
+                    Observed.OFFSETS_COMMITTED,
+                    origin,
+                    "OffsetCommit",
+                    topic=topic,
+                    group=group,
+                    member=member_id,
+                    generation=generation,
+                    beside_transactions=group in self._groups,
+                )
+        if not commits.is_judged:
+            self._judge(commits, origin, group, member_id)
+
+    def _judge(self, commits: _Commits, origin: Origin, group: str, member_id: str) -> None:
+        """Record that a member commits by a timer as soon as its last commits show that."""
+        commits.count += 1
+        commits.times_ms.append(self._clock.monotonic_ms())
+        interval_ms = rhythm_of(commits.times_ms)
+        if interval_ms is not None:
+            self._observe(
+                Observed.OFFSETS_COMMITTED_BY_TIMER,
+                origin,
+                "OffsetCommit",
+                but=("interval_ms", "member"),
+                group=group,
+                member=member_id,
+                interval_ms=interval_ms,
+            )
+        if interval_ms is not None or commits.count >= MAX_JUDGED_COMMITS:
+            commits.is_judged = True
+            commits.times_ms.clear()
+        elif len(commits.times_ms) == RHYTHM_COMMITS:
+            del commits.times_ms[0]
+
+    def added_offsets(
+        self,
+        origin: Origin,
+        transactional_id: str,
+        group: str,
+        *,
+        member_id: str,
+        generation: int,
+        version: int,
+        topics: Iterable[str],
+    ) -> None:
+        """Observe a TxnOffsetCommit request."""
+        if group not in self._groups and len(self._groups) < self.limits.max_known:
+            self._groups.add(group)
+            # From now on a plain commit is one beside transactions, which is another observation.
+            self._members.clear()
+        for topic in topics:
+            self._observe(
+                Observed.OFFSETS_ADDED_TO_TRANSACTION,
+                origin,
+                "TxnOffsetCommit",
+                but=("member", "generation"),
+                topic=topic,
+                group=group,
+                transactional_id=transactional_id,
+                by_member=bool(member_id) and generation >= 0,
+                member=member_id,
+                generation=generation,
+                version=version,
+            )
+
+    def ended(self, origin: Origin, transactional_id: str, version: int) -> None:
+        """Observe an EndTxn request that was done."""
+        self._observe(
+            Observed.TRANSACTION_ENDED,
+            origin,
+            "EndTxn",
+            transactional_id=transactional_id,
+            version=version,
+            transaction_version=1 if version <= _LAST_TV1_END_TXN else 2,
+        )
+
+    def refused_timeout(self, origin: Origin, transactional_id: str, timeout_ms: int) -> None:
+        """Observe an InitProducerId request whose timeout is above the broker's maximum."""
+        self._observe(
+            Observed.TRANSACTION_TIMEOUT_REFUSED,
+            origin,
+            "InitProducerId",
+            transactional_id=transactional_id,
+            transaction_timeout_ms=timeout_ms,
+        )
+
+    # --- recording ---
+
+    def _remember(self, key: Hashable) -> None:
+        if len(self._known) >= self.limits.max_known:
+            self._known.clear()
+        self._known.add(key)
+
+    def _observe(
+        self,
+        kind: Observed,
+        origin: Origin,
+        api: str,
+        *,
+        but: Sequence[str] = (),
+        **detail: object,
+    ) -> None:
+        """Record an observation unless one that differs only in the details ``but`` is made."""
+        made = (kind, origin, *(value for name, value in detail.items() if name not in but))
+        if made in self._made:
+            return
+        if len(self._made) >= self.limits.max_observations:
+            self._dropped += 1
+            return
+        self._made.add(made)
+        if self._timer is None:
+            self._timer = call_later(self._loop, RENEWAL_MS, "observations", self.renew)
+        event = Event(str(kind), origin.client_id or "", detail, quiet=True)
+        if self._records:
+            self._record(CLIENT, self._shard, event, origin, f"request {api}")
+        else:
+            self._waiting.append((event, origin, f"request {api}"))
+
+    def renew(self) -> None:
+        """Forget what is known, so that it is recorded again, and record how much was dropped."""
+        self._timer = None
+        if self._dropped and self._records:
+            event = Event(str(Observed.OBSERVATIONS_DROPPED), "", {"count": self._dropped})
+            self._record(CLIENT, self._shard, event, None, "upkeep observations")
+        self._dropped = 0
+        for kept in (self._known, self._made, self._members, self._waiting):
+            kept.clear()
+
+    def _published(self, _old: object, _new: object) -> None:
+        """Record what was observed before the first transaction of the cluster, once."""
+        if self._records or self._metadata.topic(TRANSACTION_STATE) is None:
+            return
+        self._records = True
+        waiting, self._waiting = self._waiting, []
+        for event, origin, trigger in waiting:
+            self._record(CLIENT, self._shard, event, origin, trigger)
+
+
+def rhythm_of(times_ms: Sequence[int]) -> int | None:
+    """Return the mean interval of enough times that follow one another as a timer's do, or None."""
+    if len(times_ms) < RHYTHM_COMMITS:
+        return None
+    intervals = [later - former for former, later in itertools.pairwise(times_ms)]
+    mean = sum(intervals) / len(intervals)
+    if mean < RHYTHM_MIN_MS:
+        return None
+    is_steady = all(abs(one - mean) <= RHYTHM_TOLERANCE * mean for one in intervals)
+    return round(mean) if is_steady else None

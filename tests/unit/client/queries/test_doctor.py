@@ -1,0 +1,102 @@
+"""The rules of the doctor on observations that no real client makes within a test's time."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fencepost.client.queries.doctor import findings, stem_of
+from fencepost.client.queries.exactly_once_rules import RULES
+from fencepost.client.queries.pipelines import Observations
+from fencepost.coordinator.history.entries import CLIENT, TRANSACTION, Entry, Observed
+
+PAGE = Path(__file__).resolve().parents[4] / "docs" / "doctor.md"
+
+
+def init(name: str, at_ms: int, client: str = "app") -> Entry:
+    detail = {"former_producer_epoch": -1, "producer_epoch": 0, "cause": "InitProducerId"}
+    return Entry(
+        at_ms,
+        TRANSACTION,
+        name,
+        "epoch-bumped",
+        "s",
+        client,
+        "10.0.0.7",
+        detail,
+        "request InitProducerId",
+    )
+
+
+def observed(kind: Observed, client: str = "app", **detail: Any) -> Entry:
+    return Entry(1, CLIENT, client, str(kind), "broker 1", client, "10.0.0.7", detail, "request X")
+
+
+def rules(*entries: Entry) -> set[str]:
+    return {one.rule.name for one in findings(Observations(entries), lambda _: ())}
+
+
+def test_page_has_a_section_for_each_rule_with_its_title() -> None:
+    sections = re.findall(r"^## ([a-z0-9-]+)\n\n\*(.+)\*$", PAGE.read_text(), re.MULTILINE)
+    said = [(name, title.replace("`", "")) for name, title in sections]
+    assert said == [(rule.name, rule.title) for rule in RULES]
+
+
+@pytest.mark.parametrize(
+    ("name", "stem"),
+    [
+        (f"orders-{uuid.uuid4()}", "orders-*"),
+        ("orders-1764238800", "orders-*"),
+        ("orders-8f14e45fceea", "orders-*"),
+        ("orders-17", "orders-17"),
+        ("deadbeef", "deadbeef"),
+    ],
+)
+def test_stem_leaves_out_what_a_process_draws(name: str, stem: str) -> None:
+    assert stem_of(name) == stem
+
+
+def test_ids_with_process_ids_are_new_at_each_start() -> None:
+    starts = [init(f"orders-{pid}", pid) for pid in (4117, 4380, 5120)]
+    assert rules(*starts) == {"new-transactional-id"}
+
+
+def test_counter_in_ids_as_flink_has_it_is_no_finding() -> None:
+    names = [f"sink-{task}-{number}" for number in range(1_000, 1_040) for task in range(2)]
+    starts = [init(name, at, f"producer-{name}") for at, name in enumerate(names)]
+    assert rules(*starts) == set()
+
+
+def test_ids_of_one_pattern_of_several_programs_are_no_finding() -> None:
+    assert rules(init(f"a-{uuid.uuid4()}", 1), init(f"b-{uuid.uuid4()}", 2)) == set()
+    assert rules(init(str(uuid.uuid4()), 1, "a"), init(str(uuid.uuid4()), 2, "b")) == set()
+
+
+def test_reader_of_the_output_with_the_producers_client_id_is_no_finding() -> None:
+    produced = observed(Observed.PRODUCED, topic="out", transactional_id="id", acks=-1)
+    committed = {"group": "g", "member": "m", "generation": 1, "beside_transactions": False}
+    reader = observed(Observed.OFFSETS_COMMITTED, topic="out", **committed)
+    assert rules(produced, reader) == set()
+    reader = observed(Observed.OFFSETS_COMMITTED, topic="in", **committed)
+    assert rules(produced, reader) == {"offsets-outside-transaction"}
+    reader = observed(Observed.OFFSETS_COMMITTED, "other", topic="in", **committed)
+    assert rules(produced, reader) == set()
+
+
+def test_topic_read_in_both_ways_by_one_client_id_is_no_finding() -> None:
+    added = observed(
+        Observed.OFFSETS_ADDED_TO_TRANSACTION,
+        topic="in",
+        group="g",
+        transactional_id="id",
+        by_member=True,
+    )
+    joined = observed(Observed.GROUP_JOINED, group="g")
+    dirty = observed(Observed.FETCHED, topic="in", isolation_level="read_uncommitted")
+    clean = observed(Observed.FETCHED, topic="in", isolation_level="read_committed")
+    assert rules(added, joined, dirty) == {"reads-uncommitted"}
+    assert rules(added, joined, dirty, clean) == set()

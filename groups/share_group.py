@@ -30,7 +30,7 @@ from fencepost.logcore.machine import DecisionBuilder, InvariantViolation, Recor
 from fencepost.logcore.values import dataclass
 
 INITIAL_EPOCH: Final = 1
-"""The epoch of a group before its first member; 0 means that there is none."""
+"""The epoch of a group before its first member, and of its empty target."""
 
 SHARE: Final = "share"
 """The protocol type and the group type in ListGroups."""
@@ -90,7 +90,7 @@ class ShareGroup(GroupBase):
     @property
     def assignment_epoch(self) -> int:
         """The group epoch that the target was computed for."""
-        return 0 if self.saved_assignment is None else self.saved_assignment.epoch
+        return INITIAL_EPOCH if self.saved_assignment is None else self.saved_assignment.epoch
 
     @property
     def state(self) -> sr.StatePartitionsValue:

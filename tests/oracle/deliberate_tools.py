@@ -20,7 +20,6 @@ class Otherwise:
 
 
 ONE_REPLICA = "because eligible leader replicas (KIP-966) make it a dynamic setting"
-NO_SHARE_GROUPS = "share groups are neither served nor advertised"
 NO_STREAMS_GROUPS = "streams groups are neither served nor advertised"
 NO_TOKENS = "delegation tokens are not served; Apache Kafka refuses them on such a listener as well"
 UNKNOWN_KEY = "a broker setting that nothing reads is refused by name"
@@ -39,9 +38,6 @@ OTHERWISE = (
     Otherwise("configs", r".*--entity-default --add-config a\.b=1: ", UNKNOWN_KEY),
     Otherwise("configs", r".*: - a\.b=null ", UNKNOWN_KEY),
     Otherwise("metadata_quorum", r".*: [-+] CurrentVoters: .*(PLAINTEXT|CONTROLLER)", ONE_LISTENER),
-    Otherwise("share_groups", rf"ShareGroupCommand {_GROUP_DESCRIPTION}", NO_SHARE_GROUPS),
-    Otherwise("share_groups", r".*--(reset|delete)-offsets ", NO_SHARE_GROUPS),
-    Otherwise("share_consumers", r".*", NO_SHARE_GROUPS),
     Otherwise("streams_groups", rf"StreamsGroupCommand {_GROUP_DESCRIPTION}", NO_STREAMS_GROUPS),
     Otherwise("delegation_tokens", r".*Unsupported(Version|ByAuthentication)Exc", NO_TOKENS),
     Otherwise("all_features", r"FeatureCommand describe: [-+] Feature: ", LEVELS),
@@ -52,7 +48,6 @@ OTHERWISE = (
     *(
         Otherwise("api_versions", rf"{_API_VERSIONS}: [-+] ({name})\(\d+\): ", why)
         for name, why in (
-            (r"\w*ShareGroup\w*|Share(Fetch|Acknowledge)", NO_SHARE_GROUPS),
             (r"StreamsGroup\w+", NO_STREAMS_GROUPS),
             (r"\w+DelegationToken", NO_TOKENS),
             (r"(Add|Remove|Update)RaftVoter", "the voters are static"),

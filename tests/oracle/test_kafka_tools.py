@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.crash.stubborn_client import StubbornClient
+from tests.oracle import tool_scenes_share
 from tests.oracle.deliberate_tools import OTHERWISE, unintended
 from tests.oracle.desk import Desk, Said, Tools, differences, tools_at_hand
 from tests.oracle.tool_scenes import FEATURES, SCENES, Scene
@@ -156,7 +157,9 @@ def pair(
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "scene", [*SCENES, transactions, features], ids=lambda scene: scene.__name__
+    "scene",
+    [*SCENES, *tool_scenes_share.SCENES, transactions, features],
+    ids=lambda scene: scene.__name__,
 )
 def test_the_tools_say_the_same(
     scene: Scene, pair: tuple[Daemon, Kafka], tools: Tools, tmp_path: Path

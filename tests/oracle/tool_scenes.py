@@ -321,33 +321,6 @@ def other_groups(desk: Desk) -> None:
         tool("--list", kind)
 
 
-def share_groups(desk: Desk) -> None:
-    topic = filled(desk, "shared")
-    tool = partial(desk.run, SHARE_GROUPS)
-    tool("--list")
-    tool("--describe", "--all-groups")
-    for what in ("--offsets", "--members", "--state"):
-        tool("--describe", "--group", "nowhere", what)
-    reset = ("--reset-offsets", "--group", "nowhere", "--topic", topic, "--to-earliest")
-    tool(*reset, "--dry-run")
-    tool("--delete-offsets", "--group", "nowhere", "--topic", topic)
-    tool("--delete", "--group", "nowhere")
-
-
-def share_consumers(desk: Desk) -> None:
-    topic = filled(desk, "shared-out")
-    desk.run(
-        *(CONSOLE_SHARE_CONSUMER, "--topic", topic, "--group", "sharing", "--timeout-ms", "500"),
-        limit_ms=SOON_MS,
-    )
-    desk.run(
-        *(SHARE_CONSUMER_PERFORMANCE, "--topic", topic, "--group", "fast", "--num-records", "1"),
-        *("--timeout", "500"),
-        limit_ms=SOON_MS,
-        figures=False,
-    )
-
-
 def streams_groups(desk: Desk) -> None:
     topic = filled(desk, "streamed")
     tool = partial(desk.run, STREAMS_GROUPS)
@@ -535,8 +508,6 @@ SCENES: list[Scene] = [
     client_metrics,
     consumer_groups,
     other_groups,
-    share_groups,
-    share_consumers,
     streams_groups,
     acls,
     delegation_tokens,

@@ -76,6 +76,10 @@ LARGEST = (
     "the largest timestamp is that of a record that can be read; Apache Kafka also tells of one"
     " below the log start, or none"
 )
+AFTER_ALL = (
+    "a share group that begins at a time after every record's begins at the end of the log; with"
+    " Apache Kafka its fetches fail until a later record comes, and leave out what came before"
+)
 NOBODY = "a batch of a transaction but of no producer would be seen even if that aborts"
 NO_LEVEL = "an isolation level that there is not escapes Apache Kafka as an unexpected exception"
 
@@ -228,6 +232,14 @@ DELIBERATE = (
         "[]",
         "[0]",
         "where no batch fits in there are no aborted transactions either",
+    ),
+    *(
+        Deviation("start_offsets_of_share_groups", ours, theirs, AFTER_ALL)
+        for ours, theirs in (
+            ('"none"', '"offset_not_available"'),
+            ("""[[3, 3, 0, -1, ["b'later'"]]]""", "[]"),
+            ('[{"first_offset": 3, "last_offset": 3, "delivery_count": 1}]', "[]"),
+        )
     ),
     *(Deviation("the_largest_time_of_what_is_left", ours, "0", LARGEST) for ours in ("2", "-1")),
     *(

@@ -18,6 +18,7 @@ from tests.oracle import (
     traces_migration,
     traces_offsets,
     traces_quotas,
+    traces_share,
     traces_txn,
 )
 from tests.oracle.deliberate import DELIBERATE
@@ -41,6 +42,7 @@ TRACES: list[Callable[[Tracer], None]] = [
     *traces_frames.TRACES,
     *traces_admin.TRACES,
     *traces_quotas.TRACES,
+    *traces_share.TRACES,
 ]
 
 

@@ -126,27 +126,15 @@ def _records_of(
 
 
 def endings(
-    session: ClusterSession,
-    places: Iterable[Partition],
-    identity: ProducerIdentity,
-    since_ms: int | None = None,
+    session: ClusterSession, place: Partition, identity: ProducerIdentity, since_ms: int | None
 ) -> list[Ending]:
-    """Return the end markers that end, or may end, transactions of ``identity``.
+    """Return the end markers that end, or may end, transactions of ``identity`` in a partition.
 
-    The partitions are read from ``since_ms``, or from their beginning.
+    It is read from ``since_ms``, or from its beginning. Raises ApiError.
     """
-    wanted = sorted(set(places))
-    starts = session.offsets(wanted, EARLIEST if since_ms is None else since_ms)
-    found: list[Ending] = []
-    for place in wanted:
-        if starts[place] >= 0:  # -1: no record is that young
-            found += _endings_of(session, place, starts[place], identity)
-    return found
-
-
-def _endings_of(
-    session: ClusterSession, place: Partition, start: int, identity: ProducerIdentity
-) -> list[Ending]:
+    start = session.offsets([place], EARLIEST if since_ms is None else since_ms)[place]
+    if start < 0:  # no record is that young
+        return []
     found: list[Ending] = []
     first: BatchHeader | None = None
     for data, at, header in _batches(session, place, start):

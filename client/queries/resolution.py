@@ -75,7 +75,7 @@ class Evidence:
     """All that a cluster tells about one transaction.
 
     ``current`` is the coordinator's answer, None if it does not know the id. ``searched`` are the
-    partitions whose logs were read for ``endings``.
+    partitions whose logs were read for ``endings``; ``unread`` has the others with their errors.
     """
 
     transactional_id: str
@@ -85,6 +85,7 @@ class Evidence:
     endings: tuple[Ending, ...] = ()
     open_here: tuple[Producer, ...] = ()
     searched: tuple[tuple[str, int], ...] = ()
+    unread: tuple[str, ...] = ()
     expired_ms: int | None = None
     """When the broker's history says that the id expired."""
 
@@ -151,6 +152,29 @@ def is_whole(records: Sequence[StateRecord], identity: ProducerIdentity) -> bool
         and one.txn.identity == identity
         for one in records
     )
+
+
+def begun(records: Iterable[StateRecord], identity: ProducerIdentity) -> list[TransactionMetadata]:
+    """Return the Ongoing records of ``identity``."""
+    return [
+        one.txn
+        for one in records
+        if one.txn is not None
+        and one.txn.state is TransactionState.ONGOING
+        and one.txn.identity == identity
+    ]
+
+
+def agree(current: Transaction | None, log: StateLog) -> bool:
+    """Return whether the coordinator's answer is the last record of the log.
+
+    They differ if the transaction moved on between the two requests.
+    """
+    last = log.records[-1].txn if log.records else None
+    if current is None or last is None:
+        return current is None and last is None
+    told = current.state, current.producer_id, current.epoch
+    return told == (last.state.kafka_name, last.producer_id, last.producer_epoch)
 
 
 def partitions_of(
@@ -271,7 +295,10 @@ class _Found(NamedTuple):
         ends_as: ProducerIdentity | None = None,
     ) -> Resolution:
         unreadable = self.evidence.log.unreadable
-        notes = (f"__transaction_state was not read: {unreadable}",) if unreadable else ()
+        notes: tuple[str, ...] = (
+            (f"__transaction_state was not read: {unreadable}",) if unreadable else ()
+        )
+        notes += tuple(f"not read: {one}" for one in self.evidence.unread)
         return Resolution(
             self.evidence,
             self.evidence.identity or self.target,
@@ -410,7 +437,7 @@ def _past(found: _Found, current: Transaction, *, is_current: bool) -> Resolutio
             _searched(found.evidence),
         )
     # The log shows the identity's InitProducerId, all that followed, and no transaction.
-    never = is_whole(records, target) and not found.evidence.endings
+    never = is_whole(records, target) and not found.evidence.endings and not begun(records, target)
     return found.say(
         Verdict.REPLACED,
         f"its coordinator has the newer {now}: the transaction is not open and can no longer be"

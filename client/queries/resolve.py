@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,6 +23,8 @@ from fencepost.client.queries.resolution import (
     Evidence,
     Resolution,
     Verdict,
+    agree,
+    begun,
     is_whole,
     partitions_of,
     resolve,
@@ -32,7 +35,7 @@ from fencepost.coordinator.metadata.names import is_internal
 from fencepost.protocol.errors import WireError
 from fencepost.txn.epochs import ProducerIdentity
 from fencepost.txn.events import RESOLVER_CLIENT_ID, EventKind
-from fencepost.txn.state import TV2, TransactionState
+from fencepost.txn.state import TV2
 
 if TYPE_CHECKING:
     from fencepost.client.queries.session import ClusterSession
@@ -40,6 +43,9 @@ if TYPE_CHECKING:
 
 CLOCK_SKEW_MS = 600_000
 """How far the clocks of a coordinator and of a partition's leader may differ."""
+
+MAX_READS = 3
+"""How often the log is read for a transaction that moves on meanwhile."""
 
 LAST_TV1_END_TXN = 4
 """The last version of EndTxn that leaves the producer's epoch as it is."""
@@ -96,6 +102,10 @@ def _answer(
 ) -> Answer:
     name, asked = question
     current = known_transaction(session, name)
+    for _ in range(MAX_READS):
+        if log.unreadable or agree(current, log):
+            break
+        log, current = state_logs(session, [name])[name], known_transaction(session, name)
     told = tuple(one for one in history if one.subject == name)
     expired = [one.at_ms for one in told if one.what == EventKind.TRANSACTIONAL_ID_EXPIRED]
     evidence = Evidence(
@@ -112,9 +122,17 @@ def _answer(
     if found.verdict in {Verdict.OPEN, Verdict.HANGING}:
         held = {one.place for one in evidence.open_here}
         held |= current.partitions if current is not None and current.state == ONGOING else set()
-        readable = _existing(session, [one for one in held if not is_internal(one[0])])
-        waiting = tuple(row for row in blame(session, readable) if row.stable < row.end)
+        waiting = _waiting(session, [one for one in held if not is_internal(one[0])])
     return Answer(found, waiting, tuple(_about(told, found)))
+
+
+def _waiting(session: ClusterSession, held: Sequence[Partition]) -> tuple[Blame, ...]:
+    """Return the partitions with records behind the last stable offset."""
+    found: list[Blame] = []
+    for place in _existing(session, held):
+        with contextlib.suppress(ApiError):  # it has no leader, or may not be described
+            found += blame(session, [place])
+    return tuple(row for row in found if row.stable < row.end)
 
 
 def _searched(
@@ -133,27 +151,29 @@ def _searched(
     wanted = _existing(session, {one for one in known if not is_internal(one[0])} | {*places})
     if not wanted:
         return evidence
-    begun = [
-        one.txn
-        for one in records
-        if one.txn is not None
-        and one.txn.state is TransactionState.ONGOING
-        and one.txn.identity == target
-    ]
-    is_new = bool(begun) and begun[-1].client_transaction_version >= TV2
+    known_begun = begun(records, target)
+    is_new = bool(known_begun) and known_begun[-1].client_transaction_version >= TV2
     if is_new or is_whole(records, target):
         if is_current and current is not None and current.state == ONGOING:
             # Nothing else can have ended under this identity.
             return replace(evidence, open_here=_open_here(session, wanted, target))
-        if since_ms is None and begun:
+        if since_ms is None and known_begun:
             # Its markers are younger, and earlier records would prove nothing more.
-            since_ms = begun[0].start_ms - CLOCK_SKEW_MS
-    found: list[Ending] = endings(session, wanted, target, since_ms)
+            since_ms = known_begun[0].start_ms - CLOCK_SKEW_MS
+    found: list[Ending] = []
+    searched, unread = [], []
+    for place in wanted:
+        try:
+            found += endings(session, place, target, since_ms)
+            searched.append(place)
+        except ApiError as error:  # it has no leader, or may not be read
+            unread.append(f"{place[0]}:{place[1]}: {error}")
     return replace(
         evidence,
         endings=tuple(found),
-        open_here=_open_here(session, wanted, target),
-        searched=tuple(wanted),
+        open_here=_open_here(session, searched, target),
+        searched=tuple(searched),
+        unread=tuple(unread),
     )
 
 

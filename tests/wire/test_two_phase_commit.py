@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -139,6 +140,35 @@ def test_what_is_prepared_waits_for_its_decision_over_timeout_and_crash(
     with Cluster(daemon.bootstrap) as cluster:
         found = cluster.values(topic, isolation=READ_COMMITTED)
     assert found == ([b"prepared"] if commit else [])
+
+
+def test_kept_transaction_is_resolved_under_its_successor_only(daemon: Daemon) -> None:
+    name, topic = unique("two-phase"), unique("orders")
+    with Cluster(daemon.bootstrap) as cluster:
+        cluster.create_topic(topic)
+    with WireClient(daemon.bootstrap) as client:
+        prepared = prepare(client, daemon.bootstrap, name, topic)
+        kept = init(client, name, keep=True)
+
+    def resolved(identity: tuple[int, int], *more: str, status: int = 0) -> dict[str, Any]:
+        named = (name, "--producer-id", str(identity[0]), "--epoch", str(identity[1]))
+        done = cli(daemon.bootstrap, "txns", "resolve", *named, *more, "--json", status=status)
+        (row,) = json.loads(done.stdout)
+        return row
+
+    refused = resolved(prepared, "--commit", "--execute", status=1)
+    assert (refused["verdict"], refused["proof"]) == ("open", True)
+    assert "PRODUCER_FENCED" in refused["action"]
+    assert any("no timeout (two-phase commit)" in line for line in refused["ended_by"])
+    successor = kept.producer_id, kept.producer_epoch
+    assert resolved(successor, "--commit", "--execute")["action"] == "committed"
+    with Cluster(daemon.bootstrap) as cluster:
+        until(lambda: cluster.lso(topic) == cluster.offset(topic) == 2, "the marker")
+        assert cluster.values(topic, isolation=READ_COMMITTED) == [b"prepared"]
+    for identity in (prepared, successor):
+        row = resolved(identity)
+        assert (row["verdict"], row["proof"]) == ("committed", True)
+        assert [one["producer_epoch"] for one in row["markers"]] == [prepared[1] + 1]
 
 
 def state_of(client: WireClient, name: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from fencepost.client.queries.evidence import Ending, StateLog, StateRecord
 from fencepost.client.queries.open_transactions import Producer, Transaction
-from fencepost.client.queries.resolution import Evidence, Resolution, Verdict, resolve
+from fencepost.client.queries.resolution import Evidence, Resolution, Verdict, agree, resolve
 from fencepost.txn import state
 from fencepost.txn.commands import NO_PRODUCER_ID
 from fencepost.txn.epochs import LAST_CLIENT_EPOCH, ProducerIdentity
@@ -204,6 +204,19 @@ def test_replaced_identity_that_began_nothing_is_proven() -> None:
     assert told(judge(log, 0)) == (Verdict.REPLACED, True)
     assert told(judge(log.compacted(), 0)) == (Verdict.REPLACED, False)
     assert told(judge(log, 1)) == (Verdict.NOT_BEGUN, True)
+
+
+def test_transaction_whose_end_the_log_does_not_show_yet_is_not_taken_for_none() -> None:
+    """The coordinator was asked later than its log was read."""
+    log = Log().begin()
+    before = tuple(log.records)
+    later = log.end(commit=True).init().current
+    found = resolve(Evidence(NAME, ProducerIdentity(P, 0), later, StateLog(0, before)))
+    assert told(found) == (Verdict.REPLACED, False)
+    assert not agree(later, StateLog(0, before))
+    assert agree(later, StateLog(0, tuple(log.records)))
+    assert agree(None, StateLog(0, tuple(log.expired().records)))
+    assert agree(None, StateLog(0))
 
 
 def test_identity_that_the_cluster_never_gave_out_has_no_evidence() -> None:

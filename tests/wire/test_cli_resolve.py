@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import confluent_kafka
 import pytest
 
 from fencepost.pipelines.spark.checkpoint import PlannedBatch, read_checkpoint
 from fencepost.pipelines.spark.progress import Progress
+from fencepost.testing import Kafka
 from tests.support.cluster import READ_COMMITTED, Cluster, unique
 from tests.support.daemon import Daemon
 from tests.support.targets import SETTINGS
@@ -31,12 +33,15 @@ def topic(cluster: Cluster) -> str:
     return cluster.create_topic(unique("resolve"), 2)
 
 
+def identified(identity: tuple[int, int]) -> tuple[str, ...]:
+    return ("--producer-id", str(identity[0]), "--epoch", str(identity[1]))
+
+
 def resolved(
     bootstrap: str, name: str, identity: tuple[int, int] | None = None, *more: str, status: int = 0
 ) -> dict[str, Any]:
     """Return the only row of the command."""
-    named = () if identity is None else ("--producer-id", f"{identity[0]}")
-    named += () if identity is None else ("--epoch", f"{identity[1]}")
+    named = () if identity is None else identified(identity)
     done = cli(bootstrap, "txns", "resolve", name, *named, *more, *JSON, status=status)
     (row,) = rows(done)
     return row
@@ -279,6 +284,46 @@ def test_contradictory_options_are_refused(bootstrap: str, tmp_path: Path) -> No
         cli(bootstrap, "txns", "resolve", *line, status=2)
     bad = cli(bootstrap, "txns", "resolve", "--from-checkpoint", str(tmp_path), status=1)
     assert "is not a file" in bad.stderr
+
+
+def test_user_without_read_on_the_coordinators_log_hears_what_is_missing(tmp_path: Path) -> None:
+    """The markers still prove the outcome, once the user may read the topic."""
+    alice = tmp_path / "alice.properties"
+    with Kafka(users={"alice": "secret", "app": "secret"}, acls=[]) as broker:
+        broker.acl(
+            "app WRITE,DESCRIBE transactional-id:*",
+            "app WRITE,READ,DESCRIBE topic:*",
+            "alice DESCRIBE transactional-id:*",
+        )
+        broker.topic("orders")
+        settings = broker.client_config("alice", "java").items()
+        alice.write_text("".join(f"{key}={value}\n" for key, value in settings))
+        name, app = unique("pipeline"), broker.client_config("app", "confluent")
+        producer = confluent_kafka.Producer({**app, "transactional.id": name})
+        producer.init_transactions(60)
+        login = ("--command-config", str(alice))
+        begun = resolved(broker.bootstrap, name, None, *login)
+        assert begun["verdict"] == "not begun"
+        identity = begun["producer_id"], begun["epoch"]
+        producer.begin_transaction()
+        producer.produce("orders", b"v", partition=0)
+        producer.commit_transaction(60)
+        search = (*login, "--topic", "orders")
+
+        row = resolved(broker.bootstrap, name, identity, *login, status=UNDECIDED)
+        assert (row["verdict"], row["proof"]) == ("no evidence left", False)
+        assert "outcome of this identity under transaction version 1" in row["because"][0]
+        assert "__transaction_state was not read" in row["because"][-1]
+        unknown = cli(
+            broker.bootstrap, "txns", "resolve", name, *identified(identity), *search, status=1
+        )
+        assert "there is no topic 'orders'" in unknown.stderr
+        broker.acl("alice DESCRIBE topic:orders")
+        unread = resolved(broker.bootstrap, name, identity, *search, status=UNDECIDED)
+        assert any("orders:0: Fetch: TOPIC_AUTHORIZATION" in why for why in unread["because"])
+        broker.acl("alice READ topic:orders")
+        proven = resolved(broker.bootstrap, name, identity, *search)
+        assert (proven["verdict"], proven["proof"]) == ("committed", True)
 
 
 @pytest.mark.slow

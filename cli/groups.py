@@ -1,9 +1,9 @@
-"""``fencepost groups``: list, describe, members, offsets, reset, delete, plan, history."""
+"""``fencepost groups``: list, describe, members, offsets, reset, delete, blame, plan, history."""
 
 from __future__ import annotations
 
 import datetime as dt
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -15,6 +15,7 @@ from fencepost.cli.output import (
     CommandGroup,
     counted,
     emit,
+    moment,
     spelled,
     table_options,
 )
@@ -42,6 +43,16 @@ MEMBER_COLUMNS = ("member", "instance", "client", "host", "epoch", "assigned", "
 OFFSET_COLUMNS = (
     *("topic", "partition", "committed", "stable", "end", "lag"),
     *("held_back", "member"),
+)
+SHARE_COLUMNS = (
+    *("topic", "partition", "committed", "lag", "acquired", "available", "lock_end"),
+    "deliveries",
+)
+"""Of a share group: ``committed`` is the start offset."""
+SHARE_MEMBER_COLUMNS = ("member", "client", "host", "epoch", "assigned")
+BLAME_COLUMNS = (
+    *("topic", "partition", "start_offset", "lag", "record", "state", "deliveries", "since"),
+    *("lock_end", "member", "client", "host", "ends", "why"),
 )
 SUMMARY_COLUMNS = (
     *("group", "state", "type", "members", "partitions", "lag", "unknown", "held_back"),
@@ -98,7 +109,9 @@ def describe(
     LAG counts the records that a read_committed consumer can still receive: no transaction markers,
     aborted records or records that retention has removed. HELD_BACK counts records that an open
     transaction holds back. Without a commit LAG is unknown, unless the partition is empty; JSON has
-    lag_at_most as well.
+    lag_at_most as well. For a share group COMMITTED is the start offset, ACQUIRED and AVAILABLE
+    count the records in flight, LOCK_END is the end of the oldest acquisition lock, and DELIVERIES
+    the highest delivery count.
     """
     if how["summary"] and how["members"]:
         raise click.UsageError("give either --summary or --members")
@@ -134,9 +147,22 @@ def _describe(
         rows = [row for group in found for row in group_view.member_rows(group)]
         _show_blocks(found, rows, MEMBER_COLUMNS, form)
     else:
-        rows = group_view.offset_rows(session, found)
+        rows = _offset_rows(session, found)
         _show_blocks(found, rows, OFFSET_COLUMNS, form)
         _say_what_lags_are(rows, form)
+
+
+def _offset_rows(session: ClusterSession, groups: list[GroupView]) -> list[dict[str, object]]:
+    """Return the offset rows, of share groups with their in-flight records."""
+    from fencepost.client.queries.group_view import offset_rows
+    from fencepost.client.queries.share_blame import with_in_flight
+    from fencepost.client.queries.share_offsets import SHARE
+
+    rows = offset_rows(session, [group for group in groups if group.kind != SHARE])
+    for group in groups:
+        if group.kind == SHARE:
+            rows += with_in_flight(session, offset_rows(session, [group]))
+    return rows
 
 
 def _show_blocks(
@@ -144,6 +170,7 @@ def _show_blocks(
 ) -> None:
     """Print a table with a heading for each group, or one JSON array of all rows."""
     from fencepost.client.queries.group_view import totals
+    from fencepost.client.queries.share_offsets import SHARE
 
     if form == "json":
         emit(rows, columns, form)
@@ -162,7 +189,23 @@ def _show_blocks(
             head += f", held back {total['held_back']}" if total["held_back"] else ""
             shown = _with_unknown(shown)
         say(*([""] if number else []), head)
-        emit(shown, columns, form)
+        if group.kind == SHARE and columns is OFFSET_COLUMNS:
+            _show_share_group(group, shown)
+        else:
+            emit(shown, columns, form)
+
+
+def _show_share_group(group: GroupView, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print the partitions of a share group, the reasons for missing counts, and the members."""
+    from fencepost.client.queries.group_view import member_rows
+
+    emit([{**row, "lock_end": moment(row["lock_end_ms"])} for row in rows], SHARE_COLUMNS, "table")
+    reasons = Counter(str(row["in_flight_error"]) for row in rows if row["in_flight_error"])
+    for reason, count in reasons.items():
+        say(f"note: {counted(count, 'partition')} without counts: {reason}", err=True)
+    if group.members:
+        say("")
+        emit(member_rows(group), SHARE_MEMBER_COLUMNS, "table")
 
 
 def _total_text(total: Mapping[str, object]) -> str:
@@ -192,8 +235,9 @@ def _say_what_lags_are(rows: list[dict[str, object]], form: str) -> None:
     if open_ends and form == "table":
         most = counted(sum(int(str(row["lag_at_most"])) for row in open_ends), "record")
         say(
-            f"note: {counted(len(open_ends), 'partition')} without a committed offset: the"
-            f" members' auto.offset.reset decides where they begin, at most {most} before the end",
+            f"note: {counted(len(open_ends), 'partition')} without a committed offset:"
+            " auto.offset.reset of the members, or share.auto.offset.reset of a share group,"
+            f" decides where they begin, at most {most} before the end",
             err=True,
         )
     count = sum(row["lag_is_exact"] is False for row in rows)
@@ -340,6 +384,44 @@ def delete(
         say(*(f"deleted {group}" for group in names), err=True)
     else:
         show_only()
+
+
+@command.command("blame")
+@click.argument("group")
+@table_options
+def show_blame(session: ClusterSession, group: str, form: str) -> None:
+    """Show the record that keeps the start offset of a share GROUP back, for each partition.
+
+    DELIVERIES counts its deliveries and LOCK_END is the end of its owner's acquisition lock. SINCE
+    is the time when the owner acquired or renewed it, or of the last event in the history, WHY the
+    cause in that; ENDS says what must happen next. Apache Kafka does not report in-flight records.
+    """
+    from fencepost.client.queries.group_view import existing
+    from fencepost.client.queries.share_blame import blame
+    from fencepost.client.queries.share_offsets import SHARE
+
+    found = existing(session, group)
+    if found.kind != SHARE:
+        raise click.ClickException(
+            f"{group} is a {found.kind} group: `fencepost groups describe {group}` shows its lag,"
+            " `fencepost txns blame TOPIC` the transactions that hold it back"
+        )
+    rows = [_blame_row(row) for row in blame(session, found)]
+    emit(rows, BLAME_COLUMNS, form, "no partitions")
+    reasons = sorted({str(row["in_flight_error"]) for row in rows if row["in_flight_error"]})
+    if form == "table":
+        say(*(f"note: {reason}" for reason in reasons), err=True)
+
+
+def _blame_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    first, last = row["first"], row["last"]
+    return {
+        **row,
+        "record": first if last in (None, first) else f"{first}-{last}",
+        "state": row["state"] and row["state"].lower().replace("_", " "),
+        "since": moment(row["since_ms"]),
+        "lock_end": moment(row["lock_end_ms"]),
+    }
 
 
 @command.command("plan")

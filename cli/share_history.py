@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fencepost.client.queries.share_records import is_about_partition, is_about_record
+
 if TYPE_CHECKING:
     from fencepost.coordinator.history.entries import Entry
-
-WHOLE = frozenset({"share-partition-loaded", "share-partition-failed", "share-partition-fenced"})
-"""Events of a share partition that concern all of its records."""
 
 
 def share_change(detail: Mapping[str, Any]) -> str:
@@ -51,22 +50,8 @@ def record_filter(
         raise click.UsageError("--offset needs --partition")
 
     def keep(entry: Entry) -> bool:
-        detail = entry.detail
-        return (
-            detail.get("topic") == topic
-            and (partition is None or detail.get("partition") == partition)
-            and (offset is None or concerns(entry.what, detail, offset))
+        return is_about_partition(entry.detail, topic, partition) and (
+            offset is None or is_about_record(entry.what, entry.detail, offset)
         )
 
     return keep
-
-
-def concerns(what: str, detail: Mapping[str, Any], offset: int) -> bool:
-    """Return whether an event of a share partition is about the record at an offset."""
-    if what in WHOLE:
-        # A loaded share partition knows nothing of the records below its start offset.
-        return offset >= int(detail.get("start_offset", 0))
-    if "old" in detail:
-        return int(detail["old"]) <= offset < int(detail["new"])
-    ranges = detail.get("ranges") or [(detail.get("first", 0), detail.get("last", -1))]
-    return any(first <= offset <= last for first, last in ranges)

@@ -62,7 +62,7 @@ def described(
             "DescribeConfigs",
             check=False,
             to_node=node,
-            entity=partial(_describe, wanted=mine, keys=keys),
+            entity=partial(describe_request, wanted=mine, keys=keys),
         )
         for result in answer.results:
             kind, name = names[result.resource_type], result.resource_name
@@ -91,7 +91,8 @@ def _by_node(resources: Iterable[Resource]) -> dict[int, list[Resource]]:
     return found
 
 
-def _describe(make: Any, wanted: Sequence[Resource], keys: Sequence[str] | None) -> Any:
+def describe_request(make: Any, wanted: Sequence[Resource], keys: Sequence[str] | None) -> Any:
+    """Build a DescribeConfigs of resources, of all their keys or of those given."""
     return make.message(
         resources=[
             make.DescribeConfigsResource(

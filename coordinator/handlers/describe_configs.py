@@ -11,9 +11,9 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.acl import Operation
 from fencepost.coordinator.error_codes import error_code
-from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.handlers import Context, handles, share_views
 from fencepost.coordinator.handlers.config_changes import check_right
-from fencepost.coordinator.handlers.resources import Described, describe
+from fencepost.coordinator.handlers.resources import ConfigResourceType, Described, describe
 from fencepost.logcore.machine import DomainError
 from fencepost.protocol import ApiKey, Entity
 from fencepost.protocol.steps import Steps
@@ -32,12 +32,12 @@ def run(ctx: Context) -> Steps[Entity]:
         key = resource.resource_type, resource.resource_name
         if key not in seen:
             seen.add(key)
-            results.append(_resource(ctx, resource))
+            results.append((yield from _resource(ctx, resource)))
         yield
     return ctx.respond.DescribeConfigsResponse(results=tuple(results))
 
 
-def _resource(ctx: Context, resource: Any) -> Entity:
+def _resource(ctx: Context, resource: Any) -> Steps[Entity]:
     kind, name = resource.resource_type, resource.resource_name
     code, message = ErrorCode.none, None
     configs: tuple[Entity, ...] = ()
@@ -49,6 +49,8 @@ def _resource(ctx: Context, resource: Any) -> Entity:
             for one in describe(ctx.broker, kind, name)
             if not wanted or one.key.name in wanted
         )
+        if kind == ConfigResourceType.GROUP and wanted:
+            configs += yield from share_views.entries(ctx, name, sorted(wanted))
     except DomainError as error:
         code, message = error_code(error), str(error)
     return ctx.respond.DescribeConfigsResult(

@@ -18,6 +18,9 @@ HISTORY_TOPIC = "__fencepost_history"
 """The topic of the history, which only brokers write. In a cluster each broker writes its own
 partition."""
 
+SHARE_SCOPE = "group"
+"""Scope of the events of share partitions in the history: that of their groups."""
+
 CONTROLLER_SUBJECT = "controller"
 """Subject of history entries about controller elections on ZooKeeper: which broker, and why."""
 

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from fencepost.coordinator.history.causes import REBALANCES
-from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS, TRANSACTION_STATE
+from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS, SHARE_SCOPE, TRANSACTION_STATE
 from fencepost.coordinator.metrics.families import Sample, Series, labels, read_families
 from fencepost.coordinator.metrics.snapshot import PartitionRow, Snapshot
 from fencepost.coordinator.runtime.histogram import Histogram
@@ -112,6 +112,18 @@ fencepost_share_session_evictions_total counter
     Share sessions that ended with their connections.
 fencepost_share_partitions gauge
     Share partitions in memory, one for each share group and partition that is fetched.
+fencepost_share_in_flight_records gauge group
+    Offsets between the start and the end offsets of a share group's partitions that this broker
+    leads: acquired, available again, or complete behind others that are not.
+fencepost_share_in_flight_batches gauge group
+    The batches in which they were acquired.
+fencepost_share_lock_timeouts_total counter
+    Offsets whose acquisition locks ended before their owners acknowledged them.
+fencepost_share_events_total counter event cause
+    Records of share groups that are delivered again or given up, and share partitions that began or
+    ended, as fencepost groups history tells it.
+fencepost_share_fetches_expired_total counter
+    ShareFetch requests that waited for the whole of MaxWaitMs.
 fencepost_share_fetches_waiting gauge
     ShareFetch requests that wait for records.
 fencepost_share_acknowledgements_total counter type
@@ -377,8 +389,25 @@ def _of_shares(services: Services) -> Iterator[Series]:
     evictions = 0 if sessions is None else sessions.evictions
     yield one("fencepost_share_session_evictions_total", evictions)
     yield one("fencepost_share_partitions", 0 if shares is None else len(shares))
-    waiting = 0 if shares is None else services.share_fetches.waiting
+    records, batches = Counter[str](), Counter[str]()
+    for served in () if shares is None else shares:
+        records[served.share.key.group_id] += served.share.in_flight_count
+        batches[served.share.key.group_id] += len(served.share.records)
+    for name, counts in (("records", records), ("batches", batches)):
+        family = f"fencepost_share_in_flight_{name}"
+        yield some(family, *((labels(group=group), n) for group, n in sorted(counts.items())))
+    yield one("fencepost_share_lock_timeouts_total", 0 if shares is None else shares.lock_timeouts)
+    told = (
+        (labels(event=event, cause=cause), count)
+        for (scope, event, cause), count in services.history.counts.items()
+        if scope == SHARE_SCOPE
+    )
+    yield some("fencepost_share_events_total", *told)
+    waiting, expired = 0, 0
+    if shares is not None:
+        waiting, expired = services.share_fetches.waiting, services.share_fetches.expired
     yield one("fencepost_share_fetches_waiting", waiting)
+    yield one("fencepost_share_fetches_expired_total", expired)
     acknowledged = Counter[int]() if shares is None else shares.acknowledged
     yield some(
         "fencepost_share_acknowledgements_total",

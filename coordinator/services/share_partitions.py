@@ -25,6 +25,7 @@ from uuid import UUID
 
 from fencepost.cluster.image import MetadataImage, TopicImage
 from fencepost.coordinator.metadata.metadata import SHARE_VERSION
+from fencepost.coordinator.metadata.names import SHARE_SCOPE
 from fencepost.coordinator.runtime.background import Pace, spawn, survived, tell
 from fencepost.coordinator.runtime.errors import ShardError
 from fencepost.coordinator.runtime.shard import Remember
@@ -71,9 +72,6 @@ MAX_SESSIONS: Final = "group.share.max.share.sessions"
 
 FENCED_PER_TURN: Final = 200
 """Share partitions that one turn of the event loop drops: about 10 ms."""
-
-GROUP_SCOPE: Final = "group"
-"""The scope of share partitions in the history: that of their groups."""
 
 SHARE_PARTITION: Final = "share-partition"
 """The place of its events in the history, where other events have a shard."""
@@ -160,6 +158,8 @@ class SharePartitions:
         self._last_token: Token = 0
         self._effects: deque[tuple[SharePartition, object]] = deque()
         self._in_effects = False
+        self.lock_timeouts = 0
+        """Offsets whose acquisition locks have ended: AcquisitionLockTimeoutPerSec."""
         self.acknowledged: Counter[int] = Counter()
         """Acknowledged offsets by type."""
         self.is_closed = False
@@ -433,7 +433,7 @@ class SharePartitions:
             self._timers.set(timer.key, timer.deadline_ms, builder.now_ms)
         for event in decision.events:
             told = self.clients.named(event)
-            self._remember(GROUP_SCOPE, SHARE_PARTITION, told, None, trigger)
+            self._remember(SHARE_SCOPE, SHARE_PARTITION, told, None, trigger)
         for reply in decision.replies:
             self._answer(reply.token, reply.response)
         self._effects += ((share, effect) for effect in decision.effects)
@@ -468,7 +468,9 @@ class SharePartitions:
         served = self._served.get(key[1])
         if served is not None:
             share = served.share
-            self._step(share, lambda one: expire_locks(share, one), timer_ms=now_ms)
+            self.lock_timeouts += self._step(
+                share, lambda one: expire_locks(share, one), timer_ms=now_ms
+            )
 
     # --- effects ---------------------------------------------------------------------------------
 

@@ -123,13 +123,13 @@ def release(
         decision.reply(token, Acknowledged())
 
 
-def expire_locks(partition: SharePartition, decision: DecisionBuilder) -> None:
+def expire_locks(partition: SharePartition, decision: DecisionBuilder) -> int:
     """Release the records whose acquisition locks have ended; set the timer to the next lock.
 
-    A step releases at most :data:`MAX_EXPIRED_RUNS`.
+    A step releases at most :data:`MAX_EXPIRED_RUNS`. Return the number of released offsets.
     """
     if partition.state is not PartitionState.ACTIVE:
-        return
+        return 0
     expired: list[Run] = []
     outcomes = Outcomes()
     for run in islice(_past_deadline(partition, decision.now_ms), MAX_EXPIRED_RUNS):
@@ -149,6 +149,7 @@ def expire_locks(partition: SharePartition, decision: DecisionBuilder) -> None:
         partition.write(decision, partition.next_write_id(), expired, pending)
         decision.effect(WakeFetches(partition.key))
     partition.rewatch_locks(decision)
+    return sum(run.size for run in expired)
 
 
 def _past_deadline(partition: SharePartition, now_ms: int) -> Iterator[Run]:

@@ -395,7 +395,7 @@ class SharePartition:
         """Move the start offset past all offsets that are final; return whether it moved."""
         if not self.records:
             return False
-        following = self._first_open()
+        following = self.first_open_offset()
         if following is None:
             self.start_offset = self.end_offset = self.records.last.last + 1
             self.delivery_complete_count = 0
@@ -406,7 +406,7 @@ class SharePartition:
         self.set_start_offset(following)
         return True
 
-    def _first_open(self) -> int | None:
+    def first_open_offset(self) -> int | None:
         """Return the first offset whose delivery is not complete.
 
         Offsets of a gap may have been acquired, and never acknowledged (KAFKA-18494).

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from fencepost.client.queries.share_partitions import NOT_FETCHED, NOT_REPORTED
 from tests.support import requests
 from tests.support.cluster import Cluster, unique
 from tests.support.waits import until
@@ -114,3 +115,14 @@ def test_group_is_deleted(cluster: Cluster, bootstrap: str, topic: str, group: s
     assert [(row["partition"], row["committed"]) for row in found] == [(0, 1), (1, 0)]
     assert run(bootstrap, "describe", group, status=1)
     assert cluster_offsets(cluster, group) == {}
+
+
+def test_missing_counts_of_in_flight_records_have_a_reason(
+    bootstrap: str, topic: str, group: str
+) -> None:
+    """No member fetches; Apache Kafka would not report one either."""
+    for command in ("describe", "blame"):
+        found = rows(run(bootstrap, command, group))
+        assert [row["partition"] for row in found] == [0, 1]
+        assert {row["in_flight_error"] for row in found} <= {NOT_FETCHED, NOT_REPORTED}
+    assert {row.get("acquired") for row in found} == {None}

@@ -140,7 +140,8 @@ async def test_every_definition_has_a_series_and_every_series_a_definition(tmp_p
     samples = found(read_prometheus(text))
     names = {name for name, _ in samples}
     names |= {re.sub("_(bucket|sum|count)$", "", name) for name in names}
-    # No such event has happened, no listener uses TLS, and no client has a quota.
+    # No such event has happened, no listener uses TLS, no client has a quota, and there is no share
+    # group.
     assert known.keys() - names == {
         "fencepost_certificate_not_after_seconds",
         "fencepost_certificate_stale",
@@ -154,6 +155,9 @@ async def test_every_definition_has_a_series_and_every_series_a_definition(tmp_p
         "fencepost_logins_total",
         "fencepost_partition_hanging_transactions",
         "fencepost_producer_fences_total",
+        "fencepost_share_events_total",
+        "fencepost_share_in_flight_batches",
+        "fencepost_share_in_flight_records",
     }
     assert all(one.name.endswith("_total") for one in known.values() if one.kind == "counter")
     for name, told_labels in samples:

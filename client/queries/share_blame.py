@@ -1,0 +1,141 @@
+"""The record that keeps the start offset of a share partition from moving, and its owner.
+
+Its state comes from the partition's leader, its past from the history. Apache Kafka has neither:
+there, only the start offset and the lag are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from fencepost.client.queries.entries import entries_of
+from fencepost.client.queries.group_view import offset_rows
+from fencepost.client.queries.share_partitions import NOT_FETCHED, InFlight, in_flight
+from fencepost.client.queries.share_records import is_about_partition, is_about_record
+from fencepost.coordinator.history.entries import GROUP, Entry, encode_key
+
+if TYPE_CHECKING:
+    from fencepost.client.queries.group_view import GroupView, MemberView
+    from fencepost.client.queries.session import ClusterSession
+
+Row = dict[str, Any]
+
+UNFETCHED = "a fetch by a member"
+NO_MEMBER = "a member that fetches; the group has none"
+ENDS = {
+    "ACQUIRED": "its owner acknowledges it, or the lock ends",
+    "ARCHIVING": "the dead-letter queue has it, or fails",
+}
+"""What ends a state; all others end with a fetch."""
+
+
+def with_in_flight(session: ClusterSession, rows: list[Row]) -> list[Row]:
+    """Return the offset rows of one share group with the columns of its in-flight records.
+
+    ``in_flight_error`` is the reason if they are not known; the columns then are None.
+    """
+    if not rows:
+        return rows
+    places = [(str(row["topic"]), int(row["partition"])) for row in rows]
+    found = in_flight(session, str(rows[0]["group"]), places)
+    return [_with_view(row, found[place]) for row, place in zip(rows, places, strict=True)]
+
+
+def _with_view(row: Mapping[str, Any], found: InFlight) -> Row:
+    """Return an offset row with the columns of a view.
+
+    Until a record ends, the start offset is not persisted: only the leader knows it.
+    """
+    view = found.view
+    known = {}
+    if row["lag"] is None and view:
+        lag = view["high_watermark"] - view["start_offset"] - view["complete"]
+        known = {"committed": view["start_offset"], "lag": lag, "lag_at_most": lag}
+        known["unknown"] = False
+    return {
+        **row,
+        **known,
+        "acquired": view.get("acquired"),
+        "available": view.get("available"),
+        "lock_end_ms": view.get("first_lock_end_ms"),
+        "deliveries": view.get("max_delivery_count"),
+        "in_flight_error": found.reason,
+    }
+
+
+def blame(session: ClusterSession, group: GroupView) -> list[Row]:
+    """Return one row per partition of a share group; ``state`` is None where nothing is open.
+
+    Raises ApiError.
+    """
+    offsets: list[Row] = offset_rows(session, [group])
+    places = [(str(row["topic"]), int(row["partition"])) for row in offsets]
+    found = in_flight(session, group.group, places)
+    members = {one.member_id: one for one in group.members}
+    rows = [
+        _row(_with_view(row, found[at]), found[at], members)
+        for row, at in zip(offsets, places, strict=True)
+    ]
+    _add_past(session, group.group, rows)
+    return rows
+
+
+def _row(offsets: Mapping[str, Any], found: InFlight, members: Mapping[str, MemberView]) -> Row:
+    first_open = found.view.get("first_open") or {}
+    state = first_open.get("state")
+    member = first_open.get("member")
+    client = members.get(member or "")
+    lock_end_ms = first_open.get("lock_end_ms")
+    row: Row = {
+        "topic": offsets["topic"],
+        "partition": offsets["partition"],
+        "start_offset": found.view.get("start_offset", offsets["committed"]),
+        "lag": offsets["lag"],
+        "first": first_open.get("first"),
+        "last": first_open.get("last"),
+        "state": state,
+        "deliveries": first_open.get("delivery_count"),
+        "delivery_limit": found.view.get("delivery_count_limit"),
+        "member": member,
+        "client": client.client_id if client else first_open.get("client_id"),
+        "host": client.host if client else first_open.get("client_host"),
+        "is_member": None if member is None else client is not None,
+        "since_ms": None,
+        "lock_end_ms": lock_end_ms,
+        "ends": None,
+        "why": None,
+        "in_flight_error": found.reason,
+    }
+    if lock_end_ms is not None:
+        row["since_ms"] = lock_end_ms - found.view["lock_duration_ms"]
+    if state is None and offsets["lag"] and found.reason in (None, NOT_FETCHED):
+        row["state"] = "NOT_FETCHED" if found.reason else "NOT_READ"
+        row["first"] = found.view.get("end_offset", offsets["committed"])
+    if row["state"] is not None:
+        fetches = UNFETCHED if members else NO_MEMBER
+        row["ends"] = ENDS.get(row["state"], fetches)
+        if first_open.get("is_in_transition"):
+            row["ends"] = "the share coordinator writes its new state"
+    return row
+
+
+def _add_past(session: ClusterSession, group: str, rows: list[Row]) -> None:
+    """Add the last entry about each record: why it was delivered again, and since when."""
+    wanted = [row for row in rows if row["state"] is not None and row["first"] is not None]
+    if not wanted:
+        return
+    last: dict[int, Entry] = {}
+    for entry in entries_of(session, keys={encode_key(GROUP, group)}):
+        for number, row in enumerate(wanted):
+            detail = entry.detail
+            if is_about_partition(detail, row["topic"], row["partition"]) and is_about_record(
+                entry.what, detail, row["first"]
+            ):
+                last[number] = entry
+    for number, entry in last.items():
+        row = wanted[number]
+        row["why"] = entry.why
+        row["why_ms"] = entry.at_ms
+        if row["since_ms"] is None:
+            row["since_ms"] = entry.at_ms

@@ -1,0 +1,75 @@
+"""In-flight records of share partitions, as values that only DescribeConfigs by name returns.
+
+No API of Kafka tells what the leader of a partition knows about the members of a share group, and
+``fencepost groups describe`` and ``groups blame`` need it. A DescribeConfigs of the group that asks
+for ``fencepost.share.partition/TOPIC/PARTITION`` gets it from the leader as JSON, read-only. An
+empty object means that the broker does not have the share partition in memory. A request that does
+not name such a key never sees one, and Apache Kafka leaves out keys that it does not know.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, Final
+
+from fencepost.cluster.acl import Operation, ResourceType
+from fencepost.coordinator.config.broker_config import ConfigSource, ConfigType
+from fencepost.coordinator.handlers import Context
+from fencepost.groups.share.commands import SharePartitionKey
+from fencepost.groups.share.session import SessionKey
+from fencepost.groups.share.view import view_of
+from fencepost.protocol import Entity
+from fencepost.protocol.steps import Steps
+
+PREFIX: Final = "fencepost.share.partition/"
+"""The key of a share partition goes on with ``TOPIC/PARTITION``."""
+
+
+def entries(ctx: Context, group: str, wanted: Iterable[str]) -> Steps[tuple[Entity, ...]]:
+    """Return an entry for each key of a share partition that the client may describe."""
+    found: list[Entity] = []
+    for name in wanted:
+        topic, _, index = name.removeprefix(PREFIX).rpartition("/")
+        if not name.startswith(PREFIX) or not index.isdecimal():
+            continue
+        if ctx.may(Operation.DESCRIBE, ResourceType.GROUP, group) and ctx.may(
+            Operation.DESCRIBE, ResourceType.TOPIC, topic
+        ):
+            value = json.dumps(_view(ctx, group, topic, int(index)))
+            found.append(_entry(ctx, name, value))
+        yield
+    return tuple(found)
+
+
+def _view(ctx: Context, group: str, topic: str, index: int) -> dict[str, Any]:
+    image = ctx.broker.metadata.topic(topic)
+    if image is None or not ctx.broker.has_shares:
+        return {}
+    shares = ctx.broker.shares
+    served = shares.get(SharePartitionKey(group, image.topic_id.bytes, index))
+    if served is None:
+        return {}
+    view = view_of(served.share)
+    found: dict[str, Any] = {**view._asdict(), "high_watermark": served.log.high_watermark}
+    if view.first_open is not None:
+        found["first_open"] = first = view.first_open._asdict()
+        if view.first_open.member is not None:
+            client = shares.clients.of(SessionKey(group, view.first_open.member))
+            first["client_id"] = None if client is None else client.client_id
+            first["client_host"] = None if client is None else client.client_host
+    return found
+
+
+def _entry(ctx: Context, name: str, value: str) -> Entity:
+    has_doc = getattr(ctx.body, "include_documentation", False)
+    return ctx.respond.DescribeConfigsResourceResult(
+        name=name,
+        value=value,
+        read_only=True,
+        is_sensitive=False,
+        config_source=ConfigSource.DEFAULT,
+        synonyms=(),
+        config_type=ConfigType.STRING,
+        documentation="In-flight records of a share partition, as JSON." if has_doc else None,
+    )

@@ -36,6 +36,17 @@ PUBLIC: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("fencepost.cluster.image", "cluster/image.py", ("PartitionRegistration",)),
     ("fencepost.pipelines", "pipelines/exactly_once.py", ("ExactlyOnce",)),
     ("fencepost.pipelines.exactly_once", "pipelines/exactly_once.py", ("Options",)),
+    (
+        "fencepost.pipelines.two_phase",
+        "pipelines/two_phase.py",
+        ("TwoPhase", "resolve", "Outcome"),
+    ),
+    ("fencepost.pipelines.postgres", "pipelines/postgres.py", ("Postgres",)),
+    (
+        "fencepost.pipelines.partners",
+        "pipelines/partners.py",
+        ("Partner", "TransactionKey", "TransactionIdentity"),
+    ),
     ("fencepost.pipelines.records", "pipelines/records.py", ("Record", "Output", "Batch")),
     ("fencepost.pipelines.batching", "pipelines/batching.py", ("Limits",)),
     ("fencepost.pipelines.metrics", "pipelines/metrics.py", ("Metrics",)),
@@ -72,6 +83,7 @@ NOT_DESCRIBED = {
     "MetadataImage": "all that the controllers know, for tests of Fencepost",
     "OwnId": "made by the bridge",
     "Refusal": "the outcome of refusing a batch",
+    "Security": "made by `Security.of` from Kafka's client properties",
     "Served": "a protocol; a Broker is one",
 }
 """Classes that signatures of described ones name, and why the reference omits them. Names of types

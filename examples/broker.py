@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import tempfile
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
@@ -26,10 +26,10 @@ def fresh(stem: str) -> str:
 
 
 @contextlib.asynccontextmanager
-async def fencepost() -> AsyncIterator[str]:
+async def fencepost(settings: Sequence[str] = ()) -> AsyncIterator[str]:
     """Run ``fencepost serve`` on a free port with an empty directory; yields its address."""
     with tempfile.TemporaryDirectory(prefix="fencepost-example-") as home:
-        daemon = Daemon(Path(home))
+        daemon = Daemon(Path(home), settings)
         with daemon.port:
             try:
                 await daemon.start()
@@ -114,10 +114,15 @@ async def read_topic(bootstrap: str, topic: str) -> list[ConsumerRecord]:
     ]
 
 
-def run(doc: str | None, example: Callable[[str], Awaitable[str | None]]) -> int:
+def run(
+    doc: str | None,
+    example: Callable[[str], Awaitable[str | None]],
+    settings: Sequence[str] = (),
+) -> int:
     """Run an example from the command line; the exit status is 0 if its check holds.
 
-    The example gets a bootstrap address, and returns a complaint, or None if all is well.
+    The example gets a bootstrap address, and returns a complaint, or None if all is well. A broker
+    that is started for it has these settings, each KEY=VALUE.
     """
     parser = argparse.ArgumentParser(description=doc)
     parser.add_argument("--bootstrap", help="a running broker; without it one is started")
@@ -126,7 +131,7 @@ def run(doc: str | None, example: Callable[[str], Awaitable[str | None]]) -> int
     async def main() -> str | None:
         if address:
             return await example(address)
-        async with fencepost() as started:
+        async with fencepost(settings) as started:
             return await example(started)
 
     complaint = asyncio.run(main())

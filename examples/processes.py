@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from fencepost.tools.ports import hold_port
@@ -62,12 +63,14 @@ class Process:
 class Daemon(Process):
     """A real ``fencepost serve`` with its directory in ``home``, always on the same port."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, settings: Sequence[str] = ()) -> None:
+        """``settings`` are KEY=VALUE of the broker's configuration."""
         self.port = hold_port()  # keeps other processes from taking it while the daemon is down
         self.bootstrap = f"127.0.0.1:{self.port.getsockname()[1]}"
         super().__init__(
             home / "daemon.log",
             *("fencepost", "serve", "--data-dir", str(home / "data"), "--listen", self.bootstrap),
+            *(word for setting in settings for word in ("--config", setting)),
         )
 
     async def start(self) -> None:

@@ -5,9 +5,29 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 T = TypeVar("T")
+
+RECORD_OVERHEAD_BYTES = 70
+"""The assumed size of a record beside its key and value: about its frame and headers."""
+
+
+class Sized(Protocol):
+    """A record whose key and value are bytes."""
+
+    @property
+    def key(self) -> bytes | None:
+        """The key."""
+
+    @property
+    def value(self) -> bytes | None:
+        """The value."""
+
+
+def record_bytes(record: Sized) -> int:
+    """Return the approximate size of a record."""
+    return len(record.key or b"") + len(record.value or b"") + RECORD_OVERHEAD_BYTES
 
 
 @dataclass(frozen=True, slots=True)

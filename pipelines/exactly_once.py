@@ -31,7 +31,7 @@ from aiokafka.errors import (
     TopicAuthorizationFailedError,
 )
 
-from fencepost.pipelines.batching import Batcher, Limits
+from fencepost.pipelines.batching import Batcher, Limits, record_bytes
 from fencepost.pipelines.failures import (
     Action,
     DataLostError,
@@ -76,9 +76,6 @@ REFRESH_MS = 1_000
 
 FIRST_CHECK_MS, LAST_CHECK_MS = 1_000, 30_000
 """How often a worker without a connection checks whether its login is refused; pauses double."""
-
-RECORD_OVERHEAD_BYTES = 70
-"""The assumed size of a record beside its key and value: about its frame and headers."""
 
 Restore = Callable[[frozenset[TopicPartition]], Awaitable[None] | None]
 Hook = Callable[[Batch], Awaitable[None] | None]
@@ -127,10 +124,6 @@ async def _maybe(result: Awaitable[None] | None) -> None:
         await result
 
 
-def _size(record: ConsumerRecord) -> int:
-    return len(record.key or b"") + len(record.value or b"") + RECORD_OVERHEAD_BYTES
-
-
 class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
     """One worker. ``async with ExactlyOnce(...) as pipeline: await pipeline.run()``.
 
@@ -166,7 +159,7 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         )
         self._out_key = options.output_key_serde or options.key_serde
         self._out_value = options.output_value_serde or options.value_serde
-        self._batcher: Batcher[ConsumerRecord] = Batcher(options.limits, _size)
+        self._batcher: Batcher[ConsumerRecord] = Batcher(options.limits, record_bytes)
         self._patience = Patience(options.retry)
         self._offsets = GroupOffsetClient(
             bootstrap,
@@ -376,14 +369,7 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         self._batcher.clear()
         member = self._member
         if self._producer is None:
-            self._producer = await open_producer(
-                self._bootstrap,
-                self._transactional_id,
-                self.options.transaction_timeout_ms,
-                self.options.producer,
-                self.options.security,
-                self.is_stopping.left_s,
-            )
+            self._producer = await self._open_producer()
         assigned = frozenset(self._consumer.assignment())
         if assigned:
             starts = await self._offsets.stable(assigned)
@@ -396,6 +382,19 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
                 await _maybe(self.options.restore(assigned))
         if member == self._member and self._owning.is_set():
             self._settled = True
+
+    async def _open_producer(
+        self, adopt: Callable[[AIOKafkaProducer], None] | None = None
+    ) -> AIOKafkaProducer:
+        return await open_producer(
+            self._bootstrap,
+            self._transactional_id,
+            self.options.transaction_timeout_ms,
+            self.options.producer,
+            self.options.security,
+            self.is_stopping.left_s,
+            adopt,
+        )
 
     async def _refresh(self) -> None:
         """Refresh the metadata of a worker without partitions.
@@ -490,13 +489,17 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
             self._is_in_doubt = True
             raise
         self._ending = True
-        await producer.commit_transaction()
+        await self._commit(producer)
         self.metrics.transactions += 1
         self.metrics.records_in += len(records)
         self.metrics.records_out += len(outputs)
         self.metrics.refused += len(letters)
         if self.options.after_commit is not None:
             await _maybe(self.options.after_commit(batch))
+
+    async def _commit(self, producer: AIOKafkaProducer) -> None:
+        """Commit the transaction, whose records and offsets are acknowledged."""
+        await producer.commit_transaction()
 
     async def _writable(
         self, outputs: list[Output], letters: list[Output]

@@ -68,6 +68,18 @@ class RebalancedError(Exception):
     """The partitions were revoked, and the transaction was aborted. This is not a failure."""
 
 
+class PartnerUnavailableError(Exception):
+    """The database of a two-phase commit cannot be reached."""
+
+
+class PartnerFencedError(Exception):
+    """Another worker has taken over the transactional id in the database."""
+
+
+class InDoubtError(Exception):
+    """The database may or may not have decided; only a claim of the transactional id can tell."""
+
+
 class Action(Enum):
     """The reaction to a failure."""
 
@@ -117,7 +129,7 @@ _STOP_ERRORS = (
     kafka.InvalidSessionTimeoutError,
     kafka.InconsistentGroupProtocolError,
 )
-_FENCE_ERRORS = (kafka.ProducerFenced, kafka.InvalidProducerEpoch)
+_FENCE_ERRORS = (kafka.ProducerFenced, kafka.InvalidProducerEpoch, PartnerFencedError)
 _FENCE_CODES = frozenset({"producer_fenced", "invalid_producer_epoch"})
 
 
@@ -155,7 +167,14 @@ def _of_one(error: BaseException) -> Action | None:
         return Action.AGAIN  # a seek in a partition that was just revoked
     if isinstance(
         error,
-        kafka.KafkaError | TimeoutError | OSError | BrokerUnreachable | ConnectionLostError,
+        kafka.KafkaError
+        | TimeoutError
+        | OSError
+        | BrokerUnreachable
+        | ConnectionLostError
+        | PartnerUnavailableError
+        | PartnerFencedError
+        | InDoubtError,
     ):
         return Action.REOPEN
     return None

@@ -49,8 +49,12 @@ async def open_producer(
     options: Mapping[str, Any],
     security: Security = PLAINTEXT,
     left_s: Left = _whole,
+    adopt: Callable[[AIOKafkaProducer], None] | None = None,
 ) -> AIOKafkaProducer:
     """Start a producer, which fences its predecessor and completes the id's last transaction.
+
+    ``adopt`` may give it a producer id and epoch before the start, which sends no InitProducerId
+    then.
 
     Raises AuthenticationError if the broker rejects the login; aiokafka reports only that it cannot
     connect.
@@ -61,6 +65,8 @@ async def open_producer(
         transaction_timeout_ms=transaction_timeout_ms,
         **{**PRODUCER_DEFAULTS, **aiokafka_options(security), **options},
     )
+    if adopt is not None:
+        adopt(producer)
     try:
         await producer.start()
     except BaseException as error:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tests.support.container import KafkaInContainer
     from tests.support.daemon import Daemon
     from tests.support.kafka import Kafka
+    from tests.support.postgres import PostgresServer
     from tests.support.secured import Secured
     from tests.support.targets import Target
     from tests.support.zookeeper import ZooKeeper
@@ -184,6 +185,19 @@ def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeper]:
     from tests.support.zookeeper import ZooKeeper
 
     yield from served(ZooKeeper(tmp_path_factory.mktemp("zookeeper")), "ZooKeeper")
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """Yield one PostgreSQL for the whole session."""
+    from tests.support.kafka import required
+    from tests.support.postgres import PostgresServer
+
+    with required("PostgreSQL"):
+        server = PostgresServer()
+    server.start()
+    yield server
+    server.stop()
 
 
 @pytest.fixture(scope="session")

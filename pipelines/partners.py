@@ -1,0 +1,75 @@
+"""The other party of a two-phase commit: a database that decides each transaction.
+
+The decision is in one place, the database. A Kafka transaction is prepared once all of its records
+and offsets are acknowledged; it then has no timeout. It commits if, and only if, the database has
+durably stored its identity, in the same transaction as the rows of the handler.
+
+Sources: KIP-939, ``KafkaProducer.completeTransaction`` (which compares the stored identity).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import NamedTuple, Protocol, TypeVar
+
+C_co = TypeVar("C_co", covariant=True)
+
+
+class LockedError(Exception):
+    """A former owner of the transactional id is about to decide, or has a prepared transaction."""
+
+
+class TransactionKey(NamedTuple):
+    """A transactional id. Clusters that share a database may use the same one."""
+
+    cluster_id: str
+    transactional_id: str
+
+
+class TransactionIdentity(NamedTuple):
+    """A producer id and epoch. With transaction version 2 they identify one transaction."""
+
+    producer_id: int
+    epoch: int
+
+
+class Partner(Protocol[C_co]):
+    """A database that takes part in the transactions of one worker.
+
+    Raises PartnerUnavailableError if it cannot be reached; its outcome may be unknown then.
+    """
+
+    async def open(self) -> None:
+        """Connect. A claim does so each time, so that a broken connection is replaced."""
+
+    async def close(self) -> None:
+        """Close the connection; an undecided transaction is rolled back."""
+
+    async def prepared(self, key: TransactionKey) -> Sequence[TransactionIdentity]:
+        """Return the decided transactions whose rows are prepared, and not visible yet."""
+
+    def take_over(
+        self, key: TransactionKey
+    ) -> AbstractAsyncContextManager[TransactionIdentity | None]:
+        """Fence former owners of the id, and give the transaction that was decided last.
+
+        Within the block no transaction of the id can be decided. After the block, former owners
+        cannot decide either. Raises LockedError while a former owner holds the row.
+        """
+
+    def transaction(
+        self, key: TransactionKey, identity: TransactionIdentity
+    ) -> AbstractAsyncContextManager[C_co]:
+        """Run a transaction; roll it back at the end of the block unless it was decided."""
+
+    async def decide(self) -> None:
+        """Store the identity of the open transaction durably, with its rows.
+
+        Raises PartnerFencedError if another owner has taken over the id. After this error, a
+        PipelineError and RetryBatch nothing was stored. After any other one, as InDoubtError, and
+        after a cancellation, the outcome is unknown.
+        """
+
+    async def finish(self, key: TransactionKey, identity: TransactionIdentity) -> None:
+        """Make the rows of a decided transaction visible, if they are not yet."""

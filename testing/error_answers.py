@@ -1,12 +1,14 @@
 """Builds the error response to a request of any API, like Kafka's ``getErrorResponse``.
 
 The schema of the response decides where the error code goes: into the top-level field if there is
-one, otherwise into each topic, partition or group that the request names. Fetch is the exception:
-only errors of the fetch session go into its top-level field.
+one, otherwise into each topic, partition or group that the request names. Fetch, ShareFetch and
+ShareAcknowledge are the exceptions: only errors of the session or of the request as a whole go into
+their top-level fields.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -15,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from kio.schema.errors import ErrorCode
 
+from fencepost.coordinator.handlers import share_acknowledge, share_fetch
+from fencepost.coordinator.handlers.share_requests import uuid_of
 from fencepost.logcore.machine import DomainError
 from fencepost.protocol.api import ApiKey
 from fencepost.protocol.schema import (
@@ -24,6 +28,7 @@ from fencepost.protocol.schema import (
     default_entity,
     message_class,
 )
+from fencepost.protocol.steps import finish
 
 if TYPE_CHECKING:
     from fencepost.coordinator.handlers import Context
@@ -32,7 +37,7 @@ APIS_ANSWERED_WITH_DATA: Final = frozenset({ApiKey.METADATA})
 """APIs whose response must hold valid data beside the error: without the brokers of a Metadata
 response no client can work."""
 
-OF_SESSIONS: Final = frozenset(
+_OF_SESSIONS: Final = frozenset(
     {
         ErrorCode.fetch_session_id_not_found,
         ErrorCode.invalid_fetch_session_epoch,
@@ -40,6 +45,25 @@ OF_SESSIONS: Final = frozenset(
     }
 )
 """Errors of the fetch session, for the top-level error code of a Fetch response."""
+
+_OF_SHARE_REQUESTS: Final = frozenset(
+    {
+        ErrorCode.unsupported_version,
+        ErrorCode.invalid_request,
+        ErrorCode.group_authorization_failed,
+        ErrorCode.share_session_not_found,
+        ErrorCode.invalid_share_session_epoch,
+        ErrorCode.share_session_limit_reached,
+    }
+)
+"""Errors for the top-level error codes of ShareFetch and ShareAcknowledge responses."""
+
+_TOP_LEVEL: Final[Mapping[int, frozenset[ErrorCode]]] = {
+    ApiKey.FETCH: _OF_SESSIONS,
+    ApiKey.SHARE_FETCH: _OF_SHARE_REQUESTS,
+    ApiKey.SHARE_ACKNOWLEDGE: _OF_SHARE_REQUESTS,
+}
+"""The APIs whose other errors stand in the partitions."""
 
 _ERROR_CODES: Final = ("error_code", "partition_error_code")
 
@@ -80,8 +104,11 @@ def error_answer(ctx: Context, code: ErrorCode, answer: Entity | None = None) ->
             return replace(answer, topics=topics, error_code=ErrorCode.none if topics else code)
         return replace(answer, topics=topics)
     cls = message_class(ctx.api_key, ctx.version, "response")
-    deep = ctx.api_key == ApiKey.FETCH and code not in OF_SESSIONS
-    filled = _filled(cls, _asked(ctx), code, is_whole=True, deep=deep)
+    of_whole = _TOP_LEVEL.get(ctx.api_key)
+    deep = of_whole is not None and code not in of_whole
+    is_share = deep and ctx.api_key != ApiKey.FETCH
+    asked = _of_share_request(ctx) if is_share else _asked(ctx)
+    filled = _filled(cls, asked, code, is_whole=True, deep=deep)
     if deep and not filled.responses and hasattr(filled, "error_code"):
         return replace(filled, error_code=code)
     return filled
@@ -117,6 +144,31 @@ def _of_session(ctx: Context) -> Any:
     )
 
 
+def _of_share_request(ctx: Context) -> Any:
+    """Return the partitions of a share session, for a ShareFetch that names none.
+
+    The session's epoch rises: without a top-level error, the client sends the next one.
+    """
+    body, topics = ctx.body, dict[object, list[Any]]()
+    with suppress(DomainError):
+        if ctx.api_key == ApiKey.SHARE_ACKNOWLEDGE:
+            share_acknowledge.session_of(ctx)
+        elif not body.topics:
+            for one in finish(share_fetch.session_of(ctx)).partitions:
+                part = SimpleNamespace(partition_index=one.partition)
+                topics.setdefault(uuid_of(one), []).append(part)
+        else:
+            finish(share_fetch.session_of(ctx))
+    if not topics:
+        return body
+    return SimpleNamespace(
+        topics=tuple(
+            SimpleNamespace(topic_id=topic, partitions=tuple(parts))
+            for topic, parts in topics.items()
+        )
+    )
+
+
 def _filled(
     cls: type, request: Any, code: ErrorCode, *, is_whole: bool = False, deep: bool = False
 ) -> Entity:
@@ -141,6 +193,9 @@ def _filled(
                 values[info.name] = tuple(
                     _filled(info.struct, element, code) for element in elements
                 )
+        elif info.name == "acknowledge_error_code":
+            if getattr(request, "acknowledgement_batches", ()):
+                values[info.name] = int(code)
         elif not is_whole and info is not own and (known := _named(info, request)) is not None:
             values[info.name] = known
         elif info.name in _UNKNOWN:

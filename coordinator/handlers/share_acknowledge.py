@@ -30,7 +30,7 @@ from fencepost.coordinator.handlers.share_requests import (
     uuid_of,
 )
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.groups.share.session import FINAL_EPOCH, SessionKey, TopicPartition
+from fencepost.groups.share.session import FINAL_EPOCH, SessionKey, ShareSession, TopicPartition
 from fencepost.logcore.machine import DomainError
 from fencepost.protocol import ApiKey, Entity
 from fencepost.protocol.steps import Steps
@@ -45,9 +45,8 @@ def run(ctx: Context) -> Work[Entity]:
         return ctx.respond.error(refused)
     yield from loaded(ctx)
     shares = ctx.broker.shares
-    key = SessionKey(body.group_id, body.member_id)
     try:
-        session = shares.sessions.acknowledge(key, body.share_session_epoch)
+        session = session_of(ctx)
     except DomainError as error:
         return ctx.respond.error(error_code(error))
     readable = Readable(ctx)
@@ -67,9 +66,17 @@ def run(ctx: Context) -> Work[Entity]:
         # As in Kafka: nothing was acknowledged.
         acknowledged.clear()
     response = yield from _response(ctx, acknowledged)
-    if body.share_session_epoch == FINAL_EPOCH and shares.sessions.get(key) is session:
-        shares.end_session(key)
+    if body.share_session_epoch == FINAL_EPOCH and shares.sessions.get(session.key) is session:
+        shares.end_session(session.key)
     return response
+
+
+def session_of(ctx: Context) -> ShareSession:
+    """Find the session of the request, and raise its epoch. Raises DomainError."""
+    body = ctx.body
+    return ctx.broker.shares.sessions.acknowledge(
+        SessionKey(body.group_id, body.member_id), body.share_session_epoch
+    )
 
 
 def _response(ctx: Context, acknowledged: dict[TopicPartition, Acknowledgement]) -> Steps[Entity]:

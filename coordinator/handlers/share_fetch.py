@@ -75,9 +75,8 @@ def run(ctx: Context) -> Work[Entity]:
     if refused is not None:
         return ctx.respond.error(refused)
     yield from loaded(ctx)
-    key = SessionKey(body.group_id, body.member_id)
     try:
-        session = yield from _session(ctx, key)
+        session = yield from session_of(ctx)
     except DomainError as error:
         if isinstance(error, ShareSessionLimitReachedError):
             # Clients try again at once.
@@ -92,8 +91,9 @@ def run(ctx: Context) -> Work[Entity]:
     outcomes = yield from _fetch(ctx, session, readable)
     yield from settled(acknowledged.values())
     response = yield from _response(ctx, session, outcomes, acknowledged)
-    if body.share_session_epoch == FINAL_EPOCH and ctx.broker.shares.sessions.get(key) is session:
-        ctx.broker.shares.end_session(key)
+    shares = ctx.broker.shares
+    if body.share_session_epoch == FINAL_EPOCH and shares.sessions.get(session.key) is session:
+        shares.end_session(session.key)
     return response
 
 
@@ -112,8 +112,11 @@ def _asked(ctx: Context) -> Iterator[tuple[TopicPartition, Any]]:
             yield partition_of(topic.topic_id, part.partition_index), part.acknowledgement_batches
 
 
-def _session(ctx: Context, key: SessionKey) -> Steps[ShareSession]:
-    """Find or open the session of the request; its epoch rises before the work is done."""
+def session_of(ctx: Context) -> Steps[ShareSession]:
+    """Find or open the session of the request; its epoch rises before the work is done.
+
+    Raises DomainError.
+    """
     body = ctx.body
     additions: list[TopicPartition] = []
     has_acknowledgements = False
@@ -127,7 +130,7 @@ def _session(ctx: Context, key: SessionKey) -> Steps[ShareSession]:
             forgotten.append(partition_of(topic.topic_id, index))
             yield
     session = ctx.broker.shares.sessions.fetch(
-        key,
+        SessionKey(body.group_id, body.member_id),
         body.share_session_epoch,
         connection_of(ctx),
         additions=additions,
@@ -135,7 +138,7 @@ def _session(ctx: Context, key: SessionKey) -> Steps[ShareSession]:
         has_acknowledgements=has_acknowledgements,
     )
     if body.share_session_epoch == INITIAL_EPOCH:
-        ctx.broker.shares.clients.opened(key, ctx.origin)
+        ctx.broker.shares.clients.opened(session.key, ctx.origin)
     return session
 
 

@@ -249,6 +249,7 @@ def test_faults_of_fetches_and_heartbeats_only_delay_records(kafka: Kafka) -> No
     faults = [
         kafka.faults.add(api="ShareGroupHeartbeat", error="COORDINATOR_NOT_AVAILABLE"),
         kafka.faults.add(api="ShareFetch", error="SHARE_SESSION_NOT_FOUND"),
+        kafka.faults.add(api="ShareFetch", error="NOT_LEADER_OR_FOLLOWER"),
         kafka.faults.add(api="ShareFetch", close="before"),
         kafka.faults.add(api="ShareFetch", delay_ms=50),
     ]

@@ -12,13 +12,17 @@ from uuid import UUID
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
+from kio.schema.errors import ErrorCode
 
 from fencepost.protocol.api import APIS, Api, ApiKey
 from fencepost.protocol.schema import all_fields, message_class
 from fencepost.testing.broker import OwnBroker
 from fencepost.testing.faults import Fault, Faults
-from tests.support.cluster import TRANSACTION, Cluster
+from tests.support.batches import batch
+from tests.support.cluster import TRANSACTION, Cluster, unique
 from tests.support.raw import ConnectionLostError, RawClient, errors_in
+from tests.support.share import ACCEPT, Member, initialize, parts_of
+from tests.support.waits import until
 
 ERROR = "COORDINATOR_NOT_AVAILABLE"
 
@@ -69,6 +73,10 @@ def texts_in(answer: Any) -> list[object]:
     return [answer]
 
 
+DEEP = {ApiKey.FETCH, ApiKey.SHARE_FETCH, ApiKey.SHARE_ACKNOWLEDGE}
+"""APIs whose errors stand in the partitions."""
+
+
 @pytest.mark.parametrize("api", APIS.values(), ids=lambda api: api.name)
 def test_an_error_stands_in_its_place_in_every_version(
     broker: OwnBroker, client: RawClient, api: Api
@@ -79,8 +87,8 @@ def test_an_error_stands_in_its_place_in_every_version(
         answer = client.call(api.module, version, **request)
         errors = set(errors_in(answer))
         assert ERROR.lower() in errors, (version, answer)
-        # In Kafka a Fetch response and a topic's partitions then have no errors of their own.
-        if api.key not in {ApiKey.FETCH, ApiKey.METADATA}:
+        # In Kafka these responses, and a topic's partitions, then have no errors of their own.
+        if api.key not in {*DEEP, ApiKey.METADATA}:
             assert errors == {ERROR.lower()}, (version, answer)
         assert fault.hits == 1
         assert fault.is_used_up
@@ -111,6 +119,45 @@ def test_an_error_names_what_the_request_names(
     request = one_of_each(message_class(key.key, version, "request"))
     answer = client.call(api, version, **request)
     assert place.items() <= dict(pairs_in(answer)).items()
+
+
+def test_errors_of_share_requests_stand_in_partitions_and_keep_the_session(
+    broker: OwnBroker,
+) -> None:
+    with Cluster(broker.bootstrap) as client:
+        name = client.create_topic(unique("t"), 1)
+        (described,) = client.call("metadata", 12, topics=[{"name": name}])["topics"]
+        topic = UUID(described["topic_id"])
+        initialize(client, "workers", topic)
+        parts = [{"index": 0, "records": batch([b"a", b"b"])}]
+        client.call(
+            *("produce", 9),
+            acks=-1,
+            timeout=10_000,
+            topic_data=[{"name": name, "partition_data": parts}],
+        )
+        member = Member(client, "workers")
+        until(lambda: parts_of(member.fetch({topic: {0: []}})), "records are fetched")
+
+        broker.faults.add(api="ShareAcknowledge", error="INVALID_RECORD_STATE")
+        answer = member.acknowledge({topic: {0: [(0, 0, ACCEPT)]}})
+        assert answer["error_code"] == "none"
+        assert parts_of(answer)[0]["error_code"] == "invalid_record_state"
+
+        broker.faults.add(api="ShareFetch", error="NOT_LEADER_OR_FOLLOWER")
+        part = parts_of(member.fetch({topic: {0: [(0, 0, ACCEPT)]}}))[0]
+        assert part["error_code"] == "not_leader_or_follower"
+        assert part["acknowledge_error_code"] == int(ErrorCode.not_leader_or_follower)
+
+        broker.faults.add(api="ShareFetch", error="NOT_LEADER_OR_FOLLOWER")
+        part = parts_of(member.fetch({}))[0]
+        assert (part["error_code"], part["acknowledge_error_code"]) == ("not_leader_or_follower", 0)
+
+        broker.faults.add(api="ShareFetch", error="SHARE_SESSION_NOT_FOUND")
+        assert member.fetch({})["error_code"] == "share_session_not_found"
+
+        answer = member.acknowledge({topic: {0: [(0, 1, ACCEPT)]}})
+        assert parts_of(answer)[0]["error_code"] == "none"
 
 
 def pairs_in(answer: Any) -> Iterator[tuple[str, Any]]:

@@ -1,4 +1,7 @@
-"""A work queue: workers of a share group accept, retry and reject jobs, one by one."""
+"""A work queue: a share group accepts, retries and rejects jobs, with a dead-letter queue.
+
+It raises the feature share.version to 2, the first level with dead-letter queues.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import sys
 import threading
 from collections import Counter
 
+from aiokafka import ConsumerRecord
 from confluent_kafka import AcknowledgeType, KafkaException, Message, ShareConsumer
 from confluent_kafka.admin import (
     AdminClient,
@@ -16,7 +20,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from examples.broker import create_topics, fresh, produce, run
+from examples.broker import KEEP, create_topics, fresh, produce, read_topic, run
 
 JOBS = 300
 WORKERS = 3
@@ -87,11 +91,13 @@ def worker(bootstrap: str, group: str, topic: str, ledger: Ledger) -> None:
         consumer.close()
 
 
-def configure(bootstrap: str, group: str) -> None:
+def configure(bootstrap: str, group: str, dead_letters: str) -> None:
     """Set the configuration of the group, which need not exist yet."""
     settings = {
         "share.auto.offset.reset": "earliest",
         "share.delivery.count.limit": str(DELIVERIES),
+        "errors.deadletterqueue.topic.name": dead_letters,
+        "errors.deadletterqueue.copy.record.enable": "true",  # otherwise headers only
     }
     resource = ConfigResource(
         ResourceType.GROUP,
@@ -105,11 +111,33 @@ def configure(bootstrap: str, group: str) -> None:
     admin.incremental_alter_configs([resource])[resource].result(30)
 
 
+async def enable_dead_letters(bootstrap: str) -> None:
+    """Raise share.version to 2, unless it is there."""
+    command = ("features", "set", "share.version=2", "--execute", "--bootstrap", bootstrap)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "fencepost", *command), stdout=asyncio.subprocess.DEVNULL
+    )
+    if await process.wait():
+        raise RuntimeError("the broker has no dead-letter queues")
+
+
+async def letters(bootstrap: str, topic: str, count: int) -> list[ConsumerRecord]:
+    """Return the records of the dead-letter queue, which is written behind the acknowledgements."""
+    found: list[ConsumerRecord] = []
+    async with asyncio.timeout(PATIENCE_S):
+        while len(found) < count:
+            found = await read_topic(bootstrap, topic)
+    return found
+
+
 async def example(bootstrap: str) -> str | None:
     """Let more workers than partitions process jobs, of which some fail."""
-    topic, group = fresh("jobs"), fresh("workers")
+    await enable_dead_letters(bootstrap)
+    topic, group, dead_letters = fresh("jobs"), fresh("workers"), fresh("dlq.jobs")
     await create_topics(bootstrap, (topic, 2))
-    await asyncio.to_thread(configure, bootstrap, group)
+    allowed = {**KEEP, "errors.deadletterqueue.group.enable": "true"}
+    await create_topics(bootstrap, (dead_letters, 1), configs=allowed)
+    await asyncio.to_thread(configure, bootstrap, group, dead_letters)
     jobs = [(b"%d" % n, b"broken" if n % 7 == 0 else b"%d" % n, None) for n in range(JOBS)]
     await produce(bootstrap, topic, jobs)
     ledger = Ledger()
@@ -132,7 +160,17 @@ async def example(bootstrap: str) -> str | None:
     wrong = [n for n in range(JOBS) if (ledger.done[n], ledger.deliveries[n]) != outcome(n)]
     if wrong or ledger.repeated:
         return f"jobs {wrong + ledger.repeated} had another outcome, or more deliveries"
+    failed = [n for n in range(JOBS) if ledger.done[n] != "accepted"]
+    found = await letters(bootstrap, dead_letters, len(failed))
+    print(f"{len(found)} in the dead-letter queue, for", *sorted({reason(one) for one in found}))
+    if sorted(int(letter.key) for letter in found) != failed:
+        return "the dead-letter queue does not have the jobs that failed"
     return None
+
+
+def reason(letter: ConsumerRecord) -> str:
+    """Return the broker's reason for a record in the dead-letter queue."""
+    return repr(dict(letter.headers)["__dlq.errors.message"].decode())
 
 
 if __name__ == "__main__":

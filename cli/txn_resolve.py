@@ -267,15 +267,22 @@ def _act(
     session: ClusterSession, answer: Answer, action: str | None, *, commit: bool
 ) -> tuple[str | None, bool]:
     """Do what ``action`` says; return what was done, and whether it succeeded."""
+    from kio.schema.errors import ErrorCode
+
     from fencepost.client.client import ApiError
     from fencepost.client.queries.resolve import end_transaction
+    from fencepost.protocol.errors import WireError
 
     if action is None or action.startswith("already"):
         return action, True
     try:
         end_transaction(session, answer.resolution, commit=commit)
     except ApiError as error:
-        return f"refused: {error}; it was ended or replaced meanwhile: resolve it again", False
+        if error.code is ErrorCode.transactional_id_authorization_failed:
+            return f"refused: {error}: it needs WRITE on the transactional id", False
+        return f"refused: {error}; it may have ended meanwhile: resolve it again", False
+    except WireError as error:
+        return f"no answer: {error}; it may be done: resolve it again", False
     return "committed" if commit else "aborted", True
 
 

@@ -19,6 +19,7 @@ from fencepost.client.requests import EARLIEST, LATEST, Partition
 from fencepost.coordinator.metadata.names import TRANSACTION_STATE
 from fencepost.coordinator.runtime.key_partition import partition_for
 from fencepost.logcore.batch import BatchHeader, ControlType, first_control, record_chunks
+from fencepost.logcore.errors import LogError
 from fencepost.logcore.machine import Record
 from fencepost.txn.epochs import ProducerIdentity
 from fencepost.txn.records import decode, encode_key
@@ -35,6 +36,7 @@ _REFUSED = frozenset(
         ErrorCode.topic_authorization_failed,
         ErrorCode.cluster_authorization_failed,
         ErrorCode.unknown_topic_or_partition,
+        ErrorCode.unsupported_version,
     }
 )
 
@@ -92,6 +94,8 @@ def state_logs(session: ClusterSession, names: Iterable[str]) -> dict[str, State
     for index, here in by_partition.items():
         try:
             records = _records_of(session, index, here)
+        except LogError as error:
+            found |= dict.fromkeys(here, StateLog(index, unreadable=str(error)))
         except ApiError as error:
             if error.code not in _REFUSED:
                 raise

@@ -32,6 +32,7 @@ from fencepost.client.queries.resolution import (
 )
 from fencepost.coordinator.history.entries import TRANSACTION, Entry, encode_key
 from fencepost.coordinator.metadata.names import is_internal
+from fencepost.logcore.errors import LogError
 from fencepost.protocol.errors import WireError
 from fencepost.txn.epochs import ProducerIdentity
 from fencepost.txn.events import RESOLVER_CLIENT_ID, EventKind
@@ -128,10 +129,14 @@ def _answer(
 
 def _waiting(session: ClusterSession, held: Sequence[Partition]) -> tuple[Blame, ...]:
     """Return the partitions with records behind the last stable offset."""
-    found: list[Blame] = []
-    for place in _existing(session, held):
-        with contextlib.suppress(ApiError):  # it has no leader, or may not be described
-            found += blame(session, [place])
+    places = _existing(session, held)
+    try:
+        found = blame(session, places)
+    except ApiError:
+        found = []
+        for place in places:
+            with contextlib.suppress(ApiError):  # it has no leader, or may not be described
+                found += blame(session, [place])
     return tuple(row for row in found if row.stable < row.end)
 
 
@@ -166,7 +171,7 @@ def _searched(
         try:
             found += endings(session, place, target, since_ms)
             searched.append(place)
-        except ApiError as error:  # it has no leader, or may not be read
+        except (ApiError, LogError) as error:  # without a leader, without the right, or damaged
             unread.append(f"{place[0]}:{place[1]}: {error}")
     return replace(
         evidence,

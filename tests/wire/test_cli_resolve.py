@@ -324,6 +324,20 @@ def test_user_without_read_on_the_coordinators_log_hears_what_is_missing(tmp_pat
         broker.acl("alice READ topic:orders")
         proven = resolved(broker.bootstrap, name, identity, *search)
         assert (proven["verdict"], proven["proof"]) == ("committed", True)
+        producer.begin_transaction()
+        producer.produce("orders", b"w", partition=0)
+        producer.flush(60)
+        broker.acl("alice READ,DESCRIBE topic:__transaction_state")
+        denied = resolved(broker.bootstrap, name, None, *login, "--abort", "--execute", status=1)
+        assert "TRANSACTIONAL_ID_AUTHORIZATION_FAILED" in denied["action"]
+        assert "needs WRITE" in denied["action"]
+        broker.acl("alice WRITE transactional-id:*")
+        broker.faults.add(api="EndTxn", error="PRODUCER_FENCED")
+        lost = resolved(broker.bootstrap, name, None, *login, "--abort", "--execute", status=1)
+        assert "PRODUCER_FENCED" in lost["action"]
+        assert "resolve it again" in lost["action"]
+        done = resolved(broker.bootstrap, name, None, *login, "--abort", "--execute")
+        assert done["action"] == "aborted"
 
 
 @pytest.mark.slow

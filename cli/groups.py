@@ -155,13 +155,13 @@ def _describe(
 def _offset_rows(session: ClusterSession, groups: list[GroupView]) -> list[dict[str, object]]:
     """Return the offset rows, of share groups with their in-flight records."""
     from fencepost.client.queries.group_view import offset_rows
-    from fencepost.client.queries.share_blame import with_in_flight
+    from fencepost.client.queries.share_blame import examined
     from fencepost.client.queries.share_offsets import SHARE
 
     rows = offset_rows(session, [group for group in groups if group.kind != SHARE])
     for group in groups:
         if group.kind == SHARE:
-            rows += with_in_flight(session, offset_rows(session, [group]))
+            rows += examined(session, group)[0]
     return rows
 
 

@@ -22,6 +22,8 @@ from fencepost.client.queries.group_view import (
     totals,
 )
 from fencepost.client.queries.session import ClusterSession, OffsetAndMetadata
+from fencepost.client.queries.share_blame import add_past, examined
+from fencepost.client.queries.share_offsets import SHARE
 from fencepost.client.requests import Partition
 from fencepost.client.router import ApiError
 from fencepost.console.history import HistoryCache
@@ -74,9 +76,18 @@ def _listed(session: ClusterSession, listed: list[Any]) -> list[dict[str, Any]]:
 
 
 def group_view(session: ClusterSession, params: Params, history: HistoryCache) -> dict[str, Any]:
-    """Return one group: its members, its offsets with lag, its timeline."""
+    """Return one group: its members, its offsets with lag, its timeline.
+
+    A share group also has ``blame``: the record of each partition that keeps the start offset.
+    """
     found = existing(session, required(params, "id"))
-    rows = offset_rows(session, [found])
+    timeline = history.of(session, GROUP, found.group)
+    blamed: list[dict[str, Any]] = []
+    if found.kind == SHARE:
+        rows, blamed = examined(session, found)
+        add_past(blamed, history.entries(GROUP, found.group))
+    else:
+        rows = offset_rows(session, [found])
     return {
         "group": found.group,
         "type": found.kind,
@@ -87,7 +98,8 @@ def group_view(session: ClusterSession, params: Params, history: HistoryCache) -
         "members": member_rows(found),
         "offsets": rows,
         "total": totals(rows),
-        "history": history.of(session, GROUP, found.group),
+        "blame": [row for row in blamed if row["state"] is not None],
+        "history": timeline,
     }
 
 

@@ -6,7 +6,7 @@ there, only the start offset and the lag are known.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fencepost.client.queries.entries import entries_of
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
+LOADED = "share-partition-loaded"
 UNFETCHED = "a fetch by a member"
 NO_MEMBER = "a member that fetches; the group has none"
 ENDS = {
@@ -30,16 +31,20 @@ ENDS = {
 """What ends a state; all others end with a fetch."""
 
 
-def with_in_flight(session: ClusterSession, rows: list[Row]) -> list[Row]:
-    """Return the offset rows of one share group with the columns of its in-flight records.
+def examined(session: ClusterSession, group: GroupView) -> tuple[list[Row], list[Row]]:
+    """Return the offset rows of a share group, and the rows about the records behind them.
 
-    ``in_flight_error`` is the reason if they are not known; the columns then are None.
+    The former have the counts of in-flight records; ``in_flight_error`` is the reason if they are
+    not known. Of the latter, ``state`` is None where no record keeps the start offset. Raises
+    ApiError.
     """
-    if not rows:
-        return rows
-    places = [(str(row["topic"]), int(row["partition"])) for row in rows]
-    found = in_flight(session, str(rows[0]["group"]), places)
-    return [_with_view(row, found[place]) for row, place in zip(rows, places, strict=True)]
+    offsets: list[Row] = offset_rows(session, [group])
+    places = [(str(row["topic"]), int(row["partition"])) for row in offsets]
+    views = in_flight(session, group.group, places)
+    found = [views[place] for place in places]
+    members = {one.member_id: one for one in group.members}
+    known = [_with_view(row, one) for row, one in zip(offsets, found, strict=True)]
+    return known, [_row(row, one, members) for row, one in zip(known, found, strict=True)]
 
 
 def _with_view(row: Mapping[str, Any], found: InFlight) -> Row:
@@ -65,19 +70,10 @@ def _with_view(row: Mapping[str, Any], found: InFlight) -> Row:
 
 
 def blame(session: ClusterSession, group: GroupView) -> list[Row]:
-    """Return one row per partition of a share group; ``state`` is None where nothing is open.
-
-    Raises ApiError.
-    """
-    offsets: list[Row] = offset_rows(session, [group])
-    places = [(str(row["topic"]), int(row["partition"])) for row in offsets]
-    found = in_flight(session, group.group, places)
-    members = {one.member_id: one for one in group.members}
-    rows = [
-        _row(_with_view(row, found[at]), found[at], members)
-        for row, at in zip(offsets, places, strict=True)
-    ]
-    _add_past(session, group.group, rows)
+    """Return one row per partition of a share group, with the history. Raises ApiError."""
+    _, rows = examined(session, group)
+    if any(row["state"] is not None for row in rows):
+        add_past(rows, entries_of(session, keys={encode_key(GROUP, group.group)}))
     return rows
 
 
@@ -105,6 +101,7 @@ def _row(offsets: Mapping[str, Any], found: InFlight, members: Mapping[str, Memb
         "lock_end_ms": lock_end_ms,
         "ends": None,
         "why": None,
+        "why_ms": None,
         "in_flight_error": found.reason,
     }
     if lock_end_ms is not None:
@@ -120,13 +117,16 @@ def _row(offsets: Mapping[str, Any], found: InFlight, members: Mapping[str, Memb
     return row
 
 
-def _add_past(session: ClusterSession, group: str, rows: list[Row]) -> None:
-    """Add the last entry about each record: why it was delivered again, and since when."""
+def add_past(rows: list[Row], entries: Iterable[Entry]) -> None:
+    """Add the last entry about each record: why it was delivered again, and since when.
+
+    That a share partition was loaded says less than the end of its predecessor.
+    """
     wanted = [row for row in rows if row["state"] is not None and row["first"] is not None]
-    if not wanted:
-        return
     last: dict[int, Entry] = {}
-    for entry in entries_of(session, keys={encode_key(GROUP, group)}):
+    for entry in entries:
+        if entry.what == LOADED:
+            continue
         for number, row in enumerate(wanted):
             detail = entry.detail
             if is_about_partition(detail, row["topic"], row["partition"]) and is_about_record(
@@ -135,7 +135,6 @@ def _add_past(session: ClusterSession, group: str, rows: list[Row]) -> None:
                 last[number] = entry
     for number, entry in last.items():
         row = wanted[number]
-        row["why"] = entry.why
-        row["why_ms"] = entry.at_ms
+        row["why"], row["why_ms"] = entry.why, entry.at_ms
         if row["since_ms"] is None:
             row["since_ms"] = entry.at_ms

@@ -2,6 +2,7 @@
 
 import { Refused, get, post } from "./api.js";
 import { h } from "./dom.js";
+import { recordsTab } from "./shares.js";
 import { badge, card, choice, command, empty, field, filterBox, lagCell, link, mono, num, pager, places, plural, quoted, select, skeleton, stateFilter, table, tabs, timeline } from "./parts.js";
 
 export const groupsPage = {
@@ -47,8 +48,16 @@ const TABS = [
   ["reset", "Reset offsets"],
 ];
 
+/** The parts of a share group's page: its members share partitions, and take single records. */
+const SHARE_TABS = [
+  ["lag", "Records"],
+  ["members", "Members"],
+  ["why", "What happened"],
+];
+
 function lagTab(app) {
-  const { offsets, total, members } = app.data;
+  const { offsets, total, members, type } = app.data;
+  if (type === "share") return recordsTab(app);
   const client = Object.fromEntries(members.map((one) => [one.member, one.client]));
   const { unknown } = total;
   if (!offsets.length) return card("Offsets", "", empty("Nothing is committed", "No member owns a partition, and no offset is there."));
@@ -83,19 +92,19 @@ function membersTab(app) {
     ["Host", (row) => mono(row.host)],
     ["Instance", (row) => (row.instance ? mono(row.instance) : "–")],
   ];
-  if (type === "consumer") columns.push(["Epoch", (row) => mono(row.epoch), { right: true }]);
-  columns.push(["Owns", (row) => num(row.count), { right: true }], ["Partitions", (row) => places(row.assigned)]);
+  if (type === "consumer" || type === "share") columns.push(["Epoch", (row) => mono(row.epoch), { right: true }]);
+  columns.push([type === "share" ? "Assigned" : "Owns", (row) => num(row.count), { right: true }], ["Partitions", (row) => places(row.assigned)]);
   if (type === "consumer")
     columns.push(["Shall own", (row) => (row.target && row.target.join() !== row.assigned.join() ? places(row.target) : h("span", { class: "quiet" }, "the same"))]);
   return card("Members", plural(members.length, "member"), table(columns, members, (row) => row.member, "members"));
 }
 
 function whyTab(app) {
-  const { history } = app.data;
+  const { history, type } = app.data;
   const all = app.params.all === "1";
   const rows = all ? history.rows : history.rows.filter((row) => !["member-reconciled", "target-assigned", "generation-started"].includes(row.what) || row.why);
   return card(
-    "Why it rebalanced",
+    type === "share" ? "What happened" : "Why it rebalanced",
     history.rows.length ? `${plural(history.rows.length, "entry", "entries")}, newest first` : "",
     history.rows.length ? h("div", { class: "toolbar" }, choice("which entries", [["", "Causes"], ["1", "Everything"]], all ? "1" : "", (value) => app.set({ all: value }))) : null,
     timeline(app, { ...history, rows }),
@@ -299,7 +308,8 @@ export const groupPage = {
   },
   view(app) {
     const { group, state, type, assignor, epoch, members, total } = app.data;
-    const tab = Object.hasOwn(PARTS, app.params.tab ?? "") ? app.params.tab : "lag";
+    const names = type === "share" ? SHARE_TABS : TABS;
+    const tab = names.some(([name]) => name === app.params.tab) ? app.params.tab : "lag";
     return [
       h("p", { class: "crumb" }, link("groups", {}, "Groups"), " / "),
       h("h1", { class: "mono" }, group, badge(state)),
@@ -307,13 +317,13 @@ export const groupPage = {
         "dl",
         { class: "facts" },
         h("div", { class: "fact big" }, h("dt", {}, "Lag"), h("dd", { id: "total-lag" }, lagCell(total))),
-        h("div", { class: "fact big" }, h("dt", {}, "Held back"), h("dd", { class: total.held_back ? "held" : null }, num(total.held_back))),
+        type === "share" ? null : h("div", { class: "fact big" }, h("dt", {}, "Held back"), h("dd", { class: total.held_back ? "held" : null }, num(total.held_back))),
         h("div", { class: "fact" }, h("dt", {}, "Members"), h("dd", {}, num(members.length))),
         h("div", { class: "fact" }, h("dt", {}, "Protocol"), h("dd", {}, type)),
         h("div", { class: "fact" }, h("dt", {}, "Assignor"), h("dd", {}, assignor || "–")),
         epoch === null ? null : h("div", { class: "fact" }, h("dt", {}, "Epoch"), h("dd", {}, num(epoch))),
       ),
-      tabs(app, "group", TABS, tab, { id: app.params.id }),
+      tabs(app, "group", names, tab, { id: app.params.id }),
       PARTS[tab](app),
     ];
   },

@@ -112,6 +112,34 @@ def fence(bootstrap: str, topic: str, name: str) -> None:
 
 
 @contextlib.contextmanager
+def share_member(
+    bootstrap: str, group: str, topic: str, client_id: str
+) -> Iterator[confluent_kafka.ShareConsumer]:
+    """Run a member of a share group that holds all records of a topic with records."""
+    consumer = confluent_kafka.ShareConsumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": group,
+            "client.id": client_id,
+            "share.acknowledgement.mode": "explicit",
+        }
+    )
+    consumer.subscribe([topic])
+    held: list[confluent_kafka.Message] = []
+
+    def has_records() -> bool:
+        held.extend(consumer.poll(0.5))
+        return bool(held)
+
+    try:
+        until(has_records, "records are acquired")
+        yield consumer
+    finally:
+        # Closing acknowledges nothing: the records are released.
+        consumer.close()
+
+
+@contextlib.contextmanager
 def stuck_rebalance(
     bootstrap: str, group: str, topic: str, protocol: str = "classic"
 ) -> Iterator[None]:

@@ -24,11 +24,13 @@ from tests.console.scenes import (
     members,
     open_transaction,
     running,
+    share_member,
     stuck_rebalance,
     write,
 )
 from tests.support.cluster import Cluster, unique
 from tests.support.daemon import Daemon
+from tests.wire.test_share_groups import starts_at_the_beginning
 
 expect.set_options(timeout=30_000)
 pytestmark = pytest.mark.timeout(120)
@@ -135,6 +137,32 @@ def test_the_cause_of_a_rebalance_is_on_the_timeline(page, bootstrap, cluster):
         expect(page.page.locator("tbody tr")).to_have_count(3)
         page.reads(f"{topic}")
         page.keep("members")
+
+
+def test_share_group_shows_records_in_flight_and_the_blamed_one(page, bootstrap, cluster):
+    topic, group = cluster.create_topic(unique("jobs"), 2), unique("workers")
+    starts_at_the_beginning(cluster, group)
+    write(bootstrap, topic, ["a", "b", "c"])
+    with share_member(bootstrap, group, topic, "packer"):
+        page.go("group", id=group)
+        blamed = page.page.get_by_role("region", name="blamed records").locator("tbody tr")
+        expect(blamed).to_have_count(1)
+        for text in (f"{topic}:0", "0–2", "acquired", "1 of 5", "packer @ 127.0.0.1"):
+            expect(blamed).to_contain_text(text)
+        expect(blamed).to_contain_text("its owner acknowledges it, or the lock ends")
+        offsets = page.page.get_by_role("region", name="offsets").locator("tbody tr")
+        expect(offsets).to_have_count(2)
+        expect(offsets.first.locator("td").nth(3)).to_have_text("3")
+        page.reads(f"fencepost groups blame {group}")
+        page.keep("share-records")
+        page.go("group", id=group, tab="members")
+        page.reads("packer")
+        page.reads(f"{topic}")
+        page.keep("share-members")
+    page.go("group", id=group, tab="why")
+    page.reads("Records are available again", ".timeline")
+    page.reads(f"{topic}:0 0-2", ".timeline")
+    page.keep("share-history")
 
 
 def test_what_if(page, bootstrap, cluster):

@@ -332,36 +332,34 @@ def _group(mixed: Mixed, coordinator: int) -> str:
         return until(found, f"a group of {coordinator}")
 
 
-def test_share_groups_and_streams_groups_are_refused_by_one_and_served_by_the_other(
-    mixed: Mixed,
-) -> None:
-    """No consumer hangs on partitions or groups that Fencepost leads or coordinates."""
-    created(mixed.kafka.bootstrap, "__share_group_state", [[JAVA], [JAVA]])
-    theirs, ours = mixed.topic([JAVA]), mixed.topic([OURS])
-    mixed.write(theirs, JAVA, b"shared")
-    mixed.write(ours, OURS, b"shared")
-    served, refused = _group(mixed, JAVA), _group(mixed, OURS)
-    group = ("--entity-type", "groups", "--entity-name", served)
-    mixed.tool(CONFIGS, "--alter", *group, "--add-config", "share.auto.offset.reset=earliest")
+def test_share_groups_are_served_by_both_and_streams_groups_by_kafka(mixed: Mixed) -> None:
+    """Coordinator, leader of the partition and leader of the state are on either broker."""
+    created(mixed.kafka.bootstrap, "__share_group_state", [[JAVA], [OURS]])
+    groups = [_group(mixed, JAVA), _group(mixed, OURS)]
 
     def shared(topic: str, of: str) -> str:
         asked = ("--topic", topic, "--group", of, "--max-messages", "1", "--timeout-ms", "30000")
         whole = ("--bootstrap-server", mixed.bootstrap)
         return mixed.desks[0].run(CONSOLE_SHARE_CONSUMER, *whole, *asked, where="")
 
-    assert "UnsupportedVersionException" in shared(theirs, refused)
-    assert "Unexpected error code 35 while fetching" in shared(ours, served)
-    assert "shared" in shared(theirs, served).splitlines()
-    streams = ("--describe", "--group", refused)
+    for group in groups:
+        named = ("--entity-type", "groups", "--entity-name", group)
+        mixed.tool(CONFIGS, "--alter", *named, "--add-config", "share.auto.offset.reset=earliest")
+        for leader in (JAVA, OURS):
+            topic = mixed.topic([leader])
+            mixed.write(topic, leader, b"shared")
+            assert "shared" in shared(topic, group).splitlines()
+    streams = ("--describe", "--group", groups[1])
     assert "UnsupportedVersionException" in mixed.desks[0].run(STREAMS_GROUPS, *streams)
     with Cluster(mixed.ours.bootstrap) as client:
         (found,) = client.call(
-            "find_coordinator", 6, key_type=2, coordinator_keys=[f"{served}:{uuid.UUID(int=7)}:0"]
+            "find_coordinator", 6, key_type=2, coordinator_keys=[f"g:{uuid.UUID(int=7)}:0"]
         )["coordinators"]
     assert found["error_code"] == "invalid_request"
     for name in ("share.version", "streams.version"):
         mixed.tool(FEATURES, "downgrade", "--feature", f"{name}=0")
-    assert "UnsupportedVersionException" in shared(theirs, served)
+    for group in groups:
+        assert "UnsupportedVersionException" in shared(topic, group)
 
 
 def test_leaders_are_elected(mixed: Mixed) -> None:

@@ -134,7 +134,9 @@ def test_broker_of_4_4_serves_and_fails_over_under_our_controller(tmp_path: Path
         finalize(nodes, "--feature", "metadata.version=33")
         for one in nodes.cluster.nodes:
             settled(
-                lambda one=one: levels(one.bootstrap) == {"metadata.version": 33},
+                lambda one=one: (
+                    levels(one.bootstrap) == {"metadata.version": 33, "share.version": 1}
+                ),
                 "both know the new level",
             )
         nodes.down(KAFKA, "stop")

@@ -3,6 +3,7 @@ package org.apache.kafka.common.test.junit;
 import static org.junit.jupiter.api.Assumptions.abort;
 
 import java.io.File;
+import java.lang.reflect.Field;
 import java.lang.reflect.Proxy;
 import java.nio.file.Files;
 import java.nio.file.Path;
@@ -13,25 +14,32 @@ import java.util.Map;
 import java.util.Optional;
 import java.util.Properties;
 import java.util.Set;
+import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ExecutionException;
 import java.util.function.Function;
+import java.util.stream.Collectors;
+import kafka.network.SocketServer;
 import kafka.server.ControllerServer;
 import kafka.server.KafkaBroker;
 import kafka.server.KafkaConfig;
 import org.apache.kafka.clients.admin.Admin;
 import org.apache.kafka.clients.admin.FeatureUpdate;
 import org.apache.kafka.clients.admin.FeatureUpdate.UpgradeType;
+import org.apache.kafka.clients.admin.ListTopicsOptions;
 import org.apache.kafka.clients.admin.TopicDescription;
+import org.apache.kafka.clients.admin.TopicListing;
 import org.apache.kafka.clients.admin.UpdateFeaturesOptions;
 import org.apache.kafka.clients.consumer.GroupProtocol;
 import org.apache.kafka.common.Node;
 import org.apache.kafka.common.TopicPartitionInfo;
+import org.apache.kafka.common.Uuid;
 import org.apache.kafka.common.errors.UnknownTopicOrPartitionException;
 import org.apache.kafka.common.network.ListenerName;
 import org.apache.kafka.common.security.auth.SecurityProtocol;
 import org.apache.kafka.common.test.ClusterInstance;
 import org.apache.kafka.common.test.api.ClusterConfig;
 import org.apache.kafka.common.test.api.Type;
+import org.apache.kafka.controller.Controller;
 import org.apache.kafka.coordinator.group.GroupCoordinator;
 import org.apache.kafka.metadata.LeaderAndIsr;
 import org.apache.kafka.metadata.MetadataCache;
@@ -42,6 +50,7 @@ import org.junit.jupiter.api.extension.ConditionEvaluationResult;
 import org.junit.jupiter.api.extension.ExecutionCondition;
 import org.junit.jupiter.api.extension.Extension;
 import org.junit.jupiter.api.extension.TestTemplateInvocationContext;
+import sun.misc.Unsafe;
 
 /**
  * Starts a fencepost daemon for each of Apache Kafka's tests that requests a cluster. The class
@@ -230,12 +239,68 @@ public class RaftClusterInvocationContext implements TestTemplateInvocationConte
 
         @Override
         public Map<Integer, ControllerServer> controllers() {
-            return Map.of();
+            // Tests that create a topic wait for the log of each controller in values(); there is
+            // none. Those that look one up by its id want topic ids.
+            return new HashMap<>() {
+                @Override
+                public ControllerServer get(Object id) {
+                    return controller();
+                }
+            };
         }
 
         @Override
         public Set<Integer> controllerIds() {
-            return noController();
+            return Set.of(NODE);
+        }
+
+        /** Returns a controller that only knows the topic ids, which tests read in preparation. */
+        private ControllerServer controller() {
+            Controller topics = standIn(Controller.class, Map.of(
+                "findAllTopicIds", of -> CompletableFuture.completedFuture(topicIds())));
+            ControllerServer server = hollow(ControllerServer.class);
+            server.controller_$eq(topics);
+            return server;
+        }
+
+        /** Returns an object without its constructor, which would need the parts of a broker. */
+        private static <T> T hollow(Class<T> kind) {
+            try {
+                Field unsafe = Unsafe.class.getDeclaredField("theUnsafe");
+                unsafe.setAccessible(true);
+                return kind.cast(((Unsafe) unsafe.get(null)).allocateInstance(kind));
+            } catch (ReflectiveOperationException problem) {
+                throw new IllegalStateException(problem);
+            }
+        }
+
+        /** A broker's server, of which tests only ask the port. */
+        private static class Ports extends SocketServer {
+            int port;
+
+            Ports() {
+                super(null, null, null, null, null, null, null);
+            }
+
+            @Override
+            public int boundPort(ListenerName listener) {
+                return port;
+            }
+        }
+
+        private Ports ports() {
+            Ports ports = hollow(Ports.class);
+            ports.port = port();
+            return ports;
+        }
+
+        private Map<String, Uuid> topicIds() {
+            try {
+                return admin.listTopics(new ListTopicsOptions().listInternal(true)).listings().get()
+                    .stream().collect(Collectors.toMap(TopicListing::name, TopicListing::topicId));
+            } catch (InterruptedException | ExecutionException problem) {
+                throw new IllegalStateException(problem);
+            }
         }
 
         @Override
@@ -295,6 +360,7 @@ public class RaftClusterInvocationContext implements TestTemplateInvocationConte
             return standIn(KafkaBroker.class, Map.of(
                 "config", of -> parsed,
                 "boundPort", of -> port(),
+                "socketServer", of -> ports(),
                 "isShutdown", of -> process == null,
                 "metadataCache", of -> topics,
                 "groupCoordinator", of -> groups));

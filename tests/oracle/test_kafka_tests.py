@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.oracle, pytest.mark.slow]
 REPORT = "TEST-junit-jupiter.xml"
 EXTENSION = Path(__file__).with_name("RaftClusterInvocationContext.java")
 
-MOST_S = 500
+MOST_S = 650
 """Timeout in seconds, for a busy machine."""
 
 REQUESTS = (
@@ -39,6 +39,9 @@ REQUESTS = (
     "OffsetCommit",
     "OffsetDelete",
     "OffsetFetch",
+    "ShareFetchAcknowledge",
+    "ShareGroupDescribe",
+    "ShareGroupHeartbeat",
     "SyncGroup",
     "TxnOffsetCommit",
     "WriteTxnMarkers",
@@ -49,13 +52,14 @@ CLASSES = (
 )
 
 REMEMBERED = "a refused JoinGroup tells the id that was asked; Kafka's tells none"
-FEATURES = "only features that are here are told of: no share or streams groups, one replica"
+FEATURES = "features of level 0 are not finalized: streams groups, eligible leader replicas"
 IN_ORDER = "in the order in which they came; Kafka's order is that of a hash table"
 NO_CONTROLLER = "there is no controller that listens beside the broker"
+SEVERAL_BROKERS = "a test's cluster is one daemon"
 
 OTHERWISE: dict[str, tuple[str, str]] = {
     **{
-        f"ApiVersionsRequestTest.{name}": ("expected: <6> but was: <3>", FEATURES)
+        f"ApiVersionsRequestTest.{name}": ("expected: <6> but was: <4>", FEATURES)
         for name in ("testApiVersionsRequest", "testApiVersionsRequestIncludesUnreleasedApis")
     },
     "ApiVersionsRequestTest.testApiVersionsRequestValidationV0": (
@@ -92,6 +96,13 @@ OTHERWISE: dict[str, tuple[str, str]] = {
         )
         for name in ("testApiVersionsRequest", "testApiVersionsRequestValidationV0")
     },
+    **{
+        f"ShareFetchAcknowledgeRequestTest.testShareFetchRequest{name}": (
+            "needs several brokers",
+            SEVERAL_BROKERS,
+        )
+        for name in ("SuccessMultiplePartitionsMultipleBrokers", "ToNonLeaderReplica")
+    },
 }
 """Tests that fail as intended: a part of the failure's message, and the reason."""
 
@@ -120,7 +131,8 @@ def test_this_broker_passes_kafkas_own_tests(tmp_path: Path) -> None:
     with required():
         libs = jars()
     compiled, reports = tmp_path / "classes", tmp_path / "reports"
-    subprocess.run(["javac", "-d", compiled, "-cp", f"{libs}/*:{TESTS}/*", EXTENSION], check=True)
+    compiler = ("javac", "-XDignore.symbol.file", "-d", compiled, "-cp", f"{libs}/*:{TESTS}/*")
+    subprocess.run([*compiler, EXTENSION], check=True)
     options = {
         "junit.jupiter.extensions.autodetection.enabled": "true",
         "junit.jupiter.execution.timeout.default": "60s",

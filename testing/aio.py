@@ -45,6 +45,7 @@ class Aio(Generic[K]):
         self.kafka = kafka
 
     acl = beside(KafkaUnderTest.acl)
+    feature = beside(KafkaUnderTest.feature)
     produce = beside(KafkaUnderTest.produce)
     records = beside(KafkaUnderTest.records)
     wait_for_group = beside(KafkaUnderTest.wait_for_group)

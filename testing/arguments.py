@@ -166,7 +166,7 @@ def _record(what: str, value: object) -> None:
 CHECKS: Final[Mapping[str, Callable[[str, object], object]]] = {
     **dict.fromkeys(("topic", "group", "name", "base", "subject", "user", "what"), name_of),
     **dict.fromkeys(("timeout", "seconds", "ms", "delay_ms"), _duration),
-    **dict.fromkeys(("at_least", "hits", "index", "lag", "members"), _integer(0)),
+    **dict.fromkeys(("at_least", "hits", "index", "lag", "level", "members"), _integer(0)),
     **dict.fromkeys(("partition", "size"), _integer(0)),
     **dict.fromkeys(("partitions", "replicas", "times", "brokers", "delivery_count"), _integer(1)),
     "broker_id": _integer(-MAX_INT),

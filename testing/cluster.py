@@ -31,8 +31,9 @@ from fencepost.testing.arguments import checked, setting_texts
 from fencepost.testing.broker import OwnBroker
 from fencepost.testing.clock import TestClock
 from fencepost.testing.faults import Faults
+from fencepost.testing.levels import SETTINGS
 from fencepost.testing.network import Network
-from fencepost.testing.under_test import SETTINGS, KafkaUnderTest
+from fencepost.testing.under_test import KafkaUnderTest
 from fencepost.testing.views import Partition
 from fencepost.testing.waiting import TIMEOUT_S, BrokerDownError, wait
 from fencepost.tools.ports import hold_port

@@ -14,7 +14,8 @@ from fencepost.testing.aio import Aio, beside
 from fencepost.testing.arguments import checked, setting_texts
 from fencepost.testing.broker import OwnBroker
 from fencepost.testing.clock import TestClock
-from fencepost.testing.under_test import SETTINGS, KafkaUnderTest
+from fencepost.testing.levels import SETTINGS
+from fencepost.testing.under_test import KafkaUnderTest
 from fencepost.testing.waiting import BrokerDownError
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -30,6 +31,7 @@ from fencepost.testing.access import USUAL_MECHANISM, BrokerAccess, add_rules
 from fencepost.testing.arguments import checked, setting_texts
 from fencepost.testing.clock import TestClock
 from fencepost.testing.faults import OWN_CLIENT_ID, Faults
+from fencepost.testing.levels import level_of, set_level
 from fencepost.testing.reading import TopicReader, describe, no_topic
 from fencepost.testing.shares import ShareWait, States, in_order, merged, states_of
 from fencepost.testing.views import (
@@ -54,19 +56,6 @@ if TYPE_CHECKING:
     from fencepost.coordinator.history.entries import Entry
 
 T = TypeVar("T")
-
-SETTINGS: Mapping[str, str] = {
-    "group.min.session.timeout.ms": "100",
-    "group.consumer.heartbeat.interval.ms": "100",
-    "group.consumer.min.heartbeat.interval.ms": "100",
-    "group.consumer.assignment.interval.ms": "0",
-    "group.consumer.min.session.timeout.ms": "100",
-    "group.share.heartbeat.interval.ms": "100",
-    "group.share.min.heartbeat.interval.ms": "100",
-    "group.share.assignment.interval.ms": "0",
-    "group.share.min.session.timeout.ms": "100",
-}
-"""Settings that differ from Kafka's defaults, which would make tests wait."""
 
 SETTLE_S = 5.0
 """How long :meth:`KafkaUnderTest.assert_committed` waits for the expected offsets: those of a
@@ -176,6 +165,16 @@ class KafkaUnderTest(ABC):
         wanted = [self._access.rule(rule) for rule in rules]
         with self._session() as session:
             add_rules(session, wanted)
+
+    def feature(self, name: str, level: int) -> None:
+        """Set a feature's level: ``"share.version", 2`` for dead-letter queues. Raises ApiError."""
+        with self._session() as session:
+            set_level(session, name, level)
+
+        def is_known(_session: ClusterSession) -> bool:
+            return all(call(partial(level_of, name=name)) == level for call in self._running())
+
+        self._wait(is_known, SETTLE_S, lambda: f"not all brokers have {name} {level}")
 
     # --- topics and records ---
 

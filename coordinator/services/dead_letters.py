@@ -56,7 +56,6 @@ from fencepost.groups.share.dead_letters import (
     offset_header,
 )
 from fencepost.groups.share.partition import SharePartition
-from fencepost.groups.share.states import PartitionState
 from fencepost.logcore.machine import DomainError
 from fencepost.logcore.partition import Partition
 
@@ -108,8 +107,10 @@ class OtherLeaders(Protocol):
 class _Line:
     """The records of one share partition on their way to the queue."""
 
-    def __init__(self, share: SharePartition, log: Partition, done: Done) -> None:
-        self.share, self.log, self.done = share, log, done
+    def __init__(
+        self, share: SharePartition, log: Partition, done: Done, is_active: Callable[[], bool]
+    ) -> None:
+        self.share, self.log, self.done, self.is_active = share, log, done, is_active
         self.waiting: list[SendToDeadLetterQueue] = []
         self.task: asyncio.Task[None] | None = None
 
@@ -117,11 +118,6 @@ class _Line:
     def group_id(self) -> str:
         """The group whose queue gets the records."""
         return self.share.key.group_id
-
-    @property
-    def is_active(self) -> bool:
-        """Whether this broker still leads; another leader sends the records again."""
-        return self.share.state is PartitionState.ACTIVE
 
 
 class _Job:
@@ -189,17 +185,22 @@ class DeadLetterQueues:
         """Batches that were given up, by group."""
 
     def put(
-        self, share: SharePartition, log: Partition, request: SendToDeadLetterQueue, done: Done
+        self,
+        share: SharePartition,
+        log: Partition,
+        request: SendToDeadLetterQueue,
+        done: Done,
+        is_active: Callable[[], bool],
     ) -> None:
         """Send records; ``done`` is called when they are in the queue, or given up.
 
-        It is not called if the share partition ends before.
+        Once ``is_active`` returns False, another share partition sends them.
         """
         if self._is_closed:
             return
         line = self._lines.get(share)
         if line is None:
-            line = self._lines[share] = _Line(share, log, done)
+            line = self._lines[share] = _Line(share, log, done, is_active)
             line.task = spawn(self._serve(line), "send to a dead-letter queue")
         line.waiting.append(request)
 
@@ -212,7 +213,7 @@ class DeadLetterQueues:
 
     async def _serve(self, line: _Line) -> None:
         try:
-            while line.waiting and line.is_active:
+            while line.waiting and line.is_active():
                 job = _Job(line.waiting)
                 line.waiting = []
                 try:
@@ -225,7 +226,7 @@ class DeadLetterQueues:
 
     async def _send(self, line: _Line, job: _Job) -> None:
         attempts, source = 0, None
-        while job.left and line.is_active:
+        while job.left and line.is_active():
             try:
                 source = await self._attempt(line, job, source)
             except DeadLetterError as error:

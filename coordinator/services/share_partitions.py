@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final, Protocol, TypeVar
 from uuid import UUID
@@ -34,13 +35,12 @@ from fencepost.coordinator.services.dead_letters import DeadLetterQueues
 from fencepost.coordinator.services.share_clients import ShareClients
 from fencepost.coordinator.services.share_persister import SharePersister
 from fencepost.coordinator.services.share_settings import ShareSettingsCache
+from fencepost.coordinator.services.share_start import offset_at
 from fencepost.coordinator.storage.storage import Storage
 from fencepost.groups.share import errors
 from fencepost.groups.share.acknowledge import acknowledge, expire_locks, release
 from fencepost.groups.share.acquire import acquire
 from fencepost.groups.share.commands import (
-    EARLIEST_TIMESTAMP,
-    LATEST_TIMESTAMP,
     AcknowledgeBatch,
     AcquiredRange,
     AcquireRequest,
@@ -65,7 +65,6 @@ from fencepost.groups.share.state import UNKNOWN_PARTITION, ReadShareState, Writ
 from fencepost.groups.share.states import Cause, PartitionState
 from fencepost.logcore.machine import DecisionBuilder, DomainError, Token
 from fencepost.logcore.partition import Partition
-from fencepost.logcore.reading import Isolation
 from fencepost.logcore.tracebacks import without_traceback
 
 MAX_SESSIONS: Final = "group.share.max.share.sessions"
@@ -359,9 +358,14 @@ class SharePartitions:
         keys.discard(key)
         if not keys:
             del self._by_topic[key.topic_id]
-        if share.writes:
-            self._ending.setdefault(key, []).append(share)
+        self._hold_successor(share)
         served.wake()
+
+    def _hold_successor(self, share: SharePartition) -> None:
+        """Let the successor of a removed share partition wait for its writes."""
+        former = self._ending.get(share.key, [])
+        if share.writes and share not in former:
+            self._ending[share.key] = [*former, share]
 
     def _write_ended(self, share: SharePartition) -> None:
         """Let the successor of a share partition read, after the last write of a former one."""
@@ -494,18 +498,38 @@ class SharePartitions:
                 raise TypeError(f"a share partition has no such effect: {effect!r}")
 
     def _send_dead_letters(self, share: SharePartition, effect: SendToDeadLetterQueue) -> None:
-        served = self._served.get(share.key)
-        if served is None or served.share is not share:
-            return  # its successor reads ARCHIVING, and sends the records
+        log = self._log_of(share)
+        if log is None or self.is_closed:
+            return
 
         def done(ranges: Sequence[tuple[int, int]], queue: str, failure: str | None) -> None:
             def archive(decision: DecisionBuilder) -> None:
                 dead_lettered(share, decision, ranges, queue=queue, failure=failure)
 
             with survived("archive records", partition=share.key):
-                self._step(share, archive)
+                if self._sends(share, log):
+                    self._step(share, archive)
 
-        self.dead_letters.put(share, served.log, effect, done)
+        self.dead_letters.put(share, log, effect, done, partial(self._sends, share, log))
+
+    def _log_of(self, share: SharePartition) -> Partition | None:
+        """Return the log of a share partition, if this broker leads it in the same epoch."""
+        topic = self._metadata.topic_by_id(UUID(bytes=share.key.topic_id))
+        if topic is None:
+            return None
+        with suppress(DomainError):
+            log = self._replicas.leader(topic.name, share.key.partition)
+            return log if log.marks.leader_epoch == share.leader_epoch else None
+        return None
+
+    def _sends(self, share: SharePartition, log: Partition) -> bool:
+        """Return whether a share partition sends to the dead-letter queue.
+
+        It continues after its group's last session, but not beside a successor, which reads
+        ARCHIVING and sends the records.
+        """
+        served = self._served.get(share.key)
+        return self._log_of(share) is log and (served is None or served.share is share)
 
     def _read(self, share: SharePartition, effect: ReadState) -> None:
         if share.key in self._ending:
@@ -541,23 +565,12 @@ class SharePartitions:
         served = self._served.get(share.key)
         if served is None or served.share is not share:
             raise share.gone()
-        log = served.log
-        if timestamp == EARLIEST_TIMESTAMP:
-            return log.log_start_offset
-        if timestamp != LATEST_TIMESTAMP:
-            pace = Pace()
-            search = log.reader.offset_for_timestamp(timestamp, Isolation.READ_UNCOMMITTED)
-            while True:
-                try:
-                    next(search)
-                except StopIteration as end:
-                    if end.value is not None:
-                        return int(end.value.offset)
-                    break
-                await pace()
-        return log.high_watermark
+        return await offset_at(served.log, timestamp)
 
     def _write(self, share: SharePartition, effect: WriteState) -> None:
+        if share.state is PartitionState.FENCED:
+            self._hold_successor(share)
+
         def done(reply: object) -> None:
             error = reply if isinstance(reply, DomainError) else None
             if isinstance(error, ShardError):

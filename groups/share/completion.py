@@ -31,7 +31,7 @@ def state_written(
     if error is not None and isinstance(error, FENCING_ERRORS):
         partition.fence(decision, str(error))
     if error is None or not pending.is_transition:
-        has_returned = _confirm(partition, decision, runs, pending)
+        has_returned = _confirm(partition, decision, runs, pending, is_written=error is None)
     else:
         kind, ranges = EventKind.SHARE_STATE_NOT_WRITTEN, ranges_of(runs)
         partition.tell_ranges(decision, kind, ranges, error=str(error))
@@ -63,9 +63,10 @@ def dead_lettered(
     """Archive ranges of records after the attempt to produce them to the dead-letter queue.
 
     ``queue`` is its topic, and ``failure`` the reason why the records are not there. They are
-    archived all the same: a queue that is down must not hold back the start offset.
+    archived all the same: a queue that is down must not hold back the start offset. That includes
+    records of a share partition that was removed after its last member, and has no successor.
     """
-    if partition.state is not PartitionState.ACTIVE:
+    if partition.state not in {PartitionState.ACTIVE, PartitionState.FENCED}:
         return
     archived: list[Run] = []
     for first, last in ranges:
@@ -94,9 +95,17 @@ def _runs_of(partition: SharePartition, write_id: int, pending: PendingWrite) ->
 
 
 def _confirm(
-    partition: SharePartition, decision: DecisionBuilder, runs: list[Run], pending: PendingWrite
+    partition: SharePartition,
+    decision: DecisionBuilder,
+    runs: list[Run],
+    pending: PendingWrite,
+    *,
+    is_written: bool,
 ) -> bool:
-    """Make new states final; return whether records are available again."""
+    """Make new states final; return whether records are available again.
+
+    A share partition that was removed after its last member still sends to the dead-letter queue.
+    """
     is_available = False
     dead_letters, outcomes = list(pending.dead_letters), Outcomes()
     for run in runs:
@@ -114,7 +123,7 @@ def _confirm(
                 )
             )
     partition.tell(decision, outcomes)
-    if partition.state is PartitionState.ACTIVE:
+    if is_written or partition.state is PartitionState.ACTIVE:
         for request in dead_letters:
             decision.effect(request)
     return is_available

@@ -20,7 +20,7 @@ from fencepost.coordinator.config.key import ConfigError
 from fencepost.logcore import system
 from fencepost.testing import Kafka, Record
 from fencepost.testing.broker import OwnBroker
-from fencepost.testing.under_test import SETTINGS
+from fencepost.testing.levels import SETTINGS
 from fencepost.testing.writing import BATCH_BYTES
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,6 +29,12 @@ def group(kafka: KafkaUnderTest, name: str, **settings: str) -> str:
     """Have a share group begin with the first record; return its name."""
     wanted = {"share.auto.offset.reset": "earliest"}
     wanted |= {f"share.{key.replace('_', '.')}": value for key, value in settings.items()}
+    alter(kafka, name, wanted)
+    return name
+
+
+def alter(kafka: KafkaUnderTest, name: str, wanted: Mapping[str, str]) -> None:
+    """Set settings of a group."""
     resource = ConfigResource(
         ResourceType.GROUP,
         name,
@@ -39,7 +45,6 @@ def group(kafka: KafkaUnderTest, name: str, **settings: str) -> str:
     )
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
     admin.incremental_alter_configs([resource])[resource].result(20)
-    return name
 
 
 @contextmanager
@@ -274,3 +279,58 @@ def test_shares_of_a_cluster_come_from_all_leaders(kafka_cluster: Cluster) -> No
                 )
         member.commit_sync(10)
         kafka_cluster.wait_for_shares(workers)
+
+
+@pytest.mark.kafka(topics=["orders"])
+def test_clock_moves_records_at_their_limit_into_the_dead_letter_queue(kafka: Kafka) -> None:
+    kafka.clock.auto = False
+    kafka.feature("share.version", 2)
+    kafka.topic("dlq.orders", config={"errors.deadletterqueue.group.enable": True})
+    (job,) = kafka.produce("orders", "a")
+    workers = group(kafka, "workers", delivery_count_limit="2")
+    queue = {"topic.name": "dlq.orders", "copy.record.enable": "true"}
+    alter(kafka, workers, {f"errors.deadletterqueue.{key}": text for key, text in queue.items()})
+    for count in (1, 2):
+        with consumer(kafka, workers, "orders") as member:
+            assert polled(member)[0].delivery_count() == count
+            kafka.clock.advance(ms=LOCK_MS)
+    (letter,) = kafka.records("dlq.orders", at_least=1)
+    kafka.wait_for_shares(workers, job)
+    assert letter.value == b"a"
+    assert dict(letter.headers)["__dlq.errors.offset"] == b"0"
+    reason = b"Offset delivery count exceeded the threshold."
+    assert dict(letter.headers)["__dlq.errors.message"] == reason
+
+
+@pytest.mark.kafka(config={"errors.deadletterqueue.auto.create.topics.enable": True})
+def test_dead_letter_queue_on_another_broker(kafka_cluster: Cluster) -> None:
+    """The controller creates the queue; its partitions and the source's have other leaders."""
+    kafka = kafka_cluster
+    kafka.feature("share.version", 2)
+    workers = group(kafka, "workers")
+    source = kafka.leader("orders")
+    for number in range(20):
+        name = f"dlq.orders-{number}"
+        alter(kafka, workers, {"errors.deadletterqueue.topic.name": name})
+        kafka.produce("orders", "a")
+        with consumer(kafka, workers, "orders") as member:
+            (message,) = polled(member)
+            member.acknowledge(message, AcknowledgeType.REJECT)
+            member.commit_sync(10)
+        (letter,) = kafka.records(name, at_least=1)
+        kafka.wait_for_shares(workers)
+        if kafka.leader(name) != source:
+            break
+    else:
+        raise AssertionError(f"all queues are led by broker {source}")
+    found = dict(letter.headers)
+    assert (found["__dlq.errors.topic"], found["__dlq.errors.offset"]) == (
+        b"orders",
+        b"%d" % number,
+    )
+    (event,) = [
+        one
+        for one in kafka.history(workers)
+        if one.what == "share-records-dead-lettered" and one.detail["queue"] == name
+    ]
+    assert (event.detail["first"], event.detail["last"]) == (number, number)

@@ -18,6 +18,7 @@ from fencepost.coordinator.services.dead_letters import DeadLetterQueues
 from fencepost.coordinator.services.share_persister import MAX_ATTEMPTS
 from fencepost.groups.share.dead_letters import LeaderUnreachableError, NotProducedError
 from fencepost.groups.share.events import EventKind
+from fencepost.groups.share.session import SessionKey
 from fencepost.groups.share.states import AcknowledgeType, RecordState
 from fencepost.logcore.batch import LogRecord, decode_records, encode_batch, iter_headers
 from fencepost.logcore.compression import Codec
@@ -33,7 +34,13 @@ from tests.support.metadata_changes import (
 from tests.support.stalls import watched_loop
 from tests.support.waits import until_true
 from tests.unit.coordinator.services.coordinators import Services
-from tests.unit.coordinator.services.test_share_partitions import CONFIG, GROUP, LOCK_MS, Shares
+from tests.unit.coordinator.services.test_share_partitions import (
+    CONFIG,
+    GROUP,
+    LOCK_MS,
+    MEMBER,
+    Shares,
+)
 
 QUEUE = "dlq.queue"
 REJECT, RELEASE = (int(AcknowledgeType.REJECT),), (int(AcknowledgeType.RELEASE),)
@@ -377,24 +384,63 @@ async def test_final_error_is_not_tried_again(one: Queues, elsewhere: OtherLeade
 async def test_next_leader_sends_records_that_were_being_archived(
     one: Queues, elsewhere: OtherLeader
 ) -> None:
-    """KAFKA-20672: the broker loses the partition between ARCHIVING and ARCHIVED."""
+    """KAFKA-20672: a share partition ends between ARCHIVING and ARCHIVED."""
     elsewhere.results = [LeaderUnreachableError("broker 1")]
     one.produce(2)
     await one.fetch()
+    fenced = asyncio.Event()
 
     async def lost(_pause_ms: int) -> None:
         one.shares._fence_all(tuple(one.shares), "test")
+        await one.fetch()
+        fenced.set()
 
     one.queues._pause = lost
     await one.acknowledge(0, 1, REJECT)
-    await until_true(lambda: len(one.shares) == 0, "the share partition is dropped")
-    assert elsewhere.produced == []
-    await one.fetch()
+    await fenced.wait()
     await one.settled(2)
+    await until_true(lambda: not one.queues._lines, "both have ended")
     (batch,) = elsewhere.produced
     found = [headers_of(record) for record in decode_records(batch)]
     assert [one["__dlq.errors.offset"] for one in found] == ["0", "1"]
     assert {one["__dlq.errors.message"] for one in found} == {"Offset rejected by client."}
+
+
+async def test_records_of_the_last_member_go_to_the_queue(
+    one: Queues, elsewhere: OtherLeader
+) -> None:
+    """The share partition is removed with the group's last session; no next one need come."""
+    elsewhere.results = [LeaderUnreachableError("broker 1")]
+    one.produce(2)
+    await one.fetch()
+
+    async def left(_pause_ms: int) -> None:
+        one.shares._fence_all(tuple(one.shares), "the group has no share session")
+
+    one.queues._pause = left
+    await one.acknowledge(0, 1, REJECT)
+    await until_true(lambda: not one.queues._lines, "the task has ended")
+    assert len(one.shares) == 0
+    (batch,) = elsewhere.produced
+    assert [header.record_count for _, header in iter_headers(batch)] == [2]
+    assert await one.fetch()
+    await one.settled(2)
+    assert elsewhere.produced == [batch]
+
+
+async def test_last_delivery_ends_with_the_connection(one: Queues, elsewhere: OtherLeader) -> None:
+    one.configure(limit="2")
+    one.produce(1)
+    for _ in range(2):
+        key = SessionKey(GROUP, MEMBER)
+        one.shares.sessions.fetch(key, 0, "c1", additions=[one.where])
+        assert (await one.fetch()).acquired
+        one.shares.connection_closed("c1")
+        await until_true(lambda: len(one.shares) == 0, "the share partition is removed")
+    await until_true(lambda: elsewhere.produced, "the record is in the queue")
+    await one.fetch()
+    await one.settled(1)
+    assert len(elsewhere.produced) == 1
 
 
 async def test_stopped_broker_leaves_the_records_for_the_next_leader(

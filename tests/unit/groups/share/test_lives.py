@@ -129,9 +129,9 @@ def compacted_records_stay_available(patch: pytest.MonkeyPatch) -> None:
 def released_records_are_not_looked_for(patch: pytest.MonkeyPatch) -> None:
     confirm = completion._confirm
 
-    def without_flag(owner, decision, runs, pending):
+    def without_flag(owner, decision, runs, pending, *, is_written):
         flag = owner.may_be_available
-        confirmed = confirm(owner, decision, runs, pending)
+        confirmed = confirm(owner, decision, runs, pending, is_written=is_written)
         owner.may_be_available = flag
         return confirmed
 

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from fencepost.coordinator.metrics.families import Sample, Series, labels, read_families
 from fencepost.coordinator.metrics.view import MetricsView
 from fencepost.coordinator.runtime.histogram import Histogram
+from fencepost.groups.share.states import AcknowledgeType
 from fencepost.protocol.api import KNOWN_APIS, ApiKey
+
+if TYPE_CHECKING:
+    from fencepost.groups.share.partition import SharePartition
 
 FAMILIES: Final = read_families("""
 kafka_server_brokertopicmetrics_messagesin_total counter topic
@@ -122,6 +126,22 @@ kafka_server_group_coordinator_metrics_share_group_count gauge state
     Share groups by their state; Dead is always 0.
 kafka_server_group_coordinator_metrics_share_group_rebalance_count untyped
     Heartbeats of share groups that required a new assignment.
+kafka_server_sharegroupmetrics_recordacknowledgements_total counter ackType
+    Offsets that members of share groups have acknowledged, by the type.
+kafka_server_sharepartitionmetrics_inflightmessagecount gauge group topic partition
+    Offsets in flight of a share partition.
+kafka_server_sharepartitionmetrics_inflightbatchcount gauge group topic partition
+    Batches in flight of a share partition.
+kafka_server_sharepartitionmetrics_acquisitionlocktimeout_total counter group topic partition
+    Offsets of a share partition whose acquisition locks ended.
+kafka_server_sharesessioncache_sharesessionscount gauge
+    Share sessions.
+kafka_server_sharesessioncache_sharepartitionscount gauge
+    Partitions of all share sessions.
+kafka_server_sharesessioncache_sharesessionevictions_total counter
+    Share sessions that ended with their connections.
+kafka_server_delayedsharefetchmetrics_expires_total counter
+    ShareFetch requests that waited for the whole of MaxWaitMs.
 kafka_server_socket_server_metrics_connection_count gauge listener networkProcessor
     Open connections; networkProcessor is always 0.
 """)
@@ -130,6 +150,13 @@ QUANTILES: Final = ("0.50", "0.75", "0.95", "0.98", "0.99", "0.999")
 
 _STATES: Final = ("Stable", "Empty", "Dead", "PreparingRebalance", "CompletingRebalance")
 _KINDS: Final = ("classic", "consumer", "share")
+_ACKNOWLEDGE_TYPES: Final = (
+    AcknowledgeType.ACCEPT,
+    AcknowledgeType.RELEASE,
+    AcknowledgeType.REJECT,
+    AcknowledgeType.RENEW,
+)
+"""The types that Kafka counts: no gaps."""
 _SHARE_STATES: Final = ("Empty", "Stable", "Dead")
 
 
@@ -140,6 +167,7 @@ def series(view: MetricsView) -> Iterator[Series]:
     yield from _of_node(view)
     yield from _of_logs(view)
     yield from _of_groups(view)
+    yield from _of_shares(view)
 
 
 def _one(name: str, value: float) -> Series:
@@ -299,6 +327,41 @@ def _of_logs(view: MetricsView) -> Iterator[Series]:
         [(labels(quantile=at), took.quantile(float(at)) * 1000) for at in QUANTILES],
     )
     yield _one(f"{name}_count", took.count)
+
+
+def _of_shares(view: MetricsView) -> Iterator[Series]:
+    services = view.services
+    shares = services.shares if services.has_shares else None
+    done = Counter[int]() if shares is None else shares.acknowledged
+    yield (
+        FAMILIES["kafka_server_sharegroupmetrics_recordacknowledgements_total"],
+        [(labels(ackType=one.name.title()), done[one]) for one in _ACKNOWLEDGE_TYPES],
+    )
+    partitions = [] if shares is None else [(_share_labels(one.share), one) for one in shares]
+    prefix = "kafka_server_sharepartitionmetrics_"
+    yield (
+        FAMILIES[f"{prefix}inflightmessagecount"],
+        [(where, one.share.in_flight_count) for where, one in partitions],
+    )
+    yield (
+        FAMILIES[f"{prefix}inflightbatchcount"],
+        [(where, len(one.share.records)) for where, one in partitions],
+    )
+    yield (
+        FAMILIES[f"{prefix}acquisitionlocktimeout_total"],
+        [(where, one.lock_timeouts) for where, one in partitions],
+    )
+    sessions = None if shares is None else shares.sessions
+    prefix = "kafka_server_sharesessioncache_share"
+    yield _one(f"{prefix}sessionscount", 0 if sessions is None else len(sessions))
+    yield _one(f"{prefix}partitionscount", 0 if sessions is None else sessions.partition_count)
+    yield _one(f"{prefix}sessionevictions_total", 0 if sessions is None else sessions.evictions)
+    expired = 0 if shares is None else services.share_fetches.expired
+    yield _one("kafka_server_delayedsharefetchmetrics_expires_total", expired)
+
+
+def _share_labels(share: SharePartition) -> str:
+    return labels(group=share.key.group_id, topic=share.topic, partition=share.key.partition)
 
 
 def _of_groups(view: MetricsView) -> Iterator[Series]:

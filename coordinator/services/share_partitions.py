@@ -98,6 +98,8 @@ class ServedPartition:
         """In the order of their arrival."""
         self.has_missed = False
         """Whether a fetch found the fetch lock taken, and must be woken when it is free."""
+        self.lock_timeouts = 0
+        """Offsets whose acquisition locks have ended."""
 
     def take_fetch_lock(self, fetch: object) -> bool:
         """Let ``fetch`` read the log, unless another fetch does."""
@@ -472,9 +474,9 @@ class SharePartitions:
         served = self._served.get(key[1])
         if served is not None:
             share = served.share
-            self.lock_timeouts += self._step(
-                share, lambda one: expire_locks(share, one), timer_ms=now_ms
-            )
+            count = self._step(share, lambda one: expire_locks(share, one), timer_ms=now_ms)
+            served.lock_timeouts += count
+            self.lock_timeouts += count
 
     # --- effects ---------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ def decoder_of(topic: str) -> Decoder | None:
     return {
         "__consumer_offsets": _decode_group,
         "__transaction_state": _decode_txn,
+        "__share_group_state": _decode_share_state,
         "__cluster_metadata": _decode_metadata,
         "__fencepost_history": _decode_history,
     }.get(topic)
@@ -53,8 +54,14 @@ def _decode_group(record: LogRecord) -> Mapping[str, object] | None:
 def _key_of_group(key: object) -> dict[str, object]:
     from fencepost.groups.consumer_records import PER_GROUP, ConsumerKey
     from fencepost.groups.consumer_records import ConsumerRecordType as Kind
+    from fencepost.groups.share_records import PER_MEMBER, ShareKey
 
     match key:
+        case ShareKey(kind, group_id, member_id) if kind in PER_MEMBER:
+            told = {"type": "ShareMember", "kind": kind, "group_id": group_id}
+            return {**told, "member_id": member_id}
+        case ShareKey(kind, group_id):
+            return {"type": "ShareGroup", "kind": kind, "group_id": group_id}
         case ConsumerKey(Kind.REGULAR_EXPRESSION, group_id, regex):
             return {"type": "RegularExpression", "group_id": group_id, "regex": regex}
         case ConsumerKey(kind, group_id) if kind in PER_GROUP:
@@ -63,6 +70,21 @@ def _key_of_group(key: object) -> dict[str, object]:
             told = {"type": "ConsumerMember", "kind": kind, "group_id": group_id}
             return {**told, "member_id": member_id}
     return {"type": type(key).__name__.removesuffix("Key"), **_fields(key)}
+
+
+def _decode_share_state(record: LogRecord) -> Mapping[str, object] | None:
+    from fencepost.groups.share.state_records import Update, decode
+    from fencepost.logcore.machine import Record
+
+    found = decode(Record(record.key or b"", record.value))
+    if found is None:
+        return None
+    kind = "ShareUpdate" if isinstance(found.value, Update) else "ShareSnapshot"
+    row: dict[str, object] = {"type": kind, **_fields(found.key)}
+    row["tombstone" if found.value is None else "value"] = (
+        True if found.value is None else _fields(found.value)
+    )
+    return row
 
 
 def _decode_txn(record: LogRecord) -> Mapping[str, object] | None:

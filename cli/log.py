@@ -113,8 +113,8 @@ def import_(
 
     The directories come from a stopped or killed Apache Kafka or Fencepost; every batch is checked.
     Name all partitions of a topic in one command; --topic selects one of several topics.
-    Directories of __consumer_offsets and __transaction_state bring their groups and transactions;
-    this broker must have none of its own.
+    Directories of __consumer_offsets, __transaction_state and __share_group_state bring their
+    groups and transactions; this broker must have none of its own.
     """
     from fencepost.tools.transfer import import_directories
 

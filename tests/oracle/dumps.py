@@ -230,7 +230,14 @@ _GROUP_KINDS = {
     "6": "ConsumerGroup",
     "7": "ConsumerMember",
     "8": "ConsumerMember",
+    "10": "ShareMember",
+    "11": "ShareGroup",
+    "12": "ShareGroup",
+    "13": "ShareMember",
+    "14": "ShareMember",
+    "15": "ShareGroup",
 }
+_SHARE_STATE_KINDS = {"0": "ShareSnapshot", "1": "ShareUpdate"}
 _NAMES = {
     "group": "group_id",
     "protocol": "protocol_name",
@@ -251,6 +258,12 @@ _NAMES = {
     "topic_partitions": "partitions",
     "rebalance_timeout": "rebalance_timeout_ms",
     "session_timeout": "session_timeout_ms",
+    "create_timestamp": "create_timestamp_ms",
+    "write_timestamp": "write_timestamp_ms",
+    "state_batches": "batches",
+    "initializing_topics": "initializing",
+    "initialized_topics": "initialized",
+    "deleting_topics": "deleting",
 }
 """Kafka's names of fields whose names differ from ours by more than the case."""
 
@@ -261,14 +274,21 @@ def decoded_by_kafka(row: Row) -> Row:
     data = {_name(name): value for name, value in key["data"].items()}
     if "transactional_id" in data:
         found: Row = data
+    elif "topic_id" in data:
+        data["topic_id"] = _value("topicId", data["topic_id"])
+        found = {"type": _SHARE_STATE_KINDS[key["type"]], **data}
     else:
         found = {"type": _GROUP_KINDS[key["type"]], **data}
-        if found["type"].startswith("Consumer"):
+        if found["type"].startswith(("Consumer", "Share")):
             found["kind"] = int(key["type"])
     if row["payload"] == "<DELETE>":
         return {**found, "tombstone": True}
-    value = json.loads(row["payload"])["data"]
-    return {**found, "value": {_name(name): _value(name, item) for name, item in value.items()}}
+    data = json.loads(row["payload"])["data"]
+    value = {_name(name): _value(name, item) for name, item in data.items()}
+    if found.get("type") == "ShareMember" and "assigned" in value:
+        rows = [[one["topic_id"], one["partitions"]] for one in value.pop("assigned")]
+        value["partitions"] = rows
+    return {**found, "value": value}
 
 
 def _name(camel: str) -> str:
@@ -283,6 +303,16 @@ def _value(name: str, item: Any) -> Any:
         return _name(item).upper()
     if name == "transactionPartitions":
         return sorted([one["topic"], index] for one in item or () for index in one["partitionIds"])
+    if name == "stateBatches":
+        return [list(one.values()) for one in item]
+    if name in {"initializingTopics", "initializedTopics"}:
+        rows = [(_value("topicId", one["topicId"]), one) for one in item]
+        return [
+            {"topic_id": found, "name": one["topicName"], "partitions": one["partitions"]}
+            for found, one in rows
+        ]
+    if name == "deletingTopics":
+        return [[_value("topicId", one["topicId"]), one["topicName"]] for one in item]
     if name == "topicPartitions":
         return [[_value("topicId", one["topicId"]), one["partitions"]] for one in item]
     if name in {"subscription", "assignment"} and isinstance(item, str):

@@ -7,9 +7,11 @@ import struct
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
+from tests.support import requests
 from tests.support.batches import HEADER, batch
 from tests.support.cluster import (
     EARLIEST,
@@ -21,6 +23,16 @@ from tests.support.cluster import (
     Cluster,
 )
 from tests.support.raw import Answer
+from tests.support.share import (
+    ACCEPT,
+    FINAL,
+    FULL,
+    REJECT,
+    RELEASE,
+    Member,
+    acquired,
+    parts_of,
+)
 from tests.support.targets import SETTINGS
 from tests.support.waits import until
 from tests.wire.clients import confluent_consumer, confluent_producer, drain
@@ -264,7 +276,64 @@ def write_groups(cluster: Cluster, bootstrap: str, data_dir: Path) -> None:
     assert worker.commit_offset("exact", "txn", 4) == "none"
     worker.end(commit=False)
     assert worker.commit_offset("exact", "table", 9) == "none"
+    _write_share_groups(cluster)
     wait_for_cleaner(data_dir, "__consumer_offsets")
+
+
+SHARED, SHARING = "shared", "sharing"
+"""A share group without members, and one with a member."""
+
+FIRST_SHARED = 10
+"""The first record of ``plain-none`` for the group :data:`SHARED`."""
+
+
+def _write_share_groups(cluster: Cluster) -> None:
+    """Create share groups with outcomes of records, and with a member that has an assignment."""
+    for group in (SHARED, SHARING):
+        cluster.coordinator(group, GROUP)
+    altering = requests.alter_share_group_offsets(SHARED, "plain-none", {0: FIRST_SHARED})
+    altered = cluster.call("alter_share_group_offsets", 0, **altering)
+    assert altered["error_code"] == "none", altered
+    found = cluster.topic_id("plain-none")
+    member = Member(cluster, SHARED)
+    part = until(lambda: _acquired(member, found), "records of a share group")
+    last = part["acquired_records"][-1]["last_offset"]
+    outcomes = [
+        (FIRST_SHARED, FIRST_SHARED, ACCEPT),
+        (FIRST_SHARED + 1, FIRST_SHARED + 1, RELEASE),
+        (FIRST_SHARED + 2, FIRST_SHARED + 2, REJECT),
+        (FIRST_SHARED + 3, last, RELEASE),
+    ]
+    for batches in (outcomes[1:], outcomes[:1]):
+        answer = member.acknowledge({found: {0: batches}})
+        assert parts_of(answer)[0]["error_code"] == "none", answer
+    member.epoch = FINAL
+    assert member.fetch({})["error_code"] == "none"
+    body = requests.join_share_group(SHARING, "AAAAAAAAAAAAAAAAAAAAAQ", "txn")
+
+    def is_assigned() -> bool:
+        answer = cluster.call("share_group_heartbeat", 1, **body)
+        body["member_epoch"] = answer["member_epoch"]
+        return bool(answer["assignment"]["topic_partitions"])
+
+    until(is_assigned, "an assignment of a share group")
+
+
+def _acquired(member: Member, topic_id: uuid.UUID) -> Answer | None:
+    answer = member.fetch({topic_id: {0: ()}} if member.epoch == FULL else {})
+    part = parts_of(answer).get(0)
+    return part if part is not None and part["acquired_records"] else None
+
+
+def released_records_are_acquired_again(cluster: Cluster) -> None:
+    """Fetch in the group :data:`SHARED` on the broker that took over."""
+    member = Member(cluster, SHARED)
+    found = cluster.topic_id("plain-none")
+    part = until(lambda: _acquired(member, found), "records of a share group")
+    ranges = acquired(part)
+    assert ranges[0] == (FIRST_SHARED + 1, FIRST_SHARED + 1, 2)
+    assert ranges[1][0] == FIRST_SHARED + 3
+    assert ranges[1][2] == 2
 
 
 def _consumer(bootstrap: str, group: str, conf: dict[str, str]) -> Any:
@@ -312,7 +381,7 @@ def _commit(cluster: Cluster, group: str, topic: str, offset: int, metadata: str
 
 def coordinators(cluster: Cluster) -> dict[str, Any]:
     """Return the groups and transactions that the admin APIs describe."""
-    for key in ("classic", "modern-group", "live", "simple", "exact"):
+    for key in ("classic", "modern-group", "live", "simple", "exact", SHARED, SHARING):
         cluster.coordinator(key, GROUP)
     cluster.coordinator("modern", TRANSACTION)
     listed = cluster.call("list_groups", 5)["groups"]
@@ -335,6 +404,7 @@ def coordinators(cluster: Cluster) -> dict[str, Any]:
     names = sorted(one["transactional_id"] for one in transactions)
     described = cluster.call("describe_transactions", 0, transactional_ids=names)
     return {
+        "share groups": _described_share_groups(cluster),
         "groups": sorted(
             (one["group_id"], one["group_type"], one["group_state"]) for one in listed
         ),
@@ -378,3 +448,27 @@ def coordinators(cluster: Cluster) -> dict[str, Any]:
             )
         ],
     }
+
+
+def _described_share_groups(cluster: Cluster) -> list[dict[str, Any]]:
+    shares = cluster.call("share_group_describe", 1, group_ids=[SHARED, SHARING])["groups"]
+    return [
+        {
+            "epochs": (one["group_epoch"], one["assignment_epoch"], one["group_state"]),
+            "members": [
+                (
+                    member["member_id"],
+                    member["member_epoch"],
+                    member["subscribed_topic_names"],
+                    [p["partitions"] for p in member["assignment"]["topic_partitions"]],
+                )
+                for member in one["members"]
+            ],
+            "offsets": cluster.call(
+                "describe_share_group_offsets",
+                1,
+                **requests.describe_share_group_offsets(one["group_id"], None),
+            )["groups"][0]["topics"],
+        }
+        for one in sorted(shares, key=lambda one: str(one["group_id"]))
+    ]

@@ -18,6 +18,7 @@ from tests.oracle.interchange import (
     coordinators,
     fencepost,
     fingerprint,
+    released_records_are_acquired_again,
 )
 from tests.support.cluster import Cluster
 from tests.support.daemon import Daemon
@@ -30,7 +31,7 @@ pytestmark = [
     pytest.mark.timeout(1200),
 ]
 
-INTERNAL = ("__consumer_offsets", "__transaction_state")
+INTERNAL = ("__consumer_offsets", "__transaction_state", "__share_group_state")
 
 
 def assert_same(seen: dict[str, Any], expected: dict[str, Any], *, kafkas: int) -> None:
@@ -68,6 +69,8 @@ def imported(request: pytest.FixtureRequest, by_kafka: Written, tmp_path: Path) 
         *partitions_of(source, *PARTITIONS, *INTERNAL),
         "--config",
         "offsets.topic.num.partitions=4",
+        "--config",
+        "share.coordinator.state.topic.num.partitions=4",
     )
     yield daemon.start()
     assert daemon.child is not None
@@ -78,6 +81,7 @@ def test_kafkas_partitions_are_served(imported: Daemon, by_kafka: Written) -> No
     with Cluster(imported.bootstrap) as cluster:
         assert_same(fingerprint(cluster), by_kafka.records, kafkas=1)
         assert coordinators(cluster) == by_kafka.coordinators
+        released_records_are_acquired_again(cluster)
         continue_producing(cluster, by_kafka.producer)
         # A new producer gets an unused producer id.
         assert cluster.init_producer()[0] > by_kafka.producer["producer_id"]

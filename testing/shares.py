@@ -6,10 +6,11 @@ the last session the share coordinator has the written ones, which the next lead
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
+from fencepost.client.queries.share_records import is_about_record
 from fencepost.testing.views import ShareRecords
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ class ShareWait:
             if (
                 entry.what == GIVEN_UP
                 and (told.get("topic_id"), told.get("partition")) == (found.topic_id, partition)
-                and any(first <= offset <= last for first, last in _ranges(told))
+                and is_about_record(entry.what, told, offset)
             ):
                 return self._holds("ARCHIVED", told.get("delivery_count"))
         return self._holds("ACKNOWLEDGED", None)
@@ -173,11 +174,6 @@ class ShareWait:
             f"{topic}:{partition}:{offset} {' and '.join(filter(None, (until, count)))}"
             f" in share group {self._group}"
         )
-
-
-def _ranges(told: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """Return the ranges of offsets that an event names."""
-    return told.get("ranges") or [(told["first"], told["last"])]
 
 
 def _open(states: States) -> list[ShareRecords]:

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from fencepost.client.queries.doctor import Diagnosis, Finding, Subject
     from fencepost.client.queries.session import ClusterSession
 
-PAGE = "docs/doctor.md"
-
 UNOBSERVED = (
     "the brokers have recorded no requests: they are Apache Kafka's, keep no history"
     " (fencepost.history.enable), or no client has used a transaction or a group;"
@@ -98,9 +96,12 @@ def _require_known(session: ClusterSession, subject: Subject) -> None:
 
 
 def _show(diagnosis: Diagnosis, *, as_json: bool) -> None:
+    from fencepost.client.queries.doctor import finding_row
+
     for finding in diagnosis.findings:
         if as_json:
-            say_json(finding_row(finding))
+            time = None if finding.at_ms is None else utc(finding.at_ms)
+            say_json({"time": time, **finding_row(finding)})
         else:
             say(*_lines(finding), "")
     if not diagnosis.observes:
@@ -112,29 +113,9 @@ def _show(diagnosis: Diagnosis, *, as_json: bool) -> None:
         say("nothing found", err=True)
 
 
-def finding_row(finding: Finding) -> dict[str, Any]:
-    """Return a finding as JSON and the console show it."""
-    rule = finding.rule
-    return {
-        "rule": rule.name,
-        "level": str(rule.level),
-        "what": finding.what,
-        "client_id": finding.client_id,
-        "host": finding.host,
-        "request": finding.request,
-        "time": None if finding.at_ms is None else utc(finding.at_ms),
-        "fields": finding.fields,
-        "group": finding.group,
-        "transactional_id": finding.transactional_id,
-        "topics": list(finding.topics),
-        "title": rule.title,
-        "why": rule.why,
-        "change": rule.change,
-        "page": f"{PAGE}#{rule.name}",
-    }
-
-
 def _lines(finding: Finding) -> list[str]:
+    from fencepost.client.queries.doctor import PAGE
+
     rule = finding.rule
     lines = [f"{rule.name} ({rule.level}): {finding.what}"]
     if finding.request is not None:

@@ -79,6 +79,11 @@ class HistoryCache:
             entries = list(self._entries)
         return [one for one in entries if one.scope == scope and one.subject == subject]
 
+    def newest(self) -> list[Entry]:
+        """Return all entries that have been read, oldest first."""
+        with self._lock:
+            return list(self._entries)
+
     def rows(self, keep: Callable[[Entry], bool], limit: int = TIMELINE_ENTRIES) -> list[Row]:
         """Return the newest ``limit`` entries for which ``keep`` is true, newest first."""
         found: list[Row] = []

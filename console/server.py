@@ -26,7 +26,7 @@ from fencepost.client.channel import (
 from fencepost.client.queries.session import ClusterSession
 from fencepost.client.router import ApiError
 from fencepost.client.security import PLAINTEXT, Security
-from fencepost.console import groups, limits, messages, overview, topics, transactions
+from fencepost.console import doctor, groups, limits, messages, overview, topics, transactions
 from fencepost.console.gate import ConnectionGate
 from fencepost.console.guard import API, HEADERS, AccessGuard, Handler, RequestRefusal, is_loopback
 from fencepost.console.history import HistoryCache
@@ -49,6 +49,7 @@ VIEWS: Mapping[str, View] = {
     "groups": groups.groups_view,
     "group": groups.group_view,
     "plan": groups.plan_view,
+    "doctor": doctor.doctor_view,
     "topics": topics.topics_view,
     "topic": topics.topic_view,
 }

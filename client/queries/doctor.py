@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from fencepost.client.queries.session import ClusterSession
     from fencepost.coordinator.history.entries import Entry
 
+PAGE: Final = "docs/doctor.md"
+"""The page with a section for each rule."""
+
 UNCLEAN: Final = "unclean.leader.election.enable"
 
 _RANDOM: Final = re.compile(
@@ -64,6 +67,28 @@ class Finding:
     group: str | None = None
     transactional_id: str | None = None
     topics: tuple[str, ...] = ()
+
+
+def finding_row(finding: Finding) -> dict[str, Any]:
+    """Return a finding as JSON and the console show it."""
+    rule = finding.rule
+    return {
+        "rule": rule.name,
+        "level": str(rule.level),
+        "what": finding.what,
+        "client_id": finding.client_id,
+        "host": finding.host,
+        "request": finding.request,
+        "at_ms": finding.at_ms,
+        "fields": finding.fields,
+        "group": finding.group,
+        "transactional_id": finding.transactional_id,
+        "topics": list(finding.topics),
+        "title": rule.title,
+        "why": rule.why,
+        "change": rule.change,
+        "page": f"{PAGE}#{rule.name}",
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +140,21 @@ def diagnosed(
     session: ClusterSession, begin_ms: int | None, subject: Subject | None = None
 ) -> Diagnosis:
     """Check all rules against the requests since ``begin_ms``, and against the configuration."""
-    subject = Subject() if subject is None else subject
-    topics = {one.name: one for one in session.topics()}
-    observes = HISTORY_TOPIC in topics
     entries: Iterable[Entry] = ()
-    if observes:
+    if HISTORY_TOPIC in session.client.metadata(refresh=True).topics:
         where = BEGINNING if begin_ms is None else OffsetPosition(time=begin_ms)
         entries = (
             one for one in entries_of(session, where) if begin_ms is None or one.at_ms >= begin_ms
         )
+    return diagnosed_from(session, entries, Subject() if subject is None else subject)
+
+
+def diagnosed_from(
+    session: ClusterSession, entries: Iterable[Entry], subject: Subject
+) -> Diagnosis:
+    """Check all rules against these entries of the history, and against the configuration."""
+    topics = {one.name: one for one in session.topics()}
+    observes = HISTORY_TOPIC in topics
     seen = Observations(entries)
 
     def members(group: str) -> Iterable[Client]:

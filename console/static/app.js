@@ -4,6 +4,7 @@
 import { Refused, follow, get, token } from "./api.js";
 import { h, morphChildren } from "./dom.js";
 import { duration, time } from "./format.js";
+import { doctorPage } from "./doctor.js";
 import { groupPage, groupsPage } from "./groups.js";
 import { overviewPage } from "./overview.js";
 import { empty, icon, link, skeleton, to } from "./parts.js";
@@ -14,6 +15,7 @@ const PAGES = {
   overview: overviewPage,
   transactions: transactionsPage,
   transaction: transactionPage,
+  doctor: doctorPage,
   groups: groupsPage,
   group: groupPage,
   topics: topicsPage,
@@ -25,6 +27,7 @@ const NAV = [
   ["transactions", "Transactions", "x"],
   ["groups", "Groups", "g"],
   ["topics", "Topics", "t"],
+  ["doctor", "Doctor", "c"],
 ];
 
 const THEMES = ["auto", "light", "dark"];
@@ -223,7 +226,7 @@ function content() {
 const KEYS = [
   ["?", "this help"],
   ["/", "filter, or search"],
-  ["g then o, x, g, t", "overview, transactions, groups, topics"],
+  ["g then o, x, g, t, c", "overview, transactions, groups, topics, doctor"],
   ["j and k", "next and previous row"],
   ["Enter", "open it"],
   ["n and p", "next and previous page of a list"],

@@ -8,6 +8,7 @@ const ICONS = {
   transactions: "M4 8h14l-4-4M20 16H6l4 4",
   groups: "M8 11a3 3 0 100-6 3 3 0 000 6zM2 20c0-4 3-6 6-6s6 2 6 6M16 5a3 3 0 010 6M17 14c3 0 5 2 5 6",
   topics: "M4 6h16M4 12h16M4 18h10",
+  doctor: "M12 4v16M4 12h16",
   theme: "M12 3a9 9 0 109 9 7 7 0 01-9-9z",
   help: "M9 9a3 3 0 115 2c-1 1-2 1.500-2 3M12 18v.01",
 };

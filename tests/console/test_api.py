@@ -945,3 +945,26 @@ def test_the_history_in_memory_is_bounded(bootstrap, cluster, monkeypatch):
 
 def _any(_entry: object) -> bool:
     return True
+
+
+# --- the doctor ---
+
+
+async def test_doctor_shows_a_breach_with_its_request(
+    console: TestClient, bootstrap: str, cluster: Cluster
+) -> None:
+    topic = cluster.create_topic(unique("t"))
+    write(bootstrap, topic, ["plain"])
+    with open_transaction(bootstrap, topic) as (name, _):
+
+        async def breach() -> Any:
+            found = await get(console, "doctor")
+            assert found["observes"]
+            return next((one for one in found["findings"] if topic in one["topics"]), None)
+
+        row = await until_async(breach, "the finding")
+    assert (
+        row["what"] == f"{topic} is written outside of transactions, and in transactions of {name}"
+    )
+    assert (row["rule"], row["level"], row["request"]) == ("plain-producer", "breaks", "Produce")
+    assert row["fields"]["transactional_id"] is None

@@ -436,6 +436,7 @@ def test_no_page_is_wider_than_a_narrow_screen(page, bootstrap, cluster, width):
             ("topics", {}, "Offsets kept"),
             ("topic", {"name": topic}, "xxx"),
             ("topic", {"name": topic, "tab": "partitions"}, topic),
+            ("doctor", {}, f"{topic} is written outside of transactions"),
             ("group", {"id": "no-such"}, "There is no group"),
         ):
             page.go(view, **params)

@@ -1,0 +1,22 @@
+"""The view of the rules of exactly-once that clients break."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fencepost.client.queries.doctor import Subject, diagnosed_from, finding_row
+from fencepost.client.queries.session import ClusterSession
+from fencepost.console.history import HistoryCache
+from fencepost.console.paging import Params
+
+
+def doctor_view(session: ClusterSession, params: Params, history: HistoryCache) -> dict[str, Any]:
+    """Return the findings in the history entries that the console keeps, the newest."""
+    del params
+    history.read_on(session)
+    found = diagnosed_from(session, history.newest(), Subject())
+    return {
+        "observes": found.observes,
+        "dropped": found.dropped,
+        "findings": [finding_row(one) for one in found.findings],
+    }

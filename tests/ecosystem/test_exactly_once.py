@@ -21,6 +21,7 @@ from tests.ecosystem.programs import (
 from tests.support.cluster import Cluster, unique
 from tests.support.daemon import Daemon
 from tests.support.processes import Child
+from tests.wire.command_line import cli
 
 pytestmark = [pytest.mark.oracle, pytest.mark.timeout(600)]
 
@@ -65,5 +66,8 @@ def test_copier_killed_inside_transactions_copies_each_record_once(
             )
         try:
             assert_exactly_once(fencepost.bootstrap, target, TOTAL, child)
+            # The programs keep all rules of exactly-once, also over their kills.
+            cli(fencepost.bootstrap, "doctor", "--topic", target, status=0)
+            cli(fencepost.bootstrap, "doctor", "--topic", source, status=0)
         finally:
             child.kill()

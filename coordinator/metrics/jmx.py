@@ -142,6 +142,12 @@ kafka_server_sharesessioncache_sharesessionevictions_total counter
     Share sessions that ended with their connections.
 kafka_server_delayedsharefetchmetrics_expires_total counter
     ShareFetch requests that waited for the whole of MaxWaitMs.
+kafka_server_sharegroupmetrics_deadletterqueuerecordcount_count untyped group
+    Records in the dead-letter queues of share groups, as far as this node has put them there.
+kafka_server_sharegroupmetrics_deadletterqueuetotalproducerequests_total counter group
+    Batches for dead-letter queues that were sent to a leader.
+kafka_server_sharegroupmetrics_deadletterqueuefailedproducerequests_total counter group
+    Batches for dead-letter queues that were given up.
 kafka_server_socket_server_metrics_connection_count gauge listener networkProcessor
     Open connections; networkProcessor is always 0.
 """)
@@ -384,3 +390,13 @@ def _of_groups(view: MetricsView) -> Iterator[Series]:
         [(labels(state=state), states[state]) for state in _SHARE_STATES],
     )
     yield _one(f"{prefix}share_group_rebalance_count", view.services.groups.share_rebalances)
+    prefix = "kafka_server_sharegroupmetrics_deadletterqueue"
+    queues = view.services.shares.dead_letters if view.services.has_shares else None
+    for name, what in (
+        ("recordcount_count", "records"),
+        ("totalproducerequests_total", "requests"),
+        ("failedproducerequests_total", "failures"),
+    ):
+        counts = Counter[str]() if queues is None else getattr(queues, what)
+        samples = [(labels(group=group), count) for group, count in sorted(counts.items())]
+        yield FAMILIES[f"{prefix}{name}"], samples

@@ -126,6 +126,12 @@ fencepost_share_fetches_expired_total counter
     ShareFetch requests that waited for the whole of MaxWaitMs.
 fencepost_share_fetches_waiting gauge
     ShareFetch requests that wait for records.
+fencepost_dead_letter_records_total counter group
+    Records that this broker has put into the dead-letter queues of share groups.
+fencepost_dead_letter_requests_total counter group
+    Batches for dead-letter queues that were sent to a leader, again after each failure.
+fencepost_dead_letter_failures_total counter group
+    Batches for dead-letter queues that were given up: their records were archived without it.
 fencepost_share_acknowledgements_total counter type
     Offsets that members of share groups have acknowledged with success, by the type.
 fencepost_fsync_seconds histogram of
@@ -408,6 +414,10 @@ def _of_shares(services: Services) -> Iterator[Series]:
         waiting, expired = services.share_fetches.waiting, services.share_fetches.expired
     yield one("fencepost_share_fetches_waiting", waiting)
     yield one("fencepost_share_fetches_expired_total", expired)
+    for name in ("records", "requests", "failures"):
+        sent = Counter[str]() if shares is None else getattr(shares.dead_letters, name)
+        family = f"fencepost_dead_letter_{name}_total"
+        yield some(family, *((labels(group=group), sent[group]) for group in sorted(sent)))
     acknowledged = Counter[int]() if shares is None else shares.acknowledged
     yield some(
         "fencepost_share_acknowledgements_total",

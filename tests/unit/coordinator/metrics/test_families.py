@@ -150,6 +150,9 @@ async def test_every_definition_has_a_series_and_every_series_a_definition(tmp_p
         "fencepost_client_throttle_seconds_total",
         "fencepost_client_throttles_total",
         "fencepost_connection_throttle_seconds_total",
+        "fencepost_dead_letter_failures_total",
+        "fencepost_dead_letter_records_total",
+        "fencepost_dead_letter_requests_total",
         "fencepost_handshake_failures_total",
         "fencepost_login_failures_total",
         "fencepost_logins_total",
@@ -161,6 +164,9 @@ async def test_every_definition_has_a_series_and_every_series_a_definition(tmp_p
         "kafka_server_sharepartitionmetrics_acquisitionlocktimeout_total",
         "kafka_server_sharepartitionmetrics_inflightbatchcount",
         "kafka_server_sharepartitionmetrics_inflightmessagecount",
+        "kafka_server_sharegroupmetrics_deadletterqueuefailedproducerequests_total",
+        "kafka_server_sharegroupmetrics_deadletterqueuerecordcount_count",
+        "kafka_server_sharegroupmetrics_deadletterqueuetotalproducerequests_total",
     }
     assert all(one.name.endswith("_total") for one in known.values() if one.kind == "counter")
     for name, told_labels in samples:

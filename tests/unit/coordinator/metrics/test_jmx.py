@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from contextlib import ExitStack
 from pathlib import Path
+from uuid import UUID
 
 from fencepost.coordinator.daemon.broker import Broker
 from tests.support import requests
 from tests.support.clock import ManualClock
 from tests.support.cluster import GROUP, Cluster
 from tests.support.raw import RawClient
+from tests.support.share import REJECT, Member, initialize, parts_of
+from tests.support.waits import until, until_true
 from tests.unit.coordinator.handlers.test_sasl_authenticate import CONFIG, USERS, is_closed, log_in
 from tests.unit.coordinator.metrics.test_families import SETTINGS, scraped, serving, value
 
@@ -113,3 +116,48 @@ async def test_share_groups_are_counted_by_state(tmp_path: Path) -> None:
     assert value(values, "fencepost_groups", type="share", state="Stable") == 1
     assert value(values, "fencepost_group_rebalances_total", cause="member-joined") == 2
     assert value(values, "fencepost_group_rebalances_total", cause="member-left") == 1
+
+
+async def test_records_in_dead_letter_queues_are_counted(tmp_path: Path) -> None:
+    enable = {"errors.deadletterqueue.group.enable": "true"}
+
+    def reject(bootstrap: str) -> None:
+        with Cluster(bootstrap) as client:
+            level = {"feature": "share.version", "max_version_level": 2, "upgrade_type": 1}
+            client.call("update_features", 2, timeout=10_000, feature_updates=[level])
+            client.create_topic("t")
+            client.create_topic("dlq.full", configs={**enable, "max.message.bytes": "80"})
+            client.create_topic("dlq.q", configs=enable)
+            topic_id = client.topic_id("t")
+            for group in ("dlq.q", "dlq.full"):
+                name = {"name": "errors.deadletterqueue.topic.name", "value": group}
+                row = {"resource_type": 32, "resource_name": group}
+                rows = {**row, "configs": [{**name, "config_operation": 0}]}
+                body = requests.incremental_alter_configs(rows, validate_only=False)
+                client.call("incremental_alter_configs", 1, **body)
+                initialize(client, group, topic_id)
+                member = Member(client, group)
+                client.produce("t", [b"a", b"b"])
+                until(lambda m=member: fetched(m, topic_id), "records are acquired")
+                member.acknowledge({topic_id: {0: [(0, 1, REJECT)]}})
+            until(lambda: client.offset("dlq.q") == 2, "records are in the queue")
+
+    def fetched(member: Member, topic_id: UUID) -> bool:
+        part = parts_of(member.fetch({topic_id: {0: []}})).get(0)
+        return part is not None and bool(part["acquired_records"])
+
+    prefix = "kafka_server_sharegroupmetrics_deadletterqueue"
+    async with serving(tmp_path) as broker:
+        await asyncio.to_thread(reject, broker.bootstrap)
+        queues = broker.services.shares.dead_letters
+        await until_true(lambda: queues.failures, "a batch is given up")
+        values = await scraped(broker)
+    for group, records, failures in (("dlq.q", 2, None), ("dlq.full", None, 1)):
+        for name, own, count in (
+            ("recordcount_count", "records", records),
+            ("totalproducerequests_total", "requests", 1),
+            ("failedproducerequests_total", "failures", failures),
+        ):
+            if count is not None:
+                assert value(values, f"{prefix}{name}", group=group) == count
+                assert value(values, f"fencepost_dead_letter_{own}_total", group=group) == count

@@ -462,3 +462,40 @@ async def test_stopped_broker_leaves_the_records_for_the_next_leader(
     one.queues.close()
     await until_true(lambda: not one.queues._lines, "the task has ended")
     assert [held.state for held in served.share.in_flight()] == [RecordState.ARCHIVING]
+
+
+async def test_killed_broker_sends_the_records_after_its_restart(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It dies after ARCHIVING was written, while the leader of the queue gives no response."""
+    killed = await Services(tmp_path, CONFIG, clock=clock).start()
+    raise_level(killed)
+    killed.topic("queue")
+    one = Queues(killed)
+    await one.initialize()
+    one.queue_topic()
+    one.configure(copy="true")
+    one.queues._others = OtherLeader(LeaderUnreachableError("broker 1"))
+    monkeypatch.setattr(one.queues, "_node_id", 2)
+    waits = asyncio.Event()
+
+    async def pause(_pause_ms: int) -> None:
+        waits.set()
+        await asyncio.Event().wait()
+
+    one.queues._pause = pause
+    one.produce(2)
+    await one.fetch()
+    await one.acknowledge(0, 1, REJECT)
+    await waits.wait()
+    one.queues.close()
+    await killed.kill()
+    started = await Services(tmp_path, CONFIG, clock=clock).start()
+    again = Queues(started)
+    assert again.records() == []
+    await again.fetch()
+    await again.settled(2)
+    assert [(one.key, one.value) for one in again.records()] == [(b"k", b"x")] * 2
+    assert {headers_of(one)["__dlq.errors.delivery.count"] for one in again.records()} == {"1"}
+    again.check()
+    await started.stop()

@@ -100,6 +100,8 @@ class SharePartition:
         self.records = InFlightRecords()
         self.delivery_complete_count = 0
         """The offsets from the start offset on that are in a terminal state."""
+        self.acquired_count = 0
+        """The offsets that members have acquired."""
         self.gap: GapWindow | None = None
         self.may_be_available = False
         """Whether an in-flight record may be available: ``findNextFetchOffset``. If not, the next
@@ -235,17 +237,11 @@ class SharePartition:
             decision.reply(token, self.gone())
         self._waiting.clear()
         decision.effect(DropPartition(self.key))
-        acquired = [
-            (run.first, run.last)
-            for batch in self.records
-            for run in batch.runs
-            if run.state is RecordState.ACQUIRED
-        ]
         self._event(
             decision,
             EventKind.SHARE_PARTITION_FENCED,
             reason=reason,
-            acquired=sum(last - first + 1 for first, last in acquired),
+            acquired=self.acquired_count,
             leader_epoch=self.leader_epoch,
         )
 
@@ -335,6 +331,10 @@ class SharePartition:
         require_legal(run.state, state, cause)
         if state.is_terminal != run.state.is_terminal:
             self.delivery_complete_count += run.size if state.is_terminal else -run.size
+        if run.state is RecordState.ACQUIRED:
+            self.acquired_count -= run.size
+        if state is RecordState.ACQUIRED:
+            self.acquired_count += run.size
         run.state = state
         if state is RecordState.AVAILABLE and run.transition is None:
             self.may_be_available = True
@@ -427,8 +427,11 @@ class SharePartition:
         """Forget everything below ``offset``, which is above the start offset."""
         for batch in self.records.overlapping(self.start_offset, offset - 1):
             for run in batch.overlapping(self.start_offset, offset - 1):
+                forgotten = min(run.last, offset - 1) - run.first + 1
                 if run.state.is_terminal:
-                    self.delivery_complete_count -= min(run.last, offset - 1) - run.first + 1
+                    self.delivery_complete_count -= forgotten
+                elif run.state is RecordState.ACQUIRED:
+                    self.acquired_count -= forgotten
         self.records.remove_below(offset)
         self.start_offset = offset
         self.end_offset = max(self.end_offset, offset)
@@ -532,7 +535,7 @@ class SharePartition:
 
     def check(self) -> None:
         """Raise InvariantViolation unless the state is consistent."""
-        complete, previous_last = 0, self.start_offset - 1
+        complete, acquired, previous_last = 0, 0, self.start_offset - 1
         for batch in self.records:
             if batch.runs[-1].last != batch.last or batch.last < self.start_offset:
                 raise InvariantViolation(f"batch {batch.first}-{batch.last} and its runs")
@@ -545,9 +548,12 @@ class SharePartition:
                     raise InvariantViolation(f"batch {batch.first} has a hole at {run.first}")
                 previous_last = run.last
                 complete += run.size if run.state.is_terminal else 0
+                acquired += run.size if run.state is RecordState.ACQUIRED else 0
                 self._check_run(run)
         if complete != self.delivery_complete_count:
             raise InvariantViolation(f"{complete} complete, not {self.delivery_complete_count}")
+        if acquired != self.acquired_count:
+            raise InvariantViolation(f"{acquired} acquired, not {self.acquired_count}")
         if self.records and self.end_offset != previous_last:
             raise InvariantViolation(f"end offset {self.end_offset}, records to {previous_last}")
         if not self.records and self.start_offset != self.end_offset:

@@ -9,6 +9,8 @@ from contextlib import ExitStack
 import pytest
 from confluent_kafka import Producer
 
+from fencepost.client.queries.session import ClusterSession
+from fencepost.client.queries.share_partitions import in_flight
 from fencepost.testing import Cluster
 from tests.support.cluster import Cluster as Client
 from tests.support.raw import Answer
@@ -91,11 +93,15 @@ def test_leaders_write_to_coordinators_on_other_brokers(cluster: Cluster) -> Non
             if clients.coordinator(topic, partition) != cluster.leader("queue", partition)
         ]
         assert remote, "all share coordinators are on the leaders"
+        members: list[Member] = []
         for partition in range(PARTITIONS):
             client = clients.of[cluster.leader("queue", partition)]
             member = Member(client, GROUP)
             part = fetched(member, topic, partition)
             assert acquired(part) == [(0, 0, 1)]
+            members.append(member)
+        assert owners(cluster) == [member.member for member in members]
+        for partition, member in enumerate(members):
             answer = member.acknowledge({topic: {partition: [(0, 0, ACCEPT)]}})
             assert parts_of(answer)[partition]["error_code"] == "none"
 
@@ -120,6 +126,14 @@ def test_new_leader_continues_with_the_outcomes(cluster: Cluster) -> None:
             ranges += acquired(fetched(successor, topic, 0))
         # Offset 1 keeps its count, the acquisition of offset 2 is unknown to the new leader.
         assert ranges == [(1, 1, 2), (2, 2, 1)]
+
+
+def owners(cluster: Cluster) -> list[str]:
+    """Return the owner of the first open record of each partition, as the leaders report it."""
+    places = [("queue", partition) for partition in range(PARTITIONS)]
+    with ClusterSession(cluster.bootstrap, 30) as session:
+        found = in_flight(session, GROUP, places)
+    return [found[place].view["first_open"]["member"] for place in places]
 
 
 def fetched(member: Member, topic: uuid.UUID, partition: int) -> Answer:

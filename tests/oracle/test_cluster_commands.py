@@ -151,3 +151,16 @@ def test_a_broker_goes_and_comes_back(three: KafkaCluster):
     elected = rows(three, "topics", "elect", topic, "--execute")
     assert [(row["new"], row["result"]) for row in elected] == [(3, "elected")]
     until(lambda: rows(three, "topics", "elect", topic) == [], "the preferred leader")
+
+
+def test_doctor_checks_only_settings(three: KafkaCluster):
+    clean, unclean = created(three, 3, 1), created(three, 3, 1)
+    setting = "unclean.leader.election.enable=true"
+    cli(three.bootstrap, "configs", "set", "topic", unclean, setting, "--execute")
+    done = cli(three.bootstrap, "doctor", "--json", "--topic", unclean, status=1)
+    (row,) = (json.loads(line) for line in done.stdout.splitlines())
+    assert (row["rule"], row["request"], row["topics"]) == ("unclean-election", None, [unclean])
+    assert "the brokers have recorded no requests" in done.stderr
+    done = cli(three.bootstrap, "doctor", "--topic", clean, status=0)
+    assert "nothing found" in done.stderr
+    assert not done.stdout

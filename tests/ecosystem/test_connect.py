@@ -33,6 +33,7 @@ from tests.support.daemon import Daemon
 from tests.support.pipeline import QUIET
 from tests.support.processes import Child
 from tests.support.waits import until
+from tests.wire.command_line import cli
 
 pytestmark = [pytest.mark.oracle, pytest.mark.timeout(600)]
 
@@ -154,6 +155,7 @@ def test_connect_source_killed_inside_transactions_writes_each_line_once(
             child = killed_amid_transactions(cluster, start_next, topic, LINES)
         try:
             assert_exactly_once(bootstrap, topic, LINES, child, spare=SPARE)
+            cli(bootstrap, "doctor", "--topic", topic, status=0)
         finally:
             child.kill()
 

@@ -29,6 +29,7 @@ from fencepost.logcore.budget import Account
 from fencepost.logcore.checkpoints import LOG_START_CHECKPOINT
 from fencepost.logcore.machine import DomainError, InvariantViolation, Machine
 from fencepost.logcore.partition import Partition
+from fencepost.logcore.tracebacks import without_traceback
 
 if TYPE_CHECKING:
     from fencepost.groups.share.state import ShareStateMachine, StateCommand
@@ -97,10 +98,31 @@ class ShareCoordinator(ShardedCoordinator["ShareStateMachine"]):
         if leader not in (NO_LEADER, self._replicas.node_id) and self.others is not None:
             return self.others.send(leader, command)
         if not self._is_open:
-            return spawn(self._open_and_send(key, command), "open the share coordinator")
+            reply: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+            spawn(self._open_and_send(key, command, reply), "open the share coordinator")
+            return reply
         return self._shards.submit(key, command)
 
-    async def _open_and_send(self, key: str, command: StateCommand) -> object:
+    async def _open_and_send(
+        self, key: str, command: StateCommand, reply: asyncio.Future[object]
+    ) -> None:
+        """Open the coordinator, and settle ``reply``.
+
+        An error that the caller retries, as while the topic is being created, is not logged.
+        """
+        try:
+            await self._opened(key)
+            result = await self._shards.submit(key, command)
+        except DomainError as error:
+            if not reply.done():
+                reply.set_exception(without_traceback(error))
+        else:
+            if not reply.done():
+                reply.set_result(result)
+        finally:
+            reply.cancel()
+
+    async def _opened(self, key: str) -> None:
         try:
             for _ in self.open_in_steps(key):
                 await asyncio.sleep(0)
@@ -108,7 +130,6 @@ class ShareCoordinator(ShardedCoordinator["ShareStateMachine"]):
             if self.ask_for_topic is not None:
                 self.ask_for_topic()
             raise
-        return await self._shards.submit(key, command)
 
     def _leader_of(self, key: str) -> int:
         topic = self._metadata.topic(self._shards.topic)

@@ -80,7 +80,7 @@ class Story:
 
     def __init__(self, pair: Pair) -> None:
         self.pair = pair
-        # Only Apache Kafka's coordinator supports share groups.
+        # The share group of Apache Kafka's coordinator keeps its states there.
         pair.create("__share_group_state", [(KAFKAS,)])
         pair.create(zoo_of_transactions.DATA, [(KAFKAS, OURS), (OURS, KAFKAS)])
         for topic in (zoo_of_groups.TOPIC, zoo_of_groups.TABLE):

@@ -1,0 +1,323 @@
+"""Share groups in a cluster of one broker of Apache Kafka and one of Fencepost.
+
+Three roles can be at either broker: group coordinator, share coordinator (the leader of a partition
+of ``__share_group_state``) and leader of the data partition. The leader writes outcomes to the
+share coordinator, and the group coordinator initializes states there, so requests between the
+brokers go both ways.
+"""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import AcknowledgeType, Producer
+
+from tests.oracle.desk import Tools, tools_at_hand
+from tests.oracle.tool_scenes import CONSOLE_SHARE_CONSUMER
+from tests.support import requests
+from tests.support.cluster import GROUP, unique
+from tests.support.pair import BOTH, GROUPS, KAFKAS, OURS, Pair
+from tests.support.raw import Answer
+from tests.support.share import (
+    ACCEPT,
+    RELEASE,
+    SHARE,
+    Member,
+    acquired,
+    initialize,
+    kafka_id,
+    parts_of,
+)
+from tests.support.share_work import at_work, share_consumer, starts_at_the_beginning
+from tests.support.waits import until
+
+pytestmark = [pytest.mark.oracle, pytest.mark.timeout(600)]
+
+STATES = "__share_group_state"
+SETTINGS = {
+    "share.coordinator.state.topic.num.partitions": "1",
+    "share.coordinator.state.topic.replication.factor": "2",
+    "share.coordinator.state.topic.min.isr": "1",
+    "group.share.heartbeat.interval.ms": "300",
+    "group.share.min.heartbeat.interval.ms": "300",
+    "group.share.record.lock.duration.ms": "5000",
+    "group.share.min.record.lock.duration.ms": "1000",
+}
+PAIRINGS = list(itertools.product(BOTH, repeat=3))
+"""Group coordinator, share coordinator and leader."""
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    one = Pair(tmp_path_factory.mktemp("pair"), SETTINGS)
+    try:
+        one.start()
+        one.create(STATES, [BOTH], {"cleanup.policy": "delete", "min.insync.replicas": "1"})
+        yield one
+    finally:
+        one.stop()
+        for node in one.all_nodes:  # helps to analyse a failure
+            print("\n".join(node.child.lines[-60:]) if node.child else "")
+
+
+@pytest.fixture(scope="module")
+def tools() -> Iterator[Tools]:
+    with tools_at_hand() as started:
+        yield started
+
+
+def other(node_id: int) -> int:
+    return BOTH[node_id == KAFKAS]
+
+
+def coordinated(pair: Pair, topic: str, node_id: int) -> None:
+    """Have a broker lead the partition of a kind of coordinator."""
+    if pair.leader(topic) != node_id:
+        pair.elect(topic, node_id)
+
+
+def states_served(pair: Pair, node_id: int, group: str, topic_id: uuid.UUID) -> None:
+    """Wait until both brokers name this share coordinator."""
+    key = f"{group}:{kafka_id(topic_id)}:0"
+
+    def does() -> bool:
+        answers = [
+            pair.call(one, "find_coordinator", 6, key_type=SHARE, coordinator_keys=[key])
+            for one in pair.running
+        ]
+        rows = [row for answer in answers for row in answer["coordinators"]]
+        return all(row["error_code"] == "none" and row["node_id"] == node_id for row in rows)
+
+    until(does, f"{node_id} is the share coordinator", poll_s=0.05)
+
+
+def topic_id(pair: Pair, topic: str) -> uuid.UUID:
+    return pair.at(pair.running[0]).topic_id(topic)
+
+
+def produce(pair: Pair, topic: str, count: int, first: int = 0) -> None:
+    producer = Producer({"bootstrap.servers": pair.bootstrap, "acks": "all", "log_level": 0})
+    for number in range(first, first + count):
+        producer.produce(topic, b"%d" % number, partition=0)
+    assert producer.flush(30) == 0
+
+
+def offsets(pair: Pair, node_id: int, group: str) -> dict[int, tuple[int, int]]:
+    """Return start offset and lag by partition, as a group coordinator describes them."""
+    body = requests.describe_share_group_offsets(group, None)
+    (found,) = pair.call(node_id, "describe_share_group_offsets", 1, **body)["groups"]
+    return {
+        row["partition_index"]: (row["start_offset"], row["lag"])
+        for topic in found["topics"]
+        for row in topic["partitions"]
+    }
+
+
+@pytest.mark.parametrize("places", PAIRINGS, ids=lambda at: "-".join(map(str, at)))
+def test_share_consumer_in_every_pairing_of_the_brokers(
+    pair: Pair, places: tuple[int, int, int]
+) -> None:
+    of_group, of_state, leader = places
+    coordinated(pair, GROUPS, of_group)
+    coordinated(pair, STATES, of_state)
+    topic, group = pair.create(unique("t"), [(leader, other(leader))]), unique("g")
+    pair.serves(of_group, GROUP, group)
+    states_served(pair, of_state, group, topic_id(pair, topic))
+    starts_at_the_beginning(pair.bootstrap, group)
+    produce(pair, topic, 20)
+    accepted: dict[bytes, int] = {}
+    deliveries: list[bytes] = []
+    consumer = share_consumer(pair.bootstrap, group)
+
+    def consumed() -> bool:
+        for message in consumer.poll(0.2):
+            assert message.error() is None, message.error()
+            value = message.value()
+            assert value is not None
+            deliveries.append(value)
+            kind = AcknowledgeType.ACCEPT
+            if value == b"3" and deliveries.count(value) == 1:
+                kind = AcknowledgeType.RELEASE
+            elif value == b"5":
+                kind = AcknowledgeType.REJECT
+            else:
+                accepted[value] = message.delivery_count()
+            consumer.acknowledge(message, kind)
+        return len(accepted) == 19
+
+    try:
+        consumer.subscribe([topic])
+        until(consumed, "all records are consumed")
+        consumer.commit_sync(30)
+    finally:
+        consumer.close()
+    wanted = sorted([*(b"%d" % number for number in range(20)), b"3"], key=int)
+    assert sorted(deliveries, key=int) == wanted
+    assert {value: count for value, count in accepted.items() if count != 1} == {b"3": 2}
+    (start, lag) = offsets(pair, of_group, group)[0]
+    assert lag == 0
+    assert start <= 20
+
+
+@pytest.mark.parametrize("places", [(KAFKAS, OURS, OURS), (OURS, KAFKAS, KAFKAS)], ids=str)
+def test_kafkas_console_share_consumer_gets_every_record(
+    pair: Pair, tools: Tools, places: tuple[int, int, int]
+) -> None:
+    of_group, of_state, leader = places
+    coordinated(pair, GROUPS, of_group)
+    coordinated(pair, STATES, of_state)
+    topic, group = pair.create(unique("t"), [(leader, other(leader))]), unique("g")
+    pair.serves(of_group, GROUP, group)
+    starts_at_the_beginning(pair.bootstrap, group)
+    produce(pair, topic, 20)
+    told = ("--bootstrap-server", pair.bootstrap, "--topic", topic, "--group", group)
+    status, said = tools.run(
+        CONSOLE_SHARE_CONSUMER, (*told, "--max-messages", "20", "--timeout-ms", "30000")
+    )
+    assert status == 0, said
+    values = [line for line in said.splitlines() if line.isdigit()]
+    assert sorted(values, key=int) == [str(number) for number in range(20)]
+    assert offsets(pair, of_group, group)[0][1] == 0
+
+
+def fetched(member: Member, topic: uuid.UUID, **fields: Any) -> Answer:
+    """Fetch until the partition has records: leader and coordinator may have just moved."""
+
+    def probe() -> Answer | None:
+        part = parts_of(member.fetch({topic: {0: []}}, max_wait=500, **fields)).get(0)
+        return part if part is not None and part["acquired_records"] else None
+
+    return until(probe, "records")
+
+
+@pytest.mark.parametrize("of_state", BOTH)
+@pytest.mark.parametrize("leader", BOTH)
+def test_leaders_of_both_brands_continue_with_each_others_outcomes(
+    pair: Pair, leader: int, of_state: int
+) -> None:
+    """A partition moves to the other broker and back, with records in flight each time."""
+    coordinated(pair, STATES, of_state)
+    topic, group = pair.create(unique("t"), [(leader, other(leader))]), unique("g")
+    known = topic_id(pair, topic)
+    states_served(pair, of_state, group, known)
+    initialize(pair.at(of_state), group, known)
+    for number in range(10):  # batches of one record, each with its own state
+        produce(pair, topic, 1, number)
+    first = Member(pair.at(leader), group)
+    got: list[tuple[int, int, int]] = []
+    while not got or got[-1][1] < 9:
+        got += acquired(fetched(first, known))
+    assert {count for _, _, count in got} == {1}
+    answer = first.acknowledge({known: {0: [(0, 2, ACCEPT), (3, 3, RELEASE)]}})
+    assert parts_of(answer)[0]["error_code"] == "none"
+
+    pair.elect(topic, other(leader))
+    second = Member(pair.at(other(leader)), group)
+    ranges: list[tuple[int, int, int]] = []
+    while not ranges or ranges[-1][1] < 9:
+        ranges += acquired(fetched(second, known))
+    # Offset 3 has its count, and the acquisitions of 4 to 9 are unknown to the new leader.
+    assert ranges[0] == (3, 3, 2)
+    assert {count for _, _, count in ranges[1:]} == {1}
+    late = first.acknowledge({known: {0: [(4, 4, ACCEPT)]}})
+    part = parts_of(late).get(0) if late["error_code"] == "none" else None
+    assert part is None or part["error_code"] != "none"
+    answer = second.acknowledge({known: {0: [(3, 5, ACCEPT), (6, 6, RELEASE)]}})
+    assert parts_of(answer)[0]["error_code"] == "none"
+
+    # The share coordinator moves too, and the state it loads is the other brand's.
+    pair.elect(STATES, other(of_state))
+    states_served(pair, other(of_state), group, known)
+    pair.elect(topic, leader)
+    third = Member(pair.at(leader), group)
+    ranges = []
+    while not ranges or ranges[-1][1] < 9:
+        ranges += acquired(fetched(third, known))
+    assert ranges[0] == (6, 6, 2)
+    assert {count for _, _, count in ranges[1:]} == {1}
+    answer = third.acknowledge({known: {0: [(6, 9, ACCEPT)]}})
+    assert parts_of(answer)[0]["error_code"] == "none"
+
+
+def test_share_coordinators_of_both_brands_load_each_others_states(pair: Pair) -> None:
+    coordinated(pair, STATES, KAFKAS)
+    topic, group = pair.create(unique("t"), [BOTH]), unique("g")
+    known = topic_id(pair, topic)
+    states_served(pair, KAFKAS, group, known)
+    initialize(pair.at(KAFKAS), group, known)
+    batches = [(0, 4, 2, 1), (5, 5, 0, 3), (8, 9, 4, 2)]
+
+    def write(node_id: int, start_offset: int, *rows: tuple[int, int, int, int]) -> None:
+        part = {
+            "partition": 0,
+            "state_epoch": 1,
+            "leader_epoch": 1,
+            "start_offset": start_offset,
+            "delivery_complete_count": 2,
+            "state_batches": [
+                {
+                    "first_offset": first,
+                    "last_offset": last,
+                    "delivery_state": state,
+                    "delivery_count": count,
+                }
+                for first, last, state, count in rows
+            ],
+        }
+        topics = [{"topic_id": known, "partitions": [part]}]
+        answer = pair.call(node_id, "write_share_group_state", 1, group_id=group, topics=topics)
+        assert answer["results"][0]["partitions"][0]["error_code"] == "none", answer
+
+    def read(node_id: int) -> Answer:
+        part = {"partition": 0, "leader_epoch": 1}
+        topics = [{"topic_id": known, "partitions": [part]}]
+        answer = pair.call(node_id, "read_share_group_state", 0, group_id=group, topics=topics)
+        found: Answer = answer["results"][0]["partitions"][0]
+        return found
+
+    write(KAFKAS, 0, *batches)
+    for number, target in enumerate((OURS, KAFKAS, OURS, KAFKAS), 1):
+        before = read(other(target))
+        assert before["error_code"] == "none", before
+        pair.elect(STATES, target)
+        states_served(pair, target, group, known)
+        assert until(lambda: read_or_none(read, target), "the state is loaded") == before  # noqa: B023
+        write(target, number, (10 * number, 10 * number + 2, 2, number))
+
+
+def read_or_none(read: Any, node_id: int) -> Answer | None:
+    found: Answer = read(node_id)
+    return found if found["error_code"] == "none" else None
+
+
+def test_share_consumers_go_on_while_brokers_of_both_brands_are_killed(pair: Pair) -> None:
+    coordinated(pair, GROUPS, KAFKAS)
+    coordinated(pair, STATES, OURS)
+    topic = pair.create(unique("t"), [(KAFKAS, OURS), (OURS, KAFKAS)])
+    group = unique("g")
+    starts_at_the_beginning(pair.bootstrap, group)
+
+    def lag() -> int:
+        for node_id in pair.running:
+            found = offsets(pair, node_id, group)
+            if found and all(lag >= 0 for _, lag in found.values()):
+                return sum(lag for _, lag in found.values())
+        return 1
+
+    with at_work(pair.bootstrap, group, topic, lag) as work:
+        work.progress(50)
+        for index, node_id in enumerate((OURS, KAFKAS)):
+            pair.elect(topic, node_id, index)
+            pair.elect(STATES, node_id)
+            work.progress(50)
+        for victim in BOTH:
+            pair.end(victim, "kill")
+            work.progress(50)
+            pair.back(victim)
+            work.progress(50)
+    assert not work.missing
+    assert not work.accepted_twice

@@ -127,7 +127,7 @@ class Admin(FrameClient):
         count = promises.partitions + 1
 
         def body(make: RequestFactory) -> Any:
-            topic = make.CreatePartitionsTopic(name=name, count=count)
+            topic = make.CreatePartitionsTopic(name=name, count=count, assignments=None)
             return make.message(topics=[topic], timeout_ms=REQUEST_MS)
 
         while True:
@@ -179,8 +179,8 @@ class Admin(FrameClient):
                     return
             await self.wait(BACKOFF_MS)
 
-    async def configure(self, name: str, kind: int = TOPIC_RESOURCE, **settings: str) -> None:
-        """Change settings of a topic, or of another resource."""
+    async def configure(self, name: str, kind: int = TOPIC_RESOURCE, **settings: str) -> bool:
+        """Change settings of a topic, or of another resource; return whether that succeeded."""
 
         def body(make: RequestFactory) -> Any:
             rows = [
@@ -191,8 +191,11 @@ class Admin(FrameClient):
             return make.message(resources=[asked], validate_only=False)
 
         answer = await self.ask("IncrementalAlterConfigs", entity=body)
-        if answer is not LOST:
-            self.node.say(f"sets {settings}: {answer.responses[0].error_code.name}")
+        if answer is LOST:
+            return False
+        code = answer.responses[0].error_code
+        self.node.say(f"sets {settings}: {code.name}")
+        return not code
 
     async def delete_records(self, promises: Promises, place: Partition, offset: int) -> None:
         """Delete the records below ``offset``."""

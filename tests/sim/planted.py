@@ -1,7 +1,8 @@
 """Searches for planted bugs, to show that the simulation finds them.
 
 ``python -m tests.sim.planted`` plays histories with each bug, with the options that it needs, and
-prints how many it took to find it; with ``--world zookeeper``, the bugs of clusters on ZooKeeper.
+prints how many it took to find it; with ``--world shares`` the bugs of share groups, and with
+``--world zookeeper`` the bugs of clusters on ZooKeeper.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from dataclasses import replace
 from types import FunctionType, MethodType
 from typing import Any, Final
 
-from tests.sim import daemons, zk_directed
+from tests.sim import daemons, shares, zk_directed
 from tests.sim.bug import Bug
+from tests.sim.bugs_shares import SHARES as SHARE_BUGS
 from tests.sim.bugs_zookeeper import ZOOKEEPER
 from tests.sim.directed import DIRECTED
-from tests.sim.run import DAEMONS
+from tests.sim.run import DAEMONS, SHARES
 from tests.sim.run import ZOOKEEPER as ON_ZOOKEEPER
 
 
@@ -62,8 +64,15 @@ def play_directed(name: str, seed: int) -> object:
     return daemons.live(replace(daemons.draw_options(seed), **DIRECTED[name][1]))
 
 
+def play_shares(name: str, seed: int) -> object:
+    """Play the history of a seed with a share group, with the options that a bug needs."""
+    options = next(options for bug, options in SHARE_BUGS if bug.name == name)
+    return shares.live(replace(shares.draw_share_options(seed), **options))
+
+
 WORLDS: Final = {
     DAEMONS: (tuple(bug for bug, _ in DIRECTED.values()), play_directed),
+    SHARES: (tuple(bug for bug, _ in SHARE_BUGS), play_shares),
     ON_ZOOKEEPER: (ZOOKEEPER, zk_directed.play_directed),
 }
 """World → its bugs, and the function that plays a seed with the options of a bug."""

@@ -1,7 +1,8 @@
 """``python -m tests.sim.run --seed 1 --count 500`` plays the histories of 500 seeds.
 
-``--world daemons`` plays brokers that stand alone or have a controller, ``--world zookeeper``
-brokers that elect their controller on ZooKeeper, and ``both`` plays both.
+``--world daemons`` plays brokers that stand alone or have a controller, ``--world shares`` these
+brokers with a share group, ``--world zookeeper`` brokers that elect their controller on ZooKeeper,
+and ``both`` plays the first and the last.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Final
 
-from tests.sim import daemons, zk_history
+from tests.sim import daemons, shares, zk_history
 
-ZOOKEEPER, BOTH, DAEMONS = "zookeeper", "both", "daemons"
+ZOOKEEPER, BOTH, DAEMONS, SHARES = "zookeeper", "both", "daemons", "shares"
 PLAYS: Final[Mapping[str, Callable[..., object]]] = {
     DAEMONS: daemons.play,
+    SHARES: shares.play,
     ZOOKEEPER: zk_history.play,
 }
 
@@ -53,7 +55,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="the first one")
     parser.add_argument("--count", type=int, default=1, help="how many")
-    parser.add_argument("--world", choices=(DAEMONS, ZOOKEEPER, BOTH), default=DAEMONS)
+    parser.add_argument("--world", choices=(DAEMONS, SHARES, ZOOKEEPER, BOTH), default=DAEMONS)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--verbose", action="store_true", help="tell the whole story of one")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at a failure")

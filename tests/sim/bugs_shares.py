@@ -1,0 +1,415 @@
+"""Planted bugs in share groups, with the options of histories in which they show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from fencepost.coordinator.handlers import share_acknowledge, share_requests
+from fencepost.coordinator.replication import share_state_sender
+from fencepost.coordinator.runtime import shard
+from fencepost.coordinator.services.share_fetches import _Reading
+from fencepost.coordinator.services.share_partitions import SharePartitions
+from fencepost.groups.share import aborted, acknowledge, acquire, completion, state
+from fencepost.groups.share.partition import SharePartition
+from fencepost.groups.share.state import ShareStateMachine
+from tests.sim.bug import Bug
+from tests.sim.network import Weather
+
+_ALONE: Final = {"brokers": 1, "factor": 1, "min_isr": 1, "faults": ("break_off", "kill")}
+_BUSY: Final = {**_ALONE, "partitions": 1, "producers": 2, "share_members": 3, "chaos_ms": 4_000}
+_PLAIN: Final = {**_BUSY, "is_committed": False, "transactions": 0}
+_SLOW_DISK: Final = {**_PLAIN, "disk_ms": (1, 30), "fault_pause_ms": 200}
+_UPDATES: Final = {**_PLAIN, "updates_per_snapshot": 500}
+_COMMITTED: Final = {**_BUSY, "is_committed": True, "transactions": 2}
+_CLUSTER: Final = {
+    "brokers": 3,
+    "factor": 3,
+    "min_isr": 1,
+    "partitions": 1,
+    "producers": 2,
+    "share_members": 3,
+    "chaos_ms": 4_000,
+    "transactions": 0,
+    "is_committed": False,
+    "fault_pause_ms": 200,
+    "faults": ("kill_leader", "kill_share_coordinator", "elect_share_coordinator", "flip"),
+}
+_ZOMBIES: Final = {
+    **_CLUSTER,
+    "outage_ms": 3_000,
+    "session_ms": 900,
+    "faults": ("isolate", "flip", "pause"),
+}
+_SLOW: Final = {
+    **_CLUSTER,
+    "disk_ms": (1, 30),
+    "weather": Weather(latency_ms=(5, 40), lost=0.03),
+}
+
+SHARES: Final[tuple[tuple[Bug, Mapping[str, Any]], ...]] = (
+    (
+        Bug(
+            "a member may acknowledge the records of another one",
+            ((acknowledge._require_owner, "if run.member_id != member_id:", "if False:"),),
+        ),
+        _PLAIN,
+    ),
+    (
+        Bug(
+            "records that nobody holds may be acknowledged",
+            (
+                (
+                    acknowledge._require_owner,
+                    "if run.state is not RecordState.ACQUIRED:",
+                    "if run.state.is_terminal:",
+                ),
+                (acknowledge._require_owner, "if run.member_id != member_id:", "if False:"),
+            ),
+        ),
+        _PLAIN,
+    ),
+    (
+        Bug(
+            "a record is released at the delivery limit",
+            (
+                (
+                    acknowledge.released_state,
+                    "if run.count < settings.delivery_count_limit:",
+                    "if True:",
+                ),
+            ),
+        ),
+        _PLAIN,
+    ),
+    (
+        Bug(
+            "an acknowledgement is answered before it is written",
+            (
+                (
+                    acknowledge.acknowledge,
+                    "_write_transition(partition, decision, write_id, changed, token)",
+                    (
+                        "_write_transition(partition, decision, write_id, changed, None);"
+                        " decision.reply(token, Acknowledged())"
+                    ),
+                ),
+            ),
+        ),
+        {**_SLOW_DISK, "faults": ("kill",)},
+    ),
+    (
+        Bug(
+            "a failed write is answered with NONE",
+            (
+                (
+                    completion.state_written,
+                    "Acknowledged() if error is None else writing_failed(error)",
+                    "Acknowledged()",
+                ),
+            ),
+        ),
+        _ZOMBIES,
+    ),
+    (
+        Bug(
+            "locks do not end",
+            ((acknowledge._past_deadline, "and run.deadline_ms <= now_ms", "and False"),),
+        ),
+        {**_PLAIN, "faults": ("pause",)},
+    ),
+    (
+        Bug(
+            "a lock that ends is not written",
+            (
+                (
+                    acknowledge.expire_locks,
+                    "partition.write(decision, partition.next_write_id(), expired, pending)",
+                    "pass",
+                ),
+                (
+                    acknowledge.expire_locks,
+                    "partition.change(run, released_state(partition, run), Cause.LOCK_EXPIRED)",
+                    "partition.change(run, RecordState.ARCHIVED, Cause.LOCK_EXPIRED)",
+                ),
+            ),
+        ),
+        _PLAIN,
+    ),
+    (
+        Bug(
+            "an accepted record is written as available",
+            (
+                (
+                    SharePartition.write,
+                    "StateBatch(run.first, run.last, run.state, run.count)",
+                    "StateBatch(run.first, run.last, RecordState.AVAILABLE, run.count)",
+                ),
+            ),
+        ),
+        _PLAIN,
+    ),
+    (
+        Bug(
+            "the written start offset is one too high",
+            (
+                (
+                    SharePartition.write,
+                    "self.start_offset,\n            self.delivery_complete_count",
+                    "self.start_offset + 1,\n            self.delivery_complete_count",
+                ),
+            ),
+        ),
+        _PLAIN,
+    ),
+    (
+        Bug(
+            "the start offset passes records that are available",
+            (
+                (
+                    SharePartition.first_open_offset,
+                    "if not run.is_final:",
+                    "if run.state is RecordState.ACQUIRED:",
+                ),
+            ),
+        ),
+        _PLAIN,
+    ),
+    (
+        Bug(
+            "the start offset passes the gaps of a state",
+            (
+                (
+                    SharePartition.first_open_offset,
+                    "if self.gap is not None and self.has_gaps:",
+                    "if False:",
+                ),
+            ),
+        ),
+        _PLAIN,
+    ),
+    (
+        Bug(
+            "the gaps of a state are not read",
+            ((SharePartition._activate, "if gap_start is not None:", "if False:"),),
+        ),
+        _PLAIN,
+    ),
+    (
+        Bug(
+            "completed offsets are not counted",
+            (
+                (
+                    SharePartition.change,
+                    "run.size if state.is_terminal else -run.size",
+                    "0",
+                ),
+            ),
+        ),
+        _PLAIN,
+    ),
+    (
+        Bug(
+            "the delivery count does not rise",
+            ((acquire._Acquisition._take, "run.count += 1", "run.count = 1"),),
+        ),
+        _PLAIN,
+    ),
+    (
+        Bug(
+            "a loaded state forgets the delivery counts",
+            (
+                (
+                    SharePartition._activate,
+                    "RecordState(batch.state), batch.delivery_count)",
+                    "RecordState(batch.state), 0)",
+                ),
+            ),
+        ),
+        _PLAIN,
+    ),
+    (
+        Bug(
+            "the log's start is not looked at",
+            (
+                (
+                    _Reading._read_one,
+                    "if share.next_fetch_offset() < log.log_start_offset:",
+                    "if False:",
+                ),
+            ),
+        ),
+        {**_PLAIN, "faults": ("delete_records", "kill", "delete_records")},
+    ),
+    (
+        Bug(
+            "committed groups read open transactions",
+            (
+                (
+                    _Reading._isolation,
+                    "_ISOLATIONS[self._shares.settings.of(self._fetch.group_id).isolation_level]",
+                    "Isolation.READ_UNCOMMITTED",
+                ),
+            ),
+        ),
+        _COMMITTED,
+    ),
+    (
+        Bug(
+            "records of aborted transactions are delivered",
+            ((aborted.aborted_ranges, "if not aborted:", "if True:"),),
+        ),
+        _COMMITTED,
+    ),
+    (
+        Bug(
+            "a new share partition reads before the former one's writes have ended",
+            (
+                (
+                    SharePartitions._hold_successor,
+                    "if share.writes and share not in former:",
+                    "if False:",
+                ),
+            ),
+        ),
+        {**_SLOW_DISK, "share_members": 1, "faults": ("break_off",)},
+    ),
+    (
+        Bug(
+            "a lost write counts as written",
+            (
+                (
+                    share_state_sender.ShareStateSender._exchange,
+                    'failure = CoordinatorNotAvailableError(f"broker {broker_id}: {error}")',
+                    (
+                        "replies = {(c.key.topic_id, c.key.partition): _changed(None)"
+                        " for c in commands}"
+                    ),
+                ),
+            ),
+        ),
+        _SLOW,
+    ),
+    (
+        Bug(
+            "the share coordinator takes the writes of a former leader",
+            (
+                (
+                    ShareStateMachine._write,
+                    "if command.leader_epoch < entry.leader_epoch:",
+                    "if False:",
+                ),
+            ),
+        ),
+        _ZOMBIES,
+    ),
+    (
+        Bug(
+            "a read does not record the leader's epoch",
+            (
+                (
+                    ShareStateMachine._read,
+                    "if command.leader_epoch != entry.leader_epoch:",
+                    "if False:",
+                ),
+            ),
+        ),
+        _ZOMBIES,
+    ),
+    (
+        Bug(
+            "a snapshot of the state lacks its batches",
+            (
+                (
+                    ShareStateMachine._append,
+                    "snapshot = _merged(entry.value, update)._replace(",
+                    "snapshot = _merged(entry.value, update)._replace(batches=(),",
+                ),
+            ),
+        ),
+        {**_PLAIN, "updates_per_snapshot": 3},
+    ),
+    (
+        Bug(
+            "a load leaves out the updates of a state",
+            (
+                (
+                    ShareStateMachine.replay,
+                    "entry.value = _merged(entry.value, value)",
+                    (
+                        "entry.value = _merged(entry.value, value) if self._is_serving"
+                        " else entry.value"
+                    ),
+                ),
+            ),
+        ),
+        _UPDATES,
+    ),
+    (
+        Bug(
+            "the log of the state is pruned at the newest snapshot",
+            ((ShareStateMachine.redundant_offset, "lowest = min(", "lowest = max("),),
+        ),
+        {**_PLAIN, "partitions": 3},
+    ),
+    (
+        Bug(
+            "an update forgets the batches before it",
+            (
+                (
+                    state._merged,
+                    "batches=combine(value.batches, update.batches, start_offset)",
+                    "batches=combine((), update.batches, start_offset)",
+                ),
+            ),
+        ),
+        _PLAIN,
+    ),
+    (
+        Bug(
+            "an initialized state is begun again by each read",
+            (
+                (
+                    SharePartition.state_read,
+                    "if result.start_offset == UNKNOWN_OFFSET:",
+                    "if True:",
+                ),
+            ),
+        ),
+        _PLAIN,
+    ),
+    (
+        Bug(
+            "a coordinator of shares answers before the high watermark",
+            ((shard.ShardRuntime._deliver, "not self._commits.is_idle", "False"),),
+        ),
+        _SLOW,
+    ),
+    (
+        Bug(
+            "the errors of acknowledgements are not told",
+            (
+                (
+                    share_requests.told,
+                    "return Told(error_code(error), str(error) or None)",
+                    "return TOLD_NONE",
+                ),
+            ),
+        ),
+        _PLAIN,
+    ),
+    (
+        Bug(
+            "ShareAcknowledge does not wait for its writes",
+            (
+                (
+                    share_acknowledge.run,
+                    "yield from settled(acknowledged.values())",
+                    "acknowledged = {key: None for key in acknowledged}",
+                ),
+            ),
+        ),
+        {**_SLOW_DISK, "faults": ("kill",)},
+    ),
+)
+"""Bugs, with the options of a history that replace those of its seed."""

@@ -1,0 +1,237 @@
+"""The invariants of share groups (KIP-932): what was acquired, acknowledged and delivered again.
+
+:class:`ShareLedger` sees each acquisition at the broker that makes it, with the share partition's
+object, and each acknowledgement when a client has its answer. A leader that does not know its
+successor may acquire records again that have ended under the successor, because only outcomes are
+written. Hence an acquisition is only compared with outcomes under the same or an earlier leader
+epoch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+from uuid import UUID
+
+from fencepost.coordinator.services.share_partitions import ServedPartition, SharePartitions
+from fencepost.groups.share.commands import (
+    AcknowledgeBatch,
+    AcquiredRange,
+    AcquireRequest,
+    Fetched,
+    IsolationLevel,
+    SharePartitionKey,
+)
+from fencepost.groups.share.partition import SharePartition
+from fencepost.groups.share.states import AcknowledgeType
+from fencepost.logcore.reading import Isolation
+from tests.sim.invariants import BrokenInvariantError
+
+DELIVERY_LIMIT: Final = 5
+"""``share.delivery.count.limit``."""
+FINAL: Final = frozenset({AcknowledgeType.ACCEPT, AcknowledgeType.REJECT, AcknowledgeType.GAP})
+"""The types after whose success a record is not delivered again."""
+
+
+@dataclass(slots=True)
+class Acquisition:
+    """The last acquisition of an offset."""
+
+    share: SharePartition
+    member: str
+    count: int
+    is_acknowledged: bool = False
+    """Whether its member was answered NONE to a final acknowledgement."""
+
+
+@dataclass(slots=True)
+class Offset:
+    """What is known of one offset of a share partition."""
+
+    last: Acquisition | None = None
+    most: int = 0
+    """The greatest delivery count."""
+    ended_epoch: int | None = None
+    """The leader epoch under which a final acknowledgement succeeded."""
+    released: tuple[int, int] | None = None
+    """Leader epoch and delivery count of the last successful release."""
+    open_to: dict[str, Acquisition] = field(default_factory=dict)
+    """Members whose last acknowledgement came when the offset was not below the start offset, and
+    the last acquisition at that moment."""
+    may_have_ended: bool = False
+    """Whether a final acknowledgement was sent, with any outcome."""
+
+
+@dataclass
+class ShareLedger:
+    """The acquisitions and acknowledgements of one group on one topic."""
+
+    offsets: dict[int, dict[int, Offset]] = field(default_factory=dict)
+    """Partition → offset → what is known of it."""
+    topic_id: UUID | None = None
+    is_drained: bool = False
+    """Whether every record has ended: members need not go on."""
+    may_jump: bool = False
+    """Whether DeleteRecords may move the start offset."""
+    persisted: dict[int, int] = field(default_factory=dict)
+    """The greatest persisted start offset that a client was told, by partition."""
+    acquired: int = 0
+    acknowledged: int = 0
+
+    def at(self, index: int, offset: int) -> Offset:
+        """Return what is known of an offset."""
+        return self.offsets.setdefault(index, {}).setdefault(offset, Offset())
+
+    # --- at the brokers ---
+
+    def watched(self) -> tuple[tuple[Any, str, Any], ...]:
+        """Return the replacement by which :class:`SharePartitions` reports acquisitions."""
+        acquire, acknowledge, ledger = SharePartitions.acquire, SharePartitions.acknowledge, self
+
+        def watched(
+            shares: SharePartitions,
+            served: ServedPartition,
+            request: AcquireRequest,
+            fetched: Fetched,
+        ) -> list[AcquiredRange]:
+            acquired = acquire(shares, served, request, fetched)
+            ledger.take(shares, served, request, acquired)
+            return acquired
+
+        def watched_acknowledge(
+            shares: SharePartitions,
+            key: SharePartitionKey,
+            member_id: str,
+            batches: Sequence[AcknowledgeBatch],
+        ) -> asyncio.Future[object]:
+            served = shares.get(key)
+            if served is not None:
+                ledger.comes(served.share, member_id, batches)
+            return acknowledge(shares, key, member_id, batches)
+
+        return (
+            (SharePartitions, "acquire", watched),
+            (SharePartitions, "acknowledge", watched_acknowledge),
+        )
+
+    def comes(
+        self, share: SharePartition, member: str, batches: Sequence[AcknowledgeBatch]
+    ) -> None:
+        """Note which offsets are not below the start offset, where NONE means nothing."""
+        for batch in batches:
+            for offset in range(batch.first, batch.last + 1):
+                known = self.at(share.key.partition, offset)
+                if offset >= share.start_offset and known.last is not None:
+                    known.open_to[member] = known.last
+                else:
+                    known.open_to.pop(member, None)
+
+    def take(
+        self,
+        shares: SharePartitions,
+        served: ServedPartition,
+        request: AcquireRequest,
+        acquired: Sequence[AcquiredRange],
+    ) -> None:
+        """Check an acquisition, and record it."""
+        share = served.share
+        share.check()
+        is_committed = (
+            shares.settings.of(share.key.group_id).isolation_level is IsolationLevel.READ_COMMITTED
+        )
+        isolation = Isolation.READ_COMMITTED if is_committed else Isolation.READ_UNCOMMITTED
+        end = served.log.reader.end_of(isolation)
+        for entry in acquired:
+            if entry.last >= end or entry.first < share.start_offset:
+                raise BrokenInvariantError(
+                    f"{entry} is acquired of {share.key}, which has {share.start_offset} to {end}"
+                )
+            for offset in range(entry.first, entry.last + 1):
+                self._acquire(share, request.member_id, offset, entry.delivery_count)
+        self.acquired += sum(entry.size for entry in acquired)
+
+    def _acquire(self, share: SharePartition, member: str, offset: int, count: int) -> None:
+        index, epoch = share.key.partition, share.leader_epoch
+        known = self.at(index, offset)
+        where = f"offset {offset} of partition {index}, epoch {epoch}, delivery {count},"
+        if known.ended_epoch is not None and known.ended_epoch <= epoch:
+            raise BrokenInvariantError(
+                f"{where} is delivered to {member}; it ended in epoch {known.ended_epoch}"
+            )
+        if not 1 <= count <= DELIVERY_LIMIT:
+            raise BrokenInvariantError(f"{where} is beyond the limit")
+        last = known.last
+        if last is not None and last.share is share and count != last.count + 1:
+            raise BrokenInvariantError(f"{where} follows delivery {last.count}")
+        if known.released is not None:
+            released_epoch, released_count = known.released
+            if released_epoch <= epoch and count <= released_count:
+                raise BrokenInvariantError(f"{where} was released as delivery {released_count}")
+        known.last = Acquisition(share, member, count)
+        known.most = max(known.most, count)
+
+    # --- at the clients ---
+
+    def delivered(self, member: str, index: int, offset: int, count: int) -> None:
+        """Check that a client got what a broker has acquired for it."""
+        known = self.at(index, offset)
+        last = known.last
+        if last is None or count > known.most:
+            raise BrokenInvariantError(
+                f"{member} is told {offset} of partition {index}, delivery {count}, that nobody"
+                " acquired"
+            )
+
+    def tries(self, index: int, kinds: Iterable[tuple[int, AcknowledgeType]]) -> None:
+        """Record acknowledgements that a client sends; their outcome may stay unknown."""
+        for offset, kind in kinds:
+            if kind in FINAL:
+                self.at(index, offset).may_have_ended = True
+
+    def succeeded(
+        self, member: str, index: int, kinds: Iterable[tuple[int, AcknowledgeType]]
+    ) -> None:
+        """Check and record acknowledgements that were answered with NONE."""
+        for offset, kind in kinds:
+            known, self.acknowledged = self.at(index, offset), self.acknowledged + 1
+            last = known.open_to.get(member)
+            if kind is AcknowledgeType.RENEW or last is None:
+                continue
+            if last.member != member or last.is_acknowledged:
+                raise BrokenInvariantError(
+                    f"{member} ends {offset} of partition {index}, which is {last.member}'s,"
+                    f" acknowledged: {last.is_acknowledged}"
+                )
+            if kind is AcknowledgeType.RELEASE:
+                known.released = last.share.leader_epoch, last.count
+                continue
+            last.is_acknowledged = True
+            known.ended_epoch = last.share.leader_epoch
+
+    def told_start(self, index: int, start_offset: int) -> None:
+        """Check the persisted start offset of a DescribeShareGroupOffsets."""
+        known = self.persisted.get(index, -1)
+        if start_offset < known:
+            raise BrokenInvariantError(f"the start offset {known} of {index} is {start_offset} now")
+        self.persisted[index] = start_offset
+
+    # --- at the end ---
+
+    def unended(self, index: int, offset: int) -> str | None:
+        """Return why an acknowledged record has not ended, None if it has."""
+        known = self.offsets.get(index, {}).get(offset)
+        if known is None or known.last is None:
+            return "it was never delivered"
+        if known.may_have_ended or known.most >= DELIVERY_LIMIT:
+            return None
+        return f"it was delivered {known.most} times, and has not ended"
+
+    def with_outcomes(self) -> set[int]:
+        """Return the partitions with a successful final acknowledgement, which have a state."""
+        return {
+            index
+            for index, known in self.offsets.items()
+            if any(one.ended_epoch is not None for one in known.values())
+        }

@@ -1,0 +1,278 @@
+"""Histories of daemons with members of a share group, from a seed (``WORLD=shares``).
+
+Members stay until every record has ended. Then all brokers are killed, and what they read from
+their disks must have the same start offsets and no lag.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+from fencepost.cluster.image import GROUP_RESOURCE
+from fencepost.coordinator.metadata.names import SHARE_GROUP_STATE
+from fencepost.groups.share.commands import SharePartitionKey
+from fencepost.groups.share.partition import SharePartition
+from fencepost.groups.share.states import PartitionState
+from fencepost.logcore.machine import DomainError
+from fencepost.logcore.partition import Partition
+from tests.sim.daemon_faults import COORDINATORS, LOOK_MS, TOPIC
+from tests.sim.daemons import (
+    CONVERGENCE_MS,
+    History,
+    Options,
+    Result,
+    draw_options,
+    played,
+)
+from tests.sim.framed import Producer, Transaction, TxnProducer
+from tests.sim.framed_shares import (
+    GROUP,
+    HEARTBEAT_MS,
+    LOCK_MS,
+    SESSION_MS,
+    ShareMember,
+    ShareObserver,
+)
+from tests.sim.invariants import BrokenInvariantError
+from tests.sim.share_ledger import ShareLedger
+from tests.sim.stories import Stories
+
+SETTINGS: Final = {
+    "group.share.heartbeat.interval.ms": HEARTBEAT_MS,
+    "group.share.min.heartbeat.interval.ms": 1,
+    "group.share.session.timeout.ms": SESSION_MS,
+    "group.share.min.session.timeout.ms": 1,
+    "group.share.assignment.interval.ms": 0,
+    "group.share.initialize.retry.interval.ms": 1_000,
+    "group.share.record.lock.duration.ms": LOCK_MS,
+    "group.share.min.record.lock.duration.ms": LOCK_MS,
+    "share.coordinator.state.topic.num.partitions": COORDINATORS,
+    "share.coordinator.state.topic.prune.interval.ms": 700,
+    "share.coordinator.cold.partition.snapshot.interval.ms": 900,
+}
+
+FAULTS: Final = ("kill_share_coordinator", "kill_leader", "elect_share_coordinator")
+"""Further faults of histories with share groups."""
+
+
+@dataclass(frozen=True)
+class ShareOptions(Options):
+    """The options of a history with a share group."""
+
+    share_members: int = 2
+    is_committed: bool = False
+    """Whether the group reads committed records only."""
+    updates_per_snapshot: int = 500
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of all brokers and of the controller."""
+        of_cluster = {
+            "share.coordinator.state.topic.replication.factor": self.factor,
+            "share.coordinator.state.topic.min.isr": self.min_isr,
+        }
+        return {
+            **super().settings,
+            **SETTINGS,
+            "share.coordinator.snapshot.update.records.per.snapshot": self.updates_per_snapshot,
+            **(of_cluster if self.is_cluster else {}),
+        }
+
+
+def draw_share_options(seed: int) -> ShareOptions:
+    """Draw the options of a seed: those of its history of daemons, without losses of records."""
+    draw, drawn = random.Random(f"shares {seed}"), draw_options(seed)
+    losing = {"lose_disk", "reboot"}
+    faults = tuple(one for one in drawn.faults if one not in losing and one != "recreate")
+    more = draw.sample(FAULTS, draw.choice((0, 1, 2)) if drawn.is_cluster else 0)
+    values = {one.name: getattr(drawn, one.name) for one in fields(drawn)}
+    values |= {
+        "faults": (*faults, *more) or ("kill",),
+        "unclean": False,
+        "is_forced": True,
+        "members": (),
+        "readers": 0,
+        "transactions": draw.choice((0, 0, 1)),
+        "producers": draw.choice((1, 2)),
+    }
+    return ShareOptions(
+        **values,
+        share_members=draw.choice((1, 2, 3)),
+        is_committed=draw.random() < 0.4,
+        updates_per_snapshot=draw.choice((0, 3, 500)),
+    )
+
+
+class ShareFaults(Stories):
+    """The faults, and those of share coordinators."""
+
+    def kill_share_coordinator(self) -> None:
+        """Kill a share coordinator with ``kill -9``."""
+        self._kill_leader(SHARE_GROUP_STATE, self.draw.randrange(COORDINATORS))
+
+    def elect_share_coordinator(self) -> None:
+        """Have another broker lead a partition of ``__share_group_state``."""
+        place, admin = (SHARE_GROUP_STATE, self.draw.randrange(COORDINATORS)), self.history.admin
+
+        async def move() -> None:
+            await admin.reassign(place, self._some_replicas())
+            await admin.elect_leaders(0)
+
+        if self.options.factor == self.options.brokers:
+            self._do(move())
+
+
+class ShareHistory(History):
+    """One history with a share group."""
+
+    options: ShareOptions
+
+    def __init__(self, options: ShareOptions, told: Callable[[str], None] | None = None) -> None:
+        super().__init__(options, told)
+        self.ledger = ShareLedger()
+        self.ledger.may_jump = "delete_records" in options.faults
+        self.machines.changes += self.ledger.watched()
+        self.observer: ShareObserver
+
+    def _faults(self) -> Stories:
+        return ShareFaults(self)
+
+    async def _make_topic(self) -> None:
+        isolation = "read_committed" if self.options.is_committed else "read_uncommitted"
+        while not await self.admin.configure(
+            GROUP,
+            GROUP_RESOURCE,
+            **{"share.auto.offset.reset": "earliest", "share.isolation.level": isolation},
+        ):
+            pass
+        await super()._make_topic()
+
+    def _add_clients(self) -> None:
+        self.observer = self._client(
+            ShareObserver, "so", ledger=self.ledger, is_over=self._is_drained
+        )
+        for number in range(self.options.share_members):
+            self._client(
+                ShareMember,
+                f"s{number}",
+                topic=TOPIC,
+                promises=self.promises,
+                ledger=self.ledger,
+                is_committed=self.options.is_committed,
+            )
+        super()._add_clients()
+
+    # --- the state of the group at its leaders ---
+
+    def _led(self, index: int) -> tuple[Partition, SharePartition | None] | None:
+        """Return the log of a partition at its leader, and its share partition there."""
+        found: list[tuple[Partition, SharePartition | None]] = []
+        for one in self.brokers:
+            services = one.services
+            if services is None:
+                continue
+            try:
+                log = services.replicas.leader(TOPIC, index)
+            except DomainError:
+                continue
+            topic_id = self.ledger.topic_id
+            key = SharePartitionKey(GROUP, b"" if topic_id is None else topic_id.bytes, index)
+            served = services.shares.get(key) if services.has_shares else None
+            found.append((log, None if served is None else served.share))
+        # A former leader does not know yet that it is one.
+        return max(found, key=lambda one: one[0].marks.leader_epoch, default=None)
+
+    def _share(self, index: int) -> SharePartition | None:
+        led = self._led(index)
+        share = None if led is None else led[1]
+        return share if share is not None and share.state is PartitionState.ACTIVE else None
+
+    def _is_drained(self) -> bool:
+        """Return whether the producers are done and every record of the topic has ended."""
+        writers = [one for one in self.clients if isinstance(one, Producer | TxnProducer)]
+        if not all(one.is_done or not one.is_awaited for one in writers):
+            return False
+        return not self._left()
+
+    def _left(self) -> list[str]:
+        left: list[str] = []
+        for index in range(self.promises.partitions):
+            led = self._led(index)
+            share = None if led is None else self._share(index)
+            if led is None or share is None:
+                left.append(f"partition {index} is not fetched from")
+            elif share.start_offset < led[0].log_end_offset:
+                left.append(
+                    f"partition {index} ends at {led[0].log_end_offset}, and the share partition"
+                    f" begins at {share.start_offset}: {share.in_flight()}"
+                )
+        return left
+
+    def _unsettled(self) -> list[str]:
+        return [*super()._unsettled(), *self._left()] if not self.ledger.is_drained else []
+
+    # --- the end ---
+
+    def _judge(self) -> None:
+        super()._judge()
+        aborted = {
+            value
+            for one in self.promises.transactions
+            if not one.is_acknowledged or not one.commits
+            for value in _values(one)
+        }
+        for (topic, index), appended in self.promises.appended.items():
+            low = self.promises.deleted.get((topic, index), 0)
+            for offset, values in appended.items():
+                for at, value in enumerate(values, offset):
+                    if topic != TOPIC or at < low or value in aborted:
+                        continue
+                    wrong = self.ledger.unended(index, at)
+                    if wrong is not None:
+                        raise BrokenInvariantError(f"{value} at {at} of {index}: {wrong}")
+        self._judge_disks()
+
+    def _judge_disks(self) -> None:
+        """Kill all brokers; what they load has the start offsets from before, and no lag."""
+        for one in self.brokers:
+            one.kill()
+        self.observer.lags.clear()
+        found: list[bool] = []
+
+        async def describe() -> None:
+            while not await self.observer.describe():
+                await self.observer.wait(LOOK_MS)
+            found.append(True)
+
+        self._wait_for(describe(), found)
+        lags = self.observer.lags
+        # Aborted records are archived in memory only: they keep a lag until the next write.
+        is_exact = not self.options.is_committed and not self.ledger.may_jump
+        if is_exact and any(lags.values()):
+            raise BrokenInvariantError(f"every record has ended, and the lags are {lags}")
+
+    def _wait_for(self, work: Coroutine[Any, Any, None], done: list[bool]) -> None:
+        until_ms = self.scheduler.now + CONVERGENCE_MS
+        self.observer.spawn(work)
+        while not done and self.scheduler.now < until_ms:
+            self._start_all()
+            self.scheduler.run(self.scheduler.now + LOOK_MS)
+        if not done:
+            raise BrokenInvariantError("the offsets of the share group cannot be described")
+
+
+def _values(one: Transaction) -> set[str]:
+    return {value for values in one.tried.values() for value in values}
+
+
+def play(seed: int, told: Callable[[str], None] | None = None) -> Result:
+    """Play the history of a seed; a failure raises, with the last events in its notes."""
+    return live(draw_share_options(seed), told)
+
+
+def live(options: ShareOptions, told: Callable[[str], None] | None = None) -> Result:
+    """Play the history of these options; see :func:`play`."""
+    return played(ShareHistory(options, told), f"make sim WORLD=shares SEED={options.seed} N=1")

@@ -3,10 +3,10 @@
     python -m tests.crash.two_phase_worker
 
 The environment names the broker, the database, and the fault: FAULT=app kills this process,
-FAULT=database all processes of PostgreSQL, FAULT=answer lets the database do the step and then
-kills it before this process has the answer; AT=N is the step, counted from 1, and even numbers are
-*after* it. A step is a request that writes, to the broker or to the database. At its end the worker
-prints ``steps K`` and, for each, its name.
+FAULT=database all processes of PostgreSQL. AT=N is the moment: odd numbers are before a step, even
+ones after it, when a killed database has done the step, but this process has no answer. A step is
+a request that writes, to the broker or to the database. At its end the worker prints ``steps`` and
+their number and names.
 
 BUG=kafka-first commits in Kafka before the database has decided, which the sweep must detect.
 """
@@ -57,7 +57,7 @@ class Steps:
         answer = await work()
         if self._is_due():
             await self._strike()
-            if self._fault == "answer" and connection is not None:
+            if self._fault == "database" and connection is not None:
                 await connection.close()
                 raise psycopg.OperationalError("the answer is lost")
         return answer

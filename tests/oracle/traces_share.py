@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +13,18 @@ from tests.oracle.traces_groups import commit, join, ready, stable
 from tests.support import requests
 from tests.support.batches import batch
 from tests.support.raw import Answer
-from tests.support.share import ACCEPT, FINAL, FULL, GAP, REJECT, RELEASE, RENEW, Member, initialize
+from tests.support.share import (
+    ACCEPT,
+    FINAL,
+    FULL,
+    GAP,
+    REJECT,
+    RELEASE,
+    RENEW,
+    Member,
+    initialize,
+    parts_of,
+)
 from tests.support.waits import until
 
 MEMBER = "11111111-2222-4333-8444-555555555555"
@@ -400,6 +412,73 @@ def start_offsets_of_share_groups(t: Tracer) -> None:
         offsets_of(t, group, (f"{group}-records", [0, 1]))
 
 
+LIVES = 8
+STEPS = 60
+FINAL_OUTCOMES = (ACCEPT, ACCEPT, REJECT, GAP)
+OUTCOMES = (*FINAL_OUTCOMES, RELEASE, RELEASE, RELEASE, RELEASE)
+
+
+class SharingClient(Session):
+    """A member that acknowledges runs of the offsets it has acquired, and sometimes others."""
+
+    def __init__(self, t: Tracer, group: str, number: int, rng: random.Random) -> None:
+        super().__init__(t, group, MEMBER.replace("1", str(number)))
+        self._rng = rng
+        self._held: set[int] = set()
+
+    def step(self, topic_id: uuid.UUID) -> None:
+        rng = self._rng
+        if self.epoch and rng.random() < 0.5:
+            self.acknowledge({topic_id: {0: self._drawn(OUTCOMES)}})
+            return
+        # Whether a fetch acquires what it releases itself depends on the time of the write.
+        batches = self._drawn(FINAL_OUTCOMES) if self.epoch and rng.random() < 0.5 else []
+        asked = {topic_id: {0: batches}} if batches or not self.epoch else {}
+        answer = self.fetch(
+            asked,
+            max_wait=0,
+            max_records=rng.choice((1, 2, 5, 20, 500)),
+            batch_size=rng.choice((1, 5, 500)),
+            share_acquire_mode=rng.randrange(2),
+        )
+        for part in parts_of(answer).values():
+            for one in part["acquired_records"]:
+                self._held.update(range(one["first_offset"], one["last_offset"] + 1))
+
+    def _drawn(self, outcomes: Sequence[int]) -> list[tuple[int, ...]]:
+        """Draw up to three runs of offsets in order, each with one type or one per offset."""
+        rng = self._rng
+        batches: list[tuple[int, ...]] = []
+        for first in sorted(rng.sample(sorted(self._held), min(rng.randrange(4), len(self._held)))):
+            if batches and first <= batches[-1][1]:
+                continue
+            last = first
+            while last + 1 in self._held and rng.random() < 0.8:
+                last += 1
+            if rng.random() < 0.05:
+                last += 1
+            count = 1 if rng.random() < 0.6 else last - first + 1
+            batches.append((first, last, *(rng.choice(outcomes) for _ in range(count))))
+        self._held -= {at for first, last, *_ in batches for at in range(first, last + 1)}
+        return batches
+
+
+def random_shares(t: Tracer) -> None:
+    """Random fetches and acknowledgements of three members, and records in between."""
+    for life in range(LIVES):
+        rng = random.Random(life)
+        group = f"sr-{life}"
+        found = shared(t, group, 5)
+        clients = [SharingClient(t, group, number, rng) for number in (6, 7, 8)]
+        # Apache Kafka reads the state beside this fetch.
+        clients[0].fetch({found: {0: ()}}, max_wait=LONG_MS, max_records=1, share_acquire_mode=1)
+        for _ in range(STEPS):
+            if rng.random() < 0.15:
+                t.cluster.produce(f"{group}-records", [b"x"] * rng.randint(1, 12))
+            rng.choice(clients).step(found)
+        offsets_of(t, group, (f"{group}-records", [0]))
+
+
 TRACES = [
     members_of_share_groups,
     refused_heartbeats,
@@ -412,4 +491,5 @@ TRACES = [
     both_acquire_modes,
     isolation_of_share_groups,
     start_offsets_of_share_groups,
+    random_shares,
 ]

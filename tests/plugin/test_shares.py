@@ -16,7 +16,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from fencepost.testing import Cluster, Kafka, KafkaUnderTest, ShareRecords
+from fencepost.testing import Cluster, Kafka, KafkaUnderTest, Record, ShareRecords
 from tests.support.waits import until
 
 pytestmark = pytest.mark.kafka(topics=["orders"])
@@ -334,3 +334,38 @@ def test_dead_letter_queue_on_another_broker(kafka_cluster: Cluster) -> None:
         if one.what == "share-records-dead-lettered" and one.detail["queue"] == name
     ]
     assert (event.detail["first"], event.detail["last"]) == (number, number)
+
+
+def test_dead_letter_survives_the_death_of_both_leaders(kafka_cluster: Cluster) -> None:
+    """The next leader finds the record in ARCHIVING, and sends it (KAFKA-20672)."""
+    kafka = kafka_cluster
+    kafka.feature("share.version", 2)
+    workers, source = group(kafka, "workers"), kafka.leader("orders")
+    for number in range(20):
+        enable = {"errors.deadletterqueue.group.enable": True}
+        queue = kafka.topic(f"dlq.orders-{number}", 1, enable, replicas=1)
+        if kafka.leader(queue) != source:
+            break
+    else:
+        raise AssertionError(f"all queues are led by broker {source}")
+    keeper = kafka.leader(queue)
+    alter(kafka, workers, {"errors.deadletterqueue.topic.name": queue})
+    (job,) = kafka.produce("orders", "a")
+    with consumer(kafka, workers, "orders") as member:
+        (message,) = polled(member)
+        kafka.kill(keeper)
+        member.acknowledge(message, AcknowledgeType.REJECT)
+        member.commit_sync(30)
+        kafka.wait_for_shares(workers, job, until="ARCHIVING", timeout=30)
+        kafka.kill(source)
+        kafka.restart(keeper)
+        kafka.restart(source)
+    with consumer(kafka, workers, "orders") as member:
+
+        def sent() -> list[Record]:
+            assert not list(member.poll(0.2))
+            return kafka.records(queue)
+
+        (letter,) = until(sent, "the record is in the queue")
+        kafka.wait_for_shares(workers, job)
+    assert dict(letter.headers)["__dlq.errors.message"] == b"Offset rejected by client."

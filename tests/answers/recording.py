@@ -11,14 +11,26 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from tests.answers import script_access, script_cluster, script_controller, script_topics
+from tests.answers import (
+    script_access,
+    script_cluster,
+    script_controller,
+    script_shares,
+    script_topics,
+)
 from tests.answers.asking import Asker, Step, compact
 from tests.answers.clusters import MODES, Places
 from tests.oracle.tracer import leaves
 
 RECORDED: Final = Path(__file__).with_name("recorded")
 
-SCRIPTS: Final = (script_topics, script_access, script_cluster, script_controller)
+SCRIPTS: Final = (
+    script_topics,
+    script_access,
+    script_cluster,
+    script_controller,
+    script_shares,
+)
 BROKEN: Final = "the part broke"
 Part = Callable[[Asker], None]
 Answers = dict[str, list[Step]]

@@ -22,6 +22,7 @@ RECORD_STATES: Final = ("ACKNOWLEDGED", "ACQUIRED", "ARCHIVED", "ARCHIVING", "AV
 
 ISOLATIONS: Final = ("read_committed", "read_uncommitted")
 
+MAX_SHORT: Final = (1 << 15) - 1
 MAX_INT: Final = (1 << 31) - 1
 MAX_LONG: Final = (1 << 63) - 1
 MAX_NAME_BYTES: Final = (1 << 15) - 1
@@ -166,10 +167,11 @@ def _record(what: str, value: object) -> None:
 CHECKS: Final[Mapping[str, Callable[[str, object], object]]] = {
     **dict.fromkeys(("topic", "group", "name", "base", "subject", "user", "what"), name_of),
     **dict.fromkeys(("timeout", "seconds", "ms", "delay_ms"), _duration),
-    **dict.fromkeys(("at_least", "hits", "index", "lag", "level", "members"), _integer(0)),
+    **dict.fromkeys(("at_least", "hits", "index", "lag", "members"), _integer(0)),
     **dict.fromkeys(("partition", "size"), _integer(0)),
     **dict.fromkeys(("partitions", "replicas", "times", "brokers", "delivery_count"), _integer(1)),
     "broker_id": _integer(-MAX_INT),
+    "level": _integer(0, MAX_SHORT),
     "timestamp_ms": integer,
     "now_ms": _integer(0, LAST_MS),
     **dict.fromkeys(("tls", "one_way", "auto"), flag),

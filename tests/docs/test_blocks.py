@@ -15,6 +15,7 @@ from tests.support.pages import RUN_LANGUAGES, SHOWN_LANGUAGES, Page, Reader, pa
 LONG = frozenset(
     {
         "README.md",
+        "docs/cluster-on-one-machine.md",
         "docs/configuration.md",
         "docs/getting-started.md",
         "docs/operating.md",

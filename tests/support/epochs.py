@@ -1,8 +1,8 @@
 """Checks of records by librdkafka's idempotent producer, which may duplicate some with any broker.
 
 The producer may resend unacknowledged batches with new sequence numbers under another epoch.
-``docs/cluster.md`` explains the cause ("Clients to look after"). Within one epoch no record may be
-duplicated, missing or out of order.
+``docs/cluster-tests.md`` explains the cause. Within one epoch no record may be duplicated, missing
+or out of order.
 """
 
 from __future__ import annotations

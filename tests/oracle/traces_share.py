@@ -277,8 +277,9 @@ def share_sessions(t: Tracer) -> None:
     one.acknowledge({})
     one.acknowledge({found: {0: []}})
     one.acknowledge({found: {0: [], 1: []}})
-    # A partition that is named only for its acknowledgement belongs to the session.
-    one.fetch({found: {1: [(0, 0, ACCEPT)]}}, max_wait=0)
+    # A partition that is named only for its acknowledgement belongs to the session; its state is
+    # read within this time.
+    one.fetch({found: {1: [(0, 0, ACCEPT)]}}, max_wait=500)
     one.fetch({found: {0: [(0, 0, ACCEPT)]}}, forget={found: [0]}, max_wait=0)
     one.epoch += 1
     one.fetch({})

@@ -1,0 +1,230 @@
+"""The daemon is killed at each durable step of a share group's life in turn.
+
+In each life a member joins, the topic's state is initialized, records are written, accepted,
+rejected, released and held, the session ends, another member takes the rest, and leaves. The daemon
+is killed before one of the durable steps and started again, and the members continue as clients do:
+what was answered counts, what was not has an unknown outcome. No record whose end was answered with
+NONE may come again, a released one keeps its count, and every record ends.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.crash.test_every_step import CrashingDaemon, counted, crash_at
+from tests.support import requests
+from tests.support.batches import batch
+from tests.support.cluster import GROUP, Cluster
+from tests.support.raw import Answer, ConnectionLostError
+from tests.support.share import (
+    ACCEPT,
+    FINAL,
+    REJECT,
+    RELEASE,
+    Member,
+    acquired,
+    parts_of,
+)
+from tests.support.waits import until
+
+pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(900)]
+
+GROUP_ID = "g"
+RECORDS = 6
+MOST_STEPS = 120
+"""A limit above the steps of any life, within which the loop must end."""
+FEWEST_STEPS = 10
+"""A limit below the steps of a life: a member, its epochs and its assignment, the state and its
+initialization, six batches, two outcomes, and the member's end."""
+
+
+class Life:
+    """The members of one life, and what they were told."""
+
+    def __init__(self, daemon: CrashingDaemon, topic: str, topic_id: uuid.UUID) -> None:
+        self.daemon, self.topic, self.topic_id = daemon, topic, topic_id
+        self.ended: set[int] = set()
+        """Offsets whose accept or reject was answered with NONE."""
+        self.released: dict[int, int] = {}
+        """The counts of offsets whose release was answered with NONE."""
+        self.counts: dict[int, int] = {}
+        self.client: Cluster | None = None
+        self.member: Member | None = None
+
+    # --- requests ---
+
+    def try_once(self, what: Callable[[Cluster], Any]) -> Any:
+        """Send something; return None if the connection was lost, with any outcome."""
+        try:
+            if self.client is None:
+                self.client = Cluster(self.daemon.bootstrap)
+            return what(self.client)
+        except (ConnectionLostError, OSError):
+            self.close()
+            return None
+
+    def ask(self, api: str, version: int, **body: Any) -> Answer:
+        """Send a request until it is answered."""
+        found: Answer = until(
+            lambda: self.try_once(lambda client: client.call(api, version, **body)), api
+        )
+        return found
+
+    def close(self) -> None:
+        if self.client is not None:
+            self.client.close()
+        self.client = self.member = None
+
+    # --- the life ---
+
+    def live(self) -> None:
+        name = str(uuid.uuid4())
+        epoch = self.join(name)
+        for number in range(RECORDS):
+            self.produce(b"%d" % number)
+        until(lambda: self.fetch() is not None, "a first response")
+        self.acknowledge(0, ACCEPT)
+        self.acknowledge(1, ACCEPT)
+        self.acknowledge(2, RELEASE)
+        self.acknowledge(3, REJECT)
+        self.end_session()
+        until(self.drain, "every record has ended")
+        self.ask("share_group_heartbeat", 1, **requests.share_group_heartbeat(GROUP_ID, name, -1))
+        assert epoch > 0
+        self.close()
+
+    def join(self, name: str) -> int:
+        """Join, and send heartbeats until the topic is assigned."""
+        epoch = 0
+
+        def beaten() -> int:
+            nonlocal epoch
+            body = requests.share_group_heartbeat(
+                GROUP_ID, name, epoch, subscribed_topic_names=[self.topic]
+            )
+            answer = self.ask("share_group_heartbeat", 1, **body)
+            if answer["error_code"] != "none":
+                epoch = 0
+                return 0
+            epoch = answer["member_epoch"]
+            rows = (answer["assignment"] or {"topic_partitions": []})["topic_partitions"]
+            return epoch if rows else 0
+
+        return until(beaten, "the topic is assigned")
+
+    def produce(self, value: bytes) -> None:
+        parts = [{"index": 0, "records": batch([value])}]
+        topics = [{"name": self.topic, "partition_data": parts}]
+
+        def is_written() -> bool:
+            answer = self.ask("produce", 9, acks=-1, timeout=10_000, topic_data=topics)
+            code = answer["responses"][0]["partition_responses"][0]["error_code"]
+            return bool(code == "none")
+
+        until(is_written, "a record is written")
+
+    def fetch(self) -> list[int] | None:
+        """Fetch; check what is delivered, and return its offsets; None if there was no answer."""
+
+        def sent(client: Cluster) -> Answer:
+            if self.member is None:
+                self.member = Member(client, GROUP_ID)
+            return self.member.fetch({self.topic_id: {0: []}}, max_wait=200)
+
+        answer = self.try_once(sent)
+        if answer is None:
+            return None
+        part = parts_of(answer).get(0) if answer["error_code"] == "none" else None
+        if part is None or part["error_code"] != "none":
+            self.close()
+            return None
+        offsets: list[int] = []
+        for first, last, count in acquired(part):
+            for offset in range(first, last + 1):
+                assert offset not in self.ended, f"{offset} comes again"
+                assert count > self.released.get(offset, 0), f"{offset} has the count {count}"
+                self.counts[offset] = count
+                offsets.append(offset)
+        return offsets
+
+    def acknowledge(self, offset: int, kind: int) -> bool:
+        """Acknowledge an offset; return whether the answer was NONE."""
+        member = self.member
+        if member is None or offset not in self.counts:
+            return False
+        row = (offset, offset, kind)
+        answer = self.try_once(lambda _: member.acknowledge({self.topic_id: {0: [row]}}))
+        if answer is None or answer["error_code"] != "none":
+            return False
+        if parts_of(answer)[0]["error_code"] != "none":
+            return False
+        if kind == RELEASE:
+            self.released[offset] = self.counts[offset]
+        else:
+            self.ended.add(offset)
+        return True
+
+    def end_session(self) -> None:
+        member = self.member
+        if member is not None:
+            member.epoch = FINAL
+            self.try_once(lambda _: member.acknowledge({}))
+        self.member = None
+
+    def drain(self) -> bool:
+        """Accept everything; return whether nothing is left."""
+        for offset in self.fetch() or ():
+            self.acknowledge(offset, ACCEPT)
+        body = requests.describe_share_group_offsets(GROUP_ID, (self.topic, [0]))
+        (found,) = self.ask("describe_share_group_offsets", 1, **body)["groups"]
+        (row,) = found["topics"][0]["partitions"]
+        return bool(row["lag"] == 0 and row["start_offset"] >= 0)
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[CrashingDaemon]:
+    daemon = CrashingDaemon(tmp_path / "data")
+    daemon.start()
+    yield daemon
+    assert daemon.child is not None
+    daemon.child.kill()
+
+
+def prepare(daemon: CrashingDaemon) -> None:
+    """Create the internal topics by a first life, before steps are counted."""
+    with Cluster(daemon.bootstrap) as client:
+        client.coordinator(GROUP_ID, GROUP)
+        reset = {"name": "share.auto.offset.reset", "config_operation": 0, "value": "earliest"}
+        resources = [{"resource_type": 32, "resource_name": GROUP_ID, "configs": [reset]}]
+        answer = client.call("incremental_alter_configs", 1, resources=resources)
+        assert answer["responses"][0]["error_code"] == "none", answer
+    new_life(daemon, 0).live()
+
+
+def new_life(daemon: CrashingDaemon, number: int) -> Life:
+    with Cluster(daemon.bootstrap) as client:
+        topic = client.create_topic(f"t{number}")
+        return Life(daemon, topic, client.topic_id(topic))
+
+
+def test_share_group_survives_a_kill_at_each_durable_step(daemon: CrashingDaemon) -> None:
+    prepare(daemon)
+    daemon.kill()
+    daemon.start(env=crash_at(1))
+    for step in range(1, MOST_STEPS):
+        life = new_life(daemon, step)
+        daemon.arm()
+        with daemon.restarted_when(lambda: daemon.is_dead, env=crash_at(step + 1)) as starts:
+            life.live()
+            (steps,) = until(lambda: counted(daemon), "a daemon that lives")
+        assert life.counts.keys() == set(range(RECORDS)) or starts, life.counts
+        assert life.ended, "nothing was accepted"
+        if not starts:
+            assert step > steps >= FEWEST_STEPS
+            return
+    pytest.fail("a life never ran to its end")

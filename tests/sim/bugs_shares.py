@@ -114,13 +114,19 @@ SHARES: Final[tuple[tuple[Bug, Mapping[str, Any]], ...]] = (
     (
         Bug(
             "locks do not end",
-            ((acknowledge._past_deadline, "and run.deadline_ms <= now_ms", "and False"),),
+            (
+                (
+                    acknowledge.expire_locks,
+                    "if partition.state is not PartitionState.ACTIVE:",
+                    "if True:",
+                ),
+            ),
         ),
         {**_PLAIN, "faults": ("pause",)},
     ),
     (
         Bug(
-            "a lock that ends is not written",
+            "a record whose lock ends is given up",
             (
                 (
                     acknowledge.expire_locks,

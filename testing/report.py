@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from fencepost.cli.history import row_of
 from fencepost.cli.output import text_of
+from fencepost.coordinator.history.entries import CLIENT
 from fencepost.logcore.printable import printable
 from fencepost.testing.waiting import BrokerDownError
 
@@ -33,13 +34,16 @@ def report_of(kafka: KafkaUnderTest, began_ms: int) -> str:
     """Return the events since ``began_ms`` of the broker's clock, open transactions, and faults.
 
     The text is empty if there is nothing to report. Never raises: a broker that a test has broken
-    must not hide the test's own failure.
+    must not hide the test's own failure. Entries of the scope ``client``, which the doctor reads,
+    are left out: they describe requests, not decisions.
     """
     lines = [kafka.trouble] if kafka.trouble else []
     kafka.patience_s = PATIENCE_S
     try:
         lines += _fault_lines(kafka)
-        entries = [entry for entry in kafka.history() if entry.at_ms >= began_ms]
+        entries = [
+            entry for entry in kafka.history() if entry.at_ms >= began_ms and entry.scope != CLIENT
+        ]
         told = history_lines(entries) + _open_lines(kafka, kafka.clock.now_ms() - began_ms)
         lines = told + lines
     except BrokerDownError as error:

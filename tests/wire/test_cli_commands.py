@@ -18,6 +18,7 @@ from click.testing import CliRunner, Result
 from fencepost.cli import main
 from fencepost.coordinator.security.authorizer import STANDARD
 from fencepost.testing import Kafka
+from tests.support import requests
 from tests.support.cluster import Cluster
 from tests.support.own_broker import own_broker
 from tests.support.waits import until
@@ -54,6 +55,7 @@ LISTINGS = {
     "configs list": "topic orders",
     "consume": "orders",
     "features describe": "",
+    "groups blame": "packing",
     "groups describe": "shipping",
     "groups history": "shipping",
     "groups list": "",
@@ -87,6 +89,7 @@ MISSPELT = {
     "consume": "ordrs -> orders",
     "doctor": "--topic ordrs -> orders",
     "features set": "transaction.verson=2 -> transaction.version",
+    "groups blame": "pakking -> packing",
     "groups delete": "shiping -> shipping",
     "groups delete-offsets": "shipping --topic ordrs -> orders",
     "groups describe": "shiping -> shipping",
@@ -147,6 +150,14 @@ def broker(
             cluster.create_topic("orders")
             cluster.produce("orders", [b"a", b"b"])
             cluster.init_producer("billing")
+            alter = requests.alter_share_group_offsets("packing", "orders", {0: 0})
+
+            def is_altered() -> bool:
+                cluster.call("find_coordinator", 6, key_type=0, coordinator_keys=["packing"])
+                answer = cluster.call("alter_share_group_offsets", 0, **alter)
+                return bool(answer["error_code"] == "none")
+
+            until(is_altered, "a share group")
         password = tmp_path_factory.mktemp("password") / "password"
         password.write_text("secret\n")
         for line in (

@@ -331,8 +331,6 @@ class PowerLoss:
     def state(self, choice: random.Random, style: str | None = None) -> MemoryDisk:
         """Return a disk after a power loss, with a random choice of the unsynced changes."""
         disk = MemoryDisk()
-        # New inodes get numbers above all former ones, also after several power losses.
-        disk._next = max((1 << 20, *self.contents, *self._data)) + (1 << 20)
         if style is None:
             style = choice.choice(("nothing", "everything", "mixed", "mixed", "mixed"))
         disk.contents = {inode: bytearray(data) for inode, data in self.contents.items()}
@@ -351,6 +349,9 @@ class PowerLoss:
         for names in disk.names.values():
             for inode in names.values():
                 disk.contents.setdefault(inode, bytearray())
+        # New inodes get numbers above all former ones, also of files that never had data, and
+        # after several power losses.
+        disk._next = max(1 << 20, *disk.contents) + (1 << 20)
         return disk
 
 

@@ -15,6 +15,7 @@ from bench.suites.mqtt import MQTT
 from bench.suites.partitions import PARTITIONS_SUITE
 from bench.suites.pipelines import PIPELINES
 from bench.suites.security import SECURITY
+from bench.suites.share import SHARE
 from bench.suites.sockets import SOCKETS
 from bench.suites.spark import SPARK
 from bench.suites.txn import TXN
@@ -27,6 +28,7 @@ SUITES: dict[str, Suite] = {
         JAVA,
         GROUPS,
         TXN,
+        SHARE,
         LOG,
         CLEANER,
         PARTITIONS_SUITE,

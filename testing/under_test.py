@@ -260,13 +260,10 @@ class KafkaUnderTest(ABC):
         """Return the number of a topic's partitions; create the topic if a producer could."""
         known = session.client.metadata(refresh=True).topics
         if topic not in known and self._creates_topics():
-            answer = session.client.call(
-                "Metadata",
-                entity=lambda f: f.message(
-                    topics=[f.MetadataRequestTopic(name=topic)], allow_auto_topic_creation=True
-                ),
+            # On a busy machine the creation outlasts the client's patience with unknown topics.
+            self._wait(
+                partial(_is_created, topic=topic), SETTLE_S, lambda: f"{topic} was not created"
             )
-            check(answer.topics[0].error_code, "Metadata", topic)
         return len(describe(session, topic).partitions)
 
     def _partition_of(self, topic: str, message: Outgoing, count: int) -> int:
@@ -596,3 +593,15 @@ def _hints(
         if topic in topics and index not in topics[topic].partitions
     ]
     return found
+
+
+def _is_created(session: ClusterSession, topic: str) -> bool:
+    """Let the broker create a topic as for a producer. Raises ApiError until it is created."""
+    answer = session.client.call(
+        "Metadata",
+        entity=lambda f: f.message(
+            topics=[f.MetadataRequestTopic(name=topic)], allow_auto_topic_creation=True
+        ),
+    )
+    check(answer.topics[0].error_code, "Metadata", topic)
+    return True

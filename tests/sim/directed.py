@@ -231,7 +231,12 @@ OF_DAEMONS: Final[Mapping[str, Directions]] = {
     "a block of producer ids is given twice": _TRANSACTIONS,
     "a replica that is taken away stays on its broker": _MOVES,
     "the five last batches of a producer are not looked at": _ALONE,
-    "markers do not wait for the high watermark": _STARVED,
+    "markers do not wait for the high watermark": {
+        **_STARVED,
+        "transactions": 5,
+        "readers": 0,
+        "producers": 0,
+    },
     "a marker of a former transaction ends the next one": {
         **_STARVED,
         "faults": ("late_markers",),

@@ -61,6 +61,8 @@ class Promises:
     """Acknowledged offsets of transactions that their members have not yet ended."""
     partitions: int = 1
     """The topic's number of partitions according to the last answer to its admin."""
+    assigned_partitions: int = 1
+    """The number of partitions that the last leader of the classic group has assigned."""
     generation: int = -1
     """The greatest generation that a member of the group got."""
     owners: dict[int, dict[int, str]] = field(default_factory=dict)

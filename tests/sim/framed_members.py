@@ -254,6 +254,8 @@ def _offset_rows(row: Any, told: dict[Partition, int]) -> Iterator[tuple[Partiti
 class ClassicMember(FramedMember):
     """A member of the classic protocol: JoinGroup, SyncGroup, Heartbeat."""
 
+    is_leader = False
+
     async def _live_on(self) -> None:
         joined = await self._join()
         if joined is not None and await self._sync(joined):
@@ -299,7 +301,8 @@ class ClassicMember(FramedMember):
         return None
 
     async def _sync(self, joined: Any) -> bool:
-        shares = self._shares(joined) if joined.leader == self.member_id else {}
+        self.is_leader = joined.leader == self.member_id
+        shares = self._shares(joined) if self.is_leader else {}
 
         def body(make: RequestFactory) -> Any:
             return make.message(
@@ -326,6 +329,7 @@ class ClassicMember(FramedMember):
         if joined.skip_assignment:
             return {}
         names = sorted(one.member_id for one in joined.members)
+        self.promises.assigned_partitions = self.promises.partitions
         return {
             name: encode_assignment(
                 [(self.topic, index) for index in range(at, self.promises.partitions, len(names))],
@@ -353,6 +357,9 @@ class ClassicMember(FramedMember):
                 return
             if answer.error_code:
                 self.another_life()
+                return
+            # Only the leader's client watches the metadata of the topic.
+            if self.is_leader and self.promises.assigned_partitions < self.promises.partitions:
                 return
 
     async def _leave(self) -> None:

@@ -23,7 +23,7 @@ from fencepost.client.queries.claims import claims_of, holder
 from fencepost.client.queries.entries import entries_of
 from fencepost.client.queries.group_view import GroupView, describe_group, offset_rows, totals
 from fencepost.client.queries.open_transactions import unfinished
-from fencepost.client.queries.session import ClusterSession, check
+from fencepost.client.queries.session import ClusterSession
 from fencepost.coordinator.config.key import nearest
 from fencepost.coordinator.config.topic_keys import TOPIC_KEYS
 from fencepost.logcore.batch import LogRecord
@@ -49,7 +49,7 @@ from fencepost.testing.views import (
     outgoing,
 )
 from fencepost.testing.waiting import LOOK_S, TIMEOUT_S, is_unknown_topic, passes, wait
-from fencepost.testing.writing import chunks, write
+from fencepost.testing.writing import chunks, is_created, write
 
 if TYPE_CHECKING:
     from fencepost.coordinator.daemon.broker import Broker
@@ -262,7 +262,7 @@ class KafkaUnderTest(ABC):
         if topic not in known and self._creates_topics():
             # On a busy machine the creation outlasts the client's patience with unknown topics.
             self._wait(
-                partial(_is_created, topic=topic), SETTLE_S, lambda: f"{topic} was not created"
+                partial(is_created, topic=topic), SETTLE_S, lambda: f"{topic} was not created"
             )
         return len(describe(session, topic).partitions)
 
@@ -593,15 +593,3 @@ def _hints(
         if topic in topics and index not in topics[topic].partitions
     ]
     return found
-
-
-def _is_created(session: ClusterSession, topic: str) -> bool:
-    """Let the broker create a topic as for a producer. Raises ApiError until it is created."""
-    answer = session.client.call(
-        "Metadata",
-        entity=lambda f: f.message(
-            topics=[f.MetadataRequestTopic(name=topic)], allow_auto_topic_creation=True
-        ),
-    )
-    check(answer.topics[0].error_code, "Metadata", topic)
-    return True

@@ -1,4 +1,4 @@
-"""The batches that :meth:`KafkaUnderTest.produce` appends."""
+"""The topics and batches of :meth:`KafkaUnderTest.produce`."""
 
 from __future__ import annotations
 
@@ -43,3 +43,15 @@ def write(session: ClusterSession, place: Partition, records: list[LogRecord]) -
     check(row.error_code, "Produce", f"{place[0]}-{place[1]}", getattr(row, "error_message", None))
     offset: int = row.base_offset
     return offset
+
+
+def is_created(session: ClusterSession, topic: str) -> bool:
+    """Let the broker create a topic as for a producer. Raises ApiError until it is created."""
+    answer = session.client.call(
+        "Metadata",
+        entity=lambda f: f.message(
+            topics=[f.MetadataRequestTopic(name=topic)], allow_auto_topic_creation=True
+        ),
+    )
+    check(answer.topics[0].error_code, "Metadata", topic)
+    return True

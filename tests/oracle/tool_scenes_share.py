@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import uuid
 from functools import partial
 from typing import Any
 
@@ -34,7 +33,7 @@ class SharingMember:
 
     def __init__(self, desk: Desk, group: str, topic: str, partitions: int) -> None:
         self._desk, self._group = desk, group
-        self._id = str(uuid.uuid4())
+        self._id = f"member of {group}"
         joining = requests.join_share_group(group, self._id, topic)
         desk.cluster.coordinator(group, 0)
         self._epoch = self._beat(joining)["member_epoch"]
@@ -83,7 +82,7 @@ def share_groups(desk: Desk) -> None:
     tool("--list", "--state")
     tool("--list", "--state", "stable")
     tool("--list", "--state", "other")
-    desk.run(GROUPS, "--list")
+    desk.run(GROUPS, "--list", only="Share")
     desk.run(GROUPS, "--list", "--share")
     for what in descriptions:
         tool("--describe", "--group", "members", *what)
@@ -128,7 +127,7 @@ def share_groups(desk: Desk) -> None:
 def share_consumers(desk: Desk) -> None:
     topic = filled(desk, "shared-out")
     whole = ("--topic", topic, "--timeout-ms", PERIOD_MS)
-    groups = [f"sharing-{how}" for how in ("accept", "release", "reject", "fast", "empty")]
+    groups = [f"sharing-{how}" for how in ("accept", "release", "reject", "fast")]
     for group in groups:
         change = ("--alter", "--entity-type", "groups", "--entity-name", group)
         desk.run(CONFIGS, *change, "--add-config", "share.auto.offset.reset=earliest")

@@ -351,7 +351,7 @@ class PowerLoss:
                 disk.contents.setdefault(inode, bytearray())
         # New inodes get numbers above all former ones, also of files that never had data, and
         # after several power losses.
-        disk._next = max(1 << 20, *disk.contents) + (1 << 20)
+        disk._next = max((1 << 20, *disk.contents)) + (1 << 20)
         return disk
 
 

@@ -25,7 +25,7 @@ from tests.support.share import (
 )
 from tests.support.waits import until
 
-GROUP, PARTITIONS = "g", 6
+GROUP, PARTITIONS = "g", 12
 CONFIG = {
     "share.coordinator.state.topic.num.partitions": "6",
     "share.coordinator.state.topic.min.isr": "1",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("pyarrow")
+pytest.importorskip("pyspark", reason="PySpark is not installed; `make spark` brings it")
 
 from fencepost.pipelines.spark import spool
 from fencepost.pipelines.spark.errors import AccessError, SharedTransactionError

@@ -1,9 +1,9 @@
 """Observations of clients for ``fencepost doctor``: which of their requests touch exactly-once.
 
 The broker does not judge: it records each observation once in :data:`RENEWAL_MS`, in the history,
-and the command compares the entries of all brokers. A request whose content is known costs one
-lookup. Nothing is recorded before the cluster has transactions; observations made by then are kept,
-and recorded when the topic ``__transaction_state`` exists.
+and the command compares the entries of all brokers. In further Produce and Fetch requests of the
+same kind, a topic costs one lookup. Nothing is recorded before the cluster has transactions;
+observations made by then are kept, and recorded when the topic ``__transaction_state`` exists.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ObservationLimits:
     """Observations in :data:`RENEWAL_MS`, about 1 MiB; further ones are counted and dropped."""
 
     max_known: int = 10_000
-    """Requests whose content is known, about 2 MiB; when they are more, all are forgotten."""
+    """Topics of clients that are known, about 2 MiB; when they are more, all are forgotten."""
 
     max_members: int = 2_000
     """Members whose commits are timed; when they are more, all begin again."""
@@ -109,7 +109,7 @@ class ClientObservations:
             self._timer.cancel()
             self._timer = None
 
-    # --- requests of every kind: a known one returns at once ---
+    # --- requests for records: the hot path, where a known topic costs one lookup ---
 
     def produced(
         self,
@@ -120,21 +120,19 @@ class ClientObservations:
         topics: Sequence[str | None],
     ) -> None:
         """Observe a Produce request that names ``topics``, with repetitions."""
-        names = topics[0] if len(topics) == 1 else frozenset(topics)
-        key = (client_id, host, transactional_id, acks, names)
-        if key in self._known:
-            return
-        self._remember(key)
-        for topic in set(topics):
-            if topic is not None:
-                self._observe(
-                    Observed.PRODUCED,
-                    origin_of(client_id, host),
-                    "Produce",
-                    topic=topic,
-                    transactional_id=transactional_id,
-                    acks=acks,
-                )
+        for topic in topics if len(topics) == 1 else set(topics):
+            key = (client_id, host, transactional_id, acks, topic)
+            if topic is None or key in self._known:
+                continue
+            self._remember(key)
+            self._observe(
+                Observed.PRODUCED,
+                origin_of(client_id, host),
+                "Produce",
+                topic=topic,
+                transactional_id=transactional_id,
+                acks=acks,
+            )
 
     def fetched(
         self,
@@ -145,13 +143,16 @@ class ClientObservations:
         name_of: Callable[[Hashable], str | None],
     ) -> None:
         """Observe a consumer's Fetch request; ``name_of`` returns the name of a readable topic."""
-        key = (client_id, host, isolation_level, *topics)
-        if key in self._known:
-            return
-        self._remember(key)
         for topic in topics:
+            key = (client_id, host, isolation_level, topic)
+            if key in self._known:
+                continue
             name = name_of(topic)
-            if name is not None and not is_internal(name):
+            if name is None:
+                # It may exist, or become readable, later; and any client can name such topics.
+                continue
+            self._remember(key)
+            if not is_internal(name):
                 self._observe(
                     Observed.FETCHED,
                     origin_of(client_id, host),

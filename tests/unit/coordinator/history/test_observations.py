@@ -118,6 +118,26 @@ async def test_known_requests_are_forgotten_above_the_limit(
     observing.made.stop()
 
 
+async def test_known_topics_are_kept_once_however_requests_combine_them(
+    observing: Observing,
+) -> None:
+    for topics in (("a", "b"), ("b", "c"), ("a", "c"), ("c", "b", "a")):
+        observing.produce(*topics)
+    assert len(observing.made._known) == 3
+    assert sorted(str(event.detail["topic"]) for event in observing.recorded) == ["a", "b", "c"]
+
+
+async def test_fetch_is_observed_once_its_topic_is_readable(observing: Observing) -> None:
+    readable: dict[object, str] = {}
+    for _ in range(2):
+        observing.made.fetched("importer", "10.0.0.7", 0, ["a", "b"], readable.get)
+    assert (observing.recorded, observing.made._known) == ([], set())
+    readable["a"] = "a"
+    for _ in range(2):
+        observing.made.fetched("importer", "10.0.0.7", 0, ["a", "b"], readable.get)
+    assert [event.detail["topic"] for event in observing.recorded] == ["a"]
+
+
 @pytest.mark.parametrize(("count", "kept"), [(3, 3), (4, 1)])
 async def test_members_are_forgotten_above_the_limit(
     services: Services, count: int, kept: int

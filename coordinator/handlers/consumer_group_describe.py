@@ -5,22 +5,25 @@ Version 1 adds each member's type: classic or consumer protocol.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 
 from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.acl import Operation, ResourceType
 from fencepost.coordinator.error_codes import error_code
-from fencepost.coordinator.handlers import Context, authorized, handles
+from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import result_of
+from fencepost.coordinator.handlers.group_responses import (
+    described_assignment,
+    described_group,
+    refused_group,
+)
 from fencepost.coordinator.handlers.rights import refused_topics
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.groups.consumer_commands import (
     DescribeConsumerGroup,
     DescribeConsumerGroupResult,
     DescribedConsumer,
-    NamedPartitions,
 )
 from fencepost.logcore.machine import DomainError
 from fencepost.protocol import ApiKey, Entity
@@ -39,9 +42,9 @@ def run(ctx: Context) -> Work[Entity]:
     refused, described = [], []
     for group_id in dict.fromkeys(ctx.body.group_ids):
         if not serves:
-            described.append(_refused(ctx, group_id, ErrorCode.unsupported_version, None))
+            described.append(refused_group(ctx, group_id, ErrorCode.unsupported_version))
         elif not ctx.may(Operation.DESCRIBE, ResourceType.GROUP, group_id):
-            refused.append(_refused(ctx, group_id, ErrorCode.group_authorization_failed, None))
+            refused.append(refused_group(ctx, group_id, ErrorCode.group_authorization_failed))
         else:
             result = yield from result_of(groups.submit(group_id, DescribeConsumerGroup(group_id)))
             described.append((yield from _described(ctx, group_id, result)))
@@ -53,28 +56,11 @@ def _described(
     ctx: Context, group_id: str, result: DescribeConsumerGroupResult | DomainError
 ) -> Work[Entity]:
     if isinstance(result, DomainError):
-        return _refused(ctx, group_id, error_code(result), str(result))
+        return refused_group(ctx, group_id, error_code(result), str(result))
     if (yield from refused_topics(ctx, Operation.DESCRIBE, _topics(result))):
         hidden = "the group has topics that the client may not describe"
-        return _refused(ctx, group_id, ErrorCode.topic_authorization_failed, hidden)
-    members = []
-    for member in result.members:
-        members.append(_member(ctx, member))
-        yield None
-    return ctx.respond.DescribedGroup(
-        error_code=ErrorCode.none,
-        group_id=group_id,
-        group_state=result.state,
-        group_epoch=result.group_epoch,
-        assignment_epoch=result.assignment_epoch,
-        assignor_name=result.assignor_name,
-        members=tuple(members),
-        authorized_operations=(
-            authorized.of_group(ctx, group_id)
-            if ctx.body.include_authorized_operations
-            else authorized.NOT_ASKED
-        ),
-    )
+        return refused_group(ctx, group_id, ErrorCode.topic_authorization_failed, hidden)
+    return (yield from described_group(ctx, group_id, result, _member))
 
 
 def _topics(result: DescribeConsumerGroupResult) -> Iterator[str]:
@@ -95,24 +81,7 @@ def _member(ctx: Context, member: DescribedConsumer) -> Entity:
         client_host=said.client_host,
         subscribed_topic_names=said.subscribed_topic_names,
         subscribed_topic_regex=said.subscribed_topic_regex or "",
-        assignment=_assignment(ctx, member.assignment),
-        target_assignment=_assignment(ctx, member.target_assignment),
+        assignment=described_assignment(ctx, member.assignment),
+        target_assignment=described_assignment(ctx, member.target_assignment),
         member_type=CONSUMER if said.classic is None else CLASSIC,
     )
-
-
-def _assignment(ctx: Context, topics: tuple[NamedPartitions, ...]) -> Entity:
-    return ctx.respond.Assignment(
-        topic_partitions=tuple(
-            ctx.respond.TopicPartitions(
-                topic_id=uuid.UUID(bytes=topic.topic_id),
-                topic_name=topic.topic,
-                partitions=topic.partitions,
-            )
-            for topic in topics
-        )
-    )
-
-
-def _refused(ctx: Context, group_id: str, code: ErrorCode, message: str | None) -> Entity:
-    return ctx.respond.DescribedGroup(error_code=code, error_message=message, group_id=group_id)

@@ -8,25 +8,20 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Awaitable
-from functools import lru_cache
-from typing import Final
 
 from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.acl import Operation, ResourceType
 from fencepost.coordinator.handlers import Context, handles, request_ms
 from fencepost.coordinator.handlers.answers import answer
+from fencepost.coordinator.handlers.group_responses import heartbeat_response
 from fencepost.coordinator.handlers.rights import refused_topics, visibility_of
-from fencepost.groups.consumer_commands import ConsumerHeartbeat, ConsumerHeartbeatResult
+from fencepost.groups.consumer_commands import ConsumerHeartbeat
 from fencepost.groups.regex import reason_against
 from fencepost.protocol import ApiKey, Entity
-from fencepost.protocol.messages import ResponseFactory
 from fencepost.protocol.steps import Steps
 
 _ZERO_ID = bytes(16)
-
-MAX_KEPT_ANSWERS: Final = 1_024
-"""The maximum number of cached responses without an assignment, of 200 bytes each."""
 
 
 @handles(ApiKey.CONSUMER_GROUP_HEARTBEAT, versions=(0, 1), permission="READ Group, DESCRIBE Topic")
@@ -60,7 +55,7 @@ def _passed_on(ctx: Context, reason_against_regex: str | None) -> Entity | Await
         error = future.exception()
         return _refused(ctx, code, None if error is None else str(error))
 
-    return answer(future, lambda result: _response(ctx, result), refuse)
+    return answer(future, lambda result: heartbeat_response(ctx.respond, result), refuse)
 
 
 def _command(ctx: Context, reason_against_regex: str | None) -> ConsumerHeartbeat:
@@ -90,42 +85,6 @@ def _command(ctx: Context, reason_against_regex: str | None) -> ConsumerHeartbea
 
 def _id_bytes(topic_id: uuid.UUID | None) -> bytes:
     return _ZERO_ID if topic_id is None else topic_id.bytes
-
-
-def _response(ctx: Context, result: ConsumerHeartbeatResult) -> Entity:
-    make = ctx.respond
-    member_id, epoch, interval_ms = (
-        result.member_id,
-        result.member_epoch,
-        result.heartbeat_interval_ms,
-    )
-    if result.assignment is None:
-        return _unchanged(make, member_id, epoch, interval_ms)
-    assignment = make.Assignment(
-        topic_partitions=tuple(
-            make.TopicPartitions(topic_id=uuid.UUID(bytes=topic_id), partitions=partitions)
-            for topic_id, partitions in result.assignment
-        )
-    )
-    return _heartbeat_response(make, member_id, epoch, interval_ms, assignment)
-
-
-def _heartbeat_response(
-    make: ResponseFactory, member_id: str, epoch: int, interval_ms: int, assignment: Entity | None
-) -> Entity:
-    return make.ConsumerGroupHeartbeatResponse(
-        error_code=ErrorCode.none,
-        member_id=member_id,
-        member_epoch=epoch,
-        heartbeat_interval_ms=interval_ms,
-        assignment=assignment,
-    )
-
-
-@lru_cache(maxsize=MAX_KEPT_ANSWERS)
-def _unchanged(make: ResponseFactory, member_id: str, epoch: int, interval_ms: int) -> Entity:
-    """Return the response of nearly every heartbeat, without an assignment; cached."""
-    return _heartbeat_response(make, member_id, epoch, interval_ms, None)
 
 
 def _refused(ctx: Context, code: ErrorCode, message: str | None) -> Entity:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 from typing import Final
 
@@ -10,8 +9,13 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.acl import Operation, ResourceType
 from fencepost.coordinator.error_codes import error_code
-from fencepost.coordinator.handlers import Context, authorized, handles
+from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import result_of
+from fencepost.coordinator.handlers.group_responses import (
+    described_assignment,
+    described_group,
+    refused_group,
+)
 from fencepost.coordinator.handlers.rights import refused_topics
 from fencepost.coordinator.runtime.errors import ShardError
 from fencepost.coordinator.runtime.turns import Work
@@ -34,11 +38,11 @@ def run(ctx: Context) -> Work[Entity]:
     refused, described = [], []
     for group_id in ctx.body.group_ids:
         if not serves:
-            described.append(_refused(ctx, group_id, ErrorCode.unsupported_version))
+            described.append(refused_group(ctx, group_id, ErrorCode.unsupported_version))
         elif not ctx.may(Operation.DESCRIBE, ResourceType.GROUP, group_id):
-            refused.append(_refused(ctx, group_id, ErrorCode.group_authorization_failed))
+            refused.append(refused_group(ctx, group_id, ErrorCode.group_authorization_failed))
         elif not group_id:
-            described.append(_refused(ctx, group_id, ErrorCode.invalid_group_id))
+            described.append(refused_group(ctx, group_id, ErrorCode.invalid_group_id))
         else:
             result = yield from result_of(groups.submit(group_id, DescribeShareGroup(group_id)))
             described.append((yield from _described(ctx, group_id, result)))
@@ -51,27 +55,10 @@ def _described(
 ) -> Work[Entity]:
     if isinstance(result, DomainError):
         message = None if isinstance(result, ShardError) else str(result)
-        return _refused(ctx, group_id, error_code(result), message)
+        return refused_group(ctx, group_id, error_code(result), message)
     if (yield from refused_topics(ctx, Operation.DESCRIBE, _topics(result))):
-        return _refused(ctx, group_id, ErrorCode.topic_authorization_failed, HIDDEN)
-    members = []
-    for member in result.members:
-        members.append(_member(ctx, member))
-        yield None
-    return ctx.respond.DescribedGroup(
-        error_code=ErrorCode.none,
-        group_id=group_id,
-        group_state=result.state,
-        group_epoch=result.group_epoch,
-        assignment_epoch=result.assignment_epoch,
-        assignor_name=result.assignor_name,
-        members=tuple(members),
-        authorized_operations=(
-            authorized.of_group(ctx, group_id)
-            if ctx.body.include_authorized_operations
-            else authorized.NOT_ASKED
-        ),
-    )
+        return refused_group(ctx, group_id, ErrorCode.topic_authorization_failed, HIDDEN)
+    return (yield from described_group(ctx, group_id, result, _member))
 
 
 def _topics(result: DescribeShareGroupResult) -> Iterator[str]:
@@ -81,26 +68,13 @@ def _topics(result: DescribeShareGroupResult) -> Iterator[str]:
 
 
 def _member(ctx: Context, member: DescribedShareMember) -> Entity:
-    make, said = ctx.respond, member.metadata
-    return make.Member(
+    said = member.metadata
+    return ctx.respond.Member(
         member_id=member.member_id,
         rack_id=said.rack_id,
         member_epoch=member.member_epoch,
         client_id=said.client_id,
         client_host=said.client_host,
         subscribed_topic_names=said.subscribed_topic_names,
-        assignment=make.Assignment(
-            topic_partitions=tuple(
-                make.TopicPartitions(
-                    topic_id=uuid.UUID(bytes=topic.topic_id),
-                    topic_name=topic.topic,
-                    partitions=topic.partitions,
-                )
-                for topic in member.assignment
-            )
-        ),
+        assignment=described_assignment(ctx, member.assignment),
     )
-
-
-def _refused(ctx: Context, group_id: str, code: ErrorCode, message: str | None = None) -> Entity:
-    return ctx.respond.DescribedGroup(error_code=code, error_message=message, group_id=group_id)

@@ -9,28 +9,24 @@ Source: ``KafkaApis.handleShareAcknowledgeRequest``, ``SharePartitionManager.ack
 
 from __future__ import annotations
 
-from datetime import timedelta
-
-from kio.schema.errors import ErrorCode
-
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.handlers.leader_hints import endpoints
 from fencepost.coordinator.handlers.share_requests import (
     Acknowledgement,
     Readable,
     acknowledge,
+    end_if_final,
     error_of,
     leader_fields,
     loaded,
     partition_of,
     refusal_of,
     settled,
+    share_response,
     told,
-    uuid_of,
 )
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.groups.share.session import FINAL_EPOCH, SessionKey, ShareSession, TopicPartition
+from fencepost.groups.share.session import SessionKey, ShareSession, TopicPartition
 from fencepost.logcore.machine import DomainError
 from fencepost.protocol import ApiKey, Entity
 from fencepost.protocol.steps import Steps
@@ -44,7 +40,6 @@ def run(ctx: Context) -> Work[Entity]:
     if refused is not None:
         return ctx.respond.error(refused)
     yield from loaded(ctx)
-    shares = ctx.broker.shares
     try:
         session = session_of(ctx)
     except DomainError as error:
@@ -65,10 +60,9 @@ def run(ctx: Context) -> Work[Entity]:
     if not has_batches:
         # As in Kafka: nothing was acknowledged.
         acknowledged.clear()
-    response = yield from _response(ctx, acknowledged)
-    if body.share_session_epoch == FINAL_EPOCH and shares.sessions.get(session.key) is session:
-        shares.end_session(session.key)
-    return response
+    answered = yield from _response(ctx, acknowledged)
+    end_if_final(ctx, session)
+    return answered
 
 
 def session_of(ctx: Context) -> ShareSession:
@@ -93,15 +87,4 @@ def _response(ctx: Context, acknowledged: dict[TopicPartition, Acknowledgement])
             )
         )
         yield
-    lock_ms = ctx.broker.shares.settings.of(ctx.body.group_id).record_lock_duration_ms
-    return make.ShareAcknowledgeResponse(
-        error_code=ErrorCode.none,
-        acquisition_lock_timeout=timedelta(milliseconds=lock_ms),
-        responses=tuple(
-            make.ShareAcknowledgeTopicResponse(
-                topic_id=uuid_of(TopicPartition(topic_id, 0)), partitions=tuple(parts)
-            )
-            for topic_id, parts in found.items()
-        ),
-        **(endpoints(ctx, leaders) if leaders else {}),
-    )
+    return share_response(ctx, make.ShareAcknowledgeTopicResponse, found, leaders)

@@ -14,28 +14,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles, request_ms
-from fencepost.coordinator.handlers.leader_hints import endpoints
 from fencepost.coordinator.handlers.share_requests import (
     TOLD_NONE,
     Acknowledgement,
     Readable,
     acknowledge,
     connection_of,
+    end_if_final,
     error_of,
+    is_renewal,
     leader_fields,
     loaded,
     partition_of,
     refusal_of,
     settled,
+    share_response,
     told,
-    uuid_of,
 )
 from fencepost.coordinator.runtime.background import call_later
 from fencepost.coordinator.runtime.turns import Work
@@ -70,7 +70,7 @@ def run(ctx: Context) -> Work[Entity]:
     """Respond with acquired records, and with the results of acknowledgements."""
     body = ctx.body
     refused = refusal_of(ctx)
-    if refused is None and _is_renewal(ctx) and _wants_records(ctx):
+    if refused is None and is_renewal(ctx) and _wants_records(ctx):
         refused = ErrorCode.invalid_request
     if refused is not None:
         return ctx.respond.error(refused)
@@ -90,15 +90,9 @@ def run(ctx: Context) -> Work[Entity]:
         yield None
     outcomes = yield from _fetch(ctx, session, readable)
     yield from settled(acknowledged.values())
-    response = yield from _response(ctx, session, outcomes, acknowledged)
-    shares = ctx.broker.shares
-    if body.share_session_epoch == FINAL_EPOCH and shares.sessions.get(session.key) is session:
-        shares.end_session(session.key)
-    return response
-
-
-def _is_renewal(ctx: Context) -> bool:
-    return bool(getattr(ctx.body, "is_renew_ack", False))
+    answered = yield from _response(ctx, session, outcomes, acknowledged)
+    end_if_final(ctx, session)
+    return answered
 
 
 def _wants_records(ctx: Context) -> bool:
@@ -162,7 +156,7 @@ def _fetch(
 
     body, throttle = ctx.body, ctx.throttle
     outcomes: dict[TopicPartition, _Outcome] = {}
-    if body.share_session_epoch == FINAL_EPOCH or _is_renewal(ctx):
+    if body.share_session_epoch == FINAL_EPOCH or is_renewal(ctx):
         return outcomes
     partitions: list[tuple[SharePartitionKey, str]] = []
     for one in rotated(list(session.partitions), body.share_session_epoch):
@@ -209,7 +203,7 @@ def _response(
     outcomes: dict[TopicPartition, _Outcome],
     acknowledged: dict[TopicPartition, Acknowledgement],
 ) -> Steps[Entity]:
-    make, leaders = ctx.respond, set[int]()
+    leaders = set[int]()
     is_first = ctx.body.share_session_epoch == INITIAL_EPOCH
     found: dict[bytes, list[Entity]] = {}
     for partition in (*outcomes, *(one for one in acknowledged if one not in outcomes)):
@@ -226,18 +220,7 @@ def _response(
             parts = found.setdefault(partition.topic_id, [])
             parts.append(_partition(ctx, partition, fetched, error, answer, leaders))
         yield
-    lock_ms = ctx.broker.shares.settings.of(ctx.body.group_id).record_lock_duration_ms
-    return make.ShareFetchResponse(
-        error_code=ErrorCode.none,
-        acquisition_lock_timeout=timedelta(milliseconds=lock_ms),
-        responses=tuple(
-            make.ShareFetchableTopicResponse(
-                topic_id=uuid_of(TopicPartition(topic_id, 0)), partitions=tuple(parts)
-            )
-            for topic_id, parts in found.items()
-        ),
-        **(endpoints(ctx, leaders) if leaders else {}),
-    )
+    return share_response(ctx, ctx.respond.ShareFetchableTopicResponse, found, leaders)
 
 
 def _partition(

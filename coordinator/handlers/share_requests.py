@@ -6,7 +6,7 @@ Source: ``KafkaApis.validateAcknowledgementBatches``, ``handleAcknowledgements``
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -23,7 +23,8 @@ from fencepost.coordinator.errors import (
     UnknownTopicOrPartitionError,
 )
 from fencepost.coordinator.handlers import Context
-from fencepost.coordinator.handlers.leader_hints import leader_hint
+from fencepost.coordinator.handlers.leader_hints import endpoints, leader_hint
+from fencepost.coordinator.handlers.share_group_heartbeat import is_member_id
 from fencepost.coordinator.runtime.late_imports import SHARE_MODULES, load
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.groups.share.commands import AcknowledgeBatch, SharePartitionKey
@@ -31,16 +32,13 @@ from fencepost.groups.share.errors import (
     InvalidShareRequestError,
     SharePartitionFencedError,
 )
-from fencepost.groups.share.session import TopicPartition
+from fencepost.groups.share.session import FINAL_EPOCH, ShareSession, TopicPartition
 from fencepost.groups.share.states import AcknowledgeType
 from fencepost.logcore.errors import FencedLeaderEpochError
 from fencepost.logcore.machine import DomainError
 from fencepost.logcore.tracebacks import without_traceback
 from fencepost.protocol import Entity
 from fencepost.protocol.steps import Steps
-
-MAX_MEMBER_ID_CHARACTERS: Final = 36
-"""The length of a UUID, which clients generate."""
 
 MAX_ACKNOWLEDGEMENTS: Final = 20_000
 """Acknowledge types of one partition in a request: twice the most offsets that can be acquired
@@ -66,7 +64,7 @@ def refusal_of(ctx: Context) -> ErrorCode | None:
         return ErrorCode.invalid_request
     if not ctx.may(Operation.READ, ResourceType.GROUP, body.group_id):
         return ErrorCode.group_authorization_failed
-    if not body.member_id or len(body.member_id) > MAX_MEMBER_ID_CHARACTERS:
+    if not is_member_id(body.member_id):
         return ErrorCode.invalid_request
     return None
 
@@ -90,6 +88,11 @@ def uuid_of(partition: TopicPartition) -> UUID | None:
 def connection_of(ctx: Context) -> str:
     """Return the id of the request's connection, with which its session ends."""
     return connection_id(ctx.connection)
+
+
+def is_renewal(ctx: Context) -> bool:
+    """Return whether the request may extend acquisition locks (KIP-1222)."""
+    return bool(getattr(ctx.body, "is_renew_ack", False))
 
 
 class Readable:
@@ -157,7 +160,7 @@ def acknowledge(
     """Acknowledge the records of one partition."""
     body = ctx.body
     try:
-        checked = checked_batches(batches, may_renew=bool(getattr(body, "is_renew_ack", False)))
+        checked = checked_batches(batches, may_renew=is_renewal(ctx))
         readable.topic(partition)
         key = SharePartitionKey(body.group_id, *partition)
         return ctx.broker.shares.acknowledge(key, body.member_id, checked)
@@ -222,3 +225,29 @@ def error_of(acknowledgement: Acknowledgement | None) -> DomainError | None:
         return acknowledgement
     error = acknowledgement.exception()
     return error if isinstance(error, DomainError) else None
+
+
+def share_response(
+    ctx: Context,
+    make_topic: Callable[..., Entity],
+    found: Mapping[bytes, Iterable[Entity]],
+    leaders: set[int],
+) -> Entity:
+    """Build the response from the entries of partitions by topic id."""
+    lock_ms = ctx.broker.shares.settings.of(ctx.body.group_id).record_lock_duration_ms
+    return ctx.respond.message(
+        error_code=ErrorCode.none,
+        acquisition_lock_timeout_ms=lock_ms,
+        responses=tuple(
+            make_topic(topic_id=uuid_of(TopicPartition(topic_id, 0)), partitions=tuple(parts))
+            for topic_id, parts in found.items()
+        ),
+        **(endpoints(ctx, leaders) if leaders else {}),
+    )
+
+
+def end_if_final(ctx: Context, session: ShareSession) -> None:
+    """End the session if the request was its last one, and if it is still the member's."""
+    shares = ctx.broker.shares
+    if ctx.body.share_session_epoch == FINAL_EPOCH and shares.sessions.get(session.key) is session:
+        shares.end_session(session.key)

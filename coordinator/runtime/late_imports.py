@@ -35,10 +35,15 @@ GROUP_MODULES = (
 )
 """The modules of the group machine."""
 
-SHARE_GROUP_MODULES = (
+SHARE_STATE_MODULES = (
     "groups.share.commands",
     "groups.share.state_records",
     "groups.share.state",
+)
+"""The modules of the share coordinator's machine."""
+
+SHARE_GROUP_MODULES = (
+    *SHARE_STATE_MODULES,
     "coordinator.services.share_persister",
     "coordinator.services.share_groups",
 )
@@ -53,13 +58,6 @@ TXN_MODULES = (
     "txn.machine",
 )
 """The modules of the transaction machine."""
-
-SHARE_STATE_MODULES = (
-    "groups.share.commands",
-    "groups.share.state_records",
-    "groups.share.state",
-)
-"""The modules of the share coordinator's machine."""
 
 SHARE_MODULES = (
     "groups.share.partition",

@@ -36,10 +36,9 @@ from fencepost.coordinator.services.dead_letter_records import (
     SourceRecords,
 )
 from fencepost.coordinator.services.share_persister import (
-    FIRST_PAUSE_MS,
     MAX_ATTEMPTS,
-    MAX_PAUSE_MS,
     Pause,
+    pause_ms,
     sleep_ms,
 )
 from fencepost.coordinator.storage.appends import ALL, Append, Appends, Part
@@ -235,7 +234,7 @@ class DeadLetterQueues:
                     await self._give_up(line, job, error)
                     return
                 source = None  # holds a batch in memory
-                await self._pause(min(FIRST_PAUSE_MS << (attempts - 1), MAX_PAUSE_MS))
+                await self._pause(pause_ms(attempts))
             else:
                 attempts = 0
 

@@ -65,6 +65,11 @@ async def sleep_ms(pause_ms: int) -> None:
     await asyncio.sleep(pause_ms / 1000)
 
 
+def pause_ms(made: int) -> int:
+    """Return the pause after so many attempts."""
+    return min(FIRST_PAUSE_MS << (made - 1), MAX_PAUSE_MS)
+
+
 class SharePersister:
     """Sends commands to the share coordinator; ``pause`` waits between two attempts."""
 
@@ -153,7 +158,7 @@ class SharePersister:
         results: dict[SharePartitionKey, object | DomainError] = {}
         for attempt in range(made, MAX_ATTEMPTS):
             if attempt:
-                await self._pause(min(FIRST_PAUSE_MS << (attempt - 1), MAX_PAUSE_MS))
+                await self._pause(pause_ms(attempt))
             replies = await self._sent(commands)
             retried = []
             for command, reply in zip(commands, replies, strict=True):

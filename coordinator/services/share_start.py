@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fencepost.coordinator.runtime.background import Pace
+from fencepost.coordinator.runtime.turns import completed
 from fencepost.groups.share.commands import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from fencepost.logcore.partition import Partition
 from fencepost.logcore.reading import Isolation
@@ -13,14 +13,8 @@ async def offset_at(log: Partition, timestamp: int) -> int:
     if timestamp == EARLIEST_TIMESTAMP:
         return log.log_start_offset
     if timestamp != LATEST_TIMESTAMP:
-        pace = Pace()
         search = log.reader.offset_for_timestamp(timestamp, Isolation.READ_UNCOMMITTED)
-        while True:
-            try:
-                next(search)
-            except StopIteration as end:
-                if end.value is not None:
-                    return int(end.value.offset)
-                break
-            await pace()
+        found = await completed(search)
+        if found is not None:
+            return found.offset
     return log.high_watermark

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from fencepost.txn.epochs import FENCE_EPOCH
+
 T = TypeVar("T")
 
 METADATA = "_metadata"
@@ -45,8 +47,6 @@ MAX_FILE_BYTES = 256 * 1024 * 1024
 
 MAX_COMMITTABLES = 100_000
 """The most transactions that one checkpoint may name."""
-
-LAST_EPOCH = 32_767
 
 
 class CheckpointError(Exception):
@@ -253,7 +253,7 @@ def _request(fields: _Bytes, checkpoint_id: int) -> Committable:
     epoch, producer_id = part.number(2), part.number(8)
     found = Committable(part.text(), producer_id, epoch, checkpoint_id)
     part.end_here("a committable of the Kafka sink")
-    if not found.transactional_id or producer_id < 0 or not 0 <= epoch <= LAST_EPOCH:
+    if not found.transactional_id or producer_id < 0 or not 0 <= epoch <= FENCE_EPOCH:
         raise CheckpointError(f"a committable of {found} has no valid identity")
     fields.take(4)  # retries
     fields.one_of(4, _REQUEST_STATES, "state of a committable")

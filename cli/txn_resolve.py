@@ -19,6 +19,7 @@ from fencepost.cli.output import (
     table_options,
 )
 from fencepost.cli.printing import say
+from fencepost.txn.epochs import FENCE_EPOCH
 
 if TYPE_CHECKING:
     from fencepost.client.queries.blame import Blame
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from fencepost.client.queries.resolution import Resolution
     from fencepost.client.queries.resolve import Answer, Question
     from fencepost.client.queries.session import ClusterSession
+    from fencepost.pipelines.spark.checkpoint import PlannedBatch
 
 COLUMNS = ("transactional_id", "producer_id", "epoch", "verdict", "proof", "since", "action")
 MAX_SHOWN_RECORDS = 20
@@ -42,13 +44,13 @@ class Named(NamedTuple):
 
     questions: tuple[Question, ...]
     checkpoints: tuple[int | None, ...]
-    spark: Path | None = None
+    spark: PlannedBatch | None = None
 
 
 @click.command("resolve")
 @click.argument("transactional_id", required=False)
 @click.option("--producer-id", type=click.IntRange(min=0), help="As the checkpoint names it.")
-@click.option("--epoch", type=click.IntRange(0, 32_767), help="The producer epoch, likewise.")
+@click.option("--epoch", type=click.IntRange(0, FENCE_EPOCH), help="The producer epoch, likewise.")
 @click.option(
     "--from-checkpoint",
     "checkpoint",
@@ -123,7 +125,7 @@ def resolve_txn(
     elif transactional_id is not None and all(one.is_unknown for one in answers):
         transaction(session, transactional_id)  # raises the error with the nearest name
     actions = [
-        _action(one.resolution, commit=commit, force=force, spark=named.spark)
+        _action(one.resolution, commit=commit, force=force, is_spark=named.spark is not None)
         if commit or abort
         else None
         for one in answers
@@ -157,6 +159,7 @@ def _named(
 ) -> Named:
     from fencepost.cli.flink_checkpoint import CheckpointError, read_flink_checkpoint
     from fencepost.client.queries.resolve import Question
+    from fencepost.pipelines.spark.progress import default_transactional_id
     from fencepost.txn.epochs import ProducerIdentity
 
     if (producer_id is None) != (epoch is None):
@@ -171,7 +174,9 @@ def _named(
     if producer_id is not None:
         raise click.UsageError("--from-checkpoint has producer ids and epochs of its own")
     if (checkpoint / "offsets").is_dir():
-        return Named((Question(name or _spark_id(checkpoint)),), (None,), checkpoint)
+        planned = _planned(checkpoint)
+        question = Question(name or default_transactional_id(planned.query_id))
+        return Named((question,), (None,), planned)
     try:
         found = read_flink_checkpoint(checkpoint)
     except CheckpointError as error:
@@ -188,33 +193,33 @@ def _named(
     )
 
 
-def _spark_id(folder: Path) -> str:
-    """Return the transactional id that the sink uses by default."""
-    from fencepost.pipelines.spark.checkpoint import read_checkpoint
-
-    planned = read_checkpoint(str(folder))
-    if planned is None:
-        raise click.ClickException(f"{folder} is not the checkpoint of a Spark query")
-    return f"fencepost-{planned.query_id}"
-
-
-def _of_batch(session: ClusterSession, answer: Answer, folder: Path) -> Answer:
-    """Judge the last planned batch of a Spark query by the progress that its sink commits."""
-    from fencepost.client.queries.resolution import Verdict
+def _planned(folder: Path) -> PlannedBatch:
+    """Return the last planned batch of a Spark query."""
     from fencepost.pipelines.spark.checkpoint import read_checkpoint
     from fencepost.pipelines.spark.errors import ProgressError
-    from fencepost.pipelines.spark.progress import BatchState, Progress, batch_state
+
+    try:
+        planned = read_checkpoint(str(folder))
+    except ProgressError as error:
+        raise click.ClickException(str(error)) from error
+    if planned is None:
+        raise click.ClickException(f"{folder} is not the checkpoint of a Spark query")
+    return planned
+
+
+def _of_batch(session: ClusterSession, answer: Answer, planned: PlannedBatch) -> Answer:
+    """Judge the last planned batch of a Spark query by the progress that its sink commits."""
+    from fencepost.client.queries.resolution import Verdict
+    from fencepost.pipelines.spark.errors import ProgressError
+    from fencepost.pipelines.spark.progress import BatchState, Progress, batch_state, group_of
 
     found = answer.resolution
     name = found.evidence.transactional_id
-    group = f"{name}-progress"
+    group = group_of(name)
+    batch = Progress(planned.batch_id, planned.query_id, planned.digest)
     try:
-        planned = read_checkpoint(str(folder))
-        if planned is None:
-            raise click.ClickException(f"{folder} is not the checkpoint of a Spark query")
         told = list(session.committed(group).values())
         done = Progress.from_text(told[0].metadata, group) if told else None
-        batch = Progress(planned.batch_id, planned.query_id, planned.digest)
         state = batch_state(batch, done, name)
     except ProgressError as error:
         return _judged(answer, Verdict.NO_EVIDENCE, str(error), proof=False)
@@ -242,14 +247,14 @@ def _judged(answer: Answer, verdict: str, why: str, *, proof: bool) -> Answer:
     return answer._replace(resolution=judged)
 
 
-def _action(found: Resolution, *, commit: bool, force: bool, spark: Path | None) -> str:
+def _action(found: Resolution, *, commit: bool, force: bool, is_spark: bool) -> str:
     """Return what --commit or --abort would do, or why it is refused."""
     from fencepost.client.queries.resolution import Verdict
 
     word, wanted = ("commit", Verdict.COMMITTED) if commit else ("abort", Verdict.ABORTED)
     if found.verdict is wanted:
         return f"already {wanted}"
-    if commit and spark is not None:
+    if commit and is_spark:
         return UNSEALED
     if found.verdict is Verdict.HANGING:
         return "refused: its coordinator does not know it; `fencepost txns abort` aborts it"

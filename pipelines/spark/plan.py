@@ -12,7 +12,14 @@ from fencepost.pipelines.spark.columns import Piece
 from fencepost.pipelines.spark.errors import SparkPipelineError
 from fencepost.pipelines.spark.offsets import Partition
 from fencepost.pipelines.spark.options import SinkOptions
-from fencepost.pipelines.spark.progress import BatchState, Progress, batch_state, check_same
+from fencepost.pipelines.spark.progress import (
+    BatchState,
+    Progress,
+    batch_state,
+    check_same,
+    default_transactional_id,
+    group_of,
+)
 from fencepost.pipelines.spark.rows import Prepared
 from fencepost.pipelines.spark.spool import Spool
 from fencepost.pipelines.spark.transaction import Sent, TransactionHandle
@@ -68,8 +75,9 @@ class WritePlan:
         return Progress(batch_id, query_id, planned.digest if planned else "")
 
     def transactional_id(self, query_id: str) -> str:
-        """Return the transactional id. Spark's query id lasts as long as the checkpoint."""
-        return self.batch_name or self.options.transactional_id or f"fencepost-{query_id}"
+        """Return the transactional id of a batch write, as configured, or by default."""
+        configured = self.batch_name or self.options.transactional_id
+        return configured or default_transactional_id(query_id)
 
     def begin(self, query_id: str) -> BegunTransaction:
         """Begin the transaction of a micro-batch of that query, or of a batch write."""
@@ -79,11 +87,6 @@ class WritePlan:
         return BegunTransaction(
             txn.begin(self.options.link, self.transactional_id(query_id), timeout_ms)
         )
-
-
-def group_of(transactional_id: str) -> str:
-    """Return the group whose one offset is the sink's progress. It never has members."""
-    return f"{transactional_id}-progress"
 
 
 class CommitProtocol:

@@ -14,6 +14,16 @@ from typing import Self
 from fencepost.pipelines.spark.errors import ProgressError
 
 
+def default_transactional_id(query_id: str) -> str:
+    """Return the sink's transactional id. Spark's query id lasts as long as the checkpoint."""
+    return f"fencepost-{query_id}"
+
+
+def group_of(transactional_id: str) -> str:
+    """Return the group whose one offset is the sink's progress. It never has members."""
+    return f"{transactional_id}-progress"
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
     """The identity of a query's batch: its input, and its contents."""

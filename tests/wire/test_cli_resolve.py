@@ -259,6 +259,16 @@ def test_id_of_a_spark_query_comes_from_its_checkpoint(bootstrap: str, tmp_path:
     assert f"fencepost-{QUERY}" in done.stdout
 
 
+@pytest.mark.parametrize("named", [(), ("sink",)])
+def test_spark_checkpoint_of_an_unknown_format_is_refused(
+    bootstrap: str, tmp_path: Path, named: tuple[str, ...]
+) -> None:
+    planned(tmp_path, 0, "{}")
+    (tmp_path / "offsets" / "0").write_text("v9\n")
+    line = ("txns", "resolve", *named, "--from-checkpoint", str(tmp_path))
+    assert "only the formats v1 and v2" in cli(bootstrap, *line, status=1).stderr
+
+
 def test_checkpoint_of_flink_names_its_transactions(bootstrap: str) -> None:
     """This cluster never gave out the identities, and says so."""
     named = ("txns", "resolve", "--from-checkpoint", str(FLINK))

@@ -9,7 +9,6 @@ import click
 from fencepost.cli.changes import execute_option, show_only
 from fencepost.cli.cluster_promote import promote, stand_alone
 from fencepost.cli.features import COLUMNS as FEATURE_COLUMNS
-from fencepost.cli.features import feature_levels
 from fencepost.cli.history import history_options, show
 from fencepost.cli.output import (
     CommandGroup,
@@ -70,6 +69,7 @@ def info(session: ClusterSession, form: str, *, with_apis: bool) -> None:
     Apache Kafka release of the cluster's metadata.version, if the cluster reports it.
     """
     from fencepost.client.queries import replicas
+    from fencepost.client.queries.features import feature_levels
 
     cluster = session.client.metadata(refresh=True)
     controller = replicas.active_controller(session, replicas.quorum(session))

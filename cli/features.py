@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 UPDATE_FEATURES = 57
 COLUMNS = ["feature", "finalized", "lowest", "highest", "epoch"]
 
-UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE = 1, 2, 3
-"""``UpgradeType`` of UpdateFeatures from version 1 on."""
-
 
 @click.group("features", cls=CommandGroup)
 def command() -> None:
@@ -33,26 +30,9 @@ def describe(session: ClusterSession, form: str) -> None:
 
     A feature whose level is 0 is off. EPOCH counts the changes of levels.
     """
-    rows = feature_levels(session)
-    emit(rows, COLUMNS, form, "no features")
+    from fencepost.client.queries.features import feature_levels
 
-
-def feature_levels(session: ClusterSession) -> list[dict[str, object]]:
-    """Return each supported feature with its finalized level and its range of levels."""
-    answer = session.client.call(
-        "ApiVersions", client_software_name="fencepost", client_software_version="0"
-    )
-    finalized = {one.name: one.max_version_level for one in answer.finalized_features}
-    return [
-        {
-            "feature": one.name,
-            "finalized": finalized.get(one.name, 0),
-            "lowest": one.min_version,
-            "highest": one.max_version,
-            "epoch": answer.finalized_features_epoch,
-        }
-        for one in sorted(answer.supported_features, key=lambda one: str(one.name))
-    ]
+    emit(feature_levels(session), COLUMNS, form, "no features")
 
 
 @command.command("set")
@@ -75,39 +55,24 @@ def setlevels(
     Open transactions end by the rules they began with: a producer follows a new level of
     transaction.version from its next transaction on.
     """
-    from fencepost.client.queries.session import check
+    from fencepost.client.queries import features
 
     wanted = dict(_level(text) for text in levels)
     if len(wanted) < len(levels):
         raise click.BadParameter("one feature is named twice", param_hint="FEATURE=LEVEL")
     if session.client.versions().get(UPDATE_FEATURES, (0, -1))[1] < 1:
         raise click.ClickException("this broker does not support safe and unsafe downgrades")
-    now = {str(row["feature"]): int(str(row["finalized"])) for row in feature_levels(session)}
+    now = features.finalized_levels(session)
     for name in wanted:
         if name not in now:
             raise click.ClickException(f"there is no feature {name!r}{nearest(name, now)}")
-    lower = UNSAFE_DOWNGRADE if unsafe else SAFE_DOWNGRADE if downgrade else UPGRADE
-    answer = session.client.call(
-        "UpdateFeatures",
-        to_node=session.controller,
-        check=False,
-        entity=lambda f: f.message(
-            timeout=session.timeout_ms,
-            feature_updates=[
-                f.FeatureUpdateKey(
-                    feature=name,
-                    max_version_level=level,
-                    upgrade_type=lower if level < now.get(name, 0) else UPGRADE,
-                )
-                for name, level in wanted.items()
-            ],
-            validate_only=not execute,
-        ),
-    )
-    check(answer.error_code, "UpdateFeatures", None, answer.error_message)
+    lower = features.UPGRADE
+    if unsafe or downgrade:
+        lower = features.UNSAFE_DOWNGRADE if unsafe else features.SAFE_DOWNGRADE
+    features.update_features(session, wanted, now, lower, validate_only=not execute)
     rows = [
         row if execute else {**row, "finalized": wanted[str(row["feature"])]}
-        for row in feature_levels(session)
+        for row in features.feature_levels(session)
         if row["feature"] in wanted
     ]
     if not execute and form == "table":

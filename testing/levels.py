@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from fencepost.client.queries.session import ClusterSession, check
+from fencepost.client.queries.features import (
+    SAFE_DOWNGRADE,
+    finalized_levels,
+    update_features,
+)
 
 if TYPE_CHECKING:
+    from fencepost.client.queries.session import ClusterSession
     from fencepost.coordinator.daemon.broker import Broker
 
 SETTINGS: Mapping[str, str] = {
@@ -23,31 +28,11 @@ SETTINGS: Mapping[str, str] = {
 }
 """Settings that differ from Kafka's defaults, which would make tests wait."""
 
-UPGRADE, SAFE_DOWNGRADE = 1, 2
-
 
 def set_level(session: ClusterSession, name: str, level: int) -> None:
     """Set the finalized level of a feature. Raises ApiError."""
-    answer = session.client.call(
-        "ApiVersions", client_software_name="fencepost", client_software_version="0"
-    )
-    now = {one.name: one.max_version_level for one in answer.finalized_features}.get(name, 0)
-    answer = session.client.call(
-        "UpdateFeatures",
-        to_node=session.controller,
-        check=False,
-        entity=lambda make: make.message(
-            timeout=session.timeout_ms,
-            feature_updates=[
-                make.FeatureUpdateKey(
-                    feature=name,
-                    max_version_level=level,
-                    upgrade_type=SAFE_DOWNGRADE if level < now else UPGRADE,
-                )
-            ],
-        ),
-    )
-    check(answer.error_code, "UpdateFeatures", name, answer.error_message)
+    now = finalized_levels(session)
+    update_features(session, {name: level}, now, SAFE_DOWNGRADE)
 
 
 async def level_of(broker: Broker, name: str) -> int:

@@ -42,7 +42,7 @@ def in_flight(
     found: dict[Partition, InFlight] = {}
     for topic, index in partitions:
         leader = cluster.leader(topic, index)
-        if leader is None:
+        if leader is None or leader not in cluster.brokers:
             found[topic, index] = InFlight({}, NO_LEADER)
         else:
             by_leader[leader].append((topic, index))

@@ -9,8 +9,9 @@ from contextlib import ExitStack
 import pytest
 from confluent_kafka import Producer
 
+from fencepost.client.queries.replicas import NO_LEADER as NO_LEADER_ID
 from fencepost.client.queries.session import ClusterSession
-from fencepost.client.queries.share_partitions import in_flight
+from fencepost.client.queries.share_partitions import NO_LEADER, in_flight
 from fencepost.testing import Cluster
 from tests.support.cluster import Cluster as Client
 from tests.support.raw import Answer
@@ -126,6 +127,18 @@ def test_new_leader_continues_with_the_outcomes(cluster: Cluster) -> None:
             ranges += acquired(fetched(successor, topic, 0))
         # Offset 1 keeps its count, the acquisition of offset 2 is unknown to the new leader.
         assert ranges == [(1, 1, 2), (2, 2, 1)]
+
+
+def test_partition_without_a_leader_has_no_counts_and_says_why(cluster: Cluster) -> None:
+    cluster.topic("single", 1, replicas=1)
+    cluster.kill(cluster.leader("single", 0))
+    with ClusterSession(cluster.bootstrap, 30) as session:
+        until(
+            lambda: session.client.metadata(refresh=True).leader("single", 0) == NO_LEADER_ID,
+            "the fencing of the leader",
+        )
+        found = in_flight(session, GROUP, [("single", 0)])
+    assert found["single", 0] == ({}, NO_LEADER)
 
 
 def owners(cluster: Cluster) -> list[str]:

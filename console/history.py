@@ -75,9 +75,7 @@ class HistoryCache:
 
     def entries(self, scope: str, subject: str) -> list[Entry]:
         """Return the entries of one subject, oldest first."""
-        with self._lock:
-            entries = list(self._entries)
-        return [one for one in entries if one.scope == scope and one.subject == subject]
+        return [one for one in self.newest() if one.scope == scope and one.subject == subject]
 
     def newest(self) -> list[Entry]:
         """Return all entries that have been read, oldest first."""
@@ -87,9 +85,7 @@ class HistoryCache:
     def rows(self, keep: Callable[[Entry], bool], limit: int = TIMELINE_ENTRIES) -> list[Row]:
         """Return the newest ``limit`` entries for which ``keep`` is true, newest first."""
         found: list[Row] = []
-        with self._lock:
-            entries = list(self._entries)
-        for entry in reversed(entries):
+        for entry in reversed(self.newest()):
             if keep(entry):
                 found.append({**row_of(entry), "at_ms": entry.at_ms, "scope": entry.scope})
                 if len(found) == limit:

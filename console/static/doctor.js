@@ -1,9 +1,7 @@
 // The rules of exactly-once that clients break, with the request that shows each breach.
 
 import { h } from "./dom.js";
-import { badge, card, command, empty, link, plural, when } from "./parts.js";
-
-const fact = (name, ...value) => h("div", { class: "fact" }, h("dt", {}, name), h("dd", {}, value));
+import { badge, card, command, empty, fact, link, plural, when } from "./parts.js";
 
 const shown = (fields) =>
   Object.entries(fields)

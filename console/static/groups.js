@@ -3,7 +3,7 @@
 import { Refused, get, post } from "./api.js";
 import { h } from "./dom.js";
 import { recordsTab } from "./shares.js";
-import { badge, card, choice, command, empty, field, filterBox, lagCell, link, mono, num, pager, places, plural, quoted, select, skeleton, stateFilter, table, tabs, timeline } from "./parts.js";
+import { badge, card, choice, command, empty, fact, field, filterBox, lagCell, link, mono, num, pager, places, plural, quoted, select, skeleton, stateFilter, table, tabs, timeline } from "./parts.js";
 
 export const groupsPage = {
   title: () => "Groups",
@@ -318,10 +318,10 @@ export const groupPage = {
         { class: "facts" },
         h("div", { class: "fact big" }, h("dt", {}, "Lag"), h("dd", { id: "total-lag" }, lagCell(total))),
         type === "share" ? null : h("div", { class: "fact big" }, h("dt", {}, "Held back"), h("dd", { class: total.held_back ? "held" : null }, num(total.held_back))),
-        h("div", { class: "fact" }, h("dt", {}, "Members"), h("dd", {}, num(members.length))),
-        h("div", { class: "fact" }, h("dt", {}, "Protocol"), h("dd", {}, type)),
-        h("div", { class: "fact" }, h("dt", {}, "Assignor"), h("dd", {}, assignor || "–")),
-        epoch === null ? null : h("div", { class: "fact" }, h("dt", {}, "Epoch"), h("dd", {}, num(epoch))),
+        fact("Members", num(members.length)),
+        fact("Protocol", type),
+        fact("Assignor", assignor || "–"),
+        epoch === null ? null : fact("Epoch", num(epoch)),
       ),
       tabs(app, "group", names, tab, { id: app.params.id }),
       PARTS[tab](app),

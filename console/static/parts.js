@@ -71,6 +71,8 @@ export const card = (title, note, ...content) =>
     content,
   );
 
+export const fact = (name, ...value) => h("div", { class: "fact" }, h("dt", {}, name), h("dd", {}, value));
+
 export const empty = (title, text) => h("div", { class: "empty" }, h("p", { class: "empty-title" }, title), text ? h("p", {}, text) : null);
 
 export const skeleton = (rows = 6) =>

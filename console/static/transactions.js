@@ -2,7 +2,7 @@
 
 import { h } from "./dom.js";
 import { duration } from "./format.js";
-import { age, badge, card, command, empty, filterBox, heldBar, link, mono, num, pager, places, plural, quoted, stateFilter, table, timeline, when } from "./parts.js";
+import { age, badge, card, command, empty, fact, filterBox, heldBar, link, mono, num, pager, places, plural, quoted, stateFilter, table, timeline, when } from "./parts.js";
 
 const holder = (row) =>
   row.transactional_id
@@ -125,8 +125,6 @@ export const transactionsPage = {
     ];
   },
 };
-
-const fact = (name, ...value) => h("div", { class: "fact" }, h("dt", {}, name), h("dd", {}, value));
 
 export const transactionPage = {
   title: (app) => app.params.id ?? "Transaction",

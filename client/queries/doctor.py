@@ -112,20 +112,16 @@ class Subject:
 
     def includes(self, finding: Finding, pipelines: Iterable[Pipeline]) -> bool:
         """Return whether a finding is about the subject, or about a pipeline that it is part of."""
-        if self.topic is not None and self.topic not in finding.topics:
-            return False
-        for name, own in (("group", finding.group), ("id", finding.transactional_id)):
-            wanted = self.group if name == "group" else self.transactional_id
-            if wanted is None or own == wanted:
-                continue
-            mine = [
-                one
-                for one in pipelines
-                if (one.group == wanted if name == "group" else wanted in one.transactional_ids)
-            ]
-            if not any(_touches(one, finding) for one in mine):
-                return False
-        return True
+        touched = [one for one in pipelines if _touches(one, finding)]
+        group, name = self.group, self.transactional_id
+        return (
+            (self.topic is None or self.topic in finding.topics)
+            and (group in {None, finding.group} or any(group == one.group for one in touched))
+            and (
+                name in {None, finding.transactional_id}
+                or any(name in one.transactional_ids for one in touched)
+            )
+        )
 
 
 def _touches(pipeline: Pipeline, finding: Finding) -> bool:
@@ -206,7 +202,7 @@ def _of_request(
         rule,
         what,
         client_id=entry.client_id,
-        host=None if entry.client_host is None else entry.client_host.removeprefix("/"),
+        host=entry.client_host,
         request=(entry.trigger or "").removeprefix("request ") or None,
         at_ms=entry.at_ms,
         fields={**{name: detail.get(name) for name in shown}, **more},

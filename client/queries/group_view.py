@@ -70,7 +70,7 @@ def describe_group(session: ClusterSession, group: str) -> GroupView:
             "ConsumerGroupDescribe", to_group=group, group_ids=(group,)
         ).groups[0]
         if found.error_code == ErrorCode.none:
-            return _consumer(group, found)
+            return _server_assigned(group, CONSUMER, found)
         if found.error_code not in {
             ErrorCode.group_id_not_found,
             ErrorCode.unsupported_version,
@@ -80,7 +80,7 @@ def describe_group(session: ClusterSession, group: str) -> GroupView:
     if found.error_code != ErrorCode.group_id_not_found:
         check(found.error_code, "DescribeGroups", group, getattr(found, "error_message", None))
     if found.group_state == "Dead" and (share := described(session, group)) is not None:
-        return _share(group, share)
+        return _server_assigned(group, SHARE, share)
     return _classic(group, found)
 
 
@@ -100,43 +100,28 @@ def _named(assignment: Any) -> tuple[Partition, ...]:
     )
 
 
-def _consumer(group: str, found: Any) -> GroupView:
+def _server_assigned(group: str, kind: str, found: Any) -> GroupView:
+    """Return a consumer or share group, whose coordinator assigns the partitions.
+
+    Members of share groups have no instance id, regular expression or target.
+    """
     members = tuple(
         MemberView(
             row.member_id,
-            row.instance_id,
+            getattr(row, "instance_id", None),
             row.client_id,
             row.client_host.removeprefix("/"),
             row.member_epoch,
             _named(row.assignment),
-            _named(row.target_assignment),
+            _named(row.target_assignment) if kind == CONSUMER else None,
             row.rack_id,
             topics=tuple(row.subscribed_topic_names),
-            regex=row.subscribed_topic_regex,
+            regex=getattr(row, "subscribed_topic_regex", None),
         )
         for row in found.members
     )
     return GroupView(
-        group, CONSUMER, found.group_state, found.assignor_name, found.group_epoch, members
-    )
-
-
-def _share(group: str, found: Any) -> GroupView:
-    members = tuple(
-        MemberView(
-            row.member_id,
-            None,
-            row.client_id,
-            row.client_host.removeprefix("/"),
-            row.member_epoch,
-            _named(row.assignment),
-            rack_id=row.rack_id,
-            topics=tuple(row.subscribed_topic_names),
-        )
-        for row in found.members
-    )
-    return GroupView(
-        group, SHARE, found.group_state, found.assignor_name, found.group_epoch, members
+        group, kind, found.group_state, found.assignor_name, found.group_epoch, members
     )
 
 

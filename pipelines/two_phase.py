@@ -150,15 +150,13 @@ class TransactionOwner:
             "InitProducerId",
             INIT_PRODUCER_VERSION,
             to_transaction=name,
-            entity=lambda f: f.message(
-                transactional_id=name,
-                # Without effect: a transaction of a two-phase commit has no timeout.
-                transaction_timeout=self._timeout_ms,
-                producer_id=-1,
-                producer_epoch=-1,
-                enable2_pc=True,
-                keep_prepared_txn=True,
-            ),
+            transactional_id=name,
+            # Without effect: a transaction of a two-phase commit has no timeout.
+            transaction_timeout=self._timeout_ms,
+            producer_id=-1,
+            producer_epoch=-1,
+            enable2_pc=True,
+            keep_prepared_txn=True,
         )
         self.identity = TransactionIdentity(answer.producer_id, answer.producer_epoch)
         if answer.ongoing_txn_producer_id < 0:
@@ -177,12 +175,10 @@ class TransactionOwner:
             "EndTxn",
             END_VERSION,
             to_transaction=name,
-            entity=lambda f: f.message(
-                transactional_id=name,
-                producer_id=self.identity.producer_id,
-                producer_epoch=self.identity.epoch,
-                committed=commit,
-            ),
+            transactional_id=name,
+            producer_id=self.identity.producer_id,
+            producer_epoch=self.identity.epoch,
+            committed=commit,
         )
         ended = TransactionIdentity(answer.producer_id, answer.producer_epoch)
         if ended.producer_id < 0 or ended == self.identity:

@@ -153,12 +153,11 @@ def _of_share_request(ctx: Context) -> Any:
     with suppress(DomainError):
         if ctx.api_key == ApiKey.SHARE_ACKNOWLEDGE:
             share_acknowledge.session_of(ctx)
-        elif not body.topics:
-            for one in finish(share_fetch.session_of(ctx)).partitions:
+        else:
+            session = finish(share_fetch.session_of(ctx))
+            for one in () if body.topics else session.partitions:
                 part = SimpleNamespace(partition_index=one.partition)
                 topics.setdefault(uuid_of(one), []).append(part)
-        else:
-            finish(share_fetch.session_of(ctx))
     if not topics:
         return body
     return SimpleNamespace(

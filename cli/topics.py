@@ -111,10 +111,10 @@ def describe(session: ClusterSession, topics: tuple[str, ...], form: str, *, con
 
     LATEST is the offset after the last record, STABLE the one where a read_committed reader stops.
     ELR are the eligible leader replicas: outside the ISR, with every committed record, and
-    allowed to lead if the ISR is empty. OFFLINE replicas are on brokers that are down.
+    allowed to lead if the ISR is empty. OFFLINE replicas are on brokers that are down. Offsets are
+    empty if the leader does not answer.
     """
-    from fencepost.client.queries.replicas import NO_LEADER, partition_states
-    from fencepost.client.requests import EARLIEST, LATEST
+    from fencepost.client.queries.replicas import states_and_offsets
 
     if configs:
         from fencepost.client.queries.settings import described
@@ -126,20 +126,18 @@ def describe(session: ClusterSession, topics: tuple[str, ...], form: str, *, con
         ]
         emit(settings, ["topic", "key", "value", "source"], form)
         return
-    states = partition_states(session, dict.fromkeys(topics))
-    led = [(one.topic, one.partition) for one in states if one.leader != NO_LEADER]
-    first = session.offsets(led, EARLIEST)
-    last = session.offsets(led, LATEST)
-    stable = session.offsets(led, LATEST, committed=True)
-    rows = [
-        {
-            **one._asdict(),
-            "earliest": first.get((one.topic, one.partition)),
-            "stable": stable.get((one.topic, one.partition)),
-            "latest": last.get((one.topic, one.partition)),
-        }
-        for one in states
-    ]
+    states, offsets = states_and_offsets(session, dict.fromkeys(topics))
+    rows = []
+    for one in states:
+        known = offsets.get((one.topic, one.partition))
+        rows.append(
+            {
+                **one._asdict(),
+                "earliest": known and known.first,
+                "stable": known and known.stable,
+                "latest": known and known.end,
+            }
+        )
     if form == "table":
         _show_heads(session, session.topics(dict.fromkeys(topics)))
     columns = ["topic", "partition", "leader", "epoch", "replicas", "isr", "elr", "offline"]

@@ -11,7 +11,7 @@ records counted; a large lag is given in offsets, an upper bound of the records.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 from kio.schema.errors import ErrorCode
@@ -70,6 +70,17 @@ class Lag:
     """False if offsets were counted: there may be fewer records."""
 
 
+def bounds_of(
+    session: ClusterSession, partitions: Collection[Partition]
+) -> dict[Partition, PartitionOffsets]:
+    """Return the offsets of partitions, which must have leaders. Raises ApiError."""
+    # Offsets only grow, so that in this order first <= stable <= end.
+    first = session.offsets(partitions, EARLIEST)
+    stable = session.offsets(partitions, LATEST, committed=True)
+    end = session.offsets(partitions, LATEST)
+    return {tp: PartitionOffsets(first[tp], stable[tp], end[tp]) for tp in partitions}
+
+
 class ConsumerLags:
     """Lags of many consumers of the same partitions, all at one moment.
 
@@ -95,11 +106,7 @@ class ConsumerLags:
         known = sorted(
             tp for tp, leader in leaders.items() if leader is not None and tp not in self.failed
         )
-        # Offsets only grow, so that in this order first <= stable <= end.
-        first = session.offsets(known, EARLIEST)
-        stable = session.offsets(known, LATEST, committed=True)
-        end = session.offsets(known, LATEST)
-        self.bounds = {tp: PartitionOffsets(first[tp], stable[tp], end[tp]) for tp in known}
+        self.bounds = bounds_of(session, known)
 
     def of(self, partition: Partition, committed: int | None) -> Lag | None:
         """Return the lag of a consumer with this committed offset.

@@ -6,13 +6,15 @@ DescribeQuorum (KIP-595), ElectLeaders (KIP-183, KIP-460).
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
-from fencepost.client.client import ApiError
+from fencepost.client.client import ApiError, BrokerUnreachable
+from fencepost.client.queries.lag import PartitionOffsets, bounds_of
 from fencepost.client.queries.session import check
 from fencepost.client.requests import Partition
 from fencepost.protocol.api import ApiKey
@@ -81,6 +83,32 @@ def partition_states(
                 )
             )
     return found
+
+
+def states_and_offsets(
+    session: ClusterSession, topics: Collection[str]
+) -> tuple[list[PartitionDescription], dict[Partition, PartitionOffsets]]:
+    """Return the partitions of ``topics``, and the offsets that their leaders report.
+
+    Brokers name a leader until it is fenced, even if it is dead. If one does not answer, look the
+    leaders up again, and return no offsets for partitions that it still leads. Raises ApiError.
+    """
+    found: dict[Partition, PartitionOffsets] = {}
+    unreachable = {NO_LEADER}
+    while True:
+        states = partition_states(session, topics)
+        unasked: dict[int, list[Partition]] = defaultdict(list)
+        for one in states:
+            place = one.topic, one.partition
+            if place not in found and one.leader not in unreachable:
+                unasked[one.leader].append(place)
+        if not unasked:
+            return states, found
+        for leader, places in unasked.items():
+            try:
+                found |= bounds_of(session, places)
+            except BrokerUnreachable:
+                unreachable.add(leader)
 
 
 _Eligible = tuple[tuple[int, ...], tuple[int, ...]]

@@ -9,8 +9,10 @@ import json
 
 import pytest
 
+from fencepost import testing
 from fencepost.client.queries.moves import plan_text
 from tests.support.cluster import Cluster, unique
+from tests.support.waits import until
 from tests.wire.command_line import cli
 
 SHOWN = "nothing was changed; --execute makes the change"
@@ -41,6 +43,39 @@ def test_a_cluster_is_described(bootstrap, topic):
     shown = cli(bootstrap, "cluster", "describe").stdout
     assert f"controller {told['controller']} in epoch {told['controller_epoch']}" in shown
     assert "0 offline, 0 under min ISR, 0 under replicated" in shown
+
+
+def described(cluster: testing.Cluster, topic: str) -> list[dict[str, object]]:
+    line = ("topics", "describe", topic, "--timeout", "2", "--format", "json")
+    rows: list[dict[str, object]] = json.loads(cli(cluster.bootstrap, *line).stdout)
+    return rows
+
+
+def test_topic_is_described_between_the_death_and_the_fencing_of_a_leader() -> None:
+    with testing.Cluster(2, config={"broker.session.timeout.ms": "600000"}) as several:
+        several.topic("placed", 2, replicas=1)
+        several.produce("placed", "a", "b")
+        dead = several.leader("placed", 0)
+        assert several.leader("placed", 1) != dead
+        several.kill(dead)
+        first, second = described(several, "placed")
+    assert (first["leader"], first["earliest"], first["latest"]) == (dead, None, None)
+    assert (second["earliest"], second["stable"], second["latest"]) == (0, 1, 1)
+
+
+def test_topic_is_described_while_another_leader_is_elected() -> None:
+    with testing.Cluster(3) as several:
+        several.topic("placed", 1, replicas=3)
+        several.produce("placed", "a")
+        several.wait_for_isr("placed")
+        dead = several.leader("placed", 0)
+        several.kill(dead)
+
+        def is_led_again() -> bool:
+            (row,) = described(several, "placed")
+            return row["leader"] != dead and row["latest"] == 1
+
+        until(is_led_again, "the offsets of the new leader")
 
 
 def test_topics_tell_who_may_lead(bootstrap, topic):

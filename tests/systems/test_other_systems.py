@@ -123,7 +123,7 @@ def test_a_broker_in_process_serves_more_partitions_than_macos_has_descriptors()
 @pytest.mark.parametrize(
     ("least", "selection"),
     [
-        (1500, ("tests/unit/logcore",)),
+        (1400, ("tests/unit/logcore",)),
         (100, ("tests/unit/coordinator/server", "tests/unit/coordinator/daemon")),
         (50, ("tests/unit/coordinator/storage", "tests/unit/testing")),
         (30, ("tests/plugin",)),

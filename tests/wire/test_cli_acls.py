@@ -221,7 +221,7 @@ def test_which_rule_decides(clean, on_kafka):
     if on_kafka:
         # Apache Kafka hides the values of keys that it does not define, such as super.users.
         asked = cli(clean, "acls", "why", "root", "alter", "cluster", status=1)
-        assert "the broker does not tell super.users" in asked.stderr
+        assert "the broker does not return super.users" in asked.stderr
     else:
         assert decides(clean, "root", "alter", "cluster") == ("allowed", "super user")
         assert decides(clean, "Role:root", "alter", "cluster")[0] == "denied"

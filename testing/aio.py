@@ -49,6 +49,7 @@ class Aio(Generic[K]):
     produce = beside(KafkaUnderTest.produce)
     records = beside(KafkaUnderTest.records)
     wait_for_group = beside(KafkaUnderTest.wait_for_group)
+    wait_for_fetch = beside(KafkaUnderTest.wait_for_fetch)
     shares = beside(KafkaUnderTest.shares)
     wait_for_shares = beside(KafkaUnderTest.wait_for_shares)
     committed = beside(KafkaUnderTest.committed)

@@ -16,6 +16,7 @@ from fencepost.coordinator.runtime.loop import RealTimeLoop
 from fencepost.logcore.clock import Clock
 from fencepost.testing.crash import CrashableFileSystem
 from fencepost.testing.faults import Faults
+from fencepost.testing.positions import FetchPositions
 from fencepost.testing.waiting import BrokerDownError
 from fencepost.tools.ports import hold_port
 
@@ -47,6 +48,7 @@ class OwnBroker:
         forces: bool = True,
         add_scram: Sequence[str] = (),
         faults: Faults | None = None,
+        positions: FetchPositions | None = None,
         loop_factory: Callable[[], asyncio.AbstractEventLoop] = RealTimeLoop,
     ) -> None:
         self.data_dir = Path(data_dir)
@@ -55,6 +57,7 @@ class OwnBroker:
         self.clock = clock
         self.faults = Faults() if faults is None else faults
         """Faults, which stay in effect over restarts."""
+        self.positions = FetchPositions() if positions is None else positions
         self.ends = 0
         """The number of stops and crashes so far; each breaks all connections to the broker."""
         self._listen = listen
@@ -169,6 +172,7 @@ class OwnBroker:
             clock=self.clock,
         ) as broker:
             self._broker = broker
+            self.positions.attach(broker)
             self.faults.attach(broker)
             try:
                 yield broker

@@ -33,6 +33,7 @@ from fencepost.testing.clock import TestClock
 from fencepost.testing.faults import Faults
 from fencepost.testing.levels import SETTINGS
 from fencepost.testing.network import Network
+from fencepost.testing.positions import FetchPositions
 from fencepost.testing.under_test import KafkaUnderTest
 from fencepost.testing.views import Partition
 from fencepost.testing.waiting import TIMEOUT_S, BrokerDownError, wait
@@ -100,6 +101,7 @@ class Cluster(KafkaUnderTest):
         self.data_dir = Path(data_dir or tempfile.mkdtemp(prefix="kafka-cluster-"))
         self.clock = TestClock(now_ms, auto=True)
         self.faults = Faults()
+        self.positions = FetchPositions()
         self._network = Network()
         self._place = hold_port()
         port = self._place.getsockname()[1]
@@ -136,6 +138,7 @@ class Cluster(KafkaUnderTest):
                 clock=self.clock,
                 forces=False,
                 faults=Faults(of_all=self.faults),
+                positions=self.positions,
                 loop_factory=self._network.loop_factory(broker_id),
             )
             for broker_id in range(1, brokers + 1)

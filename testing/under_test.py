@@ -21,7 +21,7 @@ from fencepost.client.client import ApiError
 from fencepost.client.partitioner import partition_for
 from fencepost.client.queries.claims import claims_of, holder
 from fencepost.client.queries.entries import entries_of
-from fencepost.client.queries.group_view import GroupView, describe_group, offset_rows, totals
+from fencepost.client.queries.group_view import GroupView
 from fencepost.client.queries.open_transactions import unfinished
 from fencepost.client.queries.session import ClusterSession
 from fencepost.coordinator.config.key import nearest
@@ -31,7 +31,9 @@ from fencepost.testing.access import USUAL_MECHANISM, BrokerAccess, add_rules
 from fencepost.testing.arguments import checked, setting_texts
 from fencepost.testing.clock import TestClock
 from fencepost.testing.faults import OWN_CLIENT_ID, Faults
+from fencepost.testing.groups import GroupWait
 from fencepost.testing.levels import level_of, set_level
+from fencepost.testing.positions import FetchPositions
 from fencepost.testing.reading import TopicReader, describe, no_topic
 from fencepost.testing.shares import ShareWait, States, in_order, merged, states_of
 from fencepost.testing.views import (
@@ -75,6 +77,8 @@ class KafkaUnderTest(ABC):
     """The clock of the broker or brokers."""
     faults: Faults
     """Injected faults of the broker or brokers."""
+    positions: FetchPositions
+    """The partitions that consumers fetch, for :meth:`wait_for_fetch`."""
 
     patience_s = TIMEOUT_S
     """How long a query is retried."""
@@ -328,41 +332,27 @@ class KafkaUnderTest(ABC):
         describes the group's state.
         """
         __tracebackhide__ = True
-        wanted = ("Empty" if members == 0 else "Stable") if state is None else state
-        seen: GroupView | None = None
-        behind: int | None = None
-        others: list[str] = []
+        return self._wait_for(GroupWait(group, members, state, lag), timeout)
 
-        def reached(session: ClusterSession) -> bool:
-            nonlocal seen, behind, others
-            seen = describe_group(session, group)
-            if seen.state != wanted or (members is not None and len(seen.members) != members):
-                if seen.state == "Dead":
-                    others = [str(row.group_id) for row in session.groups()]
-                return False
-            if lag is None:
-                return True
-            behind = totals(offset_rows(session, [seen]))["lag_at_most"]
-            return behind is not None and behind <= lag
+    def wait_for_fetch(
+        self, group: str, *, members: int | None = None, timeout: float = TIMEOUT_S
+    ) -> GroupView:
+        """Wait until a group is Stable and its consumers fetch all of their partitions.
 
-        def told() -> str:
-            asked = f"group {group} {wanted}{'' if members is None else f' with {members} members'}"
-            if lag is not None:
-                told_lag = "unknown" if behind is None else behind
-                asked += f" and at most {lag} behind (it is {told_lag})"
-            if seen is None:
-                return asked
-            if seen.state == "Dead":
-                return f"{asked}: there is no group {group!r}{nearest(group, others)}"
-            clients = ", ".join(f"{one.client_id}@{one.host}" for one in seen.members)
-            count = len(seen.members)
-            return (
-                f"{asked}: it is {seen.state} with {count} members"
-                f"{f' ({clients})' if clients else ''}"
-            )
+        From then on each consumer has a position in each partition, so that it reads every record
+        that is produced, even with ``auto.offset.reset=latest``. At least one member must have a
+        partition, and none may be paused. A Fetch names no group: a consumer is recognised by its
+        client id and host, so consumers of another group that read the same topics need a client id
+        of their own. Not for share groups. TimeoutError names the partitions.
+        """
+        __tracebackhide__ = True
+        missing = self.positions.not_fetched
+        return self._wait_for(GroupWait(group, members, not_fetched=missing), timeout)
 
-        self._wait(reached, timeout, told)
-        return seen  # type: ignore[return-value]  # it was looked at
+    def _wait_for(self, waiting: GroupWait, timeout: float) -> GroupView:
+        __tracebackhide__ = True
+        self._wait(waiting.is_over, timeout, waiting.describe)
+        return waiting.seen  # type: ignore[return-value]  # it was looked at
 
     def committed(self, group: str) -> dict[Partition, int]:
         """Return the committed offsets of a group, by topic and partition."""

@@ -343,6 +343,11 @@ class Registry:
         self._handlers[handler.api.key] = handler
         self._serve(handler.api)
 
+    def wrap(self, api_key: int, wrapper: Callable[[Run], Run]) -> None:
+        """Replace the handler of a served API by ``wrapper`` of it."""
+        found = self.handler(api_key)
+        self._handlers[api_key] = replace(found, run=wrapper(found.run))
+
     @property
     def versions(self) -> Mapping[int, tuple[int, int]]:
         """The lowest and the highest served version by API key."""

@@ -18,7 +18,7 @@ from fencepost.client.client import ApiError
 from fencepost.coordinator.config.broker_keys import BROKER_KEYS
 from fencepost.coordinator.config.key import ConfigError
 from fencepost.logcore import system
-from fencepost.testing import Kafka, Record
+from fencepost.testing import Kafka, KafkaUnderTest, Record
 from fencepost.testing.broker import OwnBroker
 from fencepost.testing.levels import SETTINGS
 from fencepost.testing.writing import BATCH_BYTES
@@ -239,7 +239,7 @@ def test_the_methods_are_for_all_threads(own: Kafka) -> None:
 
 
 @contextmanager
-def member(kafka: Kafka, **more: object) -> Iterator[object]:
+def member(kafka: KafkaUnderTest, **more: object) -> Iterator[object]:
     """Run a consumer that polls in a thread of its own."""
     from confluent_kafka import Consumer
 

@@ -265,6 +265,7 @@ MEANT: Mapping[str, dict[str, object]] = {
         "lag": None,
         "timeout": 0,
     },
+    "wait_for_fetch": {"group": "shop", "members": None, "timeout": 0},
     "committed": {"group": "shop"},
     "assert_committed": {"group": "shop", "offsets": {"orders": {0: None}}, "timeout": 0},
     "shares": {"group": "shop"},
@@ -361,6 +362,7 @@ def test_coroutines_have_the_methods_that_threads_have() -> None:
     own = {name for name in vars(KafkaUnderTest) if not name.startswith("_")}
     blocking = own - {"name", "client_config", "ca_file", "bootstrap", "is_running", "aio"}
     blocking -= {"data_dir", "look_s", "patience_s", "clock", "faults", "serve_again", "trouble"}
+    blocking -= {"positions"}
     for cls in (KafkaAio, ClusterAio):
         assert issubclass(cls, Aio)
         assert not [name for name in blocking if not hasattr(cls, name)]

@@ -1,0 +1,75 @@
+"""Waits for a consumer group: its state, its members, its lag, and its consumers' positions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from fencepost.client.queries.group_view import GroupView, describe_group, offset_rows, totals
+from fencepost.client.queries.session import ClusterSession
+from fencepost.coordinator.config.key import nearest
+from fencepost.testing.views import Partition
+
+NotFetched = Callable[[GroupView], list[Partition]]
+"""Returns the assigned partitions that no member has fetched since it looked up its offsets."""
+
+
+@dataclass
+class GroupWait:
+    """A condition on a group of either protocol, and the state in which the last poll saw it.
+
+    ``state`` is one of Kafka's names; by default it is *Stable*, or *Empty* for ``members=0``. With
+    ``not_fetched`` every member must have a partition, and have fetched each of its partitions.
+    """
+
+    group: str
+    members: int | None = None
+    state: str | None = None
+    lag: int | None = None
+    not_fetched: NotFetched | None = None
+    seen: GroupView | None = None
+    """The group at the last poll."""
+    _behind: int | None = None
+    _missing: list[Partition] = field(default_factory=list)
+    _others: list[str] = field(default_factory=list)
+
+    @property
+    def _wanted(self) -> str:
+        return self.state or ("Empty" if self.members == 0 else "Stable")
+
+    def is_over(self, session: ClusterSession) -> bool:
+        """Poll the group, and return whether the condition holds."""
+        self.seen = seen = describe_group(session, self.group)
+        if seen.state != self._wanted or self.members not in {None, len(seen.members)}:
+            if seen.state == "Dead":
+                self._others = [str(row.group_id) for row in session.groups()]
+            return False
+        if self.not_fetched is not None:
+            self._missing = self.not_fetched(seen)
+            if self._missing or not any(one.assigned for one in seen.members):
+                return False
+        if self.lag is None:
+            return True
+        self._behind = totals(offset_rows(session, [seen]))["lag_at_most"]
+        return self._behind is not None and self._behind <= self.lag
+
+    def describe(self) -> str:
+        """Return the condition and what the last poll saw, for the message of a TimeoutError."""
+        count = "" if self.members is None else f" with {self.members} members"
+        asked = f"group {self.group} {self._wanted}{count}"
+        if self.lag is not None:
+            behind = "unknown" if self._behind is None else self._behind
+            asked += f" and at most {self.lag} behind (it is {behind})"
+        if self.not_fetched is not None:
+            missing = ", ".join(f"{topic}:{index}" for topic, index in self._missing)
+            asked += f" and fetching{f' (not yet {missing})' if missing else ''}"
+        seen = self.seen
+        if seen is None:
+            return asked
+        if seen.state == "Dead":
+            return f"{asked}: there is no group {self.group!r}{nearest(self.group, self._others)}"
+        clients = ", ".join(f"{one.client_id}@{one.host}" for one in seen.members)
+        return (
+            f"{asked}: it is {seen.state} with {len(seen.members)} members"
+            f"{f' ({clients})' if clients else ''}"
+        )

@@ -1,0 +1,152 @@
+"""The partitions that consumers fetch from a broker under test.
+
+A consumer looks up the committed offsets of new partitions (OffsetFetch), and fetches a partition
+once it has a position there. So the first Fetch after the lookup shows that the position is known.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count, islice
+from typing import TYPE_CHECKING, Any, Final, cast
+from weakref import WeakKeyDictionary
+
+from fencepost.coordinator.handlers import Context, Run, replica_id_of
+from fencepost.logcore.machine import DomainError
+from fencepost.protocol.api import ApiKey
+from fencepost.testing.faults import OWN_CLIENT_ID
+from fencepost.testing.views import Partition
+
+if TYPE_CHECKING:
+    from fencepost.client.queries.group_view import GroupView
+    from fencepost.coordinator.daemon.broker import Broker
+    from fencepost.coordinator.server.connection import Connection
+
+MAX_PARTITIONS: Final = 10_000
+"""The partitions that are remembered of a connection, and the lookups that are remembered at all;
+the oldest are dropped first."""
+
+FETCH_BY_ID: Final = 13
+"""From this version on a Fetch names topics by their ids."""
+
+
+@dataclass
+class _Fetched:
+    """A connection's client id, and the number of the last Fetch of each partition."""
+
+    client_id: str | None
+    partitions: OrderedDict[Partition, int] = field(default_factory=OrderedDict)
+
+
+class FetchPositions:
+    """The fetched partitions of all connections to one broker or to the brokers of a cluster.
+
+    Brokers call it on their own threads, the test on another.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._numbers = count()
+        self._fetched: WeakKeyDictionary[Connection, _Fetched] = WeakKeyDictionary()
+        self._lookups: OrderedDict[tuple[str, Partition], int] = OrderedDict()
+
+    def attach(self, broker: Broker) -> None:
+        """Observe the requests of a broker that has just started; call it on the broker's loop."""
+        registry = broker.server.registry
+        for key, observe in (
+            (ApiKey.FETCH, self._observe_fetch),
+            (ApiKey.OFFSET_FETCH, self._observe_lookup),
+        ):
+            if key in registry.versions:
+                registry.wrap(key, partial(_observed, observe))
+
+    def not_fetched(self, group: GroupView) -> list[Partition]:
+        """Return the partitions of members that they do not fetch, as far as is known."""
+        with self._lock:
+            fetched: dict[tuple[str | None, str, Partition], int] = {}
+            for connection, one in list(self._fetched.items()):
+                if not connection.closed:
+                    for place, number in one.partitions.items():
+                        key = (one.client_id, connection.peer_host, place)
+                        fetched[key] = max(number, fetched.get(key, -1))
+            return [
+                place
+                for member in group.members
+                for place in member.assigned
+                if fetched.get((member.client_id, member.host, place), -1)
+                <= self._lookups.get((group.group, place), -1)
+            ]
+
+    def _observe_fetch(self, ctx: Context) -> None:
+        if replica_id_of(ctx.body) >= 0:
+            return
+        with self._lock:
+            number = next(self._numbers)
+            connection = cast("Connection", ctx.connection)
+            known = self._fetched.setdefault(connection, _Fetched(ctx.client_id)).partitions
+            for place in islice(_fetched_partitions(ctx), MAX_PARTITIONS):
+                _put(known, place, number)
+
+    def _observe_lookup(self, ctx: Context) -> None:
+        with self._lock:
+            number = next(self._numbers)
+            for place in islice(_looked_up(ctx), MAX_PARTITIONS):
+                _put(self._lookups, place, number)
+
+
+def _observed(observe: Callable[[Context], None], run: Run) -> Run:
+    def call(ctx: Context) -> Any:
+        if ctx.client_id != OWN_CLIENT_ID:
+            observe(ctx)
+        return run(ctx)
+
+    return call
+
+
+def _put(known: OrderedDict[Any, int], key: object, number: int) -> None:
+    known[key] = number
+    known.move_to_end(key)
+    if len(known) > MAX_PARTITIONS:
+        known.popitem(last=False)
+
+
+def _fetched_partitions(ctx: Context) -> Iterator[Partition]:
+    """Yield the partitions of a Fetch, including those that its session already has."""
+    body, by_id = ctx.body, ctx.version >= FETCH_BY_ID
+    names = {None: ""}
+
+    def name_of(topic: Any) -> str:
+        if not by_id:
+            return str(topic)
+        if topic not in names:
+            found = ctx.broker.metadata.topic_by_id(topic)
+            names[topic] = "" if found is None else found.name
+        return names[topic]
+
+    for topic in body.topics:
+        name = name_of(topic.topic_id if by_id else topic.topic)
+        yield from ((name, one.partition) for one in topic.partitions if name)
+    with suppress(AttributeError, DomainError):
+        session = ctx.broker.fetches.sessions.resume(
+            body.session_id, body.session_epoch, by_topic_id=by_id
+        )
+        for topic, index in list(session.partitions):
+            if name := name_of(topic):
+                yield name, index
+
+
+def _looked_up(ctx: Context) -> Iterator[tuple[str, Partition]]:
+    """Yield the groups and partitions of an OffsetFetch."""
+    body = ctx.body
+    for group in getattr(body, "groups", None) or (body,):
+        for topic in group.topics or ():
+            name = getattr(topic, "name", "") or ""
+            if not name and hasattr(topic, "topic_id"):
+                found = ctx.broker.metadata.topic_by_id(topic.topic_id)
+                name = "" if found is None else found.name
+            yield from ((group.group_id, (name, index)) for index in topic.partition_indexes)

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,13 @@ from tests.support.daemon import ROOT, Daemon
 from tests.support.kafka import unavailable
 from tests.support.targets import SETTINGS
 from tests.support.unit_sandbox import read_unit
+from tests.support.waits import DEADLINE_S
 
 pytestmark = pytest.mark.slow
 
 UNIT = ROOT / "packaging/fencepost.service"
+DROP_IN = ROOT / "packaging/server-properties.conf"
+"""With it the unit reads a server.properties."""
 MAX_EXPOSURE = 15
 """The most that ``systemd-analyze security`` may report, from 0 to 100; sockets alone cost 8."""
 
@@ -52,12 +56,22 @@ def analyze() -> str:
     return str(found)
 
 
-def test_unit_starts_the_broker_with_options_that_exist(unit: dict[str, list[str]]) -> None:
-    (line,) = unit["ExecStart"]
-    program, name, *words = shlex.split(line)
+def exec_start(path: Path) -> list[str]:
+    """Return the words of the last ``ExecStart=``, which an empty one before it makes the only."""
+    *reset, line = read_unit(path)["ExecStart"]
+    assert reset in ([], [""])
+    return shlex.split(line)
+
+
+@pytest.mark.parametrize("path", [UNIT, DROP_IN], ids=lambda path: path.name)
+def test_unit_starts_the_broker_with_options_that_exist(path: Path) -> None:
+    program, name, *words = exec_start(path)
     assert (Path(program).name, name) == ("fencepost", "serve")
     known = {option for parameter in serve.params for option in parameter.opts}
     assert {word for word in words if word.startswith("--")} <= known
+
+
+def test_unit_gives_the_broker_time_to_stop(unit: dict[str, list[str]]) -> None:
     assert unit["Type"] == ["notify"]
     assert int(unit["TimeoutStopSec"][0]) > ConnectionLimits().drain_timeout_ms / 1000
 
@@ -74,10 +88,14 @@ def test_memory_limit_is_above_all_that_clients_can_make_it_hold(
     assert most < int(limit[:-1]) << 30 < 2 * most
 
 
-def test_systemd_reads_every_line(analyze: str, tmp_path: Path) -> None:
-    text = UNIT.read_text().replace("/opt/fencepost/bin/fencepost", "/bin/true")
+@pytest.mark.parametrize("drop_ins", [(), (DROP_IN,)], ids=["unit", "drop-in"])
+def test_systemd_reads_every_line(analyze: str, tmp_path: Path, drop_ins: Sequence[Path]) -> None:
     copy = tmp_path / UNIT.name
-    copy.write_text(text)
+    (tmp_path / f"{UNIT.name}.d").mkdir()
+    for source in (UNIT, *drop_ins):
+        target = copy if source == UNIT else tmp_path / f"{UNIT.name}.d" / source.name
+        text = source.read_text()
+        target.write_text(text.replace("/opt/fencepost/bin/fencepost", "/bin/true"))
     told = subprocess.run([analyze, "verify", copy], capture_output=True, text=True, check=True)
     assert told.stdout + told.stderr == ""
 
@@ -117,6 +135,45 @@ def test_sandbox_refuses_what_it_should(sandboxed: tuple[str, ...]) -> None:
         [*sandboxed, sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert told.stdout.split() == [str(errno.EPERM)] * 3 + ["None"]
+
+
+SERVER_PROPERTIES = """\
+process.roles=broker,controller
+node.id=1
+listeners=PLAINTEXT://127.0.0.1:0,CONTROLLER://127.0.0.1:0
+inter.broker.listener.name=PLAINTEXT
+controller.listener.names=CONTROLLER
+controller.quorum.bootstrap.servers=127.0.0.1:9093
+listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT
+num.network.threads=3
+num.io.threads=8
+log.dirs=/tmp/kraft-combined-logs
+num.partitions=3
+offsets.topic.replication.factor=1
+"""
+"""The keys of the file that Apache Kafka ships; only its listeners are on loopback."""
+
+
+def test_broker_starts_from_a_server_properties(sandboxed: tuple[str, ...], tmp_path: Path) -> None:
+    """Start it by the drop-in's own line, with the unit's two directories elsewhere."""
+    settings, data = tmp_path / "server.properties", tmp_path / "data"
+    settings.write_text(SERVER_PROPERTIES)
+    places = {"/etc/fencepost/server.properties": str(settings), "/var/lib/fencepost": str(data)}
+    _, *words = [places.get(word, word) for word in exec_start(DROP_IN)]
+    process = subprocess.Popen(
+        [*sandboxed, sys.executable, "-m", "fencepost", *words], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        word, _, address = process.stdout.readline().strip().partition(" ")
+        assert word == "listening"
+        with Cluster(address) as client:
+            topic = client.create_topic("kept", 3)
+            client.produce(topic, [b"one"])
+        assert (data / f"{topic}-0").is_dir()
+    finally:
+        process.terminate()
+        assert process.wait(DEADLINE_S) == 0
 
 
 def test_broker_works_in_the_sandbox(sandboxed: tuple[str, ...], tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -10,7 +11,9 @@ from fencepost.cli.changes import execute_option, show_only
 from fencepost.cli.cluster_promote import promote, stand_alone
 from fencepost.cli.features import COLUMNS as FEATURE_COLUMNS
 from fencepost.cli.history import history_options, show
+from fencepost.cli.options import duration
 from fencepost.cli.output import (
+    EXIT_REFUSED,
     CommandGroup,
     counted,
     emit,
@@ -42,6 +45,9 @@ STATE_COLUMNS = (
 PROBLEM_COLUMNS = (
     *("topic", "partition", "leader", "epoch", "replicas", "isr", "elr", "offline", "problem"),
 )
+RESTART_COLUMNS = ("topic", "partition", "leader", "replicas", "isr", "min_isr", "problem")
+CHECK_PAUSE_S = 0.5
+"""Pause between two checks of `check-restart --wait`."""
 MIN_ISR = "min.insync.replicas"
 API_COLUMNS = ("broker", "key", "api", "lowest", "highest")
 METADATA_VERSION = "metadata.version"
@@ -216,6 +222,73 @@ def unregister(session: ClusterSession, broker: int, *, execute: bool) -> None:
         return
     replicas.unregister(session, broker)
     say(f"broker {broker} is removed")
+
+
+@command.command("check-restart")
+@click.argument("broker", type=click.IntRange(min=0), metavar="BROKER")
+@click.option(
+    "--wait",
+    metavar="SECONDS",
+    callback=duration("s", 0),
+    help="Repeat the check until it passes, for at most this time; also 90s, 10m.",
+)
+@table_options
+def check_restart(session: ClusterSession, form: str, broker: int, wait: float | None) -> None:
+    """Check whether BROKER can be restarted now, and every partition stays available.
+
+    Exit status 1 if not. Without BROKER each partition must have a leader and an ISR of at least
+    min.insync.replicas, and the controllers a majority. Partitions with a replica on no other
+    broker are never available during the restart. __fencepost_history is not checked: its entries
+    wait in memory.
+    """
+    from fencepost.client.queries import replicas
+    from fencepost.coordinator.metadata.names import INTERNAL_TOPICS
+
+    end = time.monotonic() + (wait or 0)
+    while True:
+        rows = _restart_problems(session, broker)
+        if not rows or time.monotonic() >= end:
+            break
+        time.sleep(CHECK_PAUSE_S)
+    mine = [one for one in replicas.partition_states(session) if one.leader == broker]
+    coordinators = sum(one.topic in INTERNAL_TOPICS for one in mine)
+    if form == "json":
+        told = {"broker": broker, "can_restart": not rows, "leads": len(mine)}
+        say_json({**told, "coordinators": coordinators, "problems": rows})
+    elif rows:
+        say(f"broker {broker} cannot be restarted without loss of availability")
+        emit(rows, RESTART_COLUMNS, form)
+    else:
+        moves = f"{counted(len(mine), 'partition')} that it leads"
+        say(f"broker {broker} can be restarted: {moves} can move, {coordinators} of a coordinator")
+    if rows:
+        raise click.exceptions.Exit(EXIT_REFUSED)
+
+
+def _restart_problems(session: ClusterSession, broker: int) -> list[dict[str, object]]:
+    """Return what a restart of ``broker`` would make unavailable, and why."""
+    from fencepost.client.queries import replicas
+    from fencepost.coordinator.metadata.names import HISTORY_TOPIC
+
+    known, quorum = replicas.brokers(session), replicas.quorum(session)
+    if broker not in {one.broker for one in known}:
+        have = ", ".join(str(one.broker) for one in known)
+        raise click.ClickException(f"there is no broker {broker}; the brokers are {have}")
+    down = frozenset(one.broker for one in known if one.fenced)
+    found: list[dict[str, object]] = []
+    if broker in down:
+        found.append({"problem": f"broker {broker} is down or fenced"})
+    if quorum is None and not replicas.is_elected_of_brokers(session):
+        found.append({"problem": "this user may not describe the controllers"})
+    elif quorum is not None and (why := replicas.quorum_without(quorum, broker)) is not None:
+        found.append({"problem": why})
+    partitions = [one for one in replicas.partition_states(session) if one.topic != HISTORY_TOPIC]
+    min_isr = _min_isr(session, list(dict.fromkeys(one.topic for one in partitions)))
+    for one in partitions:
+        wrong = replicas.restart_problem(one, broker, min_isr.get(one.topic, 1), down)
+        if wrong is not None:
+            found.append({**one._asdict(), "min_isr": min_isr.get(one.topic), "problem": wrong})
+    return found
 
 
 @command.command("history")

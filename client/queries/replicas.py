@@ -264,6 +264,46 @@ def problems(state: PartitionDescription, min_isr: int, adding: Collection[int] 
     return found
 
 
+def restart_problem(
+    state: PartitionDescription, broker: int, min_isr: int, down: Collection[int]
+) -> str | None:
+    """Return why a partition is unavailable while ``broker`` restarts; None if it is available.
+
+    ``down`` are brokers that cannot lead. A partition without a replica on ``broker`` has no
+    problem, in whatever state it is.
+    """
+    if broker not in state.replicas:
+        return None
+    if len(state.replicas) == 1:
+        return "no other replica"
+    if state.leader == NO_LEADER:
+        return "offline"
+    left = set(state.isr) - {broker, *down, *state.offline}
+    if not left:
+        return "no other replica is in sync"
+    if len(left) < min(min_isr, len(state.replicas)):
+        return "under min ISR without it"
+    return None
+
+
+def quorum_without(quorum: QuorumDescription, broker: int) -> str | None:
+    """Return why the controllers have no majority while ``broker`` restarts; None if they have.
+
+    A voter counts if it has reported its log end, and has every committed record.
+    """
+    if broker not in quorum.voters:
+        return None
+    current = {
+        one for one in quorum.voters if quorum.log_ends.get(one, -1) >= quorum.high_watermark
+    }
+    needed = len(quorum.voters) // 2 + 1
+    if len(current - {broker}) >= needed:
+        return None
+    if quorum.voters == {broker}:
+        return f"broker {broker} is the only controller"
+    return f"{len(current - {broker})} controllers would be left, and {needed} are a majority"
+
+
 # --- elections ---
 
 

@@ -1,0 +1,64 @@
+"""A rolling restart of three brokers by the recipe of docs/cluster.md, under clients at work.
+
+``fencepost cluster check-restart`` decides when the next broker may stop.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.crash.test_cluster_faults import PURE, check_records, check_replicas
+from tests.support.failover import DEADLINE_S, SETTINGS, Nodes, at_work
+from tests.support.kafka import required
+from tests.support.mixed import MixedCluster
+from tests.wire.command_line import cli
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
+    brokers, controllers = PURE.split("/")
+    made = MixedCluster(tmp_path, brokers, SETTINGS, controllers=controllers)
+    try:
+        with required():
+            made.start()
+        yield Nodes(made)
+    finally:
+        Nodes(made).stop()
+
+
+def refusals(nodes: Nodes, broker: int) -> list[dict[str, object]]:
+    """Return the problems that the check reports; none if the broker can be restarted."""
+    line = ("cluster", "check-restart", str(broker), "--format", "json")
+    done = cli(nodes.bootstrap, *line, status=None)
+    told = json.loads(done.stdout)
+    assert told["can_restart"] is (done.exit_code == 0)
+    problems: list[dict[str, object]] = told["problems"]
+    assert bool(problems) is (done.exit_code == 1)
+    return problems
+
+
+def test_rolling_restart_by_the_recipe_loses_and_doubles_nothing(nodes: Nodes) -> None:
+    with at_work(nodes) as work:
+        for broker in (1, 2, 3):
+            cli(nodes.bootstrap, "cluster", "check-restart", str(broker), "--wait", "2m")
+            nodes.down(broker, "stop")
+            # While one broker is down, no other may stop: two replicas are needed for a write.
+            others = {1, 2, 3} - {broker}
+            assert "is down or fenced" in str(refusals(nodes, broker)[0]["problem"])
+            for other in others:
+                problems = refusals(nodes, other)
+                assert {one["problem"] for one in problems} == {"under min ISR without it"}
+                assert {one["min_isr"] for one in problems} == {2}
+            work.writer.goes_on(f"records are written without broker {broker}")
+            nodes.back(broker, "stop")
+        cli(nodes.bootstrap, "cluster", "check-restart", "1", "--wait", f"{DEADLINE_S:g}s")
+        work.finish()
+    assert work.writer.refused == []
+    check_records(nodes, work.clients, work.writer, 3)
+    check_replicas(nodes)

@@ -148,6 +148,14 @@ fencepost_partitions gauge
     Their partitions.
 fencepost_partitions_offline gauge
     Partitions whose log is off line.
+fencepost_partitions_leaderless gauge
+    Partitions without a leader, in the metadata that this broker has.
+fencepost_partitions_under_replicated gauge
+    Partitions led by this broker that have a replica outside the ISR.
+fencepost_partitions_under_min_isr gauge
+    Partitions led by this broker that refuse writes with acks=all.
+fencepost_isr_changes_total counter change
+    Changes of the ISR of partitions led by this broker: replicas left (shrink) or joined (expand).
 fencepost_bytes_in_total counter
     Bytes of record batches that were appended, by clients or by the broker.
 fencepost_records_in_total counter
@@ -384,6 +392,15 @@ def of_broker(services: Services, version: str) -> Iterator[Series]:
         yield one("fencepost_disk_free_bytes", disk.free)
         yield one("fencepost_disk_size_bytes", disk.total)
     yield one("fencepost_producers", services.logs.producer_limit.count)
+    replicas = services.replicas
+    counts = replicas.counts(offline=0)
+    yield one("fencepost_partitions_under_replicated", counts.under_replicated)
+    yield one("fencepost_partitions_under_min_isr", counts.under_min_isr)
+    yield some(
+        "fencepost_isr_changes_total",
+        (labels(change="shrink"), replicas.isr_shrinks),
+        (labels(change="expand"), replicas.isr_expands),
+    )
     yield one("fencepost_history_waiting", services.history.waiting)
     yield one("fencepost_history_dropped_total", services.history.dropped)
 
@@ -533,6 +550,7 @@ def of_topics(snapshot: Snapshot) -> Iterator[Series]:
     yield one("fencepost_topics", len(snapshot.topics))
     yield one("fencepost_partitions", len(snapshot.partitions))
     yield one("fencepost_partitions_offline", snapshot.offline)
+    yield one("fencepost_partitions_leaderless", snapshot.leaderless)
     for name in ("bytes_in", "records_in", "bytes_out"):
         yield one(f"fencepost_{name}_total", getattr(snapshot.traffic, name))
     yield one("fencepost_replicated_in_bytes_total", snapshot.traffic.replicated_in)

@@ -147,6 +147,7 @@ class Snapshot:
     """Shards by topic and state."""
     traffic: Traffic = field(default_factory=Traffic)
     offline: int = 0
+    leaderless: int = 0
     missed: int = 0
     """Committed offsets left out because of the limit."""
 
@@ -187,6 +188,7 @@ async def _partitions(
             if registration is not None:
                 row.is_here = services.node_id in registration.replicas
                 row.is_in_sync = services.node_id in registration.isr
+                snapshot.leaderless += registration.leader < 0
             partition = services.logs.find_open((topic.name, index))
             if partition is not None:
                 opened = _look(row, partition)

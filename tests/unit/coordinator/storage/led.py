@@ -170,6 +170,8 @@ class Led:
                 told["maxlag"] = float(value)
             elif name.startswith(_MANAGER):
                 told[name.removeprefix(_MANAGER)] = float(value)
+            elif name.startswith("fencepost_partitions_"):
+                told[name.removeprefix("fencepost_")] = float(value)
             elif row is not None and row[2] == self.topic:
                 told[row[1]] = float(value)
         return told

@@ -777,6 +777,8 @@ def test_a_scrape_says_what_is_missing(tmp_path):
         gauges = led.scraped()
         assert gauges["partitioncount"] == gauges["leadercount"] == 1
         assert gauges["underreplicatedpartitions"] == gauges["underminisrpartitioncount"] == 1
+        assert gauges["partitions_under_replicated"] == gauges["partitions_under_min_isr"] == 1
+        assert gauges["partitions_leaderless"] == 0
         assert gauges["atminisrpartitioncount"] == gauges["reassigningpartitions"] == 0
         led.fetch(2, 0)
         led.answer()
@@ -788,3 +790,5 @@ def test_a_scrape_says_what_is_missing(tmp_path):
         led.following.max_lag = 7
         gauges = led.scraped()
         assert (gauges["leadercount"], gauges["maxlag"]) == (0, 7)
+        led.image(leader=-1, leader_epoch=2, partition_epoch=10)
+        assert led.scraped()["partitions_leaderless"] == 1

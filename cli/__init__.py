@@ -36,6 +36,7 @@ COMMANDS = {
     "groups": "inspect consumer groups, and reset or delete their offsets",
     "health": "check whether a broker answers",
     "produce": "write records to a topic",
+    "profile": "create, choose, show and delete connection profiles",
     "quotas": "show and change the quotas of users, clients and addresses",
     "serve": "run the broker",
     "topics": "list, create, describe, alter, trim and delete topics",
@@ -121,6 +122,7 @@ def main() -> None:
     Every command that connects to a broker works with Apache Kafka as well. The broker's address
     comes from --bootstrap, before or after the command, else from $FENCEPOST_BOOTSTRAP, else from
     the profile that --profile or $FENCEPOST_PROFILE names in ~/.config/fencepost/profiles.toml
-    ($FENCEPOST_PROFILES is another file). Encryption and login come from the profile, or from the
-    file with Kafka's own keys that --command-config or $FENCEPOST_COMMAND_CONFIG names.
+    ($FENCEPOST_PROFILES is another file), else from the profile that `profile use` chose.
+    Encryption and login come from the profile, or from the file with Kafka's own keys that
+    --command-config or $FENCEPOST_COMMAND_CONFIG names.
     """

@@ -43,8 +43,8 @@ EXIT_UNDECIDED = 5
 EXIT_CODES = {
     0: "done",
     EXIT_REFUSED: (
-        "the broker refused, a name does not exist, `acls why` says `denied`, or `doctor` has found"
-        " a breach"
+        "the broker refused, a name does not exist, `acls why` says `denied`, `doctor` has found a"
+        " breach, or `cluster check-restart` advises against it"
     ),
     EXIT_USAGE: "the command line, a profile or a time on it cannot be understood",
     EXIT_UNREACHABLE: "no broker could be reached, or none answered in time",
@@ -135,6 +135,8 @@ def shared_options(function: Callable[..., R]) -> Callable[..., R]:
                 ("timeout", timeout),
             )
         )
+        if bootstrap is None and command_config is None and profile is None:
+            profile = _profile_in_use()
         files = _read_option_files(command_config, profile, bootstrap)
         servers = bootstrap or next((one.bootstrap for one in files if one.bootstrap), None)
         session = _session(servers, timeout, files)
@@ -171,6 +173,15 @@ def _session(
         raise click.UsageError(str(error)) from error
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--bootstrap") from error
+
+
+def _profile_in_use() -> str | None:
+    from fencepost.cli.profiles import ProfileError, current_profile
+
+    try:
+        return current_profile()
+    except ProfileError as error:
+        raise click.UsageError(str(error)) from error
 
 
 def _read_option_files(

@@ -42,7 +42,8 @@ ALL = [" ".join(path) for path in leaves(main)]
 OFFLINE = {
     "cluster promote", "cluster stand-alone", "completion", "crash-sweep", "dump-log",
     "log export", "log import", "log rebuild-index", "log reset-producer-ids", "log truncate",
-    "log verify", "serve",
+    "log verify", "profile create", "profile delete", "profile list", "profile show",
+    "profile use", "serve",
 }  # fmt: skip
 """Commands that send no request to a broker."""
 
@@ -81,6 +82,7 @@ MISSPELT = {
     "acls list": "--topic orders --bootsrap x -> --bootstrap",
     "acls remove": "--topic orders --operation Reed -> READ",
     "acls why": "User:a Reed topic:orders -> READ",
+    "cluster check-restart": "99 -> 1",
     "cluster unregister": "99 -> 1",
     "configs get": "topic orders retention.mss -> retention.ms",
     "configs list": "topic ordrs -> orders",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -112,3 +113,113 @@ def test_a_secret_that_others_can_read_is_told(
     assert (f"others can read {path}" in done.stderr) == is_told
     assert ("algorithm is empty" in done.stderr) == ("algorithm" in text)
     assert SECRET not in done.output
+
+
+# --- the commands ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "own" / "profiles.toml"
+    monkeypatch.setenv("FENCEPOST_PROFILES", str(path))
+    return path
+
+
+def run(*words: str, status: int = 0, stdin: str = "") -> str:
+    done = CliRunner().invoke(main, ["profile", *words], input=stdin)
+    assert done.exit_code == status, done.output
+    assert SECRET not in done.output
+    return done.output
+
+
+def create(name: str, *words: str) -> None:
+    login = ("sasl.mechanism=PLAIN", "security.protocol=SASL_SSL", "sasl.username=alice")
+    options = [word for pair in login for word in ("--config", pair)]
+    run("create", name, *options, "--secret", "sasl.password", *words, stdin=f"{SECRET}\n")
+
+
+def test_created_profile_is_read_and_keeps_its_secret(profiles: Path) -> None:
+    create("staging", "-b", "k:9092", "--timeout", "2.5")
+    found = read_profile("staging")
+    assert (found.bootstrap, found.timeout_s, found.is_open) == ("k:9092", 2.5, False)
+    assert found.security is not None
+    assert profiles.stat().st_mode & 0o777 == 0o600
+    assert profiles.parent.stat().st_mode & 0o777 == 0o700
+    shown = json.loads(run("show", "staging", "--json"))
+    assert {"key": "sasl.password", "value": "(hidden)"} in shown
+    assert {"key": "sasl.username", "value": "alice"} in shown
+    assert "alice" not in run("list")
+
+
+def test_profile_from_a_file_of_kafka(profiles: Path, tmp_path: Path) -> None:
+    file = write(tmp_path / "client.properties", PROPERTIES)
+    run("create", "kafka", "--from", str(file))
+    assert read_profile("kafka").security == read_settings(file).security
+    assert read_profile("kafka").bootstrap == "127.0.0.1:1"
+
+
+def test_used_profile_names_the_broker_unless_the_command_does(profiles: Path) -> None:
+    run("create", "dead", "-b", "127.0.0.1:1", "--timeout", "0.2")
+    run("create", "other", "-b", "127.0.0.1:2", "--timeout", "0.2")
+    assert "no profile is in use" in run("show", status=1)
+    for name, port in (("dead", 1), ("other", 2)):
+        run("use", name)
+        done = CliRunner().invoke(main, ["topics", "list"])
+        assert (done.exit_code, f"127.0.0.1:{port}:" in done.output) == (3, True)
+    assert [one["current"] for one in json.loads(run("list", "--json"))] == [False, True]
+    for words in (["--profile", "dead"], ["--bootstrap", "127.0.0.1:1", "--timeout", "0.2"]):
+        done = CliRunner().invoke(main, ["topics", "list", *words])
+        assert "127.0.0.1:1:" in done.output
+    run("delete", "other", "--execute")
+    assert "no profile is in use" in run("show", status=1)
+
+
+def test_changes_keep_the_rest_of_the_file(profiles: Path) -> None:
+    profiles.parent.mkdir()
+    write(
+        profiles,
+        "# mine\n[a]  # first\nbootstrap = 'a:1'\n\n[b]\nssl.protocol = 'TLSv1.3'\n",
+        0o644,
+    )
+    run("create", "c", "-b", "c:1")
+    run("use", "b")
+    assert profiles.read_text().startswith('current = "b"\n# mine\n[a]  # first\n')
+    assert profiles.stat().st_mode & 0o777 == 0o600
+    run("create", "b", "-b", "b:1", status=1)
+    run("create", "b", "-b", "b:1", "--replace")
+    assert "nothing was changed" in run("delete", "a")
+    run("delete", "a", "--execute")
+    assert [one["profile"] for one in json.loads(run("list", "--json"))] == ["b", "c"]
+    assert read_profile("b").bootstrap == "b:1"
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "reason"),
+    [
+        (("create", "x"), 2, "a profile needs settings"),
+        (("create", "x y", "-b", "a:1"), 1, "cannot name a profile"),
+        (("create", "current", "-b", "a:1"), 1, "cannot name a profile"),
+        (("create", "x", "--config", "acks=all"), 1, "unknown key acks"),
+        (("create", "x", "--config", "sasl.password=x"), 2, "use --secret sasl.password"),
+        (("create", "x", "--secret", "sasl.password"), 1, "standard input has no line"),
+        (("create", "x", "--config", "security.protocol=TLS"), 1, "security.protocol"),
+        (("use", "nope"), 1, "has no profile 'nope'"),
+        (("delete", "nope", "--execute"), 1, "has no profile 'nope'"),
+    ],
+)
+def test_unusable_profile_is_refused_and_nothing_written(
+    profiles: Path, words: tuple[str, ...], status: int, reason: str
+) -> None:
+    run("create", "a", "-b", "a:1")
+    before = profiles.read_text()
+    assert reason in run(*words, status=status)
+    assert profiles.read_text() == before
+    assert [one.name for one in profiles.parent.iterdir()] == [profiles.name]
+
+
+def test_file_that_cannot_be_changed_safely_is_left_alone(profiles: Path) -> None:
+    profiles.parent.mkdir()
+    text = "a = {bootstrap = 'a:1'}\n"
+    write(profiles, text)
+    assert "edit it" in run("delete", "a", "--execute", status=1)
+    assert profiles.read_text() == text

@@ -281,7 +281,7 @@ class Race:
             self.report.answers[request.api, request.version, error] += 1
         self.report.last.append(f"   #{sent.step.number} → {str(answer)[:300]}")
         # A share partition whose state was not initialized fails with this code, as in Kafka
-        # (tests/wire/test_share_sessions.py). A fault of the broker also leaves an error in its log.
+        # (tests/wire/test_share_sessions.py). A fault of the broker leaves an error in its log too.
         is_uninitialized = request.api == "share_fetch" and answer["error_code"] == "none"
         if "unknown_server_error" in found and not is_uninitialized:
             self._wrong(f"UNKNOWN_SERVER_ERROR: {shown(sent)}\n{answer}")

@@ -38,6 +38,11 @@ UNSEALED = (
     " skips a committed batch and repeats any other"
 )
 
+TWO_PHASE_ABORT = (
+    "it is part of a two-phase commit, and its database may have decided to commit: ask the"
+    " application to end it (pipelines.two_phase.resolve); --force aborts it in Kafka only"
+)
+
 
 class Named(NamedTuple):
     """The transactions that a command line or a checkpoint names."""
@@ -79,7 +84,10 @@ class Named(NamedTuple):
 @click.option(
     "--force",
     is_flag=True,
-    help="Act even if nothing proves that the open transaction is the one that is named.",
+    help=(
+        "Act even if nothing proves that the open transaction is the one that is named, or abort"
+        " the Kafka part of a two-phase commit."
+    ),
 )
 @execute_option
 @table_options
@@ -249,6 +257,7 @@ def _judged(answer: Answer, verdict: str, why: str, *, proof: bool) -> Answer:
 
 def _action(found: Resolution, *, commit: bool, force: bool, is_spark: bool) -> str:
     """Return what --commit or --abort would do, or why it is refused."""
+    from fencepost.client.queries.open_transactions import is_two_phase
     from fencepost.client.queries.resolution import Verdict
 
     word, wanted = ("commit", Verdict.COMMITTED) if commit else ("abort", Verdict.ABORTED)
@@ -264,6 +273,8 @@ def _action(found: Resolution, *, commit: bool, force: bool, is_spark: bool) -> 
         return "refused: EndTxn would get PRODUCER_FENCED, because a successor has kept it"
     if not found.is_proof and not force:
         return f"refused: {found.because[-1]}; --force does it nevertheless"
+    if not commit and not force and is_two_phase(found.evidence.current):
+        return f"refused: {TWO_PHASE_ABORT}"
     identity = f"producer {found.ends_as.producer_id} epoch {found.ends_as.epoch}"
     return f"would {word} it as {identity}; --execute does it"
 
@@ -351,7 +362,7 @@ def _open_since(found: Resolution) -> tuple[int | None, int | None]:
 
 def _ended_by(found: Resolution, since: int | None, timeout_ms: int | None) -> list[str]:
     """Return what commits and what aborts an open transaction."""
-    from fencepost.client.queries.open_transactions import TWO_PHASE_TIMEOUT_MS
+    from fencepost.client.queries.open_transactions import is_two_phase
 
     if since is None or timeout_ms is None:
         return []
@@ -360,7 +371,7 @@ def _ended_by(found: Resolution, since: int | None, timeout_ms: int | None) -> l
     if owner is not None:
         who = f"producer {owner.producer_id} epoch {owner.epoch}"
     timeout = f"its timeout, at {moment(since + timeout_ms)}, or"
-    if timeout_ms == TWO_PHASE_TIMEOUT_MS:
+    if is_two_phase(found.evidence.current):
         timeout = "no timeout (two-phase commit), but"
     claim = f"InitProducerId of {name}, as by a start without the checkpoint or `txns terminate`"
     return [

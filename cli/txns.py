@@ -20,7 +20,7 @@ from fencepost.cli.output import (
     table_options,
 )
 from fencepost.cli.printing import say
-from fencepost.cli.txn_resolve import resolve_txn
+from fencepost.cli.txn_resolve import TWO_PHASE_ABORT, resolve_txn
 from fencepost.coordinator.history.entries import TRANSACTION
 
 if TYPE_CHECKING:
@@ -339,8 +339,13 @@ def abort_txn(
 @command.command("terminate")
 @click.argument("transactional_id")
 @execute_option
+@click.option(
+    "--force", is_flag=True, help="Also abort the Kafka part of a two-phase commit (KIP-939)."
+)
 @shared_options
-def terminate_txn(session: ClusterSession, transactional_id: str, *, execute: bool) -> None:
+def terminate_txn(
+    session: ClusterSession, transactional_id: str, *, execute: bool, force: bool
+) -> None:
     """Fence the producer of TRANSACTIONAL_ID and abort the transaction it has open.
 
     For a producer that is dead, or must be stopped: its coordinator ends the transaction in all
@@ -364,10 +369,10 @@ def terminate_txn(session: ClusterSession, transactional_id: str, *, execute: bo
         f"the transaction of {transactional_id}, open since {moment(found.started_ms)}"
         f" in {places}, and fence producer {found.producer_id} epoch {found.epoch}"
     )
+    if tools.is_two_phase(found) and not force:
+        raise click.ClickException(f"did not abort {what}: {TWO_PHASE_ABORT}")
     if not execute:
         say(f"would abort {what}; --execute aborts it")
-        if found.timeout_ms == tools.TWO_PHASE_TIMEOUT_MS:
-            say("it is part of a two-phase commit: does the other store abort as well?")
         return
     try:
         fence = tools.terminate(session, found)

@@ -45,7 +45,7 @@ PUBLIC: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (
         "fencepost.pipelines.partners",
         "pipelines/partners.py",
-        ("Partner", "TransactionKey", "TransactionIdentity"),
+        ("Partner", "Decision", "TransactionKey", "TransactionIdentity"),
     ),
     ("fencepost.pipelines.records", "pipelines/records.py", ("Record", "Output", "Batch")),
     ("fencepost.pipelines.batching", "pipelines/batching.py", ("Limits",)),

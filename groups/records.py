@@ -15,13 +15,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
-from functools import lru_cache, partial
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from fencepost.groups.consumer_records import (
     VALUE_READERS,
     ConsumerKey,
+    ConsumerRecordType,
     ConsumerValue,
     read_key,
 )
@@ -34,7 +35,7 @@ from fencepost.groups.foreign_group import (
 from fencepost.groups.share_records import (
     VALUE_READERS as SHARE_VALUE_READERS,
 )
-from fencepost.groups.share_records import ShareKey, ShareValue
+from fencepost.groups.share_records import ShareKey, ShareRecordType, ShareValue
 from fencepost.groups.share_records import read_key as read_share_key
 from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.fields import FieldReader, FieldWriter
@@ -280,13 +281,23 @@ class _Codec:
     first_flexible_version: int = 4
 
 
-def _only_version(
-    read_key: Callable[[FieldReader], Key], read_value: Callable[[FieldReader], Value]
+def _consumer_codec(
+    kind: ConsumerRecordType, read_value: Callable[[FieldReader], ConsumerValue]
 ) -> _Codec:
-    """Return the codec of a type whose values have one version, 0, which is flexible."""
+    """Return the codec of a type of ``consumer_records``: one version, flexible."""
     return _Codec(
-        read_key,
-        lambda reader, _version: read_value(reader),
+        read_key=lambda reader: read_key(kind, reader),
+        read_value=lambda reader, _version: read_value(reader),
+        newest_version=0,
+        first_flexible_version=0,
+    )
+
+
+def _share_codec(kind: ShareRecordType, read_value: Callable[[FieldReader], ShareValue]) -> _Codec:
+    """Return the codec of a type of ``share_records``: one version, flexible."""
+    return _Codec(
+        read_key=lambda reader: read_share_key(kind, reader),
+        read_value=lambda reader, _version: read_value(reader),
         newest_version=0,
         first_flexible_version=0,
     )
@@ -312,14 +323,8 @@ _CODECS: Final[Mapping[int, _Codec]] = MappingProxyType(
         RecordType.GROUP_METADATA: _Codec(
             lambda reader: GroupMetadataKey(reader.string()), _read_group_metadata_value
         ),
-        **{
-            kind: _only_version(partial(read_key, kind), reader)
-            for kind, reader in VALUE_READERS.items()
-        },
-        **{
-            kind: _only_version(partial(read_share_key, kind), reader)
-            for kind, reader in SHARE_VALUE_READERS.items()
-        },
+        **{kind: _consumer_codec(kind, reader) for kind, reader in VALUE_READERS.items()},
+        **{kind: _share_codec(kind, reader) for kind, reader in SHARE_VALUE_READERS.items()},
         **{kind: _foreign_codec(kind) for kind in ForeignRecordType},
     }
 )

@@ -60,6 +60,13 @@ class GaveUpError(PipelineError):
     """No transaction was committed within the policy's time limit."""
 
 
+class MixedOutcomeError(PipelineError):
+    """The database has committed a transaction that an administrator has aborted in Kafka.
+
+    The rows are visible; the records and the offsets are not. The message says which came first.
+    """
+
+
 class RetryBatch(Exception):  # noqa: N818 - an instruction, as StopIteration is
     """Raised by a handler if the same batch may succeed later (another service is down)."""
 

@@ -2,7 +2,8 @@
 
 The decision is in one place, the database. A Kafka transaction is prepared once all of its records
 and offsets are acknowledged; it then has no timeout. It commits if, and only if, the database has
-durably stored its identity, in the same transaction as the rows of the handler.
+durably stored its identity, in the same transaction as the rows of the handler. Only an
+administrator can abort it against that decision; see :class:`~.failures.MixedOutcomeError`.
 
 Sources: KIP-939, ``KafkaProducer.completeTransaction`` (which compares the stored identity).
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
+from datetime import datetime
 from typing import NamedTuple, Protocol, TypeVar
 
 C_co = TypeVar("C_co", covariant=True)
@@ -34,6 +36,14 @@ class TransactionIdentity(NamedTuple):
     epoch: int
 
 
+class Decision(NamedTuple):
+    """The transaction of an id that the database decided last."""
+
+    identity: TransactionIdentity
+    decided_at: datetime | None
+    """By the database's clock; None if it keeps no time."""
+
+
 class Partner(Protocol[C_co]):
     """A database that takes part in the transactions of one worker.
 
@@ -49,13 +59,12 @@ class Partner(Protocol[C_co]):
     async def prepared(self, key: TransactionKey) -> Sequence[TransactionIdentity]:
         """Return the decided transactions whose rows are prepared, and not visible yet."""
 
-    def take_over(
-        self, key: TransactionKey
-    ) -> AbstractAsyncContextManager[TransactionIdentity | None]:
+    def take_over(self, key: TransactionKey) -> AbstractAsyncContextManager[Decision | None]:
         """Fence former owners of the id, and give the transaction that was decided last.
 
         Within the block no transaction of the id can be decided. After the block, former owners
-        cannot decide either. Raises LockedError while a former owner holds the row.
+        cannot decide either, unless an exception has left it. Raises LockedError while a former
+        owner holds the row.
         """
 
     def transaction(
@@ -73,3 +82,6 @@ class Partner(Protocol[C_co]):
 
     async def finish(self, key: TransactionKey, identity: TransactionIdentity) -> None:
         """Make the rows of a decided transaction visible, if they are not yet."""
+
+    async def roll_back(self, key: TransactionKey, identity: TransactionIdentity) -> None:
+        """Roll back a prepared transaction that Kafka has aborted."""

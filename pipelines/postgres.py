@@ -23,7 +23,7 @@ from fencepost.pipelines.failures import (
     PipelineError,
     RetryBatch,
 )
-from fencepost.pipelines.partners import LockedError, TransactionIdentity, TransactionKey
+from fencepost.pipelines.partners import Decision, LockedError, TransactionIdentity, TransactionKey
 
 TABLE = "fencepost_transactions"
 PREFIX = "fencepost"
@@ -50,7 +50,7 @@ create table if not exists {TABLE} (
 )"""
 _ADD = f"insert into {TABLE} values (%s, %s, 0) on conflict do nothing"  # noqa: S608
 _LOCK = (
-    f"select producer_id, producer_epoch from {TABLE}"  # noqa: S608
+    f"select producer_id, producer_epoch, decided_at from {TABLE}"  # noqa: S608
     " where cluster_id = %s and transactional_id = %s for update"
 )
 _FENCE = (
@@ -58,7 +58,8 @@ _FENCE = (
     " where cluster_id = %s and transactional_id = %s returning generation"
 )
 _DECIDE = (
-    f"update {TABLE} set producer_id = %s, producer_epoch = %s, decided_at = now()"  # noqa: S608
+    f"update {TABLE} set producer_id = %s, producer_epoch = %s,"  # noqa: S608
+    " decided_at = clock_timestamp()"
     " where cluster_id = %s and transactional_id = %s and generation = %s"
 )
 # With synchronous_commit off, a crash of the database could lose a decision that Kafka has
@@ -142,7 +143,7 @@ class Postgres:
         return [identity for name in names if (identity := _parsed(name, key)) is not None]
 
     @contextlib.asynccontextmanager
-    async def take_over(self, key: TransactionKey) -> AsyncIterator[TransactionIdentity | None]:
+    async def take_over(self, key: TransactionKey) -> AsyncIterator[Decision | None]:
         """Fence former owners: their decision waits for this block, and fails after it."""
         connection, where = self._open, tuple(key)
         self._generations.pop(key, None)
@@ -151,10 +152,11 @@ class Postgres:
             await connection.execute(_DURABLE)
             try:
                 await connection.execute(_ADD, where)
-                producer_id, epoch = await _row(connection, _LOCK, *where)
+                producer_id, epoch, at = await _row(connection, _LOCK, *where)
             except errors.LockNotAvailable as error:
                 raise LockedError(f"PostgreSQL: {key.transactional_id}: {error}") from error
-            yield None if producer_id is None else TransactionIdentity(producer_id, epoch)
+            is_decided = producer_id is not None
+            yield Decision(TransactionIdentity(producer_id, epoch), at) if is_decided else None
             (generation,) = await _row(connection, _FENCE, *where)
         self._generations[key] = generation
 
@@ -218,6 +220,12 @@ class Postgres:
             async with self._translated():
                 with contextlib.suppress(errors.UndefinedObject):
                     await connection.tpc_commit(_gid(key, identity))
+
+    async def roll_back(self, key: TransactionKey, identity: TransactionIdentity) -> None:
+        """Send ROLLBACK PREPARED, unless another owner of the id has done so."""
+        async with self._translated():
+            with contextlib.suppress(errors.UndefinedObject):
+                await self._open.tpc_rollback(_gid(key, identity))
 
 
 async def _row(connection: AsyncConnection[Any], query: LiteralString, *where: str) -> Any:

@@ -4,15 +4,18 @@ A worker of :class:`ExactlyOnce` whose transactions have a second party, a datab
 transaction: the handler's rows, not committed; the records and the group's offsets, acknowledged;
 the decision, with the rows, in the database; EndTxn in Kafka. After a crash of any party, the next
 claim of the transactional id finds the transaction still open in Kafka, and ends it as the database
-has decided.
+has decided. If an administrator has aborted it there, prepared rows are rolled back, and committed
+ones are reported as a mixed outcome.
 
 Source: KIP-939.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
 from enum import Enum
 from typing import Any, Generic, TypeVar
 
@@ -20,11 +23,18 @@ import structlog
 from aiokafka import AIOKafkaProducer, ConsumerRecord
 from aiokafka.errors import ProducerFenced
 from aiokafka.producer.transaction_manager import PidAndEpoch, TransactionResult
+from kio.schema.errors import ErrorCode
 
 from fencepost.client.client import ApiError, AsyncWireClient
+from fencepost.client.queries.open_transactions import ONGOING, UNFINISHED
+from fencepost.client.queries.resolve import Abort, abort_of
+from fencepost.client.queries.session import ClusterSession
 from fencepost.client.security import PLAINTEXT, Security
 from fencepost.pipelines.exactly_once import ExactlyOnce, Options
 from fencepost.pipelines.failures import (
+    InDoubtError,
+    MixedOutcomeError,
+    NotAuthorizedError,
     PartnerFencedError,
     PipelineError,
     RetryBatch,
@@ -32,7 +42,13 @@ from fencepost.pipelines.failures import (
 )
 from fencepost.pipelines.handler import Outputs
 from fencepost.pipelines.offsets import MemberIdentity
-from fencepost.pipelines.partners import LockedError, Partner, TransactionIdentity, TransactionKey
+from fencepost.pipelines.partners import (
+    Decision,
+    LockedError,
+    Partner,
+    TransactionIdentity,
+    TransactionKey,
+)
 from fencepost.pipelines.records import Batch
 
 _log = structlog.get_logger()
@@ -45,9 +61,14 @@ INIT_PRODUCER_VERSION, END_VERSION = 6, 5
 """InitProducerId: the version with Enable2Pc and KeepPreparedTxn. EndTxn: the version that bumps
 the epoch, without which two transactions would have the same identity."""
 
+COMPLETE_COMMIT = "CompleteCommit"
+
 MAX_LOCKED_TURNS = 200
 """How often a claim finds the id locked in the database before it fails; each turn waits half a
 second."""
+
+MAX_HISTORY_TURNS, HISTORY_PAUSE_S = 10, 0.2
+"""How often the brokers' history is read for an abort; Apache Kafka keeps none."""
 
 
 class Outcome(Enum):
@@ -55,6 +76,14 @@ class Outcome(Enum):
 
     COMMITTED = "committed"
     ABORTED = "aborted"
+
+
+class _Answer(Enum):
+    """What Kafka answers to the commit of a transaction that the database has decided."""
+
+    COMMITTED = "committed, now or before"
+    ABORTED = "aborted before"
+    FENCED = "a later identity has taken over"
 
 
 class TransactionOwner:
@@ -72,6 +101,7 @@ class TransactionOwner:
         self.key = TransactionKey("", transactional_id)
         self.identity = TransactionIdentity(-1, -1)
         self._partner = partner
+        self._bootstrap, self._security = bootstrap, security
         self._timeout_ms = timeout_ms
         self._client = AsyncWireClient(
             bootstrap,
@@ -88,7 +118,8 @@ class TransactionOwner:
     async def claim(self) -> Outcome | None:
         """Fence former owners in both parties, and end the transaction in doubt, if any.
 
-        Raises TimeoutError if a former owner keeps the id locked in the database.
+        Raises TimeoutError if a former owner keeps the id locked in the database, and
+        MixedOutcomeError if an administrator has aborted what the database had committed.
         """
         _, highest = (await self._client.versions()).get(INIT_PRODUCER_ID, (0, 0))
         if highest < INIT_PRODUCER_VERSION:
@@ -111,53 +142,184 @@ class TransactionOwner:
         )
 
     async def _take_over(self) -> Outcome | None:
+        outcome = None
         async with self._partner.take_over(self.key) as decided:
+            if decided is not None:
+                outcome = await self._follow(decided)
             # The row is locked: from here on only this claim can decide, once the block has ended.
             # Until then a former owner may still decide the transaction that Kafka keeps open.
             ongoing = await self._init_producer()
         if ongoing is None:
+            return outcome
+        return await self._end_ongoing(
+            ongoing, commit=decided is not None and ongoing == decided.identity
+        )
+
+    async def _follow(self, decided: Decision) -> Outcome | None:
+        """Commit in Kafka what the database has committed, if that is the id's last transaction.
+
+        Raises MixedOutcomeError if an administrator has aborted it.
+        """
+        state, current = await self._described()
+        # Complete records have the next identity, which has epoch 0 after the last epoch.
+        last = decided.identity.epoch
+        if state in {"", "Empty", COMPLETE_COMMIT} or current.epoch not in {last, last + 1, 0}:
             return None
-        return await self._end_ongoing(ongoing, commit=ongoing == decided)
+        if state == ONGOING and current != decided.identity:
+            return None
+        answer = await self._commit_as(decided.identity)
+        if answer is _Answer.ABORTED:
+            # Without InitProducerId, which would hide the abort from the next claim.
+            raise await self._mixed_outcome(decided)
+        is_done = answer is _Answer.COMMITTED and state == ONGOING
+        return self._ended(decided.identity, Outcome.COMMITTED) if is_done else None
+
+    async def _described(self) -> tuple[str, TransactionIdentity]:
+        """Return the state of the id in Kafka, "" if there is none, and its identity."""
+        name = self.key.transactional_id
+        answer = await self._client.call(
+            "DescribeTransactions", to_transaction=name, transactional_ids=(name,)
+        )
+        (one,) = answer.transaction_states
+        if one.error_code is ErrorCode.transactional_id_not_found:
+            return "", TransactionIdentity(-1, -1)
+        if one.error_code is not ErrorCode.none:
+            raise ApiError(one.error_code, "DescribeTransactions", name)
+        return one.transaction_state, TransactionIdentity(one.producer_id, one.producer_epoch)
 
     async def _finish_prepared(self) -> Outcome | None:
         """Commit the transactions that PREPARE TRANSACTION has decided, first in Kafka."""
         outcome = None
         for decided in await self._partner.prepared(self.key):
-            # None: Kafka's commit came before the crash.
-            ongoing = await self._init_producer()
-            if ongoing is not None:
-                await self._end_ongoing(ongoing, commit=ongoing == decided)
-            await self._partner.finish(self.key, decided)
-            outcome = Outcome.COMMITTED
+            answer = await self._commit_as(decided)
+            if answer is not _Answer.COMMITTED:
+                answer = await self._outcome_of(decided)
+            if answer is _Answer.COMMITTED:
+                await self._partner.finish(self.key, decided)
+                outcome = Outcome.COMMITTED
+            else:
+                await self._partner.roll_back(self.key, decided)
+                outcome = Outcome.ABORTED
+                _log.warning(
+                    "rolled back the prepared rows of a transaction that was aborted in Kafka",
+                    transactional_id=self.key.transactional_id,
+                    producer_id=decided.producer_id,
+                    producer_epoch=decided.epoch,
+                )
         return outcome
+
+    async def _commit_as(self, decided: TransactionIdentity) -> _Answer:
+        """Commit a decided transaction under its own identity, or repeat its commit.
+
+        The coordinator's answer tells an abort from a commit as long as the identity is the last
+        one that had a transaction; later EndTxn is answered with a fence.
+        """
+        try:
+            await self._end_txn(decided, commit=True)
+        except ApiError as error:
+            if error.code is ErrorCode.invalid_txn_state:
+                return _Answer.ABORTED
+            if is_fence(error) or error.code is ErrorCode.invalid_producer_id_mapping:
+                return _Answer.FENCED
+            raise
+        return _Answer.COMMITTED
+
+    async def _outcome_of(self, decided: TransactionIdentity) -> _Answer:
+        """Return the outcome of a prepared transaction whose own EndTxn was refused.
+
+        No transaction follows a prepared one, hence the state of the id is about it. A claim may
+        have kept it under an identity of its own. Raises InDoubtError if it is being ended, and
+        PipelineError if the state is one that follows both outcomes.
+        """
+        name, what = self.key.transactional_id, f"producer {decided.producer_id} epoch"
+        state, _ = await self._described()
+        if state in {COMPLETE_COMMIT, "CompleteAbort"}:
+            return _Answer.COMMITTED if state == COMPLETE_COMMIT else _Answer.ABORTED
+        if state == ONGOING and await self._init_producer() == decided:
+            await self._end_ongoing(decided, commit=True)
+            return _Answer.COMMITTED
+        if state in UNFINISHED:
+            raise InDoubtError(f"{name}: the transaction of {what} {decided.epoch} is being ended")
+        raise PipelineError(
+            f"{name}: rows are prepared for {what} {decided.epoch}, and the state {state or 'none'}"
+            " of the id in Kafka does not show whether that transaction was committed; `fencepost"
+            f" txns resolve {name} --producer-id {decided.producer_id} --epoch {decided.epoch}`"
+            " may: then COMMIT PREPARED or ROLLBACK PREPARED"
+        )
+
+    async def _mixed_outcome(self, decided: Decision) -> MixedOutcomeError:
+        """Return the error with both decisions, in their order as far as the history tells."""
+        name, (producer_id, epoch) = self.key.transactional_id, decided.identity
+        commit = "the database committed it"
+        if decided.decided_at is not None:
+            commit += f" at {_text(decided.decided_at)}"
+        abort, is_first = "Kafka aborted it (the brokers' history does not say when)", False
+        entry = await self._abort_in_history(decided.identity)
+        if entry is not None:
+            at = datetime.fromtimestamp(entry.at_ms / 1000, UTC)
+            abort = f"client {entry.client} aborted it in Kafka at {_text(at)} ({entry.cause})"
+            is_first = decided.decided_at is not None and at < decided.decided_at
+        order = f"{abort}, and then {commit}" if is_first else f"{commit}, and then {abort}"
+        return MixedOutcomeError(
+            f"the transaction of {name}, producer {producer_id} epoch {epoch}, has a mixed outcome:"
+            f" {order}. Its rows are committed, its records and offsets are not. No transaction"
+            " begins until that is settled: see docs/two-phase-commit.md, A mixed outcome"
+        )
+
+    async def _abort_in_history(self, identity: TransactionIdentity) -> Abort | None:
+        """Return the history's entry about the abort, which brokers write a moment after it."""
+
+        def find() -> Abort | None:
+            with ClusterSession(
+                self._bootstrap, self._timeout_ms / 1000, security=self._security
+            ) as session:
+                return abort_of(session, self.key.transactional_id, identity)
+
+        for _ in range(MAX_HISTORY_TURNS):
+            entry = await asyncio.to_thread(find)
+            if entry is not None:
+                return entry
+            await asyncio.sleep(HISTORY_PAUSE_S)
+        return None
 
     async def _end_ongoing(self, ongoing: TransactionIdentity, *, commit: bool) -> Outcome:
         await self.end(commit=commit)
-        outcome = Outcome.COMMITTED if commit else Outcome.ABORTED
+        return self._ended(ongoing, Outcome.COMMITTED if commit else Outcome.ABORTED)
+
+    def _ended(self, identity: TransactionIdentity, outcome: Outcome) -> Outcome:
         _log.info(
             "ended the transaction in doubt as the database has decided",
             transactional_id=self.key.transactional_id,
             outcome=outcome.value,
-            producer_id=ongoing.producer_id,
-            producer_epoch=ongoing.epoch,
+            producer_id=identity.producer_id,
+            producer_epoch=identity.epoch,
         )
         return outcome
 
     async def _init_producer(self) -> TransactionIdentity | None:
         """Claim the id in Kafka; return the identity of the transaction that is still open."""
         name = self.key.transactional_id
-        answer = await self._client.call(
-            "InitProducerId",
-            INIT_PRODUCER_VERSION,
-            to_transaction=name,
-            transactional_id=name,
-            # Without effect: a transaction of a two-phase commit has no timeout.
-            transaction_timeout=self._timeout_ms,
-            producer_id=-1,
-            producer_epoch=-1,
-            enable2_pc=True,
-            keep_prepared_txn=True,
-        )
+        try:
+            answer = await self._client.call(
+                "InitProducerId",
+                INIT_PRODUCER_VERSION,
+                to_transaction=name,
+                transactional_id=name,
+                # Without effect: a transaction of a two-phase commit has no timeout.
+                transaction_timeout=self._timeout_ms,
+                producer_id=-1,
+                producer_epoch=-1,
+                enable2_pc=True,
+                keep_prepared_txn=True,
+            )
+        except ApiError as error:
+            if error.code is not ErrorCode.transactional_id_authorization_failed:
+                raise
+            user = self._security.username
+            raise NotAuthorizedError(
+                f"the right WRITE or TWO_PHASE_COMMIT on the transactional id {name} is missing"
+                f"{f' to user {user!r}' if user else ''}: {error}"
+            ) from error
         self.identity = TransactionIdentity(answer.producer_id, answer.producer_epoch)
         if answer.ongoing_txn_producer_id < 0:
             return None
@@ -170,23 +332,27 @@ class TransactionOwner:
 
         Raises ApiError; BrokerUnreachable and ConnectionLostError if the outcome is unknown.
         """
+        self.identity = await self._end_txn(self.identity, commit=commit)
+
+    async def _end_txn(self, identity: TransactionIdentity, *, commit: bool) -> TransactionIdentity:
+        """Send EndTxn, and return the identity of the next transaction."""
         name = self.key.transactional_id
         answer = await self._client.call(
             "EndTxn",
             END_VERSION,
             to_transaction=name,
             transactional_id=name,
-            producer_id=self.identity.producer_id,
-            producer_epoch=self.identity.epoch,
+            producer_id=identity.producer_id,
+            producer_epoch=identity.epoch,
             committed=commit,
         )
         ended = TransactionIdentity(answer.producer_id, answer.producer_epoch)
-        if ended.producer_id < 0 or ended == self.identity:
+        if ended.producer_id < 0 or ended == identity:
             raise PipelineError(
                 "two-phase commit needs transaction.version 2: fencepost features set"
                 " transaction.version=2 --execute"
             )
-        self.identity = ended
+        return ended
 
     def adopt(self, producer: AIOKafkaProducer) -> None:
         """Let ``producer`` use the claimed identity, and end its transactions by :meth:`end`."""
@@ -206,6 +372,10 @@ class TransactionOwner:
             manager.complete_transaction()
 
         sender._do_txn_commit = end_transaction
+
+
+def _text(at: datetime) -> str:
+    return at.astimezone(UTC).isoformat(timespec="milliseconds")
 
 
 class TwoPhase(ExactlyOnce, Generic[C]):

@@ -78,6 +78,11 @@ class Transaction:
     partitions: frozenset[Partition] = field(default_factory=frozenset)
 
 
+def is_two_phase(transaction: Transaction | None) -> bool:
+    """Return whether a transaction has no timeout, because another store decides it (KIP-939)."""
+    return transaction is not None and transaction.timeout_ms == TWO_PHASE_TIMEOUT_MS
+
+
 def partition_argument(text: str) -> tuple[str, int | None]:
     """Parse ``TOPIC`` or ``TOPIC:P``. Raises click.BadParameter."""
     topic, colon, index = text.partition(":")

@@ -16,6 +16,7 @@ from fencepost.client.queries.evidence import Ending, StateLog, endings, state_l
 from fencepost.client.queries.open_transactions import (
     ONGOING,
     Producer,
+    is_two_phase,
     known_transaction,
     producers,
 )
@@ -209,6 +210,28 @@ def _history(session: ClusterSession, names: Iterable[str]) -> list[Entry]:
         return []
 
 
+class Abort(NamedTuple):
+    """The abort of a transaction in the broker's history."""
+
+    at_ms: int
+    client: str
+    """CLIENT_ID@HOST."""
+    cause: str
+    """The request, or ``timeout``."""
+
+
+def abort_of(
+    session: ClusterSession, transactional_id: str, identity: tuple[int, int]
+) -> Abort | None:
+    """Return the abort of a transaction; None if the history does not have it."""
+    for one in reversed(_history(session, [transactional_id])):
+        told = one.detail.get("producer_id"), one.detail.get("producer_epoch")
+        if one.what == EventKind.TRANSACTION_ABORTED and told == identity:
+            client = f"{one.client_id}@{one.client_host}"
+            return Abort(one.at_ms, client, str(one.detail.get("cause")))
+    return None
+
+
 def _about(history: Iterable[Entry], found: Resolution) -> list[Entry]:
     """Return the entries about the end of the transaction."""
     if found.identity is None or found.verdict not in {Verdict.COMMITTED, Verdict.ABORTED}:
@@ -227,13 +250,17 @@ def end_transaction(session: ClusterSession, found: Resolution, *, commit: bool)
     """Send EndTxn with the identity of an open transaction. Raises ApiError if it is refused.
 
     The request has the version that the transaction's producer uses, so that its own retry is
-    answered alike. By the client id the broker's history recognises an operator's decision.
+    answered alike. A two-phase commit has an epoch for each transaction: without the bump its
+    producer would not notice the end, and begin another transaction amid its records. By the client
+    id the broker's history recognises an operator's decision.
     """
     if found.ends_as is None:
         raise ApiError(ErrorCode.producer_fenced, "EndTxn", found.evidence.transactional_id)
     version = found.version
     if version is None:
         version = session.client.features().get("transaction.version", 0)
+    if is_two_phase(found.evidence.current):
+        version = TV2
     with WireClient(
         session.bootstrap,
         client_id=RESOLVER_CLIENT_ID,

@@ -46,15 +46,16 @@ def init(client: WireClient, name: str, *, keep: bool = False, two_phase: bool =
     )
 
 
-def test_an_administrator_is_told_what_it_would_terminate(daemon: Daemon) -> None:
+def test_two_phase_commit_is_only_terminated_with_force(daemon: Daemon) -> None:
     name = unique("terminated")
     with Cluster(daemon.bootstrap) as cluster, WireClient(daemon.bootstrap) as client:
         topic = cluster.create_topic(unique("two-phase"))
         write(daemon.bootstrap, name, topic, b"prepared", init(client, name))
         order = ("txns", "terminate", name)
-        shown = cli(daemon.bootstrap, *order).stdout.splitlines()
-        assert shown[1].startswith("it is part of a two-phase commit")
-        cli(daemon.bootstrap, *order, "--execute")
+        refused = cli(daemon.bootstrap, *order, "--execute", status=1)
+        assert "its database may have decided to commit" in refused.stderr
+        assert cluster.lso(topic) == 0
+        cli(daemon.bootstrap, *order, "--force", "--execute")
         assert cluster.lso(topic) == cluster.offset(topic) == 2
         assert cluster.values(topic, isolation=READ_COMMITTED) == []
 

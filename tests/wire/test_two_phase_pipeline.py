@@ -20,6 +20,7 @@ from fencepost.pipelines.failures import (
     FencedTooOftenError,
     GaveUpError,
     HandlerError,
+    MixedOutcomeError,
     PipelineError,
     RetryPolicy,
 )
@@ -31,6 +32,8 @@ from tests.support.postgres import USER, PostgresServer
 from tests.support.processes import Child
 from tests.support.targets import SETTINGS
 from tests.support.waits import DEADLINE_S, until, until_async
+from tests.wire.command_line import cli
+from tests.wire.test_cli import rows
 
 SWITCH = {"transaction.two.phase.commit.enable": "true"}
 MODES = pytest.mark.parametrize("prepare", [False, True], ids=["row", "prepared"])
@@ -410,3 +413,134 @@ async def test_handler_that_pauses_for_too_long_is_called_again(bench: Bench) ->
     await bench.run(write, partner=bench.partner(idle_ms=100))
     assert paused
     bench.check(1, 2)
+
+
+def abort(bench: Bench, *more: str, status: int = 0) -> str:
+    """Abort the open transaction as an administrator, and return the action or the refusal."""
+    named = ("txns", "resolve", bench.name, "--abort", "--execute", *more, "--json")
+    (row,) = rows(cli(bench.daemon.bootstrap, *named, status=status))
+    return str(row["action"])
+
+
+def aborted_after(bench: Bench, method: str, *, prepare: bool) -> Any:
+    """Return a partner beside which an administrator aborts once, after a call of ``method``."""
+    partner = bench.partner(prepare=prepare)
+    plain, calls = getattr(partner, method), []
+
+    async def followed_by_abort() -> None:
+        await plain()
+        if not calls:
+            calls.append(await asyncio.to_thread(abort, bench, "--force"))
+
+    setattr(partner, method, followed_by_abort)
+    return partner
+
+
+async def settle(bench: Bench) -> None:
+    """Remove the rows, and the decision, as the page about a mixed outcome advises."""
+    bench.sql(f"delete from {bench.table}")
+    bench.sql(
+        "update fencepost_transactions set producer_id = null, producer_epoch = null"
+        f" where transactional_id = '{bench.name}'"
+    )
+
+
+async def test_administrators_abort_after_the_commit_is_a_mixed_outcome(bench: Bench) -> None:
+    bench.fill(1, 2)
+    with pytest.raises(MixedOutcomeError) as caught:
+        await bench.run(partner=aborted_after(bench, "decide", prepare=False))
+    first, second = str(caught.value).split(", and then ")
+    assert "the database committed it at 20" in first
+    assert second.startswith("client fencepost-resolve@127.0.0.1 aborted it in Kafka at 20")
+    assert (bench.rows, bench.records, bench.offset) == ([1, 2], [], 0)
+    for _ in range(2):  # no claim hides it from the next one
+        with pytest.raises(MixedOutcomeError, match="aborted it in Kafka"):
+            await bench.run()
+    await settle(bench)
+    await bench.run()
+    bench.check(1, 2)
+
+
+async def test_prepared_rows_are_rolled_back_after_an_administrators_abort(bench: Bench) -> None:
+    bench.fill(1, 2)
+    await bench.run(partner=aborted_after(bench, "decide", prepare=True))
+    bench.check(1, 2)
+
+
+@MODES
+async def test_administrators_abort_before_the_decision_leaves_nothing(
+    bench: Bench, prepare: bool
+) -> None:
+    bench.fill(1, 2)
+    calls: list[str] = []
+
+    async def abort_once(batch: Batch) -> None:
+        if not calls:
+            calls.append(await asyncio.to_thread(abort, bench, "--force"))
+
+    await bench.run(partner=bench.partner(prepare=prepare), before_commit=abort_once)
+    assert calls == ["aborted"]
+    bench.check(1, 2)
+
+
+async def test_decision_after_an_administrators_abort_is_a_mixed_outcome(bench: Bench) -> None:
+    """A worker that is paused before its decision does not notice the abort."""
+    partner = bench.partner()
+    owner = await prepared_in_kafka(bench, partner, decided=False)
+    abort(bench, "--force")
+    async with partner.transaction(owner.key, owner.identity):
+        await partner.decide()
+    await owner.close()
+    with pytest.raises(MixedOutcomeError) as caught:
+        await resolve(bench.daemon.bootstrap, bench.partner(), bench.name)
+    first, second = str(caught.value).split(", and then ")
+    assert "aborted it in Kafka at 20" in first, str(caught.value)
+    assert second.startswith("the database committed it at 20")
+
+
+@MODES
+async def test_transaction_that_a_killed_claim_has_kept_is_committed(
+    bench: Bench, prepare: bool
+) -> None:
+    lost = await prepared_in_kafka(bench, bench.partner(prepare=prepare), decided=True)
+    await lost._init_producer()  # a claim that was killed after its first request
+    await lost.close()
+    found = await resolve(bench.daemon.bootstrap, bench.partner(), bench.name)
+    assert found is Outcome.COMMITTED
+    assert bench.rows == bench.records == [1]
+
+
+async def test_kept_transaction_that_an_administrator_aborted_rolls_prepared_rows_back(
+    bench: Bench,
+) -> None:
+    lost = await prepared_in_kafka(bench, bench.partner(prepare=True), decided=True)
+    await lost._init_producer()
+    await lost.close()
+    assert abort(bench, "--force") == "aborted"
+    found = await resolve(bench.daemon.bootstrap, bench.partner(), bench.name)
+    assert found is Outcome.ABORTED
+    assert bench.rows == bench.records == []
+    assert not bench.sql("select gid from pg_prepared_xacts")
+
+
+async def test_prepared_rows_whose_outcome_in_kafka_is_hidden_are_left_alone(bench: Bench) -> None:
+    """An InitProducerId behind the abort leaves a state that fits both outcomes."""
+    lost = await prepared_in_kafka(bench, bench.partner(prepare=True), decided=True)
+    abort(bench, "--force")
+    await lost._init_producer()
+    with pytest.raises(PipelineError, match="state Empty of the id in Kafka does not show"):
+        await resolve(bench.daemon.bootstrap, bench.partner(), bench.name)
+    ((gid,),) = bench.sql("select gid from pg_prepared_xacts")
+    bench.sql(f"rollback prepared '{gid}'")
+    assert await resolve(bench.daemon.bootstrap, bench.partner(), bench.name) is None
+    await lost.close()
+
+
+async def test_commands_do_not_abort_a_two_phase_commit_without_force(bench: Bench) -> None:
+    lost = await prepared_in_kafka(bench, bench.partner(), decided=True)
+    assert "its database may have decided to commit" in abort(bench, status=1)
+    named = ("txns", "terminate", bench.name, "--execute")
+    done = cli(bench.daemon.bootstrap, *named, status=1)
+    assert "part of a two-phase commit" in done.stderr
+    assert await resolve(bench.daemon.bootstrap, bench.partner(), bench.name) is Outcome.COMMITTED
+    await lost.close()

@@ -46,8 +46,8 @@ BATCH_OF_ANOTHER_MEMBER: Final = "Member is not the owner of batch record"
 OFFSET_OF_ANOTHER_MEMBER: Final = "Member is not the owner of offset"
 RENEW_DISABLED: Final = "Renewing acquisition locks is not enabled for the group."
 
-MAX_EXPIRED_RUNS: Final = 1_000
-"""Runs of offsets whose locks end in one step: about 20 ms. The timer fires at once for others."""
+MAX_EXPIRED_RUNS: Final = 400
+"""Runs of offsets whose locks end in one step: about 10 ms. The timer fires at once for others."""
 
 _CAUSES: Final = {
     AcknowledgeType.GAP: Cause.NO_RECORD,
@@ -148,7 +148,10 @@ def expire_locks(partition: SharePartition, decision: DecisionBuilder) -> int:
         pending = PendingWrite(ranges_of(expired), None, False, dead_letters)
         partition.write(decision, partition.next_write_id(), expired, pending)
         decision.effect(WakeFetches(partition.key))
-    partition.rewatch_locks(decision)
+    if len(expired) == MAX_EXPIRED_RUNS:  # further locks may have ended: no need to look at all
+        partition.rewatch_locks(decision, decision.now_ms)
+    else:
+        partition.rewatch_locks(decision, partition.earliest_lock_end())
     return sum(run.size for run in expired)
 
 

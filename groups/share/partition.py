@@ -373,17 +373,23 @@ class SharePartition:
             self._lock_deadline_ms = deadline_ms
             decision.arm(self._timer_key, deadline_ms - decision.now_ms)
 
-    def rewatch_locks(self, decision: DecisionBuilder) -> None:
-        """Set the timer to the earliest lock. Locks in transition are watched after a rollback."""
-        deadlines = [
-            run.deadline_ms
-            for batch in self.records
-            for run in batch.runs
-            if run.state is RecordState.ACQUIRED and run.deadline_ms is not None
-        ]
+    def earliest_lock_end(self) -> int | None:
+        """Return when the first lock ends. Locks in transition are watched after a rollback."""
+        return min(
+            (
+                run.deadline_ms
+                for batch in self.records
+                for run in batch.runs
+                if run.state is RecordState.ACQUIRED and run.deadline_ms is not None
+            ),
+            default=None,
+        )
+
+    def rewatch_locks(self, decision: DecisionBuilder, deadline_ms: int | None) -> None:
+        """Have the timer of the acquisition locks fire at ``deadline_ms``, or never with None."""
         self._lock_deadline_ms = None
-        if deadlines:
-            self.watch_lock(decision, min(deadlines))
+        if deadline_ms is not None:
+            self.watch_lock(decision, deadline_ms)
         else:
             decision.disarm(self._timer_key)
 

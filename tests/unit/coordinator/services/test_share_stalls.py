@@ -87,7 +87,10 @@ async def test_fetch_of_many_batches_and_the_end_of_their_locks(
     assert one.read().acquired[0].delivery_count == 2
 
 
-async def test_ten_thousand_locks_that_end_together(tmp_path: Path, clock: ManualClock) -> None:
+@pytest.mark.parametrize("at_once", [MAX_LOCKS, 50], ids=["one-fetch", "many-fetches"])
+async def test_ten_thousand_locks_that_end_together(
+    tmp_path: Path, clock: ManualClock, at_once: int
+) -> None:
     limits = (
         "group.share.partition.max.record.locks",
         "group.share.max.partition.max.record.locks",
@@ -99,13 +102,17 @@ async def test_ten_thousand_locks_that_end_together(tmp_path: Path, clock: Manua
     await one.initialize()
     await one.fetch()
     one.produce(*([1] * MAX_LOCKS))
-    assert len(one.read(MAX_LOCKS).acquired) == MAX_LOCKS
+    for _ in range(MAX_LOCKS // at_once):
+        assert len(one.read(at_once).acquired) == at_once
+        clock.advance(1)
     clock.advance(LOCK_MS)
-    one.watch, turns = LoopWatch(), 0
+    one.watch, turns, before = LoopWatch(), 0, 0
     (served,) = one.shares
     while any(entry.member_id is not None for entry in served.share.in_flight()):
         turns += 1
         one.watch.time(one.shares.timers.run_due, "expired locks")
+        before, ended = served.lock_timeouts, served.lock_timeouts - before
+        assert ended % MAX_EXPIRED_RUNS == 0
         await asyncio.sleep(0)
     one.watch.check()
     one.check()

@@ -40,6 +40,7 @@ SERVED_KINDS = ("consumer", "share")
 """The kinds of groups whose keys have an effect."""
 
 OFFSET_RESET = "share.auto.offset.reset"
+DEAD_LETTER_TOPIC = "errors.deadletterqueue.topic.name"
 
 _DURATION = re.compile(
     r"by_duration:(?P<sign>[-+]?)P(?:(?P<d>[-+]?\d+)D)?"
@@ -64,15 +65,24 @@ def check(config: BrokerConfig, settings: Mapping[str, str]) -> None:
     values: dict[str, int] = {}
     for name, text in settings.items():
         if name not in GROUP_OWN_KEYS:
-            raise ConfigError(name, text, "unknown group configuration")
+            raise ConfigError(name, text, "unknown", f"Unknown group config name: {name}")
         value = GROUP_OWN_KEYS[name].parse(text)
         if name == OFFSET_RESET and not _is_offset_reset(text.strip()):
             raise ConfigError(
-                name, text, "it must be earliest, latest or by_duration:PnDTnHnMn.nS, not negative"
+                name,
+                text,
+                f"Invalid value `{text}` for configuration {name}. The value must be either"
+                " 'earliest', 'latest' or of the format 'by_duration:<PnDTnHnMn.nS>'.",
             )
+        if name == DEAD_LETTER_TOPIC and text.startswith("__"):
+            raise ConfigError(name, None, "DLQ topic name must not start with '__'")
         if name == STREAMS_ASSIGNOR and value not in config.items(STREAMS_ASSIGNORS):
             assignors = ", ".join(config.items(STREAMS_ASSIGNORS))
-            raise ConfigError(name, text, f"the registered task assignors are: {assignors}")
+            reason = (
+                f"'{value}' is not a registered task assignor. Registered assignors are:"
+                f" [{assignors}]."
+            )
+            raise ConfigError(name, text, reason, f"{name} {reason}")
         if isinstance(value, int) and not isinstance(value, bool):
             _check_bounds(config, name, value)
             values[name] = value
@@ -82,21 +92,36 @@ def check(config: BrokerConfig, settings: Mapping[str, str]) -> None:
             values.get(name, config.int(broker_key(name))) for name in (session, heartbeat)
         )
         if values.keys() & {session, heartbeat} and silence <= between:
-            raise ConfigError(session, silence, f"it must be above {heartbeat} ({between})")
+            reason = f"must be greater than {heartbeat}"
+            raise ConfigError(session, silence, reason, f"{session} {reason}")
 
 
 def _check_bounds(config: BrokerConfig, name: str, value: int) -> None:
-    bound, key = _capped(config, name, value)
-    if key:
-        raise ConfigError(name, value, f"{key} is {bound}")
+    if not _capped(config, name, value)[1]:
+        return
+    low, high = (
+        config.int(key) if (key := _bound(name, end)) in BROKER_KEYS else None
+        for end in ("min", "max")
+    )
+    if high is None:
+        reason = f"must be greater than or equal to {low}"
+    elif low is None:
+        reason = f"must be less than or equal to {high}"
+    else:
+        reason = f"must be in the range {low} to {high} inclusive."
+    raise ConfigError(name, value, reason, f"{name} {reason}")
+
+
+def _bound(name: str, end: str) -> str:
+    """Return the broker key of a group key's bound; ``end`` is "min" or "max"."""
+    kind, _, what = name.partition(".")
+    return f"group.{kind}.{end}.{what.removeprefix('num.')}"
 
 
 def _capped(config: BrokerConfig, name: str, value: int) -> tuple[int, str]:
     """Return a group's value capped to the broker's bounds, and the broker key that caps it."""
-    kind, _, what = name.partition(".")
-    what = what.removeprefix("num.")
-    for bound, is_outside in (("min", int.__lt__), ("max", int.__gt__)):
-        key = f"group.{kind}.{bound}.{what}"
+    for end, is_outside in (("min", int.__lt__), ("max", int.__gt__)):
+        key = _bound(name, end)
         if key in BROKER_KEYS and is_outside(value, config.int(key)):
             return config.int(key), key
     return value, ""

@@ -30,15 +30,16 @@ SHOWN_CHARACTERS = 100
 class ConfigError(DomainError):
     """A key is unknown, or its value is invalid (INVALID_CONFIG).
 
-    ``value`` is None if the error is not about a value.
+    ``value`` is None if the error is not about a value. ``message`` is the whole text of an error
+    that Kafka does not begin with the key or "Invalid value".
     """
 
-    def __init__(self, key: str, value: object, reason: str) -> None:
+    def __init__(self, key: str, value: object, reason: str, message: str = "") -> None:
         shown = str(value)
         if len(shown) > SHOWN_CHARACTERS:
             shown = shown[:SHOWN_CHARACTERS] + "…"
         what = key if value is None else f"Invalid value {shown} for configuration {key}"
-        super().__init__(f"{what}: {reason}")
+        super().__init__(message or f"{what}: {reason}")
         self.key = key
         self.value = value
         self.reason = reason
@@ -103,7 +104,7 @@ class ConfigKey:
             raise self._refuse(text, f"it is longer than {MAX_VALUE_CHARACTERS} characters")
         if self.type is ConfigType.BOOLEAN:
             if text.lower() not in {"true", "false"}:
-                raise self._refuse(text, "expected true or false")
+                raise self._refuse(text, "Expected value to be either true or false")
             return text.lower() == "true"
         if self.type in {ConfigType.STRING, ConfigType.PASSWORD}:
             if self.any_case:
@@ -136,24 +137,25 @@ class ConfigKey:
         try:
             value = float(text) if self.type is ConfigType.DOUBLE else int(text)
         except ValueError as error:
-            raise self._refuse(text, f"expected a number ({self.type.name})") from error
+            raise self._refuse(text, self._not_a_number()) from error
         if self.type in _BITS:
             bound = 1 << (_BITS[self.type] - 1)
             if not -bound <= value < bound:
-                raise self._refuse(text, f"it does not fit {self.type.name}")
+                raise self._refuse(text, self._not_a_number())
         if self.low is not None and not value >= self.low:
-            raise self._refuse(text, f"it must be at least {self.low}{self._unit()}")
+            raise self._refuse(text, f"Value must be at least {self.low}")
         if self.high is not None and not value <= self.high:
-            raise self._refuse(text, f"it must be no more than {self.high}{self._unit()}")
+            raise self._refuse(text, f"Value must be no more than {self.high}")
         self._check_choice(text, [str(value)])
         return value
 
-    def _unit(self) -> str:
-        return f" {self.unit}" if self.unit else ""
+    def _not_a_number(self) -> str:
+        return f"Not a number of type {self.type.name}"
 
     def _check_choice(self, text: str, items: Sequence[str]) -> None:
         if self.choices and not all(item in self.choices for item in items):
-            raise self._refuse(text, f"it must be one of {', '.join(self.choices)}")
+            how = " (case insensitive)" if self.any_case else ""
+            raise self._refuse(text, f"String must be one of{how}: {', '.join(self.choices)}")
 
     def _refuse(self, text: str, reason: str) -> ConfigError:
         return ConfigError(self.name, HIDDEN if self.is_sensitive else text, reason)
@@ -232,16 +234,8 @@ def distinct_items(text: str) -> list[str]:
     return items
 
 
-def dead_letter_topic(text: str) -> str:
-    """Return ``text`` unless it names an internal topic. Raises ValueError."""
-    if text.startswith("__"):
-        raise ValueError("the name of a dead-letter topic does not start with __")
-    return text
-
-
 FORMS: Mapping[str, Callable[[str], object]] = {
     "counts-of-addresses": counts_of_addresses,
-    "dead-letter-topic": dead_letter_topic,
     "distinct-items": distinct_items,
     "replica-selector": replica_selector,
     "throttled-replicas": throttled_replicas,

@@ -67,7 +67,7 @@ share.isolation.level STRING read_uncommitted of=read_committed,read_uncommitted
     Whether this group reads records of open and aborted transactions.
 share.renew.acknowledge.enable BOOLEAN true
     Whether members of this group may extend the locks of acquired records.
-errors.deadletterqueue.topic.name STRING "" form=dead-letter-topic
+errors.deadletterqueue.topic.name STRING ""
     The topic of this share group's dead-letter queue, from share.version 2 on: records that members
     reject, or that reach the delivery limit.
 errors.deadletterqueue.copy.record.enable BOOLEAN false

@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from fencepost.coordinator.config.cross_checks import KINDS
+from fencepost.coordinator.config.group_keys import GROUP_OWN_KEYS
+from fencepost.coordinator.config.key import ConfigType
 from tests.oracle.test_traces import run, unexpected
 from tests.oracle.tracer import Tracer
 from tests.oracle.traces_admin import GROUP
@@ -17,6 +20,7 @@ from tests.oracle.traces_offsets import commit
 from tests.support import requests
 from tests.support.daemon import Daemon
 from tests.support.kafka import Kafka, jars, required
+from tests.support.raw import RawClient
 from tests.support.targets import SETTINGS
 from tests.support.waits import until
 
@@ -215,6 +219,37 @@ def settings_beyond_bounds(t: Tracer) -> None:
     enter(t, "sb", "n", "s-b")
 
 
+SHORT_SESSIONS = {f"group.{kind}.min.session.timeout.ms": "1000" for kind in KINDS}
+REFUSABLE: dict[ConfigType, tuple[str, ...]] = {
+    ConfigType.BOOLEAN: ("x", ""),
+    ConfigType.STRING: ("x", "", "__x", "by_duration:P", "by_duration:-P1D"),
+    ConfigType.INT: ("x", "", "-1", "0", "1", "2147483647", "2147483648", "1.5"),
+    ConfigType.LONG: ("x", "", "-1", "9223372036854775808"),
+    ConfigType.LIST: ("x",),
+}
+"""Values of each type, of which some keys refuse some."""
+
+
+def refusals(bootstrap: str) -> dict[str, tuple[str, str | None]]:
+    """Return the error and its message for each refused setting or pair of settings of a group."""
+    tried = [{name: text} for name, key in GROUP_OWN_KEYS.items() for text in REFUSABLE[key.type]]
+    tried += [
+        {f"{kind}.session.timeout.ms": "6000", f"{kind}.heartbeat.interval.ms": text}
+        for kind in KINDS
+        for text in ("6000", "7000")
+    ]
+    tried += [{"share.no.such.key": "1"}, {"share.session.timeout.ms": "50000", "x": "1"}]
+    found = {}
+    with RawClient(bootstrap) as client:
+        for settings in tried:
+            changes = [requests.config_op(*pair) for pair in settings.items()]
+            row = requests.altered_resource(GROUP, "refused", *changes)
+            body = requests.incremental_alter_configs(row, validate_only=True)
+            (answer,) = client.call("incremental_alter_configs", 1, **body)["responses"]
+            found[str(settings)] = answer["error_code"], answer["error_message"]
+    return found
+
+
 Brokers = tuple[Kafka, Daemon]
 
 
@@ -246,6 +281,11 @@ def forgetful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
     yield from started(tmp_path_factory, QUICK)
 
 
+@pytest.fixture
+def short_sessions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
+    yield from started(tmp_path_factory, SHORT_SESSIONS)
+
+
 def judge(trace: Callable[[Tracer], None], brokers: Brokers) -> None:
     kafka, daemon = brokers
     theirs, ours = run(trace, kafka.bootstrap), run(trace, daemon.bootstrap)
@@ -274,6 +314,13 @@ def test_settings_beyond_the_bounds_of_a_later_start(forgetful: Brokers) -> None
     daemon.settings.update(TIGHT)
     daemon.start()
     judge(settings_beyond_bounds, forgetful)
+
+
+def test_refused_settings_have_kafkas_messages(short_sessions: Brokers) -> None:
+    kafka, daemon = short_sessions
+    theirs, ours = refusals(kafka.bootstrap), refusals(daemon.bootstrap)
+    assert ours == theirs
+    assert sum(error == "invalid_config" for error, _ in ours.values()) > 100
 
 
 def test_offsets_that_expire(forgetful: Brokers) -> None:

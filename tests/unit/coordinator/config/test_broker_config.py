@@ -93,10 +93,10 @@ def test_defaults_are_those_of_the_log():
         ({"log.dirs": "/x"}, "log.dirs", "--data-dir"),
         ({"num.partitions": "0"}, "num.partitions", "at least 1"),
         ({"num.partitions": "many"}, "num.partitions", "number"),
-        ({"num.partitions": "2147483648"}, "num.partitions", "fit INT"),
+        ({"num.partitions": "2147483648"}, "num.partitions", "Not a number of type INT"),
         ({"auto.create.topics.enable": "yes"}, "auto.create.topics.enable", "true or false"),
         ({"log.cleanup.policy": "delete,burn"}, "log.cleanup.policy", "delete, compact"),
-        ({"log.segment.bytes": "1048575"}, "log.segment.bytes", "1048576 bytes"),
+        ({"log.segment.bytes": "1048575"}, "log.segment.bytes", "at least 1048576"),
         ({"compression.gzip.level": "10"}, "compression.gzip.level", "9"),
         ({"broker.rack": "x" * (MAX_VALUE_CHARACTERS + 1)}, "broker.rack", "longer"),
         (

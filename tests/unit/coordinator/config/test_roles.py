@@ -78,7 +78,7 @@ def test_a_controller() -> None:
     ("changed", "reason"),
     [
         ({"process.roles": ""}, "a broker, a controller, or both"),
-        ({"process.roles": "broker,zookeeper"}, "it must be one of broker, controller"),
+        ({"process.roles": "broker,zookeeper"}, "String must be one of: broker, controller"),
         ({"controller.quorum.bootstrap.servers": ""}, "must contain the set of bootstrap"),
         ({"controller.quorum.bootstrap.servers": "a"}, "not an address of the form HOST:PORT"),
         ({"controller.quorum.voters": "a:1"}, "not a voter of the form ID@HOST:PORT"),

@@ -1,0 +1,82 @@
+"""franz-go's own tests of its share consumers, on this broker and on Apache Kafka.
+
+They are the tests in the package ``kgo`` that use share groups and a broker, which they get from
+``KGO_SEEDS``. Go's module proxy has their source, in the version of ``franz_go/go.mod``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.oracle.go_build import built_tests
+from tests.support.daemon import Daemon
+from tests.support.kafka import Kafka, required
+from tests.support.targets import SETTINGS
+
+pytestmark = pytest.mark.oracle
+
+PACKAGE: Final = "github.com/twmb/franz-go/pkg/kgo"
+TESTS: Final = {
+    "TestConsumeRegexShareSkipsInternal",
+    "TestShareGroup",
+    "TestShareGroupAckOnClose",
+    "TestShareGroupETL",
+    "TestShareGroupOffsetsAdmin",
+}
+RECORDS: Final = 20_000
+"""Records that TestShareGroupETL copies through two share groups."""
+
+OUTCOME: Final = re.compile(r"^--- (PASS|FAIL|SKIP): (\w+) ", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def program() -> Path:
+    return built_tests(PACKAGE, "kgo.test")
+
+
+@pytest.fixture(scope="module", params=["fencepost", "kafka"])
+def bootstrap(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """Yield the address of a broker."""
+    directory = tmp_path_factory.mktemp(request.param)
+    broker = (Kafka if request.param == "kafka" else Daemon)(directory, SETTINGS)
+    with required():
+        broker.start()
+    yield broker.bootstrap
+    broker.stop()
+
+
+@pytest.mark.timeout(420)
+@pytest.mark.parametrize("connections", ["stable", "cut"])
+def test_share_consumers_of_franz_go_pass_their_own_tests(
+    program: Path, bootstrap: str, connections: str
+) -> None:
+    """With ``cut``, the consumers' connections are closed at random."""
+    names = "|".join(sorted(TESTS))
+    done = subprocess.run(
+        [program, "-test.v", f"-test.run=^({names})$", "-test.timeout=300s"],
+        env={
+            **os.environ,
+            "KGO_SEEDS": bootstrap,
+            "KGO_TEST_RF": "1",
+            "KGO_TEST_RECORDS": str(RECORDS),
+            "KGO_TEST_CHAOS": str(int(connections == "cut")),
+            "KGO_LOG_LEVEL": "none",
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=330,
+        check=False,
+    )
+    outcomes = {name: outcome for outcome, name in OUTCOME.findall(done.stdout)}
+    assert outcomes == dict.fromkeys(TESTS, "PASS"), done.stdout
+    assert done.returncode == 0, done.stdout

@@ -76,6 +76,7 @@ NOT_DESCRIBED = {
     "ClusterAio": "its methods are those of the cluster",
     "ClusterBroker": "a broker of a cluster, reached by Broker",
     "Context": "inside of the broker",
+    "FetchPositions": "shared by the brokers of a cluster",
     "FileSystem": "inside of the broker",
     "Handler": "inside of the broker, or a function of the program",
     "KafkaAio": "its methods are those of the broker",

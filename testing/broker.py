@@ -57,7 +57,7 @@ class OwnBroker:
         self.clock = clock
         self.faults = Faults() if faults is None else faults
         """Faults, which stay in effect over restarts."""
-        self.positions = FetchPositions() if positions is None else positions
+        self._positions = FetchPositions() if positions is None else positions
         self.ends = 0
         """The number of stops and crashes so far; each breaks all connections to the broker."""
         self._listen = listen
@@ -172,7 +172,7 @@ class OwnBroker:
             clock=self.clock,
         ) as broker:
             self._broker = broker
-            self.positions.attach(broker)
+            self._positions.attach(broker)
             self.faults.attach(broker)
             try:
                 yield broker

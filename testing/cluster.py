@@ -101,7 +101,7 @@ class Cluster(KafkaUnderTest):
         self.data_dir = Path(data_dir or tempfile.mkdtemp(prefix="kafka-cluster-"))
         self.clock = TestClock(now_ms, auto=True)
         self.faults = Faults()
-        self.positions = FetchPositions()
+        self._positions = FetchPositions()
         self._network = Network()
         self._place = hold_port()
         port = self._place.getsockname()[1]
@@ -138,7 +138,7 @@ class Cluster(KafkaUnderTest):
                 clock=self.clock,
                 forces=False,
                 faults=Faults(of_all=self.faults),
-                positions=self.positions,
+                positions=self._positions,
                 loop_factory=self._network.loop_factory(broker_id),
             )
             for broker_id in range(1, brokers + 1)

@@ -8,7 +8,7 @@ their top-level fields.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -29,6 +29,7 @@ from fencepost.protocol.schema import (
     message_class,
 )
 from fencepost.protocol.steps import finish
+from fencepost.testing.requests import fetched_partitions
 
 if TYPE_CHECKING:
     from fencepost.coordinator.handlers import Context
@@ -87,9 +88,6 @@ _NAMING_LISTS: Final = frozenset({"entity"})
 _UNKNOWN: Final = frozenset({"base_offset", "high_watermark"})
 """Fields that are -1 in Kafka's error responses, and 0 in its schemas."""
 
-_FETCH_BY_ID: Final = 13
-"""From this version on Fetch names topics by their ids."""
-
 
 def error_answer(ctx: Context, code: ErrorCode, answer: Entity | None = None) -> Entity | None:
     """Return the response to ``ctx`` with ``code``; None if there is no response.
@@ -114,11 +112,17 @@ def error_answer(ctx: Context, code: ErrorCode, answer: Entity | None = None) ->
     return filled
 
 
+def partition_errors(ctx: Context, code: ErrorCode, places: Iterable[tuple[object, int]]) -> Entity:
+    """Return a response with ``code`` in each of ``places``: a topic's name or id, and an index."""
+    cls = message_class(ctx.api_key, ctx.version, "response")
+    return _filled(cls, _by_topic(places), code, is_whole=True, deep=True)
+
+
 def _asked(ctx: Context) -> Any:
     """Return the request, or an object shaped like the response where the two differ."""
     match ctx.api_key:
         case ApiKey.FETCH if not ctx.body.topics:
-            return _of_session(ctx)
+            return _by_topic((key, index) for key, (_, index) in fetched_partitions(ctx))
         case ApiKey.ALTER_REPLICA_LOG_DIRS:
             topics = tuple(topic for one in ctx.body.dirs for topic in one.topics)
             return SimpleNamespace(topics=topics)
@@ -127,43 +131,32 @@ def _asked(ctx: Context) -> Any:
     return ctx.body
 
 
-def _of_session(ctx: Context) -> Any:
-    """Return the partitions of a fetch session, for a Fetch that names none."""
-    body, topics = ctx.body, dict[object, list[Any]]()
-    with suppress(AttributeError, DomainError):
-        session = ctx.broker.fetches.sessions.resume(
-            body.session_id, body.session_epoch, by_topic_id=ctx.version >= _FETCH_BY_ID
-        )
-        for topic, index in session.partitions:
-            topics.setdefault(topic, []).append(SimpleNamespace(partition=index))
-    return SimpleNamespace(
-        topics=tuple(
-            SimpleNamespace(topic=topic, topic_id=topic, partitions=tuple(parts))
-            for topic, parts in topics.items()
-        )
-    )
-
-
 def _of_share_request(ctx: Context) -> Any:
     """Return the partitions of a share session, for a ShareFetch that names none.
 
     The session's epoch rises: without a top-level error, the client sends the next one.
     """
-    body, topics = ctx.body, dict[object, list[Any]]()
+    body, places = ctx.body, list[tuple[object, int]]()
     with suppress(DomainError):
         if ctx.api_key == ApiKey.SHARE_ACKNOWLEDGE:
             share_acknowledge.session_of(ctx)
         else:
             session = finish(share_fetch.session_of(ctx))
-            for one in () if body.topics else session.partitions:
-                part = SimpleNamespace(partition_index=one.partition)
-                topics.setdefault(uuid_of(one), []).append(part)
-    if not topics:
-        return body
+            if not body.topics:
+                places = [(uuid_of(one), one.partition) for one in session.partitions]
+    return _by_topic(places) if places else body
+
+
+def _by_topic(places: Iterable[tuple[object, int]]) -> Any:
+    """Return an object shaped like a request with these partitions of topics, by name or id."""
+    asked: dict[object, list[Any]] = {}
+    for topic, index in places:
+        part = SimpleNamespace(partition=index, partition_index=index, index=index)
+        asked.setdefault(topic, []).append(part)
     return SimpleNamespace(
         topics=tuple(
-            SimpleNamespace(topic_id=topic, partitions=tuple(parts))
-            for topic, parts in topics.items()
+            SimpleNamespace(name=topic, topic=topic, topic_id=topic, partitions=tuple(parts))
+            for topic, parts in asked.items()
         )
     )
 

@@ -19,7 +19,7 @@ import difflib
 import re
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -33,10 +33,12 @@ from fencepost.logcore.clock import monotonic_s
 from fencepost.protocol.api import APIS, ApiKey
 from fencepost.testing.arguments import checked, one_of
 from fencepost.testing.error_answers import APIS_ANSWERED_WITH_DATA, error_answer
-from fencepost.testing.requests import SeenRequest, check_fields, matcher
+from fencepost.testing.partial_faults import SPLIT, answer_in_part, places_of
+from fencepost.testing.requests import SeenRequest, check_fields, finished, matcher
 
 if TYPE_CHECKING:
     from fencepost.coordinator.daemon.broker import Broker
+    from fencepost.testing.views import Partition
 
 Match = Callable[[SeenRequest], object] | Mapping[str, object]
 """A function of each request, or fields with the values that they must have."""
@@ -68,6 +70,7 @@ class Fault:
         drop: str | None = None,
         close: str | None = None,
         delay_ms: float = 0,
+        only: Collection[Partition] = (),
     ) -> None:
         self.api = api
         self.times = times
@@ -75,6 +78,8 @@ class Fault:
         self.drop = drop
         self.close = close
         self.delay_ms = delay_ms
+        self.only = frozenset(only)
+        """The partitions of which a request must name one, and in which the error stands."""
         self.seen: deque[SeenRequest] = deque(maxlen=MAX_SEEN)
         """The matching requests."""
         self.failure: str | None = None
@@ -144,6 +149,8 @@ class Fault:
         if self.times is not None and self._hits >= self.times:
             return False
         try:
+            if self.only and self.only.isdisjoint(request.partitions):
+                return False
             if not self._matches(request):
                 return False
         except Exception as error:  # noqa: BLE001 - a test's own function, on the broker's thread
@@ -170,6 +177,12 @@ class Fault:
             raise RuntimeError(self.failure)
         return self._hits >= hits
 
+    def _only_by_topic(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for topic, index in sorted(self.only):
+            found.setdefault(topic, []).append(index)
+        return found
+
     def as_json(self) -> dict[str, object]:
         """Return the fault's arguments and hits, for JSON."""
         return {
@@ -178,6 +191,7 @@ class Fault:
             "drop": self.drop,
             "close": self.close,
             "delay_ms": self.delay_ms,
+            "only": self._only_by_topic(),
             "times": self.times,
             "hits": self._hits,
         }
@@ -227,6 +241,7 @@ class Faults:
         delay_ms: float = 0,
         times: int | None = 1,
         match: Match | None = None,
+        only: Mapping[str, int | Iterable[int]] | None = None,
     ) -> Fault:
         """Apply a fault to the next ``times`` requests that ``match``; None is no limit.
 
@@ -240,6 +255,11 @@ class Faults:
         * only ``delay_ms``: the request is handled that much later. The delay may also precede one
           of the others.
 
+        With ``only``, such as ``{"orders": [0, 2]}``, a request must name one of these partitions,
+        and an ``error`` stands in these only, while the request's other partitions are handled.
+        That is possible for Produce, Fetch, ListOffsets, OffsetCommit, TxnOffsetCommit,
+        DeleteRecords and OffsetForLeaderEpoch.
+
         Raises ValueError for an unknown name, including an unknown field of ``api`` in ``match``,
         and unless exactly one of these is given.
         """
@@ -252,15 +272,20 @@ class Faults:
             one_of("drop", lost, ("request", "answer"))
         if close is not None:
             one_of("close", close, ("before", "after"))
+        key, places = _api(api), places_of(only) if only is not None else ()
+        if places and error is not None and key not in SPLIT:
+            known = ", ".join(APIS[one].name for one in SPLIT)
+            raise ValueError(f"an error in only some partitions needs an api among {known}")
         fault = Fault(
             self,
-            _api(api),
+            key,
             match,
             times=times,
             error=None if error is None else _error(error),
             drop=lost,
             close=close,
             delay_ms=delay_ms,
+            only=places,
         )
         with self._lock:
             self._faults.append(fault)
@@ -360,6 +385,8 @@ class Faults:
         if fault.close == "before":
             raise CloseConnection("a fault: closed before the request")
         if fault.error is not None:
+            if fault.only:
+                return (yield from answer_in_part(ctx, handler, fault.error, fault.only))
             real = None
             if ctx.api_key in APIS_ANSWERED_WITH_DATA:
                 real = yield from finished(handler.run(ctx))
@@ -394,20 +421,6 @@ class Faults:
             parked.discard(place)
             if alarm is not None:
                 alarm.cancel()
-
-
-def finished(result: Any) -> Work[Any]:
-    """Return a handler's response, which may still be a generator or an awaitable."""
-    while True:
-        if hasattr(result, "send") and hasattr(result, "gi_frame"):
-            result = yield from result
-        elif hasattr(type(result), "__await__"):
-            future = asyncio.ensure_future(result)
-            if not future.done():
-                yield future
-            result = future.result()
-        else:
-            return result
 
 
 def _set(place: asyncio.Future[None]) -> None:

@@ -49,7 +49,7 @@ _PATHS: Final = {
     "topics": ("GET", "POST"),
 }
 
-_FAULT_FIELDS: Final = ("api", "error", "drop", "close", "delay_ms", "times", "match")
+_FAULT_FIELDS: Final = ("api", "error", "drop", "close", "delay_ms", "times", "match", "only")
 
 
 class HookServer:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, islice
@@ -17,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from weakref import WeakKeyDictionary
 
 from fencepost.coordinator.handlers import Context, Run, replica_id_of
-from fencepost.logcore.machine import DomainError
 from fencepost.protocol.api import ApiKey
 from fencepost.testing.faults import OWN_CLIENT_ID
+from fencepost.testing.requests import fetched_partitions, topic_name
 from fencepost.testing.views import Partition
 
 if TYPE_CHECKING:
@@ -30,9 +29,6 @@ if TYPE_CHECKING:
 MAX_PARTITIONS: Final = 10_000
 """The partitions that are remembered of a connection, and the lookups that are remembered at all;
 the oldest are dropped first."""
-
-FETCH_BY_ID: Final = 13
-"""From this version on a Fetch names topics by their ids."""
 
 
 @dataclass
@@ -89,7 +85,7 @@ class FetchPositions:
             number = next(self._numbers)
             connection = cast("Connection", ctx.connection)
             known = self._fetched.setdefault(connection, _Fetched(ctx.client_id)).partitions
-            for place in islice(_fetched_partitions(ctx), MAX_PARTITIONS):
+            for _, place in islice(fetched_partitions(ctx), MAX_PARTITIONS):
                 _put(known, place, number)
 
     def _observe_lookup(self, ctx: Context) -> None:
@@ -115,38 +111,10 @@ def _put(known: OrderedDict[Any, int], key: object, number: int) -> None:
         known.popitem(last=False)
 
 
-def _fetched_partitions(ctx: Context) -> Iterator[Partition]:
-    """Yield the partitions of a Fetch, including those that its session already has."""
-    body, by_id = ctx.body, ctx.version >= FETCH_BY_ID
-    names = {None: ""}
-
-    def name_of(topic: Any) -> str:
-        if not by_id:
-            return str(topic)
-        if topic not in names:
-            found = ctx.broker.metadata.topic_by_id(topic)
-            names[topic] = "" if found is None else found.name
-        return names[topic]
-
-    for topic in body.topics:
-        name = name_of(topic.topic_id if by_id else topic.topic)
-        yield from ((name, one.partition) for one in topic.partitions if name)
-    with suppress(AttributeError, DomainError):
-        session = ctx.broker.fetches.sessions.resume(
-            body.session_id, body.session_epoch, by_topic_id=by_id
-        )
-        for topic, index in list(session.partitions):
-            if name := name_of(topic):
-                yield name, index
-
-
 def _looked_up(ctx: Context) -> Iterator[tuple[str, Partition]]:
     """Yield the groups and partitions of an OffsetFetch."""
     body = ctx.body
     for group in getattr(body, "groups", None) or (body,):
         for topic in group.topics or ():
-            name = getattr(topic, "name", "") or ""
-            if not name and hasattr(topic, "topic_id"):
-                found = ctx.broker.metadata.topic_by_id(topic.topic_id)
-                name = "" if found is None else found.name
+            name = topic_name(ctx, topic)[1]
             yield from ((group.group_id, (name, index)) for index in topic.partition_indexes)

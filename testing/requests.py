@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any
 
 from fencepost.coordinator.config.key import nearest
 from fencepost.coordinator.handlers import Context
+from fencepost.coordinator.runtime.turns import Work
+from fencepost.logcore.machine import DomainError
 from fencepost.protocol.api import APIS, ApiKey
 from fencepost.protocol.schema import all_fields, message_class
 
 _TOPIC_LISTS = frozenset({"topics", "topic_data", "topic_names", "topic_partitions"})
 _GROUP_FIELDS = frozenset({"group_id", "groups_names", "group_ids"})
 _ID_FIELDS = frozenset({"transactional_id", "transactional_ids"})
+_PARTITION_LISTS = frozenset({"partitions", "partition_data", "partition_indexes"})
+_NAMES = ("name", "topic", "topic_name")
+_INDEXES = ("partition_index", "partition", "index")
+FETCH_BY_ID = 13
+"""From this version on a Fetch names topics by their ids."""
 _FIND = ApiKey.FIND_COORDINATOR
 
 
@@ -31,7 +41,7 @@ class SeenRequest:
         """The id of the broker that received the request."""
         self.body: Any = ctx.body
         """The decoded request, an instance of kio's class, with all its fields."""
-        self._broker = ctx.broker
+        self._ctx = ctx
 
     def __repr__(self) -> str:
         return f"{self.api} v{self.version} of {self.client_id}"
@@ -46,9 +56,19 @@ class SeenRequest:
         found = dict.fromkeys(_topics(self.body, inside=False))
         ids = [one for one in self.values("topic_id") if one is not None]
         if ids:
-            names = {one.topic_id: one.name for one in self._broker.metadata.topics.values()}
+            names = {one.topic_id: one.name for one in self._ctx.broker.metadata.topics.values()}
             found |= dict.fromkeys(names[one] for one in ids if one in names)
         return list(found)
+
+    @cached_property
+    def partitions(self) -> frozenset[tuple[str, int]]:
+        """The partitions that the request names, as (topic, index).
+
+        While a Fetch is handled, also those that its session has.
+        """
+        if self.api_key == ApiKey.FETCH:
+            return frozenset(place for _, place in fetched_partitions(self._ctx))
+        return frozenset(_places(self._ctx, self.body))
 
     @cached_property
     def groups(self) -> list[str]:
@@ -71,6 +91,84 @@ class SeenRequest:
         if getattr(self.body, "key_type", 0) != key_type:
             return []
         return _flat(self.values("key", "coordinator_keys"))
+
+
+def topic_name(ctx: Context, topic: Any) -> tuple[object, str]:
+    """Return the key of a topic in a message, which is its name or its id, and its name.
+
+    The name of an unknown id is empty.
+    """
+    topic_id = getattr(topic, "topic_id", None)
+    if topic_id is not None:
+        found = ctx.broker.metadata.topic_by_id(topic_id)
+        return topic_id, "" if found is None else found.name
+    name = next((found for one in _NAMES if (found := getattr(topic, one, None))), "")
+    return name, str(name)
+
+
+def index_of(partition: Any) -> int:
+    """Return the index of a partition in a message, which may be the index itself."""
+    if isinstance(partition, int):
+        return partition
+    return next(
+        (found for one in _INDEXES if type(found := getattr(partition, one, None)) is int), -1
+    )
+
+
+def _places(ctx: Context, entity: Any) -> Iterator[tuple[str, int]]:
+    for info in fields(entity):
+        value = getattr(entity, info.name)
+        if info.name in _PARTITION_LISTS and (name := topic_name(ctx, entity)[1]):
+            yield from ((name, index_of(one)) for one in value or ())
+        for one in value if isinstance(value, tuple) else (value,):
+            if is_dataclass(one):
+                yield from _places(ctx, one)
+
+
+def fetched_partitions(ctx: Context) -> Iterator[tuple[object, tuple[str, int]]]:
+    """Yield the partitions of a Fetch, including those that its session already has.
+
+    Each has its topic's key before it, which is a name or an id.
+    """
+    seen = set()
+    for topic in ctx.body.topics:
+        key, name = topic_name(ctx, topic)
+        for part in topic.partitions:
+            seen.add((key, part.partition))
+            yield key, (name, part.partition)
+    with suppress(AttributeError, DomainError):
+        session = ctx.broker.fetches.sessions.resume(
+            ctx.body.session_id,
+            ctx.body.session_epoch,
+            by_topic_id=bool(ctx.version >= FETCH_BY_ID),
+        )
+        gone = {
+            (topic_name(ctx, topic)[0], index)
+            for topic in ctx.body.forgotten_topics_data
+            for index in topic.partitions
+        }
+        for key, index in session.partitions:
+            if (key, index) not in seen and (key, index) not in gone:
+                one = (
+                    SimpleNamespace(name=key)
+                    if isinstance(key, str)
+                    else SimpleNamespace(topic_id=key)
+                )
+                yield key, (topic_name(ctx, one)[1], index)
+
+
+def finished(result: Any) -> Work[Any]:
+    """Return a handler's response, which may still be a generator or an awaitable."""
+    while True:
+        if hasattr(result, "send") and hasattr(result, "gi_frame"):
+            result = yield from result
+        elif hasattr(type(result), "__await__"):
+            future = asyncio.ensure_future(result)
+            if not future.done():
+                yield future
+            result = future.result()
+        else:
+            return result
 
 
 _ABOUT = frozenset({"broker", "client_id", "client_host", "version", "api"})

@@ -77,7 +77,7 @@ class KafkaUnderTest(ABC):
     """The clock of the broker or brokers."""
     faults: Faults
     """Injected faults of the broker or brokers."""
-    positions: FetchPositions
+    _positions: FetchPositions
     """The partitions that consumers fetch, for :meth:`wait_for_fetch`."""
 
     patience_s = TIMEOUT_S
@@ -346,7 +346,7 @@ class KafkaUnderTest(ABC):
         of their own. Not for share groups. TimeoutError names the partitions.
         """
         __tracebackhide__ = True
-        missing = self.positions.not_fetched
+        missing = self._positions.not_fetched
         return self._wait_for(GroupWait(group, members, not_fetched=missing), timeout)
 
     def _wait_for(self, waiting: GroupWait, timeout: float) -> GroupView:

@@ -290,6 +290,7 @@ MEANT: Mapping[str, dict[str, object]] = {
         "delay_ms": 0,
         "times": 1,
         "match": None,
+        "only": None,
     },
     "observe": {"api": None, "match": None},
     "wait": {"timeout": 0, "hits": 0},
@@ -362,7 +363,6 @@ def test_coroutines_have_the_methods_that_threads_have() -> None:
     own = {name for name in vars(KafkaUnderTest) if not name.startswith("_")}
     blocking = own - {"name", "client_config", "ca_file", "bootstrap", "is_running", "aio"}
     blocking -= {"data_dir", "look_s", "patience_s", "clock", "faults", "serve_again", "trouble"}
-    blocking -= {"positions"}
     for cls in (KafkaAio, ClusterAio):
         assert issubclass(cls, Aio)
         assert not [name for name in blocking if not hasattr(cls, name)]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "acls": "list, add and remove access rules (ACLs), and say which rule decides",
+    "backup": "create, verify and restore backups of a data directory",
     "cluster": "show brokers, features and API versions; turn a broker into a cluster",
     "configs": "show and change settings of topics, brokers and groups",
     "completion": "print the completion script of a shell",

@@ -53,7 +53,7 @@ _MOVED = (
     "leader_epoch",
     "cut_bytes",
 )
-_TOLD = (
+TOLD = (
     "level",
     "event",
     "partition",
@@ -208,6 +208,24 @@ def verify(directories: tuple[Path, ...], pairs: tuple[str, ...], form: str) -> 
     and snapshots against a replay, leader epochs and checkpoints. After an unclean shutdown the
     report also says what the next start will truncate. Nothing is changed.
     """
+    problems, told, summary = check_directories(directories, pairs)
+    if form == "json":
+        emit([*problems, *told], (), form)
+    else:
+        emit(summary, ("directory", "problems"), form)
+        if problems:
+            emit(problems, ("file", "problem", "position", "offset"), form)
+        if told:
+            say("the next start will say:")
+            emit(told, TOLD, form)
+    if problems or told:
+        raise click.exceptions.Exit(EXIT_REFUSED)
+
+
+def check_directories(
+    directories: Sequence[Path], pairs: Sequence[str]
+) -> tuple[list[dict[str, object]], list[dict[str, object]], list[dict[str, object]]]:
+    """Return the problems in directories, what their next start will say, and a row for each."""
     from fencepost.logcore.fs import OsFileSystem
     from fencepost.logcore.verify import verify_data_directory, verify_partition
 
@@ -224,17 +242,7 @@ def verify(directories: tuple[Path, ...], pairs: tuple[str, ...], form: str) -> 
             told += _told_by_the_next_start(fs, directory, pairs)
         problems += found
         summary.append({"directory": str(directory), "problems": len(found)})
-    if form == "json":
-        emit([*problems, *told], (), form)
-    else:
-        emit(summary, ("directory", "problems"), form)
-        if problems:
-            emit(problems, ("file", "problem", "position", "offset"), form)
-        if told:
-            say("the next start will say:")
-            emit(told, _TOLD, form)
-    if problems or told:
-        raise click.exceptions.Exit(EXIT_REFUSED)
+    return problems, told, summary
 
 
 def _told_by_the_next_start(

@@ -40,7 +40,8 @@ def at(path: tuple[str, ...]) -> click.Command:
 ALL = [" ".join(path) for path in leaves(main)]
 
 OFFLINE = {
-    "cluster promote", "cluster stand-alone", "completion", "crash-sweep", "dump-log",
+    "backup create", "backup restore", "backup verify", "cluster promote", "cluster stand-alone",
+    "completion", "crash-sweep", "dump-log",
     "log export", "log import", "log rebuild-index", "log reset-producer-ids", "log truncate",
     "log verify", "profile create", "profile delete", "profile list", "profile show",
     "profile use", "serve",

@@ -1,0 +1,133 @@
+"""``fencepost backup``: backups of a data directory, with verification."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fencepost.cli.log import TOLD, check_directories
+from fencepost.cli.options import duration
+from fencepost.cli.output import EXIT_REFUSED, CommandGroup, emit, format_option, utc
+from fencepost.cli.printing import say
+
+if TYPE_CHECKING:
+    from fencepost.tools.backup import BackupSummary
+
+COLUMNS = ("directory", "node_id", "running", "created", "files", "size_bytes", "pause_ms")
+_BACKUP = click.argument(
+    "backup", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path)
+)
+_DATA_DIR = click.option(
+    "--data-dir",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The broker's data directory.",
+)
+
+
+class _BackupGroup(CommandGroup):
+    """A group whose errors about backups are refusals."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Invoke the command; show its errors as any command does."""
+        from fencepost.logcore.checkpoints import CheckpointError
+        from fencepost.tools.backup import BackupError
+
+        try:
+            return super().invoke(ctx)
+        except (BackupError, CheckpointError, OSError) as error:
+            raise click.ClickException(str(error)) from error
+
+
+@click.group("backup", cls=_BackupGroup)
+def command() -> None:
+    """Create, verify and restore backups of a data directory.
+
+    A backup has all records, offsets, transactions, settings and users of one broker, and a
+    manifest with sizes and digests. For the log directory of a broker in a cluster it is one of
+    several replicas: the others go on without it.
+    """
+
+
+@command.command("create")
+@click.argument("target", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
+@_DATA_DIR
+@click.option(
+    "--max-pause",
+    default="2",
+    show_default=True,
+    metavar="SECONDS",
+    callback=duration("s", 0.05, 30),
+    help="The longest time for which a running broker may be suspended; also 500ms.",
+)
+@format_option
+def create(target: Path, data_dir: Path, max_pause: float, form: str) -> None:
+    """Copy a data directory to DIR, which must be new or empty, or have an interrupted backup.
+
+    The broker may run (on Linux, as root or the broker's user): it is suspended while its files are
+    opened, and continues while they are copied. The backup is what kill -9 would have left at that
+    moment. A backup that was interrupted is incomplete for the other commands; repeat the command.
+    """
+    from fencepost.tools import backup
+
+    _show(backup.create(data_dir, target, max_pause_s=max_pause), form)
+
+
+@command.command("verify")
+@_BACKUP
+@format_option
+def verify(backup: Path, form: str) -> None:
+    """Check a backup: the manifest's sizes and digests, and the logs as `log verify` does.
+
+    That includes the checksum of each batch, the order of offsets, the sequence numbers in producer
+    snapshots against the log, and what a broker's start on the backup would truncate. Exit status 1
+    if something is wrong.
+    """
+    from fencepost.tools import backup as backups
+
+    summary = backups.read_summary(backup)
+    rows: list[dict[str, object]] = [
+        {"file": None, "problem": text} for text in backups.differences(backup)
+    ]
+    problems, told, _ = check_directories([backup / backups.DATA], ())
+    if summary.running:
+        # The indexes of active segments are left out: recovery makes them again.
+        problems = [one for one in problems if not backups.is_left_out(str(one["file"]))]
+    rows += problems
+    if form == "json":
+        emit([{**_row(summary), "problems": [*rows, *told]}], (), form)
+    else:
+        _show(summary, form)
+        if rows:
+            emit(rows, ("file", "problem", "position", "offset"), form)
+        if told:
+            say("the next start will say:")
+            emit(told, TOLD, form)
+    if rows or told:
+        raise click.exceptions.Exit(EXIT_REFUSED)
+
+
+@command.command("restore")
+@_BACKUP
+@_DATA_DIR
+@format_option
+def restore(backup: Path, data_dir: Path, form: str) -> None:
+    """Copy the backup in DIR to a data directory, which must be new or empty.
+
+    The digests are checked on the way; the data directory appears when it is complete. Start one
+    broker on it only, and none on the original: both have the same identity.
+    """
+    from fencepost.tools import backup as backups
+
+    _show(backups.restore(backup, data_dir), form)
+
+
+def _row(summary: BackupSummary) -> dict[str, object]:
+    return {**asdict(summary), "created": utc(summary.created_ms)}
+
+
+def _show(summary: BackupSummary, form: str) -> None:
+    emit([_row(summary)], COLUMNS, form)

@@ -134,6 +134,10 @@ class EndTxnResult:
 
     producer_id: int
     producer_epoch: int
+    open_ms: int = field(default=0, compare=False)
+    """How long the transaction was open; 0 for a repeated request."""
+    timeout_ms: int = field(default=0, compare=False)
+    """The transaction's timeout."""
 
 
 @made_often

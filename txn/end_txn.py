@@ -123,13 +123,16 @@ def decide(shard: TxnShardState, decision: DecisionBuilder, token: Token, comman
     if found is EndTxnVerdict.ILLEGAL:
         wanted = "commit" if command.commit else "abort"
         raise InvalidTransactionStateError(f"no {wanted} in state {txn.state.kafka_name}")
-    after = owner
+    after, open_ms = owner, 0
     if found is EndTxnVerdict.END:
         prepared = _end(shard, decision, transactional_id, txn, version, commit=command.commit)
         by_operator = command.by_operator
         _record_end(decision, transactional_id, txn, prepared, "EndTxn", by_operator=by_operator)
         after = prepared.next_identity
-    decision.reply(token, EndTxnResult(after.producer_id, after.epoch))
+        if txn.state is TransactionState.ONGOING:
+            open_ms = prepared.last_update_ms - txn.start_ms
+    result = EndTxnResult(after.producer_id, after.epoch, open_ms, txn.timeout_ms)
+    decision.reply(token, result)
 
 
 def abort_fenced(

@@ -182,6 +182,7 @@ def findings(seen: Observations, members: Members) -> Iterator[Finding]:
     yield from _old_version(seen)
     yield from _timeouts(seen)
     yield from _short_timeouts(seen)
+    yield from _long_transactions(seen)
     yield from _plain_producers(seen)
     yield from _timed_commits(seen)
     yield from _few_acks(seen)
@@ -400,6 +401,19 @@ def _short_timeouts(seen: Observations) -> Iterator[Finding]:
         )
 
 
+def _long_transactions(seen: Observations) -> Iterator[Finding]:
+    for entry in _last(seen.of(Observed.TRANSACTION_NEARLY_TIMED_OUT), "transactional_id"):
+        name, open_ms, timeout_ms = (
+            entry.detail[key] for key in ("transactional_id", "open_ms", "transaction_timeout_ms")
+        )
+        yield _of_request(
+            rules.TIMEOUT_NEARLY_REACHED,
+            entry,
+            f"a transaction of {name} was open for {open_ms} ms of its timeout of {timeout_ms} ms",
+            *("open_ms", "transaction_timeout_ms"),
+        )
+
+
 def _plain_producers(seen: Observations) -> Iterator[Finding]:
     transactional: dict[str, set[str]] = defaultdict(set)
     for entry in seen.in_transactions:
@@ -418,16 +432,20 @@ def _plain_producers(seen: Observations) -> Iterator[Finding]:
 
 def _timed_commits(seen: Observations) -> Iterator[Finding]:
     pipelines = {one.group for one in seen.pipelines if one.group is not None}
-    for entry in _last(seen.of(Observed.OFFSETS_COMMITTED_BY_TIMER), "group"):
-        group = entry.detail["group"]
-        if group in pipelines:
-            interval_ms = entry.detail["interval_ms"]
-            yield _of_request(
-                rules.AUTO_COMMIT,
-                entry,
-                f"a timer commits the offsets of group {group} every {interval_ms} ms",
-                *("member", "interval_ms"),
-            )
+    timed: dict[str, list[Entry]] = defaultdict(list)
+    for entry in seen.of(Observed.OFFSETS_COMMITTED_BY_TIMER):
+        timed[entry.detail["group"]].append(entry)
+    for group in sorted(pipelines & timed.keys()):
+        repeats = [one for one in timed[group] if one.detail.get("repeats")]
+        for entry in _last(repeats or timed[group], "group"):
+            every = f"every {entry.detail['interval_ms']} ms"
+            if repeats:
+                rule = rules.AUTO_COMMIT
+                what = f"auto-commit commits the offsets of group {group} {every}, new or not"
+            else:
+                rule = rules.TIMED_COMMIT
+                what = f"a timer commits the offsets of group {group} {every}"
+            yield _of_request(rule, entry, what, "member", "interval_ms", "repeats")
 
 
 def _few_acks(seen: Observations) -> Iterator[Finding]:

@@ -85,6 +85,14 @@ TIMEOUT_TOO_SHORT: Final = Rule(
     "The broker aborts the transaction of a living producer, which is then fenced.",
     "Raise transaction.timeout.ms above the longest processing time, or process smaller batches.",
 )
+TIMEOUT_NEARLY_REACHED: Final = Rule(
+    "timeout-nearly-reached",
+    "No transaction takes more than 80 % of its transaction.timeout.ms.",
+    "A slower day aborts the transaction and fences its producer.",
+    "Raise transaction.timeout.ms well above the longest processing time, or process smaller"
+    " batches.",
+    level=Level.RISK,
+)
 PLAIN_PRODUCER: Final = Rule(
     "plain-producer",
     "A topic that is written in transactions has no other producer.",
@@ -94,10 +102,19 @@ PLAIN_PRODUCER: Final = Rule(
 )
 AUTO_COMMIT: Final = Rule(
     "auto-commit",
-    "No timer commits the offsets of the input.",
-    "A timer commits the positions of an earlier poll, whatever was processed or aborted since:"
+    "The offsets of the input are not committed by auto-commit.",
+    "Auto-commit commits the positions of an earlier poll, whatever was processed or aborted since:"
     " after a failure, records are processed twice or not at all.",
     "Set enable.auto.commit=false in the consumer, and send the offsets to the transaction.",
+)
+TIMED_COMMIT: Final = Rule(
+    "timed-commit",
+    "No timer commits the offsets of the input.",
+    "Auto-commit makes such requests, and so does a client that commits what it has processed on a"
+    " timer of its own; only the latter knows what was processed.",
+    "If the consumer has enable.auto.commit=true, set it to false; send the offsets to the"
+    " transaction.",
+    level=Level.RISK,
 )
 ACKS_1: Final = Rule(
     "acks-1",
@@ -121,8 +138,10 @@ RULES: Final = (
     TRANSACTION_VERSION_1,
     TIMEOUT_ABOVE_MAXIMUM,
     TIMEOUT_TOO_SHORT,
+    TIMEOUT_NEARLY_REACHED,
     PLAIN_PRODUCER,
     AUTO_COMMIT,
+    TIMED_COMMIT,
     ACKS_1,
     UNCLEAN_ELECTION,
 )

@@ -31,7 +31,13 @@ def run(ctx: Context) -> Entity | Awaitable[Entity]:
     def build(result: EndTxnResult) -> Entity:
         observations = ctx.broker.observations
         if observations is not None:
-            observations.ended(ctx.origin, body.transactional_id, ctx.version)
+            observations.ended(
+                ctx.origin,
+                body.transactional_id,
+                ctx.version,
+                open_ms=result.open_ms,
+                timeout_ms=result.timeout_ms,
+            )
         return respond.EndTxnResponse(
             error_code=ErrorCode.none,
             producer_id=result.producer_id,

@@ -79,7 +79,7 @@ def _commit(ctx: Context, closed: Collection[str]) -> Entity | Awaitable[Entity]
             body.group_id,
             body.member_id,
             body.generation_id_or_member_epoch,
-            (one.topic for one in offsets),
+            offsets,
         )
     command = CommitOffsets(
         body.group_id,

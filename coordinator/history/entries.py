@@ -48,6 +48,7 @@ class Observed(StrEnum):
     OFFSETS_COMMITTED_BY_TIMER = "offsets-committed-by-timer"
     OFFSETS_ADDED_TO_TRANSACTION = "offsets-added-to-transaction"
     TRANSACTION_ENDED = "transaction-ended"
+    TRANSACTION_NEARLY_TIMED_OUT = "transaction-nearly-timed-out"
     TRANSACTION_TIMEOUT_REFUSED = "transaction-timeout-refused"
     OBSERVATIONS_DROPPED = "observations-dropped"
 

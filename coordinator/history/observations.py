@@ -12,7 +12,7 @@ import asyncio
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from fencepost.coordinator.history.entries import CLIENT, Observed
 from fencepost.coordinator.metadata.names import TRANSACTION_STATE, is_internal
@@ -30,13 +30,16 @@ RENEWAL_MS: Final = 600_000
 """Interval after which an observation is recorded again if the client still does the same."""
 
 RHYTHM_COMMITS: Final = 5
-"""Commits of one member at equal intervals that show a timer, which is auto-commit."""
+"""Commits of one member at equal intervals that show a timer, auto-commit's or its own."""
 
 RHYTHM_MIN_MS: Final = 150
 """Shorter intervals are not taken for a timer's: a loop without pauses can have them as well."""
 
 RHYTHM_TOLERANCE: Final = 0.2
 """The greatest deviation of an interval from the mean one, as a part of it."""
+
+LONG_TRANSACTION: Final = 0.8
+"""The part of its timeout from which a transaction's duration is recorded."""
 
 MAX_JUDGED_COMMITS: Final = 100
 """Commits of one member after which no rhythm is expected: later ones are not timed."""
@@ -45,6 +48,17 @@ _LAST_TV1_END_TXN: Final = 4
 
 Record = Callable[[str, str, Event, Origin | None, str | None], None]
 """``HistoryRecorder.remember``."""
+
+
+class CommittedOffset(Protocol):
+    """An offset in an OffsetCommit request."""
+
+    @property
+    def topic(self) -> str: ...  # noqa: D102
+    @property
+    def partition(self) -> int: ...  # noqa: D102
+    @property
+    def offset(self) -> int: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +84,10 @@ class _Commits:
     count: int = 0
     times_ms: list[int] = field(default_factory=list)
     """The times of the last commits, until they are judged."""
+    offsets: int = 0
+    """A hash of the last committed offsets."""
+    repeats: list[bool] = field(default_factory=list)
+    """For each of the times, whether the commit had the same offsets as the one before."""
     is_judged: bool = False
 
 
@@ -168,7 +186,12 @@ class ClientObservations:
         self._observe(Observed.GROUP_JOINED, origin, api, group=group)
 
     def committed(
-        self, origin: Origin, group: str, member_id: str, generation: int, topics: Iterable[str]
+        self,
+        origin: Origin,
+        group: str,
+        member_id: str,
+        generation: int,
+        offsets: Sequence[CommittedOffset],
     ) -> None:
         """Observe an OffsetCommit request of a member; without a member id there is none."""
         if not member_id or generation < 0:
@@ -179,7 +202,8 @@ class ClientObservations:
             if len(self._members) >= self.limits.max_members:
                 self._members.clear()
             commits = self._members[key] = _Commits()
-        for topic in topics:
+        for one in offsets:
+            topic = one.topic
             if topic not in commits.topics:
                 commits.topics.add(topic)
                 self._observe(
@@ -193,13 +217,23 @@ class ClientObservations:
                     beside_transactions=group in self._groups,
                 )
         if not commits.is_judged:
-            self._judge(commits, origin, group, member_id)
+            now = hash(tuple((one.topic, one.partition, one.offset) for one in offsets))
+            self._judge(commits, now, origin, group, member_id)
 
-    def _judge(self, commits: _Commits, origin: Origin, group: str, member_id: str) -> None:
-        """Record that a member commits by a timer as soon as its last commits show that."""
+    def _judge(
+        self, commits: _Commits, offsets: int, origin: Origin, group: str, member_id: str
+    ) -> None:
+        """Record that a member commits by a timer as soon as its last commits show that.
+
+        Auto-commit of most clients also commits when nothing was read since the last commit. A
+        client that commits what it has processed has no reason to, so that the offsets tell a timer
+        of its own from auto-commit.
+        """
         commits.count += 1
         commits.times_ms.append(self._clock.monotonic_ms())
-        interval_ms = rhythm_of(commits.times_ms)
+        commits.repeats.append(commits.count > 1 and offsets == commits.offsets)
+        commits.offsets = offsets
+        interval_ms, repeats = rhythm_of(commits.times_ms), any(commits.repeats)
         if interval_ms is not None:
             self._observe(
                 Observed.OFFSETS_COMMITTED_BY_TIMER,
@@ -209,12 +243,14 @@ class ClientObservations:
                 group=group,
                 member=member_id,
                 interval_ms=interval_ms,
+                repeats=repeats,
             )
-        if interval_ms is not None or commits.count >= MAX_JUDGED_COMMITS:
+        if (interval_ms is not None and repeats) or commits.count >= MAX_JUDGED_COMMITS:
             commits.is_judged = True
             commits.times_ms.clear()
+            commits.repeats.clear()
         elif len(commits.times_ms) == RHYTHM_COMMITS:
-            del commits.times_ms[0]
+            del commits.times_ms[0], commits.repeats[0]
 
     def added_offsets(
         self,
@@ -247,7 +283,15 @@ class ClientObservations:
                 version=version,
             )
 
-    def ended(self, origin: Origin, transactional_id: str, version: int) -> None:
+    def ended(
+        self,
+        origin: Origin,
+        transactional_id: str,
+        version: int,
+        *,
+        open_ms: int = 0,
+        timeout_ms: int = 0,
+    ) -> None:
         """Observe an EndTxn request that was done."""
         self._observe(
             Observed.TRANSACTION_ENDED,
@@ -257,6 +301,16 @@ class ClientObservations:
             version=version,
             transaction_version=1 if version <= _LAST_TV1_END_TXN else 2,
         )
+        if open_ms and open_ms >= LONG_TRANSACTION * timeout_ms:
+            self._observe(
+                Observed.TRANSACTION_NEARLY_TIMED_OUT,
+                origin,
+                "EndTxn",
+                but=("open_ms",),
+                transactional_id=transactional_id,
+                open_ms=open_ms,
+                transaction_timeout_ms=timeout_ms,
+            )
 
     def refused_timeout(self, origin: Origin, transactional_id: str, timeout_ms: int) -> None:
         """Observe an InitProducerId request whose timeout is above the broker's maximum."""

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
+import os
+import signal
+import sys
+import time
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import confluent_kafka
 import pytest
 
+from fencepost.testing import Kafka
 from tests.crash.stubborn_client import StubbornClient
 from tests.support.cluster import Cluster, unique
 from tests.support.daemon import Daemon
+from tests.support.processes import Child
 from tests.support.targets import SETTINGS
-from tests.support.waits import until
+from tests.support.waits import DEADLINE_S, until
 from tests.wire.clients import (
     aio_consumer,
     aio_producer,
@@ -306,6 +314,52 @@ async def test_timeout_shorter_than_the_processing_is_found(
     assert found["request"] == "EndTxn"
 
 
+def test_transaction_that_takes_most_of_its_timeout_is_found(tmp_path: Path) -> None:
+    with (
+        Kafka(tmp_path) as kafka,
+        contextlib.closing(StubbornClient(kafka.bootstrap, "slow", version=2)) as client,
+    ):
+        kafka.topic("out", 1)
+        client.claim()
+        for advanced_ms in (40_000, 50_000):
+            client.send("out", 0, b"1")
+            kafka.clock.advance(ms=advanced_ms)
+            client.end(commit=True)
+
+        def look() -> dict[str, Any] | None:
+            done = cli(kafka.bootstrap, "doctor", "--since", "earliest", "--json")
+            rows = {row["rule"]: row for row in map(json.loads, done.stdout.splitlines())}
+            return rows.get("timeout-nearly-reached")
+
+        found = until(look, "timeout-nearly-reached")
+    assert found["level"] == "risk"
+    assert 50_000 <= found["fields"]["open_ms"] < 60_000
+    assert found["what"].startswith("a transaction of slow was open for 50")
+
+
+def test_watched_finding_appears_and_leaves_the_interval(daemon: Daemon, cluster: Cluster) -> None:
+    copy = Copy(daemon, cluster)
+    copy.once()
+    watched = ("doctor", "--group", copy.name, "--since", "-10s", "--watch", "0.2")
+    child = Child(
+        [sys.executable, "-m", "fencepost", *watched],
+        env={**os.environ, "FENCEPOST_BOOTSTRAP": daemon.bootstrap},
+    )
+    try:
+        child.wait_for_line(r"^20\d\d-", deadline_s=DEADLINE_S)
+        copy.feed()
+        with copy.consumer() as consumer:
+            drain(consumer, 1)
+            consumer.commit(asynchronous=False)
+        found = r"^offsets-outside-transaction \(breaks\): "
+        child.wait_for_line(found, deadline_s=DEADLINE_S)
+        child.wait_for_line(r"^nothing found$", deadline_s=DEADLINE_S, since=len(child.lines))
+        os.kill(child.pid, signal.SIGINT)
+        assert child.wait(DEADLINE_S) == 0, child.tail()
+    finally:
+        child.kill()
+
+
 def test_plain_producer_of_an_output_is_found(daemon: Daemon, cluster: Cluster) -> None:
     copy = Copy(daemon, cluster)
     copy.once()
@@ -318,22 +372,57 @@ def test_plain_producer_of_an_output_is_found(daemon: Daemon, cluster: Cluster) 
     assert set(findings(daemon, "--topic", copy.source)) <= {TV1}
 
 
-def test_auto_commit_of_the_input_is_found(daemon: Daemon, cluster: Cluster) -> None:
+async def test_auto_commit_of_the_input_is_found(daemon: Daemon, cluster: Cluster) -> None:
+    """aiokafka, as Java's client, also commits when nothing was read."""
     copy = Copy(daemon, cluster)
     copy.feed()
     conf = {"enable_auto_commit": True, "auto_commit_interval_ms": 300}
-    with copy.consumer(**conf) as consumer:
-        copy.run(consumer, copy.producer(), sends_offsets=False)
+    async with (
+        aio_consumer(
+            copy.bootstrap, copy.source, group_id=copy.name, client_id=copy.name, **conf
+        ) as consumer,
+        aio_producer(copy.bootstrap, transactional_id=copy.name, client_id=copy.name) as producer,
+    ):
+        message = await consumer.getone()
+        async with producer.transaction():
+            await producer.send(copy.target, message.value)
 
         def look() -> dict[str, Any] | None:
-            copy.feed()
-            consumer.consume(10, timeout=0.1)
             found: dict[str, Any] | None = findings(daemon, "--group", copy.name).get("auto-commit")
             return found
 
-        found = until(look, "auto-commit")
+        found = await asyncio.to_thread(until, look, "auto-commit")
     assert found["request"] == "OffsetCommit"
     assert found["fields"]["interval_ms"] > 200
+    assert found["fields"]["repeats"] is True
+
+
+@pytest.mark.parametrize("by_hand", [True, False], ids=["careful", "librdkafka"])
+def test_timer_that_commits_only_new_offsets_is_a_risk(
+    daemon: Daemon, cluster: Cluster, *, by_hand: bool
+) -> None:
+    """A client that commits what it has processed, and librdkafka's auto-commit, look alike."""
+    copy = Copy(daemon, cluster)
+    copy.feed()
+    every_ms = 300
+    auto = {"enable_auto_commit": True, "auto_commit_interval_ms": every_ms}
+    with copy.consumer(**({} if by_hand else auto)) as consumer:
+        copy.run(consumer, copy.producer(), sends_offsets=False)
+        due = time.monotonic()
+
+        def look() -> dict[str, Any] | None:
+            nonlocal due
+            copy.feed()
+            processed = consumer.consume(10, timeout=0.02)
+            if by_hand and processed and time.monotonic() >= due:
+                consumer.commit(processed[-1], asynchronous=False)
+                due += every_ms / 1000
+            rows = findings(daemon, "--group", copy.name)
+            assert "auto-commit" not in rows
+            return rows.get("timed-commit")
+
+        found = until(look, "timed-commit")
+    assert (found["level"], found["fields"]["repeats"]) == ("risk", False)
 
 
 async def test_acks_1_on_the_input_is_found(daemon: Daemon, cluster: Cluster) -> None:

@@ -18,6 +18,7 @@ from fencepost.coordinator.history.observations import (
 )
 from fencepost.coordinator.metadata.names import TRANSACTION_STATE
 from fencepost.coordinator.runtime.origin import Origin
+from fencepost.groups.commands import OffsetToCommit
 from fencepost.logcore.machine import Event
 from tests.support.clock import ManualClock
 from tests.support.metadata_changes import create_topic, internal_topic
@@ -43,9 +44,9 @@ class Observing:
     def produce(self, *topics: str, acks: int = -1, host: str = "10.0.0.7") -> None:
         self.made.produced("importer", host, None, acks, topics)
 
-    def commit(self, after_ms: int, group: str = "g", member: str = "m-1") -> None:
+    def commit(self, after_ms: int, group: str = "g", member: str = "m-1", offset: int = 5) -> None:
         self.clock.advance(after_ms)
-        self.made.committed(ME, group, member, 3, ("in",))
+        self.made.committed(ME, group, member, 3, [OffsetToCommit("in", 0, offset)])
 
     def kinds(self) -> list[str]:
         return [event.kind for event in self.recorded]
@@ -150,7 +151,7 @@ async def test_members_are_forgotten_above_the_limit(
 
 
 async def test_commit_without_a_member_is_no_observation(observing: Observing) -> None:
-    observing.made.committed(ME, "g", "", -1, ("in",))
+    observing.made.committed(ME, "g", "", -1, [OffsetToCommit("in", 0, 5)])
     assert observing.recorded == []
 
 
@@ -186,6 +187,26 @@ async def test_equal_intervals_show_a_timer(
     for _ in range(commits):
         observing.commit(interval_ms)
     assert (Observed.OFFSETS_COMMITTED_BY_TIMER in observing.kinds()) == is_timer
+
+
+async def test_commits_of_unchanged_offsets_tell_auto_commit_from_a_clients_own_timer(
+    observing: Observing,
+) -> None:
+    for number in range(2 * RHYTHM_COMMITS):
+        observing.commit(1_000, offset=number)
+    timed = [one for one in observing.recorded if one.kind == Observed.OFFSETS_COMMITTED_BY_TIMER]
+    assert [one.detail["repeats"] for one in timed] == [False]
+    observing.commit(1_000, offset=2 * RHYTHM_COMMITS - 1)
+    assert observing.recorded[-1].detail["repeats"] is True
+
+
+@pytest.mark.parametrize(("open_ms", "is_long"), [(47_999, False), (48_000, True)])
+async def test_transaction_that_nearly_timed_out_is_recorded_once(
+    observing: Observing, open_ms: int, *, is_long: bool
+) -> None:
+    for _ in range(2):
+        observing.made.ended(ME, "id", 5, open_ms=open_ms, timeout_ms=60_000)
+    assert observing.kinds().count(Observed.TRANSACTION_NEARLY_TIMED_OUT) == is_long
 
 
 async def test_rhythm_that_begins_late_is_seen_up_to_the_last_judged_commit(

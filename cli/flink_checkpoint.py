@@ -3,9 +3,11 @@
 The committer of Flink's Kafka sink stores a committable for each transaction that has been flushed
 and not committed yet: producer epoch, producer id and transactional id. They are in the operator
 state ``streaming_committer_raw_states``, which ``_metadata`` contains, or a file beside it if the
-state is large. The rest of ``_metadata`` is not read. Each occurrence of that name must parse to
-its end, so that no transaction is left out silently; lengths and counts are checked against the
-bytes that are there before anything is read or allocated.
+state is large. A file is looked up by its name beside ``_metadata`` only, also if its path is
+absolute: a checkpoint of unknown origin must not choose which file is read, and the path may be one
+of a remote file system. The rest of ``_metadata`` is not read. Each occurrence of that name must
+parse to its end, so that no transaction is left out silently; lengths and counts are checked
+against the bytes that are there before anything is read or allocated.
 
 Source: Flink's ``MetadataV2V3SerializerBase``, ``CommitterOperator``,
 ``CommittableCollectorSerializer``; flink-connector-kafka's ``KafkaCommittableSerializer``.
@@ -39,6 +41,12 @@ _REQUEST_STATES = range(4)
 _OPERATOR_STATE = 4
 _INLINE, _ABSOLUTE, _RELATIVE = 1, 2, 6
 """Kinds of stream handles: bytes, a file by its URI, a file beside ``_metadata``."""
+
+OTHERWISE = (
+    "restart the job from it, or name each transaction instead: `fencepost txns list --state"
+    " Ongoing` has the open ones, `fencepost txns resolve TRANSACTIONAL_ID` resolves one"
+)
+"""What to do about a checkpoint that cannot be read."""
 _MODES = range(3)
 _STATES_PREFIX = struct.Struct(">Bi")
 
@@ -122,7 +130,12 @@ def read_flink_checkpoint(path: Path) -> list[Committable]:
     head = _Bytes(data)
     if len(data) < head.at + 8 or head.number(4, signed=False) != _MAGIC:
         raise CheckpointError(f"{file} is not a checkpoint of Apache Flink")
-    head.one_of(4, _VERSIONS, f"{file}: format version")
+    version = head.number(4, signed=False)
+    if version not in _VERSIONS:
+        why = "is unknown"
+        if version < _VERSIONS.start:
+            why = "does not mark the file's end, so that a transaction might be left out"
+        raise CheckpointError(f"{file}: format version {version} {why}: {OTHERWISE}")
     try:
         return _committables(data, file.parent)
     except CheckpointError as error:
@@ -176,19 +189,25 @@ def _stream(fields: _Bytes, folder: Path) -> bytes:
         return fields.take(fields.number(4))
     if kind == _RELATIVE:
         name, size = fields.text(), fields.number(8)
-        # A checkpoint of unknown origin must not choose which file is read.
-        if not name or name in {".", ".."} or set(name) & {"/", "\\", "\0"}:
-            raise CheckpointError(f"the committer's state is in {name!r}, outside of the folder")
-        state = _read(folder / name)
-        if len(state) != size:
-            raise CheckpointError(f"{name} has {len(state)} bytes, and {size} in the checkpoint")
-        return state
+        return _beside(folder, name, name, size)
     if kind == _ABSOLUTE:
-        fields.take(8)
-        raise CheckpointError(
-            f"the committer's state is in {fields.text()}; only files beside it are read"
-        )
+        size, path = fields.number(8), fields.text()
+        return _beside(folder, path.rpartition("/")[2], path, size)
     raise CheckpointError(f"a state handle of kind {kind} at {fields.at - 1} is not understood")
+
+
+def _beside(folder: Path, name: str, path: str, size: int) -> bytes:
+    """Return a file of the checkpoint, which has this name beside ``_metadata``."""
+    if not name or name in {".", ".."} or set(name) & {"/", "\\", "\0"}:
+        raise CheckpointError(f"the committer's state is in {path!r}, outside of the folder")
+    if name != path and not (folder / name).is_file():
+        raise CheckpointError(
+            f"the committer's state is in {path}: copy that file into {folder}, and try again"
+        )
+    state = _read(folder / name)
+    if len(state) != size:
+        raise CheckpointError(f"{name} has {len(state)} bytes, and {size} in the checkpoint")
+    return state
 
 
 def _values(state: bytes, offsets: list[int]) -> Iterator[_Bytes]:
@@ -206,7 +225,7 @@ def _collector(fields: _Bytes) -> list[Committable]:
     """Read a ``CommittableCollector``: committables by checkpoint and by subtask."""
     version = fields.number(4)
     if version != _COLLECTOR_VERSION:
-        raise CheckpointError(f"the committer's state has version {version}, of an older Flink")
+        raise CheckpointError(f"the committer's state has version {version}: {OTHERWISE}")
     inner = fields.part()
     fields.end_here("the committer's state")
     if inner.number(4, signed=False) != _COLLECTOR_MAGIC:

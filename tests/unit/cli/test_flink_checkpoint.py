@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 import shutil
 from pathlib import Path
 
@@ -50,7 +51,10 @@ def test_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     for data in (b"", b"Flink", b"\0" * 64):
         assert "is not a checkpoint" in refused(changed(tmp_path, data))
     data = (FOLDER / "inline" / METADATA).read_bytes()
-    assert "version 7" in refused(changed(tmp_path, data[:7] + b"\7" + data[8:]))
+    assert "version 7 is unknown" in refused(changed(tmp_path, data[:7] + b"\7" + data[8:]))
+    old = refused(changed(tmp_path, data[:7] + b"\3" + data[8:]))
+    assert "version 3 does not mark the file's end" in old
+    assert "fencepost txns list --state Ongoing" in old
     assert "is not a file" in refused(tmp_path)
 
 
@@ -71,6 +75,36 @@ def test_state_outside_of_the_folder_is_not_read(tmp_path: Path) -> None:
         assert "outside of the folder" in text
     missing = changed(tmp_path, data[:at] + b"a" * 36 + data[at + 36 :], "files")
     assert "is not a file" in refused(missing)
+
+
+def with_absolute_paths(data: bytes, parent: str) -> bytes:
+    """Return the ``_metadata`` of state in files with URIs instead of names."""
+    parts, end = [], 0
+    for found in re.finditer(rb"\x06\x00\x24([0-9a-f-]{36})(.{8})", data, re.DOTALL):
+        uri = f"{parent}/".encode() + found[1]
+        handle = b"\2" + found[2] + len(uri).to_bytes(2, "big") + uri
+        parts += [data[end : found.start()], handle]
+        end = found.end()
+    return b"".join([*parts, data[end:]])
+
+
+def test_state_in_a_file_with_an_absolute_path_is_read_beside_the_checkpoint(
+    tmp_path: Path,
+) -> None:
+    data = (FOLDER / "files" / METADATA).read_bytes()
+    found = read_flink_checkpoint(FOLDER / "files")
+    absolute = with_absolute_paths(data, "s3://bucket/jobs/_entropy_/chk-3")
+    folder = changed(tmp_path, absolute, "files")
+    assert read_flink_checkpoint(folder) == found
+    names = [one for one in folder.iterdir() if one.name != METADATA]
+    for one in names:
+        one.rename(tmp_path / one.name)
+    text = refused(folder)
+    assert f"copy that file into {folder}" in text
+    assert "s3://bucket/jobs/_entropy_/chk-3/" in text
+    for name in ("", "..", "a\\b"):
+        other = re.sub(rb"(?<=/)[0-9a-f-]{36}", name.ljust(36, "/").encode(), absolute)
+        assert "outside of the folder" in refused(changed(tmp_path, other, "files"))
 
 
 def test_truncated_checkpoint_is_refused(tmp_path: Path) -> None:

@@ -238,8 +238,15 @@ def mirrored(libs: Path, clusters: dict[str, str], tmp_path: Path) -> None:
         for bootstrap, mirror in sorted(ways):
             assert_exactly_once(bootstrap, mirror, TOTAL, child)
         assert_group_follows(clusters, topic, group, child)
+        assert_keeps_rules([*ways, *((one, topic) for one in clusters.values())])
     finally:
         child.kill()
+
+
+def assert_keeps_rules(topics: list[tuple[str, str]]) -> None:
+    """Assert that the doctor finds no broken rule about topics, each with its broker."""
+    for bootstrap, topic in sorted(topics):
+        cli(bootstrap, "doctor", "--topic", topic, status=0)
 
 
 def assert_group_follows(clusters: dict[str, str], topic: str, group: str, child: Child) -> None:

@@ -20,6 +20,8 @@ from tests.ecosystem.programs import (
 )
 from tests.support.cluster import Cluster, unique
 from tests.support.daemon import Daemon
+from tests.support.kafka import jars as kafka_jars
+from tests.support.kafka import required
 from tests.support.processes import Child
 from tests.wire.command_line import cli
 
@@ -45,13 +47,21 @@ def flink(tmp_path: Path) -> Program:
     return lambda *arguments: java(libs, "FlinkCopy", *arguments, checkpoints, classes=classes)
 
 
+def streams(tmp_path: Path) -> Program:
+    with required("Kafka Streams"):
+        libs = kafka_jars()
+    classes = compiled("StreamsCopy.java", libs, tmp_path / "classes")
+    state = str(tmp_path / "state")
+    return lambda *arguments: java(libs, "StreamsCopy", *arguments, state, classes=classes)
+
+
 def quix(tmp_path: Path) -> Program:
     python = environment("quix", QUIX)
     command = [str(python), str(HERE / "quix_copy.py")]
     return lambda *arguments: Child([*command, *arguments, str(tmp_path / "state")])
 
 
-@pytest.mark.parametrize("program", [spring, flink, quix], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("program", [spring, flink, streams, quix], ids=lambda one: one.__name__)
 def test_copier_killed_inside_transactions_copies_each_record_once(
     fencepost: Daemon, program: Callable[[Path], Program], tmp_path: Path
 ) -> None:

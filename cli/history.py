@@ -13,7 +13,7 @@ import click
 from fencepost.cli.output import emit, read_time, table_options, text_of, utc
 from fencepost.cli.printing import say, say_json, terminal_width
 from fencepost.cli.share_history import share_change
-from fencepost.coordinator.history.entries import GROUP, TRANSACTION, Entry, encode_key
+from fencepost.coordinator.history.entries import GROUP, TRANSACTION, Entry
 from fencepost.logcore.printable import printable
 
 if TYPE_CHECKING:
@@ -96,10 +96,10 @@ def show(
         where = OffsetPosition(time=begin_ms)
     # Unless there is exactly one subject, each line must name its subject.
     columns = COLUMNS if len(subjects) == 1 else (COLUMNS[0], "subject", *COLUMNS[1:])
-    keys = {encode_key(scope, subject) for subject in subjects} or None
+    wanted = [(scope, subject) for subject in subjects] or None
     entries = (
         entry
-        for entry in entries_of(session, where, keys=keys, follow=follow)
+        for entry in entries_of(session, where, subjects=wanted, follow=follow)
         if entry.scope == scope
     )
     if begin_ms is not None:

@@ -45,7 +45,7 @@ TRANSACTION_STATES = (
 """Kafka's ``TransactionState``, by the names that filters accept."""
 
 ORDINARY_ENDS = (
-    "the history leaves out commits and aborts that a producer requested;"
+    "the history leaves out commits that a producer requested (fencepost.history.commits);"
     " fencepost_transactions_ended_total counts them"
 )
 

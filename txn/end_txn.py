@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from enum import Enum, auto
 from types import MappingProxyType
 
-from fencepost.logcore.machine import DecisionBuilder, Token
+from fencepost.logcore.machine import DecisionBuilder, Event, Token
 from fencepost.txn import epochs, state
 from fencepost.txn.commands import NO_PRODUCER_ID, EndTxn, EndTxnResult
 from fencepost.txn.epochs import EpochRelation, ProducerIdentity
@@ -220,23 +220,21 @@ def _record_end(
     *,
     by_operator: bool = False,
 ) -> None:
-    more: dict[str, object]
-    if prepared.state is TransactionState.PREPARE_ABORT:
-        kind, more = EventKind.TRANSACTION_ABORTED, {"state": owned.state.kafka_name}
-    else:
-        kind = EventKind.TRANSACTION_COMMITTED
-        more = {"open_ms": prepared.last_update_ms - owned.start_ms}
-    # Commits are frequent: the history only has an operator's, and those of kept transactions.
-    if kind is EventKind.TRANSACTION_ABORTED or owned.is_kept or by_operator:
-        decision.event(
-            kind,
-            transactional_id,
-            cause=cause,
-            producer_id=owned.producer_id,
-            producer_epoch=owned.producer_epoch,
-            **more,
-            partitions=len(owned.partitions),
-        )
+    is_commit = prepared.state is TransactionState.PREPARE_COMMIT
+    detail: dict[str, object] = {
+        "cause": cause,
+        "producer_id": owned.producer_id,
+        "producer_epoch": owned.producer_epoch,
+        "partitions": len(owned.partitions),
+    }
+    if owned.state is TransactionState.ONGOING:  # in other states a producer aborts nothing
+        detail["open_ms"] = max(0, decision.now_ms - owned.start_ms)
+    if not is_commit:
+        detail["state"] = owned.state.kafka_name
+    kind = EventKind.TRANSACTION_COMMITTED if is_commit else EventKind.TRANSACTION_ABORTED
+    # Commits are frequent: an operator's, and those of kept transactions, are the exceptions.
+    is_routine = is_commit and not owned.is_kept and not by_operator
+    decision.remember(Event(str(kind), transactional_id, detail, routine=is_routine))
     report_identity(
         decision, transactional_id, owned.client_identity, prepared.next_identity, cause
     )

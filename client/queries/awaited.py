@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from fencepost.client.queries.entries import entries_of
 from fencepost.client.queries.where import OffsetPosition
-from fencepost.coordinator.history.entries import GROUP, Entry, encode_key
+from fencepost.coordinator.history.entries import GROUP, Entry
 from fencepost.logcore.values import dataclass
 
 if TYPE_CHECKING:
@@ -75,4 +75,4 @@ def unreconciled(group: GroupView) -> Awaited | None:
 def awaited(session: ClusterSession, group: str) -> Awaited | None:
     """Return the awaited members from the history; None on Apache Kafka, which keeps none."""
     begin = OffsetPosition(time=max(0, time.time_ns() // 1_000_000 - LOOK_BACK_MS))
-    return awaited_by(entries_of(session, begin, keys={encode_key(GROUP, group)}))
+    return awaited_by(entries_of(session, begin, subjects=[(GROUP, group)]))

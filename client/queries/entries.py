@@ -9,7 +9,7 @@ from fencepost.client.client import ApiError
 from fencepost.client.queries.reader import Reader
 from fencepost.client.queries.session import ClusterSession
 from fencepost.client.queries.where import BEGINNING, OffsetPosition
-from fencepost.coordinator.history.entries import CLUSTER, Entry, decode_value, encode_key
+from fencepost.coordinator.history.entries import CLUSTER, Entry, decode_value, keys_of
 from fencepost.coordinator.history.repeats import Repeats
 from fencepost.coordinator.metadata.names import CONTROLLER_SUBJECT, HISTORY_TOPIC
 
@@ -21,10 +21,12 @@ def entries_of(
     session: ClusterSession,
     begin: OffsetPosition = BEGINNING,
     *,
-    keys: Collection[bytes] | None = None,
+    subjects: Collection[tuple[str, str]] | None = None,
     follow: bool = False,
 ) -> Iterator[Entry]:
-    """Yield the entries of the history from ``begin``, only those with ``keys`` if given.
+    """Yield the entries of the history from ``begin``.
+
+    With ``subjects``, pairs of a scope and a subject, yield only their entries.
 
     In a cluster each broker writes to its own partition; without ``follow`` the entries are merged
     by time. On Apache Kafka there are none.
@@ -47,6 +49,7 @@ def entries_of(
                 return
             time.sleep(LOOK_AGAIN_S)
             begin = BEGINNING
+    keys = None if subjects is None else {key for one in subjects for key in keys_of(*one)}
     found: Iterable[Entry] = _of(reader, keys)
     if not follow and len(led) > 1:
         found = sorted(found, key=lambda entry: entry.at_ms)
@@ -55,8 +58,8 @@ def entries_of(
 
 def last_election(session: ClusterSession) -> Entry | None:
     """Return the last election of a controller on ZooKeeper; None if the history has none."""
-    keys = {encode_key(CLUSTER, CONTROLLER_SUBJECT)}
-    elections = [one for one in entries_of(session, keys=keys) if one.what == "controller-elected"]
+    entries = entries_of(session, subjects=[(CLUSTER, CONTROLLER_SUBJECT)])
+    elections = [one for one in entries if one.what == "controller-elected"]
     return max(elections, key=lambda one: int(one.detail["epoch"]), default=None)
 
 

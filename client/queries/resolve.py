@@ -31,7 +31,7 @@ from fencepost.client.queries.resolution import (
     resolve,
     target_of,
 )
-from fencepost.coordinator.history.entries import TRANSACTION, Entry, encode_key
+from fencepost.coordinator.history.entries import TRANSACTION, Entry
 from fencepost.coordinator.metadata.names import is_internal
 from fencepost.logcore.errors import LogError
 from fencepost.protocol.errors import WireError
@@ -203,9 +203,9 @@ def _open_here(
 
 
 def _history(session: ClusterSession, names: Iterable[str]) -> list[Entry]:
-    keys = {encode_key(TRANSACTION, name) for name in names}
+    subjects = [(TRANSACTION, name) for name in names]
     try:
-        return list(entries_of(session, keys=keys))
+        return list(entries_of(session, subjects=subjects))
     except WireError:  # the history may not be readable, and the logs have the proof
         return []
 

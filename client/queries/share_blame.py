@@ -13,7 +13,7 @@ from fencepost.client.queries.entries import entries_of
 from fencepost.client.queries.group_view import offset_rows
 from fencepost.client.queries.share_partitions import NOT_FETCHED, InFlight, in_flight
 from fencepost.client.queries.share_records import is_about_partition, is_about_record
-from fencepost.coordinator.history.entries import GROUP, Entry, encode_key
+from fencepost.coordinator.history.entries import GROUP, Entry
 
 if TYPE_CHECKING:
     from fencepost.client.queries.group_view import GroupView, MemberView
@@ -73,7 +73,7 @@ def blame(session: ClusterSession, group: GroupView) -> list[Row]:
     """Return one row per partition of a share group, with the history. Raises ApiError."""
     _, rows = examined(session, group)
     if any(row["state"] is not None for row in rows):
-        add_past(rows, entries_of(session, keys={encode_key(GROUP, group.group)}))
+        add_past(rows, entries_of(session, subjects=[(GROUP, group.group)]))
     return rows
 
 

@@ -182,6 +182,9 @@ unstable.api.versions.enable BOOLEAN false internal
     Serve versions that Kafka calls unstable (InitProducerId 6).
 fencepost.history.enable BOOLEAN true
     Keep the causes of the coordinators' decisions in __fencepost_history.
+fencepost.history.commits BOOLEAN false
+    Record each commit of a transaction in __fencepost_history, too, with the time for which it
+    was open. Without it, commits that a producer requested are only counted.
 fencepost.history.retention.bytes LONG 67108864 unit=bytes low=1048576
     retention.bytes of __fencepost_history when it is created; later the topic's own setting
     counts.

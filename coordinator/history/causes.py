@@ -59,6 +59,20 @@ _REBALANCE_WORDS: Final = (
 
 REBALANCE_CAUSES: Final = frozenset({word for _, word in _REBALANCE_WORDS} | {OTHER})
 
+CAUSES: Final = REBALANCE_CAUSES.union(TRANSACTION_CAUSES.values(), SHARE_CAUSES.values())
+"""The words that :func:`cause_word` returns."""
+
+
+def cause_word(kind: str, detail: Mapping[str, object]) -> str | None:
+    """Return the word for the cause in an event's detail; None if it has none in :data:`CAUSES`."""
+    if kind in REBALANCES:
+        reason = str(detail.get("reason", ""))
+        return next((cause for words, cause in _REBALANCE_WORDS if words in reason), OTHER)
+    cause = detail.get("cause")
+    if not isinstance(cause, str):
+        return None
+    return TRANSACTION_CAUSES.get(cause) or SHARE_CAUSES.get(cause)
+
 
 def cause_of(event: Event, trigger: str | None) -> str:
     """Return the cause of an event that ``trigger`` set off; see ``Entry.trigger``.
@@ -66,12 +80,4 @@ def cause_of(event: Event, trigger: str | None) -> str:
     The cause of an event that reports none is ``trigger``, which names one of a fixed set of
     commands, or ``load`` without a trigger.
     """
-    if event.kind in REBALANCES:
-        reason = str(event.detail.get("reason", ""))
-        return next((cause for words, cause in _REBALANCE_WORDS if words in reason), OTHER)
-    cause = event.detail.get("cause")
-    if isinstance(cause, str):
-        known = TRANSACTION_CAUSES.get(cause) or SHARE_CAUSES.get(cause)
-        if known is not None:
-            return known
-    return trigger or "load"
+    return cause_word(event.kind, event.detail) or trigger or "load"

@@ -1,11 +1,15 @@
 """One entry of the history, and its encoding in the log.
 
-Key: msgpack ``[scope, subject]``, so that a reader finds the entries of one group or transactional
-id without decoding other values. Value: a msgpack map with the fields of :class:`Entry`.
+Key: the JSON array ``[scope, subject]``, so that a reader finds the entries of one group or
+transactional id without decoding other values. Value: a JSON object with the fields of
+:class:`Entry`, described by the JSON schema that ``fencepost history schema`` prints. Version 1
+was the same in msgpack, and is still read.
 """
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping
 from dataclasses import field
 from enum import Enum, StrEnum
@@ -13,6 +17,7 @@ from typing import Any
 
 import msgpack
 
+from fencepost.coordinator.history.causes import cause_word
 from fencepost.coordinator.metadata.names import HISTORY_TOPIC
 from fencepost.logcore.values import dataclass
 
@@ -22,8 +27,9 @@ CLIENT = "client"
 directory's name; for the cluster, a broker, a feature, a deleted topic or the controller; for a
 client, its client id."""
 
-ENTRY_VERSION = 1
-"""Version of the values. Readers skip values of a later version."""
+ENTRY_VERSION = 2
+"""Version of the values. Readers skip values of a later version. New kinds of entries, causes and
+details do not change it."""
 
 MAX_TEXT_CHARACTERS = 1_000
 """Characters of one text in an entry: clients can give reasons of any length."""
@@ -78,22 +84,34 @@ class Entry:
         """The reason or cause, as ``fencepost groups history`` and ``txns history`` show it."""
         return next((str(self.detail[name]) for name in _WHY if self.detail.get(name)), None)
 
+    @property
+    def cause(self) -> str | None:
+        """The cause as a word of a fixed set, by which causes can be counted; None without one."""
+        return cause_word(self.what, self.detail)
+
 
 def encode_key(scope: str, subject: str) -> bytes:
     """Return the key of all entries of one subject; a very long subject is truncated."""
-    packed: bytes = msgpack.packb([scope, _plain(subject)])
-    return packed
+    return _json([scope, _plain(subject)])
+
+
+def keys_of(scope: str, subject: str) -> tuple[bytes, ...]:
+    """Return the keys that entries of one subject may have, including those of version 1."""
+    old: bytes = msgpack.packb([scope, _plain(subject)])
+    return encode_key(scope, subject), old
 
 
 def encode_value(entry: Entry) -> bytes:
     """Return the value; texts and lists are truncated, so the size of an entry is bounded."""
-    packed: bytes = msgpack.packb(
+    return _json(
         {
             "version": ENTRY_VERSION,
             "at_ms": entry.at_ms,
             "scope": entry.scope,
             "subject": _plain(entry.subject),
             "what": entry.what,
+            "cause": entry.cause,
+            "why": _plain(entry.why),
             "shard": entry.shard,
             "client_id": _plain(entry.client_id),
             "client_host": _plain(entry.client_host),
@@ -101,13 +119,12 @@ def encode_value(entry: Entry) -> bytes:
             "detail": _plain(entry.detail),
         }
     )
-    return packed
 
 
 def decode_value(raw: bytes) -> Entry | None:
     """Decode a value; None for one of a later version. Raises ValueError if it is corrupt."""
     try:
-        value = msgpack.unpackb(raw)
+        value = json.loads(raw) if raw[:1] == b"{" else msgpack.unpackb(raw)
         if value["version"] > ENTRY_VERSION:
             return None
         return Entry(
@@ -121,24 +138,36 @@ def decode_value(raw: bytes) -> Entry | None:
             trigger=value.get("trigger"),
             detail=dict(value["detail"]),
         )
-    except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
+    except (
+        *(ValueError, TypeError, KeyError, AttributeError, RecursionError),
+        msgpack.UnpackException,
+    ) as error:
         raise ValueError(f"{HISTORY_TOPIC} holds a value that cannot be read: {error}") from error
 
 
+def _json(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+
+
 def _plain(value: object, depth: int = 0) -> Any:
-    """Convert a value to types that msgpack can encode, within the bounds."""
+    """Convert a value to types that JSON has, within the bounds."""
     if isinstance(value, Enum):
         return value.name
-    if value is None or isinstance(value, (bool, float)):
+    if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
     if isinstance(value, int):
         return value if value in _INT64 else str(value)
     if depth < _MAX_DEPTH and isinstance(value, Mapping):
         items = list(value.items())[:MAX_ITEMS]
-        return {str(key)[:MAX_TEXT_CHARACTERS]: _plain(one, depth + 1) for key, one in items}
+        return {_text(key): _plain(one, depth + 1) for key, one in items}
     if depth < _MAX_DEPTH and isinstance(value, (list, tuple, frozenset, set)):
         return [_plain(one, depth + 1) for one in list(value)[:MAX_ITEMS]]
-    text = str(value)
+    return _text(value)
+
+
+def _text(value: object) -> str:
     # A lone surrogate, which a decoder may have let through, cannot be encoded as UTF-8.
-    text = text.encode("utf-8", "backslashreplace").decode()
+    text = str(value).encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= MAX_TEXT_CHARACTERS else f"{text[: MAX_TEXT_CHARACTERS - 1]}…"

@@ -51,6 +51,9 @@ PLACE_RETRY_MS = 200
 COMPLAINT_INTERVAL_MS = 60_000
 """Minimum time between two log lines that report lost history entries."""
 
+TRANSACTION_COMMITTED = "transaction-committed"
+"""The kind of the routine events that ``fencepost.history.commits`` records."""
+
 _SCOPES = {CONSUMER_OFFSETS: GROUP, TRANSACTION_STATE: TRANSACTION}
 
 _log = structlog.get_logger(__name__)
@@ -97,6 +100,10 @@ class HistoryRecorder:
         """Called with each entry in the turn of its event; it must not raise."""
         is_on = config.bool("fencepost.history.enable")
         self._loop = asyncio.get_running_loop() if is_on else None
+        self._routine = frozenset(
+            {TRANSACTION_COMMITTED} if config.bool("fencepost.history.commits") else ()
+        )
+        """Kinds that are recorded although they recur in normal operation."""
         self._timer: asyncio.TimerHandle | None = None
         self._overflowed = 0
         """Events dropped by a full queue since the last log line."""
@@ -149,7 +156,7 @@ class HistoryRecorder:
     ) -> None:
         """Queue an event of a shard of ``topic``, and count it; never raises, and never writes."""
         self.counts[topic, event.kind, cause_of(event, trigger)] += 1
-        if self._loop is None or event.routine:
+        if self._loop is None or (event.routine and event.kind not in self._routine):
             return
         if len(self._queue) >= self.limits.max_queued:
             self.dropped += 1

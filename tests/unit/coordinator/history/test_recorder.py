@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterator
 from enum import Enum
 from pathlib import Path
@@ -25,6 +26,7 @@ from fencepost.coordinator.history.entries import (
     decode_value,
     encode_key,
     encode_value,
+    keys_of,
 )
 from fencepost.coordinator.history.recorder import (
     COMPLAINT_INTERVAL_MS,
@@ -144,6 +146,23 @@ async def test_what_happens_to_a_transaction_is_told(services: Services) -> None
     assert row_of(found[2])["change"] == f"epoch 0 ≠ {second.producer_epoch}"
 
 
+async def test_each_commit_is_kept_if_configured(tmp_path: Path) -> None:
+    services = await Services(tmp_path, {"fencepost.history.commits": "true"}).start()
+    services.topic("t")
+    finish(services.txns.open_in_steps())
+    claimed: Any = await services.txns.submit("id", InitProducerId("id", 60_000), ME)
+    identity = claimed.producer_id, claimed.producer_epoch
+    await services.txns.submit("id", AddPartitions("id", *identity, (("t", 0),)), ME)
+    assert isinstance(services.clock, ManualClock)
+    services.clock.advance(700)
+    await services.txns.submit("id", EndTxn("id", *identity, True, 2), ME)
+    _, ended = await written(services, 2)
+    assert (ended.what, ended.cause) == ("transaction-committed", "client")
+    assert ended.client_id == ME.client_id
+    assert (ended.detail["open_ms"], ended.detail["partitions"]) == (700, 1)
+    await services.stop()
+
+
 async def test_it_survives_a_restart(tmp_path: Path) -> None:
     services = await Services(tmp_path).start()
     remember(services)
@@ -258,6 +277,8 @@ async def test_an_event_that_can_not_be_written_takes_nothing_with_it(services: 
         "deep": {"a": {"b": {"c": {"d": 1}}}},
         "none": None,
         "number": 1.5,
+        "infinite": float("inf"),
+        "\ud800": True,
     }
     remember(services, Event("odd", "g\ud800", odd))
     remember(services)
@@ -269,15 +290,20 @@ async def test_an_event_that_can_not_be_written_takes_nothing_with_it(services: 
     assert len(entry.detail["text"]) == MAX_TEXT_CHARACTERS
     assert entry.detail["items"] == list(range(MAX_ITEMS))
     assert (entry.detail["none"], entry.detail["number"]) == (None, 1.5)
+    assert (entry.detail["infinite"], entry.detail["\\ud800"]) == ("inf", True)
 
 
 def test_values_of_another_kind() -> None:
     entry = Entry(1, GROUP, "g", "what", "s")
-    value = msgpack.unpackb(encode_value(entry))
-    assert decode_value(msgpack.packb({**value, "version": 2})) is None
-    for broken in (b"", b"\xc1", msgpack.packb([1]), msgpack.packb({**value, "at_ms": "x"})):
+    value = json.loads(encode_value(entry))
+    assert decode_value(json.dumps({**value, "version": 3}).encode()) is None
+    old = {**value, "version": 1}
+    assert decode_value(msgpack.packb(old)) == entry, "an entry of an earlier release"
+    assert msgpack.packb([GROUP, "g"]) in keys_of(GROUP, "g")
+    broken = (b"", b"\xc1", b"{", b'{"version":' + b"[" * 100_000, b"[1]")
+    for bad in (*broken, msgpack.packb([1]), msgpack.packb({**old, "at_ms": "x"})):
         with pytest.raises(ValueError, match="cannot be read"):
-            decode_value(broken)
+            decode_value(bad)
 
 
 def test_the_topic_is_bounded_and_nobody_elses(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ COMMANDS = {
     "log": "verify, repair, import and export partition directories",
     "groups": "inspect consumer groups, and reset or delete their offsets",
     "health": "check whether a broker answers",
+    "history": "send the history to webhooks or OpenTelemetry, print its schema",
     "produce": "write records to a topic",
     "profile": "create, choose, show and delete connection profiles",
     "quotas": "show and change the quotas of users, clients and addresses",

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import click
 
-from fencepost.cli.output import emit, read_time, table_options, text_of, utc
+from fencepost.cli.history_export import export, schema_command
+from fencepost.cli.output import CommandGroup, emit, read_time, table_options, text_of, utc
 from fencepost.cli.printing import say, say_json, terminal_width
 from fencepost.cli.share_history import share_change
 from fencepost.coordinator.history.entries import GROUP, TRANSACTION, Entry
@@ -32,6 +33,18 @@ SHORT_ID = 8
 
 _WHO = ("member", "leader")
 _EPOCHS = ("former_producer_epoch", "fenced_epoch", "given_producer_epoch")
+
+
+@click.group("history", cls=CommandGroup)
+def command() -> None:
+    """Send the history to other systems, as JSON, logs and spans.
+
+    `fencepost groups history`, `txns history`, `topics history` and `cluster history` show it.
+    """
+
+
+command.add_command(export)
+command.add_command(schema_command)
 
 
 def history_options(function: Callable[P, R]) -> Callable[P, R]:

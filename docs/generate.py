@@ -7,6 +7,7 @@ between ``<!-- name:begin -->`` and ``<!-- name:end -->``; the text around it is
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,7 +16,8 @@ from docs.classes import class_reference
 from docs.commands import command_reference
 from docs.matrix import matrix, run_table
 from docs.series import other_series, own_series
-from docs.settings import broker_table, group_table, inert_table, topic_table
+from docs.settings import broker_table, cell, group_table, inert_table, table, topic_table
+from fencepost.cli.history_schema import KINDS, SUBJECTS, schema
 from fencepost.coordinator.handlers import Registry
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -57,6 +59,16 @@ def first_figures() -> str:
     return "\n".join([f"{told} [All figures](docs/figures.md).", "", *table])
 
 
+def kinds_table() -> str:
+    """Return the table of the kinds of history entries, by scope."""
+    rows = (
+        (f"`{scope}`: {SUBJECTS[scope]}", f"`{kind}`", cell(text))
+        for scope, kinds in KINDS.items()
+        for kind, text in kinds.items()
+    )
+    return table(("scope and subject", "kind", "meaning"), rows)
+
+
 PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {"figures": first_figures},
     "docs/protocol.md": {"apis": api_table},
@@ -70,8 +82,18 @@ PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "docs/compatibility.md": {"matrix": matrix, "runs": run_table},
     "docs/python.md": {"classes": class_reference},
     "docs/metrics.md": {"metrics": own_series, "other-metrics": other_series},
+    "docs/causes.md": {"kinds": kinds_table},
 }
 """Page → name of a part → function that returns its text."""
+
+
+def history_schema() -> str:
+    """Return the JSON schema of history entries, as a file."""
+    return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+FILES: Mapping[str, Callable[[], str]] = {"docs/history-entry.schema.json": history_schema}
+"""File → function that returns its text."""
 
 
 def between(page: str, name: str, text: str) -> str:
@@ -86,7 +108,9 @@ def between(page: str, name: str, text: str) -> str:
 
 
 def written(name: str) -> str:
-    """Return the text of the page ``name`` with its generated parts up to date."""
+    """Return the text of the page or file ``name``, with its generated parts up to date."""
+    if name in FILES:
+        return FILES[name]()
     page = (ROOT / name).read_text(encoding="utf-8")
     for part, write in PARTS[name].items():
         page = between(page, part, write())
@@ -95,9 +119,9 @@ def written(name: str) -> str:
 
 def main() -> None:
     """Bring the generated parts of all pages up to date, and name the pages that changed."""
-    for name in PARTS:
+    for name in (*PARTS, *FILES):
         path, page = ROOT / name, written(name)
-        if path.read_text(encoding="utf-8") != page:
+        if not path.exists() or path.read_text(encoding="utf-8") != page:
             path.write_text(page, encoding="utf-8")
             sys.stdout.write(f"{name}\n")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from docs.classes import NOT_DESCRIBED, PUBLIC, named_classes
-from docs.generate import PARTS, ROOT, between, written
+from docs.generate import FILES, PARTS, ROOT, between, written
 
 
-@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("name", [*PARTS, *FILES])
 def test_a_page_is_up_to_date(name: str) -> None:
     assert written(name) == (ROOT / name).read_text(encoding="utf-8"), "run `make readme`"
 

@@ -1,4 +1,4 @@
-"""Builds of franz-go, its programs here and its own tests, in the cache of Apache Kafka's jars."""
+"""Builds of Go programs, and of franz-go's own tests, in the cache of Apache Kafka's jars."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from pathlib import Path
 
 from tests.support.kafka import CACHE, unavailable
 
-GO = Path(__file__).with_name("franz_go")
+FRANZ_GO = Path(__file__).with_name("franz_go")
 
 
-def built(package: str, binary: str) -> Path:
-    """Build the package ``.`` or ``./NAME`` of the module; return its path, skip without Go."""
-    return _built(("build",), package, binary)
+def built(package: str, binary: str, module: Path = FRANZ_GO) -> Path:
+    """Build the package ``.`` or ``./NAME`` of a module; return its path, skip without Go."""
+    return _built(("build",), package, binary, module)
 
 
 def built_tests(package: str, binary: str) -> Path:
-    """Build the tests of a package that the module requires, like :func:`built`."""
-    return _built(("test", "-c"), package, binary)
+    """Build the tests of a package that franz_go requires, like :func:`built`."""
+    return _built(("test", "-c"), package, binary, FRANZ_GO)
 
 
-def _built(goal: tuple[str, ...], package: str, binary: str) -> Path:
+def _built(goal: tuple[str, ...], package: str, binary: str, module: Path) -> Path:
     compiler = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
     if compiler is None:
-        unavailable("`go` is not on the PATH", "a client of another language")
+        unavailable("`go` is not on the PATH", "a Go program")
     done = subprocess.run(
         [str(compiler), *goal, "-buildvcs=false", "-o", str(CACHE / binary), package],
-        cwd=GO,
+        cwd=module,
         env={**os.environ, "CGO_ENABLED": "0"},
         capture_output=True,
         text=True,
@@ -36,5 +36,5 @@ def _built(goal: tuple[str, ...], package: str, binary: str) -> Path:
         check=False,
     )
     if done.returncode:
-        unavailable(f"franz-go cannot be built: {done.stderr[-500:]}", "a client")
+        unavailable(f"{module.name} cannot be built: {done.stderr[-500:]}", "a Go program")
     return CACHE / binary

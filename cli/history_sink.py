@@ -1,0 +1,46 @@
+"""The interface of the receivers to which ``fencepost history export`` sends entries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from fencepost.logcore.values import dataclass
+
+if TYPE_CHECKING:
+    from fencepost.coordinator.history.entries import Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """An entry with its place in the history."""
+
+    partition: int
+    offset: int
+    entry: Entry
+
+
+class DeliveryError(Exception):
+    """A receiver did not accept an entry. ``is_final``: another attempt would fail as well."""
+
+    def __init__(self, cause: str, *, is_final: bool = False, pause_s: float | None = None) -> None:
+        super().__init__(cause)
+        self.is_final = is_final
+        self.pause_s = pause_s
+        """The pause that the receiver asks for."""
+
+
+class Sink(Protocol):
+    """A receiver of entries."""
+
+    max_batch: int
+    """Entries that one delivery may have."""
+
+    def reset(self) -> None:
+        """Forget the entries so far: partitions were assigned, and are read from another place."""
+
+    def observe(self, entry: Exported) -> None:
+        """Take note of an entry that was delivered before."""
+
+    def prepare(self, batch: Sequence[Exported]) -> Callable[[], None]:
+        """Return a function that delivers a batch; it raises DeliveryError, and can be repeated."""

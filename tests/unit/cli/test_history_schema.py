@@ -1,0 +1,116 @@
+"""The JSON schema describes every entry that a broker can write."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from fencepost.cli.history_schema import KINDS, SUBJECTS, schema
+from fencepost.coordinator.history.causes import CAUSES, SHARE_CAUSES, TRANSACTION_CAUSES
+from fencepost.coordinator.history.entries import (
+    CLIENT,
+    CLUSTER,
+    GROUP,
+    PARTITION,
+    TRANSACTION,
+    Entry,
+    Observed,
+    encode_value,
+)
+from fencepost.groups.events import EventKind as GroupEvent
+from fencepost.groups.share.events import EventKind as ShareEvent
+from fencepost.txn.events import EventKind as TransactionEvent
+from tests.support.daemon import ROOT
+
+VALIDATOR = Draft202012Validator(schema())
+
+
+def errors(entry: Entry) -> list[str]:
+    return [one.message for one in VALIDATOR.iter_errors(json.loads(encode_value(entry)))]
+
+
+def entry_of(scope: str, kind: str, **detail: object) -> Entry:
+    return Entry(1, scope, "s", kind, "shard", detail=detail)
+
+
+def test_schema_is_a_schema() -> None:
+    Draft202012Validator.check_schema(schema())
+
+
+def test_each_kind_of_a_coordinator_is_described() -> None:
+    assert KINDS[GROUP].keys() == {*map(str, GroupEvent), *map(str, ShareEvent)}
+    assert KINDS[TRANSACTION].keys() == set(map(str, TransactionEvent))
+    assert KINDS[CLIENT].keys() == set(map(str, Observed))
+    assert SUBJECTS.keys() == KINDS.keys()
+
+
+def kinds_in(source: Path) -> Iterator[str]:
+    """Yield the kinds of the events that a module makes, except those that are never recorded."""
+    module = ast.parse(source.read_text(encoding="utf-8"))
+    assigned: dict[str, list[ast.expr]] = {}
+    for node in ast.walk(module):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            assigned.setdefault(node.targets[0].id, []).append(node.value)
+    for node in ast.walk(module):
+        if not isinstance(node, ast.Call) or not node.args:
+            continue
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else None
+        name = node.func.id if isinstance(node.func, ast.Name) else name
+        is_routine = any(
+            one.arg == "routine" and isinstance(one.value, ast.Constant) for one in node.keywords
+        )
+        if name not in {"Event", "_announce_election"} or is_routine:
+            continue
+        kind = node.args[0]
+        values = assigned.get(kind.id, []) if isinstance(kind, ast.Name) else [kind]
+        for value in values:
+            results = [value.body, value.orelse] if isinstance(value, ast.IfExp) else [value]
+            for result in results:
+                for one in ast.walk(result):
+                    if isinstance(one, ast.Constant) and isinstance(one.value, str):
+                        yield one.value
+
+
+def test_each_kind_of_the_cluster_is_described() -> None:
+    found = {
+        kind
+        for folder in ("cluster", "coordinator/zookeeper", "coordinator/controller")
+        for source in (ROOT / folder).rglob("*.py")
+        for kind in kinds_in(source)
+    }
+    assert found == KINDS[PARTITION].keys() | KINDS[CLUSTER].keys()
+
+
+@pytest.mark.parametrize(
+    ("scope", "kind"), [(scope, kind) for scope, kinds in KINDS.items() for kind in kinds]
+)
+def test_entry_of_each_kind_is_valid(scope: str, kind: str) -> None:
+    assert errors(entry_of(scope, kind)) == []
+    other = CLUSTER if scope != CLUSTER else GROUP
+    assert errors(entry_of(other, kind)) != []
+
+
+def test_each_cause_is_valid() -> None:
+    told = [
+        *(entry_of(TRANSACTION, "transaction-aborted", cause=one) for one in TRANSACTION_CAUSES),
+        *(entry_of(GROUP, "share-records-returned", cause=one) for one in SHARE_CAUSES),
+    ]
+    for entry in told:
+        assert entry.cause in CAUSES
+        assert errors(entry) == []
+    joined = entry_of(GROUP, "rebalance-started", reason="new member m joined")
+    assert (joined.cause, errors(joined)) == ("member-joined", [])
+
+
+def test_unknown_kind_is_not_valid() -> None:
+    assert errors(entry_of(GROUP, "group-painted")) != []
+
+
+def test_published_file_is_this_schema() -> None:
+    published = ROOT / "docs" / "history-entry.schema.json"
+    assert json.loads(published.read_text(encoding="utf-8")) == schema()

@@ -1,7 +1,8 @@
 """A Kafka broker for tests: fixtures, a clock that the test controls, faults.
 
-Projects only need ``pip install 'fencepost[pytest]'``: pytest finds ``plugin`` by itself. Without
-pytest, :class:`Kafka` is a context manager. The broker's modules are imported at their first use.
+Projects only need the extra ``pytest`` (docs/testing.md): pytest finds ``plugin`` by itself.
+Without pytest, :class:`Kafka` is a context manager. The broker's modules are imported at their
+first use.
 """
 
 from __future__ import annotations

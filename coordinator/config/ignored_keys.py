@@ -9,11 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _TABLE = """
-there is one node, and it is its own controller
+a controller of Fencepost is one node: there is no quorum that elects it
+    controller.quorum.auto.join.enable controller.quorum.election.backoff.max.ms
+    controller.quorum.election.timeout.ms
+the controller writes each decision at once, and does not log the time that it took
     controller.performance.always.log.threshold.ms controller.performance.sample.period.ms
-    controller.quorum.append.linger.ms controller.quorum.auto.join.enable
-    controller.quorum.election.backoff.max.ms controller.quorum.election.timeout.ms
-    server.max.startup.time.ms unstable.feature.versions.enable
+    controller.quorum.append.linger.ms
+a start has no time limit
+    server.max.startup.time.ms
+unstable levels of features are not served
+    unstable.feature.versions.enable
 node.id is this broker's number: none is generated
     broker.id.generation.enable reserved.broker.max.id
 the levels of features say what brokers write (`fencepost features`)
@@ -34,14 +39,15 @@ the metadata is fetched in pieces of 1 MiB
     controller.quorum.fetch.max.bytes controller.quorum.fetch.snapshot.max.bytes
 no listener waits for the others: all serve when the broker does
     early.start.listeners
-there is one copy of everything
-    alter.log.dirs.replication.quota.window.num
-    alter.log.dirs.replication.quota.window.size.seconds num.replica.alter.log.dirs.threads
-    replica.socket.receive.buffer.bytes socket.connection.setup.timeout.max.ms
-    socket.connection.setup.timeout.ms
+the operating system sizes its buffers
+    replica.socket.receive.buffer.bytes
+the time limit of a connection to another node is fixed
+    socket.connection.setup.timeout.max.ms socket.connection.setup.timeout.ms
 there is one data directory
-    cordoned.log.dirs log.dir.failure.timeout.ms metadata.log.dir
-the log of topics is small, and kept as it is
+    alter.log.dirs.replication.quota.window.num
+    alter.log.dirs.replication.quota.window.size.seconds cordoned.log.dirs
+    log.dir.failure.timeout.ms metadata.log.dir num.replica.alter.log.dirs.threads
+a snapshot of the metadata is written when their log has outgrown the last one
     internal.metadata.delete.delay.millis internal.metadata.log.segment.bytes
     internal.metadata.max.batch.size.in.bytes metadata.log.max.record.bytes.between.snapshots
     metadata.log.max.snapshot.interval.ms metadata.log.segment.bytes
@@ -60,7 +66,7 @@ the backlog has 1,024 places
 what waits is dropped when it is answered
     delete.records.purgatory.purge.interval.requests fetch.purgatory.purge.interval.requests
     producer.purgatory.purge.interval.requests share.fetch.purgatory.purge.interval.requests
-all work is done on one event loop
+one event loop serves all requests, and the number of threads beside it is fixed
     group.coordinator.background.threads
 memory is taken as it is needed
     group.coordinator.cached.buffer.max.bytes log.cleaner.io.buffer.load.factor
@@ -96,7 +102,7 @@ logs are read segment by segment
     share.coordinator.load.buffer.size
 coordinator records are small
     share.coordinator.state.topic.compression.codec
-all work is done on one event loop
+one event loop serves all requests, and the number of threads beside it is fixed
     share.coordinator.threads
 streams groups are not served
     group.streams.topology.description.plugin.class

@@ -10,7 +10,7 @@ from fencepost.coordinator.config.key import ConfigKey, read_key
 _BROKER = """
 a transaction is aborted when its timeout runs out
     transaction.abort.timed.out.transaction.cleanup.interval.ms INT 10000 low=1
-all work is done on one event loop
+one event loop serves all requests, and the number of threads beside it is fixed
     num.network.threads INT 3 low=1 dynamic
     num.io.threads INT 8 low=1 dynamic
     background.threads INT 10 low=1 dynamic

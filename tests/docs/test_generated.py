@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+import fencepost
+import fencepost.pipelines
+import fencepost.testing
 from docs.classes import NOT_DESCRIBED, PUBLIC, named_classes
 from docs.generate import FILES, PARTS, ROOT, between, written
 
@@ -18,6 +21,12 @@ def test_the_reference_describes_each_class_that_its_signatures_name() -> None:
     named = dict(map(reversed, named_classes()))
     assert named.keys() - described - NOT_DESCRIBED.keys() == set()
     assert {"Fired", "GroupView", "SeenRequest"} <= named.keys()  # it looks into methods and fields
+
+
+def test_the_reference_describes_each_exported_name() -> None:
+    described = {name for _, _, names in PUBLIC for name in names}
+    exported = {*fencepost.__all__, *fencepost.testing.__all__, *fencepost.pipelines.__all__}
+    assert exported - described == set()
 
 
 def test_a_page_without_markers_is_refused() -> None:

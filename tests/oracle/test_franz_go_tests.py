@@ -33,6 +33,11 @@ TESTS: Final = {
 RECORDS: Final = 20_000
 """Records that TestShareGroupETL copies through two share groups."""
 
+LIMIT: Final = {"group.share.delivery.count.limit": "10"}
+"""The broker's highest default. In TestShareGroupETL one consumer releases all records of three
+polls, two release records once, and five close with unread records: together they may deliver a
+record five times, after which the default archives it, and the test waits for it in vain."""
+
 OUTCOME: Final = re.compile(r"^--- (PASS|FAIL|SKIP): (\w+) ", re.MULTILINE)
 
 
@@ -47,7 +52,7 @@ def bootstrap(
 ) -> Iterator[str]:
     """Yield the address of a broker."""
     directory = tmp_path_factory.mktemp(request.param)
-    broker = (Kafka if request.param == "kafka" else Daemon)(directory, SETTINGS)
+    broker = (Kafka if request.param == "kafka" else Daemon)(directory, {**SETTINGS, **LIMIT})
     with required():
         broker.start()
     yield broker.bootstrap

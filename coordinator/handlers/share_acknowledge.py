@@ -56,7 +56,7 @@ def run(ctx: Context) -> Work[Entity]:
             has_batches |= bool(batches)
             acknowledged[partition] = acknowledge(ctx, readable, partition, batches)
             yield None
-    yield from settled(acknowledged.values())
+    yield from settled(ctx, acknowledged.values())
     if not has_batches:
         # As in Kafka: nothing was acknowledged.
         acknowledged.clear()

@@ -89,7 +89,8 @@ def run(ctx: Context) -> Work[Entity]:
             acknowledged[partition] = acknowledge(ctx, readable, partition, batches)
         yield None
     outcomes = yield from _fetch(ctx, session, readable)
-    yield from settled(acknowledged.values())
+    ctx.broker.share_fetches.failed += any(one.error is not None for one in outcomes.values())
+    yield from settled(ctx, acknowledged.values())
     answered = yield from _response(ctx, session, outcomes, acknowledged)
     end_if_final(ctx, session)
     return answered

@@ -6,7 +6,7 @@ Source: ``KafkaApis.validateAcknowledgementBatches``, ``handleAcknowledgements``
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -168,13 +168,17 @@ def acknowledge(
         return without_traceback(error)
 
 
-def settled(acknowledgements: Iterable[Acknowledgement]) -> Work[None]:
-    """Wait until all acknowledgements have their results."""
+def settled(ctx: Context, acknowledgements: Collection[Acknowledgement]) -> Work[None]:
+    """Wait until all acknowledgements have their results; count the request."""
     for one in acknowledgements:
         if isinstance(one, asyncio.Future) and not one.done():
             over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             one.add_done_callback(partial(_settle, over))
             yield over
+    if acknowledgements:
+        shares = ctx.broker.shares
+        shares.acknowledgement_requests += 1
+        shares.failed_acknowledgement_requests += any(map(error_of, acknowledgements))
 
 
 def _settle(over: asyncio.Future[None], _done: asyncio.Future[object]) -> None:

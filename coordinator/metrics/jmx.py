@@ -7,7 +7,7 @@ does not measure are left out.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from fencepost.coordinator.metrics.families import Sample, Series, labels, read_families
@@ -32,6 +32,14 @@ kafka_server_brokertopicmetrics_totalproducerequests_total counter
     Produce requests.
 kafka_server_brokertopicmetrics_totalfetchrequests_total counter
     Fetch requests.
+kafka_server_brokertopicmetrics_totalsharefetchrequests_total counter
+    ShareFetch requests.
+kafka_server_brokertopicmetrics_failedsharefetchrequests_total counter
+    ShareFetch requests with an error for a partition.
+kafka_server_brokertopicmetrics_totalshareacknowledgementrequests_total counter
+    Requests with acknowledgements of share groups: ShareAcknowledge and ShareFetch.
+kafka_server_brokertopicmetrics_failedshareacknowledgementrequests_total counter
+    Such requests with an error for the acknowledgements of a partition.
 kafka_server_BrokerTopicMetrics_FifteenMinuteRate gauge name topic
     Bytes per second over 15 minutes, under the name that kafbat UI reads.
 kafka_network_requestmetrics_requests_total counter request version
@@ -128,6 +136,18 @@ kafka_server_group_coordinator_metrics_share_group_rebalance_count untyped
     Heartbeats of share groups that required a new assignment.
 kafka_server_sharegroupmetrics_recordacknowledgements_total counter ackType
     Offsets that members of share groups have acknowledged, by the type.
+kafka_server_sharegroupmetrics_partitionloadtimems gauge quantile
+    Milliseconds from the first fetch of a share partition to its state.
+kafka_server_sharegroupmetrics_partitionloadtimems_count untyped
+    Share partitions whose state was read.
+kafka_server_sharegroupmetrics_topicpartitionsacquiretimems gauge group quantile
+    Milliseconds that a ShareFetch waited until it could acquire records of a share partition.
+kafka_server_sharegroupmetrics_topicpartitionsacquiretimems_count untyped group
+    Such waits.
+kafka_server_sharepartitionmetrics_fetchlocktimems gauge group topic partition quantile
+    Milliseconds that a ShareFetch kept others from reading a share partition.
+kafka_server_sharepartitionmetrics_fetchlocktimems_count untyped group topic partition
+    Fetch locks that were released.
 kafka_server_sharepartitionmetrics_inflightmessagecount gauge group topic partition
     Offsets in flight of a share partition.
 kafka_server_sharepartitionmetrics_inflightbatchcount gauge group topic partition
@@ -223,7 +243,11 @@ def _of_requests(view: MetricsView) -> Iterator[Series]:
             KNOWN_APIS[key].name: took for key, took in watch.seconds.items() if key != ApiKey.FETCH
         }
         seconds.update(watch.fetch_seconds)
-    for name, key in (("produce", ApiKey.PRODUCE), ("fetch", ApiKey.FETCH)):
+    for name, key in (
+        ("produce", ApiKey.PRODUCE),
+        ("fetch", ApiKey.FETCH),
+        ("sharefetch", ApiKey.SHARE_FETCH),
+    ):
         yield _one(f"kafka_server_brokertopicmetrics_total{name}requests_total", totals[key])
     yield (
         FAMILIES["kafka_network_requestmetrics_requests_total"],
@@ -233,17 +257,9 @@ def _of_requests(view: MetricsView) -> Iterator[Series]:
         ],
     )
     timed = sorted(seconds.items())
-    yield (
-        FAMILIES["kafka_network_requestmetrics_totaltimems"],
-        [
-            (labels(request=request, quantile=at), took.quantile(float(at)) * 1000)
-            for request, took in timed
-            for at in QUANTILES
-        ],
-    )
-    yield (
-        FAMILIES["kafka_network_requestmetrics_totaltimems_count"],
-        [(labels(request=request), took.count) for request, took in timed],
+    yield from _timed(
+        "kafka_network_requestmetrics_totaltimems",
+        [(labels(request=request), took) for request, took in timed],
     )
     for name in ("requestqueuetimems", "responsequeuetimems"):
         yield (
@@ -327,12 +343,9 @@ def _of_logs(view: MetricsView) -> Iterator[Series]:
             FAMILIES[f"kafka_log_log_{name}"],
             ((row.written, getattr(row, value)) for row in view.snapshot.here()),
         )
-    took, name = view.services.flusher.seconds, "kafka_log_logflushstats_logflushrateandtimems"
-    yield (
-        FAMILIES[name],
-        [(labels(quantile=at), took.quantile(float(at)) * 1000) for at in QUANTILES],
+    yield from _timed(
+        "kafka_log_logflushstats_logflushrateandtimems", [("", view.services.flusher.seconds)]
     )
-    yield _one(f"{name}_count", took.count)
 
 
 def _of_shares(view: MetricsView) -> Iterator[Series]:
@@ -362,8 +375,45 @@ def _of_shares(view: MetricsView) -> Iterator[Series]:
     yield _one(f"{prefix}sessionscount", 0 if sessions is None else len(sessions))
     yield _one(f"{prefix}partitionscount", 0 if sessions is None else sessions.partition_count)
     yield _one(f"{prefix}sessionevictions_total", 0 if sessions is None else sessions.evictions)
-    expired = 0 if shares is None else services.share_fetches.expired
+    fetches = None if shares is None else services.share_fetches
+    expired = 0 if fetches is None else fetches.expired
     yield _one("kafka_server_delayedsharefetchmetrics_expires_total", expired)
+    prefix = "kafka_server_brokertopicmetrics_"
+    for name, count in (
+        ("failedsharefetch", 0 if fetches is None else fetches.failed),
+        ("totalshareacknowledgement", 0 if shares is None else shares.acknowledgement_requests),
+        (
+            "failedshareacknowledgement",
+            0 if shares is None else shares.failed_acknowledgement_requests,
+        ),
+    ):
+        yield _one(f"{prefix}{name}requests_total", count)
+    loaded = Histogram() if shares is None else shares.load_seconds
+    waited = {} if fetches is None else fetches.acquire_seconds
+    prefix = "kafka_server_sharegroupmetrics_"
+    yield from _timed(f"{prefix}partitionloadtimems", [("", loaded)])
+    yield from _timed(
+        f"{prefix}topicpartitionsacquiretimems",
+        [(labels(group=group), took) for group, took in sorted(waited.items())],
+    )
+    yield from _timed(
+        "kafka_server_sharepartitionmetrics_fetchlocktimems",
+        [(where, one.lock_seconds) for where, one in partitions],
+    )
+
+
+def _timed(name: str, timed: Sequence[tuple[str, Histogram]]) -> Iterator[Series]:
+    """Yield the quantiles in milliseconds and the counts of durations, by their labels."""
+    yield (
+        FAMILIES[name],
+        (
+            (f"{where},{quantile}" if where else quantile, took.quantile(float(at)) * 1000)
+            for where, took in timed
+            for at in QUANTILES
+            for quantile in (labels(quantile=at),)
+        ),
+    )
+    yield FAMILIES[f"{name}_count"], ((where, took.count) for where, took in timed)
 
 
 def _share_labels(share: SharePartition) -> str:

@@ -69,6 +69,7 @@ SHARE_MODULES = (
     "coordinator.services.share_persister",
     "coordinator.services.share_settings",
     "coordinator.services.dead_letters",
+    "coordinator.services.served_partition",
     "coordinator.services.share_partitions",
     "coordinator.services.share_fetches",
 )

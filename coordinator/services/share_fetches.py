@@ -17,8 +17,10 @@ from typing import Final
 
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.runtime.background import call_later, tell
+from fencepost.coordinator.runtime.histogram import Histogram
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.services.share_partitions import ServedPartition, SharePartitions
+from fencepost.coordinator.services.served_partition import ServedPartition
+from fencepost.coordinator.services.share_partitions import SharePartitions
 from fencepost.groups.share.acquire import sent_batches
 from fencepost.groups.share.commands import (
     AbortedTransaction,
@@ -33,6 +35,7 @@ from fencepost.groups.share.commands import (
 from fencepost.groups.share.errors import SharePartitionFailedError
 from fencepost.groups.share.states import PartitionState
 from fencepost.logcore.batch import BatchHeader, ControlType, first_control
+from fencepost.logcore.clock import monotonic_s
 from fencepost.logcore.errors import OffsetOutOfRangeError
 from fencepost.logcore.file_range import MIN_RANGE_BYTES, FileRange
 from fencepost.logcore.machine import DomainError
@@ -50,6 +53,9 @@ _ISOLATIONS: Final = {
 
 HEADERS_PER_STEP: Final = 64
 """Batch headers that are parsed between two looks at the time: well below a millisecond."""
+
+MAX_GROUPS: Final = 1_000
+"""Groups whose waits are counted before the groups without a share session are left out."""
 
 
 @dataclass(slots=True)
@@ -98,6 +104,24 @@ class ShareFetches:
         """Fetches that wait."""
         self.expired = 0
         """Fetches that ended with MaxWaitMs."""
+        self.failed = 0
+        """Fetches with an error for a partition: FailedShareFetchRequestsPerSec."""
+        self.acquire_seconds: dict[str, Histogram] = {}
+        """Waits for fetch locks by group, from the begin of a fetch or its last locks:
+        TopicPartitionsAcquireTimeMs."""
+
+    def note_acquired(self, group_id: str, seconds: float) -> None:
+        """Count the wait of a fetch for fetch locks."""
+        known = self.acquire_seconds
+        if group_id not in known:
+            if len(known) >= MAX_GROUPS:
+                self.acquire_seconds = known = {
+                    group: took
+                    for group, took in known.items()
+                    if self.shares.sessions.has_group(group)
+                }
+            known[group_id] = Histogram()
+        known[group_id].note(seconds)
 
     def run(self, fetch: ShareFetch) -> Work[list[FetchedShare]]:
         """Return the result of each share partition, in order."""
@@ -124,6 +148,7 @@ class _Reading:
         self._wake: asyncio.Future[None] | None = None
         self._is_woken = False
         self._is_due = fetch.max_wait_ms <= 0
+        self._since_s = monotonic_s()
         self._timer: asyncio.TimerHandle | None = None
         self._undo: list[Callable[[], None]] = []
         self._has_answer = False
@@ -263,6 +288,9 @@ class _Reading:
                 ):
                     locked.append(part)
             yield
+        if locked:
+            since_s, self._since_s = self._since_s, monotonic_s()
+            self._fetches.note_acquired(self._fetch.group_id, self._since_s - since_s)
         return locked
 
     def _unlock(self, locked: list[FetchedShare]) -> None:

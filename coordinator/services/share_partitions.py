@@ -21,7 +21,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 from uuid import UUID
 
 from fencepost.cluster.image import MetadataImage, TopicImage
@@ -29,9 +29,11 @@ from fencepost.coordinator.metadata.metadata import SHARE_VERSION
 from fencepost.coordinator.metadata.names import SHARE_SCOPE
 from fencepost.coordinator.runtime.background import Pace, spawn, survived, tell
 from fencepost.coordinator.runtime.errors import ShardError
+from fencepost.coordinator.runtime.histogram import Histogram
 from fencepost.coordinator.runtime.shard import Remember
 from fencepost.coordinator.runtime.timers import TimerQueue
 from fencepost.coordinator.services.dead_letters import DeadLetterQueues
+from fencepost.coordinator.services.served_partition import ServedPartition
 from fencepost.coordinator.services.share_clients import ShareClients
 from fencepost.coordinator.services.share_persister import SharePersister
 from fencepost.coordinator.services.share_settings import ShareSettingsCache
@@ -81,49 +83,6 @@ LOCK_TRIGGER: Final = f"timer {LOCK_TIMER}"
 T = TypeVar("T")
 
 
-class WaitingFetch(Protocol):
-    """A fetch that waits for records of a share partition."""
-
-    def wake(self) -> None:
-        """Have the fetch try again, in another turn of the event loop."""
-
-
-class ServedPartition:
-    """A share partition, the log of its partition, and the fetches that wait for it."""
-
-    def __init__(self, share: SharePartition, log: Partition) -> None:
-        self.share = share
-        self.log = log
-        self.waiting: dict[WaitingFetch, None] = {}
-        """In the order of their arrival."""
-        self.has_missed = False
-        """Whether a fetch found the fetch lock taken, and must be woken when it is free."""
-        self.lock_timeouts = 0
-        """Offsets whose acquisition locks have ended."""
-
-    def take_fetch_lock(self, fetch: object) -> bool:
-        """Let ``fetch`` read the log, unless another fetch does."""
-        if self.share.take_fetch_lock(fetch):
-            return True
-        self.has_missed |= self.share.fetch_lock is not None
-        return False
-
-    def release_fetch_lock(self, fetch: object) -> None:
-        """End the reading of ``fetch``; wake the fetches that found the lock taken."""
-        if self.share.fetch_lock is not fetch:
-            return
-        self.share.release_fetch_lock(fetch)
-        if self.has_missed:
-            self.has_missed = False
-            self.wake(besides=fetch)
-
-    def wake(self, *, besides: object = None) -> None:
-        """Have all waiting fetches try again, ``besides`` one."""
-        for fetch in tuple(self.waiting):
-            if fetch is not besides:
-                fetch.wake()
-
-
 class SharePartitions:
     """The share partitions and share sessions of this broker (``services.shares``)."""
 
@@ -163,6 +122,12 @@ class SharePartitions:
         """Offsets whose acquisition locks have ended: AcquisitionLockTimeoutPerSec."""
         self.acknowledged: Counter[int] = Counter()
         """Acknowledged offsets by type."""
+        self.acknowledgement_requests = 0
+        """Requests with acknowledgements: TotalShareAcknowledgementRequestsPerSec."""
+        self.failed_acknowledgement_requests = 0
+        """Such requests with an error for a partition: FailedShareAcknowledgementRequestsPerSec."""
+        self.load_seconds = Histogram()
+        """From the first fetch of a share partition to its state: PartitionLoadTimeMs."""
         self.is_closed = False
 
     def __len__(self) -> int:
@@ -552,6 +517,7 @@ class SharePartitions:
     def _wake_initialized(self, share: SharePartition) -> None:
         served = self._served.get(share.key)
         if served is not None and share.state is PartitionState.ACTIVE:
+            self.load_seconds.note(served.age_s)
             served.wake()
 
     async def _look_up(self, share: SharePartition, timestamp: int) -> None:

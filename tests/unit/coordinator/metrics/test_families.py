@@ -162,11 +162,15 @@ async def test_every_definition_has_a_series_and_every_series_a_definition(tmp_p
         "fencepost_share_in_flight_batches",
         "fencepost_share_in_flight_records",
         "kafka_server_sharepartitionmetrics_acquisitionlocktimeout_total",
+        "kafka_server_sharepartitionmetrics_fetchlocktimems",
+        "kafka_server_sharepartitionmetrics_fetchlocktimems_count",
         "kafka_server_sharepartitionmetrics_inflightbatchcount",
         "kafka_server_sharepartitionmetrics_inflightmessagecount",
         "kafka_server_sharegroupmetrics_deadletterqueuefailedproducerequests_total",
         "kafka_server_sharegroupmetrics_deadletterqueuerecordcount_count",
         "kafka_server_sharegroupmetrics_deadletterqueuetotalproducerequests_total",
+        "kafka_server_sharegroupmetrics_topicpartitionsacquiretimems",
+        "kafka_server_sharegroupmetrics_topicpartitionsacquiretimems_count",
     }
     assert all(one.name.endswith("_total") for one in known.values() if one.kind == "counter")
     for name, told_labels in samples:

@@ -13,6 +13,8 @@ from tests.unit.coordinator.handlers.test_share_fetch import SHARE_CONFIG
 from tests.unit.coordinator.metrics.test_families import SETTINGS, scraped, value
 
 SHARE = "kafka_server_sharepartitionmetrics_"
+INVALID_RECORD_STATE = 121
+"""The error's number, for which kio has no name."""
 PLACE = {"group": "g", "topic": "queue", "partition": "0"}
 
 
@@ -34,6 +36,12 @@ class Worker:
         batches = [(0, 1, ACCEPT), (2, 2, RELEASE)]
         answer = self.member.acknowledge({self.topic_id: {0: batches}})
         assert parts_of(answer)[0]["error_code"] == "none"
+
+    def fail(self) -> None:
+        """Acknowledge a record of another member, in a fetch from a partition that is missing."""
+        answer = self.member.fetch({self.topic_id: {0: [(2, 2, ACCEPT)], 7: []}}, max_wait=0)
+        assert parts_of(answer)[0]["acknowledge_error_code"] == INVALID_RECORD_STATE
+        assert parts_of(answer)[7]["error_code"] == "unknown_topic_or_partition"
 
     def close(self) -> None:
         self.client.__exit__(None, None, None)
@@ -65,4 +73,27 @@ async def test_metrics_of_a_share_group(tmp_path: Path) -> None:
         for cause in ("released", "lock-expired"):
             event = {"event": "share-records-returned", "cause": cause}
             assert value(values, "fencepost_share_events_total", **event) == 1
+        names = "kafka_server_brokertopicmetrics_"
+        for name, count in (
+            ("totalsharefetch", 2),
+            ("failedsharefetch", 0),
+            ("totalshareacknowledgement", 1),
+            ("failedshareacknowledgement", 0),
+        ):
+            assert value(values, f"{names}{name}requests_total") == count
+        await asyncio.to_thread(worker.fail)
+        values = await scraped(broker)
+        for name, count in (
+            ("totalsharefetch", 3),
+            ("failedsharefetch", 1),
+            ("totalshareacknowledgement", 2),
+            ("failedshareacknowledgement", 1),
+        ):
+            assert value(values, f"{names}{name}requests_total") == count
+        groups = "kafka_server_sharegroupmetrics_"
+        assert value(values, f"{groups}partitionloadtimems_count") == 1
+        assert value(values, f"{groups}partitionloadtimems", quantile="0.99") > 0
+        taken = value(values, f"{groups}topicpartitionsacquiretimems_count", group="g")
+        assert taken == value(values, f"{SHARE}fetchlocktimems_count", **PLACE) == 3
+        assert value(values, f"{SHARE}fetchlocktimems", quantile="0.50", **PLACE) > 0
         await asyncio.to_thread(worker.close)

@@ -167,6 +167,7 @@ class Cluster(KafkaUnderTest):
 
     def close(self) -> None:
         """Crash all nodes: controlled shutdowns would move leadership to brokers that end, too."""
+        self._clients.close()
         self._is_closed = True
         self._hang_up()
         nodes = [*self.brokers.values(), self.controller]

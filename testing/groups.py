@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from fencepost.client.queries.group_view import GroupView, describe_group, offset_rows, totals
 from fencepost.client.queries.session import ClusterSession
 from fencepost.coordinator.config.key import nearest
+from fencepost.testing.reading import no_topic
 from fencepost.testing.views import Partition
 
 NotFetched = Callable[[GroupView], list[Partition]]
@@ -73,3 +74,26 @@ class GroupWait:
             f"{asked}: it is {seen.state} with {len(seen.members)} members"
             f"{f' ({clients})' if clients else ''}"
         )
+
+
+def misspelt(
+    session: ClusterSession,
+    group: str,
+    wanted: Mapping[Partition, int | None],
+    seen: Mapping[Partition, int],
+) -> list[str]:
+    """Return sentences about names in an assertion that may be misspelt."""
+    found = []
+    if not seen:
+        groups = [str(row.group_id) for row in session.groups()]
+        if group not in groups:
+            found.append(f"there is no group {group!r}{nearest(group, groups)}")
+    topics = session.client.metadata(refresh=True).topics
+    missing = sorted({topic for topic, _ in wanted} - topics.keys())
+    found += [str(no_topic(session, topic)) for topic in missing]
+    found += [
+        f"{topic} has no partition {index}, but {len(topics[topic].partitions)}"
+        for topic, index in sorted(wanted)
+        if topic in topics and index not in topics[topic].partitions
+    ]
+    return found

@@ -80,7 +80,8 @@ class Kafka(OwnBroker, KafkaUnderTest):
         return self
 
     def stop(self) -> None:
-        """Stop in an orderly way; a temporary directory is removed."""
+        """Close the clients, and stop in an orderly way; a temporary directory is removed."""
+        self._clients.close()
         self._hang_up()
         super().stop()
         self._access.close()

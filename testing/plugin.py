@@ -16,6 +16,7 @@ import pytest
 if TYPE_CHECKING:
     from typing import TypeVar
 
+    from fencepost.testing.clients import Clients
     from fencepost.testing.clock import TestClock
     from fencepost.testing.cluster import Cluster
     from fencepost.testing.kafka import Kafka
@@ -315,6 +316,53 @@ def kafka_cluster(
     for cluster in _serve(request, tmp_path_factory, asked, Cluster, brokers=asked.brokers):
         _create_topics(cluster, asked)
         yield cluster
+
+
+@pytest.fixture
+def _kafka_clients(request: pytest.FixtureRequest) -> Iterator[Clients]:
+    """Make clients of the broker that the test uses, and close them after the test."""
+    from fencepost.testing.clients import Clients  # noqa: PLC0415 - see above
+
+    used = [one for one in ("kafka_cluster", *SHARED) if one in request.fixturenames]
+    clients = Clients(request.getfixturevalue(used[0] if used else "kafka"))
+    yield clients
+    clients.close()
+
+
+@pytest.fixture
+def confluent_producer(_kafka_clients: Clients) -> Callable[..., Any]:
+    """Make producers of confluent-kafka: ``confluent_producer({"linger.ms": 5})``."""
+    return _kafka_clients.producer("confluent_kafka.Producer")
+
+
+@pytest.fixture
+def confluent_consumer(_kafka_clients: Clients) -> Callable[..., Any]:
+    """Make consumers of confluent-kafka: ``confluent_consumer("orders", group="shop")``."""
+    return _kafka_clients.consumer("confluent_kafka.Consumer")
+
+
+@pytest.fixture
+def kafka_python_producer(_kafka_clients: Clients) -> Callable[..., Any]:
+    """Make producers of kafka-python: ``kafka_python_producer({"linger_ms": 5})``."""
+    return _kafka_clients.producer("kafka.KafkaProducer")
+
+
+@pytest.fixture
+def kafka_python_consumer(_kafka_clients: Clients) -> Callable[..., Any]:
+    """Make consumers of kafka-python: ``kafka_python_consumer("orders", group="shop")``."""
+    return _kafka_clients.consumer("kafka.KafkaConsumer")
+
+
+@pytest.fixture
+def aiokafka_producer(_kafka_clients: Clients) -> Callable[..., Any]:
+    """Make producers of aiokafka, for ``async with``: ``aiokafka_producer({"linger_ms": 5})``."""
+    return _kafka_clients.producer("aiokafka.AIOKafkaProducer")
+
+
+@pytest.fixture
+def aiokafka_consumer(_kafka_clients: Clients) -> Callable[..., Any]:
+    """Make consumers of aiokafka, for ``async with``: ``aiokafka_consumer("orders")``."""
+    return _kafka_clients.consumer("aiokafka.AIOKafkaConsumer")
 
 
 @pytest.fixture(scope="module")

@@ -29,12 +29,13 @@ from fencepost.coordinator.config.topic_keys import TOPIC_KEYS
 from fencepost.logcore.batch import LogRecord
 from fencepost.testing.access import USUAL_MECHANISM, BrokerAccess, add_rules
 from fencepost.testing.arguments import checked, setting_texts
+from fencepost.testing.clients import Clients
 from fencepost.testing.clock import TestClock
 from fencepost.testing.faults import OWN_CLIENT_ID, Faults
-from fencepost.testing.groups import GroupWait
+from fencepost.testing.groups import GroupWait, misspelt
 from fencepost.testing.levels import level_of, set_level
 from fencepost.testing.positions import FetchPositions
-from fencepost.testing.reading import TopicReader, describe, no_topic
+from fencepost.testing.reading import TopicReader, describe
 from fencepost.testing.shares import ShareWait, States, in_order, merged, states_of
 from fencepost.testing.views import (
     Headers,
@@ -89,6 +90,7 @@ class KafkaUnderTest(ABC):
     def __init__(self, access: BrokerAccess, rename: Callable[[str], str]) -> None:
         self._access = access
         self._rename = rename
+        self._clients = Clients(self)
         self._idle: list[ClusterSession] = []
         self._idle_since = 0
         """:attr:`_ends` when these connections were opened."""
@@ -153,6 +155,18 @@ class KafkaUnderTest(ABC):
         ValueError.
         """
         return self._access.client_config(self.bootstrap, user, style, mechanism)
+
+    def client(
+        self, kind: Callable[..., T], *args: Any, user: str | None = None, **settings: Any
+    ) -> T:
+        """Make a client of the class ``kind``, connected to the broker, and closed before its end.
+
+        ``kind`` is a class of confluent-kafka, whose settings are a mapping, of kafka-python or of
+        aiokafka: ``kafka.client(Producer, {"transactional.id": "shop"})``,
+        ``kafka.client(KafkaConsumer, "orders", group_id="shop")``. Address, login and certificate
+        of ``user`` are added. A client of aiokafka must still be used with ``async with``.
+        """
+        return self._clients.make(kind, args, settings, user)
 
     @property
     def ca_file(self) -> Path:
@@ -377,7 +391,7 @@ class KafkaUnderTest(ABC):
             seen = {place: row.offset for place, row in session.committed(group).items()}
             if all(seen.get(place) == offset for place, offset in wanted.items()):
                 return True
-            hints = _hints(session, group, wanted, seen)
+            hints = misspelt(session, group, wanted, seen)
             return False
 
         try:
@@ -560,26 +574,3 @@ class KafkaUnderTest(ABC):
             return wait(ask, self.patience_s, lambda: "", passes, self.look_s)[0]
         except TimeoutError:
             raise error or TimeoutError() from None
-
-
-def _hints(
-    session: ClusterSession,
-    group: str,
-    wanted: Mapping[Partition, int | None],
-    seen: Mapping[Partition, int],
-) -> list[str]:
-    """Return sentences about names in an assertion that may be misspelt."""
-    found = []
-    if not seen:
-        groups = [str(row.group_id) for row in session.groups()]
-        if group not in groups:
-            found.append(f"there is no group {group!r}{nearest(group, groups)}")
-    topics = session.client.metadata(refresh=True).topics
-    missing = sorted({topic for topic, _ in wanted} - topics.keys())
-    found += [str(no_topic(session, topic)) for topic in missing]
-    found += [
-        f"{topic} has no partition {index}, but {len(topics[topic].partitions)}"
-        for topic, index in sorted(wanted)
-        if topic in topics and index not in topics[topic].partitions
-    ]
-    return found

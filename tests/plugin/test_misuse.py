@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from fencepost.client.client import ApiError
 from fencepost.coordinator.config.key import ConfigError
@@ -243,6 +244,7 @@ HOSTILE: tuple[object, ...] = (
 MEANT: Mapping[str, dict[str, object]] = {
     "name": {"base": "orders"},
     "client_config": {"user": None, "style": "confluent", "mechanism": "PLAIN"},
+    "client": {"kind": AdminClient, "user": None},
     "topic": {"name": "made", "partitions": 1, "config": {}},
     "produce": {
         "topic": "orders",
@@ -363,6 +365,7 @@ def test_coroutines_have_the_methods_that_threads_have() -> None:
     own = {name for name in vars(KafkaUnderTest) if not name.startswith("_")}
     blocking = own - {"name", "client_config", "ca_file", "bootstrap", "is_running", "aio"}
     blocking -= {"data_dir", "look_s", "patience_s", "clock", "faults", "serve_again", "trouble"}
+    blocking -= {"client"}
     for cls in (KafkaAio, ClusterAio):
         assert issubclass(cls, Aio)
         assert not [name for name in blocking if not hasattr(cls, name)]

@@ -67,6 +67,13 @@ def test_anyio(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_clients_are_made_and_closed_by_their_fixtures(tmp_path: Path) -> None:
+    counted, output = run(tmp_path, "clients", "-W", "ignore::DeprecationWarning")
+    assert counted == {"passed": 8}, output
+    assert "could not be closed" not in output
+
+
+@pytest.mark.slow
 def test_shared_brokers_and_workers(tmp_path: Path) -> None:
     addresses = tmp_path / "addresses"
     environment = {"ADDRESSES": str(addresses)}

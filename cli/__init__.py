@@ -40,6 +40,7 @@ COMMANDS = {
     "produce": "write records to a topic",
     "profile": "create, choose, show and delete connection profiles",
     "quotas": "show and change the quotas of users, clients and addresses",
+    "record": "record an incident of groups or transactions for a test",
     "serve": "run the broker",
     "topics": "list, create, describe, alter, trim and delete topics",
     "txns": "inspect transactions, and end those that hang",

@@ -17,7 +17,7 @@ from fencepost.client.queries.session import ClusterSession
 from fencepost.client.requests import EARLIEST, LATEST, Partition
 from fencepost.console.limits import HISTORY_ENTRIES, TIMELINE_ENTRIES
 from fencepost.console.sessions import knows
-from fencepost.coordinator.history.entries import Entry, decode_value
+from fencepost.coordinator.history.entries import REQUEST_SCOPES, Entry, decode_value
 from fencepost.coordinator.history.repeats import Repeats
 from fencepost.coordinator.metadata.names import HISTORY_TOPIC
 
@@ -69,7 +69,7 @@ class HistoryCache:
             at = behind
             for record in records:
                 entry = None if record.value is None else decode_value(record.value)
-                if entry is not None:
+                if entry is not None and entry.scope not in REQUEST_SCOPES:
                     yield entry
         self._next[place[1]] = at
 

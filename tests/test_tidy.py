@@ -198,6 +198,7 @@ ALLOWED_IMPORTS = {
         "coordinator.metadata",
         "coordinator.config",
         "coordinator.runtime",
+        "protocol.api",
         "logcore",
     ),
     f"{_ROOM}services": (
@@ -265,6 +266,7 @@ ALLOWED_IMPORTS = {
         "coordinator.controller",
         "coordinator.replication",
         "coordinator.zookeeper",
+        "coordinator.history",
         "coordinator.metrics",
         "coordinator.light_imports",
         "coordinator.broker_services",
@@ -312,6 +314,7 @@ ALLOWED_IMPORTS = {
         "coordinator.config.durations",
         "coordinator.config.key",
         "coordinator.history.entries",
+        "coordinator.history.recorded_apis",
         "coordinator.history.repeats",
         "coordinator.metadata.names",
         "coordinator.runtime.key_partition",

@@ -9,7 +9,13 @@ from fencepost.client.client import ApiError
 from fencepost.client.queries.reader import Reader
 from fencepost.client.queries.session import ClusterSession
 from fencepost.client.queries.where import BEGINNING, OffsetPosition
-from fencepost.coordinator.history.entries import CLUSTER, Entry, decode_value, keys_of
+from fencepost.coordinator.history.entries import (
+    CLUSTER,
+    REQUEST_SCOPES,
+    Entry,
+    decode_value,
+    keys_of,
+)
 from fencepost.coordinator.history.repeats import Repeats
 from fencepost.coordinator.metadata.names import CONTROLLER_SUBJECT, HISTORY_TOPIC
 
@@ -26,7 +32,8 @@ def entries_of(
 ) -> Iterator[Entry]:
     """Yield the entries of the history from ``begin``.
 
-    With ``subjects``, pairs of a scope and a subject, yield only their entries.
+    With ``subjects``, pairs of a scope and a subject, yield only their entries; without, recorded
+    requests are left out.
 
     In a cluster each broker writes to its own partition; without ``follow`` the entries are merged
     by time. On Apache Kafka there are none.
@@ -67,5 +74,5 @@ def _of(reader: Reader, keys: Collection[bytes] | None) -> Iterator[Entry]:
     for _, record in reader.records():
         if record.value is not None and (keys is None or record.key in keys):
             entry = decode_value(record.value)
-            if entry is not None:
+            if entry is not None and (keys is not None or entry.scope not in REQUEST_SCOPES):
                 yield entry

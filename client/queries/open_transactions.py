@@ -190,7 +190,7 @@ def transaction(session: ClusterSession, transactional_id: str) -> Transaction:
     """Ask the coordinator of a transactional id for its state. Raises ApiError."""
     found = known_transaction(session, transactional_id)
     if found is None:
-        raise unknown_transactional_id(transactional_id, lambda: _listed(session))
+        raise unknown_transactional_id(transactional_id, lambda: transactional_ids(session))
     return found
 
 
@@ -209,7 +209,7 @@ def known_transaction(session: ClusterSession, transactional_id: str) -> Transac
         return None
 
 
-def _listed(session: ClusterSession) -> Iterator[str]:
+def transactional_ids(session: ClusterSession) -> Iterator[str]:
     """Yield the transactional ids of all brokers."""
     for answer in session.everywhere("ListTransactions"):
         yield from (row.transactional_id for row in answer.transaction_states)

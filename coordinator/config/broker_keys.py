@@ -185,6 +185,9 @@ fencepost.history.enable BOOLEAN true
 fencepost.history.commits BOOLEAN false
     Record each commit of a transaction in __fencepost_history, too, with the time for which it
     was open. Without it, commits that a producer requested are only counted.
+fencepost.history.requests.enable BOOLEAN false dynamic
+    Also keep the requests of groups and transactional ids, without records, in __fencepost_history,
+    for fencepost record.
 fencepost.history.retention.bytes LONG 67108864 unit=bytes low=1048576
     retention.bytes of __fencepost_history when it is created; later the topic's own setting
     counts.

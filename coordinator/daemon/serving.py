@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from fencepost.coordinator.broker_services import Services
     from fencepost.coordinator.config.broker_config import BrokerConfig
     from fencepost.coordinator.daemon.certificates import ListenerCertificates
+    from fencepost.coordinator.daemon.request_recorder import RequestRecorder
     from fencepost.coordinator.handlers import Registry
     from fencepost.coordinator.security.logins import Logins
+    from fencepost.coordinator.server.connection import Connection
     from fencepost.logcore.clock import Clock
 
 _log = structlog.get_logger(__name__)
@@ -100,6 +102,8 @@ class Listeners:
             window=window_of(config),
         )
         server.on_closed = services.connection_closed
+        if services.storage.is_broker and config.bool("fencepost.history.enable"):
+            _watch_requests(server, services, registry)
         keep_to(server, config, services.quotas, self.all)
         return server
 
@@ -168,3 +172,27 @@ def _logins(services: Services, listeners: Iterable[ListenerConfig]) -> Logins |
     return Logins.of_listeners(
         names, services.config, services.users, services.password_checks, services.clock
     )
+
+
+def _watch_requests(server: Server, services: Services, registry: Registry) -> None:
+    """Record requests in the history while ``fencepost.history.requests.enable`` is true."""
+    recorder: RequestRecorder | None = None
+
+    def apply() -> None:
+        nonlocal recorder
+        is_on = services.config.bool("fencepost.history.requests.enable")
+        if is_on and recorder is None:
+            from fencepost.coordinator.daemon.request_recorder import RequestRecorder  # noqa: PLC0415 - most brokers record none
+
+            recorder = RequestRecorder(services, registry)
+        if recorder is not None:
+            recorder.is_on = is_on
+
+    def closed(connection: Connection) -> None:
+        services.connection_closed(connection)
+        if recorder is not None:
+            recorder.closed(connection)
+
+    server.on_closed = closed
+    services.config.listen(apply)
+    apply()

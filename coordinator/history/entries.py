@@ -8,6 +8,7 @@ was the same in msgpack, and is still read.
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from collections.abc import Mapping
@@ -23,9 +24,13 @@ from fencepost.logcore.values import dataclass
 
 GROUP, TRANSACTION, PARTITION, CLUSTER = "group", "transaction", "partition", "cluster"
 CLIENT = "client"
+GROUP_REQUEST, TRANSACTION_REQUEST = "group-request", "transaction-request"
 """Scopes. The subject of an entry is the group id or the transactional id; for a partition, its
 directory's name; for the cluster, a broker, a feature, a deleted topic or the controller; for a
-client, its client id."""
+client, its client id; for a recorded request, the group or transactional id."""
+
+REQUEST_SCOPES = frozenset({GROUP_REQUEST, TRANSACTION_REQUEST})
+"""Scopes of recorded requests (``requests.py``), which only ``fencepost record`` reads."""
 
 ENTRY_VERSION = 2
 """Version of the values. Readers skip values of a later version. New kinds of entries, causes and
@@ -36,6 +41,9 @@ MAX_TEXT_CHARACTERS = 1_000
 
 MAX_ITEMS = 50
 """Elements of one list or map in an entry."""
+
+MAX_REQUEST_BYTES = 64 << 10
+"""Bytes of a recorded request or response; of a larger one only the size is recorded."""
 
 _WHY = ("reason", "cause", "during", "error")
 """Fields of an event that may hold its cause; the first non-empty one counts."""
@@ -159,6 +167,8 @@ def _plain(value: object, depth: int = 0) -> Any:
         return value if math.isfinite(value) else str(value)
     if isinstance(value, int):
         return value if value in _INT64 else str(value)
+    if isinstance(value, bytes):
+        return base64.b64encode(value[:MAX_REQUEST_BYTES]).decode()
     if depth < _MAX_DEPTH and isinstance(value, Mapping):
         items = list(value.items())[:MAX_ITEMS]
         return {_text(key): _plain(one, depth + 1) for key, one in items}

@@ -103,6 +103,7 @@ MISSPELT = {
     "groups plan": "shiping -> shipping",
     "groups reset-offsets": "shipping --topic ordrs --to-earliest -> orders",
     "produce": "ordrs -> orders",
+    "record": "biling --out incident.json -> billing",
     "quotas remove": "--user alice producer_byte_rat -> producer_byte_rate",
     "quotas set": "--user alice producer_byte_rat=1 -> producer_byte_rate",
     "topics add-partitions": "ordrs --to 3 -> orders",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -14,7 +15,9 @@ import pytest
 
 from fencepost.cli import COMMANDS, output
 from fencepost.cli.output import EXIT_CODES
+from fencepost.testing import replay
 from tests.support.cluster import unique
+from tests.support.processes import Child
 from tests.support.waits import until
 from tests.wire.clients import confluent_producer
 from tests.wire.command_line import cli
@@ -175,6 +178,39 @@ def test_histories_begin_and_end_at_times_of_every_form(bootstrap, topic, target
         assert told("--until", end) == []
     for since in ("2999-01-01", "latest"):
         assert told("--since", since) == []
+
+
+def test_record_says_why_there_are_no_requests(bootstrap, topic, target, tmp_path):
+    name = unique("recorded")
+    cli(bootstrap, "produce", topic, "--transactional-id", name, stdin="a\n")
+    told = cli(bootstrap, "record", name, "--out", str(tmp_path / "incident.json"), status=1)
+    if target.name == "fencepost":
+        assert "set fencepost.history.requests.enable=true before the incident" in told.stderr
+    else:
+        assert "the brokers keep no history: they are Apache Kafka's" in told.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_record_follows_and_restores_the_setting(bootstrap, topic, target, tmp_path):
+    out = tmp_path / "incident.json"
+    name = unique("recorded")
+    words = ("record", name, "--out", str(out), "--follow", "--seconds", "0")
+    if target.name != "fencepost":
+        assert "the brokers keep no history" in cli(bootstrap, *words, status=1).stderr
+        return
+    assert "has no requests of" in cli(bootstrap, *words, status=1).stderr
+    follower = Child([sys.executable, "-m", "fencepost", *words[:-2], "-b", bootstrap])
+    try:
+        follower.wait_for_line("recording", deadline_s=60)
+        cli(bootstrap, "produce", topic, "--transactional-id", name, stdin="a\n")
+        os.kill(follower.pid, signal.SIGINT)
+        follower.wait_for_line(r"incident\.json: \d+ requests?, \d+ cause", deadline_s=60)
+    finally:
+        follower.kill()
+    assert replay(out).failures == []
+    key = "fencepost.history.requests.enable"
+    shown = cli(bootstrap, "configs", "get", "broker", "1", key, "--format", "json").stdout
+    assert json.loads(shown)[0]["value"] == "false"
 
 
 def test_blame_names_the_client_of_a_transaction_without_a_group(bootstrap, topic, target):

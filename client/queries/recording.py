@@ -1,0 +1,284 @@
+"""An incident from the history: the recorded requests of groups and transactional ids."""
+
+from __future__ import annotations
+
+import struct
+from base64 import b64decode
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final
+
+from fencepost.client.client import ApiError
+from fencepost.client.queries.features import finalized_levels
+from fencepost.client.queries.incident import (
+    MAX_STEPS,
+    Cause,
+    Incident,
+    IncidentError,
+    Step,
+    TopicOfIncident,
+    is_group_setting,
+    is_setting,
+)
+from fencepost.client.queries.incident_values import as_json
+from fencepost.client.queries.session import ClusterSession
+from fencepost.client.queries.settings import described
+from fencepost.coordinator.history.entries import (
+    GROUP,
+    GROUP_REQUEST,
+    REQUEST_SCOPES,
+    TRANSACTION,
+    TRANSACTION_REQUEST,
+    Entry,
+)
+from fencepost.coordinator.history.recorded_apis import CONNECTION_CLOSED
+from fencepost.protocol.api import APIS, ApiKey
+from fencepost.protocol.codec import decode_request, decode_response
+from fencepost.protocol.schema import Entity
+from fencepost.protocol.writer import uvarint
+
+SETTING: Final = "fencepost.history.requests.enable"
+
+COMPARED: Final = frozenset(
+    {
+        *("group-created", "group-upgraded", "group-downgraded", "rebalance-started"),
+        *("generation-started", "assignment-refused", "member-joined", "member-left"),
+        *("member-expired", "member-fenced", "pending-member-expired", "pending-member-evicted"),
+        *("group-epoch-bumped", "assignor-failed"),
+        *("epoch-bumped", "producer-id-rotated", "producer-fenced", "producer-refused"),
+        *("transaction-aborted", "transaction-timed-out"),
+        *("share-state-initialized", "share-records-returned", "share-records-given-up"),
+        "share-partition-fenced",
+    }
+)
+"""The kinds of events whose causes a replay compares."""
+
+_MOVED: Final = frozenset(
+    {"NOT_COORDINATOR", "COORDINATOR_NOT_AVAILABLE", "COORDINATOR_LOAD_IN_PROGRESS"}
+)
+"""Errors of requests that no coordinator has decided on: a replay leaves them out."""
+
+_NEW_MEMBER: Final = (0, -1)
+"""Member epochs and generations of requests that join a group."""
+
+_FROM_BROKER_NAMES: Final = ("member_id", "producer_id")
+
+
+def with_scopes(subjects: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the scopes and subjects of all entries that an incident of ``subjects`` needs."""
+    scopes = (GROUP, TRANSACTION, GROUP_REQUEST, TRANSACTION_REQUEST)
+    return [(scope, one) for scope in scopes for one in subjects]
+
+
+def incident_of(
+    session: ClusterSession, entries: Sequence[Entry], subjects: Collection[str]
+) -> Incident:
+    """Return the incident in ``entries``, with the settings that the cluster has now.
+
+    Raises IncidentError if the requests are missing, too many, or begin too late, and ApiError.
+    """
+    requests = [one for one in entries if one.scope in REQUEST_SCOPES]
+    if not requests:
+        raise IncidentError(
+            f"the history has no requests of {', '.join(subjects)}: set {SETTING}=true before the"
+            " incident, or record with --follow while it happens again"
+        )
+    requests.sort(key=lambda one: (_received_ms(one), one.shard, one.detail["sequence"]))
+    requests = [one for one in requests if not _is_left_out(one)]
+    if not requests:
+        raise IncidentError(f"no request of {', '.join(subjects)} reached a coordinator")
+    start_ms = _received_ms(requests[0])
+    steps = _steps(requests, start_ms)
+    _check_begin(steps)
+    causes = _causes(entries, requests, start_ms)
+    end_ms = max(one.at_ms for one in entries)
+    groups = tuple(dict.fromkeys(one.subject for one in requests if one.scope == GROUP_REQUEST))
+    return Incident(
+        start_ms,
+        end_ms,
+        groups,
+        tuple(dict.fromkeys(one.subject for one in requests if one.subject not in groups)),
+        _settings(session),
+        {group: _group_settings(session, group) for group in groups},
+        {name: level for name, level in finalized_levels(session).items() if level},
+        _topics(session, requests),
+        steps,
+        causes,
+    )
+
+
+def _received_ms(entry: Entry) -> int:
+    return int(entry.detail.get("received_ms", entry.at_ms))
+
+
+def _causes(entries: Sequence[Entry], requests: Sequence[Entry], start_ms: int) -> list[Cause]:
+    """Return the causes, each with the last step that had arrived before it."""
+    numbers = {id(entry): number for number, entry in enumerate(requests, 1)}
+    times = [_received_ms(one) for one in requests]
+    found = []
+    last = 0
+    for entry in entries:
+        if id(entry) in numbers:
+            last = max(last, numbers[id(entry)])
+        elif entry.what in COMPARED and entry.scope not in REQUEST_SCOPES:
+            if entry.at_ms < start_ms:
+                continue
+            # Steps of the same millisecond came before it if their responses did.
+            same_ms = bisect_right(times, entry.at_ms)
+            after = max(bisect_left(times, entry.at_ms), min(last, same_ms))
+            member = entry.detail.get("member")
+            found.append(
+                Cause(
+                    entry.at_ms - start_ms,
+                    after,
+                    entry.subject,
+                    entry.what,
+                    entry.why,
+                    None if member is None else str(member),
+                    entry.trigger,
+                )
+            )
+    return found
+
+
+# --- the steps ---
+
+
+def _steps(requests: Sequence[Entry], start_ms: int) -> list[Step]:
+    """Return the steps in the order in which the brokers received them."""
+    if len(requests) > MAX_STEPS:
+        raise IncidentError(
+            f"{len(requests)} requests, but an incident has at most {MAX_STEPS}:"
+            " choose a later --since"
+        )
+    connections: dict[object, int] = {}
+    steps = []
+    for number, entry in enumerate(requests, 1):
+        detail = entry.detail
+        place = entry.shard, detail["connection"]
+        connection = connections.setdefault(place, len(connections) + 1)
+        at_ms = _received_ms(entry) - start_ms
+        if entry.what == CONNECTION_CLOSED:
+            steps.append(Step(number, at_ms, connection, CONNECTION_CLOSED))
+            continue
+        api = APIS[ApiKey(detail["api"])].name
+        for side in ("request", "response"):
+            if isinstance(detail[side], int):
+                raise IncidentError(
+                    f"a {api} {side} of {detail[side]} bytes is larger than a recorded one may be"
+                )
+        body = decode_request(b64decode(detail["request"])).body
+        response = _response(entry)
+        is_answered = response is not None or detail["error"] is not None
+        steps.append(
+            Step(
+                number,
+                at_ms,
+                connection,
+                api,
+                entry.client_id,
+                detail["version"],
+                as_json(body),
+                entry.at_ms - start_ms if is_answered else None,
+                _last_before(requests, number, entry) if is_answered else None,
+                None if response is None else as_json(response),
+                None if detail["error"] is None else detail["error"].upper(),
+            )
+        )
+    return steps
+
+
+def _last_before(requests: Sequence[Entry], number: int, entry: Entry) -> int:
+    """Return the last step of the same broker that had arrived before the response was sent."""
+    last = number
+    for later, other in enumerate(requests[number:], number + 1):
+        if other.at_ms > entry.at_ms and _received_ms(other) > entry.at_ms:
+            break
+        if (
+            other.shard == entry.shard
+            and other.detail["sequence"] <= entry.detail["answered_after"]
+        ):
+            last = later
+    return last
+
+
+def _response(entry: Entry) -> Entity | None:
+    raw = entry.detail["response"]
+    if not isinstance(raw, str):
+        return None
+    _, response = decode_response(entry.detail["api"], entry.detail["version"], b64decode(raw))
+    return response
+
+
+def _is_left_out(entry: Entry) -> bool:
+    """Return whether no coordinator has decided on the request."""
+    if entry.what == CONNECTION_CLOSED:
+        return False
+    if (entry.detail["error"] or "").upper() in _MOVED:
+        return True
+    code = getattr(_response(entry), "error_code", None)
+    return code is not None and code.name.upper() in _MOVED
+
+
+def _check_begin(steps: Sequence[Step]) -> None:
+    """Check that each member and producer of a successful request gets its id in the recording."""
+    given: set[object] = set()
+    for step in steps:
+        response = step.response or {}
+        asked = step.request
+        joins = step.api in {"JoinGroup", "InitProducerId"} or (
+            step.api.endswith("GroupHeartbeat") and asked.get("member_epoch", 0) in _NEW_MEMBER
+        )
+        if joins:
+            given.update(
+                source.get(name) for source in (asked, response) for name in _FROM_BROKER_NAMES
+            )
+            continue
+        has_failed = step.error is not None or "error_code" in response
+        for name in _FROM_BROKER_NAMES:
+            value = asked.get(name)
+            if value in (None, "") or value in given or has_failed or step.api == "ShareFetch":
+                continue
+            raise IncidentError(
+                f"the recording begins at {step.api} of {name.replace('_', ' ')} {value}, which the"
+                " broker gave out earlier: a replay needs the request that asked for it, so record"
+                " from an earlier time, or restart that client while recording"
+            )
+
+
+# --- the cluster ---
+
+
+def _settings(session: ClusterSession) -> dict[str, str]:
+    found = described(session, [("broker", str(session.some_broker))])
+    return {one.key: one.value for one in found if one.value is not None and is_setting(one.key)}
+
+
+def _group_settings(session: ClusterSession, group: str) -> dict[str, str]:
+    try:
+        found = described(session, [("group", group)])
+    except ApiError:
+        return {}  # the principal may not see them
+    return {
+        one.key: one.value
+        for one in found
+        if one.value is not None and is_group_setting(one.key) and one.source == "group"
+    }
+
+
+def _topics(session: ClusterSession, requests: Iterable[Entry]) -> dict[str, TopicOfIncident]:
+    """Return the topics whose names or ids occur in the requests or responses."""
+    frames = b"".join(
+        b64decode(one.detail[side])
+        for one in requests
+        for side in ("request", "response")
+        if isinstance(one.detail.get(side), str)
+    )
+    found = {}
+    for topic in session.topics():
+        name = topic.name.encode()
+        written = (struct.pack(">h", len(name)) + name, uvarint(len(name) + 1) + name)
+        id_bytes = b"" if topic.topic_id is None else topic.topic_id.bytes
+        if (id_bytes and id_bytes in frames) or any(one in frames for one in written):
+            found[topic.name] = TopicOfIncident(str(topic.topic_id), len(topic.partitions))
+    return found

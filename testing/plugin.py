@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from typing import TypeVar
 
     from fencepost.testing.clients import Clients
     from fencepost.testing.clock import TestClock
     from fencepost.testing.cluster import Cluster
     from fencepost.testing.kafka import Kafka
+    from fencepost.testing.replaying import Replay
     from fencepost.testing.under_test import KafkaUnderTest
 
     K = TypeVar("K", Kafka, Cluster)
@@ -300,6 +302,32 @@ def kafka_clock(kafka: Kafka) -> TestClock:
     """The clock of the test's own broker, which stands still until ``kafka_clock.advance(…)``."""
     kafka.clock.auto = False
     return kafka.clock
+
+
+@pytest.fixture
+def kafka_replay(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str | Path], Replay]]:
+    """Replay an incident on a broker of its own: ``kafka_replay("incident.json")``.
+
+    The path is relative to the test's file. The broker's history is in a failed test's report.
+    """
+    from contextlib import ExitStack, contextmanager  # noqa: PLC0415 - see above
+
+    from fencepost.client.queries.incident import load  # noqa: PLC0415
+    from fencepost.testing.replaying import replay_on  # noqa: PLC0415
+
+    serve = contextmanager(_serve)
+    with ExitStack() as brokers:
+
+        def play(path: str | Path) -> Replay:
+            __tracebackhide__ = True
+            incident = load(request.path.parent / path)
+            asked = _MarkerArguments(config=dict(incident.settings), now_ms=incident.start_ms)
+            broker = brokers.enter_context(serve(request, tmp_path_factory, asked, _kafka()))
+            return replay_on(broker, incident)
+
+        yield play
 
 
 @pytest.fixture

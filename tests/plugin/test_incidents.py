@@ -1,0 +1,319 @@
+"""From an incident to a test: ``fencepost record`` and the replay of its file, for each kind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, KafkaException, Producer, ShareConsumer
+
+from fencepost.testing import IncidentError, Kafka, Replay, ReplayError, replay
+from fencepost.testing.plugin import kafka_replay
+from tests.support.waits import until
+from tests.wire.command_line import cli
+
+__all__ = ["kafka_replay"]
+
+pytestmark = pytest.mark.kafka(
+    topics={"orders": 2},
+    config={
+        "fencepost.history.requests.enable": True,
+        "group.consumer.min.session.timeout.ms": 500,
+        "group.consumer.session.timeout.ms": 1000,
+    },
+)
+
+MEMBER = """
+import sys
+from confluent_kafka import Consumer
+member = Consumer(eval(sys.argv[1]))
+member.subscribe(["orders"])
+while True:
+    member.poll(0.05)
+    if member.assignment():
+        print("assigned", flush=True)
+"""
+
+CLASSIC = {"session.timeout.ms": 1000, "heartbeat.interval.ms": 100}
+NEWER = {"group.protocol": "consumer"}
+PROTOCOLS = pytest.mark.parametrize("protocol", [CLASSIC, NEWER], ids=["classic", "consumer"])
+
+
+def settings(kafka: Kafka, **more: Any) -> dict[str, Any]:
+    named = {key.replace("_", "."): value for key, value in more.items()}
+    return {"bootstrap.servers": kafka.bootstrap, "log_level": 0, **named}
+
+
+def record(kafka: Kafka, path: Path, *subjects: str, **env: Any) -> Path:
+    """Record an incident by the command; return its file."""
+    kafka.history()  # writes the entries that are queued
+    cli(kafka.bootstrap, "record", *subjects, "--out", str(path), **env)
+    return path
+
+
+def causes_of(path: Path, what: str) -> list[str | None]:
+    rows = json.loads(path.read_text())["causes"]
+    return [row.get("why") for row in rows if row["what"] == what]
+
+
+def edited(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    """Write a changed copy of an incident."""
+    incident = json.loads(path.read_text())
+    change(incident)
+    copy = path.with_name("edited.json")
+    copy.write_text(json.dumps(incident))
+    return copy
+
+
+@pytest.fixture
+def processes() -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes that are ended with the test."""
+    started: list[subprocess.Popen[str]] = []
+    yield started
+    for process in started:
+        process.kill()
+        process.wait(20)
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def member_process(
+    processes: list[subprocess.Popen[str]], conf: dict[str, Any]
+) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", MEMBER, repr(conf)], stdout=subprocess.PIPE, text=True
+    )
+    processes.append(process)
+    return process
+
+
+def polled_until(member: Consumer, reached: Callable[[], bool]) -> None:
+    """Poll a consumer, which joins rebalances meanwhile, until a state is reached."""
+    until(lambda: (member.poll(0.05), reached())[1], "the group changes")
+
+
+@PROTOCOLS
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "paused"])
+def test_rebalances_and_a_session_timeout(
+    kafka: Kafka,
+    processes: list[subprocess.Popen[str]],
+    tmp_path: Path,
+    protocol: dict[str, Any],
+    end: signal.Signals,
+    kafka_replay: Callable[[Path], Replay],
+) -> None:
+    """A member's process is killed or stopped, and the other member gets its partitions."""
+    conf = settings(kafka, group_id="shop", client_id="stays") | protocol
+    stays = Consumer(conf)
+    stays.subscribe(["orders"])
+    polled_until(stays, lambda: len(stays.assignment()) == 2)
+    victim = member_process(processes, conf | {"client.id": "victim"})
+    polled_until(stays, lambda: len(stays.assignment()) == 1)
+    assert victim.stdout is not None
+    assert victim.stdout.readline() == "assigned\n"
+    victim.send_signal(end)
+    polled_until(stays, lambda: len(stays.assignment()) == 2)
+    stays.close()
+
+    path = record(kafka, tmp_path / "incident.json", "shop")
+    result = kafka_replay(path)
+    for what in ("member-expired", "rebalance-started", "group-epoch-bumped"):
+        assert result.whys(what) == causes_of(path, what)
+    is_classic = protocol is CLASSIC
+    expired = "session timed out" if is_classic else "no heartbeat came"
+    assert result.whys("member-expired") == [expired]
+    assert any("Heartbeat" in one for one in result.failures) == is_classic
+
+
+def test_a_poll_timeout_of_a_classic_member(kafka: Kafka, tmp_path: Path) -> None:
+    """A member does not poll for max.poll.interval.ms, leaves, and rejoins."""
+    conf = settings(kafka, group_id="slow", client_id="slow", session_timeout_ms=1000)
+    member = Consumer(conf | {"max.poll.interval.ms": 1000, "heartbeat.interval.ms": 100})
+    member.subscribe(["orders"])
+    polled_until(member, lambda: len(member.assignment()) == 2)
+    until(lambda: any(one.what == "member-left" for one in kafka.history("slow")), "it leaves")
+    path = record(kafka, tmp_path / "incident.json", "slow")
+    result = replay(path)
+    left = result.whys("member-left")
+    assert left == causes_of(path, "member-left")
+    assert len(left) == 1
+    member.close()
+
+
+def test_a_member_that_does_not_revoke_in_time(kafka: Kafka, tmp_path: Path) -> None:
+    """A member of the consumer protocol keeps its partitions: the rebalance timeout removes it."""
+    held: list[object] = []
+
+    def keep(_consumer: Consumer, partitions: object) -> None:
+        # Not unassigned: the member goes on with heartbeats, and still owns its partitions.
+        held.append(partitions)
+        until(lambda: "did not revoke in time" in reasons(), "the rebalance timeout ends")
+
+    def reasons() -> str:
+        return " ".join(str(one.why) for one in kafka.history("keeps"))
+
+    conf = settings(kafka, group_id="keeps", client_id="keeps") | NEWER
+    conf["max.poll.interval.ms"] = 1500
+    keeps, joins = Consumer(conf), Consumer(conf | {"client.id": "joins"})
+    keeps.subscribe(["orders"], on_revoke=keep)
+    polled_until(keeps, lambda: len(keeps.assignment()) == 2)
+    joins.subscribe(["orders"])
+    until(lambda: (joins.poll(0.02), keeps.poll(0.02), held)[2], "a revocation begins")
+    path = record(kafka, tmp_path / "incident.json", "keeps")
+    assert "did not revoke in time" in replay(path).whys("member-expired")
+    keeps.close()
+    joins.close()
+
+
+def test_static_members_fence_one_another(kafka: Kafka, tmp_path: Path) -> None:
+    """A second consumer with the same instance id fences the first one."""
+    conf = settings(kafka, group_id="static", group_instance_id="one") | CLASSIC
+    first = Consumer(conf | {"client.id": "first"})
+    first.subscribe(["orders"])
+    polled_until(first, lambda: len(first.assignment()) == 2)
+    second = Consumer(conf | {"client.id": "second"})
+    second.subscribe(["orders"])
+    polled_until(second, lambda: len(second.assignment()) == 2)
+
+    def is_fenced() -> bool:
+        try:
+            message = first.poll(0.05)
+        except KafkaException as error:
+            return "_FENCED" in str(error) or "FENCED" in str(error)
+        return message is not None and message.error() is not None
+
+    until(is_fenced, "the first consumer is fenced")
+    path = record(kafka, tmp_path / "incident.json", "static")
+    result = replay(path)
+    assert result.whys("member-fenced") == causes_of(path, "member-fenced") != []
+    assert any("FENCED_INSTANCE_ID" in one for one in result.failures)
+    second.close()
+
+
+def producer(kafka: Kafka, **more: Any) -> Producer:
+    made = Producer(settings(kafka, transactional_id="payments", **more))
+    made.init_transactions(20)
+    made.begin_transaction()
+    return made
+
+
+def test_a_fenced_producer(kafka: Kafka, tmp_path: Path) -> None:
+    """A second producer with the same transactional id fences the first one."""
+    zombie = producer(kafka, client_id="zombie")
+    zombie.produce("orders", b"secret value", b"secret key", headers={"secret": b"header"})
+    zombie.flush(20)
+    successor = producer(kafka, client_id="successor")
+    successor.produce("orders", b"tea")
+    successor.commit_transaction(20)
+    with pytest.raises(KafkaException, match="fenced"):
+        zombie.commit_transaction(20)
+    path = record(kafka, tmp_path / "incident.json", "payments")
+    assert "secret" not in path.read_text()
+    result = replay(path)
+    assert result.whys("producer-fenced") == causes_of(path, "producer-fenced") != []
+    assert result.whys("producer-refused") == ["EndTxn"]
+    (failure,) = result.failures
+    assert failure.endswith("EndTxn of zombie returned INVALID_PRODUCER_EPOCH")
+
+
+def test_a_transaction_timeout(kafka: Kafka, tmp_path: Path) -> None:
+    slow = producer(kafka, transaction_timeout_ms=5_000)
+    slow.produce("orders", b"tea")
+    slow.flush(20)
+    kafka.clock.advance(seconds=6)
+    with pytest.raises(KafkaException):
+        slow.commit_transaction(20)
+    path = record(kafka, tmp_path / "incident.json", "payments")
+    result = replay(path)
+    assert [one.what for one in result.causes if one.trigger == "timer txn-timeout"] == [
+        *("transaction-aborted", "epoch-bumped", "producer-fenced", "transaction-timed-out")
+    ]
+    assert len(result.failures) == 1
+
+
+def share_incident(kafka: Kafka, path: Path) -> Path:
+    """A worker lets the lock of a record expire, twice, and the record is given up."""
+    from tests.plugin.test_shares import group
+
+    kafka.topic("jobs")
+    kafka.produce("jobs", "earlier", "others")
+    group(kafka, "workers", delivery_count_limit="2", auto_offset_reset="latest")
+    worker = ShareConsumer(
+        settings(kafka, group_id="workers", share_acknowledgement_mode="explicit")
+    )
+    worker.subscribe(["jobs"])
+    loaded = "share-partition-loaded"
+    until(
+        lambda: (worker.poll(0.1), any(e.what == loaded for e in kafka.history("workers")))[1],
+        "the share partition is open",
+    )
+    kafka.produce("jobs", "poison")
+    kafka.clock.auto = False
+    for delivery in (1, 2):
+        (message,) = until(lambda: list(worker.poll(0.2)), "a delivery")
+        assert message.delivery_count() == delivery
+        (held,) = kafka.shares("workers")
+        assert held.locked_until_ms is not None
+        kafka.clock.advance(ms=held.locked_until_ms - kafka.clock.now_ms())
+        worker.acknowledge(message)
+        worker.commit_sync(10)
+    worker.close()
+    return record(kafka, path, "workers")
+
+
+def test_expired_acquisition_locks(
+    kafka: Kafka, tmp_path: Path, kafka_replay: Callable[[Path], Replay]
+) -> None:
+    path = share_incident(kafka, tmp_path / "incident.json")
+    result = kafka_replay(path)
+    assert result.whys("share-records-returned") == ["acquisition lock expired"]
+    assert result.whys("share-records-given-up") == ["acquisition lock expired, delivery limit 2"]
+    late = [one.split(": ")[1] for one in result.failures if "Acknowledge" in one][:1]
+    assert late == ["ShareAcknowledge of rdkafka returned INVALID_RECORD_STATE"]
+
+
+def test_a_different_expectation_names_the_step(kafka: Kafka, tmp_path: Path) -> None:
+    """The control: an edited incident is not the broker's behaviour."""
+    zombie = producer(kafka, client_id="zombie")
+    zombie.produce("orders", b"tea")
+    zombie.flush(20)
+    producer(kafka, client_id="successor")
+    with pytest.raises(KafkaException, match="fenced"):
+        zombie.commit_transaction(20)
+    path = record(kafka, tmp_path / "incident.json", "payments")
+    replay(path)
+    steps = json.loads(path.read_text())["steps"]
+    (end,) = [one for one in steps if one["api"] == "EndTxn"]
+
+    def commits(incident: dict[str, Any]) -> None:
+        del incident["steps"][end["number"] - 1]["response"]["error_code"]
+
+    with pytest.raises(
+        ReplayError,
+        match=rf"step {end['number']} at .* EndTxn of zombie returned INVALID_PRODUCER_EPOCH;"
+        " in the incident it returned NONE",
+    ):
+        replay(edited(path, commits))
+
+    def times_out(incident: dict[str, Any]) -> None:
+        (fenced,) = [one for one in incident["causes"] if one["what"] == "producer-fenced"]
+        fenced["why"] = "timeout"
+
+    with pytest.raises(
+        ReplayError,
+        match=r"after step \d+, cause \d of payments is producer-fenced .*InitProducerId.*"
+        "in the incident it is producer-fenced .*timeout",
+    ):
+        replay(edited(path, times_out))
+
+    def class_from_a_file(incident: dict[str, Any]) -> None:
+        incident["settings"]["group.consumer.assignors"] = "os.system"
+
+    with pytest.raises(IncidentError, match=r"edited\.json: 'group\.consumer\.assignors' is no"):
+        replay(edited(path, class_from_a_file))

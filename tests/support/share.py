@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tests.support import requests
 from tests.support.batches import batches
 from tests.support.cluster import Cluster
 from tests.support.raw import Answer
@@ -15,6 +16,8 @@ from tests.support.waits import until
 GAP, ACCEPT, RELEASE, REJECT, RENEW = range(5)
 FULL, FINAL = 0, -1
 SHARE = 2
+GROUP = 32
+"""The resource type of a group's settings."""
 WAIT_MS = 5_000
 """MaxWaitMs of a fetch: Apache Kafka reads the state of a share partition beside the first one."""
 
@@ -66,6 +69,22 @@ def kafka_id(topic: uuid.UUID) -> str:
     """Return a topic id as Kafka writes it."""
 
     return base64.urlsafe_b64encode(topic.bytes).rstrip(b"=").decode()
+
+
+def configure(client: Cluster, group: str, **settings: str) -> None:
+    """Set keys of a group, with underscores for their dots; wait until they are described."""
+    wanted = {name.replace("_", "."): text for name, text in settings.items()}
+    changes = [requests.config_op(*pair) for pair in wanted.items()]
+    body = requests.incremental_alter_configs(requests.altered_resource(GROUP, group, *changes))
+    answer = client.call("incremental_alter_configs", 1, **body)
+    assert answer["responses"][0]["error_code"] == "none", answer
+    row = requests.described_resource(GROUP, group, *wanted)
+
+    def is_set() -> bool:
+        (found,) = client.call("describe_configs", 4, **requests.describe_configs(row))["results"]
+        return {one["name"]: one["value"] for one in found["configs"]} == wanted
+
+    until(is_set, f"settings of {group}")
 
 
 class Member:

@@ -14,7 +14,7 @@ from tests.support.batches import batch
 from tests.support.cluster import GROUP, Cluster, unique
 from tests.support.kafka import run_tool
 from tests.support.raw import Answer
-from tests.support.share import ACCEPT, Member, acquired, parts_of, values
+from tests.support.share import ACCEPT, Member, acquired, configure, parts_of, values
 from tests.support.waits import until
 
 RECORDS = 20
@@ -29,10 +29,7 @@ def cluster(bootstrap: str) -> Iterator[Cluster]:
 
 def starts_at_the_beginning(cluster: Cluster, group: str) -> None:
     """Let the group begin with the first record of each partition."""
-    reset = {"name": "share.auto.offset.reset", "config_operation": 0, "value": "earliest"}
-    resources = [{"resource_type": 32, "resource_name": group, "configs": [reset]}]
-    answer = cluster.call("incremental_alter_configs", 1, resources=resources, validate_only=False)
-    assert answer["responses"][0]["error_code"] == "none", answer
+    configure(cluster, group, share_auto_offset_reset="earliest")
 
 
 def beat(cluster: Cluster, group: str, member: str, epoch: int, *topics: str) -> Answer:

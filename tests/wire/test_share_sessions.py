@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support import requests
 from tests.support.batches import batch
 from tests.support.cluster import Cluster, unique
 from tests.support.share import (
@@ -20,6 +19,7 @@ from tests.support.share import (
     WAIT_MS,
     Member,
     acquired,
+    configure,
     initialize,
     parts_of,
     values,
@@ -317,10 +317,7 @@ def test_read_committed_leaves_out_aborted_records(
     client: Cluster, topic: str, topic_id: uuid.UUID, group: str
 ) -> None:
     """As traced from Kafka: markers are acquired, and the client reports them as gaps."""
-    change = requests.config_op("share.isolation.level", "read_committed")
-    body = requests.incremental_alter_configs(requests.altered_resource(32, group, change))
-    answer = client.call("incremental_alter_configs", 1, **body)
-    assert answer["responses"][0]["error_code"] == "none"
+    configure(client, group, share_isolation_level="read_committed")
     tid = unique("tx")
     for committed, count in ((True, 3), (False, 4), (True, 2)):
         transaction(client, tid, topic, count, committed=committed)

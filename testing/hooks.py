@@ -1,4 +1,4 @@
-"""The clock and the faults over HTTP, for tests in other languages: ``serve --test-hooks``.
+"""Clock, faults and group states over HTTP, for tests in other languages: ``serve --test-hooks``.
 
 Access to the port controls the broker's time, so it is served on loopback only, and bodies must be
 ``application/json``, which a page in a browser cannot send to another origin. The README has the
@@ -7,10 +7,15 @@ paths.
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from fencepost.cli.output import utc
+from fencepost.client.client import ApiError
+from fencepost.client.queries.session import ClusterSession
 from fencepost.cluster.controller.topics import NewTopic
 from fencepost.coordinator.config.key import ConfigError
 from fencepost.coordinator.controller.topic_decisions import create_topic
@@ -27,10 +32,16 @@ from fencepost.coordinator.server.http import (
 )
 from fencepost.coordinator.server.http_messages import is_loopback
 from fencepost.logcore.batch import decode_records
+from fencepost.logcore.clock import monotonic_s
 from fencepost.logcore.machine import DomainError
+from fencepost.protocol.errors import WireError
+from fencepost.testing.arguments import GROUP_STATES, names, one_of
 from fencepost.testing.clock import TestClock
-from fencepost.testing.faults import Fault, Faults
+from fencepost.testing.faults import OWN_CLIENT_ID, Fault, Faults
+from fencepost.testing.groups import GroupWait
+from fencepost.testing.positions import FetchPositions
 from fencepost.testing.shares import in_order, states_of
+from fencepost.testing.waiting import LOOK_S, passes
 
 if TYPE_CHECKING:
     from fencepost.coordinator.daemon.broker import Broker
@@ -38,12 +49,18 @@ if TYPE_CHECKING:
 JSON: Final = "application/json"
 
 MAX_WAIT_S: Final = 60.0
-"""How long ``GET /faults/ID?hits=N`` waits at most for the requests."""
+"""How long a GET with ``wait_s`` waits at most."""
+
+LOOK_AGAIN_S: Final = 0.05
+"""The pause between two polls of a group."""
+
+_GROUP_FIELDS: Final = ("group", "members", "state", "lag", "fetching", "wait_s")
 
 _PATHS: Final = {
     "clock": ("GET", "POST"),
     "faults": ("GET", "POST", "DELETE"),
     "fired": ("GET",),
+    "groups": ("GET",),
     "history": ("GET",),
     "shares": ("GET",),
     "topics": ("GET", "POST"),
@@ -70,6 +87,7 @@ class HookServer:
         self.clock = TestClock(auto=True)
         """Runs until a test stops it."""
         self.faults = Faults()
+        self._positions = FetchPositions()
         self._broker: Broker | None = None
         self._server: HttpServer | None = None
         self._handles: dict[int, Fault] = {}
@@ -78,6 +96,7 @@ class HookServer:
         """Start the server; return its HOST:PORT. Raises OSError."""
         self._broker = broker
         self._server = await serve_http(self._host, self._port, self._answer)
+        self._positions.attach(broker)
         self.faults.attach(broker)
         host = self._server.host
         return f"{f'[{host}]' if ':' in host else host}:{self._server.port}"
@@ -167,7 +186,7 @@ class HookServer:
         if "hits" in request.query:
             hits = int(request.query["hits"])
             # Evaluated before the wait, so that an invalid number fails at once.
-            wait_s = max(0.0, min(float(request.query.get("wait_s", "10")), MAX_WAIT_S))
+            wait_s = _wait_s(request)
             try:
                 await fault.wait_async(wait_s, hits=hits)
             except TimeoutError as error:
@@ -243,6 +262,40 @@ class HookServer:
         states = await states_of(self._running, request.query["group"])
         return {"shares": [one.as_json() for one in in_order(states)]}
 
+    async def _get_groups(self, request: HttpRequest, _rest: str) -> object:
+        """Return ``?group=…``, with a condition after it holds or ``wait_s`` seconds have passed.
+
+        The group is described through the broker's listener, like by any other client.
+        """
+        names("/groups", request.query, _GROUP_FIELDS)
+        if "group" not in request.query:
+            raise ValueError("/groups needs ?group=…")
+        waiting, wait_s = self._group_wait(request.query), _wait_s(request)
+        waits = not {"members", "state", "lag", "fetching"}.isdisjoint(request.query)
+        end = monotonic_s() + wait_s
+        host, port = self._running.advertised
+        session = ClusterSession(f"{host}:{port}", LOOK_S, client_id=OWN_CLIENT_ID)
+        try:
+            while not await asyncio.to_thread(_is_over, waiting, session) and waits:
+                if monotonic_s() >= end:
+                    raise HttpError(408, f"not within {wait_s} s: {waiting.describe()}")
+                await asyncio.sleep(LOOK_AGAIN_S)
+        except WireError as error:
+            raise HttpError(400, f"the group cannot be described: {error}") from error
+        finally:
+            session.client.close()
+        return asdict(waiting.seen) if waiting.seen is not None else {}
+
+    def _group_wait(self, query: Mapping[str, str]) -> GroupWait:
+        """Return the condition in a query. Raises ValueError."""
+        members, lag = (int(query[one]) if one in query else None for one in ("members", "lag"))
+        if "state" in query:
+            one_of("state", query["state"], GROUP_STATES)
+        one_of("fetching", query.get("fetching", "false"), ("true", "false"))
+        fetching = query.get("fetching") == "true"
+        missing = self._positions.not_fetched if fetching else None
+        return GroupWait(query["group"], members, query.get("state"), lag, missing)
+
     def _entries(self) -> list[Entry]:
         services = self._running.services
         services.history.write_all()
@@ -256,6 +309,21 @@ class HookServer:
         ]
         decoded = [decode_value(bytes(value)) for value in values if value is not None]
         return [one for one in decoded if one is not None]
+
+
+def _is_over(waiting: GroupWait, session: ClusterSession) -> bool:
+    """Poll a group; an error that passes, such as a coordinator that loads, counts as not yet."""
+    try:
+        return waiting.is_over(session)
+    except WireError as error:
+        if not (isinstance(error, ApiError) and passes(error)):
+            raise
+        return False
+
+
+def _wait_s(request: HttpRequest) -> float:
+    """Return the time limit of a wait. Raises ValueError."""
+    return max(0.0, min(float(request.query.get("wait_s", "10")), MAX_WAIT_S))
 
 
 def _body(request: HttpRequest, **fields: Any) -> dict[str, Any]:

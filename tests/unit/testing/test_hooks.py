@@ -18,6 +18,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
+from confluent_kafka import Consumer, Producer
 
 from tests.support.batches import batch
 from tests.support.cluster import Cluster
@@ -155,6 +156,47 @@ def test_shares_have_states_and_locks_on_the_clock(served: Served) -> None:
         assert (one["state"], one["locked_until_ms"]) == ("AVAILABLE", None)
 
 
+def test_groups_are_waited_for_until_they_are_stable_and_fetch(tmp_path: Path) -> None:
+    served = Served(tmp_path)
+    served.ask("/topics", {"name": "orders", "partitions": 2})
+    assert served.ask("/groups?group=shop")["state"] == "Dead"
+    with pytest.raises(HTTPError) as late:
+        served.ask("/groups?group=shop&members=1&wait_s=0")
+    assert late.value.code == 408
+    assert "there is no group 'shop'" in late.value.read().decode()
+    settings = {"bootstrap.servers": served.bootstrap, "group.id": "shop", "log_level": 0}
+    consumer = Consumer({**settings, "auto.offset.reset": "latest"})
+    consumer.subscribe(["orders"])
+    read: list[Any] = []
+    ended = threading.Event()
+
+    def poll() -> None:
+        while not ended.is_set():
+            read.extend(consumer.consume(1, 0.05))
+
+    polling = threading.Thread(target=poll)
+    polling.start()
+    try:
+        found = served.ask("/groups?group=shop&members=1&fetching=true&wait_s=20")
+        assert (found["state"], found["kind"]) == ("Stable", "classic")
+        (member,) = found["members"]
+        assert sorted(member["assigned"]) == [["orders", 0], ["orders", 1]]
+        producer = Producer({"bootstrap.servers": served.bootstrap})
+        for partition in (0, 1):
+            producer.produce("orders", b"tea", partition=partition)
+        producer.flush(20)
+        until(lambda: len(read) == 2, "both records are read")
+    finally:
+        ended.set()
+        polling.join()
+    consumer.commit(asynchronous=False)
+    assert served.ask("/groups?group=shop&lag=0&wait_s=20")["state"] == "Stable"
+    consumer.close()
+    assert served.ask("/groups?group=shop&state=Empty&wait_s=20")["members"] == []
+    served.process.terminate()
+    assert served.process.wait(20) == 0
+
+
 def test_a_dropped_answer_does_not_hold_up_the_stop(tmp_path: Path) -> None:
     served = Served(tmp_path)
     fault = served.ask("/faults", {"api": "ApiVersions", "drop": True})
@@ -213,6 +255,12 @@ def test_nobody_waits_for_no_time(served: Served, wait_s: str) -> None:
         ("/faults", {"api": "EndTxn"}, "POST", 400, "without effect"),
         ("/faults/99", None, "DELETE", 404, "no fault 99"),
         ("/shares", None, "GET", 400, "needs ?group="),
+        ("/groups", None, "GET", 400, "needs ?group="),
+        ("/groups?group=g&member=1", None, "GET", 400, "did you mean members?"),
+        ("/groups?group=g&state=stable", None, "GET", 400, "did you mean Stable?"),
+        ("/groups?group=g&members=x", None, "GET", 400, "invalid literal"),
+        ("/groups?group=g&fetching=yes", None, "GET", 400, "fetching is one of"),
+        ("/faults", {"drop": True, "only": {"t": "0"}}, "POST", 400, "a partition or a list"),
         ("/topics", {"name": "a b"}, "POST", 400, "a b"),
     ],
 )

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from fencepost.coordinator.services.share_groups import AskLeader, ShareGroups
     from fencepost.coordinator.services.share_partitions import SharePartitions
     from fencepost.coordinator.services.share_persister import SharePersister
+    from fencepost.coordinator.telemetry.manager import ClientTelemetry
     from fencepost.coordinator.zookeeper.node import ZooKeeperNode
 
 Address = tuple[str, int]
@@ -154,6 +155,7 @@ class Services:
         self._share_fetches: ShareFetches | None = None
         self.appends = Appends(storage, verify=self.txns.verify)
         """Serves Produce requests."""
+        self._telemetry: ClientTelemetry | None = None
         self.observations = self._observations()
         """Records what clients' requests show of exactly-once; None without a history."""
 
@@ -349,8 +351,30 @@ class Services:
         found = [one.timers for one in self.coordinators.values()]
         return found if self._shares is None else [*found, self._shares.timers]
 
+    @property
+    def telemetry(self) -> ClientTelemetry:
+        """Return the client instances that push metrics."""
+        if self._telemetry is None:
+            from fencepost.coordinator.telemetry.manager import ClientTelemetry  # noqa: PLC0415 - most clients push no metrics
+
+            self._telemetry = ClientTelemetry(
+                self.metadata,
+                self.clock,
+                self.history.remember,
+                broker=self.node_id,
+                max_bytes=self.config.int("telemetry.max.bytes"),
+            )
+        return self._telemetry
+
+    @property
+    def has_telemetry(self) -> bool:
+        """Return whether a client has asked for its telemetry subscription since the start."""
+        return self._telemetry is not None
+
     def connection_closed(self, connection: object) -> None:
-        """End the share sessions of a closed connection."""
+        """End the share sessions and the client instance of a closed connection."""
+        if self._telemetry is not None:
+            self._telemetry.connection_closed(connection_id(connection))
         if self._shares is not None:
             self._shares.connection_closed(connection_id(connection))
 

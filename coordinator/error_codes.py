@@ -99,6 +99,9 @@ CODES: Mapping[type[DomainError], ErrorCode] = {
         ErrorCode.transactional_id_authorization_failed
     ),
     data_errors.ThrottlingQuotaExceededError: ErrorCode.throttling_quota_exceeded,
+    data_errors.TooEarlyError: ErrorCode.throttling_quota_exceeded,
+    data_errors.UnknownSubscriptionIdError: ErrorCode.unknown_subscription_id,
+    data_errors.TelemetryTooLargeError: ErrorCode.telemetry_too_large,
     data_errors.RequestTimedOutError: ErrorCode.request_timed_out,
     data_errors.FetchSessionIdNotFoundError: ErrorCode.fetch_session_id_not_found,
     data_errors.InvalidFetchSessionEpochError: ErrorCode.invalid_fetch_session_epoch,

@@ -78,6 +78,18 @@ class ThrottlingQuotaExceededError(DataError):
     """The client exceeds its controller mutation quota (THROTTLING_QUOTA_EXCEEDED)."""
 
 
+class TooEarlyError(DataError):
+    """The client's push interval has not passed yet (THROTTLING_QUOTA_EXCEEDED)."""
+
+
+class UnknownSubscriptionIdError(DataError):
+    """The client's telemetry subscription has changed (UNKNOWN_SUBSCRIPTION_ID)."""
+
+
+class TelemetryTooLargeError(DataError):
+    """A client's metrics exceed telemetry.max.bytes (TELEMETRY_TOO_LARGE)."""
+
+
 class MetadataUnavailableError(DataError):
     """The metadata log could not be written; nothing was changed (KAFKA_STORAGE_ERROR)."""
 

@@ -86,6 +86,8 @@ class ApiKey(IntEnum):
     CONSUMER_GROUP_HEARTBEAT = 68
     CONSUMER_GROUP_DESCRIBE = 69
     CONTROLLER_REGISTRATION = 70
+    GET_TELEMETRY_SUBSCRIPTIONS = 71
+    PUSH_TELEMETRY = 72
     ASSIGN_REPLICAS_TO_DIRS = 73
     LIST_CONFIG_RESOURCES = 74
     DESCRIBE_TOPIC_PARTITIONS = 75
@@ -191,6 +193,8 @@ APIS: Mapping[int, Api] = {
         _api(ApiKey.LIST_TRANSACTIONS, (0, 2)),
         _api(ApiKey.CONSUMER_GROUP_HEARTBEAT, (0, 1)),
         _api(ApiKey.CONSUMER_GROUP_DESCRIBE, (0, 1)),
+        _api(ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, (0, 0)),
+        _api(ApiKey.PUSH_TELEMETRY, (0, 0)),
         _api(ApiKey.LIST_CONFIG_RESOURCES, (0, 1)),
         _api(ApiKey.DESCRIBE_TOPIC_PARTITIONS, (0, 0)),
         _api(ApiKey.SHARE_GROUP_HEARTBEAT, (1, 1)),
@@ -229,6 +233,10 @@ CONTROLLER_APIS: Mapping[int, Api] = {
 }
 """APIs between nodes that only a controller's listener serves. (A broker of a ZooKeeper cluster
 serves some of them; see :data:`ZOOKEEPER_APIS`.)"""
+
+TELEMETRY_APIS: Final = frozenset({ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, ApiKey.PUSH_TELEMETRY})
+"""APIs with which clients push their metrics (KIP-714); a broker may be told not to serve them, and
+a broker of a ZooKeeper cluster never does, as in Kafka 3.9."""
 
 FORWARDED: frozenset[int] = frozenset(
     {

@@ -201,6 +201,16 @@ ALLOWED_IMPORTS = {
         "protocol.api",
         "logcore",
     ),
+    f"{_ROOM}telemetry": (
+        "coordinator.telemetry",
+        "cluster",
+        "coordinator.errors",
+        "coordinator.history.entries",
+        "coordinator.metadata",
+        "coordinator.config",
+        "coordinator.runtime",
+        "logcore",
+    ),
     f"{_ROOM}services": (
         "coordinator.services",
         "cluster",
@@ -225,6 +235,7 @@ ALLOWED_IMPORTS = {
         "coordinator.error_codes",
         # Requests to the services, like ``storage.fetches``, but with share partitions.
         "coordinator.services.share_fetches",
+        "coordinator.telemetry",
         "coordinator.storage",
         "coordinator.metadata",
         "coordinator.config",
@@ -252,6 +263,7 @@ ALLOWED_IMPORTS = {
         "coordinator.server",
         "coordinator.broker_services",
         "coordinator.history.causes",
+        "coordinator.telemetry",
         "coordinator.metadata",
         "coordinator.runtime",
         "coordinator.security",

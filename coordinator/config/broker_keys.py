@@ -180,6 +180,10 @@ max.connections.per.ip INT 10000 low=0 dynamic
     Open connections of one address; Kafka's default sets no bound.
 unstable.api.versions.enable BOOLEAN false internal
     Serve versions that Kafka calls unstable (InitProducerId 6).
+telemetry.max.bytes INT 1048576 unit=bytes low=1
+    Bytes of the metrics in one PushTelemetry request, compressed and decompressed.
+fencepost.client.telemetry.enable BOOLEAN true
+    Serve GetTelemetrySubscriptions and PushTelemetry, with which clients push their metrics.
 fencepost.history.enable BOOLEAN true
     Keep the causes of the coordinators' decisions in __fencepost_history.
 fencepost.history.commits BOOLEAN false

@@ -1,7 +1,6 @@
 """Settings of client metrics subscriptions (KIP-714): checks and levels.
 
-No client is asked for its metrics, as on a broker of Apache Kafka without a telemetry reporter, so
-the settings have no effect; tools for Apache Kafka can change and list them.
+``coordinator/telemetry/subscriptions.py`` applies them to clients.
 
 Source: ``ClientMetricsConfigs``.
 """
@@ -12,16 +11,29 @@ from collections.abc import Mapping
 
 from fencepost.coordinator.config.broker_config import ConfigSource, Setting
 from fencepost.coordinator.config.java_patterns import is_valid
-from fencepost.coordinator.config.key import ConfigError, text_of
-from fencepost.coordinator.config.unused_keys import UNUSED_CLIENT_METRICS_KEYS
+from fencepost.coordinator.config.key import ConfigError, read_keys, text_of
 from fencepost.coordinator.errors import InvalidRequestError
 from fencepost.logcore.steps import Steps
+from fencepost.logcore.values import dataclass
 
-CLIENT_METRICS_KEYS = {key.name: key for key in UNUSED_CLIENT_METRICS_KEYS}
+CLIENT_METRICS_KEYS = {
+    key.name: key
+    for key in read_keys("""
+metrics LIST ""
+    Prefixes of the names of the metrics that matching clients push, or * for all metrics; without
+    any, they push none.
+interval.ms INT 300000 unit=ms
+    How often matching clients push their metrics, from 100 ms to 1 hour.
+match LIST ""
+    Conditions such as client_id=shop-.*, all of which a client must match. Without any, every
+    client does. The expressions are RE2/J's, and match the whole value.
+""")
+}
 """Keys of a subscription, by name."""
 
-MATCH, INTERVAL_MS = "match", "interval.ms"
+METRICS, MATCH, INTERVAL_MS = "metrics", "match", "interval.ms"
 MIN_INTERVAL_MS, MAX_INTERVAL_MS = 100, 3_600_000
+DEFAULT_INTERVAL_MS = 300_000
 
 _MATCH_PARAMS = {
     "client_instance_id",
@@ -59,6 +71,28 @@ def check_expressions(settings: Mapping[str, str]) -> Steps[None]:
     for pattern, (_, expression) in _conditions(settings).items():
         if not (yield from is_valid(expression.strip())):
             raise _illegal(settings, pattern)
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionSettings:
+    """The values of a subscription's keys; ``match`` has the expressions by parameter."""
+
+    metrics: frozenset[str]
+    interval_ms: int
+    match: Mapping[str, str]
+
+
+def settings_of(settings: Mapping[str, str]) -> SubscriptionSettings:
+    """Return the values of a subscription's settings. Raises ConfigError."""
+    metrics = CLIENT_METRICS_KEYS[METRICS].parse(settings.get(METRICS, ""))
+    interval_ms = CLIENT_METRICS_KEYS[INTERVAL_MS].parse(
+        settings.get(INTERVAL_MS, str(DEFAULT_INTERVAL_MS))
+    )
+    return SubscriptionSettings(
+        frozenset(metrics) if isinstance(metrics, tuple) else frozenset(),
+        interval_ms if isinstance(interval_ms, int) else DEFAULT_INTERVAL_MS,
+        {param.strip(): text.strip() for param, text in _conditions(settings).values()},
+    )
 
 
 def _conditions(settings: Mapping[str, str]) -> dict[str, tuple[str, str]]:

@@ -60,7 +60,6 @@ classes of Java are not loaded
 there is no JMX
     auto.include.jmx.reporter kafka.metrics.polling.interval.secs kafka.metrics.reporters
     metric.reporters metrics.num.samples metrics.recording.level metrics.sample.window.ms
-    telemetry.max.bytes
 the backlog has 1,024 places
     socket.listen.backlog.size
 what waits is dropped when it is answered

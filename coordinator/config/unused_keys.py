@@ -88,13 +88,6 @@ records are kept on the disk: tiered storage is not served
     remote.log.delete.on.disable BOOLEAN false
 """
 
-_CLIENT_METRICS = """
-clients are not asked for their metrics
-    metrics LIST ""
-    interval.ms INT 300000 unit=ms
-    match LIST ""
-"""
-
 
 def _keys(table: str) -> tuple[ConfigKey, ...]:
     """Return the keys of a table; in the table a reason is followed by its keys, indented."""
@@ -112,5 +105,3 @@ UNUSED_TOPIC_KEYS = _keys(_TOPIC)
 """Keys of topics for which no broker key gives the default."""
 UNUSED_GROUP_KEYS = _keys(_GROUP)
 """Keys that can be set for a single group."""
-UNUSED_CLIENT_METRICS_KEYS = _keys(_CLIENT_METRICS)
-"""Keys of client metrics subscriptions (KIP-714)."""

@@ -61,7 +61,7 @@ from fencepost.coordinator.storage.storage import Storage
 from fencepost.logcore.checkpoints import clean_shutdown_epoch
 from fencepost.logcore.clock import Clock, SystemClock, cluster_clock
 from fencepost.logcore.fs import FileSystem, OsFileSystem
-from fencepost.protocol.api import ApiKey
+from fencepost.protocol.api import TELEMETRY_APIS, ApiKey
 
 if TYPE_CHECKING:
     from fencepost.cluster.controller.scram import ScramCredentialUpsertion
@@ -483,6 +483,7 @@ class Broker:
             unstable_versions=self.config.bool("unstable.api.versions.enable"),
             unstable_apis=(ApiKey.INIT_PRODUCER_ID,) if two_phase else (),
             forwards=None if services.controller is None else services.controller_versions,
+            without=() if self.config.bool("fencepost.client.telemetry.enable") else TELEMETRY_APIS,
         )
 
     async def _add_users(self, services: Services) -> None:
@@ -518,8 +519,7 @@ class Broker:
     async def stop(self) -> None:
         """Stop accepting, complete delayed requests, close everything, mark the shutdown as clean.
 
-        A failing step is logged, and the logs are closed all the same. Does nothing if the broker
-        is not started.
+        A failing step is logged, and the logs are closed anyway. Does nothing before the start.
         """
         self._is_stopping = True
         if isinstance(self.clock, MovedClock):

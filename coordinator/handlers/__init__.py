@@ -89,6 +89,8 @@ class ClientConnection(Protocol):
 
     client_software: tuple[str, str] | None
     """The client's name and version, if the client has sent them (KIP-511)."""
+    peer_port: int
+    """The client's port."""
     session: ClientSession
     """The client's principal and the listener that it connected to."""
 
@@ -306,7 +308,7 @@ class Registry:
     ``forwards`` returns the versions that the active controller supports. If it is given, requests
     of the APIs in :data:`fencepost.protocol.api.FORWARDED` go to the active controller, except the
     APIs in ``own``.
-    ``wrapped`` has wrappers for the handlers of some APIs.
+    ``wrapped`` has wrappers for the handlers of some APIs. The APIs in ``without`` are not served.
     """
 
     def __init__(
@@ -318,8 +320,10 @@ class Registry:
         forwards: Callable[[], Mapping[int, tuple[int, int]]] | None = None,
         wrapped: Mapping[int, Callable[[Run], Run]] | None = None,
         own: Collection[int] = (),
+        without: Collection[int] = (),
     ) -> None:
-        self._modules = dict(_own_modules() if modules is None else modules)
+        served = _own_modules() if modules is None else modules
+        self._modules = {key: name for key, name in served.items() if key not in without}
         self._handlers: dict[int, Handler] = {}
         self._versions: dict[int, tuple[int, int]] = {}
         self._unstable = frozenset(APIS if unstable_versions else unstable_apis)

@@ -55,6 +55,7 @@ class _EnvelopeClient:
 
     session: ClientSession
     client_software: tuple[str, str] | None = None
+    peer_port: int = 0
 
 
 @handles(ApiKey.ENVELOPE, versions=(0, 0), permission="CLUSTER_ACTION Cluster")

@@ -19,7 +19,14 @@ from fencepost.coordinator.handlers.controller_registry import controller_regist
 from fencepost.coordinator.runtime.background import spawn
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.protocol import Entity
-from fencepost.protocol.api import APIS, FORWARDED, KNOWN_APIS, ZOOKEEPER_APIS, ApiKey
+from fencepost.protocol.api import (
+    APIS,
+    FORWARDED,
+    KNOWN_APIS,
+    TELEMETRY_APIS,
+    ZOOKEEPER_APIS,
+    ApiKey,
+)
 
 _OF_THE_CONTROLLER: Final = frozenset(
     {
@@ -58,7 +65,7 @@ SCRAM credentials.)"""
 
 def zookeeper_registry(services: Services) -> Registry:
     """Return the registry for all listeners of a broker in a ZooKeeper cluster."""
-    own = {key: api.module for key, api in APIS.items() if key not in _OF_QUORUMS}
+    own = {key: api.module for key, api in APIS.items() if key not in _OF_QUORUMS | TELEMETRY_APIS}
     own |= {key: KNOWN_APIS[key].module for key in (*ZOOKEEPER_APIS, *_OF_THE_CONTROLLER)}
     inside = controller_registry(ApiKey.CONTROLLED_SHUTDOWN)
 

@@ -32,6 +32,9 @@ client, its client id; for a recorded request, the group or transactional id."""
 REQUEST_SCOPES = frozenset({GROUP_REQUEST, TRANSACTION_REQUEST})
 """Scopes of recorded requests (``requests.py``), which only ``fencepost record`` reads."""
 
+POLL_PAUSE_REPORTED = "poll-pause-reported"
+"""The kind of a group's entry about a consumer whose pushed metrics show a pause between polls."""
+
 ENTRY_VERSION = 2
 """Version of the values. Readers skip values of a later version. New kinds of entries, causes and
 details do not change it."""

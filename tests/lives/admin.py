@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from uuid import UUID
 
 from tests.lives.draw import Draw, Request
 from tests.support import requests
@@ -215,6 +216,22 @@ def sasl_authenticate(d: Draw) -> Request:
     return Request("sasl_authenticate", version, requests.sasl_authenticate(token))
 
 
+def get_telemetry_subscriptions(d: Draw) -> Request:
+    body = {"client_instance_id": UUID(int=d.pick([0, 1, 2, 3]))}
+    return Request("get_telemetry_subscriptions", 0, body)
+
+
+def push_telemetry(d: Draw) -> Request:
+    body = {
+        "client_instance_id": UUID(int=d.pick([0, 1, 2, 3])),
+        "subscription_id": d.pick([0, 1, -1]),
+        "terminating": d.chance(0.2),
+        "compression_type": d.pick([0, 1, 2, 3, 4, 5, -1]),
+        "metrics": d.pick([b"", b"x", b"\x0a\x00"]),
+    }
+    return Request("push_telemetry", 0, body)
+
+
 REQUESTS: list[Callable[[Draw], Request]] = [
     describe_log_dirs,
     alter_replica_log_dirs,
@@ -223,6 +240,8 @@ REQUESTS: list[Callable[[Draw], Request]] = [
     alter_partition_reassignments,
     elect_leaders,
     list_config_resources,
+    get_telemetry_subscriptions,
+    push_telemetry,
     unregister_broker,
     unregister_controller,
     describe_acls,

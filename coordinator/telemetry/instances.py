@@ -1,0 +1,71 @@
+"""Client instances: their subscriptions, and when they may send the next request.
+
+Source: ``ClientMetricsInstance``, ``ClientMetricsManager``.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+from uuid import UUID
+
+from crc32c import crc32c
+
+from fencepost.coordinator.telemetry.reports import Report
+from fencepost.coordinator.telemetry.subscriptions import Client, Wanted
+from fencepost.logcore.machine import DomainError
+
+_NEVER: Final = -(1 << 62)
+_INT32: Final = 1 << 32
+_INT64_MASK: Final = (1 << 64) - 1
+
+
+class ClientInstance:
+    """One producer, consumer or admin client, with the subscription of a version."""
+
+    def __init__(self, instance_id: UUID, client: Client, version: int, wanted: Wanted) -> None:
+        self.instance_id, self.client = instance_id, client
+        self.version = version
+        """The version of the subscriptions that it was matched with."""
+        self.metrics, self.interval_ms = wanted.metrics, wanted.interval_ms
+        self.subscription_id = subscription_id(wanted, instance_id)
+        self.is_terminating = False
+        self.last_error: type[DomainError] | None = None
+        """Why the last push was refused."""
+        self.expires_ms = 0
+        self.report = Report()
+        self.pause_noted_ms: int | None = None
+        """When a pause between polls was last recorded."""
+        self._last_get_ms = self._last_push_ms = _NEVER
+
+    def may_get(self, now_ms: int) -> bool:
+        """Return whether the push interval has passed since the last request, and count this one.
+
+        A refused request does not count.
+        """
+        if now_ms - max(self._last_get_ms, self._last_push_ms) < self.interval_ms:
+            return False
+        self._last_get_ms = now_ms
+        return True
+
+    def may_push(self, now_ms: int) -> bool:
+        """Return whether a push may come now, and count it; a refused one does not count.
+
+        The first push after the subscription was fetched may come at any time: the client chooses
+        it at random between 0.5 and 1.5 intervals.
+        """
+        is_first = self._last_get_ms > self._last_push_ms
+        if not is_first and now_ms - self._last_push_ms < self.interval_ms:
+            return False
+        self._last_push_ms = now_ms
+        return True
+
+
+def subscription_id(wanted: Wanted, instance_id: UUID) -> int:
+    """Return the id, a signed 32-bit number, which every broker computes alike.
+
+    It is Kafka's for up to one metric; the order of several depends on Java's hash set.
+    """
+    text = f"[{', '.join(wanted.metrics)}]{wanted.interval_ms}"
+    halves = (instance_id.int >> 64) ^ (instance_id.int & _INT64_MASK)
+    found = crc32c(text.encode()) ^ (halves >> 32) ^ (halves & (_INT32 - 1))
+    return found - _INT32 if found >= _INT32 >> 1 else found

@@ -1,0 +1,121 @@
+"""The last values of the metrics that one client instance has pushed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
+
+from fencepost.coordinator.telemetry.otlp import Attributes, ClientMetrics, Point
+from fencepost.logcore.steps import Steps
+
+MAX_SERIES: Final = 1_000
+"""Series of one client instance; further ones are counted and dropped."""
+
+SERIES_BYTES: Final = 300
+"""About the memory of a series, besides its attributes."""
+
+AT_ONCE: Final = 200
+"""Data points that are applied between two yields."""
+
+_PREFIX: Final = "org.apache.kafka."
+
+POLL_PAUSE: Final = "time_between_polls_max_ms"
+
+HIGHLIGHTS: Final[Mapping[str, str]] = {
+    f"{_PREFIX}{name}": short
+    for name, short in {
+        "consumer.time.between.poll.max": POLL_PAUSE,
+        "consumer.last.poll.seconds.ago": "last_poll_seconds_ago",
+        "consumer.poll.idle.ratio.avg": "poll_idle_ratio",
+        "consumer.coordinator.commit.latency.max": "commit_latency_max_ms",
+        "consumer.coordinator.rebalance.total": "rebalances",
+        "consumer.coordinator.rebalance.latency.max": "rebalance_latency_max_ms",
+        "consumer.coordinator.failed.rebalance.total": "failed_rebalances",
+        "consumer.fetch.manager.fetch.latency.max": "fetch_latency_max_ms",
+        "consumer.fetch.manager.records.lag.max": "records_lag_max",
+        "producer.request.latency.max": "request_latency_max_ms",
+        "producer.record.queue.time.max": "record_queue_time_max_ms",
+        "producer.record.error.total": "record_errors",
+        "producer.record.retry.total": "record_retries",
+    }.items()
+}
+"""Short names of the metrics that are shown for each client, by Kafka's names (KIP-714)."""
+
+
+class Value(NamedTuple):
+    """The last value of a series; of a counter, the sum of all deltas."""
+
+    value: float
+    unit: str
+    time_ms: int
+
+
+class Report:
+    """What one client instance has pushed."""
+
+    def __init__(self) -> None:
+        self.at_ms: int | None = None
+        """When the last push came, in milliseconds since 1970; None before the first one."""
+        self.pushes = 0
+        self.resource: dict[str, str] = {}
+        self.dropped = 0
+        """Data points of the last push that are not kept."""
+        self.series_bytes = 0
+        """About the memory of the series."""
+        self._series: dict[tuple[str, Attributes], Value] = {}
+        self.highlights: dict[str, float] = {}
+        """Values by the short names of :data:`HIGHLIGHTS`; the greatest if there are several."""
+
+    def __len__(self) -> int:
+        return len(self._series)
+
+    @property
+    def group(self) -> str | None:
+        """The group of a consumer, as it says."""
+        return self.resource.get("group_id")
+
+    @property
+    def member(self) -> str | None:
+        """The member id in the group: ``group_member_id``; librdkafka calls it ``member_id``."""
+        return self.resource.get("group_member_id") or self.resource.get("member_id")
+
+    def apply(self, pushed: ClientMetrics, now_ms: int) -> Steps[None]:
+        """Keep the values of a push, in steps."""
+        self.at_ms = now_ms
+        self.pushes += 1
+        self.resource = pushed.resource
+        self.dropped = pushed.dropped
+        highlights: dict[str, float] = {}
+        for count, point in enumerate(pushed.points, 1):
+            value = self._keep(point)
+            short = HIGHLIGHTS.get(point.name)
+            if short is not None:
+                highlights[short] = max(value, highlights.get(short, value))
+            if not count % AT_ONCE:
+                yield
+        self.highlights |= highlights
+
+    def _keep(self, point: Point) -> float:
+        key = point.name, point.attributes
+        known = self._series.get(key)
+        value = point.value
+        if known is not None and point.is_delta:
+            value += known.value
+        if known is None and len(self._series) >= MAX_SERIES:
+            self.dropped += 1
+            return value
+        if known is None:
+            texts = sum(len(key) + len(text) for key, text in point.attributes)
+            self.series_bytes += SERIES_BYTES + 2 * texts
+        self._series[key] = Value(value, point.unit, point.time_ms)
+        return value
+
+    def forget_series(self) -> None:
+        """Free the memory of the series; the highlights stay."""
+        self._series.clear()
+        self.series_bytes = 0
+
+    def series(self) -> Iterator[tuple[str, Attributes, Value]]:
+        """Yield the name, the attributes and the value of each series, by name."""
+        for (name, attributes), value in sorted(self._series.items()):
+            yield name, attributes, value

@@ -1,0 +1,32 @@
+"""The results of pushes, as words for metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from fencepost.coordinator.errors import (
+    InvalidRequestError,
+    TelemetryTooLargeError,
+    TooEarlyError,
+    UnknownSubscriptionIdError,
+)
+from fencepost.logcore.errors import UnsupportedCompressionError
+from fencepost.logcore.machine import DomainError
+
+ACCEPTED: Final = "accepted"
+INVALID: Final = "invalid-record"
+
+REFUSED: Final[Mapping[type[DomainError], str]] = {
+    InvalidRequestError: "invalid-request",
+    TooEarlyError: "too-early",
+    UnknownSubscriptionIdError: "unknown-subscription",
+    UnsupportedCompressionError: "unsupported-compression",
+    TelemetryTooLargeError: "too-large",
+}
+"""By the error of a refused push; all others mean :data:`INVALID`."""
+
+LOST: Final = frozenset({"too-large", INVALID})
+"""Results that lose metrics which the client was asked for: they are logged."""
+
+RESULTS: Final = (ACCEPTED, *REFUSED.values(), INVALID)

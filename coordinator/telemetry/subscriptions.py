@@ -1,0 +1,153 @@
+"""Subscriptions of client metrics, and which of them a client instance matches.
+
+Expressions are matched as RE2/J's: in time that is linear in their length, and in steps. Apache
+Kafka compiles them with ``java.util.regex``; an expression with lookarounds, backreferences or
+possessive quantifiers, which RE2/J lacks, matches no client here.
+
+Source: ``ClientMetricsInstanceMetadata.isMatch``, ``ClientMetricsManager.createClientInstance``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+from uuid import UUID
+
+import structlog
+
+from fencepost.coordinator.config.client_metrics import (
+    DEFAULT_INTERVAL_MS,
+    SubscriptionSettings,
+    settings_of,
+)
+from fencepost.coordinator.config.key import ConfigError
+from fencepost.logcore.checkpoints import uuid_to_text
+from fencepost.logcore.machine import InvalidRegularExpressionError
+from fencepost.logcore.regex import MAX_KEPT_STATES, Regex
+from fencepost.logcore.steps import Steps
+from fencepost.logcore.values import dataclass
+
+ALL_METRICS: Final = "*"
+
+UNKNOWN_SOFTWARE: Final = ("unknown", "unknown")
+"""The name and version of a client that has not sent them."""
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """The client behind a request, as its connection shows it."""
+
+    client_id: str | None
+    software_name: str | None
+    software_version: str | None
+    host: str
+    port: int
+
+    def attributes(self, instance_id: UUID) -> dict[str, str | None]:
+        """Return the values that conditions are about, by parameter."""
+        return {
+            "client_instance_id": uuid_to_text(instance_id),
+            "client_id": self.client_id,
+            "client_software_name": self.software_name,
+            "client_software_version": self.software_version,
+            "client_source_address": self.host,
+            "client_source_port": str(self.port),
+        }
+
+
+class Subscription:
+    """A subscription with its conditions, each an expression that matches the whole value."""
+
+    def __init__(self, name: str, settings: SubscriptionSettings) -> None:
+        self.name = name
+        self.metrics, self.interval_ms = settings.metrics, settings.interval_ms
+        self._conditions = {param: Regex(text) for param, text in settings.match.items()}
+        self._is_usable = True
+
+    def matches(self, attributes: Mapping[str, str | None]) -> Steps[bool]:
+        """Return, in steps, whether a client with these attributes matches all conditions."""
+        if not self._is_usable:
+            return False
+        for param, regex in self._conditions.items():
+            text = attributes[param]
+            if text is None:
+                return False
+            try:
+                for _ in regex.build():
+                    yield
+            except InvalidRegularExpressionError as error:
+                self._is_usable = False
+                _log.warning(
+                    "client metrics subscription matches no client",
+                    subscription=self.name,
+                    condition=f"{param}={regex.pattern}",
+                    cause=str(error),
+                )
+                return False
+            walk = regex.walk(text)
+            while True:
+                try:
+                    next(walk)
+                except StopIteration as end:
+                    does_match: bool = end.value
+                    break
+                yield
+            regex.forget(MAX_KEPT_STATES)
+            if not does_match:
+                return False
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The metrics that one client instance is asked for, and how often."""
+
+    metrics: tuple[str, ...] = ()
+    """Prefixes of names, ordered; ``*`` stands for all metrics."""
+    interval_ms: int = DEFAULT_INTERVAL_MS
+
+
+class Subscriptions:
+    """All subscriptions; :meth:`replace` is called when their settings have changed."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        """Grows with each change, after which instances are matched again."""
+        self._settings: Mapping[str, Mapping[str, str]] = {}
+        self._subscriptions: tuple[Subscription, ...] = ()
+
+    def replace(self, settings: Mapping[str, Mapping[str, str]]) -> None:
+        """Install the settings of all subscriptions, by their names."""
+        if settings == self._settings:
+            return
+        kept = {one.name: one for one in self._subscriptions}
+        found: list[Subscription] = []
+        for name, own in settings.items():
+            if name in kept and own == self._settings[name]:
+                found.append(kept[name])
+                continue
+            try:
+                found.append(Subscription(name, settings_of(own)))
+            except ConfigError as error:
+                # Another release or Apache Kafka's controller may have accepted it.
+                _log.warning(
+                    "client metrics subscription ignored", subscription=name, cause=str(error)
+                )
+        self._settings, self._subscriptions = settings, tuple(found)
+        self.version += 1
+
+    def wanted(self, client: Client, instance_id: UUID) -> Steps[Wanted]:
+        """Return, in steps, what all subscriptions that match a client ask of it."""
+        attributes = client.attributes(instance_id)
+        metrics: set[str] = set()
+        interval_ms = DEFAULT_INTERVAL_MS
+        for one in self._subscriptions:
+            if (yield from one.matches(attributes)):
+                metrics.update(one.metrics)
+                interval_ms = min(interval_ms, one.interval_ms)
+            yield
+        if ALL_METRICS in metrics:
+            metrics = {ALL_METRICS}
+        return Wanted(tuple(sorted(metrics)), interval_ms)

@@ -1,0 +1,29 @@
+import java.util.List;
+import java.util.Map;
+import org.apache.kafka.common.metrics.KafkaMetric;
+import org.apache.kafka.common.metrics.MetricsReporter;
+import org.apache.kafka.server.telemetry.ClientTelemetry;
+import org.apache.kafka.server.telemetry.ClientTelemetryReceiver;
+
+/** A plugin without which Apache Kafka does not serve client telemetry. It drops what it gets. */
+public class TelemetryReceiver implements MetricsReporter, ClientTelemetry {
+    @Override
+    public ClientTelemetryReceiver clientReceiver() {
+        return (context, payload) -> payload.data();
+    }
+
+    @Override
+    public void init(List<KafkaMetric> metrics) {}
+
+    @Override
+    public void metricChange(KafkaMetric metric) {}
+
+    @Override
+    public void metricRemoval(KafkaMetric metric) {}
+
+    @Override
+    public void configure(Map<String, ?> configs) {}
+
+    @Override
+    public void close() {}
+}

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 COMMANDS = {
     "acls": "list, add and remove access rules (ACLs), and say which rule decides",
     "backup": "create, verify and restore backups of a data directory",
+    "clients": "show the metrics that clients push",
     "cluster": "show brokers, features and API versions; turn a broker into a cluster",
-    "configs": "show and change settings of topics, brokers and groups",
+    "configs": "show and change settings of topics, brokers, groups and client metrics",
     "completion": "print the completion script of a shell",
     "console": "show a cluster in a browser",
     "consume": "read records of a topic",

@@ -1,4 +1,4 @@
-"""``fencepost configs``: the settings of topics, brokers and groups."""
+"""``fencepost configs``: the settings of topics, brokers, groups and client metrics."""
 
 from __future__ import annotations
 
@@ -34,17 +34,19 @@ SECRET = "(hidden)"  # noqa: S105 - what stands in its place
 def resource_arguments(function: Callable[..., R]) -> Callable[..., R]:
     """Add the arguments KIND and NAME."""
     function = click.argument("name", metavar="NAME")(function)
-    return click.argument("kind", type=click.Choice(["topic", "broker", "group"]))(function)
+    kinds = click.Choice(["topic", "broker", "group", "client-metrics"])
+    return click.argument("kind", type=kinds)(function)
 
 
 @click.group("configs", cls=CommandGroup)
 def command() -> None:
-    """Show, set and unset the settings of a topic, a broker or a group.
+    """Show, set and unset the settings of a topic, a broker, a group or client metrics.
 
     A resource is named by its kind and name: `topic orders`, `broker 1`, `group app`; `broker all`
-    stands for the dynamic defaults of all brokers. SOURCE says where a value comes from: `topic`
-    and `group` are settings of that resource, `broker` and `cluster` dynamic ones, `file` is what
-    the broker was started with.
+    stands for the dynamic defaults of all brokers. `client-metrics NAME` is a subscription to the
+    metrics of clients, which `fencepost clients telemetry` shows. SOURCE says where a value comes
+    from: `topic`, `group` and `client metrics` are settings of that resource, `broker` and
+    `cluster` dynamic ones, `file` is what the broker was started with.
     """
 
 

@@ -40,6 +40,7 @@ KINDS: Final[Mapping[str, Mapping[str, str]]] = {
         "target-assigned": "the new assignment of all members",
         "assignor-failed": "the assignor raised an error, or was too late",
         "member-reconciled": "a member revoked or received partitions",
+        "poll-pause-reported": "a consumer's pushed metrics show a long time between two polls",
         "regex-resolved": "the topics that match a regular expression changed",
         "regex-refused": "a regular expression cannot be used",
         "offsets-expired": "committed offsets expired",

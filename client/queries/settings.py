@@ -1,4 +1,4 @@
-"""The settings of topics, brokers and groups: values, sources and changes.
+"""The settings of topics, brokers, groups and client metrics: values, sources and changes.
 
 Source: ``ConfigCommand`` of Kafka; DescribeConfigs and IncrementalAlterConfigs.
 """
@@ -15,7 +15,7 @@ from fencepost.client.queries.session import check
 if TYPE_CHECKING:
     from fencepost.client.queries.session import ClusterSession
 
-KINDS = {"topic": 2, "broker": 4, "group": 32}
+KINDS = {"topic": 2, "broker": 4, "client-metrics": 16, "group": 32}
 """The resource types of DescribeConfigs, by the names that the commands give them."""
 
 SOURCES = {

@@ -11,7 +11,7 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.acl import Operation
 from fencepost.coordinator.error_codes import error_code
-from fencepost.coordinator.handlers import Context, handles, share_views
+from fencepost.coordinator.handlers import Context, handles, share_views, telemetry_views
 from fencepost.coordinator.handlers.config_changes import check_right
 from fencepost.coordinator.handlers.resources import ConfigResourceType, Described, describe
 from fencepost.logcore.machine import DomainError
@@ -51,6 +51,8 @@ def _resource(ctx: Context, resource: Any) -> Steps[Entity]:
         )
         if kind == ConfigResourceType.GROUP and wanted:
             configs += yield from share_views.entries(ctx, name, sorted(wanted))
+        elif kind == ConfigResourceType.BROKER and wanted:
+            configs += yield from telemetry_views.entries(ctx, sorted(wanted))
     except DomainError as error:
         code, message = error_code(error), str(error)
     return ctx.respond.DescribeConfigsResult(

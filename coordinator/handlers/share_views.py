@@ -37,7 +37,8 @@ def entries(ctx: Context, group: str, wanted: Iterable[str]) -> Steps[tuple[Enti
             Operation.DESCRIBE, ResourceType.TOPIC, topic
         ):
             value = json.dumps(_view(ctx, group, topic, int(index)))
-            found.append(_entry(ctx, name, value))
+            doc = "In-flight records of a share partition, as JSON."
+            found.append(view_entry(ctx, name, value, doc))
         yield
     return tuple(found)
 
@@ -61,7 +62,8 @@ def _view(ctx: Context, group: str, topic: str, index: int) -> dict[str, Any]:
     return found
 
 
-def _entry(ctx: Context, name: str, value: str) -> Entity:
+def view_entry(ctx: Context, name: str, value: str, doc: str) -> Entity:
+    """Return a read-only entry of DescribeConfigs for a value that is no setting."""
     has_doc = getattr(ctx.body, "include_documentation", False)
     return ctx.respond.DescribeConfigsResourceResult(
         name=name,
@@ -71,5 +73,5 @@ def _entry(ctx: Context, name: str, value: str) -> Entity:
         config_source=ConfigSource.DEFAULT,
         synonyms=(),
         config_type=ConfigType.STRING,
-        documentation="In-flight records of a share partition, as JSON." if has_doc else None,
+        documentation=doc if has_doc else None,
     )

@@ -12,7 +12,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Final
 
-from fencepost.coordinator.metrics import health, own, snapshot
+from fencepost.coordinator.metrics import client_telemetry, health, own, snapshot
 from fencepost.coordinator.metrics.exposition import OPENMETRICS, PROMETHEUS, SLICE_MS, ScrapePage
 from fencepost.coordinator.metrics.families import Series
 from fencepost.coordinator.metrics.lag import LagTallies
@@ -199,6 +199,7 @@ class Endpoint:
         for families in (
             own.of_server(server),
             own.of_quotas(services),
+            client_telemetry.series(services),
             own.of_broker(services, _version()),
             own.of_topics(seen),
             own.of_transactions(services, seen),

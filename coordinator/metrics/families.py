@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Final
 
 from fencepost.coordinator.runtime.histogram import Histogram
@@ -36,7 +36,7 @@ Series = tuple[Family, Iterable[Sample | tuple[str, Histogram]]]
 """A family and its samples; a histogram stands for all of its samples."""
 
 
-def read_families(table: str) -> Mapping[str, Family]:
+def read_families(table: str) -> dict[str, Family]:
     """Return the families of a table by name: a line with name, type and labels, then the help."""
     entries = (entry.splitlines() for entry in re.split(r"\n(?! )", table.strip()))
     found = {}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from fencepost.coordinator.history.causes import REBALANCES
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS, SHARE_SCOPE, TRANSACTION_STATE
+from fencepost.coordinator.metrics.client_telemetry import FAMILIES as CLIENT_TELEMETRY
 from fencepost.coordinator.metrics.families import Sample, Series, labels, read_families
 from fencepost.coordinator.metrics.snapshot import PartitionRow, Snapshot
 from fencepost.coordinator.runtime.histogram import Histogram
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 MAX_CLIENTS: Final = 500
 """Users and clients shown per quota: the most recently active ones."""
 
-FAMILIES: Final = read_families("""
+FAMILIES: Final = CLIENT_TELEMETRY | read_families("""
 fencepost_info gauge version cluster_id node_id
     Always 1; its labels say which broker this is.
 fencepost_ready gauge
@@ -50,8 +51,7 @@ process_open_fds gauge
 process_max_fds gauge
     The most that there may be.
 fencepost_event_loop_lag_seconds histogram
-    Delay of a timer that is set ten times a second: the time that a turn of the event loop keeps
-    all connections waiting.
+    Delay of a timer set ten times a second: how long a turn of the loop keeps connections waiting.
 fencepost_connections gauge
     Open connections of clients.
 fencepost_connections_accepted_total counter

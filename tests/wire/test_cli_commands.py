@@ -50,6 +50,7 @@ OFFLINE = {
 
 LISTINGS = {
     "acls list": "",
+    "clients telemetry": "",
     "cluster describe": "",
     "cluster history": "",
     "cluster info": "",
@@ -131,8 +132,8 @@ MISSPELT = {
 """Command → arguments with a misspelt name, and the nearest name that the error must contain."""
 
 NAMELESS = {
-    "cluster describe", "cluster history", "cluster info", "console", "features describe",
-    "health", "quotas list", "quotas why", "topics list", "users add",
+    "clients telemetry", "cluster describe", "cluster history", "cluster info", "console",
+    "features describe", "health", "quotas list", "quotas why", "topics list", "users add",
 }  # fmt: skip
 """Commands whose arguments, if any, need not name a thing that exists."""
 

@@ -17,6 +17,7 @@ from fencepost.coordinator.history.entries import (
     CLUSTER,
     GROUP,
     PARTITION,
+    POLL_PAUSE_REPORTED,
     TRANSACTION,
     Entry,
     Observed,
@@ -43,7 +44,8 @@ def test_schema_is_a_schema() -> None:
 
 
 def test_each_kind_of_a_coordinator_is_described() -> None:
-    assert KINDS[GROUP].keys() == {*map(str, GroupEvent), *map(str, ShareEvent)}
+    of_groups = {*map(str, GroupEvent), *map(str, ShareEvent), POLL_PAUSE_REPORTED}
+    assert KINDS[GROUP].keys() == of_groups
     assert KINDS[TRANSACTION].keys() == set(map(str, TransactionEvent))
     assert KINDS[CLIENT].keys() == set(map(str, Observed))
     assert SUBJECTS.keys() == KINDS.keys()

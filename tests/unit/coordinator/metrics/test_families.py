@@ -140,8 +140,8 @@ async def test_every_definition_has_a_series_and_every_series_a_definition(tmp_p
     samples = found(read_prometheus(text))
     names = {name for name, _ in samples}
     names |= {re.sub("_(bucket|sum|count)$", "", name) for name in names}
-    # No such event has happened, no listener uses TLS, no client has a quota, and there is no share
-    # group.
+    # No such event has happened, no listener uses TLS, no client has a quota or pushes metrics, and
+    # there is no share group.
     assert known.keys() - names == {
         "fencepost_certificate_not_after_seconds",
         "fencepost_certificate_stale",
@@ -161,6 +161,11 @@ async def test_every_definition_has_a_series_and_every_series_a_definition(tmp_p
         "fencepost_share_events_total",
         "fencepost_share_in_flight_batches",
         "fencepost_share_in_flight_records",
+        "fencepost_telemetry_commit_latency_max_seconds",
+        "fencepost_telemetry_poll_idle_ratio",
+        "fencepost_telemetry_poll_interval_max_seconds",
+        "fencepost_telemetry_push_age_seconds",
+        "fencepost_telemetry_rebalances",
         "kafka_server_sharepartitionmetrics_acquisitionlocktimeout_total",
         "kafka_server_sharepartitionmetrics_fetchlocktimems",
         "kafka_server_sharepartitionmetrics_fetchlocktimems_count",

@@ -1,0 +1,90 @@
+"""``fencepost clients``: the metrics that clients push (KIP-714)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fencepost.cli.output import CommandGroup, emit, moment, table_options
+from fencepost.cli.printing import say
+
+if TYPE_CHECKING:
+    from fencepost.client.queries.session import ClusterSession
+
+COLUMNS = (
+    *("client_id", "host", "software", "group", "last_push", "pushes"),
+    *("idle", "poll_max", "commit_max", "rebalances"),
+)
+SERIES_COLUMNS = ("client_id", "instance", "metric", "labels", "value", "unit")
+
+
+@click.group("clients", cls=CommandGroup)
+def command() -> None:
+    """Show the metrics that clients push to the brokers.
+
+    Clients push what a subscription asks for: `fencepost configs set client-metrics NAME
+    metrics=org.apache.kafka.consumer. interval.ms=1m --execute`.
+    """
+
+
+@command.command("telemetry")
+@click.option("--client-id", metavar="ID", help="All values of the clients with this client id.")
+@table_options
+def telemetry(session: ClusterSession, form: str, client_id: str | None) -> None:
+    """List the clients that push metrics, with the values that tell how a consumer is doing.
+
+    IDLE is the part of its time that a consumer waits in poll: near 0 it cannot keep up. POLL_MAX
+    is the longest time between two polls in the last minute, COMMIT_MAX the longest time in which a
+    commit was answered. With --client-id, list every value of these clients. A client that has
+    asked for its subscription and pushed nothing has no LAST_PUSH. Apache Kafka passes the metrics
+    of clients on to a plugin, and keeps none.
+    """
+    from fencepost.client.queries.telemetry import instances
+
+    found, silent = instances(session, client_id)
+    if client_id is None:
+        emit([_row(one) for one in found], COLUMNS, form, "no clients have asked for subscriptions")
+    else:
+        rows = [row for one in found for row in _series_rows(one)]
+        emit(rows, SERIES_COLUMNS, form, f"no metrics of clients with the client id {client_id!r}")
+    if silent and form == "table":
+        named = ", ".join(map(str, silent))
+        say(f"note: brokers that keep no metrics of clients: {named}", err=True)
+
+
+def _row(one: dict[str, Any]) -> dict[str, Any]:
+    values, resource = one["values"], one["resource"]
+    return {
+        **one,
+        "host": one["client_host"],
+        "group": resource.get("group_id"),
+        "last_push": moment(one["pushed_ms"]),
+        "idle": _rounded(values.get("poll_idle_ratio")),
+        "poll_max": _milliseconds(values.get("time_between_polls_max_ms")),
+        "commit_max": _milliseconds(values.get("commit_latency_max_ms")),
+        "rebalances": _rounded(values.get("rebalances")),
+    }
+
+
+def _series_rows(one: dict[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {
+            "client_id": one["client_id"],
+            "instance": one["client_instance_id"],
+            "metric": name,
+            "labels": [f"{key}={text}" for key, text in labels.items()],
+            "value": value,
+            "unit": unit,
+            "time": moment(time_ms),
+        }
+        for name, labels, value, unit, time_ms in one["series"]
+    ]
+
+
+def _rounded(value: float | None) -> str | None:
+    return None if value is None else f"{value:.6g}"
+
+
+def _milliseconds(value: float | None) -> str | None:
+    return None if value is None else f"{value:.0f} ms"

@@ -1,0 +1,34 @@
+"""The metrics that clients have pushed to the brokers (KIP-714).
+
+Kafka's protocol has no API for them. A broker of Fencepost answers a DescribeConfigs of the broker
+that names them (``coordinator/handlers/telemetry_views.py``).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from fencepost.client.queries.settings import described
+
+if TYPE_CHECKING:
+    from fencepost.client.queries.session import ClusterSession
+
+KEY: Final = "fencepost.client.telemetry"
+
+Row = dict[str, Any]
+
+
+def instances(session: ClusterSession, client_id: str | None) -> tuple[list[Row], list[int]]:
+    """Return the client instances of all brokers, and the brokers that report none at all.
+
+    With ``client_id`` only the instances with that id, each with its ``series``: lists of name,
+    labels, value, unit and the client's time in milliseconds. Raises ApiError.
+    """
+    key = KEY if client_id is None else f"{KEY}/{client_id}"
+    brokers = sorted(session.client.metadata().brokers)
+    entries = described(session, [("broker", str(node)) for node in brokers], [key])
+    found = {int(one.resource): json.loads(one.value or "[]") for one in entries}
+    rows = [{"broker": node, **row} for node, own in found.items() for row in own]
+    rows.sort(key=lambda row: (row["client_id"] or "", -(row["pushed_ms"] or 0)))
+    return rows, [node for node in brokers if node not in found]

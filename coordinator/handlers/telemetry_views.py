@@ -1,0 +1,87 @@
+"""The metrics that clients have pushed, as a value that only DescribeConfigs by name returns.
+
+``fencepost clients telemetry`` needs them, and Kafka has no API for them. A DescribeConfigs of the
+broker that asks for ``fencepost.client.telemetry/CLIENT_ID`` gets the instances with that client id
+as JSON, with all their values; without ``/CLIENT_ID`` it gets those of all clients, with the values
+of ``telemetry/reports.py`` ``HIGHLIGHTS``. A request that does not name such a key never sees one,
+and Apache Kafka leaves out keys that it does not know.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, Final
+
+from fencepost.coordinator.handlers import Context
+from fencepost.coordinator.handlers.share_views import view_entry
+from fencepost.coordinator.telemetry.instances import ClientInstance
+from fencepost.logcore.checkpoints import uuid_to_text
+from fencepost.protocol import Entity
+from fencepost.protocol.steps import Steps
+
+KEY: Final = "fencepost.client.telemetry"
+
+MAX_INSTANCES: Final = 2_000
+"""Instances in a list of all clients: the most recently active ones."""
+
+MAX_DETAILED: Final = 50
+"""Instances of one client id that are shown with all their values."""
+
+SERIES_AT_ONCE: Final = 200
+"""Series that are encoded between two yields."""
+
+
+def entries(ctx: Context, wanted: Iterable[str]) -> Steps[tuple[Entity, ...]]:
+    """Return an entry for each wanted key of client telemetry."""
+    found: list[Entity] = []
+    for name in wanted:
+        key, slash, client_id = name.partition("/")
+        if key != KEY or not ctx.broker.config.bool("fencepost.client.telemetry.enable"):
+            continue
+        value = yield from _instances(ctx, client_id if slash else None)
+        found.append(view_entry(ctx, name, value, "Metrics that clients have pushed, as JSON."))
+    return tuple(found)
+
+
+def _instances(ctx: Context, client_id: str | None) -> Steps[str]:
+    """Return the instances as a JSON array, encoded in steps."""
+    pieces: list[str] = []
+    most = MAX_INSTANCES if client_id is None else MAX_DETAILED
+    for one in ctx.broker.telemetry if ctx.broker.has_telemetry else ():
+        if len(pieces) >= most:
+            break
+        if client_id is None:
+            pieces.append(json.dumps(_summary(one)))
+        elif (one.client.client_id or "") == client_id:
+            series = yield from _series(one)
+            pieces.append(f'{json.dumps(_summary(one))[:-1]}, "series": [{", ".join(series)}]}}')
+        yield
+    return f"[{', '.join(pieces)}]"
+
+
+def _summary(one: ClientInstance) -> dict[str, Any]:
+    client, report = one.client, one.report
+    return {
+        "client_id": client.client_id,
+        "client_host": client.host,
+        "software": f"{client.software_name} {client.software_version}",
+        "client_instance_id": uuid_to_text(one.instance_id),
+        "subscribed": one.metrics,
+        "interval_ms": one.interval_ms,
+        "pushed_ms": report.at_ms,
+        "pushes": report.pushes,
+        "series_count": len(report),
+        "dropped": report.dropped,
+        "resource": report.resource,
+        "values": report.highlights,
+    }
+
+
+def _series(one: ClientInstance) -> Steps[list[str]]:
+    found: list[str] = []
+    for name, attributes, value in one.report.series():
+        found.append(json.dumps([name, dict(attributes), value.value, value.unit, value.time_ms]))
+        if not len(found) % SERIES_AT_ONCE:
+            yield
+    return found

@@ -108,6 +108,7 @@ KINDS: Final[Mapping[str, Mapping[str, str]]] = {
         "offsets-committed-by-timer": "a client commits offsets at equal intervals",
         "offsets-added-to-transaction": "a client has committed offsets in a transaction",
         "transaction-ended": "a client has ended a transaction",
+        "transaction-nearly-timed-out": "a transaction was open for most of its timeout",
         "transaction-timeout-refused": "a transaction timeout above the broker's maximum",
         "observations-dropped": "observations beyond the limit were only counted",
     },

@@ -46,6 +46,11 @@ WRITTEN_S = 0.2
     help="Have the brokers record requests from now on, until Ctrl-C or --seconds, then write.",
 )
 @click.option("--seconds", type=click.FloatRange(min=0), help="With --follow: how long to record.")
+@click.option(
+    "--records",
+    is_flag=True,
+    help="Also write keys, values and headers of the produced and acquired records.",
+)
 @shared_options
 def command(
     session: ClusterSession,
@@ -55,18 +60,19 @@ def command(
     end_ms: int | None,
     follow: bool,
     seconds: float | None,
+    records: bool,
 ) -> None:
     """Record an incident of consumer groups, share groups or transactional ids for a test.
 
-    The file has their requests, times, errors and causes, but no keys, values and headers of
-    records. `fencepost.testing.replay` plays it on a broker in a test; see docs/testing.md.
+    The file has their requests, times, errors and causes, but without --records no keys, values and
+    headers. `fencepost.testing.replay` plays it on a broker in a test; see docs/testing.md.
 
     The brokers must have recorded the requests: set `fencepost.history.requests.enable` on all
     brokers beforehand, or use --follow, which sets it for the time of the recording.
     """
     from fencepost.client.queries.entries import entries_of
     from fencepost.client.queries.incident import dump
-    from fencepost.client.queries.recording import incident_of, with_scopes
+    from fencepost.client.queries.recording import incident_of, with_records, with_scopes
     from fencepost.coordinator.metadata.names import HISTORY_TOPIC
 
     if seconds is not None and not follow:
@@ -92,6 +98,8 @@ def command(
         and (end_ms is None or entry.at_ms < end_ms)
     ]
     incident = incident_of(session, entries, subjects)
+    if records:
+        incident = with_records(session, incident)
     out.write_text(dump(incident), encoding="utf-8")
     say(
         f"{out}: {counted(len(incident.steps), 'request')},"

@@ -16,15 +16,18 @@ from fencepost.client.queries.incident import (
     MAX_RECORDS,
     Incident,
     IncidentError,
+    Payload,
     Step,
 )
 from fencepost.client.queries.incident_values import from_json
+from fencepost.client.queries.recording import produced
 from fencepost.client.requests import Partition
 from fencepost.logcore.batch import LogRecord, encode_batch, parse_header
 from fencepost.logcore.errors import LogError
 from fencepost.protocol.schema import Entity, all_fields
 
 _EPOCHS: Final = ("generation_id", "generation_id_or_member_epoch", "member_epoch")
+_EMPTY: Final = Payload(None, None, ())
 _NOTHING_WAITED: Final = timedelta()
 _LONG_WAIT: Final = timedelta(seconds=60)
 
@@ -43,6 +46,9 @@ class ReplayIds:
         self._bases: dict[Partition, int] = {}
         """The recorded offset of the first record of the replay, for each partition."""
         self._records = 0
+        self._payloads = incident.records
+        self._firsts: dict[Partition, int] = {}
+        """The recorded first offsets of the current Produce request."""
         for name, topic in incident.topics.items():
             try:
                 recorded = uuid.UUID(topic.id)
@@ -54,6 +60,10 @@ class ReplayIds:
     def request(self, step: Step) -> Entity:
         """Return the request of a step as the replay sends it. Raises IncidentError."""
         body = from_json(APIS_BY_NAME[step.api], step.version, "request", step.request)
+        self._firsts = {}
+        if step.api == "Produce":
+            names = {str(one): name for one, name in self._names.items()}
+            self._firsts = {place: first for place, first, _ in produced(step, names)}
         body = self._translated(body, body)
         if step.api == "ShareFetch" and step.response is not None:
             # Its wait runs in real time: the request waits only for records that it will get.
@@ -85,8 +95,8 @@ class ReplayIds:
                     changed["partitions"] = tuple(
                         self._translated(row, request) if is_dataclass(row) else row for row in rows
                     )
-            elif name == "records" and value:
-                changed[name] = self._batch(value)
+            elif name == "topic_data":
+                changed[name] = tuple(self._topic_data(one, request) for one in value)
             elif name not in changed and _is_structs(value):
                 changed[name] = tuple(self._translated(one, request) for one in value)
         return replace(message, **changed) if changed else message
@@ -106,8 +116,26 @@ class ReplayIds:
             ),
         )
 
-    def _batch(self, header_bytes: bytes) -> bytes:
-        """Return a batch with as many empty records as the recorded one."""
+    def _topic_data(self, topic: Any, request: Entity) -> Any:
+        """Return a topic of a Produce request with batches of the replay."""
+        name = getattr(topic, "name", None) or self._names.get(getattr(topic, "topic_id", None), "")
+        rows = [
+            replace(row, records=self._batch(row.records, (name, row.index)))
+            if row.records
+            else row
+            for row in topic.partition_data
+        ]
+        return self._translated(replace(topic, partition_data=tuple(rows)), request)
+
+    def payload(self, place: Partition, offset: int) -> Payload:
+        """Return the key, value and headers of a record at an offset of the replay."""
+        return self._recorded_payload(place, offset + self._bases.get(place, 0))
+
+    def _recorded_payload(self, place: Partition, offset: int) -> Payload:
+        return self._payloads.get(place[0], {}).get(place[1], {}).get(offset, _EMPTY)
+
+    def _batch(self, header_bytes: bytes, place: Partition) -> bytes:
+        """Return a batch with as many records as the recorded one."""
         try:
             header = parse_header(header_bytes)
         except LogError as error:
@@ -117,8 +145,12 @@ class ReplayIds:
             raise IncidentError(f"the requests produce more than {MAX_RECORDS} records")
         producer, epoch = header.producer_id, header.producer_epoch
         stamp = max(header.base_timestamp, 0)
+        first = self._firsts.get(place, -1 - header.record_count)
         return encode_batch(
-            [LogRecord(at, stamp, None, None, ()) for at in range(header.record_count)],
+            [
+                LogRecord(at, stamp, *self._recorded_payload(place, first + at))
+                for at in range(header.record_count)
+            ],
             producer_id=self._producers.get(producer, producer),
             producer_epoch=self._producer_epochs.get((producer, epoch), epoch),
             base_sequence=header.base_sequence,

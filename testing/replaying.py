@@ -391,7 +391,10 @@ class _Player:
             with self.kafka._session() as session:
                 for first, stop in itertools.pairwise(cuts):
                     now_ms = self.kafka.clock.now_ms()
-                    rows = [LogRecord(at, now_ms, None, None, ()) for at in range(stop - first)]
+                    rows = [
+                        LogRecord(at, now_ms, *self._ids.payload(place, first + at))
+                        for at in range(stop - first)
+                    ]
                     write(session, place, rows)
             self._ends[place] = last + 1
 

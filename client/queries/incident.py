@@ -6,6 +6,7 @@ size, every number and every request before a replay uses them.
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, field
@@ -109,6 +110,18 @@ class Cause:
     trigger: str | None = None
 
 
+class Payload(NamedTuple):
+    """The key, value and headers of a record, for ``--records``; bytes are base64 in the file."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+
+
+Payloads = Mapping[str, Mapping[int, Mapping[int, Payload]]]
+"""By topic, partition and recorded offset."""
+
+
 @dataclass(frozen=True, slots=True)
 class Incident:
     """What :func:`load` returns; see the format."""
@@ -123,6 +136,7 @@ class Incident:
     topics: Mapping[str, TopicOfIncident]
     steps: Sequence[Step]
     causes: Sequence[Cause]
+    records: Payloads = field(default_factory=dict)
 
     @property
     def subjects(self) -> tuple[str, ...]:
@@ -134,6 +148,7 @@ def dump(incident: Incident) -> str:
     """Return the file's text, one step or cause a line."""
     plain = asdict(incident)
     plain["topics"] = {name: one._asdict() for name, one in incident.topics.items()}
+    plain["records"] = _written_records(incident.records)
     lists = {name: plain.pop(name) for name in ("steps", "causes")}
     head = json.dumps({"format": FORMAT, "version": VERSION, **plain}, indent=2)[:-2]
     for name, rows in lists.items():
@@ -189,6 +204,7 @@ def _checked(data: bytes) -> Incident:
         topics,
         steps,
         [_cause(at, one, span) for at, one in enumerate(_list(values, "causes", MAX_CAUSES), 1)],
+        _read_records(_mapping(values, "records")),
     )
 
 
@@ -319,6 +335,50 @@ def _step(at: int, row: Any, span: int) -> Step:
     except (ValueError, WireError) as error:
         raise IncidentError(f"{where}, {api}: {error}") from None
     return step
+
+
+def _written_records(records: Payloads) -> dict[str, Any]:
+    return {
+        topic: {
+            str(index): {
+                str(offset): [
+                    _encoded(one.key),
+                    _encoded(one.value),
+                    [[name, _encoded(value)] for name, value in one.headers],
+                ]
+                for offset, one in rows.items()
+            }
+            for index, rows in partitions.items()
+        }
+        for topic, partitions in records.items()
+    }
+
+
+def _encoded(data: bytes | None) -> str | None:
+    return None if data is None else base64.b64encode(data).decode()
+
+
+def _read_records(values: Mapping[str, Any]) -> Payloads:
+    """Read keys, values and headers; the file's size bounds them."""
+    try:
+        return {
+            topic: {
+                int(index): {int(offset): _payload(*row) for offset, row in rows.items()}
+                for index, rows in partitions.items()
+            }
+            for topic, partitions in values.items()
+        }
+    except (ValueError, TypeError, AttributeError) as error:
+        raise IncidentError(f"records: {error}") from None
+
+
+def _payload(key: Any, value: Any, headers: Any) -> Payload:
+    read = [(_text(name, "a header's name"), _decoded(data)) for name, data in headers]
+    return Payload(_decoded(key), _decoded(value), tuple(read))
+
+
+def _decoded(text: Any) -> bytes | None:
+    return None if text is None else base64.b64decode(text, validate=True)
 
 
 def _check_order(steps: Sequence[Step]) -> None:

@@ -5,24 +5,32 @@ from __future__ import annotations
 import struct
 from base64 import b64decode
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Sequence
-from typing import Final
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
 
 from fencepost.client.client import ApiError
 from fencepost.client.queries.features import finalized_levels
 from fencepost.client.queries.incident import (
+    MAX_FILE_BYTES,
+    MAX_RECORDS,
     MAX_STEPS,
     Cause,
     Incident,
     IncidentError,
+    Payload,
     Step,
     TopicOfIncident,
     is_group_setting,
     is_setting,
 )
 from fencepost.client.queries.incident_values import as_json
+from fencepost.client.queries.reader import Reader
 from fencepost.client.queries.session import ClusterSession
 from fencepost.client.queries.settings import described
+from fencepost.client.queries.where import OffsetPosition
+from fencepost.client.requests import Partition
 from fencepost.coordinator.history.entries import (
     GROUP,
     GROUP_REQUEST,
@@ -32,12 +40,17 @@ from fencepost.coordinator.history.entries import (
     Entry,
 )
 from fencepost.coordinator.history.recorded_apis import CONNECTION_CLOSED
+from fencepost.logcore.batch import parse_header
+from fencepost.logcore.errors import LogError
 from fencepost.protocol.api import APIS, ApiKey
 from fencepost.protocol.codec import decode_request, decode_response
 from fencepost.protocol.schema import Entity
 from fencepost.protocol.writer import uvarint
 
 SETTING: Final = "fencepost.history.requests.enable"
+
+MAX_PAYLOAD_BYTES: Final = MAX_FILE_BYTES // 4
+"""The limit of keys, values and headers, which are longer in base64."""
 
 COMPARED: Final = frozenset(
     {
@@ -244,6 +257,78 @@ def _check_begin(steps: Sequence[Step]) -> None:
                 " broker gave out earlier: a replay needs the request that asked for it, so record"
                 " from an earlier time, or restart that client while recording"
             )
+
+
+# --- the records ---
+
+
+def with_records(session: ClusterSession, incident: Incident) -> Incident:
+    """Add the keys, values and headers of the records that were produced or acquired.
+
+    Records that have been deleted since stay without. Raises IncidentError if there are too many,
+    and ApiError.
+    """
+    found: dict[str, dict[int, dict[int, Payload]]] = {}
+    left, left_bytes = MAX_RECORDS, MAX_PAYLOAD_BYTES
+    for (topic, index), wanted in sorted(_offsets(incident).items()):
+        rows = found.setdefault(topic, {}).setdefault(index, {})
+        reader = Reader(session, topic, committed=False)
+        begin, end = OffsetPosition(offset=min(wanted)), OffsetPosition(offset=max(wanted) + 1)
+        reader.seek([index], begin=begin, until=end)
+        for _, record in reader.records():
+            if record.offset not in wanted:
+                continue
+            rows[record.offset] = Payload(record.key, record.value, tuple(record.headers))
+            left -= 1
+            left_bytes -= len(record.key or b"") + len(record.value or b"")
+            left_bytes -= sum(len(value or b"") for _, value in record.headers)
+            if left < 0 or left_bytes < 0:
+                raise IncidentError(
+                    f"an incident has at most {MAX_RECORDS} records and {MAX_PAYLOAD_BYTES} bytes"
+                    " of keys, values and headers: record without --records"
+                )
+    return replace(incident, records=found)
+
+
+def _offsets(incident: Incident) -> dict[Partition, set[int]]:
+    """Return the offsets of the produced and acquired records."""
+    names = {topic.id: name for name, topic in incident.topics.items()}
+    found: dict[Partition, set[int]] = defaultdict(set)
+    for step in incident.steps:
+        for topic in (step.response or {}).get("responses", ()):
+            name = names.get(topic.get("topic_id", ""), "")
+            for row in topic.get("partitions", ()) if name else ():
+                for one in row.get("acquired_records", ()):
+                    first, last = one.get("first_offset", 0), one.get("last_offset", 0)
+                    found[name, row.get("partition_index", 0)].update(range(first, last + 1))
+        if step.api == "Produce" and step.response is not None:
+            for place, first, count in produced(step, names):
+                found[place].update(range(first, first + count))
+    return found
+
+
+def produced(step: Step, names: Mapping[str, str]) -> Iterator[tuple[Partition, int, int]]:
+    """Yield each partition of a Produce request, its first offset and the number of records.
+
+    ``names`` are the topics by id. Raises IncidentError.
+    """
+    counts: dict[Partition, int] = {}
+    for topic in step.request.get("topic_data", ()):
+        for row in topic.get("partition_data", ()):
+            try:
+                header = parse_header(b64decode(row.get("records") or b""))
+            except LogError as error:
+                raise IncidentError(f"step {step.number} has no batch: {error}") from None
+            counts[_topic(topic, names), row.get("index", 0)] = header.record_count
+    for topic in (step.response or {}).get("responses", ()):
+        for row in topic.get("partition_responses", ()):
+            place = _topic(topic, names), row.get("index", 0)
+            if "error_code" not in row:
+                yield place, row.get("base_offset", 0), counts.get(place, 0)
+
+
+def _topic(row: Mapping[str, Any], names: Mapping[str, str]) -> str:
+    return row.get("name") or names.get(row.get("topic_id", ""), "")
 
 
 # --- the cluster ---

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, ShareConsumer
 
+from fencepost.client.queries.incident import Payload, load
 from fencepost.testing import IncidentError, Kafka, Replay, ReplayError, replay
 from fencepost.testing.plugin import kafka_replay
+from fencepost.testing.replaying import broker_for, replay_on
 from tests.support.waits import until
 from tests.wire.command_line import cli
 
@@ -222,6 +224,20 @@ def test_a_fenced_producer(kafka: Kafka, tmp_path: Path) -> None:
     assert failure.endswith("EndTxn of zombie returned INVALID_PRODUCER_EPOCH")
 
 
+def test_records_are_in_the_file_if_asked_for(kafka: Kafka, tmp_path: Path) -> None:
+    writes = producer(kafka)
+    writes.produce("orders", b"tea", b"alice", headers={"trace": b"7"}, partition=1)
+    writes.commit_transaction(20)
+    path = record(kafka, tmp_path / "incident.json", "payments", "--records")
+    incident = load(path)
+    with broker_for(incident) as broker:
+        replay_on(broker, incident)
+        (found,) = broker.records("orders", isolation="read_committed", at_least=1)
+    (written,) = kafka.records("orders", isolation="read_committed")
+    assert found[:3] == written[:3]
+    assert (found.key, found.value, found.headers) == (b"alice", b"tea", (("trace", b"7"),))
+
+
 def test_a_transaction_timeout(kafka: Kafka, tmp_path: Path) -> None:
     slow = producer(kafka, transaction_timeout_ms=5_000)
     slow.produce("orders", b"tea")
@@ -264,13 +280,14 @@ def share_incident(kafka: Kafka, path: Path) -> Path:
         worker.acknowledge(message)
         worker.commit_sync(10)
     worker.close()
-    return record(kafka, path, "workers")
+    return record(kafka, path, "workers", "--records")
 
 
 def test_expired_acquisition_locks(
     kafka: Kafka, tmp_path: Path, kafka_replay: Callable[[Path], Replay]
 ) -> None:
     path = share_incident(kafka, tmp_path / "incident.json")
+    assert list(load(path).records["jobs"][0].values()) == [Payload(None, b"poison", ())]
     result = kafka_replay(path)
     assert result.whys("share-records-returned") == ["acquisition lock expired"]
     assert result.whys("share-records-given-up") == ["acquisition lock expired, delivery limit 2"]
@@ -317,3 +334,10 @@ def test_a_different_expectation_names_the_step(kafka: Kafka, tmp_path: Path) ->
 
     with pytest.raises(IncidentError, match=r"edited\.json: 'group\.consumer\.assignors' is no"):
         replay(edited(path, class_from_a_file))
+
+    def no_batch(incident: dict[str, Any]) -> None:
+        produce = next(one for one in incident["steps"] if one["api"] == "Produce")
+        produce["request"]["topic_data"][0]["partition_data"][0]["records"] = "AAAA"
+
+    with pytest.raises(IncidentError, match=r"step \d+ has no batch"):
+        replay(edited(path, no_batch))

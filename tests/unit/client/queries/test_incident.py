@@ -17,6 +17,7 @@ from fencepost.client.queries.incident import (
     Cause,
     Incident,
     IncidentError,
+    Payload,
     Step,
     TopicOfIncident,
     dump,
@@ -48,6 +49,7 @@ INCIDENT = Incident(
         Step(2, 4, 1, "connection-closed"),
     ],
     [Cause(3, 1, "payments", "producer-refused", "EndTxn", None, "request EndTxn")],
+    {"orders": {2: {7: Payload(None, b"tea", (("trace", None), ("trace", b"7")))}}},
 )
 
 
@@ -105,6 +107,9 @@ def put(*keys: Any, value: Any) -> Callable[[dict[str, Any]], object]:
         (put("steps", 0, "request", "transactional_id", value=None), "transactional_id is null"),
         (put("steps", 0, "response", "error_code", value="OOPS"), "error_code is 'OOPS', not a"),
         (put("steps", 0, "response", value=[]), "response of step 1 is not an object"),
+        (put("records", value={"orders": {"x": {}}}), "records: invalid literal for int()"),
+        (put("records", value={"orders": {"0": {"0": ["tea"]}}}), "records: "),
+        (put("records", value={"orders": {"0": {"0": ["?", None, []]}}}), "records: "),
         (put("causes", 0, "at_ms", value=-1), "at_ms of cause 1 is -1"),
         (put("causes", 0, "why", value="x" * 10_001), "why of cause 1 is not a text of at most"),
     ],

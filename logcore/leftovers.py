@@ -15,7 +15,10 @@ from fencepost.logcore.segment import LOG_SUFFIX, SEGMENT_SUFFIXES
 
 OFFSET_DIGITS: Final = 20
 
-_UNFINISHED: Final = (DELETED_SUFFIX, CLEANED_SUFFIX, SWAP_SUFFIX, TEMPORARY_SUFFIX)
+REMOVED_SUFFIXES: Final = (DELETED_SUFFIX, CLEANED_SUFFIX, TEMPORARY_SUFFIX)
+"""The suffixes of files that a start removes without reading them."""
+
+_UNFINISHED: Final = (*REMOVED_SUFFIXES, SWAP_SUFFIX)
 
 
 def finish_interrupted(

@@ -41,7 +41,7 @@ from fencepost.logcore.dump import (
 from fencepost.logcore.errors import LogError
 from fencepost.logcore.fs import FileSystem
 from fencepost.logcore.index import AbortedTxn, CorruptIndexError, TransactionIndex
-from fencepost.logcore.leftovers import OFFSET_DIGITS, offset_of
+from fencepost.logcore.leftovers import OFFSET_DIGITS, REMOVED_SUFFIXES, offset_of
 from fencepost.logcore.log import SNAPSHOT_SUFFIX
 from fencepost.logcore.producer_snapshot import CorruptSnapshotError, ProducerEntry, decode_snapshot
 from fencepost.logcore.producers import ProducerStateManager
@@ -148,8 +148,15 @@ def _offsets_of_metadata_snapshots(names: Iterable[str]) -> list[int]:
 def verify_partition(
     fs: FileSystem, directory: str, *, decoder: Decoder | None = None
 ) -> Iterator[Row]:
-    """Yield the problems of a partition's files. Raises OSError."""
-    names = sorted(name for name in fs.list_directory(directory) or [] if not is_stray(name))
+    """Yield the problems of a partition's files. Raises OSError.
+
+    Files that the next start removes unread are not checked.
+    """
+    names = sorted(
+        name
+        for name in fs.list_directory(directory) or []
+        if not is_stray(name) and not name.endswith(REMOVED_SUFFIXES)
+    )
     bases = bases_of(names)
     for name in names:
         try:

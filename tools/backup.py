@@ -130,7 +130,7 @@ def create(data_dir: Path, target: Path, *, max_pause_s: float = 2.0) -> BackupS
             for source in sources:
                 row = _copied(source, target / DATA / source.name)
                 manifest.write(json.dumps(row) + "\n")
-                files, size = files + 1, size + source.size
+                files, size = files + 1, size + int(str(row["size"]))
             manifest.write(json.dumps({"files": files, "bytes": size}) + "\n")
             manifest.flush()
             os.fsync(manifest.fileno())
@@ -265,8 +265,12 @@ def _copied(source: _Source, target: Path) -> dict[str, object]:
         if handle is None:
             handle = fs.open_for_reading(str(source.path))
             open_files.callback(fs.close, handle)
-        digest = _copy(handle, source.size, target, source.mode, source.name)
-    return {"name": source.name, "size": source.size, "mode": source.mode, "sha256": digest}
+        size = source.size
+        if source.name.endswith(INDEX_SUFFIXES):
+            # A running broker may have trimmed the index of a sealed segment meanwhile.
+            size = min(size, fs.size(handle))
+        digest = _copy(handle, size, target, source.mode, source.name)
+    return {"name": source.name, "size": size, "mode": source.mode, "sha256": digest}
 
 
 def _copy(handle: int, size: int, target: Path, mode: int, name: str) -> str:

@@ -20,13 +20,15 @@ from fencepost.tools.backup import BackupError, create
 from tests.support.cluster import Cluster
 from tests.support.daemon import Daemon
 from tests.support.failover import PARTITIONS, SOURCE, TARGET, Writer
-from tests.support.pipeline import Clients, Pipeline
+from tests.support.pipeline import QUIET, Clients, Pipeline
 from tests.support.targets import SETTINGS
 from tests.support.waits import until
 
 pytestmark = pytest.mark.timeout(300)
 
 FEW = {**SETTINGS, "offsets.topic.num.partitions": "1", "transaction.state.log.num.partitions": "1"}
+BRIEF = {**QUIET, "session.timeout.ms": 3000, "heartbeat.interval.ms": 500}
+"""A restored group waits for the sessions of members that are gone, as after ``kill -9``."""
 ROLLING = {**FEW, "log.roll.ms": "300"}
 """Segments are sealed all the time."""
 
@@ -241,7 +243,7 @@ def test_exactly_once_pipeline_continues_on_a_backup_of_a_running_broker(
         for name in (SOURCE, TARGET):
             cluster.create_topic(name, PARTITIONS)
     writer = Writer(running.bootstrap)
-    pipeline = Pipeline(Clients(running.bootstrap), "pipeline", SOURCE, TARGET)
+    pipeline = Pipeline(Clients(running.bootstrap, BRIEF), "pipeline", SOURCE, TARGET)
     writer.start()
     pipeline.start()
     floors: list[list[int]] = []
@@ -268,7 +270,7 @@ def test_exactly_once_pipeline_continues_on_a_backup_of_a_running_broker(
 def check_pipeline(daemon: Daemon, floor: list[int]) -> None:
     """Let the pipeline copy the rest; the target must have the source's numbers, each once."""
     try:
-        clients = Clients(daemon.bootstrap)
+        clients = Clients(daemon.bootstrap, BRIEF)
         source = values(clients.messages(SOURCE, PARTITIONS))
         for index, numbers in enumerate(source):
             assert numbers == list(range(index, index + PARTITIONS * len(numbers), PARTITIONS))

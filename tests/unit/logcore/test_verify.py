@@ -125,6 +125,13 @@ def test_what_is_missing_is_named(directory: Path) -> None:
     assert ("notes.txt", "not a log file") in found
 
 
+def test_files_that_the_next_start_removes_are_not_checked(directory: Path) -> None:
+    (log, *_) = files(directory, ".log")
+    for name in ("leader-epoch-checkpoint.tmp", f"{log.name}.cleaned", f"{log.name}.deleted"):
+        (directory / name).write_bytes(b"half of it")
+    assert problems(directory) == []
+
+
 def test_epochs_before_the_log_start_are_not_missed(tmp_path: Path) -> None:
     """The log starts in the first segment, which still has batches of earlier epochs."""
     for epoch in (0, 1, 2):

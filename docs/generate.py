@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from docs.catalogue import catalogue_table
 from docs.classes import class_reference
 from docs.commands import command_reference
 from docs.matrix import matrix, run_table
@@ -82,7 +83,7 @@ PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "docs/compatibility.md": {"matrix": matrix, "runs": run_table},
     "docs/python.md": {"classes": class_reference},
     "docs/metrics.md": {"metrics": own_series, "other-metrics": other_series},
-    "docs/causes.md": {"kinds": kinds_table},
+    "docs/causes.md": {"kinds": kinds_table, "catalogue": catalogue_table},
 }
 """Page → name of a part → function that returns its text."""
 

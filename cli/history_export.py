@@ -45,16 +45,17 @@ LOOK_BACK: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The entries to deliver: of all scopes and kinds if none are named."""
+    """The entries to deliver: all except recorded requests, if no scopes and kinds are named."""
 
     scopes: frozenset[str]
     kinds: frozenset[str]
 
     def has(self, entry: Entry) -> bool:
         """Return whether an entry is selected."""
-        return (not self.scopes or entry.scope in self.scopes) and (
-            not self.kinds or entry.what in self.kinds
-        )
+        from fencepost.coordinator.history.entries import REQUEST_SCOPES
+
+        has_scope = entry.scope in self.scopes if self.scopes else entry.scope not in REQUEST_SCOPES
+        return has_scope and (not self.kinds or entry.what in self.kinds)
 
 
 @click.command("schema")
@@ -79,7 +80,8 @@ def schema_command() -> None:
     "--scopes",
     multiple=True,
     metavar="SCOPE,…",
-    help="Only entries of these scopes: group, transaction, partition, cluster, client.",
+    help="Only entries of these scopes: group, transaction, partition, cluster, client,"
+    " group-request, transaction-request; by default all except recorded requests.",
 )
 @click.option(
     "--group", "-g", help="The consumer group; by default history-webhook or history-otlp."

@@ -14,11 +14,19 @@ from fencepost.coordinator.history.entries import (
     CLUSTER,
     ENTRY_VERSION,
     GROUP,
+    GROUP_REQUEST,
     MAX_ITEMS,
     MAX_TEXT_CHARACTERS,
     PARTITION,
     TRANSACTION,
+    TRANSACTION_REQUEST,
 )
+from fencepost.coordinator.history.recorded_apis import CONNECTION_CLOSED, REQUEST
+
+_REQUESTS: Final = {
+    REQUEST: "a request, with `fencepost.history.requests.enable`",
+    CONNECTION_CLOSED: "the client's connection closed",
+}
 
 KINDS: Final[Mapping[str, Mapping[str, str]]] = {
     GROUP: {
@@ -112,6 +120,8 @@ KINDS: Final[Mapping[str, Mapping[str, str]]] = {
         "transaction-timeout-refused": "a transaction timeout above the broker's maximum",
         "observations-dropped": "observations beyond the limit were only counted",
     },
+    GROUP_REQUEST: _REQUESTS,
+    TRANSACTION_REQUEST: _REQUESTS,
 }
 """Scope → kind of an entry → its meaning. An entry of the scope ``client`` is recorded once in ten
 minutes."""
@@ -122,6 +132,8 @@ SUBJECTS: Final[Mapping[str, str]] = {
     PARTITION: "topic and partition, as `orders-0`",
     CLUSTER: "a broker, a feature, a topic or the controller",
     CLIENT: "the client id",
+    GROUP_REQUEST: "the group id",
+    TRANSACTION_REQUEST: "the transactional id",
 }
 
 _INT64 = {"type": "integer", "minimum": -(1 << 63), "maximum": (1 << 63) - 1}

@@ -18,7 +18,9 @@ from jsonschema import Draft202012Validator
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from fencepost.client.queries.session import ClusterSession
 from fencepost.coordinator.metadata.names import HISTORY_TOPIC
+from fencepost.testing import Cluster as SeveralBrokers
 from tests.support.cluster import Cluster, unique
 from tests.support.daemon import Daemon
 from tests.support.processes import Child
@@ -333,3 +335,36 @@ def test_rebalance_of_the_consumer_protocol_ends_with_its_last_member(
         ("superseded", "member-left"),  # it left no member to complete it
         ("complete", "member-joined"),
     ]
+
+
+def test_entries_of_every_broker_of_a_cluster_are_delivered_also_after_one_failed() -> None:
+    with SeveralBrokers(3) as brokers:
+        brokers.topic("t", 3)
+
+        def leaders() -> bool:
+            with ClusterSession(brokers.bootstrap, 10) as session:
+                known = session.client.metadata(refresh=True).topics
+                rows = known[HISTORY_TOPIC].partitions if HISTORY_TOPIC in known else {}
+                return {row.leader for row in rows.values()} == {1, 2, 3}
+
+        until(leaders, "each broker leads a partition of the history")
+        name = unique("export")
+        words = ("history", "export", "--group", name, "--webhook")
+        with receiving() as receiver:
+            cli(brokers.bootstrap, *words, receiver.url)
+        first = {one[1]["webhook-id"] for one in receiver.requests}
+        assert {one.split("-")[-2] for one in first} == {"0", "1", "2"}
+        brokers.kill(3)
+        seen: set[str] = set()
+
+        def is_told() -> bool:
+            with receiving() as receiver:
+                done = cli(brokers.bootstrap, *words, receiver.url, status=None)
+            entries = [json.loads(body) for body in receiver.accepted()]
+            seen.update(one[1]["webhook-id"] for one in receiver.requests)
+            return done.exit_code == 0 and any(
+                (one["what"], one["subject"]) == ("broker-fenced", "broker 3") for one in entries
+            )
+
+        until(is_told, "the failover")
+        assert seen.isdisjoint(first), "their offsets were committed"

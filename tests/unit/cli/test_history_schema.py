@@ -18,11 +18,13 @@ from fencepost.coordinator.history.entries import (
     GROUP,
     PARTITION,
     POLL_PAUSE_REPORTED,
+    REQUEST_SCOPES,
     TRANSACTION,
     Entry,
     Observed,
     encode_value,
 )
+from fencepost.coordinator.history.recorded_apis import CONNECTION_CLOSED, REQUEST
 from fencepost.groups.events import EventKind as GroupEvent
 from fencepost.groups.share.events import EventKind as ShareEvent
 from fencepost.txn.events import EventKind as TransactionEvent
@@ -48,6 +50,8 @@ def test_each_kind_of_a_coordinator_is_described() -> None:
     assert KINDS[GROUP].keys() == of_groups
     assert KINDS[TRANSACTION].keys() == set(map(str, TransactionEvent))
     assert KINDS[CLIENT].keys() == set(map(str, Observed))
+    for scope in REQUEST_SCOPES:
+        assert KINDS[scope].keys() == {REQUEST, CONNECTION_CLOSED}
     assert SUBJECTS.keys() == KINDS.keys()
 
 

@@ -101,7 +101,9 @@ class Replay:
     """The result of a replay."""
 
     incident: Incident
+    """The incident that was replayed."""
     steps: tuple[ReplayedStep, ...]
+    """All requests, each with the errors that it returned."""
     causes: tuple[Cause, ...]
     """The causes in the history of the replay's broker, in the ids of the incident."""
 

@@ -124,7 +124,7 @@ Payloads = Mapping[str, Mapping[int, Mapping[int, Payload]]]
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """What :func:`load` returns; see the format."""
+    """Requests, times and causes; docs/testing.md describes the fields of the file."""
 
     start_ms: int
     end_ms: int

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fencepost.cli.flink_checkpoint import CheckpointError, read_flink_checkpoint
+from fencepost.cli.flink_checkpoint import METADATA, CheckpointError, read_flink_checkpoint
 from fencepost.testing import Kafka
 from tests.ecosystem.flink_checkpoints import complete_checkpoint
 from tests.ecosystem.programs import (
@@ -21,6 +21,7 @@ from tests.ecosystem.programs import (
 from tests.support.cluster import Cluster, unique
 from tests.support.processes import Child
 from tests.support.waits import until
+from tests.unit.cli.test_flink_checkpoint import FOLDER, with_absolute_paths
 from tests.wire.command_line import cli
 from tests.wire.test_cli import rows
 
@@ -82,3 +83,19 @@ def test_operator_commits_the_transactions_of_a_checkpoint_and_flink_continues(
             assert_exactly_once(broker.bootstrap, target, TOTAL, child)
         finally:
             child.kill()
+
+
+def test_flink_reads_the_absolute_paths_that_the_unit_tests_write(tmp_path: Path) -> None:
+    libs = jars("flink", "flink-connector-kafka-*.jar")
+    classes = compiled("FlinkPaths.java", libs, tmp_path / "classes")
+    parent, folder = "file:/entropy/jobs/chk-3", FOLDER / "files"
+    changed = tmp_path / METADATA
+    changed.write_bytes(with_absolute_paths((folder / METADATA).read_bytes(), parent))
+    child = java(libs, "FlinkPaths", str(changed), classes=classes)
+    assert child.wait(DEADLINE_S) == 0, child.tail()
+    wanted = {
+        f"{parent}/{one.name} {one.stat().st_size}"
+        for one in folder.iterdir()
+        if one.name != METADATA
+    }
+    assert wanted == {line for line in child.lines if line.startswith(parent)}

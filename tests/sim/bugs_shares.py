@@ -410,7 +410,7 @@ SHARES: Final[tuple[tuple[Bug, Mapping[str, Any]], ...]] = (
             (
                 (
                     share_acknowledge.run,
-                    "yield from settled(acknowledged.values())",
+                    "yield from settled(ctx, acknowledged.values())",
                     "acknowledged = {key: None for key in acknowledged}",
                 ),
             ),

@@ -96,6 +96,8 @@ class Options:
     """The acks of all producers that are not idempotent; None: each draws its own."""
     fetch_bytes: int = 1 << 20
     """``replica.fetch.max.bytes`` and ``replica.fetch.response.max.bytes``."""
+    fetch_wait_ms: int = 200
+    """``replica.fetch.wait.max.ms``, at most a quarter of :attr:`lag_ms`."""
     snapshot_records: int | None = None
     """Records in the metadata log that cause a snapshot; None: the daemon's own rule."""
 
@@ -132,7 +134,7 @@ class Options:
             "min.insync.replicas": self.min_isr,
             "unclean.leader.election.enable": self.unclean,
             "replica.lag.time.max.ms": self.lag_ms,
-            "replica.fetch.wait.max.ms": min(200, self.lag_ms // 4),
+            "replica.fetch.wait.max.ms": min(self.fetch_wait_ms, self.lag_ms // 4),
             "replica.fetch.max.bytes": self.fetch_bytes,
             "replica.fetch.response.max.bytes": self.fetch_bytes,
             "replica.socket.timeout.ms": 1_500,
@@ -232,6 +234,8 @@ class Result:
 
 class History:
     """One history: its daemons, clients and faults."""
+
+    start_ms, lively_ms = START_MS, LIVELY_MS
 
     def __init__(self, options: Options, told: Callable[[str], None] | None = None) -> None:
         self.options = options
@@ -349,13 +353,14 @@ class History:
                 one.before_end = self._look_now
         self.admin = self._client(Admin, "admin")
         self.admin.spawn(self._make_topic())
-        scheduler.run(START_MS)
+        scheduler.run(self.start_ms)
         self._add_clients()
+        self._warm_up()
         self.faults.begin()
-        scheduler.run(START_MS + options.chaos_ms)
+        scheduler.run(scheduler.now + options.chaos_ms)
         self._heal()
         healed_ms = scheduler.now
-        scheduler.run(healed_ms + LIVELY_MS)
+        scheduler.run(healed_ms + self.lively_ms)
         for one in self.clients:
             one.is_stopped = True
         converged_ms = self._converge(healed_ms)
@@ -368,6 +373,9 @@ class History:
             sum(one.committed for one in self.clients if isinstance(one, TxnProducer)),
             converged_ms,
         )
+
+    def _warm_up(self) -> None:
+        """Let the clients work without faults first; by default not at all."""
 
     async def _make_topic(self) -> None:
         if self.options.elr:

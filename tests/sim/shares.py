@@ -46,7 +46,7 @@ SETTINGS: Final = {
     "group.share.session.timeout.ms": SESSION_MS,
     "group.share.min.session.timeout.ms": 1,
     "group.share.assignment.interval.ms": 0,
-    "group.share.initialize.retry.interval.ms": 1_000,
+    "group.share.initialize.retry.interval.ms": 200,
     "group.share.record.lock.duration.ms": LOCK_MS,
     "group.share.min.record.lock.duration.ms": LOCK_MS,
     "share.coordinator.state.topic.num.partitions": COORDINATORS,
@@ -54,6 +54,8 @@ SETTINGS: Final = {
     "share.coordinator.cold.partition.snapshot.interval.ms": 900,
 }
 
+WARM_UP_MS: Final = 10_000
+"""The latest time of the first fault."""
 FAULTS: Final = ("kill_share_coordinator", "kill_leader", "elect_share_coordinator")
 """Further faults of histories with share groups."""
 
@@ -97,6 +99,9 @@ def draw_share_options(seed: int) -> ShareOptions:
         "readers": 0,
         "transactions": draw.choice((0, 0, 1)),
         "producers": draw.choice((1, 2)),
+        "chaos_ms": draw.choice((1_000, 2_000)),
+        "fault_pause_ms": draw.choice((100, 200, 400)),
+        "fetch_wait_ms": 500,
     }
     return ShareOptions(
         **values,
@@ -129,6 +134,7 @@ class ShareHistory(History):
     """One history with a share group."""
 
     options: ShareOptions
+    start_ms, lively_ms = 300, 300
 
     def __init__(self, options: ShareOptions, told: Callable[[str], None] | None = None) -> None:
         super().__init__(options, told)
@@ -139,6 +145,11 @@ class ShareHistory(History):
 
     def _faults(self) -> Stories:
         return ShareFaults(self)
+
+    def _warm_up(self) -> None:
+        """Wait until records are delivered: faults before that would end before the group works."""
+        while not self.ledger.acquired and self.scheduler.now < WARM_UP_MS:
+            self.scheduler.run(self.scheduler.now + LOOK_MS)
 
     async def _make_topic(self) -> None:
         isolation = "read_committed" if self.options.is_committed else "read_uncommitted"

@@ -10,6 +10,7 @@ Source: Kafka's ``Persister`` and ``PersisterStateManager``.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
 from typing import Final, TypeVar
@@ -47,6 +48,8 @@ FIRST_PAUSE_MS: Final = 2_000
 """The pause after the first attempt; it doubles. Kafka's back-off begins with 1 s at attempt 0, but
 is read after attempt 1."""
 MAX_PAUSE_MS: Final = 30_000
+JITTER: Final = 0.2
+"""The share by which a pause is shorter or longer at random."""
 
 RETRIED: Final = (
     shard_errors.CoordinatorLoadInProgressError,
@@ -66,8 +69,9 @@ async def sleep_ms(pause_ms: int) -> None:
 
 
 def pause_ms(made: int) -> int:
-    """Return the pause after so many attempts."""
-    return min(FIRST_PAUSE_MS << (made - 1), MAX_PAUSE_MS)
+    """Return the pause after so many attempts. Source: ``ExponentialBackoff``."""
+    factor = random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311 - not used for security
+    return min(int(factor * (FIRST_PAUSE_MS << (made - 1))), MAX_PAUSE_MS)
 
 
 class SharePersister:

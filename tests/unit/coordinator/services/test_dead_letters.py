@@ -15,7 +15,7 @@ from fencepost.cluster.controller.features import FeatureUpdate, UpgradeType
 from fencepost.coordinator.runtime.background import Pace
 from fencepost.coordinator.services.dead_letter_records import SourceRecords
 from fencepost.coordinator.services.dead_letters import DeadLetterQueues
-from fencepost.coordinator.services.share_persister import MAX_ATTEMPTS
+from fencepost.coordinator.services.share_persister import JITTER, MAX_ATTEMPTS
 from fencepost.groups.share.dead_letters import LeaderUnreachableError, NotProducedError
 from fencepost.groups.share.events import EventKind
 from fencepost.groups.share.session import SessionKey
@@ -353,7 +353,7 @@ async def test_leader_that_moves_or_gives_no_response_is_tried_again(
     await one.fetch()
     await one.acknowledge(0, 1, REJECT)
     await one.settled(2)
-    assert one.pauses == [2_000, 4_000]
+    assert one.pauses == pytest.approx([2_000, 4_000], rel=JITTER)
     (batch,) = elsewhere.produced
     assert [header.record_count for _, header in iter_headers(batch)] == [2]
     assert (one.queues.requests[GROUP], one.queues.failures[GROUP]) == (3, 0)
@@ -367,7 +367,7 @@ async def test_records_are_archived_after_the_last_attempt(
     await one.fetch()
     await one.acknowledge(0, 1, REJECT)
     await one.settled(2)
-    assert one.pauses == [2_000, 4_000, 8_000, 16_000]
+    assert one.pauses == pytest.approx([2_000, 4_000, 8_000, 16_000], rel=JITTER)
     assert (elsewhere.results, elsewhere.produced) == ([], [])
     assert (one.queues.records[GROUP], one.queues.failures[GROUP]) == (0, 1)
 

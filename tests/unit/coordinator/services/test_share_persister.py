@@ -12,7 +12,12 @@ from fencepost.coordinator.runtime.errors import (
     CoordinatorNotAvailableError,
     NotCoordinatorError,
 )
-from fencepost.coordinator.services.share_persister import RETRIED
+from fencepost.coordinator.services.share_persister import (
+    JITTER,
+    MAX_PAUSE_MS,
+    RETRIED,
+    pause_ms,
+)
 from fencepost.groups.share import errors
 from fencepost.groups.share.commands import SharePartitionKey
 from fencepost.groups.share.state import DeleteState, InitializeState, StateSummary
@@ -60,7 +65,13 @@ async def test_command_without_a_coordinator_is_sent_five_times(
     assert isinstance(error, NotCoordinatorError)
     assert str(error) == "attempt 4"
     assert state.commands == [DeleteState(key(services))] * 5
-    assert state.pauses == [2_000, 4_000, 8_000, 16_000]
+    assert state.pauses == pytest.approx([2_000, 4_000, 8_000, 16_000], rel=JITTER)
+
+
+def test_pauses_differ_at_random_and_have_a_limit() -> None:
+    pauses = [pause_ms(1) for _ in range(100)]
+    assert min(pauses) < 2_000 < max(pauses)
+    assert [pause_ms(10) for _ in range(100)] == [MAX_PAUSE_MS] * 100
 
 
 @pytest.mark.parametrize("kind", RETRIED)
@@ -69,7 +80,7 @@ async def test_error_of_a_moving_coordinator_is_retried(
 ) -> None:
     state.failures.append(kind("not now"))
     assert await services.share_persister.initialize(2, {key(services): 7}) == {key(services): None}
-    assert state.pauses == [2_000]
+    assert state.pauses == pytest.approx([2_000], rel=JITTER)
 
 
 async def test_only_the_failed_partitions_are_sent_again(

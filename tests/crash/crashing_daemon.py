@@ -6,8 +6,9 @@ SIGUSR1 starts a count of durable steps and prints the line ``armed``. CRASH_AT=
 environment is the step before which the process is killed (the first is 1); with CRASH_TORN=1 half
 of a write at that step still happens; with CRASH_ARMED=1 the count starts with the process,
 so that recovery is killed too. With CRASH_FAILS=PATH the process is not killed: the N-th write to a
-file with PATH in its name fails once, as on a bad disk. SIGUSR2 prints ``steps K``, the number of
-counted steps.
+file with PATH in its name fails once, as on a bad disk. With CRASH_CUTS=PATH, the process is killed
+at the N-th such write, of which only CRASH_KEEPS bytes happen, or all but so many if negative.
+SIGUSR2 prints ``steps K``, the number of counted steps.
 """
 
 from __future__ import annotations
@@ -27,8 +28,20 @@ from fencepost.logcore.fs import FileMap, OsFileSystem, ReadableBuffer
 class StepCounter:
     """Counts durable steps and ends the process at one of them."""
 
-    def __init__(self, crash_at: int, *, torn: bool, armed: bool, fails: str = "") -> None:
+    def __init__(
+        self,
+        crash_at: int,
+        *,
+        torn: bool,
+        armed: bool,
+        fails: str = "",
+        cuts: str = "",
+        keeps: int = 0,
+    ) -> None:
+        self.keeps = keeps
+        """Bytes of a cut write that happen; negative: all but so many."""
         self.fails = fails
+        self._path = fails or cuts
         self.steps = 0
         self.armed = armed
         self._crash_at = crash_at
@@ -36,7 +49,7 @@ class StepCounter:
 
     def step(self) -> bool:
         """Count one step; return True if only half of it should happen before the kill."""
-        if not self.armed or self.fails:
+        if not self.armed or self._path:
             return False
         self.steps += 1
         if self.steps != self._crash_at:
@@ -46,9 +59,9 @@ class StepCounter:
         self.die()
         return False
 
-    def refuses(self, path: str) -> bool:
-        """Return whether the disk refuses this write to ``path``."""
-        if not self.armed or not self.fails or self.fails not in path:
+    def is_chosen(self, path: str) -> bool:
+        """Return whether this write to ``path`` is the one that fails, or that is cut."""
+        if not self.armed or not self._path or self._path not in path:
             return False
         self.steps += 1
         return self.steps == self._crash_at
@@ -104,8 +117,11 @@ class CrashingFileSystem(OsFileSystem):
         return handle
 
     def write(self, handle: int, buffers: Sequence[ReadableBuffer], position: int) -> int:
-        if self._counter.refuses(self._paths[handle]):
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        if self._counter.is_chosen(self._paths[handle]):
+            if self._counter.fails:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            super().write(handle, (b"".join(buffers)[: self._counter.keeps],), position)
+            self._counter.die()
         if self._counter.step():
             whole = b"".join(buffers)
             super().write(handle, (whole[: len(whole) // 2],), position)
@@ -187,6 +203,8 @@ def main() -> None:
         torn=os.environ.get("CRASH_TORN") == "1",
         armed=os.environ.get("CRASH_ARMED") == "1",
         fails=os.environ.get("CRASH_FAILS", ""),
+        cuts=os.environ.get("CRASH_CUTS", ""),
+        keeps=int(os.environ.get("CRASH_KEEPS", "0")),
     )
     asyncio.run(run(parser.parse_args(), counter))
 

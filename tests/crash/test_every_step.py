@@ -9,6 +9,7 @@ read-committed reader must find every committed value once, no aborted one, and 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -178,6 +179,23 @@ def counted(daemon: CrashingDaemon) -> tuple[int] | None:
 
 def crash_at(step: int, *, torn: bool = False) -> dict[str, str]:
     return {"CRASH_AT": str(step), "CRASH_TORN": str(int(torn))}
+
+
+def failing_at(number: int, path: str) -> dict[str, str]:
+    """Return the environment in which a write to a file with ``path`` in its name is refused."""
+    return {"CRASH_AT": str(number), "CRASH_FAILS": path}
+
+
+def cut_at(number: int, path: str, keeps: int) -> dict[str, str]:
+    """Return the environment in which such a write is cut, and the daemon is killed."""
+    return {"CRASH_AT": str(number), "CRASH_CUTS": path, "CRASH_KEEPS": str(keeps)}
+
+
+def is_off_line(daemon: CrashingDaemon, topic: str) -> bool:
+    """Return whether a shard of an internal topic has failed, because its log is off line."""
+    assert daemon.child is not None
+    failed = rf"shard failed shard={topic}-\d+ .*is off line"
+    return any(re.search(failed, line) for line in daemon.child.lines)
 
 
 @pytest.mark.parametrize(

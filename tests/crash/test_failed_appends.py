@@ -7,7 +7,6 @@ written never happened (KAFKA-9666).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +17,9 @@ from tests.crash.test_every_step import (
     TOPIC,
     CrashingDaemon,
     Ledger,
+    failing_at,
     first_transaction,
+    is_off_line,
     value_of,
     work,
 )
@@ -27,12 +28,8 @@ from tests.support.cluster import Cluster
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(900)]
 
 MOST_APPENDS = 12
-OFF_LINE = "shard failed shard=__transaction_state-0 .*is off line"
+STATE = "__transaction_state"
 ASKED_AGAIN = {"coordinator_load_in_progress", "coordinator_not_available", "not_coordinator"}
-
-
-def failing_at(number: int) -> dict[str, str]:
-    return {"CRASH_AT": str(number), "CRASH_FAILS": "__transaction_state-"}
 
 
 @pytest.fixture
@@ -42,11 +39,6 @@ def daemon(tmp_path: Path) -> Iterator[CrashingDaemon]:
     yield daemon
     assert daemon.child is not None
     daemon.child.kill()
-
-
-def is_off_line(daemon: CrashingDaemon) -> bool:
-    assert daemon.child is not None
-    return any(re.search(OFF_LINE, line) for line in daemon.child.lines)
 
 
 @pytest.mark.parametrize(
@@ -60,10 +52,10 @@ def test_each_append_of_the_coordinator_fails_once(
     first_transaction(daemon, ledger, version)
     for number in range(1, MOST_APPENDS):
         daemon.kill()
-        daemon.start(env=failing_at(number))
+        daemon.start(env=failing_at(number, f"{STATE}-"))
         daemon.arm()
         client = StubbornClient(daemon.bootstrap, ledger.group, version=version)
-        with daemon.restarted_when(lambda: is_off_line(daemon)) as starts:
+        with daemon.restarted_when(lambda: is_off_line(daemon, STATE)) as starts:
             work(client, number, ledger.group, commit=commit)
             client.close()
         assert len(starts) <= 1, "one append fails, and none after a restart"
@@ -83,7 +75,7 @@ def test_a_takeover_whose_fence_is_not_written_leaves_no_bump(daemon: CrashingDa
     zombie.claim()
     zombie.send(TOPIC, 0, value_of(1, 0))
     daemon.kill()
-    daemon.start(env=failing_at(1))
+    daemon.start(env=failing_at(1, f"{STATE}-"))
     daemon.arm()
     with Cluster(daemon.bootstrap) as cluster:
         for _ in range(3):

@@ -1,10 +1,12 @@
-"""The daemon is killed at each durable step of a share group's life in turn.
+"""The daemon is killed at each durable step of a share group's life in turn, or a write fails.
 
 In each life a member joins, the topic's state is initialized, records are written, accepted,
 rejected, released and held, the session ends, another member takes the rest, and leaves. The daemon
 is killed before one of the durable steps and started again, and the members continue as clients do:
 what was answered counts, what was not has an unknown outcome. No record whose end was answered with
 NONE may come again, a released one keeps its count, and every record ends.
+
+The same must hold if a write to the log of the state is cut at any length, and if it is refused.
 """
 
 from __future__ import annotations
@@ -16,7 +18,14 @@ from typing import Any
 
 import pytest
 
-from tests.crash.test_every_step import CrashingDaemon, counted, crash_at
+from tests.crash.test_every_step import (
+    CrashingDaemon,
+    counted,
+    crash_at,
+    cut_at,
+    failing_at,
+    is_off_line,
+)
 from tests.support import requests
 from tests.support.batches import batch
 from tests.support.cluster import GROUP, Cluster
@@ -41,6 +50,14 @@ MOST_STEPS = 120
 FEWEST_STEPS = 10
 """A limit below the steps of a life: a member, its epochs and its assignment, the state and its
 initialization, six batches, two outcomes, and the member's end."""
+STATE = "__share_group_state"
+MOST_WRITES = 30
+"""A limit above the writes of the state in any life."""
+FEWEST_WRITES = 5
+"""A limit below them: the initialization, and four acknowledgements."""
+KEPT = (0, 30, 61, -1, 1 << 20)
+"""Bytes of a cut write that reach the disk: none, a part of the batch header, all of it, all but
+one byte, and the whole write."""
 
 
 class Life:
@@ -52,6 +69,8 @@ class Life:
         """Offsets whose accept or reject was answered with NONE."""
         self.released: dict[int, int] = {}
         """The counts of offsets whose release was answered with NONE."""
+        self.tried: set[int] = set()
+        """Offsets of which an accept or a reject was sent, with any outcome."""
         self.counts: dict[int, int] = {}
         self.client: Cluster | None = None
         self.member: Member | None = None
@@ -96,6 +115,8 @@ class Life:
         until(self.drain, "every record has ended")
         self.ask("share_group_heartbeat", 1, **requests.share_group_heartbeat(GROUP_ID, name, -1))
         assert epoch > 0
+        assert self.tried == set(range(RECORDS)), "a record has ended by itself"
+        assert self.ended, "nothing was accepted"
         self.close()
 
     def join(self, name: str) -> int:
@@ -157,6 +178,8 @@ class Life:
         member = self.member
         if member is None or offset not in self.counts:
             return False
+        if kind != RELEASE:
+            self.tried.add(offset)
         row = (offset, offset, kind)
         answer = self.try_once(lambda _: member.acknowledge({self.topic_id: {0: [row]}}))
         if answer is None or answer["error_code"] != "none":
@@ -222,9 +245,41 @@ def test_share_group_survives_a_kill_at_each_durable_step(daemon: CrashingDaemon
         with daemon.restarted_when(lambda: daemon.is_dead, env=crash_at(step + 1)) as starts:
             life.live()
             (steps,) = until(lambda: counted(daemon), "a daemon that lives")
-        assert life.counts.keys() == set(range(RECORDS)) or starts, life.counts
-        assert life.ended, "nothing was accepted"
         if not starts:
             assert step > steps >= FEWEST_STEPS
             return
     pytest.fail("a life never ran to its end")
+
+
+@pytest.mark.parametrize("kept", KEPT)
+def test_share_group_survives_a_cut_write_of_its_state(daemon: CrashingDaemon, kept: int) -> None:
+    prepare(daemon)
+    daemon.kill()
+    daemon.start(env=cut_at(1, f"{STATE}-", kept))
+    for number in range(1, MOST_WRITES):
+        life = new_life(daemon, number)
+        daemon.arm()
+        env = cut_at(number + 1, f"{STATE}-", kept)
+        with daemon.restarted_when(lambda: daemon.is_dead, env=env) as starts:
+            life.live()
+            (writes,) = until(lambda: counted(daemon), "a daemon that lives")
+        if not starts:
+            assert number > writes >= FEWEST_WRITES
+            return
+    pytest.fail("a life never ran to its end")
+
+
+def test_share_group_survives_each_refused_write_of_its_state(daemon: CrashingDaemon) -> None:
+    prepare(daemon)
+    for number in range(1, MOST_WRITES):
+        daemon.kill()
+        daemon.start(env=failing_at(number, f"{STATE}-"))
+        life = new_life(daemon, number)
+        daemon.arm()
+        with daemon.restarted_when(lambda: is_off_line(daemon, STATE)) as starts:
+            life.live()
+        assert len(starts) <= 1, "one append fails, and none after a restart"
+        if not starts:
+            assert number > FEWEST_WRITES
+            return
+    pytest.fail("the appends never come to an end")

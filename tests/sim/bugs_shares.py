@@ -35,17 +35,14 @@ _CLUSTER: Final = {
     "fault_pause_ms": 200,
     "faults": ("kill_leader", "kill_share_coordinator", "elect_share_coordinator", "flip"),
 }
-_ZOMBIES: Final = {
+_CALM: Final = {
     **_CLUSTER,
-    "outage_ms": 3_000,
-    "session_ms": 900,
-    "faults": ("isolate", "flip", "pause"),
+    "weather": Weather(latency_ms=(1, 3)),
+    "disk_ms": (0, 0),
+    "snapshot_records": None,
 }
-_SLOW: Final = {
-    **_CLUSTER,
-    "disk_ms": (1, 30),
-    "weather": Weather(latency_ms=(5, 40), lost=0.03),
-}
+_ZOMBIES: Final = {**_CALM, "session_ms": 900, "faults": ("deaf_leader",)}
+_LONE: Final = {**_CALM, "faults": ("lone_share_coordinator",)}
 
 SHARES: Final[tuple[tuple[Bug, Mapping[str, Any]], ...]] = (
     (
@@ -53,7 +50,7 @@ SHARES: Final[tuple[tuple[Bug, Mapping[str, Any]], ...]] = (
             "a member may acknowledge the records of another one",
             ((acknowledge._require_owner, "if run.member_id != member_id:", "if False:"),),
         ),
-        _PLAIN,
+        {**_PLAIN, "chaos_ms": 10_000, "faults": ("break_off",)},
     ),
     (
         Bug(
@@ -96,7 +93,7 @@ SHARES: Final[tuple[tuple[Bug, Mapping[str, Any]], ...]] = (
                 ),
             ),
         ),
-        {**_SLOW_DISK, "faults": ("kill",)},
+        _LONE,
     ),
     (
         Bug(
@@ -288,13 +285,14 @@ SHARES: Final[tuple[tuple[Bug, Mapping[str, Any]], ...]] = (
                     share_state_sender.ShareStateSender._exchange,
                     'failure = CoordinatorNotAvailableError(f"broker {broker_id}: {error}")',
                     (
-                        "replies = {(c.key.topic_id, c.key.partition): _changed(None)"
-                        " for c in commands}"
+                        'failure = CoordinatorNotAvailableError(f"broker {broker_id}: {error}");'
+                        " replies = {(c.key.topic_id, c.key.partition): _changed(None)"
+                        " for c in commands if kind is WriteShareState}"
                     ),
                 ),
             ),
         ),
-        _SLOW,
+        _LONE,
     ),
     (
         Bug(
@@ -389,7 +387,7 @@ SHARES: Final[tuple[tuple[Bug, Mapping[str, Any]], ...]] = (
             "a coordinator of shares answers before the high watermark",
             ((shard.ShardRuntime._deliver, "not self._commits.is_idle", "False"),),
         ),
-        _SLOW,
+        _LONE,
     ),
     (
         Bug(

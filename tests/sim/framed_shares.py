@@ -36,8 +36,8 @@ GAP, ACCEPT, RELEASE, REJECT, RENEW = AcknowledgeType
 _DRAWN: Final = (ACCEPT,) * 13 + (RELEASE,) * 4 + (REJECT,) * 2
 IGNORED: Final = 0.12
 """The probability that a member does nothing with records that it got."""
-PAUSES_MS: Final = (1, 1, 5, 5, 20, 20, 50, 50, 100, 100, 100, LOCK_MS + 300)
-"""The pauses between two requests of a member; with the last one its locks end."""
+PAUSES_MS: Final = (1, 1, 5, 20, 20, 50, 100, 100, 200, LOCK_MS + 20, LOCK_MS + 300)
+"""The pauses between two requests of a member; with the last two its locks end."""
 PIGGYBACKS: Final = 0.5
 """The probability that acknowledgements are sent with a ShareFetch."""
 

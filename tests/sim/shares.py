@@ -56,7 +56,18 @@ SETTINGS: Final = {
 
 WARM_UP_MS: Final = 10_000
 """The latest time of the first fault."""
-FAULTS: Final = ("kill_share_coordinator", "kill_leader", "elect_share_coordinator")
+ANSWERED_MS: Final = 150
+"""Within this time a response that waits for nothing reaches its client."""
+DEAF_TURNS: Final = 8
+DEAF_MS: Final = 100
+"""How often, and for how long each time, a former leader serves members beside its successor."""
+FAULTS: Final = (
+    "kill_share_coordinator",
+    "kill_leader",
+    "elect_share_coordinator",
+    "lone_share_coordinator",
+    "deaf_leader",
+)
 """Further faults of histories with share groups."""
 
 
@@ -128,6 +139,53 @@ class ShareFaults(Stories):
 
         if self.options.factor == self.options.brokers:
             self._do(move())
+
+    def lone_share_coordinator(self) -> None:
+        """Kill a share coordinator whose last write no follower has, and then a leader."""
+        self._tell(self._lone_share_coordinator())
+
+    async def _lone_share_coordinator(self) -> None:
+        places = [(SHARE_GROUP_STATE, index) for index in range(COORDINATORS)]
+        place = max(places, key=lambda one: max(self._end(id_, one) for id_ in self._ids()))
+        coordinator = self._led_by(place)
+        if coordinator < 0:
+            return
+        with self._held(self._fetches_of(place)):
+            if not await self._until(
+                lambda: self._end(coordinator, place) > self._mark(coordinator, place)
+            ):
+                return
+            await self._wait(ANSWERED_MS)
+            self._kill_one(coordinator)
+        if await self._until(lambda: self._led_by(place) not in (-1, coordinator)):
+            # The next leader of the partition only knows what the next coordinator has.
+            self.kill_leader()
+
+    def deaf_leader(self) -> None:
+        """Let a leader miss its successor, while clients and other brokers reach it."""
+        self._tell(self._deaf_leader())
+
+    async def _deaf_leader(self) -> None:
+        place = self._place()
+        former = self._led_by(place)
+        if former < 0:
+            return
+        with self._held({(f"b{former}", "ct")}):
+            if not await self._until(lambda: self._led_by(place) not in (-1, former)):
+                return
+            for _ in range(DEAF_TURNS):
+                members = [one for one in self.history.clients if isinstance(one, ShareMember)]
+                # Members learn of the successor one by one.
+                self.draw.choice(members).forget()
+                await self._wait(DEAF_MS)
+
+    def _ids(self) -> range:
+        return range(1, self.options.brokers + 1)
+
+    def _led_by(self, place: tuple[str, int]) -> int:
+        """Return the broker that the controller has elected, -1 without one."""
+        now = self._registration(place)
+        return -1 if now is None else now.leader
 
 
 class ShareHistory(History):

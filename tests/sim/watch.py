@@ -41,6 +41,9 @@ class Committed:
     """Base offset → batch."""
     compacted: CompactedRecords | None = None
     """The records, if brokers compact the topic."""
+    start: int = 0
+    """The leader's log start offset: records below it are deleted, and other replicas, which may
+    have truncated to it, may have others there until they know it, and again after a kill."""
     end: int = 0
     last: Batch | None = None
     open: dict[int, int] = field(default_factory=dict)
@@ -243,7 +246,7 @@ class Watch:
         last, place = truth.last, (daemon.node.name, daemon.node.incarnation, key)
         if last is None or self._has_last.get(place) == last:
             return
-        if last[0] < partition.log_start_offset:
+        if last[0] < max(partition.log_start_offset, truth.start):
             return
         data = bytes(fetch_bytes(partition, last[0], READ_BYTES, Isolation.LOG_END).records or b"")
         header = next(iter_headers(data))[1]
@@ -290,7 +293,9 @@ class Watch:
         if partition.topic in COMPACTED and truth.compacted is None:
             truth.compacted = CompactedRecords()
         high, place = partition.high_watermark, (daemon.node.name, daemon.node.incarnation, key)
-        at = max(self._seen.get(place, 0), partition.log_start_offset)
+        if leads:
+            truth.start = max(truth.start, partition.log_start_offset)
+        at = max(self._seen.get(place, 0), partition.log_start_offset, truth.start)
         while at < high:
             data = bytes(fetch_bytes(partition, at, READ_BYTES, Isolation.LOG_END).records or b"")
             before = at

@@ -11,7 +11,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from fencepost.cli.output import utc
 from fencepost.client.client import ApiError
@@ -56,7 +56,7 @@ LOOK_AGAIN_S: Final = 0.05
 
 _GROUP_FIELDS: Final = ("group", "members", "state", "lag", "fetching", "wait_s")
 
-_PATHS: Final = {
+_PATHS: Final[Mapping[str, tuple[str, ...]]] = {
     "clock": ("GET", "POST"),
     "faults": ("GET", "POST", "DELETE"),
     "fired": ("GET",),
@@ -74,6 +74,9 @@ class HookServer:
 
     ``address`` is HOST:PORT, with port 0 for a free one; ValueError unless it is on loopback.
     """
+
+    paths: ClassVar[Mapping[str, tuple[str, ...]]] = _PATHS
+    """The methods of each path."""
 
     def __init__(self, address: str) -> None:
         try:
@@ -95,9 +98,14 @@ class HookServer:
     async def start(self, broker: Broker) -> str:
         """Start the server; return its HOST:PORT. Raises OSError."""
         self._broker = broker
-        self._server = await serve_http(self._host, self._port, self._answer)
+        address = await self.listen()
         self._positions.attach(broker)
         self.faults.attach(broker)
+        return address
+
+    async def listen(self) -> str:
+        """Start the HTTP server, and return its HOST:PORT. Raises OSError."""
+        self._server = await serve_http(self._host, self._port, self._answer)
         host = self._server.host
         return f"{f'[{host}]' if ':' in host else host}:{self._server.port}"
 
@@ -113,16 +121,16 @@ class HookServer:
     async def _answer(self, request: HttpRequest) -> HttpResponse:
         first, _, rest = request.path.strip("/").partition("/")
         method = "GET" if request.method == "HEAD" else request.method
-        known = _PATHS.get(first)
+        known = self.paths.get(first)
         if known is None:
-            raise HttpError(404, f"there is no /{first}; there are {', '.join(_PATHS)}")
+            raise HttpError(404, f"there is no /{first}; there are {', '.join(self.paths)}")
         if method not in known:
             methods = ", ".join(known)
             raise HttpError(405, f"/{first} knows {methods}", {"Allow": methods})
         answer = getattr(self, f"_{method.lower()}_{first}")
         try:
             told = await answer(request, rest)
-        except (ValueError, TypeError, DomainError, ConfigError, RuntimeError) as error:
+        except (ValueError, TypeError, DomainError, ConfigError, RuntimeError, WireError) as error:
             raise HttpError(400, str(error)) from error
         return HttpResponse(200, JSON, json.dumps(told, default=str).encode() + b"\n")
 
@@ -131,6 +139,11 @@ class HookServer:
         if self._broker is None:
             raise HttpError(503, "the broker stops")
         return self._broker
+
+    @property
+    def _bootstrap(self) -> str:
+        host, port = self._running.advertised
+        return f"{host}:{port}"
 
     # --- the clock ---
 
@@ -144,12 +157,12 @@ class HookServer:
     async def _post_clock(self, request: HttpRequest, rest: str) -> object:
         """Handle ``/clock``, which sets ``auto``, or ``/clock/advance``."""
         if rest == "advance":
-            told = _body(request, seconds=(int, float), ms=(int, float), speed=(int, float))
+            told = body_of(request, seconds=(int, float), ms=(int, float), speed=(int, float))
             fired = await self.clock.advance_async(**told)
             return {**self._time(), "fired": [one.as_json() for one in fired]}
         if rest:
             raise HttpError(404, "there are /clock and /clock/advance")
-        told = _body(request, auto=bool)
+        told = body_of(request, auto=bool)
         self.clock.auto = told.get("auto", self.clock.auto)
         return self._time()
 
@@ -160,7 +173,7 @@ class HookServer:
     # --- faults ---
 
     async def _post_faults(self, request: HttpRequest, _rest: str) -> object:
-        told = _body(
+        told = body_of(
             request,
             **dict.fromkeys(_FAULT_FIELDS, object),
             observe=bool,
@@ -235,7 +248,7 @@ class HookServer:
         }
 
     async def _post_topics(self, request: HttpRequest, _rest: str) -> object:
-        told = _body(request, name=str, partitions=int, config=dict)
+        told = body_of(request, name=str, partitions=int, config=dict)
         if "name" not in told:
             raise ValueError("a topic has a name")
         config = {str(key): str(value) for key, value in told.get("config", {}).items()}
@@ -249,7 +262,9 @@ class HookServer:
         scopes = {"group": "group", "transactional_id": "transaction"}
         wanted = {(scopes[name], value) for name, value in request.query.items() if name in scopes}
         entries = [
-            one for one in self._entries() if not wanted or (one.scope, one.subject) in wanted
+            one
+            for one in await self._all_entries()
+            if not wanted or (one.scope, one.subject) in wanted
         ]
         return {
             "history": [{name: getattr(one, name) for name in Entry.__slots__} for one in entries]
@@ -273,8 +288,7 @@ class HookServer:
         waiting, wait_s = self._group_wait(request.query), _wait_s(request)
         waits = not {"members", "state", "lag", "fetching"}.isdisjoint(request.query)
         end = monotonic_s() + wait_s
-        host, port = self._running.advertised
-        session = ClusterSession(f"{host}:{port}", LOOK_S, client_id=OWN_CLIENT_ID)
+        session = ClusterSession(self._bootstrap, LOOK_S, client_id=OWN_CLIENT_ID)
         try:
             while not await asyncio.to_thread(_is_over, waiting, session) and waits:
                 if monotonic_s() >= end:
@@ -296,7 +310,7 @@ class HookServer:
         missing = self._positions.not_fetched if fetching else None
         return GroupWait(query["group"], members, query.get("state"), lag, missing)
 
-    def _entries(self) -> list[Entry]:
+    async def _all_entries(self) -> list[Entry]:
         services = self._running.services
         services.history.write_all()
         partition = services.logs.find(HISTORY_TOPIC, 0)
@@ -326,7 +340,7 @@ def _wait_s(request: HttpRequest) -> float:
     return max(0.0, min(float(request.query.get("wait_s", "10")), MAX_WAIT_S))
 
 
-def _body(request: HttpRequest, **fields: Any) -> dict[str, Any]:
+def body_of(request: HttpRequest, **fields: Any) -> dict[str, Any]:
     """Return the JSON object in a request; check its fields. Raises HttpError, ValueError."""
     if not request.body:
         return {}

@@ -31,11 +31,11 @@ WAITING = 40
 
 
 class Served:
-    """A broker with its hooks."""
+    """A broker with its hooks, or another command that serves them."""
 
-    def __init__(self, directory: Path) -> None:
-        command = [sys.executable, "-m", "fencepost", "serve", "--data-dir", str(directory)]
-        command += ["--listen", "127.0.0.1:0", "--test-hooks", "127.0.0.1:0"]
+    def __init__(self, directory: Path | None, *other: str) -> None:
+        serve = ["-m", "fencepost", "serve", "--data-dir", str(directory), "--listen=127.0.0.1:0"]
+        command = [sys.executable, *(other or serve), "--test-hooks", "127.0.0.1:0"]
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )

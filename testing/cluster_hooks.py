@@ -1,0 +1,118 @@
+"""A cluster under test that is controlled over HTTP, for tests in other languages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, TypeVar
+
+from fencepost.coordinator.history.entries import Entry
+from fencepost.coordinator.server.http import HttpError, HttpRequest
+from fencepost.testing.cluster import Cluster
+from fencepost.testing.hooks import HookServer, body_of
+
+T = TypeVar("T")
+
+ACTIONS = ("kill", "pause", "restart", "resume", "stop")
+"""What ``POST /brokers/ID/ACTION`` does, which are methods of a ``Cluster``."""
+
+
+class ClusterHooks(HookServer):
+    """The paths of a broker's hooks, for a cluster, and paths for its brokers and its network."""
+
+    paths: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        **HookServer.paths,
+        "brokers": ("GET", "POST"),
+        "leader": ("GET",),
+        "network": ("POST", "DELETE"),
+    }
+
+    def __init__(self, address: str, cluster: Cluster) -> None:
+        super().__init__(address)
+        self.clock, self.faults = cluster.clock, cluster.faults
+        self._positions = cluster._positions
+        self._cluster = cluster
+        self._turn = asyncio.Lock()
+
+    @property
+    def _bootstrap(self) -> str:
+        return self._cluster.bootstrap
+
+    async def _call(self, work: Callable[[], T]) -> T:
+        """Run a method of the cluster in a thread, one at a time."""
+        async with self._turn:
+            try:
+                return await asyncio.to_thread(work)
+            except (AssertionError, TimeoutError) as error:
+                raise HttpError(408, str(error)) from error
+
+    async def _get_brokers(self, _request: HttpRequest, _rest: str) -> object:
+        def state(broker: Any) -> str:
+            if not broker.is_running:
+                return "down"
+            return "paused" if broker.is_paused else "running"
+
+        return {
+            "bootstrap": self._cluster.bootstrap,
+            "brokers": [
+                {"id": node, "address": broker.bootstrap, "state": state(broker)}
+                for node, broker in self._cluster.brokers.items()
+            ],
+        }
+
+    async def _post_brokers(self, request: HttpRequest, rest: str) -> object:
+        """Handle ``/brokers/ID/ACTION``."""
+        node, _, action = rest.partition("/")
+        if action not in ACTIONS or not node.isdecimal():
+            raise HttpError(404, f"there is /brokers/ID/ACTION, with {', '.join(ACTIONS)}")
+        await self._call(lambda: getattr(self._cluster, action)(int(node)))
+        return await self._get_brokers(request, "")
+
+    async def _get_leader(self, request: HttpRequest, _rest: str) -> object:
+        """Return the leader of ``?topic=…&partition=…`` once a running broker leads."""
+        topic, index = request.query.get("topic", ""), int(request.query.get("partition", "0"))
+        leader = await self._call(lambda: self._cluster.leader(topic, index))
+        found = await self._call(lambda: self._cluster.partition(topic, index))
+        return {"leader": leader, "replicas": found.replicas, "isr": found.isr}
+
+    async def _post_network(self, request: HttpRequest, _rest: str) -> object:
+        told = body_of(request, nodes=list, others=list, one_way=bool)
+        await self._call(
+            lambda: self._cluster.partition_network(
+                told.get("nodes", ()),
+                told.get("others", ()),
+                one_way=told.get("one_way", False),
+            )
+        )
+        return {}
+
+    async def _delete_network(self, _request: HttpRequest, _rest: str) -> object:
+        await self._call(self._cluster.heal)
+        return {}
+
+    async def _get_topics(self, _request: HttpRequest, _rest: str) -> object:
+        topics = (await self._call(lambda: self._cluster.image)).topics
+        return {
+            "topics": [
+                {"name": name, "id": str(topic.topic_id), "partitions": len(topic.partitions)}
+                for name, topic in topics.items()
+            ]
+        }
+
+    async def _post_topics(self, request: HttpRequest, _rest: str) -> object:
+        told = body_of(request, name=str, partitions=int, config=dict)
+        if "name" not in told:
+            raise ValueError("a topic has a name")
+        name, count = told["name"], told.get("partitions")
+        await self._call(lambda: self._cluster.topic(name, count, told.get("config")))
+        topic = (await self._call(lambda: self._cluster.image)).topics[name]
+        return {"name": name, "partitions": len(topic.partitions)}
+
+    async def _get_shares(self, request: HttpRequest, _rest: str) -> object:
+        if "group" not in request.query:
+            raise ValueError("/shares needs ?group=…")
+        rows = await self._call(lambda: self._cluster.shares(request.query["group"]))
+        return {"shares": [one.as_json() for one in rows]}
+
+    async def _all_entries(self) -> list[Entry]:
+        return await self._call(self._cluster.history)

@@ -41,7 +41,7 @@ ALL = [" ".join(path) for path in leaves(main)]
 
 OFFLINE = {
     "backup create", "backup restore", "backup verify", "cluster promote", "cluster stand-alone",
-    "completion", "crash-sweep", "dump-log",
+    "completion", "crash-sweep", "dump-log", "history schema",
     "log export", "log import", "log rebuild-index", "log reset-producer-ids", "log truncate",
     "log verify", "profile create", "profile delete", "profile list", "profile show",
     "profile use", "serve",

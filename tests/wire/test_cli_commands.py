@@ -133,7 +133,8 @@ MISSPELT = {
 
 NAMELESS = {
     "clients telemetry", "cluster describe", "cluster history", "cluster info", "console",
-    "features describe", "health", "quotas list", "quotas why", "topics list", "users add",
+    "features describe", "health", "history export", "quotas list", "quotas why", "topics list",
+    "users add",
 }  # fmt: skip
 """Commands whose arguments, if any, need not name a thing that exists."""
 

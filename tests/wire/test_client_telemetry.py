@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -293,7 +293,8 @@ def test_history_names_the_pause_for_which_a_java_consumer_lost_its_membership(
             assert "poll" not in told(ours, group, "member-expired")["why"]
             until(lambda: monotonic_s() - since > MIN_PAUSE_MS / 1000, "the pause is long enough")
             os.kill(consumer.pid, signal.SIGCONT)
-            entry = told(ours, group, "poll-pause-reported")
+            # The tool polls until there are records, and reports the pause at its next poll.
+            entry = told(ours, group, "poll-pause-reported", lambda: cluster.produce(topic, [b"x"]))
         finally:
             consumer.kill()
     pause_s = entry["detail"]["pause_ms"] / 1000
@@ -311,10 +312,13 @@ def polling(bootstrap: str, cluster: Cluster, topic: str) -> dict[str, Any] | No
     return found[0] if found and "poll_idle_ratio" in found[0]["values"] else None
 
 
-def told(bootstrap: str, group: str, kind: str) -> dict[str, Any]:
+def told(
+    bootstrap: str, group: str, kind: str, meanwhile: Callable[[], object] = lambda: None
+) -> dict[str, Any]:
     """Return the first entry of a kind in a group's history, as soon as there is one."""
 
     def look() -> dict[str, Any] | None:
+        meanwhile()
         shown = cli(bootstrap, "groups", "history", group, "--format=json", status=None).stdout
         found = [one for one in json.loads(shown or "[]") if one["what"] == kind]
         return found[0] if found else None

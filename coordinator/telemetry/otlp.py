@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 import struct
-import sys
 from dataclasses import field
 from enum import Enum, auto
+from functools import lru_cache
 from typing import Final
 
 from fencepost.logcore.errors import InvalidRecordError
@@ -238,8 +238,7 @@ class _Reader:
             return
         end = min(self._position, start + MAX_TEXT_BYTES)
         if kind is _M.METRIC:
-            # The names of all clients' metrics are the same few hundred.
-            text = sys.intern(self._data[start:end].decode("utf-8", "replace"))
+            text = _shared(self._data[start:end])
             if tag == _tag(1, _BYTES):
                 self._name = text
             else:
@@ -261,6 +260,13 @@ class _Reader:
                 (self._value,) = _INT64.unpack_from(self._data, start)
         elif kind is _M.VALUE and tag == _tag(4, _FIXED64):
             self._text = repr(_DOUBLE.unpack_from(self._data, start)[0])
+
+
+# The metrics of all clients have the same few hundred names. sys.intern would keep a hostile
+# client's names for ever in some versions of Python.
+@lru_cache(maxsize=1_000)
+def _shared(text: bytes) -> str:
+    return text.decode("utf-8", "replace")
 
 
 def _keep(attributes: dict[str, str], key: str, value: str) -> None:

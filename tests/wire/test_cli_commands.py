@@ -103,6 +103,7 @@ MISSPELT = {
     "groups offsets": "shiping -> shipping",
     "groups plan": "shiping -> shipping",
     "groups reset-offsets": "shipping --topic ordrs --to-earliest -> orders",
+    "history export": "--webhook http://127.0.0.1:1 --scopes transacton -> transaction",
     "produce": "ordrs -> orders",
     "record": "biling --out incident.json -> billing",
     "quotas remove": "--user alice producer_byte_rat -> producer_byte_rate",

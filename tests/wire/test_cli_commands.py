@@ -134,7 +134,7 @@ MISSPELT = {
 
 NAMELESS = {
     "clients telemetry", "cluster describe", "cluster history", "cluster info", "console",
-    "features describe", "health", "history export", "quotas list", "quotas why", "topics list",
+    "features describe", "health", "quotas list", "quotas why", "topics list",
     "users add",
 }  # fmt: skip
 """Commands whose arguments, if any, need not name a thing that exists."""

@@ -51,6 +51,8 @@ class Offset:
     """What is known of one offset of a share partition."""
 
     last: Acquisition | None = None
+    by_leader: dict[int, Acquisition] = field(default_factory=dict)
+    """Leader epoch → the last acquisition under it: a former leader may still deliver."""
     most: int = 0
     """The greatest delivery count."""
     ended_epoch: int | None = None
@@ -123,8 +125,9 @@ class ShareLedger:
         for batch in batches:
             for offset in range(batch.first, batch.last + 1):
                 known = self.at(share.key.partition, offset)
-                if offset >= share.start_offset and known.last is not None:
-                    known.open_to[member] = known.last
+                last = known.by_leader.get(share.leader_epoch)
+                if offset >= share.start_offset and last is not None:
+                    known.open_to[member] = last
                 else:
                     known.open_to.pop(member, None)
 
@@ -169,7 +172,7 @@ class ShareLedger:
             released_epoch, released_count = known.released
             if released_epoch <= epoch and count <= released_count:
                 raise BrokenInvariantError(f"{where} was released as delivery {released_count}")
-        known.last = Acquisition(share, member, count)
+        known.last = known.by_leader[epoch] = Acquisition(share, member, count)
         known.most = max(known.most, count)
 
     # --- at the clients ---
@@ -203,6 +206,13 @@ class ShareLedger:
                 raise BrokenInvariantError(
                     f"{member} ends {offset} of partition {index}, which is {last.member}'s,"
                     f" acknowledged: {last.is_acknowledged}"
+                )
+            epoch, newest = last.share.leader_epoch, max(known.by_leader)
+            if newest > epoch:
+                # The later leader's read fences the writes of the earlier one.
+                raise BrokenInvariantError(
+                    f"{member} ends {offset} of partition {index} under epoch {epoch}, and it was"
+                    f" delivered under {newest}"
                 )
             if kind is AcknowledgeType.RELEASE:
                 known.released = last.share.leader_epoch, last.count

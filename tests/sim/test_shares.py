@@ -36,6 +36,7 @@ FOUND = {
     "a read does not record the leader's epoch": 2,
     "a record is released at the delivery limit": 3,
     "a failed write is answered with NONE": 4,
+    "the share coordinator takes the writes of a former leader": 4,
     "a record whose lock ends is given up": 5,
     "a lost write counts as written": 5,
     "a member may acknowledge the records of another one": 7,

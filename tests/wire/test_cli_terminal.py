@@ -54,6 +54,7 @@ NAMES_NOTHING = {
     ("console",): "an address",
     ("crash-sweep",): "points of its own broker",
     ("health",): "an id and a count",
+    ("history", "schema"): "a text of its own",
     ("serve",): "the log, tests/unit/coordinator/config/test_logs.py",
 }
 """Commands that do not show names or texts of clients."""
@@ -77,6 +78,9 @@ RUNS: Mapping[tuple[str, ...], Sequence[Sequence[str]]] = {
     ("acls", "list"): BOTH,
     ("acls", "remove"): [RULE],
     ("acls", "why"): [(f"User:{USER}", "Read", f"Group:{GROUP_ID}"), (EVIL, "Read", EVIL)],
+    ("backup", "verify"): [(EVIL,)],
+    ("clients", "telemetry"): [*BOTH, ("--client-id", EVIL)],
+    ("cluster", "check-restart"): [(EVIL,)],
     ("cluster", "describe"): BOTH,
     ("cluster", "history"): BOTH,
     ("cluster", "info"): BOTH,
@@ -110,14 +114,24 @@ RUNS: Mapping[tuple[str, ...], Sequence[Sequence[str]]] = {
     ("groups", "offsets"): [(GROUP_ID,), (GROUP_ID, *JSON)],
     ("groups", "plan"): [(GROUP_ID,), (GROUP_ID, "--assignor", EVIL)],
     ("groups", "reset-offsets"): [(GROUP_ID, "--to-earliest"), (EVIL, "--to-earliest")],
+    ("history", "export"): [
+        ("--webhook", EVIL),
+        *(("--webhook", "http://127.0.0.1:1", option, EVIL) for option in ("--scopes", "--kinds")),
+    ],
     ("log", "rebuild-index"): [(EVIL,)],
     ("log", "truncate"): [(EVIL, "--to-offset", "0")],
     ("log", "verify"): [(EVIL,)],
+    ("profile", "create"): [(EVIL, "--config", EVIL), (EVIL, "--from", EVIL)],
+    ("profile", "delete"): [(EVIL,)],
+    ("profile", "list"): BOTH,
+    ("profile", "show"): [(EVIL,)],
+    ("profile", "use"): [(EVIL,)],
     ("produce",): [(EVIL,), (TOPIC, "--key", EVIL, "--header", EVIL)],
     ("quotas", "list"): BOTH,
     ("quotas", "remove"): [("--user", USER, key) for key in ("producer_byte_rate", EVIL)],
     ("quotas", "set"): [("--user", USER, f"{key}=1") for key in ("producer_byte_rate", EVIL)],
     ("quotas", "why"): [("--user", USER), ("--user", USER, *JSON)],
+    ("record",): [(name, "--out", f"{EVIL}.json") for name in (GROUP_ID, EVIL)],
     ("topics", "add-partitions"): [(EVIL, "--to", "2")],
     ("topics", "alter"): [(EVIL, "--config", f"{EVIL}={EVIL}"), (TOPIC, "--config", EVIL)],
     ("topics", "create"): [(EVIL,), ("x", "--config", f"{EVIL}=1")],
@@ -154,6 +168,8 @@ def on_files(data: Path, tmp: Path) -> Mapping[tuple[str, ...], Sequence[Sequenc
     log = str(data / f"{TOPIC}-0" / f"{0:020}.log")
     other = ("--data-dir", str(tmp / EVIL))
     return {
+        ("backup", "create"): [(str(tmp / EVIL), "--data-dir", str(tmp / EVIL))],
+        ("backup", "restore"): [(str(tmp / EVIL), "--data-dir", str(tmp / EVIL))],
         ("dump-log",): [(log, "--records"), (log, "--records", *JSON), (EVIL,)],
         ("log", "export"): [(EVIL, *other, "--to", str(tmp))],
         ("log", "reset-producer-ids"): [other],
@@ -288,7 +304,15 @@ def on_terminal(bootstrap: str, commands: Sequence[Sequence[str]], tmp: Path) ->
     told = tmp / "commands.json"
     told.write_text(json.dumps(commands))
     ours, theirs = pty.openpty()
-    environment = {**os.environ, "FENCEPOST_BOOTSTRAP": bootstrap, "TERM": "xterm"}
+    profiles = tmp / "profiles.toml"
+    name = "".join(f"\\U{ord(one):08x}" for one in EVIL)
+    profiles.write_text(f'["{name}"]\nbootstrap = "{name}"\n')
+    environment = {
+        **os.environ,
+        "FENCEPOST_BOOTSTRAP": bootstrap,
+        "FENCEPOST_PROFILES": str(profiles),
+        "TERM": "xterm",
+    }
     with subprocess.Popen(
         [sys.executable, "-c", RUN, str(told)],
         stdin=subprocess.DEVNULL,

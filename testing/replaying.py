@@ -1,4 +1,4 @@
-"""Replays of incidents: the recorded requests, sent to a fresh broker by a test's clock.
+"""Replays of incidents: the recorded requests, sent to a fresh broker whose clock the test moves.
 
 ::
 
@@ -7,7 +7,8 @@
 
 Each recorded connection becomes a connection, and each request is sent at its time of the clock,
 in the recorded order, with the ids and epochs that the fresh broker has given out. Responses that
-came before the next request are awaited before it is sent. Records have neither keys nor values.
+came before the next request are awaited before it is sent. Records have keys, values and headers
+if the file has them.
 """
 
 from __future__ import annotations

@@ -208,7 +208,7 @@ def _leave(
 
 
 def group_loaded(shard: Shard, decision: DecisionBuilder, group: ClassicGroup) -> None:
-    """Begin to serve a group read from the log: every session starts again."""
+    """Begin to serve a loaded group: every session starts again."""
     for member in group.members.values():
         arm_session(decision, group, member)
     limit = shard.limits.max_group_size

@@ -1,8 +1,8 @@
 """A classic group's data and the steps that keep it consistent; no protocol decisions.
 
 ``saved`` is the group's newest GroupMetadata record, which only a replay changes. All other fields
-are the live group: members of a join phase, parked requests, the next generation. A restart loses
-everything that the record lacks.
+describe the live group: members of a join phase, parked requests, the next generation. A restart
+loses everything that the record lacks.
 
 Source: Kafka's ``ClassicGroup`` and ``ClassicGroupMember``.
 """
@@ -198,7 +198,7 @@ class ClassicGroup(GroupBase):
     ) -> GroupMetadataValue:
         """Return the record's content for the current generation with these members.
 
-        ``assignments`` are new ones by member id; without them all members keep theirs.
+        ``assignments`` are the new assignments by member id; without them all members keep theirs.
         """
         return GroupMetadataValue(
             protocol_type=self.protocol_type or "",
@@ -313,7 +313,7 @@ class ClassicGroup(GroupBase):
         self._totals.add_pending(self.group_id, member_id)
 
     def forget_pending(self, member_id: str) -> None:
-        """Forget a pending member id, if it is one."""
+        """Forget a member id if it is pending."""
         self.pending_members.pop(member_id, None)
         self._totals.forget_pending(self.group_id, member_id)
 

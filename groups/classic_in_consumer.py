@@ -162,7 +162,7 @@ def _update_of(
 
 
 def _subscription(command: JoinGroup) -> Subscription:
-    """Decode the first protocol's metadata: consumers send the same in all protocols."""
+    """Decode the first protocol's metadata; a consumer's other protocols contain the same."""
     try:
         return decode_subscription(command.protocols[0][1])
     except CorruptRecordError as error:

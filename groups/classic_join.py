@@ -1,7 +1,7 @@
 """JoinGroup: admission of members, their ids, and the start of a rebalance.
 
-The order of checks is Kafka's (``GroupMetadataManager.classicGroupJoin…``), with the limits of
-:class:`fencepost.groups.limits.GroupLimits` in front.
+The order of checks is Kafka's (``GroupMetadataManager.classicGroupJoin…``). Before the group is
+looked up, the request's fields are checked against :class:`fencepost.groups.limits.GroupLimits`.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def join_group(shard: Shard, decision: DecisionBuilder, token: Token, command: J
         group = shard.groups.get(command.group_id)
         if group is None or command.member_id not in group.members:
             raise
-        # After any other error a cooperative consumer reads on, even once the rebalance timeout has
-        # passed and another member owns its partitions.
+        # After any other error a cooperative consumer continues to read, even once the rebalance
+        # timeout has passed and another member owns its partitions.
         raise UnknownMemberIdError(f"{command.member_id!r} must start over: {error}") from error
 
 
@@ -161,8 +161,8 @@ def _reject(decision: DecisionBuilder, group: ClassicGroup, command: JoinGroup) 
         group.forget_pending(member_id)
     elif member_id in group.members:
         group.remove(member_id)
-        # After GROUP_MAX_SIZE_REACHED a cooperative consumer would continue to read. It gets that
-        # error when it rejoins.
+        # After GROUP_MAX_SIZE_REACHED a cooperative consumer would continue to read. The consumer
+        # gets that error when it rejoins.
         refusal = UnknownMemberIdError(f"{member_id!r} was removed: {refusal}")
     else:
         return refusal

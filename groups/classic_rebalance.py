@@ -19,7 +19,7 @@ from fencepost.groups.shard import Shard
 from fencepost.logcore.machine import DecisionBuilder, DomainError, Event
 
 MAX_AWAITED_NAMES = 3
-"""Up to this number of missing members, each change is an event."""
+"""With at most this number of missing members, each change of the number is an event."""
 
 
 def arm_session(decision: DecisionBuilder, group: ClassicGroup, member: ClassicMember) -> None:
@@ -98,7 +98,7 @@ def refuse_syncs(decision: DecisionBuilder, group: ClassicGroup, error: DomainEr
 
 
 def maybe_complete_join(decision: DecisionBuilder, group: ClassicGroup) -> None:
-    """End the join phase if no member is missing; an initial one always waits for its timer."""
+    """End the join phase if no member is missing; an initial phase always waits for its timer."""
     if group.state is not ClassicState.PREPARING_REBALANCE or group.initial_delay is not None:
         return
     if group.everyone_joined:
@@ -127,7 +127,7 @@ def _record_awaited(decision: DecisionBuilder, group: ClassicGroup) -> None:
 
 
 def join_timer_fired(shard: Shard, decision: DecisionBuilder, group: ClassicGroup) -> None:
-    """End the join phase, or prolong the initial one if a member joined meanwhile."""
+    """End the join phase, or extend an initial phase if a member joined meanwhile."""
     if group.state is not ClassicState.PREPARING_REBALANCE:
         return
     initial = group.initial_delay
@@ -162,7 +162,7 @@ def complete_join(decision: DecisionBuilder, group: ClassicGroup) -> None:
 
 
 def _elect_leader(group: ClassicGroup) -> bool:
-    """Keep the leader if it joined, else elect the first member that did; False if none did."""
+    """Keep the leader if it joined, else elect the first member that joined; False if none did."""
     leader = group.members.get(group.leader_id or "")
     if leader is not None and leader.join_token is not None:
         return True

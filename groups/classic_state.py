@@ -1,8 +1,8 @@
 """The states of a classic group and every legal transition between them.
 
-Every change of a group's state must be in :data:`TRANSITIONS`; any other pair raises. A group that
-is loaded from its record starts in ``Stable`` (with members) or ``Empty`` (without), and a new one
-in ``Empty``; that is no transition.
+Every change of a group's state must be in :data:`TRANSITIONS`; any other change raises
+InvariantViolation. A group that is loaded from its record starts in ``Stable`` (with members) or
+``Empty`` (without), and a new one in ``Empty``; that is no transition.
 
 Source: Kafka's ``ClassicGroupState``.
 """

@@ -1,11 +1,10 @@
 """The commands of the group coordinator, and their results.
 
-A command goes into :meth:`fencepost.groups.machine.GroupMachine.decide`; its result is the
-``response`` of the reply to its token. Instead of the result the reply may hold a
-:class:`fencepost.groups.errors.GroupError`, listed per command. Text is ``str``, opaque blobs are
-``bytes``, times are milliseconds, topic ids are their 16 bytes. The caller checks that topics
-exist, authorises the request and resolves topic ids; the machine checks group ids, members,
-generations and limits.
+A command goes into :meth:`fencepost.groups.machine.GroupMachine.decide`. The ``response`` of the
+reply to its token is the command's result, or a :class:`fencepost.groups.errors.GroupError` of a
+class that the command lists. Text is ``str``, opaque blobs are ``bytes``, times are milliseconds,
+topic ids are their 16 bytes. The caller checks that topics exist, authorises the request and
+resolves topic ids; the machine checks group ids, members, generations and limits.
 
 Source: the request and response schemas of Apache Kafka, without fields that only affect encoding.
 """
@@ -47,8 +46,8 @@ class JoinGroup:
 
     ``member_id`` is empty for a new member; ``new_member_id`` is the id the server made for it
     (``<client or instance id>-<uuid>``), used only if a new id is needed. ``protocols`` are
-    (name, metadata) in the member's order of preference. ``require_known_member_id`` from v4,
-    ``supports_skip_assignment`` from v9.
+    (name, metadata) in the member's order of preference. ``require_known_member_id`` is set from v4
+    on, ``supports_skip_assignment`` from v9 on.
 
     Errors: InvalidGroupId, InvalidSessionTimeout, InconsistentGroupProtocol, UnknownMemberId,
     MemberIdRequired, FencedInstanceId, GroupMaxSizeReached, GroupLimitExceeded, RebalanceInProgress
@@ -83,7 +82,10 @@ class JoinMember:
 
 @dataclass(frozen=True, slots=True)
 class JoinGroupResult:
-    """``members`` is filled for the leader only, and not always (static members, KIP-814)."""
+    """``members`` is filled only for the leader.
+
+    A static leader that returns without a rebalance gets it from v9 on (KIP-814).
+    """
 
     member_id: str
     generation_id: int
@@ -96,7 +98,7 @@ class JoinGroupResult:
 
 @dataclass(frozen=True, slots=True)
 class SyncGroup:
-    """Request the assignment; the leader supplies all of them. ``protocol_*`` None below v5.
+    """Request the member's assignment; the leader sends all. ``protocol_*`` are None below v5.
 
     Errors: InvalidGroupId, UnknownMemberId, FencedInstanceId, IllegalGeneration,
     InconsistentGroupProtocol, RebalanceInProgress, GroupLimitExceeded (the group's record would be
@@ -170,7 +172,7 @@ class LeaveGroupResult:
 
 
 class OffsetToCommit(NamedTuple):
-    """One partition's offset. ``topic_id`` (16 bytes) if the topic's id is known."""
+    """One partition's offset. ``topic_id`` has 16 bytes, and is None if it is unknown."""
 
     topic: str
     partition: int
@@ -236,7 +238,7 @@ class FetchTopic:
 
 @dataclass(frozen=True, slots=True)
 class FetchOffsets:
-    """Fetch committed offsets; ``topics`` None requests all of the group.
+    """Fetch committed offsets; ``topics`` None requests all topics of the group.
 
     A missing group is no error. ``member_id`` and ``member_epoch`` are only for groups of the
     consumer protocol; classic groups ignore them.
@@ -263,8 +265,8 @@ class FetchedOffset(NamedTuple):
 class FetchOffsetsResult:
     """(topic, its partitions) in request order, or sorted by topic when all were requested.
 
-    They are tuples. For very many offsets they are iterators, which can be read once and return the
-    state at the time of the command.
+    Topics and partitions are in tuples. For very many offsets, iterators take their place, which
+    can be read once and return the state at the time of the command.
     """
 
     topics: Iterable[tuple[str, Iterable[FetchedOffset]]]
@@ -375,7 +377,7 @@ class ExpireOffsets:
 
 @dataclass(frozen=True, slots=True)
 class ForgottenResult:
-    """Counts of deleted offsets and groups. ``more``: the pass is incomplete, send it again."""
+    """Counts of deleted offsets and groups. ``more``: send the command again."""
 
     offsets: int
     groups: int

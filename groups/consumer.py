@@ -302,7 +302,8 @@ def _leave(
     elif member_id not in group.members:
         raise _unknown(group, member_id)
     if command.member_epoch == STATIC_LEAVE_EPOCH:
-        # Partitions to revoke are free: the client is gone. Assigned ones stay reserved for it.
+        # The client is gone, so partitions to revoke become free. Assigned ones stay reserved for
+        # the member.
         away = replace(
             group.current(member_id),
             member_epoch=STATIC_LEAVE_EPOCH,

@@ -50,7 +50,7 @@ class TopicsImage:
 
 
 class MigrationPolicy(StrEnum):
-    """``group.consumer.migration.policy``: the conversions of groups with members."""
+    """``group.consumer.migration.policy``: the allowed conversions of groups with members."""
 
     DISABLED = "disabled"
     UPGRADE = "upgrade"
@@ -79,7 +79,7 @@ class ConsumerSettings:
     heartbeat_interval_ms: int = 5_000
     """``group.consumer.heartbeat.interval.ms``: sent to the client."""
     assignment_interval_ms: int = 1_000
-    """``group.consumer.assignment.interval.ms``: at most one target computed in this time."""
+    """``group.consumer.assignment.interval.ms``: at most one target is computed in this time."""
     max_size: int = 1_000
     """``group.consumer.max.size``, members. Kafka's default is unlimited; a target of this many
     members still fits one batch."""
@@ -100,7 +100,7 @@ class ShareSettings:
     heartbeat_interval_ms: int = 5_000
     """``group.share.heartbeat.interval.ms``: sent to the client."""
     assignment_interval_ms: int = 1_000
-    """``group.share.assignment.interval.ms``: at most one target computed in this time."""
+    """``group.share.assignment.interval.ms``: at most one target is computed in this time."""
     max_size: int = 200
     """``group.share.max.size``, members."""
     initialize_retry_ms: int = 30_000
@@ -115,7 +115,7 @@ class Environment:
     settings: ConsumerSettings = field(default_factory=ConsumerSettings)
     """The broker's settings of consumer groups, overridden by the group's."""
     share: ShareSettings = field(default_factory=ShareSettings)
-    """The same of share groups."""
+    """The broker's settings of share groups, overridden by the group's."""
 
 
 @made_often

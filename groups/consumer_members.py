@@ -92,7 +92,7 @@ def member_timer_fired(
 
 
 def group_loaded(shard: Shard, decision: DecisionBuilder, group: ConsumerGroup) -> None:
-    """Begin to serve a group read from the log: every session starts again.
+    """Begin to serve a loaded group: every session starts again.
 
     Classic members learn from their next heartbeats whether they must rejoin or sync.
     """

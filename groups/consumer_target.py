@@ -265,7 +265,7 @@ def _compute_remotely(
 def _retry_remote(
     shard: Shard, decision: DecisionBuilder, draft: GroupDraft, settings: ConsumerSettings
 ) -> None:
-    """Repeat a request without a response: it failed, or the shard was loaded in between."""
+    """Repeat a request without a valid response: it failed, or a reload has lost it."""
     if not settings.assignors.has_remote:
         return
     members = draft.members()
@@ -351,7 +351,7 @@ def _spec(draft: GroupDraft, members: Mapping[str, cr.ConsumerMemberValue]) -> G
 def preferred_assignor(
     members: Mapping[str, cr.ConsumerMemberValue], settings: ConsumerSettings
 ) -> Assignor:
-    """Return the assignor that most members name; on a tie, or if none does, the default."""
+    """Return the assignor that most members name; the default on a tie, or if none is named."""
     assignors = settings.assignors
     votes = Counter(
         member.server_assignor

@@ -174,7 +174,8 @@ def _consumers(
                 raise _stays_classic(classic, "a partition has two owners")
         if classic.is_sync_pending(member.member_id):
             claims.append((member.member_id, ids_of(subscription.owned, topics)))
-    # A member without the last assignment may still read the partitions that it reported as owned.
+    # A member that has not received the last assignment may still read the partitions that it
+    # reported as owned.
     for member_id, claimed in claims:
         for partition in claimed:
             if partition not in owners:

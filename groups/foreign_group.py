@@ -75,7 +75,7 @@ class ForeignGroup(GroupBase):
 
     @property
     def members(self) -> Mapping[str, None]:
-        """The ids of its members; they count for no limit."""
+        """The ids of its members, to which no limit applies."""
         ids = (key.member_id for key in self.keys if key.kind is _Type.STREAMS_MEMBER_METADATA)
         return MappingProxyType(dict.fromkeys(ids))
 

@@ -12,7 +12,7 @@ from fencepost.logcore.machine import InvariantViolation
 from fencepost.logcore.values import dataclass
 
 GROUP_BYTES: Final = 1_536
-"""Memory of a group without its id and its members; all these sizes are measured."""
+"""Memory of a group without its id and its members. This size and the next ones are measured."""
 MEMBER_BYTES: Final = 1_024
 """Memory of a member without its strings, with its timers and its part of the group's record."""
 NAME_BYTES: Final = 64
@@ -40,7 +40,7 @@ class ShardTotals:
             self.memory.add(pending_bytes(group_id, member_id))
 
     def forget_pending(self, group_id: str, member_id: str) -> None:
-        """Forget a pending member id, if it is one."""
+        """Forget a member id if it is pending."""
         if (group_id, member_id) in self.pending:
             del self.pending[group_id, member_id]
             self.memory.add(-pending_bytes(group_id, member_id))

@@ -18,7 +18,8 @@ class GroupLimits:
     """
 
     min_session_timeout_ms: int = 6_000
-    """``group.min.session.timeout.ms``, as in Kafka. Shorter ones expire when a client pauses."""
+    """``group.min.session.timeout.ms``, as in Kafka. Pauses of a client would end shorter
+    sessions."""
 
     max_session_timeout_ms: int = 1_800_000
     """``group.max.session.timeout.ms``, as in Kafka. Until a session ends, the partitions of a dead
@@ -42,18 +43,18 @@ class GroupLimits:
 
     max_pending_members: int = 1_000
     """Members per group that were given an id and have not rejoined with it (KIP-394). The oldest
-    is forgotten first: a real client returns within milliseconds, so a flood evicts itself."""
+    is forgotten first: a real client returns within milliseconds, so a flood evicts its own ids."""
 
     max_shard_pending_members: int = 10_000
-    """The same for all groups of a shard together. Ids that consumer groups gave out are counted
-    separately, with this limit."""
+    """Pending members of all groups of a shard together. Ids that consumer groups gave out are
+    counted separately, with the same limit."""
 
     max_groups: int = 20_000
     """Groups per shard. A group costs about a kilobyte; the next expiry removes unused ones."""
 
     max_offset_metadata_bytes: int = 4_096
-    """``offset.metadata.max.bytes``: Kafka's, which despite its name counts UTF-16 units of the
-    string stored with an offset. A string of more than 32,767 bytes is refused as well: the
+    """``offset.metadata.max.bytes``, the limit of the string stored with an offset. As in Kafka, it
+    counts UTF-16 units despite its name. A string of more than 32,767 bytes is refused as well: the
     record's length field cannot hold more."""
 
     max_group_offsets: int = 100_000
@@ -69,8 +70,8 @@ class GroupLimits:
 
     min_regex_refresh_interval_ms: int = 1_000
     """Minimum interval for matching a group's expressions against all topics again when topics
-    change; about ten milliseconds of work per thousand topics and expression. Kafka's is fixed at
-    10 s, which delays new topics."""
+    change; about ten milliseconds of work per thousand topics and expression. Kafka's interval is
+    fixed at 10 s, which delays new topics."""
 
     max_regex_steps_per_turn: int = 20_000
     """Steps of matching that one heartbeat, or one turn of a timer, may take: about 3 ms, enough

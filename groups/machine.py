@@ -177,7 +177,7 @@ class GroupMachine:
 
     @property
     def share_rebalances(self) -> int:
-        """The heartbeats that required a new assignment of a share group, since the load."""
+        """The number of heartbeats, since the load, that required new targets of a share group."""
         return self._shard.share_rebalances
 
     # --- deciding --------------------------------------------------------------------------------
@@ -317,7 +317,7 @@ class GroupMachine:
         group.install(value, successor)
 
     def _group_of_kind(self, kind: type[G], group_id: str, *, exists: bool) -> G | None:
-        """Return the group whose record is replayed, None for a tombstone of another kind's.
+        """Return the group whose record is replayed; None for a tombstone of another kind of group.
 
         A group is of one kind at a time. The latest value determines the kind, and the last
         tombstone removes the group.

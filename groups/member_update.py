@@ -118,7 +118,7 @@ def require_owner(instance_id: str | None, member_id: str, owner: str | None) ->
 
 
 def take_over(decision: DecisionBuilder, update: MemberUpdate, owner: str) -> None:
-    """Replace a static member by its successor, which gets its assignment and its target."""
+    """Replace a static member by its successor, which inherits assignment and target."""
     group, member_id, command = update.group, update.member_id, update.command
     share_protocol = update.classic is None and group.members[owner].classic is None
     if share_protocol and group.current(owner).member_epoch != STATIC_LEAVE_EPOCH:

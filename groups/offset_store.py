@@ -36,7 +36,7 @@ class GroupOffsets:
 
     committed: dict[TopicPartition, StoredOffset] = field(default_factory=dict)
     pending: dict[TopicPartition, dict[int, StoredOffset]] = field(default_factory=dict)
-    """By partition and producer id of the open transaction."""
+    """Pending offsets, by partition and producer id of the open transaction."""
     commits: int = field(default=0, compare=False)
     """Number of replayed plain commits."""
 

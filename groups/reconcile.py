@@ -24,7 +24,7 @@ TopicIdPartition = tuple[bytes, int]
 
 
 class MemberState(IntEnum):
-    """A member's state; the number is the record's."""
+    """A member's state; the number is the one in the record."""
 
     STABLE = 0
     """The member has the partitions of its epoch's target."""
@@ -71,7 +71,7 @@ class CurrentAssignment:
 
     @property
     def held(self) -> set[TopicIdPartition]:
-        """The partitions that no other member may be given."""
+        """The partitions that must not be assigned to any other member."""
         return {*self.assigned, *self.pending_revocation}
 
 
@@ -155,7 +155,7 @@ def _next(
     moves = member.member_epoch != target.epoch
     return CurrentAssignment(
         member_epoch=target.epoch,
-        # If the response with the new epoch is lost, the client sends the previous one again.
+        # If the response with the new epoch is lost, the client sends the previous epoch again.
         previous_member_epoch=member.member_epoch if moves else member.previous_member_epoch,
         state=MemberState.UNRELEASED_PARTITIONS if waits else MemberState.STABLE,
         assigned={**kept, **free},

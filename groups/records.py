@@ -55,7 +55,7 @@ strings."""
 
 _PARTITION: Final = struct.Struct(">i")
 _V4_HEAD: Final = struct.Struct(">hqiB")
-"""Version, offset, leader epoch, length of the metadata plus one if that is below 128."""
+"""Version, offset, leader epoch, and the length of the metadata plus one, if below 128."""
 _V4_TAIL: Final = struct.Struct(">qBBB16s")
 """Commit timestamp, and one tagged field: its number, its size, the topic id."""
 _LONGEST_PLAIN: Final = 126
@@ -354,7 +354,7 @@ def record_type(key: bytes) -> int:
 
 @lru_cache(maxsize=MAX_KEY_PREFIXES)
 def _names_of(prefix: bytes) -> tuple[str, str] | None:
-    """Return group and topic of a key's bytes before the partition, None if bytes remain."""
+    """Decode group and topic from a key's bytes before the partition; None if bytes remain."""
     reader = FieldReader(prefix)
     reader.int16()
     names = reader.string(), reader.string()

@@ -100,7 +100,7 @@ class Shard:
             self.release_member_id(*next(iter(self.pending_member_ids)))
 
     def release_member_id(self, group_id: str, member_id: str) -> None:
-        """Forget a pending member id of a consumer group, if it is one."""
+        """Forget a member id of a consumer group if it is pending."""
         if (group_id, member_id) in self.pending_member_ids:
             del self.pending_member_ids[group_id, member_id]
             self.totals.memory.add(-pending_bytes(group_id, member_id))

@@ -101,7 +101,7 @@ class DescribeShareGroupResult:
 
 @dataclass(frozen=True, slots=True)
 class ShareStateInitialized:
-    """Report of the share coordinator on ``StateToInitialize``: (topic id, partition) each.
+    """Report of the share coordinator on ``StateToInitialize``, as (topic id, partition) pairs.
 
     Errors: GroupIdNotFound.
     """

@@ -1,7 +1,7 @@
 """A share group's data (KIP-932): the content of its records, and the state derived from it.
 
-Each record sets its own part of the state, as for consumer groups. Members share partitions, so
-that there is neither an owner nor a revocation: a member moves straight to its target.
+Each record sets its own part of the state, as in consumer groups. Members share partitions, so that
+there is neither an owner nor a revocation: a member moves straight to its target.
 
 Source: Kafka's ``ShareGroup``, ``ShareGroupMember`` and ``ModernGroup``.
 """
@@ -36,7 +36,7 @@ SHARE: Final = "share"
 """The protocol type and the group type in ListGroups."""
 
 STATE_PARTITION_BYTES: Final = 64
-"""Memory of a partition in a group's record of the share coordinator's state."""
+"""Memory of a partition in a group's record 15, of partitions with state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,7 @@ class ShareGroup(GroupBase):
         raise not_found(self, self.group_id, "consumer")
 
     def validate_fetch(self, member_id: str | None, member_epoch: int) -> None:
-        """See ``ClassicGroup``: nothing is committed, which is what the sender is told."""
+        """See ``ClassicGroup``: every fetch is accepted, and finds no committed offset."""
 
     def committed(self, decision: DecisionBuilder, member_id: str) -> None:
         """See ``ClassicGroup``."""

@@ -311,7 +311,8 @@ def remove_member(
 ) -> None:
     """Remove a member; the next heartbeat of any other member computes the new target.
 
-    The leaders of its partitions do not learn of it: records that it has acquired stay locked.
+    The leaders of its partitions do not learn of the removal: records that the member has acquired
+    stay locked.
     """
     group_id = group.group_id
     decision.event(kind, group_id, reason=reason, **identity(member_id, group.members[member_id]))
@@ -341,7 +342,7 @@ def session_timer_fired(
 
 
 def group_loaded(shard: Shard, decision: DecisionBuilder, group: ShareGroup) -> None:
-    """Begin to serve a group read from the log: every session starts again."""
+    """Begin to serve a loaded group: every session starts again."""
     timeout_ms = shard.environment(group.group_id).share.session_timeout_ms
     for member_id in group.members:
         decision.arm(group.timer("session", member_id), timeout_ms)

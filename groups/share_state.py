@@ -107,7 +107,7 @@ def describe_share_group(
 def state_initialized(
     shard: Shard, decision: DecisionBuilder, token: Token, command: ShareStateInitialized
 ) -> None:
-    """Make partitions assignable whose state exists; have the others initialized again later."""
+    """Make initialized partitions assignable; a later heartbeat retries the failed ones."""
     group = _share_group(shard, command.group_id)
     state = group.state
     initializing = collected(state.initializing)

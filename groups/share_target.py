@@ -1,7 +1,7 @@
 """A share group's epoch, its target assignment, and the state of its partitions.
 
 A partition may be assigned once the share coordinator has initialized its state. Record 15 lists
-the partitions for which that is so, or is under way.
+the partitions whose state is initialized or being initialized.
 
 Source: Kafka's ``GroupMetadataManager`` (initializedAssignmentPending,
 maybeCreateInitializeShareGroupStateRequest, initializeShareGroupState and the methods near them).
@@ -64,9 +64,10 @@ def without(one: Partitions, pairs: Collection[TopicIdPartition]) -> Partitions:
 
 
 def awaits_assignment(group: ShareGroup, topics: TopicsImage) -> bool:
-    """Whether the target does not have exactly the initialized partitions of subscribed topics.
+    """Whether the target differs from the initialized partitions of subscribed topics.
 
-    Kafka also waits for those of a deleted topic, and bumps the epoch until its state is deleted.
+    Kafka also waits for the partitions of a deleted topic, and bumps the epoch until the topic's
+    state is deleted.
     """
     assigned: set[TopicIdPartition] = set().union(*group.targets.values())
     of_topic: dict[bytes, set[int]] = {}
@@ -147,10 +148,10 @@ def uninitialized(
 def begin_initialization(
     decision: DecisionBuilder, group: ShareGroup, partitions: Partitions
 ) -> None:
-    """Append the record that lists partitions as being initialized; their topics are not deleted.
+    """Append the record that lists partitions as being initialized, and not as being deleted.
 
-    A partition whose start offset is altered stays initialized: should that fail, it keeps its
-    state.
+    A partition whose start offset is altered stays initialized: if the alteration fails, the
+    partition keeps its state.
     """
     state = group.state
     initializing = united(collected(state.initializing), partitions)
@@ -160,7 +161,7 @@ def begin_initialization(
 
 
 def state_to_initialize(group: ShareGroup, epoch: int, partitions: Partitions) -> StateToInitialize:
-    """Return what the share coordinator must initialize for members that subscribe to topics."""
+    """Return the partitions with the start offsets that the share coordinator must set."""
     state = group.state
     known = {topic.topic_id for topic in (*state.initializing, *state.initialized)}
     offsets = tuple(

@@ -17,8 +17,8 @@ from typing import Final
 from xxhash import xxh3_64_intdigest
 
 MAX_KEPT: Final = 20_000
-"""The most cached hashes of topics. A topic with racks takes about 3 µs a partition, and an update
-of the metadata hashes the topics of all groups in one turn."""
+"""Limit of the cached hashes of topics. A topic with racks takes about 3 µs a partition, and an
+update of the metadata hashes the topics of all groups in one turn."""
 
 
 def group_hash(topics: Iterable[tuple[str, int]]) -> int:

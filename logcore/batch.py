@@ -42,8 +42,8 @@ NO_SEQUENCE: Final = -1
 NO_LEADER_EPOCH: Final = -1
 
 DEFAULT_MAX_OUTPUT_BYTES: Final = 128 * 1024 * 1024
-"""Limit of one batch's decompressed records, in bytes: 128 times the default
-``max.message.bytes``, a factor by which text does not compress."""
+"""Limit of one batch's decompressed records, in bytes: 128 times the default ``max.message.bytes``,
+a ratio that compressed text does not reach."""
 
 MIN_RECORD_SIZE: Final = 7
 """The size of a record with null key, null value and no headers, its length byte included."""
@@ -83,8 +83,8 @@ class ControlType(IntEnum):
 class BatchHeader(NamedTuple):
     """The first 61 bytes of a batch.
 
-    ``size`` is the whole batch. ``base_timestamp`` is the raw field: with
-    ``has_delete_horizon`` it holds the horizon, and the records' deltas refer to that.
+    ``size`` is the whole batch. ``base_timestamp`` is the raw field: with ``has_delete_horizon`` it
+    holds the horizon, to which the records' deltas then refer.
     """
 
     base_offset: int
@@ -399,7 +399,7 @@ def batch_of_payload(
     base_sequence: int,
     transactional: bool,
 ) -> bytes:
-    """Put a header before ``count`` records that are encoded, and compressed with ``codec``.
+    """Put a header before ``count`` records, already encoded and compressed with ``codec``.
 
     Their offsets are 0 to ``count - 1``, as in a producer's batch.
     """

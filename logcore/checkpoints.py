@@ -108,7 +108,7 @@ def _parse_lines(raw: bytes | None, name: str, fields: int) -> list[list[str]] |
 
 
 def _number(text: str, name: str, most: int) -> int:
-    # Not int(text) at once: its time grows with the square of the length.
+    # Check the format before int(text), whose time grows with the square of the length.
     if not _NUMBER.fullmatch(text):
         raise CheckpointError(f"{name} holds {text[:40]!r} where a number is expected")
     value = int(text)
@@ -154,7 +154,7 @@ def read_offsets(
     """Read an offset checkpoint; empty if the file is missing. CheckpointError if it is corrupt.
 
     If the file is corrupt and its copy intact, the copy is read and ``on_damage`` called. If the
-    file was removed, a start does without the values, as Kafka's does: recovery from the beginning,
+    file was removed, a start proceeds without the values, as in Kafka: recovery from the beginning,
     log start at the first segment.
     """
     raw = fs.read_file(f"{directory}/{name}")
@@ -223,7 +223,7 @@ def write_partition_metadata(
 ) -> None:
     """Write ``partition.metadata``, which has no newline at its end.
 
-    Without ``sync`` power loss may remove or empty it, until another call syncs it.
+    Without ``sync``, power loss may remove or empty the file, until another call syncs it.
     """
     text = f"version: {_VERSION}\ntopic_id: {uuid_to_text(topic_id)}"
     replace_file(fs, directory, PARTITION_METADATA, text.encode(), sync=sync)
@@ -307,7 +307,7 @@ def clean_shutdown_epoch(fs: FileSystem, directory: str) -> int:
 
 
 def take_clean_shutdown(fs: FileSystem, directory: str) -> bool:
-    """Remove the clean-shutdown file, durably, before any log is loaded; return if it existed."""
+    """Remove the clean-shutdown file, durably, before any log loads; return whether it existed."""
     path = f"{directory}/{CLEAN_SHUTDOWN}"
     if fs.read_file(path) is None:
         return False

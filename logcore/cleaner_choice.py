@@ -26,9 +26,9 @@ Failed = Callable[[Partition, Exception], None]
 class CleanerChoice:
     """Selects the partition that needs cleaning most from those passed to :meth:`consider`.
 
-    ``offsets`` maps (topic, index) to the end of the partition's last round. Its owner removes
-    deleted partitions, and offsets beyond a log's end. ``on_failed`` is called for each partition
-    that is skipped from now on.
+    ``offsets`` maps (topic, index) to the end of the partition's last round. The owner of the
+    mapping removes deleted partitions, and offsets beyond a log's end. ``on_failed`` is called for
+    each partition that is skipped from now on.
     """
 
     def __init__(self, offsets: MutableMapping[Key, int], on_failed: Failed | None = None) -> None:
@@ -61,7 +61,7 @@ class CleanerChoice:
     def next_round(
         self, now_ms: int, *, budget_bytes: int = DEDUPE_BUFFER_BYTES
     ) -> tuple[Partition, CompactionRound] | None:
-        """Plan a round on the best partition since the last call; None if none needs cleaning.
+        """Plan a round on the best partition considered since the last call; None if there is none.
 
         A partition that fails is skipped.
         """

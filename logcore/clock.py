@@ -17,14 +17,14 @@ monotonic_s: Final[Callable[[], float]] = system.monotonic_s
 """Seconds that never go back, for timeouts and measurements."""
 
 monotonic_ns: Final[Callable[[], int]] = system.monotonic_ns
-"""The same in nanoseconds."""
+"""Nanoseconds that never go back."""
 
 time_of_day_ns: Final[Callable[[], int]] = system.time_of_day_ns
 """Nanoseconds since the epoch, at the machine's precision; time-machine replaces it."""
 
 
 def machine_ms() -> int:
-    """Return the time in ms since the epoch, up to some ms late; neither package replaces it."""
+    """Return the time in ms since the epoch, up to some ms late; tests cannot freeze it."""
     return system.real_time_of_day_ns() // 1_000_000
 
 
@@ -41,8 +41,9 @@ class Clock(Protocol):
 def cluster_clock(clock: Clock) -> Clock:
     """Return the clock of sessions, fetches and ISRs between the nodes of a cluster.
 
-    Nodes send heartbeats and fetches in real time. If a test advances the time of its brokers, all
-    of these would be late at once; a clock that tests advance therefore provides another one.
+    Nodes send heartbeats and fetches in real time. On a clock that a test advances, all heartbeats
+    and fetches would be late at once; such a clock therefore provides a second one,
+    ``between_nodes``.
     """
     found: Clock = getattr(clock, "between_nodes", clock)
     return found

@@ -14,7 +14,7 @@ Retention continues during a round. It deletes the oldest segments, so the rest 
 valid: a deleted segment is skipped, and a group that has lost one is rewritten.
 
 Every output segment keeps its last batch, without records if necessary: it tells recovery how far
-an interrupted replacement reaches. (Kafka keeps only the last segment's.) A batch's CRC is
+an interrupted replacement reaches. (Kafka keeps only the last batch of the round.) A batch's CRC is
 checked before it is decoded, so that damage is reported and never rewritten with a good checksum.
 
 Messages of format v0 and v1 become v2 batches, whose tombstones get their delete horizon in that

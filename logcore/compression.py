@@ -78,7 +78,7 @@ PIECE_BYTES: Final = 64 * 1024
 
 
 def compress(codec: Codec, data: Data, level: int | None = None) -> bytes:
-    """Compress ``data``; ``level`` is on the codec's scale, None its default.
+    """Compress ``data``; ``level`` is on the codec's scale, None means its default.
 
     snappy has no levels. lz4 compresses in its fast mode at its default level, 9, and in its
     high-compression mode at all others, as Kafka does.
@@ -355,7 +355,7 @@ def _snappy_pieces(data: memoryview, most: int, strict: bool) -> Iterator[Data]:
             raise CorruptRecordError("snappy records are cut short in a block's length")
         size = _INT32.unpack_from(data, pos)[0]
         if size == _XERIAL_FIRST_INT:
-            # Streams may be concatenated; the next one's header is in place of a length.
+            # Streams may be concatenated; the next stream's header is in place of a length.
             if strict:
                 raise CorruptRecordError("snappy records in more than one stream")
             pos += len(_XERIAL_HEADER)

@@ -6,8 +6,8 @@ with the reason in ``problem``. Bytes stay bytes. Unreadable data ends the rows 
 problem; only OSError is raised while the rows are read. No file is changed.
 
 Verification checks more: CRCs and records of a log, index entries against the batches they point
-to (the log must be in the same directory), orders, checksums. The caller interprets records of the
-coordinators, by a :data:`Decoder`.
+to (the log must be in the same directory), orders, checksums. The caller provides a :data:`Decoder`
+for the records of the coordinators.
 
 Source: ``DumpLogSegments``.
 """
@@ -426,8 +426,8 @@ def read_batches(
 ) -> Iterator[tuple[int, BatchHeader | str, bytes]]:
     """Yield position, header and, if asked for, bytes of each batch of a log file.
 
-    Data that is no whole batch comes last, with the reason in place of the header. Messages of an
-    older format have the headers of :func:`fencepost.logcore.legacy.as_batch_header`. Reads are
+    Data that is not a whole batch comes last, with the reason in place of the header. Messages of
+    an older format have the headers of :func:`fencepost.logcore.legacy.as_batch_header`. Reads are
     bounded by SCAN_BYTES, or the largest batch. Raises OSError.
     """
     with opened(fs, fs.open_for_reading(path)) as handle:

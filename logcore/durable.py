@@ -2,8 +2,8 @@
 
 While a scheduler runs a flush that ``flush.messages`` has made due, :attr:`Marks.flushed_end` stays
 at the flushed offset, and so does the high watermark of a log that has a single replica. Readers
-see nothing beyond it, and an append is answered once :attr:`Marks.recovery_point` has passed its
-last record.
+see nothing beyond the high watermark, and an append is answered once :attr:`Marks.recovery_point`
+has passed its last record.
 
 After a roll, the sealed segment is flushed as well. No setting asks for that flush, and no request
 waits for it. Recovery then skips the segment, so damage in it cannot remove later records.
@@ -159,7 +159,7 @@ class FlushState:
         return self._log.active.base_offset > self.marks.recovery_point
 
     def _run_sealed(self) -> None:
-        """Have the segments that rolls have sealed flushed."""
+        """Have the sealed segments flushed."""
         if self._scheduler is not None:
             self._scheduler.join_sealed(self)
             return
@@ -171,7 +171,7 @@ class FlushState:
                 return  # it was refused; the next flush or roll tries again
 
     def finish(self, flush: Flush, failure: Exception | None) -> None:
-        """Apply the result of a planned flush. After a failed one the log is off line.
+        """Apply the result of a planned flush. After a failed flush the log is off line.
 
         A refused flush that no append waits for is due again.
         """

@@ -1,4 +1,4 @@
-"""Kafka's primitive types as encoded in records of ``__consumer_offsets`` and transactions.
+"""Kafka's primitive types as encoded in records of the coordinators' internal topics.
 
 There are two encodings: the plain one (two-byte string lengths, four-byte counts) and the flexible
 one of KIP-482 (unsigned varints of length + 1, tagged fields). A reader never reads past its bytes;

@@ -41,7 +41,7 @@ class FileRange:
         return data
 
     def at(self, position: int, count: int) -> bytes:
-        """Return up to ``count`` bytes from ``position`` of the unread ones; OSError as take."""
+        """Return up to ``count`` unread bytes, from ``position`` on; OSError as :meth:`take`."""
         start = self._start + position
         stop = min(start + count, self._end)
         data = self._file.read(start, stop)

@@ -2,9 +2,9 @@
 
 A partition plans a flush, any thread runs it, even while appends go on, and the partition applies
 the result. The segments are pinned meanwhile, so that no handle is closed while the flush uses it.
-A failed sync is never retried: the kernel marks the pages clean that it failed to write, and a
-second fsync of the same file would succeed without them. If a file
-cannot be opened, or the disk has no room for it, no data is lost, and the flush is planned again.
+A failed sync is never retried: the kernel marks the pages that it failed to write as clean, and a
+second fsync of the same file would succeed without them. If a file cannot be opened, or the disk
+has no room for it, no data is lost, and the flush is planned again.
 
 Source: ``UnifiedLog.flush``, ``LogSegment.flush``.
 """

@@ -75,9 +75,9 @@ class FileSystem(Protocol):
         """Close the handle."""
 
     def open_long_lived(self, path: str, *, create: bool = False) -> int:
-        """As ``open``, for a long-lived handle; OSError (``EMFILE``) if too few are left.
+        """Open a file for long, as ``open`` does; OSError (``EMFILE``) if too few handles are left.
 
-        The refusal has no effect. ``map`` keeps a descriptor too, and is refused likewise.
+        The refusal has no effect. ``map`` keeps a descriptor too, and is refused in the same case.
         """
 
     def size(self, handle: int) -> int:
@@ -163,7 +163,7 @@ class _Map(mmap.mmap):
 
 
 def held_handles() -> int:
-    """Return how many descriptors the logs of this process keep: one a segment, one a map."""
+    """Return how many descriptors the logs of this process keep: one per segment and per map."""
     return len(_handles) + len(_maps)
 
 
@@ -202,7 +202,8 @@ class OsFileSystem:
         data = system.read_at(handle, count, position)
         if len(data) == count or not data:
             return data
-        # The kernel caps one read at 2 GiB and may be interrupted; the end of the file reads empty.
+        # The kernel limits one read to 2 GiB, and may be interrupted; it returns nothing at the
+        # end.
         parts = [data]
         done = len(data)
         while done < count and (data := system.read_at(handle, count - done, position + done)):

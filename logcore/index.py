@@ -2,12 +2,12 @@
 
 Offset and time index are sparse and sorted; they live in memory maps. The index of the active
 segment is extended to its full size with its first entry (a sparse file) and trimmed to its
-entries on roll and close, so after a kill its tail reads as zeros. No index carries a checksum:
-these two are caches. Before the first use of an index its last entry is compared with the log
-(``segment.py``); entries that power loss has turned to zeros only make a search begin earlier, and
-recovery rebuilds the indexes of every segment it scans. They are synced once, when their segment is
-sealed: nothing would rebuild the zeroed entries later, and a search from further back takes long in
-a large segment.
+entries on roll and close, so after a kill its tail reads as zeros. No index carries a checksum.
+Offset and time index are only caches: before the first use of an index its last entry is compared
+with the log (``segment.py``); entries that power loss has turned to zeros only make a search begin
+earlier, and recovery rebuilds the indexes of every segment it scans. The two are synced once, when
+their segment is sealed: nothing would rebuild the zeroed entries later, and a search from further
+back takes long in a large segment.
 
 The transaction index is synced with its segment, because recovery rebuilds it only in segments that
 it scans.
@@ -95,7 +95,7 @@ class MappedIndex:
         self.path = path
         self.base_offset = base_offset
         self.last_offset = base_offset
-        """Of the last entry; the base if there is none. Valid after ``entries`` was read."""
+        """The last entry's offset; the base if there is none. Valid once ``entries`` was read."""
         self.max_entries = max(max_bytes // self.ENTRY_SIZE, 2)
         self._map: FileMap | None = None
         self._entries: int | None = None
@@ -246,7 +246,7 @@ class MappedIndex:
         self._entries = None
 
     def retire(self) -> None:
-        """Be empty from now on, even if another file takes the name."""
+        """Count as empty from now on, even if another file takes the name."""
         self._unmap()
         self._is_long = False
         self._entries = 0
@@ -266,7 +266,7 @@ class OffsetIndex(MappedIndex):
     ENTRY_SIZE = _OFFSET_ENTRY.size
 
     last_position = 0
-    """Of the last entry; 0 if there is none."""
+    """The position in the last entry; 0 if there is none."""
 
     @property
     def is_full(self) -> bool:
@@ -316,7 +316,7 @@ class TimeIndex(MappedIndex):
     ENTRY_SIZE = _TIME_ENTRY.size
 
     last_timestamp = -1
-    """Of the last entry; -1 if there is none."""
+    """The timestamp in the last entry; -1 if there is none."""
 
     @property
     def is_full(self) -> bool:

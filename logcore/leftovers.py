@@ -31,7 +31,7 @@ def finish_interrupted(
 
     ``remove_later``, if given, is called with the path of each file that may be removed later.
 
-    As in Kafka, a ``.swap`` file whose offset is at or above a ``.cleaned`` file's belongs to a
+    As in Kafka, a ``.swap`` file at or above the offset of a ``.cleaned`` file belongs to a
     compaction that had not finished all its files; any other ``.swap`` replaces the segments it
     covers. The ``.cleaned`` files are removed last: if this start is interrupted too, the next one
     needs them to distinguish the ``.swap`` files. Raises OSError.

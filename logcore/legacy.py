@@ -1,4 +1,4 @@
-"""Message formats v0 and v1: Kafka's formats before 0.11, which it still serves from old disks.
+"""Message formats v0 and v1, which Kafka wrote before 0.11 and still serves from old disks.
 
 A message set is a sequence of *messages*, each with its own header and CRC-32. A compressed message
 is a *wrapper*: its value is another message set, and it has the last inner message's offset. Inner
@@ -98,7 +98,7 @@ class MessageHeader(NamedTuple):
 
 
 def magic_at(buf: Buffer, pos: int) -> int:
-    """Return the magic of the message or batch at ``pos``; CorruptRecordError if ``buf`` ends."""
+    """Return the magic of the message or batch at ``pos``; CorruptRecordError if it is missing."""
     if pos + MAGIC_POS >= len(buf):
         raise CorruptRecordError(f"a message header is cut short at position {pos}")
     return buf[pos + MAGIC_POS]

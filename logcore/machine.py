@@ -134,7 +134,7 @@ class Event:
     routine: bool = False
     """Whether the event recurs in normal operation: the history omits it."""
     quiet: bool = False
-    """Whether it changed nothing for other members: the history keeps it, the log omits it."""
+    """Whether the event changed nothing for other members: the log has it only at debug level."""
 
 
 @made_often

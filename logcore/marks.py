@@ -68,7 +68,7 @@ class Marks:
     def move_flushed_end(self, offset: int) -> None:
         """Move :attr:`flushed_end` to ``offset``; :meth:`notify` must follow.
 
-        Without other replicas, the high watermark moves along.
+        Without other replicas, the high watermark moves with it.
         """
         self.flushed_end = offset
         """This replica's end in the computation of the high watermark: the log end offset, or the

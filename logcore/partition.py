@@ -72,8 +72,8 @@ _PLACE: Final = struct.Struct(">qii")
 class Appended(NamedTuple):
     """Offsets of an appended batch. ``log_append_time_ms`` is −1 if producers set the timestamps.
 
-    ``duplicate``: nothing was written. The batch that is in the log already has these offsets, and
-    ``log_append_time_ms`` as its largest timestamp.
+    ``duplicate``: nothing was written. The offsets belong to the batch in the log, and
+    ``log_append_time_ms`` is its largest timestamp.
     """
 
     base_offset: int
@@ -152,8 +152,8 @@ class Partition:
         log end appears in :attr:`recovery` as lost offsets. ``is_replicated``: other brokers have
         replicas, so the high watermark begins at ``high_watermark`` instead of the log end.
         :class:`OpenOptions` describes the other arguments.
-        Without a ``flusher`` due flushes run inside the append. Raises StorageError if the
-        directory cannot be read or belongs to another topic id.
+        Without a ``flusher``, flushes that are due run inside the append. Raises StorageError if
+        the directory cannot be read or belongs to another topic id.
         """
         path, name = str(directory), f"{topic}-{index}"
         producers = ProducerStateManager(fs, path, producer_id_expiration_ms, producer_limit)
@@ -421,7 +421,7 @@ class Partition:
         self.finish_close(flush, None if flush is None else flush.run())
 
     def plan_close(self) -> Flush | None:
-        """Do the steps of :meth:`close` that precede its flush; plan the flush, None if not due.
+        """Do the steps of :meth:`close` before its flush; return the planned flush, or None.
 
         :meth:`finish_close` must follow. After a StorageError the partition is closed.
         """

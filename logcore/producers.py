@@ -1,7 +1,8 @@
 """The producer state of a partition: sequences, epochs, open transactions, the last stable offset.
 
-Checks run before a batch is written and change nothing; ``apply_*`` runs after and never fails, so
-a failed write leaves the state unchanged. Replay of the log at load uses the same ``apply_*``.
+Checks run before a batch is written and change nothing; ``apply_*`` runs afterwards and never
+fails, so a failed write leaves the state unchanged. Replay of the log at load uses the same
+``apply_*``.
 
 The state as of an offset is kept in ``<offset>.snapshot`` beside the segments, with a CRC: it is a
 cache that shortens replay. A snapshot stores only the last batch of a producer. The other four of
@@ -164,7 +165,7 @@ class ProducerStateManager:
         """Return an object that stays the same until the producer's transaction in this log ends.
 
         A caller that asks another broker to verify the transaction compares the object before and
-        after (kafka: ``VerificationGuard``).
+        after (Kafka: ``VerificationGuard``).
         """
         return self._guards.setdefault(producer_id, object())
 

@@ -103,7 +103,7 @@ def _within(budget: CheckBudget, pieces: Iterator[bytes]) -> Iterator[bytes]:
 def check_records(
     window: RecordWindow, header: BatchHeader, budget: CheckBudget | None, *, want_keys: bool
 ) -> Steps[list[int]]:
-    """Walk over all records of a batch; return the first MAX_RECORD_ERRORS without a key.
+    """Walk over all records of a batch; return up to MAX_RECORD_ERRORS indexes without a key.
 
     Without ``want_keys`` the list is empty. Every header of a record takes as much of ``budget`` as
     a record. Raises InvalidRecordError for records that do not match their lengths, a record count

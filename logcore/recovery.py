@@ -68,7 +68,7 @@ class RecoveryReport:
     truncated_bytes: int = 0
     removed_segments: int = 0
     removed_records: int = 0
-    """As far as the headers of the removed batches can be read."""
+    """The removed records, as far as the headers of their batches can be read."""
     kept: list[str] = field(default_factory=list)
     """Names of the files in the partition's directory that hold the removed bytes."""
     reason: str = ""
@@ -104,7 +104,8 @@ class OpenOptions:
     leader_epoch: int = 0
     """Upper bound of the batches' leader epochs; ``NO_EPOCH`` if the caller knows none."""
     compacted_below: int = 0
-    """Gaps below this offset come from compaction. Kafka's also leaves gaps between segments."""
+    """Gaps below this offset come from compaction. Kafka's compaction also leaves gaps between
+    segments."""
     is_replica: bool = False
     """Whether the log may have gaps anywhere, because it was fetched from a compacted log."""
     is_replicated: bool = False
@@ -248,7 +249,7 @@ class _Loader:
             return True
         if segment.size != self._options.config.segment_bytes:
             return False
-        # Fewer zeros than that check needs may follow in a file of the preallocated size.
+        # ``ends_in_zeros`` misses a shorter row of zeros at the end of a file of this size.
         try:
             segment.next_offset()
         except CorruptRecordError:
@@ -301,8 +302,9 @@ class _Loader:
         """Return why a segment cannot follow one that ends at ``end``, empty if it can.
 
         A gap between two segments is a loss, unless compaction by Apache Kafka may have left it:
-        below the recovery point or the cleaner's checkpoint, and rarely after a segment without
-        gaps. Our compaction leaves none. A fetched log is flushed if it gets one (``replica.py``).
+        below the recovery point or the cleaner's checkpoint, or without other replicas after a
+        segment that has gaps itself. Our compaction leaves none between segments. A fetched log is
+        flushed if it gets one (``replica.py``).
         """
         if base_offset < end:
             return f"segment {base_offset} overlaps the one before"

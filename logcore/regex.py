@@ -32,7 +32,7 @@ BUILD_STEPS: Final = 5
 MAX_CACHED_STATES: Final = 100_000
 """States in all cached sets, a few megabytes; above the limit the cache is cleared."""
 MAX_KEPT_STATES: Final = 20_000
-"""The limit between two slices of work, when many expressions may be partly matched."""
+"""The limit of cached states between two slices, when many expressions may be partly matched."""
 
 _FINAL: Final = 0
 _NOTHING: Final = -1
@@ -74,7 +74,7 @@ class _StateSet:
     def __init__(self, states: frozenset[int], before: int) -> None:
         self.states, self.before = states, before
         self.steps: dict[str, _StateSet | None] = {}
-        """By character; None if no text can continue."""
+        """The next set by character; None if no matching text continues with the character."""
         self.accepts: bool | None = None
         """Whether a text may end here; None while unknown."""
 
@@ -88,7 +88,7 @@ class Regex:
         # Per state: the characters or the assertion of its transitions, and their targets.
         self._characters = [_NOTHING]
         self._wide_sets: dict[int, WideSet] = {}
-        """By state, where the bit for all characters beyond ASCII is not precise enough."""
+        """Sets by state, where the bit for all characters beyond ASCII is not precise enough."""
         self._assertions: list[Assertion | None] = [None]
         self._nexts: list[tuple[int, ...]] = [()]
         self._looks_around = False

@@ -1,8 +1,8 @@
 """Sets of characters of a regular expression.
 
-Most sets are a number: bit ``c`` stands for the character ``c`` of ASCII, and :data:`BEYOND` for
-all others at once. A :class:`WideSet` distinguishes the others. Scripts and case follow RE2/J,
-which uses Unicode 6.0; categories follow this Python's Unicode.
+Most sets are represented by a number: bit ``c`` stands for the character ``c`` of ASCII, and
+:data:`BEYOND` for all other characters at once. A :class:`WideSet` distinguishes these. Scripts and
+case follow RE2/J, which uses Unicode 6.0; categories follow this Python's Unicode.
 
 Source: ``com.google.re2j.CharClass``, ``CharGroup`` and ``UnicodeTables``, version 1.8.
 """
@@ -145,7 +145,7 @@ def _extra_cases() -> dict[int, list[int]]:
 
 @lru_cache(maxsize=1_024)
 def _cases(code: int) -> tuple[int, ...]:
-    """Return all characters that equal one without regard to case."""
+    """Return all characters that equal a character without regard to case."""
     base = _base(code)
     upper = chr(base).upper()
     found = {code, base, *_extra_cases().get(base, ())}

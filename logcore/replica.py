@@ -55,10 +55,10 @@ class FollowerAppend(NamedTuple):
     """The result of appending a leader's bytes."""
 
     first_offset: int
-    """Of the first appended batch, −1 if none was appended."""
+    """The base offset of the first appended batch, −1 if none was appended."""
     last_offset: int
     last_epoch: int
-    """Of the last appended batch; −1 without any, and for message formats v0 and v1."""
+    """The leader epoch of the last appended batch; −1 without any, and for formats v0 and v1."""
     taken: int
     """The position in the bytes where the next call continues; their length once all is done."""
     warnings: tuple[str, ...] = ()

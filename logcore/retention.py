@@ -1,8 +1,8 @@
 """The segments that retention may delete: by log start, by size, by age.
 
-The oldest segments come first, up to the first that must stay; no segment with data at or above the
-high watermark is deleted, and no empty active segment. At most :data:`REMOVED_AT_ONCE` are
-returned: the caller removes them and asks again.
+Segments are deleted oldest first, up to the first one that must stay. A segment with data at or
+above the high watermark always stays, as does an empty active segment. At most
+:data:`REMOVED_AT_ONCE` segments are returned: the caller removes them and asks again.
 
 Source: ``UnifiedLog.deleteOldSegments``.
 """

@@ -55,7 +55,7 @@ def verified(
 def _cover(
     segment: Segment, chunk: memoryview, start: int, position: int, count: int
 ) -> tuple[memoryview, int]:
-    """Return a chunk of the file, and its position, that holds ``count`` bytes at ``position``.
+    """Return a chunk of the file with ``count`` bytes at ``position``, and the chunk's position.
 
     Raises CorruptRecordError when the file ends before them.
     """

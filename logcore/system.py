@@ -1,9 +1,9 @@
 """The calls that differ between operating systems; no other module may distinguish systems.
 
-Each name is bound at import to what this system offers, found by the call and not by the system's
-name, so that tests can take calls away. On Linux, names of the hot path are functions of the
-standard library themselves. The replacements are for macOS and, for a broker inside the process of
-a test, for Windows.
+At import, each name is bound to a call that this system offers. The choice depends on the presence
+of the call, not on the system's name, so that tests can take calls away. On Linux, names on the hot
+path are the functions of the standard library themselves. The replacements are for macOS and, for a
+broker inside the process of a test, for Windows.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ except ImportError:  # Windows
 ReadableBuffer = bytes | bytearray | memoryview
 
 _IS_LINUX: Final = sys.platform == "linux" and hasattr(time, "CLOCK_BOOTTIME")
-"""For calls whose numbers or structures differ between systems that have a call of that name."""
+"""For calls that other systems also have under this name, with other numbers or structures."""
 
 
 # --- clocks: partials, because freezegun replaces functions of `time` wherever they are found ---
@@ -140,7 +140,7 @@ _BLOCK_BYTES: Final = 4096
 
 
 def _allocate(handle: int, position: int, count: int) -> None:
-    """Write the last byte of each block back, as glibc does where the kernel has no such call."""
+    """Read and rewrite the last byte of each block, as glibc does without a kernel call."""
     end = position + count
     size = os.fstat(handle).st_size
     block = position - position % _BLOCK_BYTES + _BLOCK_BYTES - 1
@@ -167,7 +167,7 @@ send_file: Final[Callable[[int, int, int, int], int]] = (
 )
 """Have the kernel send bytes of a file to the socket ``target``; return how many.
 
-Where it cannot, raise OSError: the caller reads and sends the bytes itself."""
+Raise OSError if the kernel cannot: the caller then reads and sends the bytes itself."""
 
 
 def data_from(handle: int, position: int) -> int:
@@ -187,10 +187,10 @@ def lock_file(handle: int) -> None:
 
     The lock conflicts with Java's ``FileChannel.tryLock``, a record lock. A POSIX record lock would
     be lost as soon as this process closes *any* descriptor of the file, for instance one of a
-    second attempt. Linux's open file description locks are not; they conflict with record locks,
-    and with each other even inside one process. So do the locks of ``flock`` on macOS, where a
-    record lock of the same process would conflict with them too. On Windows, the lock of the first
-    byte conflicts with one of the whole file.
+    second attempt. Linux's open file description locks survive that; they conflict with record
+    locks, and with each other even inside one process. So do the locks of ``flock`` on macOS, where
+    a record lock of the same process would conflict with them too. On Windows, the lock of the
+    first byte conflicts with one of the whole file.
     """
     if sys.platform == "linux" and _HAS_POSIX and hasattr(fcntl, "F_OFD_SETLK"):
         # struct flock: type, whence, start, length (0 is all), process id (must be 0).
@@ -233,7 +233,7 @@ def _lock_byte(msvcrt: Any, handle: int) -> None:
 
 
 class FileBytes:
-    """A file's bytes by reads and writes, where a mapped file could not be truncated."""
+    """A file's bytes, by reads and writes, for systems that cannot truncate a mapped file."""
 
     def __init__(self, handle: int) -> None:
         self._handle = os.dup(handle)
@@ -264,7 +264,7 @@ a mapped file; a :class:`FileBytes` takes the place of the map there."""
 
 
 def expect_random_access(mapped: mmap.mmap) -> None:
-    """Have an access to a page of the map read in that page alone."""
+    """Make an access to the map read in only the page that is accessed."""
     if sys.platform != "win32" and hasattr(mmap, "MADV_RANDOM"):
         mapped.madvise(mmap.MADV_RANDOM)
 
@@ -320,7 +320,7 @@ def raise_descriptor_limit() -> None:
 
 
 LEAST_DESCRIPTORS: Final = 1024
-"""Linux's usual limit, with which a broker in a test's process has to do. macOS starts processes
+"""Linux's usual limit, which must suffice for a broker in a test's process. macOS starts processes
 with 256, which the logs of some sixty written partitions use up."""
 
 
@@ -353,7 +353,7 @@ def local_datagram_socket() -> socket.socket | None:
 
 
 def acknowledge_quickly(connection: socket.socket) -> None:
-    """Acknowledge what has arrived at once, for a while; only Linux delays and offers this."""
+    """Turn off delayed TCP acknowledgements for a while; only Linux has such an option."""
     if hasattr(socket, "TCP_QUICKACK"):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
@@ -409,7 +409,7 @@ RELOAD: Final[int | None] = getattr(signal, "SIGHUP", None)
 def on_signal(
     loop: SignalLoop, number: int | None, callback: Callable[..., object], *args: object
 ) -> None:
-    """Call back on the loop for each signal of this number; do nothing if there is no such one."""
+    """Call back on the loop for each signal ``number``; do nothing if that is None."""
     if number is None:
         return
     try:
@@ -437,7 +437,7 @@ def kill_group(process: int) -> None:
     if hasattr(os, "killpg") and hasattr(signal, "SIGKILL"):
         os.killpg(process, signal.SIGKILL)
     else:
-        os.kill(process, signal.SIGTERM)  # on Windows, of this process alone, and at once
+        os.kill(process, signal.SIGTERM)  # on Windows: ends that process, at once
 
 
 def limit_memory(limit_bytes: int) -> None:

@@ -1,7 +1,7 @@
 """Consistency checks of a whole partition directory, or a data directory; no file is changed.
 
-Each file is checked as :mod:`fencepost.logcore.dump` does. In addition: no segment overlaps the one
-before, no offset index is missing, transaction indexes and snapshots agree with a replay of the
+Each file is checked as :mod:`fencepost.logcore.dump` does. Further checks: no segment overlaps the
+one before, no offset index is missing, transaction indexes and snapshots agree with a replay of the
 log, leader epochs in the cache agree with the batches, and no checkpoint lies beyond its log's end.
 
 Every row reports a problem, in the form of ``dump``'s rows, and names the ``file``.

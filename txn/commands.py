@@ -113,7 +113,7 @@ class AddPartitionsResult:
 class EndTxn:
     """Commit or abort. ``client_transaction_version`` is 2 exactly for EndTxn v5 and above.
 
-    ``by_operator`` says that the decision is an operator's, so that the history must have it.
+    ``by_operator`` says that an operator has decided, which the history must record.
 
     Errors: InvalidTxnRequest, ConcurrentTransactions, InvalidProducerIdMapping, ProducerFenced,
     InvalidTransactionState, ProducerIdsUnavailable.
@@ -227,7 +227,7 @@ class ListedTransaction:
 
 @dataclass(frozen=True, slots=True)
 class ListTransactionsResult:
-    """``unknown_states`` are the filter's names that are not states; they match nothing."""
+    """``unknown_states`` are names in the filter that are not states; they match nothing."""
 
     transactions: Iterator[ListedTransaction | None]
     """The transactions at the time of the decision. They are filtered one by one while the caller

@@ -16,8 +16,8 @@ def decide(
 ) -> None:
     """Append the Complete record of a transaction once its last marker is written.
 
-    An InitProducerId that waits for this is granted in the same decision. Repeated reports, and
-    reports on an earlier transaction, change nothing.
+    An InitProducerId that waits for the completion is answered in the same decision. Repeated
+    reports, and reports on an earlier transaction, change nothing.
     """
     transactional_id = command.transactional_id
     if not shard.markers.settle(command):

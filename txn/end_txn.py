@@ -63,7 +63,7 @@ TV1_TABLE: Mapping[tuple[TransactionState, bool], EndTxnVerdict] = MappingProxyT
         for column, cell in zip(TV1_COLUMNS, row, strict=True)
     }
 )
-"""By state and requested outcome. The request must have the stored identity."""
+"""The verdicts by state and requested outcome. The request must have the stored identity."""
 
 TV2_TABLE: Mapping[tuple[TransactionState, bool, EpochRelation], EndTxnVerdict] = MappingProxyType(
     {
@@ -79,8 +79,8 @@ TV2_TABLE: Mapping[tuple[TransactionState, bool, EpochRelation], EndTxnVerdict] 
         for column, cell in zip(TV2_COLUMNS, row, strict=True)
     }
 )
-"""By state, requested outcome, and whether the request has the stored identity or the previous
-one."""
+"""The verdicts by state, requested outcome, and whether the request has the stored identity or the
+previous one."""
 
 
 def verdict(
@@ -100,8 +100,9 @@ def decide(shard: TxnShardState, decision: DecisionBuilder, token: Token, comman
     require_id(transactional_id)
     version = _rules(command.client_transaction_version)
     pending = shard.is_pending(transactional_id)
-    # Under TV2 this is checked before the identity. The answer to an EndTxn contains the identity
-    # of the next transaction, and the client may use it before the completion has stored it.
+    # Under TV2 a pending id is refused before the identity is checked. The answer to an EndTxn
+    # contains the identity of the next transaction, and the client may use it before the completion
+    # has stored it.
     if version >= TV2 and pending:
         raise ConcurrentTransactionsError("the last transaction is being completed")
     txn = shard.transactions.get(transactional_id)
@@ -232,7 +233,7 @@ def _record_end(
     if not is_commit:
         detail["state"] = owned.state.kafka_name
     kind = EventKind.TRANSACTION_COMMITTED if is_commit else EventKind.TRANSACTION_ABORTED
-    # Commits are frequent: an operator's, and those of kept transactions, are the exceptions.
+    # A commit is routine, unless an operator has decided it or the transaction was kept.
     is_routine = is_commit and not owned.is_kept and not by_operator
     decision.remember(Event(str(kind), transactional_id, detail, routine=is_routine))
     report_identity(

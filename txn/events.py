@@ -1,4 +1,4 @@
-"""The history's events of transactions."""
+"""The kinds of transaction events in the history."""
 
 from __future__ import annotations
 

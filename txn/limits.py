@@ -46,7 +46,7 @@ class TxnLimits:
     id, in a single turn of the event loop, during which no other request is served."""
 
     max_sweep_looks: int = 5_000
-    """Ids that one decision of a sweep examines, which takes about 2 ms of that turn."""
+    """Ids that one decision of a sweep examines, which takes about 2 ms."""
 
     retry_backoff_ms: int = 1_000
     """The pause before a timed-out transaction is aborted again, if no producer id was reserved the

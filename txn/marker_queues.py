@@ -1,11 +1,12 @@
 """Queues of end markers, one per broker that leads their partitions; answers and retries.
 
-Every broker that leads partitions of ended transactions has a queue, including this broker. Another
-broker gets one request at a time; the next one waits for the answer. This broker's own markers are
-written at once, even while earlier ones are in flight, and in one request per transaction, so that
-no transaction waits for another one's replicas. Markers without a known leader, or with a retriable
-error, wait for :meth:`MarkerQueues.retry`. :meth:`MarkerQueues.route` looks up leaders for as long
-as its caller allows. Nothing is sent or reported under an outdated coordinator epoch.
+Every broker that leads partitions of ended transactions has a queue, including this broker. Each
+other broker gets one request at a time; the next one waits for the answer. This broker's own
+markers are written at once, even while earlier ones are in flight, and in one request per
+transaction, so that no transaction waits for another one's replicas. Markers without a known
+leader, or with a retriable error, wait for :meth:`MarkerQueues.retry`. :meth:`MarkerQueues.route`
+looks up leaders for as long as its caller allows. Nothing is sent or reported under an outdated
+coordinator epoch.
 
 Writing a marker twice is harmless, so every marker without a positive answer is sent again.
 
@@ -157,7 +158,8 @@ class MarkerQueues:
         self._leader_of, self._epoch_of, self._own_id = leader_of, epoch_of, own_id
         self._jobs: dict[str, _PendingMarkers] = {}
         self._unrouted: deque[tuple[_PendingMarkers, Sequence[TopicPartition], int]] = deque()
-        """Partitions whose leaders must be looked up, each list with the index of the next one."""
+        """Lists of partitions whose leaders must be looked up, each with the index of the next
+        one."""
         self._destinations: dict[int, _MarkerDestination] = {}
         self._newly_waiting: list[str] = []
         self._numbers = 0
@@ -339,8 +341,8 @@ class MarkerQueues:
             one.queue.clear()
             if broker_id == self._own_id:
                 continue  # the local appends need no connection, so they get an answer
-            # A broker that no longer leads any of a request's partitions may be dead; without this,
-            # the transactions would wait until the request times out.
+            # A broker that no longer leads any of a request's partitions may be dead. Giving up the
+            # request saves the transactions from waiting until it times out.
             for number, sent in tuple(one.sent.items()):
                 if not self._leads_any(broker_id, sent):
                     abandoned.append(broker_id)

@@ -1,4 +1,4 @@
-"""The server-side assignors that ``group.consumer.assignors`` can name without installing any."""
+"""The server-side assignors that ``group.consumer.assignors`` may name without a plug-in."""
 
 from __future__ import annotations
 

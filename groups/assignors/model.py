@@ -105,8 +105,9 @@ class AssignorRegistry:
 def run(assignor: Assignor, group: GroupSpec) -> dict[str, frozenset[TopicIdPartition]]:
     """Return the assignor's result with every member in it.
 
-    Raises :class:`AssignorFault` if the assignor fails, if the result is no assignment, or if it
-    has a partition twice, one that does not exist, or a topic without the member's subscription.
+    Raises :class:`AssignorFault` if the assignor fails, if the result is not an assignment, or if
+    it assigns a partition twice, one that does not exist, or one of a topic to which the member
+    does not subscribe.
     """
     try:
         return checked(assignor.name, group, assignor.assign(group))

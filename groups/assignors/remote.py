@@ -2,8 +2,8 @@
 
 The machine requests a target with the effect :class:`ComputeTarget` and continues with its current
 target; :class:`TargetComputed` later brings the result or the problem. A result counts only if the
-group has not changed since the request, and after the same check as every assignor's result. Until
-then, and after a failure, the group keeps its last target.
+group has not changed since the request, and if it passes the check that every assignor's result
+must pass. Until then, and after a failure, the group keeps its last target.
 """
 
 from __future__ import annotations

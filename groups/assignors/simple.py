@@ -1,7 +1,7 @@
 """The assignor ``simple`` of share groups: several members may share a partition.
 
-With M members and P partitions, each partition is shared by ⌈M/P⌉ members, and the places are dealt
-out evenly. Balance precedes stickiness, and racks do not matter.
+With M members and P partitions, each partition is shared by ⌈M/P⌉ members, and each member gets
+nearly the same number of partitions. Balance precedes stickiness, and racks do not matter.
 
 Source: Kafka's ``SimpleAssignor`` and its two assignment builders. Kafka's result depends on the
 order of Java's hash tables; here ties go to the smaller member id and partition.
@@ -82,7 +82,7 @@ def _balanced(
                 revoke(member_id, partition)
     unfilled = {name: None for name in members if len(mine[name]) < quotas[name]}
     for partition in partitions:
-        # Every member with room may hold the partition already; then a place stays empty.
+        # If every member with room already has the partition, fewer members share it.
         for member_id in [name for name in unfilled if name not in holders[partition]]:
             if len(holders[partition]) >= sharing:
                 break
@@ -94,6 +94,6 @@ def _balanced(
 
 
 def _quotas(members: list[str], places: int) -> dict[str, int]:
-    """Deal out places evenly: two members differ by one at most."""
+    """Return each member's number of partitions: two members differ by one at most."""
     upto = [-(-places * index // len(members)) for index in range(len(members) + 1)]
     return {name: upto[at + 1] - upto[at] for at, name in enumerate(members)}

@@ -103,7 +103,7 @@ class _Random:
 
     def randrange(self, limit: int) -> int:
         """Return the next number, from 0 up to ``limit`` - 1."""
-        # Knuth's MMIX constants; the upper bits are the good ones.
+        # Knuth's MMIX constants; only the upper bits are random enough.
         self._state = (self._state * 6364136223846793005 + 1442695040888963407) % (1 << 64)
         return (self._state >> 33) % limit
 

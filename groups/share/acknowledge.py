@@ -47,7 +47,8 @@ OFFSET_OF_ANOTHER_MEMBER: Final = "Member is not the owner of offset"
 RENEW_DISABLED: Final = "Renewing acquisition locks is not enabled for the group."
 
 MAX_EXPIRED_RUNS: Final = 400
-"""Runs of offsets whose locks end in one step: about 10 ms. The timer fires at once for others."""
+"""Runs of offsets whose locks end in one step: about 10 ms. For further runs, the timer fires again
+at once."""
 
 _CAUSES: Final = {
     AcknowledgeType.GAP: Cause.NO_RECORD,
@@ -101,8 +102,8 @@ def release(
     """Release the records that a member holds, because its share session ends.
 
     ``cause`` is SESSION_CLOSED or CONNECTION_CLOSED. ``token``, if any, is answered once the new
-    states are written. Delivery counts stay: else a record that crashes its consumers is delivered
-    for ever (KAFKA-19972).
+    states are written. Delivery counts are not lowered: otherwise a record that crashes its
+    consumers would be delivered for ever (KAFKA-19972).
     """
     write_id = partition.next_write_id()
     changed: list[Run] = []
@@ -126,7 +127,7 @@ def release(
 def expire_locks(partition: SharePartition, decision: DecisionBuilder) -> int:
     """Release the records whose acquisition locks have ended; set the timer to the next lock.
 
-    A step releases at most :data:`MAX_EXPIRED_RUNS`. Return the number of released offsets.
+    A step releases at most :data:`MAX_EXPIRED_RUNS` runs. Return the number of released offsets.
     """
     if partition.state is not PartitionState.ACTIVE:
         return 0
@@ -148,7 +149,7 @@ def expire_locks(partition: SharePartition, decision: DecisionBuilder) -> int:
         pending = PendingWrite(ranges_of(expired), None, False, dead_letters)
         partition.write(decision, partition.next_write_id(), expired, pending)
         decision.effect(WakeFetches(partition.key))
-    if len(expired) == MAX_EXPIRED_RUNS:  # further locks may have ended: no need to look at all
+    if len(expired) == MAX_EXPIRED_RUNS:  # more locks may have ended: fire again at once
         partition.rewatch_locks(decision, decision.now_ms)
     else:
         partition.rewatch_locks(decision, partition.earliest_lock_end())

@@ -1,7 +1,7 @@
-"""Acquisition: which of the records that a fetch read go to its member.
+"""Acquisition: the choice of the fetched records that go to the fetching member.
 
 A fetch reads whole batches from the next fetch offset on. New offsets are acquired up to the end of
-a batch, without a look at records: offsets without a record come back as gaps. Known offsets are
+a batch, without reading the records: offsets without a record come back as gaps. Known offsets are
 acquired again if they are available.
 
 Source: ``SharePartition.acquire``, ``ShareFetchUtils.accumulateAcquiredRecords``.
@@ -57,7 +57,7 @@ def acquire(
         acquisition.tell_archived(archived, Cause.TRANSACTION_ABORTED)
         acquired = without_ranges(acquired, aborted)
     if acquisition.has_passed_over:
-        # Kafka waits for a write, which never comes if such offsets take all the room.
+        # Kafka waits for a write, which never comes if archived offsets take all the room.
         partition.advance_start_offset()
     return acquired
 
@@ -65,10 +65,11 @@ def acquire(
 def sent_batches(
     batches: Sequence[FetchedBatch], acquired: Sequence[AcquiredRange]
 ) -> tuple[int, int]:
-    """Return which of the read batches go to the client: the index of the first, and of the end.
+    """Return which read batches to send: the index of the first, and the index after the last.
 
-    Whole batches are sent, from the first acquired offset's to the last one's; the client drops
-    records that it has not acquired. Source: ``ShareFetchUtils.maybeSliceFetchRecords``.
+    Whole batches are sent, from the one with the first acquired offset to the one with the last;
+    the client drops records that it has not acquired. Source:
+    ``ShareFetchUtils.maybeSliceFetchRecords``.
     """
     begin = end = 0
     for index, batch in enumerate(batches):
@@ -80,12 +81,12 @@ def sent_batches(
 
 
 def _room(partition: SharePartition, request: AcquireRequest, fetched: Fetched) -> tuple[int, int]:
-    """Return the last offset that may be acquired, and how many offsets."""
+    """Return the last offset that may be acquired, and how many offsets may be."""
     last = fetched.batches[-1].last
     room = partition.settings().max_record_locks - partition.in_flight_count
     if room > 0:
         return last, min(request.max_records, room)
-    # Offsets that are in flight already may be acquired again, but none behind them: else many
+    # Offsets that are in flight already may be acquired again, but none after them: otherwise many
     # releasing consumers exceed the limit (KAFKA-19555), or a short read stretches a range to the
     # end offset (KAFKA-19808).
     known = partition.end_offset - fetched.fetch_offset + 1
@@ -110,8 +111,8 @@ class _Acquisition:
         self.fetched = fetched
         self.last = last
         self.room = room
-        """Offsets that may be acquired. In batch-optimized mode the batch that exceeds it is
-        acquired nevertheless."""
+        """The number of offsets that may be acquired. In batch-optimized mode, a batch that exceeds
+        the number is acquired as a whole."""
         self.is_record_limit = request.mode is AcquireMode.RECORD_LIMIT
         self.acquired: list[AcquiredRange] = []
         self.count = 0
@@ -170,7 +171,8 @@ class _Acquisition:
                     return
             is_throttled = self._is_throttled(batch, first_read)
             if is_throttled and self.count > 0:
-                # Such a batch is delivered as the first of a response, and nothing follows it.
+                # A throttled batch may only be the first of a response: this acquisition ends
+                # before it.
                 self.room = 0
                 return
             is_partial = (
@@ -199,9 +201,9 @@ class _Acquisition:
     def _acquire_parts(self, batch: InFlightBatch, first_read: int) -> int:
         """Acquire available offsets of a batch inside the fetched range; return their number.
 
-        Records near the delivery limit are isolated, so that the one that crashes its consumers
-        does not archive the others: half of the batch, then a quarter and so on, and on the last
-        attempt each record alone.
+        Records near the delivery limit are isolated, so that a record that crashes its consumers
+        does not cause the others to be archived: half of the batch, then a quarter and so on, and
+        on the last attempt each record alone.
         """
         limit = self.partition.settings().delivery_count_limit
         threshold = throttle_count(limit)
@@ -273,7 +275,7 @@ class _Acquisition:
         partition.gaps_read_up_to(acquired_last + 1)
 
     def _cuts(self, first: int, last: int) -> list[int]:
-        """Return the offsets at which ranges of ``BatchSize`` end: the log's batch boundaries."""
+        """Return where to divide a range: at a batch boundary, after ``BatchSize`` offsets."""
         cuts: list[int] = []
         if self.is_record_limit or last - first + 1 <= self.request.batch_size:
             return cuts
@@ -291,7 +293,7 @@ def _batch_end(batches: Sequence[FetchedBatch], offset: int) -> int:
 
 
 def _extend(acquired: list[AcquiredRange], entry: AcquiredRange) -> None:
-    """Append an entry, joined with the last one if it continues that (KAFKA-19957)."""
+    """Append an entry, or extend the last one if the entry continues it (KAFKA-19957)."""
     if acquired:
         last = acquired[-1]
         if last.last + 1 == entry.first and last.delivery_count == entry.delivery_count:

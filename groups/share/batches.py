@@ -13,7 +13,7 @@ UNKNOWN_OFFSET: Final = -1
 """The start offset of a share partition that no member has read yet."""
 
 UNKNOWN_COUNT: Final = -1
-"""The delivery-complete count of such a share partition."""
+"""The delivery-complete count of a share partition that no member has read yet."""
 
 
 class StateBatch(NamedTuple):

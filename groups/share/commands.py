@@ -172,8 +172,8 @@ class StateRead:
 class LookUpStartOffset:
     """Look up the offset of a timestamp, then call ``SharePartition.start_offset_found``.
 
-    ``timestamp`` has ListOffsets' meaning and is answered as under read_uncommitted. A timestamp
-    later than the last record's gives the log end offset.
+    ``timestamp`` has the same meaning as in ListOffsets with read_uncommitted. A timestamp later
+    than the last record's gives the log end offset.
     """
 
     key: SharePartitionKey
@@ -197,7 +197,7 @@ class WriteState:
 class SendToDeadLetterQueue:
     """Produce records to the dead-letter queue, and call ``dead_lettered`` for parts or for all.
 
-    The queue is best effort: the records are archived also if it failed.
+    The queue is best effort: the records are archived even if producing them has failed.
     """
 
     key: SharePartitionKey

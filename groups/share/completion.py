@@ -62,9 +62,10 @@ def dead_lettered(
 ) -> None:
     """Archive ranges of records after the attempt to produce them to the dead-letter queue.
 
-    ``queue`` is its topic, and ``failure`` the reason why the records are not there. They are
-    archived all the same: a queue that is down must not hold back the start offset. That includes
-    records of a share partition that was removed after its last member, and has no successor.
+    ``queue`` is the queue's topic, and ``failure`` the reason why the records are not there. They
+    are archived all the same: a queue that is down must not hold back the start offset. Records of
+    a share partition that was removed after its last member, and has no successor, are archived
+    too.
     """
     if partition.state not in {PartitionState.ACTIVE, PartitionState.FENCED}:
         return
@@ -86,7 +87,7 @@ def dead_lettered(
 
 
 def _runs_of(partition: SharePartition, write_id: int, pending: PendingWrite) -> Iterator[Run]:
-    """Yield the runs that are still in the write's transition; the log's start may have passed."""
+    """Yield the runs still in the write's transition; the log's start may have passed others."""
     for first, last in pending.ranges:
         for batch in partition.records.overlapping(first, last):
             for run in batch.overlapping(first, last):
@@ -132,8 +133,8 @@ def _confirm(
 def _roll_back(partition: SharePartition, decision: DecisionBuilder, runs: list[Run]) -> bool:
     """Give records back to their owners, or release them if their locks ended meanwhile.
 
-    Kafka archives a record at its delivery limit here without writing that; this is an expiry like
-    any other.
+    Here Kafka archives a record at its delivery limit without writing the new state; we release it
+    as after any other expired lock.
     """
     has_expired = False
     for run in runs:

@@ -1,4 +1,4 @@
-"""Records of dead-letter queues (KIP-1191), and the reasons why one does not get them.
+"""Records of dead-letter queues (KIP-1191), and the reasons why a queue does not get them.
 
 Source: ``ShareGroupDLQStateManager``, ``ShareGroupDLQManager``.
 """
@@ -13,10 +13,10 @@ from fencepost.groups.share.commands import SendToDeadLetterQueue
 from fencepost.groups.share.states import Cause
 
 TOPIC_NAME: Final = "errors.deadletterqueue.topic.name"
-"""The key of a group with the topic of its queue."""
+"""The group's setting that names the topic of its queue."""
 
 GROUP_ENABLE: Final = "errors.deadletterqueue.group.enable"
-"""The key of a topic that may be a queue."""
+"""The topic's setting that allows it to be a queue."""
 
 NEW_QUEUE: Mapping[str, str] = MappingProxyType(
     {GROUP_ENABLE: "true", "message.timestamp.type": "CreateTime"}
@@ -27,7 +27,7 @@ REJECTED: Final = "Offset rejected by client."
 LIMIT_REACHED: Final = "Offset delivery count exceeded the threshold."
 
 _MESSAGES: Mapping[Cause, str] = MappingProxyType({Cause.REJECTED: REJECTED})
-"""Other causes end a record at its delivery limit."""
+"""The texts by cause. For all other causes the text is :data:`LIMIT_REACHED`."""
 
 Headers = tuple[tuple[str, bytes], ...]
 
@@ -52,7 +52,7 @@ class LeaderUnreachableError(NotProducedError):
 
 
 def fixed_headers(topic: str, request: SendToDeadLetterQueue) -> tuple[Headers, Headers]:
-    """Return the headers on either side of the offset, equal for all records."""
+    """Return the headers before and after the offset's header; they are equal for all records."""
     key = request.key
     before = (
         ("__dlq.errors.topic", topic.encode()),
@@ -67,5 +67,5 @@ def fixed_headers(topic: str, request: SendToDeadLetterQueue) -> tuple[Headers, 
 
 
 def offset_header(offset: int) -> tuple[str, bytes]:
-    """Return the header with the offset of the source."""
+    """Return the header with the offset of the source record."""
     return "__dlq.errors.offset", b"%d" % offset

@@ -92,7 +92,7 @@ class Run:
         return rest
 
     def continues(self, previous: Run) -> bool:
-        """Whether the run follows ``previous`` with nothing to tell them apart."""
+        """Whether the run directly follows ``previous`` and equals it in everything else."""
         return (
             previous.last + 1 == self.first
             and previous.state is self.state
@@ -104,7 +104,7 @@ class Run:
 
 
 class InFlightBatch:
-    """One batch of the cache. ``runs`` cover it from the start offset, if that is inside, on."""
+    """One batch of the cache. ``runs`` cover the offsets that are not below the start offset."""
 
     __slots__ = ("first", "is_divided", "last", "runs")
 
@@ -118,7 +118,7 @@ class InFlightBatch:
 
     @property
     def size(self) -> int:
-        """The number of offsets when the batch was acquired first."""
+        """The number of offsets when the batch was first acquired."""
         return self.last - self.first + 1
 
     def lies_within(self, first: int, last: int) -> bool:

@@ -66,7 +66,7 @@ class Outcomes:
 def in_portions(ranges: list[list[int]]) -> Iterator[dict[str, object]]:
     """Yield the fields of events that name the offsets in ``ranges``, which are in order.
 
-    ``ranges`` is left out if there is one: ``first`` and ``last`` are its bounds.
+    The field ``ranges`` is left out for a single range, whose bounds are ``first`` and ``last``.
     """
     for begin in range(0, len(ranges), RANGES_PER_EVENT):
         part = ranges[begin : begin + RANGES_PER_EVENT]

@@ -7,7 +7,7 @@ acquisition locks. The inputs are in ``acquire.py``, ``acknowledge.py`` and ``co
 module has the state that they share, and the steps that keep it consistent.
 
 One rule differs from Kafka: an offset below the start offset has no state. Kafka keeps the acquired
-ones until their locks end, and every method has to except them.
+ones until their locks end, and every method has to make an exception for them.
 
 Source: Kafka's ``SharePartition``.
 """
@@ -73,7 +73,7 @@ class PendingWrite:
     is_transition: bool
     """Whether the new states wait for the write, and a failure undoes them."""
     dead_letters: tuple[SendToDeadLetterQueue, ...] = ()
-    """Records that go to the dead-letter queue when the write has ended, either way."""
+    """Records that go to the dead-letter queue when the write has ended, successfully or not."""
 
 
 class SharePartition:
@@ -105,12 +105,12 @@ class SharePartition:
         self.gap: GapWindow | None = None
         self.may_be_available = False
         """Whether an in-flight record may be available: ``findNextFetchOffset``. If not, the next
-        fetch begins behind the end offset without a search."""
+        fetch begins after the end offset without a search."""
         self.writes: dict[int, PendingWrite] = {}
         self._write_ids = 0
         self._waiting: list[Token] = []
         self._lock_deadline_ms: int | None = None
-        """No acquisition lock ends earlier."""
+        """The time for which the timer is set; no acquisition lock ends earlier."""
         self._fetch_lock: object | None = None
 
     # --- initialization --------------------------------------------------------------------------
@@ -205,7 +205,7 @@ class SharePartition:
         )
 
     def _resume_archiving(self, decision: DecisionBuilder) -> None:
-        """Send records to the dead-letter queue that an earlier leader was archiving."""
+        """Send the records that an earlier leader was archiving to the dead-letter queue."""
         limit = self.settings().delivery_count_limit
         for batch in self.records:
             for run in batch.runs:
@@ -247,11 +247,11 @@ class SharePartition:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the share partition has failed or was fenced: nothing begins any longer."""
+        """Whether the share partition has failed or was fenced: it accepts no further requests."""
         return self.state in (PartitionState.FAILED, PartitionState.FENCED)
 
     def gone(self) -> DomainError:
-        """Return the error of requests that are too late."""
+        """Return the error for requests to a share partition that is gone."""
         if self.state is PartitionState.FAILED:
             return errors.SharePartitionFailedError("The share partition failed to load.")
         return errors.SharePartitionFencedError("The share partition is fenced.")
@@ -259,7 +259,7 @@ class SharePartition:
     # --- fetching --------------------------------------------------------------------------------
 
     def take_fetch_lock(self, fetch: object) -> bool:
-        """Let ``fetch`` read the log for this share partition, unless another fetch does."""
+        """Let ``fetch`` read the log for this share partition; return whether it may."""
         if self.state is not PartitionState.ACTIVE or self._fetch_lock is not None:
             return False
         self._fetch_lock = fetch
@@ -340,7 +340,7 @@ class SharePartition:
             self.may_be_available = True
 
     def archive(self, run: Run, cause: Cause) -> None:
-        """Archive a run without persisting that: its records are gone, or must not be delivered.
+        """Archive a run without a write: its records are gone, or must not be delivered.
 
         A write under way for the run then has no further effect on it.
         """

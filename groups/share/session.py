@@ -27,7 +27,7 @@ FINAL_EPOCH: Final = -1
 MAX_EPOCH: Final = 2**31 - 1
 
 MAX_SESSION_PARTITIONS: Final = 10_000
-"""Partitions of one session, each of which a fetch looks at. Kafka has no limit."""
+"""Limit of the partitions of one session; a fetch looks at each. Kafka has no limit."""
 MAX_PARTITIONS: Final = 1_000_000
 """Partitions of all sessions of a broker, about 150 MB. Kafka has no limit."""
 
@@ -93,7 +93,7 @@ def next_epoch(epoch: int) -> int:
 
 
 def rotated(partitions: list[TopicPartition], epoch: int) -> list[TopicPartition]:
-    """Return the order in which a fetch reads partitions: another one begins each time.
+    """Return the order in which a fetch reads partitions: the first one changes each time.
 
     Source: ``PartitionRotateStrategy``.
     """
@@ -110,7 +110,7 @@ class ShareSessions:
         self.max_sessions = max_sessions
         self._sessions: dict[SessionKey, ShareSession] = {}
         self._of_connection: dict[str, set[SessionKey]] = {}
-        """Every session that was opened on a connection, also if it has ended since."""
+        """Every session that was opened on a connection, even if it has ended since."""
         self._group_sizes: dict[str, int] = {}
         self.partition_count = 0
         """The partitions of all sessions."""
@@ -160,7 +160,7 @@ class ShareSessions:
     def _check_room(
         self, known: Mapping[TopicPartition, bool], additions: Iterable[TopicPartition]
     ) -> None:
-        """Raise an error if a session with ``known`` partitions may not get the others."""
+        """Raise an error if a session with ``known`` partitions has no room for ``additions``."""
         count = len({one for one in additions if one not in known})
         if len(known) + count > MAX_SESSION_PARTITIONS:
             raise InvalidShareRequestError(TOO_MANY)

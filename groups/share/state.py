@@ -1,7 +1,7 @@
 """The share coordinator: the state machine of one partition of ``__share_group_state``.
 
-It keeps what leaders of share partitions have written, and fences former leaders. The group
-coordinator initializes and deletes the state. A command concerns one share partition; Kafka's
+It keeps the state that leaders of share partitions have written, and fences former leaders. The
+group coordinator initializes and deletes the state. A command concerns one share partition; Kafka's
 requests name several.
 
 Two epochs fence. The *state epoch* is the group's epoch when the state was initialized, or its
@@ -90,7 +90,7 @@ class ShareStateLimits:
 
 @dataclass(frozen=True, slots=True)
 class InitializeState:
-    """Begin a state without batches; the group coordinator sends it."""
+    """Begin a state without batches; sent by the group coordinator."""
 
     key: SharePartitionKey
     state_epoch: int
@@ -107,7 +107,7 @@ class ReadShareState:
 
 @dataclass(frozen=True, slots=True)
 class WriteShareState:
-    """Write changed batches; the leader sends it."""
+    """Write changed batches; sent by the leader."""
 
     key: SharePartitionKey
     state_epoch: int
@@ -132,7 +132,7 @@ class DeleteState:
 
 
 StateCommand = InitializeState | ReadShareState | WriteShareState | ReadStateSummary | DeleteState
-"""A command for one share partition, which is its ``key``."""
+"""A command for one share partition, which its ``key`` identifies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +178,8 @@ class _Entry:
     snapshot_offset: int
     """The offset of its latest snapshot record."""
     leader_epoch: int
-    """The highest leader epoch of any record: reads and writes below it are fenced. The value's
-    own epoch falls back to 0 when the state is initialized again."""
+    """The highest leader epoch of any record: reads and writes below it are fenced. The epoch in
+    ``value`` falls back to 0 when the state is initialized again."""
     state_epoch: int
     updates: int = 0
     """Update records since the snapshot."""
@@ -386,7 +386,7 @@ class ShareStateMachine:
         decision.reply(token, StateChanged())
 
     def _read(self, decision: DecisionBuilder, token: Token, command: ReadShareState) -> None:
-        """Answer the state, and record the leader's epoch if it is new.
+        """Answer with the state, and record the leader's epoch if it is new.
 
         The epoch must be durable: after a move of this coordinator, a former leader could otherwise
         write again (KAFKA-17796).
@@ -458,7 +458,7 @@ class ShareStateMachine:
     def _read_summary(
         self, decision: DecisionBuilder, token: Token, command: ReadStateSummary
     ) -> None:
-        """Answer the offsets and epochs."""
+        """Answer with the offsets and epochs."""
         _require(command.key.partition >= 0, NEGATIVE_PARTITION)
         self._require_partition(command.key)
         entry = self._entries.get(command.key)

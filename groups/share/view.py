@@ -1,4 +1,4 @@
-"""A view of a share partition for people: counts of its in-flight records, and the first open one.
+"""A view of a share partition for people: counts of records, and the first incomplete record.
 
 It costs one pass over the ranges in flight, 10,000 at most.
 """
@@ -36,13 +36,13 @@ class PartitionView(NamedTuple):
     end_offset: int
     acquired: int
     available: int
-    """Records in flight that a fetch may acquire, nearly all of them again."""
+    """In-flight records that a fetch may acquire; nearly all of them were delivered before."""
     complete: int
-    """Records behind the start offset that are acknowledged or archived."""
+    """Records after the start offset that are acknowledged or archived."""
     unwritten: int
     """Records whose new state is being written, or that go to the dead-letter queue."""
     max_delivery_count: int
-    """Of the records that are not complete."""
+    """The highest delivery count of the records that are not complete."""
     first_lock_end_ms: int | None
     lock_duration_ms: int
     delivery_count_limit: int

@@ -1,4 +1,4 @@
-"""The client-side assignors that a group can name without installing any."""
+"""The client-side assignors that a group may name without a plug-in."""
 
 from __future__ import annotations
 

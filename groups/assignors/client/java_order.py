@@ -6,7 +6,7 @@ order is not random: the slot is a function of the key's hash and of the table's
 slot the insertion order applies.
 
 Not implemented: a slot of more than eight keys grows a tree (``TREEIFY_THRESHOLD``), which takes
-crafted or very unlucky keys; the assignment then differs from Java's, and is as valid.
+crafted or very unlucky keys; the assignment then differs from Java's, but is as valid.
 
 Source: ``java.util.HashMap`` and ``String.hashCode``, whose specifications fix both formulas.
 """

@@ -53,7 +53,7 @@ class ClientAssignor(Protocol):
 
     @property
     def is_cooperative(self) -> bool:
-        """Whether members may keep what they own while they rejoin (KIP-429)."""
+        """Whether members may keep their partitions while they rejoin (KIP-429)."""
 
     def assign(self, topics: Topics, members: Mapping[str, Subscription]) -> Result:
         """Return every member's partitions.

@@ -1,12 +1,12 @@
-"""The metadata that members and leader exchange in JoinGroup and SyncGroup, encoded as by Java.
+"""The metadata that members and leader exchange in JoinGroup and SyncGroup, encoded as in Java.
 
 Versions 0 to 3 of ``ConsumerProtocolSubscription`` and ``ConsumerProtocolAssignment`` begin with an
 int16 version; each version only appends fields, so a reader decodes the known part of any later
 one. The module also has the user data of the two sticky assignors. The coordinator uses it as well,
 for groups with members of both protocols.
 
-Unreadable bytes raise :class:`fencepost.logcore.errors.CorruptRecordError`. Only unreadable user
-data counts as empty: the former assignment in it is merely a preference.
+Unreadable bytes raise :class:`fencepost.logcore.errors.CorruptRecordError`. Unreadable user data is
+the exception: it counts as empty, because the former assignment in it is only a preference.
 
 Source: ``ConsumerProtocol``, ``StickyAssignor`` and ``CooperativeStickyAssignor`` of Apache Kafka.
 """

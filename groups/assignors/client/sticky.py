@@ -105,7 +105,7 @@ def _assign(
 
 
 def _moving(members: Mapping[str, Subscription], result: Result) -> dict[TopicPartition, str]:
-    """Return the partitions that move from one member to another → the new owner."""
+    """Return partition → new owner for the partitions that move from one member to another."""
     added: dict[TopicPartition, str] = {}
     revoked: set[TopicPartition] = set()
     for member_id, mine in result.items():

@@ -19,7 +19,8 @@ class EvenBuilder:
     """Computes one assignment. Afterwards ``moving`` maps each moved partition to its new owner.
 
     ``_quota`` is Kafka's *min quota*, the quotient. ``_below_quota`` has the members with fewer
-    partitions, ``_exactly_at_quota`` the members with exactly as many that may get one more.
+    partitions, ``_exactly_at_quota`` the members that have exactly this number and may get one
+    more.
     """
 
     def __init__(self, parts: Parts, racks: RackInfo, owned: ValidOwnership) -> None:
@@ -88,7 +89,7 @@ class EvenBuilder:
         ]
 
     def _assign_in_rack(self, partition: TopicPartition) -> bool:
-        """Give the partition to the next member of its rack with room; return whether it did."""
+        """Give the partition to the next member of its rack with room; False if there is none."""
         position = self._racks.next_reader(partition, self._below_quota, self._turn)
         if position is not None:
             member_id = self._below_quota[position]

@@ -1,4 +1,4 @@
-"""The sticky assignment of members with different subscriptions: as balanced as these allow.
+"""The sticky assignment of members with different subscriptions: as balanced as they allow.
 
 Owned partitions stay, unassigned ones go to the subscriber with the fewest; then single partitions
 move from fuller members to emptier ones until no move makes two members more equal. If the result
@@ -40,7 +40,7 @@ class Movements:
             pairs.setdefault((source, to), TableSet(partition_hash)).add(partition)
 
     def better(self, partition: TopicPartition, source: str, to: str) -> TopicPartition:
-        """Return the partition to move: one of its topic that moved the opposite way, if any."""
+        """Return the partition to move: preferably one of its topic that moved the opposite way."""
         if partition in self._by_partition:
             source = self._by_partition[partition][0]
         back = self._by_topic.get(partition[0], {}).get((to, source))
@@ -228,6 +228,6 @@ def _older(former: Mapping[str, PreviousOwnership]) -> dict[TopicPartition, tupl
 
 
 def _unevenness(given: Result) -> int:
-    """Return the sum of the differences of all pairs of members' counts."""
+    """Return the sum, over all pairs of members, of the differences of their counts."""
     sizes = sorted(len(mine) for mine in given.values())
     return sum(size * (2 * rank - len(sizes) + 1) for rank, size in enumerate(sizes))

@@ -50,7 +50,8 @@ def owned_now(
             if not 0 <= partition[1] < len(parts.get(partition[0], ())):
                 continue
             other = owner.get(partition)
-            # Kafka compares with the generation in the other's subscription, not in its user data.
+            # Kafka compares with the generation in the other member's subscription, not in its user
+            # data.
             if other is None:
                 owned.by_member[member_id].append(partition)
             elif generation < members[other].generation:

@@ -1,6 +1,6 @@
 """The services of one broker, which handlers call; no sockets.
 
-Constructed inside the event loop that they belong to, on an opened
+They are constructed inside the event loop that they belong to, on an open
 :class:`fencepost.coordinator.storage.storage.Storage`.
 """
 
@@ -84,7 +84,7 @@ class Services:
     """
 
     other_leaders: OtherLeaders | None = None
-    """Produces to dead-letter queues on other brokers; None on a broker that stands alone."""
+    """Produces to dead-letter queues on other brokers; None on a standalone broker."""
     ask_for_queue: CreateTopic | None = None
     """Has the controller create a dead-letter queue; None if this process is the controller."""
 
@@ -138,7 +138,7 @@ class Services:
         self._share_persister: SharePersister | None = None
         self._share_groups: ShareGroups | None = None
         self.ask_leader: AskLeader | None = None
-        """Asks another broker for end offsets of partitions; None on a broker that stands alone."""
+        """Asks another broker for end offsets of partitions; None on a standalone broker."""
         self.txns = TxnCoordinator(
             storage,
             self.history.remember,
@@ -157,7 +157,7 @@ class Services:
         """Serves Produce requests."""
         self._telemetry: ClientTelemetry | None = None
         self.observations = self._observations()
-        """Records what clients' requests show of exactly-once; None without a history."""
+        """Records how clients use exactly-once; None without a history."""
 
     @property
     def coordinators(self) -> Mapping[str, ShardedCoordinator[Any]]:
@@ -193,14 +193,14 @@ class Services:
             self.metadata.subscribe(Subscriber.GROUPS, self.groups.publish)
             self.metadata.subscribe(Subscriber.TRANSACTIONS, self.txns.publish)
             self.metadata.subscribe(Subscriber.SHARE_STATE, self.share_coordinator.publish)
-        # First: loading transactions may complete some that have committed offsets of groups.
+        # Groups first: loading may complete transactions, which then commit offsets of groups.
         await self.groups.start()
         await self.txns.start()
         await self.share_coordinator.start()
 
     @property
     def on_zookeeper(self) -> ZooKeeperNode:
-        """Return :attr:`zookeeper`; raise RuntimeError for a broker that has none."""
+        """Return :attr:`zookeeper`; raise RuntimeError outside of a ZooKeeper cluster."""
         if self.zookeeper is None:
             raise RuntimeError("the cluster is not one on ZooKeeper")
         return self.zookeeper
@@ -210,7 +210,8 @@ class Services:
         """Return this process's controller, which writes its decisions to its own metadata log.
 
         It is created on first use: a standalone broker seldom needs it. In a process without a
-        metadata log of its own it only validates: a change raises MetadataUnavailableError.
+        metadata log of its own the controller only validates: a change raises
+        MetadataUnavailableError.
         """
         if self._active_controller is None:
             self._active_controller = self._make_controller()

@@ -103,4 +103,4 @@ class InvalidFetchSessionEpochError(DataError):
 
 
 class FetchSessionTopicIdError(DataError):
-    """A fetch session switches between ids and names (FETCH_SESSION_TOPIC_ID_ERROR)."""
+    """A session's request switches between ids and names (FETCH_SESSION_TOPIC_ID_ERROR)."""

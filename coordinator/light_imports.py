@@ -1,10 +1,10 @@
 """Import three libraries without their unused dependencies; must be imported first.
 
 If they are installed, kio registers test strategies with hypothesis, and structlog.dev prepares
-coloured tracebacks with rich. Together that takes more than a third of the daemon's start, half of
-a command's, and ten megabytes. This module imports both libraries while those dependencies look
-absent. crc32c reads its own version and loads an unused command line; it is imported while
-stand-ins replace both. Afterwards every module can be imported as usual.
+coloured tracebacks with rich. Together these imports take more than a third of the daemon's start,
+half of a command's start, and ten megabytes. This module imports both libraries while those
+dependencies look absent. crc32c reads its own version and loads an unused command line; this module
+imports it with stand-ins for both. Afterwards every module can be imported as usual.
 """
 
 from __future__ import annotations

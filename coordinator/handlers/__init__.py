@@ -32,15 +32,15 @@ How to write a handler
   this version lacks are dropped, missing ones get Kafka's defaults; see
   :class:`fencepost.protocol.messages.MessageFactory`. ``ctx.respond.error(code)`` is the
   response with only its top-level error.
-* A ``DomainError`` that escapes fails the whole request, and so does any other exception, which is
-  logged and answered with UNKNOWN_SERVER_ERROR. The error response is built by the function
+* A ``DomainError`` that escapes fails the whole request. So does any other exception, which is also
+  logged, and answered with UNKNOWN_SERVER_ERROR. The error response is built by the function
   ``refused`` that is passed to ``@handles``; by default it is ``ctx.respond.error(code)``. If it
   returns None, the connection is closed. The handler itself reports the errors of single items.
 * ``raise CloseConnection(reason)`` closes the connection without a response, as after a failed
   Produce with acks=0.
 
-The versions of an API are defined in ``protocol/api.py`` and repeated in ``@handles``,
-where the reader of a handler sees them; importing a module whose range differs fails.
+The versions of an API are defined in ``protocol/api.py`` and repeated in ``@handles``, where the
+reader of a handler sees them; the import of a module fails if the two ranges differ.
 """
 
 from __future__ import annotations
@@ -192,8 +192,8 @@ class Context:
     ) -> bool:
         """Return whether the client may perform an operation; True without an authorizer.
 
-        With ``audited`` False a denial is not logged: for lists that leave out hidden resources.
-        ``count`` is how often the request names the resource, for the audit log.
+        If ``audited`` is False, a denial is not logged: used for lists that omit hidden resources.
+        ``count`` is the number of times that the request names the resource, for the audit log.
         """
         authorizer = self.broker.authorizer
         return authorizer is None or authorizer.allows(
@@ -308,7 +308,7 @@ class Registry:
     ``forwards`` returns the versions that the active controller supports. If it is given, requests
     of the APIs in :data:`fencepost.protocol.api.FORWARDED` go to the active controller, except the
     APIs in ``own``.
-    ``wrapped`` has wrappers for the handlers of some APIs. The APIs in ``without`` are not served.
+    ``wrapped`` maps API keys to wrappers of their handlers. The APIs in ``without`` are not served.
     """
 
     def __init__(
@@ -348,7 +348,7 @@ class Registry:
         self._serve(handler.api)
 
     def wrap(self, api_key: int, wrapper: Callable[[Run], Run]) -> None:
-        """Replace the handler of a served API by ``wrapper`` of it."""
+        """Replace the handler of a served API by ``wrapper(run)``."""
         found = self.handler(api_key)
         self._handlers[api_key] = replace(found, run=wrapper(found.run))
 
@@ -385,7 +385,7 @@ class Registry:
         return found
 
     def handlers(self) -> list[Handler]:
-        """Return all handlers by key; import every module (for the README's API table)."""
+        """Return all handlers by key; import every module (for ``docs/protocol.md``)."""
         return [self.handler(key) for key in sorted(self._versions)]
 
 

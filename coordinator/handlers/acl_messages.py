@@ -43,7 +43,7 @@ def in_turn(ctx: Context, change: Work[T]) -> Work[T]:
 
 
 def _when_applied(ctx: Context, change: Work[T]) -> Work[T]:
-    """Run ``change``, which validates against the authorizer's ACLs, once they are up to date."""
+    """Run ``change`` once the authorizer's ACLs, against which it validates, are up to date."""
     acls = ctx.broker.acls
     while acls is not None and (applied := acls.applied()) is not None:
         yield applied

@@ -1,4 +1,4 @@
-"""AlterConfigs (33): replace all settings of a resource; settings left out return to defaults."""
+"""AlterConfigs (33): replace all settings of a resource; omitted settings return to defaults."""
 
 from __future__ import annotations
 

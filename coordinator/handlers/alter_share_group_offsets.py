@@ -69,7 +69,7 @@ def run(ctx: Context) -> Work[Entity]:
 
 
 def _offsets(ctx: Context, closed: Collection[str]) -> Steps[tuple[tuple[str, int, int], ...]]:
-    """Return (topic, partition, start offset) for the partitions of open topics."""
+    """Return (topic, partition, start offset) for the topics that are not in ``closed``."""
     found: list[tuple[str, int, int]] = []
     for topic in ctx.body.topics:
         name = topic.topic_name

@@ -96,7 +96,7 @@ def each_topic(
 
 
 def open_coordinator(ctx: Context, topic: str) -> Steps[bool]:
-    """Create and serve a coordinator's internal topic; return False for any other topic.
+    """Create and serve the topic of groups or of transactions; return False for any other topic.
 
     Raises CoordinatorNotAvailableError.
     """

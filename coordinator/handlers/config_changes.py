@@ -57,8 +57,8 @@ def permit(ctx: Context, resource: Any) -> Callable[[], None]:
 
 
 def _check_broker_right(ctx: Context) -> None:
-    # The broker checks this, and Kafka's brokers send no message with their own refusals
-    # (ConfigAdminManager.preprocess, ApiError.fromThrowable).
+    # The broker checks this right, not the controller, and Kafka's brokers send no message with
+    # their own refusals (ConfigAdminManager.preprocess, ApiError.fromThrowable).
     if not ctx.may_on_cluster(Operation.ALTER_CONFIGS):
         raise ClusterAuthorizationError
 

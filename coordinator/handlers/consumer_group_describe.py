@@ -29,7 +29,7 @@ from fencepost.logcore.machine import DomainError
 from fencepost.protocol import ApiKey, Entity
 
 CLASSIC, CONSUMER = 0, 1
-"""``MemberType``: the protocol a member speaks."""
+"""The values of ``MemberType``: the protocol that a member uses."""
 
 
 @handles(

@@ -1,6 +1,6 @@
 """ControllerRegistration (70): record the listeners of a controller (KIP-919).
 
-This quorum has one voter, this node; no other node is a controller of it.
+The only voter and controller of this quorum is this node.
 
 Source: ``ControllerApis.handleControllerRegistration``.
 """

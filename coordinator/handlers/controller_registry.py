@@ -16,7 +16,7 @@ _OF_ITS_OWN: Final[Mapping[int, str]] = {
     ApiKey.FETCH: "metadata_fetch",
     ApiKey.DESCRIBE_CLUSTER: "describe_controllers",
 }
-"""APIs with a different handler than on a broker's listener."""
+"""APIs whose handler differs from the one on a broker's listener."""
 
 _SERVED: Final = (
     ApiKey.SASL_HANDSHAKE,

@@ -23,7 +23,7 @@ def run(ctx: Context) -> Work[Entity]:
     yield from load(SHARE_GROUP_MODULES)
     delete, respond = ctx.broker.share_groups.delete_group, ctx.respond
     asked, refused, results = [], [], []
-    # A repeated name counts as one deletion, as in Kafka.
+    # A group that is named twice is deleted once, as in Kafka.
     for name in dict.fromkeys(ctx.body.groups_names):
         if ctx.may(Operation.DELETE, ResourceType.GROUP, name):
             asked.append((name, delete(name, ctx.origin)))

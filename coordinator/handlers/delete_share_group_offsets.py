@@ -1,4 +1,4 @@
-"""DeleteShareGroupOffsets (92): delete a share group's state of topics (KIP-932).
+"""DeleteShareGroupOffsets (92): delete the state of topics in a share group (KIP-932).
 
 The group must not have members.
 """
@@ -37,7 +37,7 @@ WITHOUT_STATE: Final = (
 
 @handles(ApiKey.DELETE_SHARE_GROUP_OFFSETS, versions=(0, 0), permission="DELETE Group, READ Topic")
 def run(ctx: Context) -> Work[Entity]:
-    """Delete the state of topics that have any; refuse each of the others.
+    """Delete the state of topics that have state; refuse each of the others.
 
     The response has the refused topics first, then the deleted ones, then the failed ones.
     """

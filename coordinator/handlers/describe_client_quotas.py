@@ -60,7 +60,7 @@ def run(ctx: Context) -> Steps[Entity]:
 
 
 def _matches(names: dict[str, str | None], wanted: dict[str, Any], *, is_strict: bool) -> bool:
-    """Return whether an entity has the filter's types and names, and if strict no other types."""
+    """Return whether an entity has the filter's types and names and, if strict, no other types."""
     if is_strict and len(names) != len(wanted):
         return False
     return all(

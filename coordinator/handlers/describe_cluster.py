@@ -1,4 +1,4 @@
-"""DescribeCluster (60): list the brokers without topics. Version 1 adds the endpoint type.
+"""DescribeCluster (60): list the brokers, but no topics. Version 1 adds the endpoint type.
 
 Source: ``KafkaApis.handleDescribeCluster``, KIP-700, KIP-919.
 """

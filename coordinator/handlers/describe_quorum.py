@@ -1,4 +1,4 @@
-"""DescribeQuorum (55): describe the metadata quorum: this node is its only voter and leader.
+"""DescribeQuorum (55): describe the metadata quorum, whose only voter and leader is this node.
 
 Version 1 adds the times of the last fetch, version 2 directory ids, error texts and the nodes'
 listeners. The epoch counts the starts of the node. Voters have no directory ids, as under

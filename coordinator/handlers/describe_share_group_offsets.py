@@ -1,7 +1,7 @@
 """DescribeShareGroupOffsets (90): start offsets and lags of share groups (KIP-932).
 
-Version 1 adds the lag. Partitions may be named, also those of a group that does not exist; any
-broker answers these requests. All partitions of a group are known to its coordinator only.
+Version 1 adds the lag. A request may name partitions, even of a group that does not exist; any
+broker answers it. Only the coordinator of a group knows all partitions of the group.
 
 A partition without state has the start offset -1 and no error.
 """
@@ -102,8 +102,8 @@ def _topics(
 ) -> Work[tuple[Entity, ...]]:
     """Read the summaries of partitions of known topics, and compute the lags.
 
-    A partition that does not exist has no state. Kafka asks the share coordinator for half a minute
-    whether it does.
+    A partition that does not exist has no state. For such a partition, Kafka asks the share
+    coordinator repeatedly for half a minute.
     """
     metadata = ctx.broker.metadata
     keys: dict[SharePartitionKey, None] = {}

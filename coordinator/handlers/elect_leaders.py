@@ -59,7 +59,7 @@ def refused(ctx: Context, code: int, message: str | None) -> Steps[Entity]:
 def run(ctx: Context) -> Work[Entity]:
     """Respond with the result of each partition.
 
-    The response to a request for all partitions leaves out those that needed no election.
+    The response to a request for all partitions omits partitions that needed no election.
     """
     make, body = ctx.respond, ctx.body
     kind = getattr(body, "election_type", PREFERRED)
@@ -88,7 +88,7 @@ def run(ctx: Context) -> Work[Entity]:
         ),
     )
     outcomes = chain.from_iterable(answers)
-    # A topic that is named twice is answered twice, as by Kafka.
+    # A topic that is named twice gets two results, as in Kafka.
     results = []
     for topic, indexes in asked:
         parts = []

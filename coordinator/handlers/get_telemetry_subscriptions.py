@@ -1,4 +1,4 @@
-"""GetTelemetrySubscriptions (71): which metrics a client should push, and how often (KIP-714).
+"""GetTelemetrySubscriptions (71): tell a client which metrics to push, and how often (KIP-714).
 
 Source: ``KafkaApis.handleGetTelemetrySubscriptionsRequest``.
 """

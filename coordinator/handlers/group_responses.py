@@ -54,7 +54,7 @@ def _heartbeat_response(
 
 @lru_cache(maxsize=MAX_KEPT_ANSWERS)
 def _unchanged(make: ResponseFactory, member_id: str, epoch: int, interval_ms: int) -> Entity:
-    """Return the response of nearly every heartbeat, without an assignment; cached."""
+    """Return the response without an assignment, which nearly every heartbeat gets; cached."""
     return _heartbeat_response(make, member_id, epoch, interval_ms, None)
 
 

@@ -113,5 +113,5 @@ def _refusal(ctx: Context, code: ErrorCode, member_id: str) -> Entity:
 
 
 def _nullable_from_7(ctx: Context, protocol_name: str | None) -> str | None:
-    """Return the name; without one None from version 7, and "" before (``JoinGroupResponse``)."""
+    """Return the name; without a name, None from version 7 on, else "" (``JoinGroupResponse``)."""
     return (protocol_name or None) if ctx.version >= 7 else protocol_name or ""

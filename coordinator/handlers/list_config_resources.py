@@ -1,7 +1,7 @@
 """ListConfigResources (74): list resources that have or may have settings (KIP-1142).
 
-Version 0 lists only client metrics subscriptions. The brokers are all live brokers that have the
-client's listener.
+Version 0 lists only client metrics subscriptions. Brokers are listed if they are alive and
+have the client's listener.
 
 Source: ``KafkaApis.handleListConfigResources``.
 """

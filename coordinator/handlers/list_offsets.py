@@ -3,7 +3,7 @@
 Version 2 adds isolation levels, 4 leader epochs, 7 the largest timestamp, 8 the earliest local
 offset, 9 the latest tiered offset, 11 the earliest offset not yet tiered.
 
-Fencepost has no tiered storage: a lookup of a tiered offset finds none, as in Kafka for a topic
+Fencepost has no tiered storage: lookups of tiered offsets return no offset, as in Kafka for a topic
 without tiered storage.
 
 A follower gets the log end offset. A client gets the high watermark or the last stable offset, or

@@ -1,9 +1,9 @@
 """Metadata (3): describe brokers, topics and partition leaders.
 
 Version 0 requests all topics with an empty list, later versions with null; version 4 lets the
-client disable the creation of topics; versions 8 to 10 return authorized operations; version 10
-adds topic ids to the response, version 12 to requests (versions 10 and 11 refuse a request that
-contains an id).
+client disable the creation of topics; version 8 adds the authorized operations on topics, and until
+version 10 those on the cluster; version 10 adds topic ids to the response, version 12 to requests
+(versions 10 and 11 refuse a request that contains an id).
 
 A request that causes the automatic creation of a topic gets UNKNOWN_TOPIC_OR_PARTITION for it, as
 in Kafka, where the broker does not wait for the controller; clients retry. They get the same error
@@ -140,8 +140,8 @@ def _unknown(ctx: Context, name: str) -> Steps[Entity]:
     except InvalidTopicError:
         return _refused(ctx, name, None, ErrorCode.invalid_topic_exception)
     if may_create:
-        # The reason of a failed creation is only logged: Kafka's brokers respond before the
-        # controller refuses the topic, as for a colliding name or too many replicas.
+        # The reason for a failed creation (a colliding name, for example, or too many replicas) is
+        # only logged: Kafka's brokers respond before the controller refuses the topic.
         try:
             yield from _create(ctx, name)
         except ThrottlingQuotaExceededError:

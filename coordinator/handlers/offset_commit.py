@@ -53,7 +53,7 @@ def _checked(ctx: Context) -> Steps[Entity | Awaitable[Entity]]:
 
 
 def names_of_topics(ctx: Context, *, by_id: bool) -> Iterable[str]:
-    """Return the topic names in a commit request; with ``by_id``, those of topics that exist."""
+    """Return the topic names in a commit request; with ``by_id``, only names of existing topics."""
     if not by_id:
         return named_topics(ctx.body.topics)
     find = ctx.broker.metadata.topic_by_id

@@ -1,7 +1,7 @@
 """OffsetFetch (9): fetch the committed offsets of groups.
 
-Version 2 adds a null array for all topics and a top-level error, 5 leader epochs, 7 RequireStable,
-8 several groups, 9 member id and epoch, 10 topic ids instead of names.
+Version 2 adds a null array, which requests all topics, and a top-level error, 5 leader epochs, 7
+RequireStable, 8 several groups, 9 member id and epoch, 10 topic ids instead of names.
 """
 
 from __future__ import annotations
@@ -158,7 +158,8 @@ def _ask_all(ctx: Context, asked: list[tuple[Any, list[ErrorCode], Asked]]) -> W
     seen: defaultdict[str, set[tuple[str, int]]] = defaultdict(set)
     for group in ctx.body.groups:
         if group.topics is None:
-            # Return all offsets of a group only once: else a small request could get gigabytes.
+            # Return all offsets of a group only once: otherwise a small request could get
+            # gigabytes.
             if group.group_id in whole:
                 continue
             whole.add(group.group_id)
@@ -232,7 +233,7 @@ def _group(
         for topic, (name, partitions) in zip(known, result.topics, strict=True):
             topic_id = getattr(topic, "topic_id", None)
             topics.append((yield from _topic(ctx, name, topic_id, partitions)))
-        # As in Kafka, refused topics come last, wherever the request names them.
+        # As in Kafka, refused topics come last, regardless of their order in the request.
         for topic, code in pairs:
             if code is not ErrorCode.none:
                 topics.append((yield from _refused(ctx, topic, code)))

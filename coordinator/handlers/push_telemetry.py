@@ -1,4 +1,4 @@
-"""PushTelemetry (72): take the metrics that a client pushes (KIP-714).
+"""PushTelemetry (72): receive the metrics that a client pushes (KIP-714).
 
 Source: ``KafkaApis.handlePushTelemetryRequest``.
 """
@@ -18,7 +18,7 @@ from fencepost.protocol.steps import Steps
 
 @handles(ApiKey.PUSH_TELEMETRY, versions=(0, 0), permission="NONE")
 def run(ctx: Context) -> Steps[Entity]:
-    """Keep the values. A group's history needs READ on the group, without which it gets none."""
+    """Keep the values; add to a group's history only if the client has READ on the group."""
     body = ctx.body
     yield from ctx.broker.telemetry.push(
         client_of(ctx),

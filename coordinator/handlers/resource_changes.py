@@ -127,7 +127,7 @@ def _check_permission(ctx: Context, kind: int, name: str, permit: Permit) -> Non
 
 
 def _checks(ctx: Context) -> CheckConfigs:
-    """Return the check of a resource's name and of the settings that a change would give it.
+    """Return a check of a resource's name and of its settings after a change.
 
     Source: ``ControllerConfigurationValidator``.
     """

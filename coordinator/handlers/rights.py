@@ -14,7 +14,7 @@ from fencepost.groups.commands import TopicVisibility
 from fencepost.protocol.steps import Steps
 
 NO_TOPICS: Collection[str] = frozenset()
-"""The refused topics without an authorizer: none."""
+"""The refused topics if there is no authorizer."""
 
 
 def refused_topics(
@@ -22,8 +22,8 @@ def refused_topics(
 ) -> Steps[Collection[str]]:
     """Return the topics in ``names`` on which the client may not perform the operation.
 
-    Topics that do not exist are checked, too. With ``audited`` False a denial is not logged, as in
-    :meth:`Context.may`.
+    Topics that do not exist are checked, too. If ``audited`` is False, a denial is not logged, as
+    in :meth:`Context.may`.
     """
     if ctx.broker.authorizer is None:
         return NO_TOPICS

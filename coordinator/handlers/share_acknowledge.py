@@ -1,7 +1,8 @@
 """ShareAcknowledge (79): acknowledge records that a member of a share group has acquired.
 
-It shares the epochs of the member's share session with ShareFetch, and cannot open a session; epoch
--1 ends it. The response waits until the new states are written. Version 2 adds renewals (KIP-1222).
+It uses the epochs of the member's share session like ShareFetch, but cannot open a session; epoch
+-1 ends the session. The response waits until the new states are written. Version 2 adds renewals
+(KIP-1222).
 
 Source: ``KafkaApis.handleShareAcknowledgeRequest``, ``SharePartitionManager.acknowledge`` and
 ``acknowledgeSessionUpdate``.
@@ -58,7 +59,7 @@ def run(ctx: Context) -> Work[Entity]:
             yield None
     yield from settled(ctx, acknowledged.values())
     if not has_batches:
-        # As in Kafka: nothing was acknowledged.
+        # As in Kafka, the response names no partition if nothing was acknowledged.
         acknowledged.clear()
     answered = yield from _response(ctx, acknowledged)
     end_if_final(ctx, session)
@@ -66,7 +67,7 @@ def run(ctx: Context) -> Work[Entity]:
 
 
 def session_of(ctx: Context) -> ShareSession:
-    """Find the session of the request, and raise its epoch. Raises DomainError."""
+    """Find the session of the request, and increment its epoch. Raises DomainError."""
     body = ctx.body
     return ctx.broker.shares.sessions.acknowledge(
         SessionKey(body.group_id, body.member_id), body.share_session_epoch

@@ -1,10 +1,11 @@
 """ShareFetch (78): acknowledge records, and acquire others for a member of a share group.
 
 Version 2 adds the acquire mode (KIP-1206) and renewals (KIP-1222). A request belongs to the share
-session of its member; epoch 0 opens a session, -1 ends it. The group coordinator is not asked: a
-member is known by its session alone.
+session of its member; epoch 0 opens a session, -1 ends it. The group coordinator is not asked: the
+session alone identifies a member.
 
-Differences from Kafka: a throttled client gets no records, which Kafka acquires and drops.
+Difference from Kafka: no records are acquired for a throttled client; Kafka acquires them, and
+leaves them out of the response.
 
 Source: ``KafkaApis.handleShareFetchRequest``, ``SharePartitionManager.newContext``,
 ``ShareSessionContext``.
@@ -79,7 +80,7 @@ def run(ctx: Context) -> Work[Entity]:
         session = yield from session_of(ctx)
     except DomainError as error:
         if isinstance(error, ShareSessionLimitReachedError):
-            # Clients try again at once.
+            # Without the pause, clients would retry at once.
             yield _pause(request_ms(body.max_wait))
         return ctx.respond.error(error_code(error))
     readable = Readable(ctx)
@@ -108,7 +109,7 @@ def _asked(ctx: Context) -> Iterator[tuple[TopicPartition, Any]]:
 
 
 def session_of(ctx: Context) -> Steps[ShareSession]:
-    """Find or open the session of the request; its epoch rises before the work is done.
+    """Find or open the session of the request, and increment its epoch.
 
     Raises DomainError.
     """

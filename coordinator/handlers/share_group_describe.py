@@ -32,7 +32,7 @@ HIDDEN: Final = "The group has described topic(s) that the client is not authori
 
 @handles(ApiKey.SHARE_GROUP_DESCRIBE, versions=(1, 1), permission="DESCRIBE Group, DESCRIBE Topic")
 def run(ctx: Context) -> Work[Entity]:
-    """Describe each group, also one that is named twice; errors are reported per group."""
+    """Describe each group, twice if it is named twice; errors are reported per group."""
     groups = ctx.broker.groups
     serves = groups.serves_share_groups
     refused, described = [], []

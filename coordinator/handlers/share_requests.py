@@ -41,7 +41,7 @@ from fencepost.protocol import Entity
 from fencepost.protocol.steps import Steps
 
 MAX_ACKNOWLEDGEMENTS: Final = 20_000
-"""Acknowledge types of one partition in a request: twice the most offsets that can be acquired
+"""Acknowledge types of one partition in a request: twice the maximum number of acquired offsets
 (``group.share.max.partition.max.record.locks``). They are applied in one turn of the loop."""
 
 NO_TOPIC_ID: Final = bytes(16)
@@ -70,7 +70,7 @@ def refusal_of(ctx: Context) -> ErrorCode | None:
 
 
 def loaded(ctx: Context) -> Steps[None]:
-    """Import the modules of share partitions, one per step, unless the broker has any."""
+    """Import the modules of share partitions, one per step, unless they were imported before."""
     if not ctx.broker.has_shares:
         yield from load(SHARE_MODULES)
 
@@ -96,7 +96,7 @@ def is_renewal(ctx: Context) -> bool:
 
 
 class Readable:
-    """The partitions that the client of a request may read; its rights are asked once a topic."""
+    """The partitions that the client of a request may read; READ is checked once per topic."""
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
@@ -126,8 +126,8 @@ class Readable:
 def checked_batches(batches: Iterable[Any], *, may_renew: bool) -> tuple[AcknowledgeBatch, ...]:
     """Return the acknowledgements of a partition. Raises InvalidShareRequestError.
 
-    A batch may begin with the last offset of the one before it, as in Kafka, which has no limit of
-    their number.
+    A batch may begin with the last offset of the one before it, as in Kafka. Kafka does not limit
+    the number of acknowledgements.
     """
     highest = AcknowledgeType.RENEW if may_renew else AcknowledgeType.REJECT
     checked: list[AcknowledgeBatch] = []
@@ -151,7 +151,7 @@ def checked_batches(batches: Iterable[Any], *, may_renew: bool) -> tuple[Acknowl
 
 
 Acknowledgement = asyncio.Future[object] | DomainError
-"""A future that is done once the acknowledgements are written, or the error of refused ones."""
+"""A future that is done once the acknowledgements are written, or the error that refused them."""
 
 
 def acknowledge(
@@ -187,7 +187,7 @@ def _settle(over: asyncio.Future[None], _done: asyncio.Future[object]) -> None:
 
 
 class Told(NamedTuple):
-    """An error as a response tells it."""
+    """An error as it appears in a response."""
 
     code: ErrorCode
     message: str | None
@@ -199,7 +199,7 @@ TOLD_NONE: Final = Told(ErrorCode.none, None)
 def told(acknowledgement: Acknowledgement | None) -> Told:
     """Return the error of an acknowledgement whose future is done.
 
-    Messages of the state machine are Kafka's; the checks before it have none.
+    The error messages of the state machine are Kafka's; errors of earlier checks have none.
     """
     if acknowledgement is None:
         return TOLD_NONE
@@ -216,7 +216,7 @@ def told(acknowledgement: Acknowledgement | None) -> Told:
 def leader_fields(
     ctx: Context, partition: TopicPartition, error: DomainError | None, leaders: set[int]
 ) -> dict[str, Entity]:
-    """Return the response fields with the leader, if an error says that it is another broker."""
+    """Return the response fields with the leader, if the error says that another broker leads."""
     if not isinstance(error, _LED_ELSEWHERE):
         return {}
     topic = ctx.broker.metadata.topic_by_id(uuid_of(partition))

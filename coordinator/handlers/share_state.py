@@ -1,7 +1,7 @@
 """The common part of the requests to the share coordinator (APIs 83 to 87).
 
-Brokers send them: each names share partitions of one group, and every one gets its own result. All
-commands of a request are sent before the first result is waited for.
+Brokers send them. Each request names share partitions of one group, and each share partition gets
+its own result. All commands of a request are sent before the handler waits for the first result.
 
 Source: ``ShareCoordinatorService``.
 """

@@ -1,10 +1,10 @@
 """In-flight records of share partitions, as values that only DescribeConfigs by name returns.
 
-No API of Kafka tells what the leader of a partition knows about the members of a share group, and
-``fencepost groups describe`` and ``groups blame`` need it. A DescribeConfigs of the group that asks
-for ``fencepost.share.partition/TOPIC/PARTITION`` gets it from the leader as JSON, read-only. An
+``fencepost groups describe`` and ``groups blame`` show what the leader of a partition knows about
+the members of a share group, and Kafka has no API for that. A DescribeConfigs of the group that
+asks for ``fencepost.share.partition/TOPIC/PARTITION`` gets it from the leader as read-only JSON. An
 empty object means that the broker does not have the share partition in memory. A request that does
-not name such a key never sees one, and Apache Kafka leaves out keys that it does not know.
+not name such a key never gets one, and Apache Kafka leaves out keys that it does not know.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fencepost.protocol import Entity
 from fencepost.protocol.steps import Steps
 
 PREFIX: Final = "fencepost.share.partition/"
-"""The key of a share partition goes on with ``TOPIC/PARTITION``."""
+"""The prefix of a share partition's key; ``TOPIC/PARTITION`` follows."""
 
 
 def entries(ctx: Context, group: str, wanted: Iterable[str]) -> Steps[tuple[Entity, ...]]:

@@ -2,9 +2,9 @@
 
 ``fencepost clients telemetry`` needs them, and Kafka has no API for them. A DescribeConfigs of the
 broker that asks for ``fencepost.client.telemetry/CLIENT_ID`` gets the instances with that client id
-as JSON, with all their values; without ``/CLIENT_ID`` it gets those of all clients, with the values
-of ``telemetry/reports.py`` ``HIGHLIGHTS``. A request that does not name such a key never sees one,
-and Apache Kafka leaves out keys that it does not know.
+as JSON, with all their values; without ``/CLIENT_ID`` it gets the instances of all clients, with
+the values of ``HIGHLIGHTS`` (``telemetry/reports.py``). A request that does not name such a key
+never gets one, and Apache Kafka leaves out keys that it does not know.
 """
 
 from __future__ import annotations

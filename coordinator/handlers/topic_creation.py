@@ -1,7 +1,7 @@
 """Automatic creation of topics by the active controller: internal topics and requested ones.
 
-At most one CreateTopics per topic is in flight. The client is told that the topic does not exist
-yet, and retries.
+At most one CreateTopics per topic is in flight. The client gets a retriable error until
+the topic exists.
 
 Source: ``DefaultAutoTopicCreationManager``.
 """
@@ -69,7 +69,8 @@ def ask_for_topic(ctx: Context, name: str) -> None:
 
     def asked(answer: asyncio.Future[Entity]) -> None:
         if not answer.cancelled() and isinstance(answer.exception(), UnsupportedVersion):
-            # The controller takes no Envelope. The client's permission was checked here already.
+            # The controller does not support Envelope. This broker has checked the client's
+            # permission.
             controller.send(plain).add_done_callback(done)
         else:
             done(answer)

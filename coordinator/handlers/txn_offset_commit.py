@@ -1,9 +1,9 @@
 """TxnOffsetCommit (28): store offsets that take effect when the transaction commits.
 
-The group's offsets partition must be in the transaction. That is verified in the same turn of the
-event loop that appends the offsets. Version 3 adds member data, 4 TRANSACTION_ABORTABLE; 5 adds the
-partition to the transaction implicitly (TV2). Version 6 has topic ids instead of names, and other
-errors for a missing group and for an old member epoch (KIP-1319). Every error is reported per
+The group's offsets partition must be in the transaction. The handler verifies this in the turn of
+the event loop that appends the offsets. Version 3 adds member data, 4 TRANSACTION_ABORTABLE; 5 adds
+the partition to the transaction implicitly (TV2). Version 6 has topic ids instead of names, and
+other errors for a missing group and for an old member epoch (KIP-1319). Every error is reported per
 partition.
 """
 
@@ -45,7 +45,7 @@ FIRST_VERSION_WITH_LOAD_IN_PROGRESS = 2
 """Older producers treat COORDINATOR_LOAD_IN_PROGRESS as fatal (KAFKA-7296)."""
 
 FIRST_BY_ID = 6
-"""The first version with topic ids; it also tells GROUP_ID_NOT_FOUND and STALE_MEMBER_EPOCH apart
+"""The first version with topic ids; it also distinguishes GROUP_ID_NOT_FOUND and STALE_MEMBER_EPOCH
 from ILLEGAL_GENERATION."""
 
 

@@ -2,7 +2,7 @@
 
 Version 0 has a flag that allows a downgrade, which Kafka's controller ignores; version 1 has the
 upgrade type and validate-only, version 2 drops the result of each feature. Either all updates are
-made or none; the first failing update determines the error of the whole request, in every version.
+made, or none. The first failing update determines the error of the whole request in every version.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """WriteTxnMarkers (27): append transaction markers to partitions that this broker leads.
 
-Transaction coordinators of other brokers send it, and tools that abort a hanging transaction.
+It is sent by the transaction coordinators of other brokers, and by tools that abort a hanging
+transaction.
 Version 2 carries the transaction version of each marker. ``services/marker_appends.py``
 determines the error codes.
 """
@@ -27,7 +28,7 @@ Codes = dict[int, dict[TopicPartition, ErrorCode]]
     ApiKey.WRITE_TXN_MARKERS, versions=(1, 2), permission="ALTER Cluster or CLUSTER_ACTION Cluster"
 )
 def run(ctx: Context) -> Work[Entity]:
-    """Append the marker of each partition; respond once they are committed."""
+    """Append the marker of each partition; respond once all markers are committed."""
     if not (
         ctx.may_on_cluster(Operation.ALTER, audited=False)
         or ctx.may_on_cluster(Operation.CLUSTER_ACTION)

@@ -18,8 +18,8 @@ TRANSACTION_CAUSES: Final[Mapping[str, str]] = {
     "timeout": "timeout",
     "InitProducerId": "new-producer",
 }
-"""By the cause that the transaction machine reports: an EndTxn of the client, the transaction
-timeout, or another producer that took over the transactional id."""
+"""The word for each cause that the transaction machine reports: an EndTxn of the client, the
+transaction timeout, or another producer that took over the transactional id."""
 
 SHARE_CAUSES: Final[Mapping[str, str]] = {
     "released by its owner": "released",
@@ -30,7 +30,7 @@ SHARE_CAUSES: Final[Mapping[str, str]] = {
     "no record at the offset": "no-record",
     "transaction aborted": "transaction-aborted",
 }
-"""By the cause that a share partition reports for records that come back, or are given up."""
+"""The word for each cause that a share partition reports when records are released or archived."""
 
 REBALANCES: Final = frozenset({"rebalance-started", "group-epoch-bumped"})
 """Events of either group protocol that make members revoke or receive partitions."""
@@ -55,7 +55,7 @@ _REBALANCE_WORDS: Final = (
     ("joins", "member-joined"),
     ("answered", "assignor-answered"),
 )
-"""Phrases in a reason, and the cause for each; the first phrase that occurs counts."""
+"""Phrases in a reason, and the word for each; the first phrase that occurs counts."""
 
 REBALANCE_CAUSES: Final = frozenset({word for _, word in _REBALANCE_WORDS} | {OTHER})
 
@@ -77,7 +77,7 @@ def cause_word(kind: str, detail: Mapping[str, object]) -> str | None:
 def cause_of(event: Event, trigger: str | None) -> str:
     """Return the cause of an event that ``trigger`` set off; see ``Entry.trigger``.
 
-    The cause of an event that reports none is ``trigger``, which names one of a fixed set of
-    commands, or ``load`` without a trigger.
+    If the event reports no cause, return ``trigger``, which names one of a fixed set of commands,
+    or ``load`` if there is no trigger.
     """
     return cause_word(event.kind, event.detail) or trigger or "load"

@@ -30,7 +30,7 @@ directory's name; for the cluster, a broker, a feature, a deleted topic or the c
 client, its client id; for a recorded request, the group or transactional id."""
 
 REQUEST_SCOPES = frozenset({GROUP_REQUEST, TRANSACTION_REQUEST})
-"""Scopes of recorded requests (``requests.py``), which only ``fencepost record`` reads."""
+"""Scopes of recorded requests (``recorded_apis.py``), which most readers skip."""
 
 POLL_PAUSE_REPORTED = "poll-pause-reported"
 """The kind of a group's entry about a consumer whose pushed metrics show a pause between polls."""
@@ -56,7 +56,7 @@ _INT64 = range(-(1 << 63), 1 << 63)
 
 
 class Observed(StrEnum):
-    """The kinds of entries of the scope ``client``: what its requests show of exactly-once."""
+    """The kinds of entries of the scope ``client``: observations that concern exactly-once."""
 
     PRODUCED = "produced"
     FETCHED = "fetched"
@@ -97,7 +97,7 @@ class Entry:
 
     @property
     def cause(self) -> str | None:
-        """The cause as a word of a fixed set, by which causes can be counted; None without one."""
+        """The cause as a word of a fixed set, for counts of causes; None without a cause."""
         return cause_word(self.what, self.detail)
 
 

@@ -1,9 +1,10 @@
-"""Observations of clients for ``fencepost doctor``: which of their requests touch exactly-once.
+"""Observations of clients for ``fencepost doctor``: which of their requests concern exactly-once.
 
-The broker does not judge: it records each observation once in :data:`RENEWAL_MS`, in the history,
-and the command compares the entries of all brokers. In further Produce and Fetch requests of the
-same kind, a topic costs one lookup. Nothing is recorded before the cluster has transactions;
-observations made by then are kept, and recorded when the topic ``__transaction_state`` exists.
+The broker draws no conclusions: it records each observation in the history, once per
+:data:`RENEWAL_MS`, and the command compares the entries of all brokers. For a topic that was
+observed already, a Produce or Fetch request of the same kind costs one lookup. Nothing is recorded
+before the cluster has transactions: when the topic ``__transaction_state`` is created, the
+observations since the last renewal are recorded.
 """
 
 from __future__ import annotations
@@ -30,19 +31,20 @@ RENEWAL_MS: Final = 600_000
 """Interval after which an observation is recorded again if the client still does the same."""
 
 RHYTHM_COMMITS: Final = 5
-"""Commits of one member at equal intervals that show a timer, auto-commit's or its own."""
+"""The number of a member's commits at equal intervals that show a timer: that of auto-commit, or
+one of the application."""
 
 RHYTHM_MIN_MS: Final = 150
-"""Shorter intervals are not taken for a timer's: a loop without pauses can have them as well."""
+"""Shorter intervals do not show a timer: a poll loop without pauses can have them as well."""
 
 RHYTHM_TOLERANCE: Final = 0.2
-"""The greatest deviation of an interval from the mean one, as a part of it."""
+"""The greatest deviation of an interval from the mean, as a fraction of the mean."""
 
 LONG_TRANSACTION: Final = 0.8
-"""The part of its timeout from which a transaction's duration is recorded."""
+"""The fraction of the transaction timeout from which a transaction's duration is recorded."""
 
 MAX_JUDGED_COMMITS: Final = 100
-"""Commits of one member after which no rhythm is expected: later ones are not timed."""
+"""The number of a member's commits after which its further commits are not timed."""
 
 _LAST_TV1_END_TXN: Final = 4
 
@@ -66,13 +68,13 @@ class ObservationLimits:
     """Limits on the memory of the observations, and on what they add to the history."""
 
     max_observations: int = 2_000
-    """Observations in :data:`RENEWAL_MS`, about 1 MiB; further ones are counted and dropped."""
+    """Observations per :data:`RENEWAL_MS`, about 1 MiB; further ones are counted and dropped."""
 
     max_known: int = 10_000
-    """Topics of clients that are known, about 2 MiB; when they are more, all are forgotten."""
+    """Observed pairs of client and topic, about 2 MiB; at the limit, all are forgotten."""
 
     max_members: int = 2_000
-    """Members whose commits are timed; when they are more, all begin again."""
+    """Members whose commits are timed; at the limit, the timing of all begins again."""
 
 
 @dataclass(slots=True)
@@ -122,7 +124,7 @@ class ClientObservations:
             metadata.subscribe(Subscriber.OBSERVATIONS, self._published)
 
     def stop(self) -> None:
-        """Make no observation again."""
+        """Cancel the next renewal; requests must not be observed afterwards."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -137,7 +139,7 @@ class ClientObservations:
         acks: int,
         topics: Sequence[str | None],
     ) -> None:
-        """Observe a Produce request that names ``topics``, with repetitions."""
+        """Observe a Produce request for ``topics``, which may contain repetitions."""
         for topic in topics if len(topics) == 1 else set(topics):
             key = (client_id, host, transactional_id, acks, topic)
             if topic is None or key in self._known:
@@ -167,7 +169,7 @@ class ClientObservations:
                 continue
             name = name_of(topic)
             if name is None:
-                # It may exist, or become readable, later; and any client can name such topics.
+                # The topic may be created or become readable later, and clients can name any topic.
                 continue
             self._remember(key)
             if not is_internal(name):
@@ -193,7 +195,7 @@ class ClientObservations:
         generation: int,
         offsets: Sequence[CommittedOffset],
     ) -> None:
-        """Observe an OffsetCommit request of a member; without a member id there is none."""
+        """Observe an OffsetCommit request; ignore one without a member id."""
         if not member_id or generation < 0:
             return
         key = (origin, group, member_id)
@@ -223,11 +225,11 @@ class ClientObservations:
     def _judge(
         self, commits: _Commits, offsets: int, origin: Origin, group: str, member_id: str
     ) -> None:
-        """Record that a member commits by a timer as soon as its last commits show that.
+        """Record that a member commits by a timer, once its last commits have equal intervals.
 
-        Auto-commit of most clients also commits when nothing was read since the last commit. A
-        client that commits what it has processed has no reason to, so that the offsets tell a timer
-        of its own from auto-commit.
+        The auto-commit of most clients commits even if nothing was read since the last commit. An
+        application that commits the records it has processed has no reason to do so. Repeated
+        offsets therefore distinguish auto-commit from a timer of the application.
         """
         commits.count += 1
         commits.times_ms.append(self._clock.monotonic_ms())
@@ -266,7 +268,7 @@ class ClientObservations:
         """Observe a TxnOffsetCommit request."""
         if group not in self._groups and len(self._groups) < self.limits.max_known:
             self._groups.add(group)
-            # From now on a plain commit is one beside transactions, which is another observation.
+            # From now on, a commit outside of a transaction is a different observation.
             self._members.clear()
         for topic in topics:
             self._observe(
@@ -292,7 +294,7 @@ class ClientObservations:
         open_ms: int = 0,
         timeout_ms: int = 0,
     ) -> None:
-        """Observe an EndTxn request that was done."""
+        """Observe an EndTxn request that succeeded."""
         self._observe(
             Observed.TRANSACTION_ENDED,
             origin,
@@ -338,7 +340,7 @@ class ClientObservations:
         but: Sequence[str] = (),
         **detail: object,
     ) -> None:
-        """Record an observation unless one that differs only in the details ``but`` is made."""
+        """Record an observation once per renewal, whatever the values of the details in ``but``."""
         made = (kind, origin, *(value for name, value in detail.items() if name not in but))
         if made in self._made:
             return
@@ -355,7 +357,7 @@ class ClientObservations:
             self._waiting.append((event, origin, f"request {api}"))
 
     def renew(self) -> None:
-        """Forget what is known, so that it is recorded again, and record how much was dropped."""
+        """Forget all observations: later ones are recorded again. Record how many were dropped."""
         self._timer = None
         if self._dropped and self._records:
             event = Event(str(Observed.OBSERVATIONS_DROPPED), "", {"count": self._dropped})
@@ -365,7 +367,7 @@ class ClientObservations:
             kept.clear()
 
     def _published(self, _old: object, _new: object) -> None:
-        """Record what was observed before the first transaction of the cluster, once."""
+        """Record the waiting observations once the cluster has transactions."""
         if self._records or self._metadata.topic(TRANSACTION_STATE) is None:
             return
         self._records = True
@@ -375,7 +377,7 @@ class ClientObservations:
 
 
 def rhythm_of(times_ms: Sequence[int]) -> int | None:
-    """Return the mean interval of enough times that follow one another as a timer's do, or None."""
+    """Return the mean interval if there are enough times at equal intervals, else None."""
     if len(times_ms) < RHYTHM_COMMITS:
         return None
     intervals = [later - former for former, later in itertools.pairwise(times_ms)]

@@ -2,7 +2,7 @@
 
 A decision appends its events to a queue in the same turn of the loop; some milliseconds later the
 queue is written to a partition of ``__fencepost_history``, a topic that clients can read but not
-write, bounded by size and age. No request waits for the write: events that do not fit the queue are
+write, bounded by size and age. No request waits for the write: events beyond the queue's limit are
 dropped and counted, a failed write is logged and not retried, and a crash loses the events of the
 last :data:`FLUSH_MS`. The history is for people; no decision is ever based on it.
 """
@@ -72,7 +72,7 @@ class HistoryLimits:
 
 
 class HistoryRecorder:
-    """Writes the history (``services.history``). If the history is off, it only counts events."""
+    """Writes the history (``services.history``); only counts events if the history is off."""
 
     def __init__(
         self,
@@ -186,7 +186,7 @@ class HistoryRecorder:
             self._timer = call_later(self._loop, pause_ms, "history", self._flush)
 
     def _write_some(self) -> bool:
-        """Write one batch off the queue; return False if there is no partition to write to yet."""
+        """Write one batch from the queue; return False if there is no partition to write to yet."""
         partition = None if self.place is None else self.place()
         if partition is None and self.place is not None:
             return False

@@ -1,4 +1,4 @@
-"""Removal of duplicate entries: each broker writes one for what it learns of the cluster."""
+"""Removal of duplicate entries: every broker records the same changes of the cluster."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _IDENTITY: Final = ("broker_epoch", "topic_id", "from", "to")
 class Repeats:
     """Drops entries that another broker has already written.
 
-    The n-th entry of its kind, subject and details that one broker wrote equals the n-th such entry
-    of every other broker. A broker that was down has fewer, and adds none.
+    Of the entries with the same kind, subject and details, the n-th that one broker wrote equals
+    the n-th of every other broker. A broker that was down has fewer entries, and adds none.
     """
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ _VERSION: Final = (0).to_bytes(2)
 """Version of a control record's key, and of its value."""
 
 _KRAFT_VERSION_1: Final = (1).to_bytes(2)
-"""The level of kraft.version from which the voters can change, and the log holds their record."""
+"""The level of kraft.version at which voters can change and the log holds a VotersRecord."""
 
 
 def _control_batch(

@@ -2,8 +2,8 @@
 
 A record's key named the changed object, and its value (msgpack) held the object's whole new state;
 a tombstone removed it. The resulting state is written as a snapshot beside the log. Once that file
-exists, the old records below its end offset are ignored. Nothing changes before, so the next start
-simply repeats an interrupted conversion.
+exists, the old records below its end offset are ignored. Until then nothing is changed, so the next
+start repeats an interrupted conversion.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class OldMetadata:
     ) -> Iterator[bytes]:
         """Yield the values of equivalent records of Apache Kafka.
 
-        ``defaults``: the levels of features that were never changed. Raises MetadataError.
+        ``defaults`` are the levels of features that were never changed. Raises MetadataError.
         """
         levels = {**defaults, **self._levels}
         for name, level in levels.items():

@@ -1,4 +1,4 @@
-"""Checks of epochs and producer ids in the metadata, from which the next start would continue."""
+"""Checks of the epochs and producer ids from which the next start would continue."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fencepost.coordinator.metadata.names import METADATA_TOPIC
 from fencepost.logcore.bounds import MAX_LEADER_EPOCH, MAX_PRODUCER_ID
 
 MAX_EPOCH = (1 << 31) - 2
-"""The highest epoch of the log, a partition or a leader that another epoch can follow."""
+"""The highest metadata log epoch, partition epoch or leader epoch that another one can follow."""
 
 RESET_IDS = (
     "stop the broker and run fencepost log reset-producer-ids --data-dir DIRECTORY, which looks for"
@@ -39,7 +39,7 @@ def check_taken_over(image: MetadataImage) -> None:
 
 
 def check_epochs(image: MetadataImage) -> None:
-    """Raise MetadataError if no epoch can follow; log an error if producer ids run out."""
+    """Raise MetadataError for epochs above MAX_EPOCH; log an error if producer ids run out."""
     if image.epoch > MAX_EPOCH:
         raise MetadataError(f"{METADATA_TOPIC} is in epoch {image.epoch}, the last one: {_BACKUP}")
     for topic in image.topics.values():

@@ -45,7 +45,7 @@ _NO_KEY: Final = 0x01
 """The encoded length of a null key."""
 
 _BLOCK: Final = 64
-"""Offset deltas in a block: their varints differ only in the first byte."""
+"""The number of offset deltas in a block, whose varints differ only in the first byte."""
 _ALONE: Final = tuple(encode(delta) for delta in range(_BLOCK))
 _LOW: Final = tuple(bytes((byte[0] | _CONTINUES,)) for byte in _ALONE)
 
@@ -98,7 +98,7 @@ def _records(values: Sequence[bytes]) -> Iterator[bytes]:
 
 
 def values_of(header: BatchHeader, batch: Buffer) -> Sequence[bytes | SimilarPartitionRecords]:
-    """Return the values of a data batch's records; many similar ones in a row as one item.
+    """Return the values of a data batch's records; a run of many similar ones is one item.
 
     Raises CorruptRecordError for a record without a value, and the errors of ``decode_records``.
     """
@@ -166,7 +166,7 @@ def _plain_values(data: bytes, count: int) -> list[bytes | SimilarPartitionRecor
 
 
 def _similar_rows(data: bytes, row: int, offset_at: int, value_at: int) -> int:
-    """Return how many records from the first on differ only in offset, partition and topic id.
+    """Return how many leading records differ only in offset, partition and topic id.
 
     Each record has ``row`` bytes. The result may be too low. All work is on columns of bytes, not
     on records.
@@ -177,7 +177,7 @@ def _similar_rows(data: bytes, row: int, offset_at: int, value_at: int) -> int:
     last = offset_at
     while block[last] >= _CONTINUES:
         last += 1
-    # All offsets must have as many bytes as the first one, or else the bytes after it are shifted.
+    # All offset deltas must have as many bytes as the first, or the bytes after it are shifted.
     if max(block[last::row]) >= _CONTINUES or any(
         min(block[column::row]) < _CONTINUES for column in range(offset_at, last)
     ):

@@ -2,9 +2,9 @@
 
 The partition ``__cluster_metadata-0`` holds Apache Kafka's records in Apache Kafka's framing. Each
 start begins an epoch with a LeaderChange, registers the broker and begins a new leader epoch of
-every partition. A change is one batch, or a metadata transaction if it does not fit one. It is
-forced to disk before the response, as Kafka's controllers do: changes are rare, and a topic must
-not vanish when power fails.
+every partition. A change is one batch, or a metadata transaction if it does not fit into one.
+Each change is forced to disk before the response, as by Kafka's controllers: changes are rare, and
+a topic must not vanish in a power failure.
 
 The directories of a topic's partitions are created when a partition is first opened, after the
 topic's record is appended, and deleted after the record that removes the topic. A kill in between
@@ -223,7 +223,7 @@ class MetadataLog(Metadata):
         decoded: Iterable[MetadataRecord],
         taken: Sequence[bytes] = (),
     ) -> None:
-        """Append ``values``, then ``taken``, which the loader has replayed already.
+        """Append ``values``, then ``taken``, whose records the loader has replayed already.
 
         ``decoded`` has the records of the first ``values``, which need not be decoded again.
         """
@@ -263,7 +263,7 @@ class MetadataLog(Metadata):
     def unforced(self) -> Iterator[None]:
         """Do not wait for the disk with each change in the block; :meth:`force` must follow.
 
-        A request with many changes uses it. The block must not yield to other tasks.
+        Requests with many changes use it. The block must not yield to other tasks.
         """
         forces, self._forces = self._forces, False
         try:

@@ -1,4 +1,4 @@
-"""The broker's metadata cache: one image at a time, from either source.
+"""The broker's metadata cache, which holds one image at a time.
 
 A standalone broker gets the images from its own log (``log.py``); a member of a cluster gets them
 from the records that it fetches from the controller.
@@ -56,8 +56,8 @@ FEATURES: Final[Mapping[str, tuple[int, int, int]]] = {
 * The consumer group protocol (KIP-848) is enabled.
 * The voters of the quorum are static (KIP-853).
 * ``metadata.version`` ranges from 4.3-IV0 to 4.4-IV2 (KIP-778). A new cluster begins with the
-  lowest level, at which brokers and controllers of Apache Kafka 4.3 can join. It could not return
-  to that level from a higher one.
+  lowest level, at which brokers and controllers of Apache Kafka 4.3 can join. A cluster cannot
+  return to that level from a higher one.
 * Share groups (KIP-932) are enabled at the level that Apache Kafka 4.3 supports as well.
 * Streams groups (KIP-1071) are not served, but brokers of Apache Kafka in the same cluster may
   serve them, and a broker that has left such a cluster keeps its levels.
@@ -189,7 +189,7 @@ class Metadata:
             configs["compression.type"] = "uncompressed"
             configs["unclean.leader.election.enable"] = "false"
         if name == SHARE_GROUP_STATE:
-            # An update adds to earlier ones of the same key. The coordinator prunes the log.
+            # A share update adds to earlier ones of the same key. The coordinator prunes the log.
             configs |= {"cleanup.policy": "delete", "retention.ms": "-1"}
         return configs
 
@@ -238,7 +238,7 @@ class Metadata:
 
     @property
     def features_epoch(self) -> int:
-        """Grows with every change of a finalized level; clients keep the highest they have seen."""
+        """The epoch of the features, which grows with every change of a finalized level."""
         return self.image.offset
 
     def feature_level(self, name: str) -> int:

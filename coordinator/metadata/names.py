@@ -19,7 +19,7 @@ HISTORY_TOPIC = "__fencepost_history"
 partition."""
 
 SHARE_SCOPE = "group"
-"""Scope of the events of share partitions in the history: that of their groups."""
+"""The scope of share partitions' events in the history, which is the scope of groups."""
 
 CONTROLLER_SUBJECT = "controller"
 """Subject of history entries about controller elections on ZooKeeper: which broker, and why."""

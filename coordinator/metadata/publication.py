@@ -1,6 +1,6 @@
 """The subscribers to the metadata: each image is published to them, in one fixed order.
 
-A broker learns of changes in no other way, whether it is standalone or in a cluster.
+Every broker, standalone or in a cluster, learns of metadata changes only in this way.
 
 Source: ``MetadataPublisher``; ``BrokerMetadataPublisher.onMetadataUpdate`` with
 ``DynamicConfigPublisher``, ``DynamicClientQuotaPublisher``, ``ScramPublisher``, ``AclPublisher``.
@@ -42,11 +42,12 @@ class Subscriber(IntEnum):
     SHARE_STATE = 6
     """Loads and unloads the state of share partitions, and drops the state of deleted topics."""
     SHARE_PARTITIONS = 7
-    """Drops share partitions whose leader has changed. A new leader reads from the state."""
+    """Drops share partitions whose leader has changed. The new leader reads their state from the
+    share coordinator."""
     VERIFICATION = 8
     """Withdraws verification requests to coordinators on brokers that are gone."""
     MARKERS = 9
-    """Sends transaction markers to new leaders, of which this broker may be one."""
+    """Sends transaction markers to new leaders; this broker may be one of them."""
     QUOTAS = 10
     USERS = 11
     ACLS = 12

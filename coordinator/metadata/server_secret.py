@@ -1,7 +1,7 @@
 """The secret from which this server derives the credentials that stand in for unknown SCRAM users.
 
-It is generated at its first use, in a file of its own beside the logs: no record of Apache Kafka
-has a field for it, and no other broker needs it.
+It is generated at its first use and kept in a file beside the logs: no record of Apache Kafka has a
+field for it, and no other broker needs it.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 ``<end offset>-<epoch>.checkpoint`` beside the log holds the state after all records below the end
 offset: a control batch with the header, the records, and a control batch with the footer. Offsets
-in the file begin at 0. The file is renamed to that name once it is on disk, so it is always
-complete; records of the log below its end offset are ignored.
+in the file begin at 0. The file gets that name once it is on disk, so it is always complete;
+records of the log below its end offset are ignored.
 
 Source: ``Snapshots``, ``RecordsSnapshotWriter``, ``FileRawSnapshotWriter``; KIP-630.
 """

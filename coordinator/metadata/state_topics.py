@@ -1,8 +1,8 @@
-"""Settings with which a topic of the coordinators would lose state.
+"""Settings with which a coordinator's topic would lose state.
 
-Requests for them are refused. If they come in another way (from controllers of Apache Kafka, from
-ZooKeeper, from an older release, as broker-wide defaults), the logs of these topics use the nearest
-safe value. Apache Kafka accepts and applies them all.
+Requests for such settings are refused. If the settings come in another way (from controllers of
+Apache Kafka, from ZooKeeper, from an older release, as broker-wide defaults), the logs of these
+topics use the nearest safe value. Apache Kafka accepts and applies them all.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ SAFE: Final[Mapping[str, SafeRange]] = {
         _HOUR_MS, MAX_INT64, "a coordinator's writes would be refused"
     ),
 }
-"""By topic key. ``compression.type``, ``segment.*`` and the rest cost time or space, not state."""
+"""The safe values by topic key. Other keys, such as ``compression.type`` and ``segment.*``, cost
+time or space, not state."""
 
 
 def unsafe_configs(topic: str, configs: Mapping[str, str]) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """Reads the metadata log of a stopped node without changing anything.
 
-The node may be a standalone broker, or a controller, also Apache Kafka's: their logs have the same
-format. A change that a kill has left incomplete at the end was never confirmed, and is ignored.
+The node may be a standalone broker or a controller, including one of Apache Kafka: their logs have
+the same format. If a kill has left an incomplete change at the end of the log, the change was never
+confirmed, and is ignored.
 
 Source: ``KafkaMetadataLog``, ``MetadataBatchLoader``.
 """
@@ -31,7 +32,7 @@ _LOG_FILE: Final = re.compile(rf"[0-9]{{20}}{re.escape(LOG_SUFFIX)}")
 
 @dataclass(frozen=True, slots=True)
 class StoppedMetadata:
-    """The image of a metadata log, and the timestamp of its last record in ms since the epoch."""
+    """The image of a metadata log, and the timestamp of its last record in ms since 1970."""
 
     image: MetadataImage
     last_timestamp_ms: int

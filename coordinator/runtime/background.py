@@ -1,4 +1,4 @@
-"""Background tasks, timers and threads; no failure ends them.
+"""Background tasks, timers and threads, which continue after failures.
 
 All work that the daemon does by itself (cleaning, retention, checkpoints, flushes, sweeps, loads)
 uses this module, so one rule holds for all of it: an unexpected failure is logged with its
@@ -26,8 +26,8 @@ from fencepost.logcore.tracebacks import without_traceback
 T = TypeVar("T")
 
 SLICE_MS = 8
-"""The time in milliseconds for which a piece of work may occupy the event loop before others get
-their turn: well below what a client notices, and long compared to the cost of switching."""
+"""The time in milliseconds for which a piece of work may occupy the event loop before other work
+gets its turn: well below what a client notices, and long compared to the cost of switching."""
 
 AFTER_FAILURE_MS = 1_000
 """The pause in milliseconds before failed work is retried, or after ``pause_ms`` itself has failed.
@@ -145,7 +145,7 @@ class Repeated:
 
     @property
     def is_started(self) -> bool:
-        """Return whether it was started and not stopped."""
+        """Return whether the work was started and not stopped."""
         return self._task is not None
 
     def start(self, first_ms: int = 0) -> None:
@@ -191,7 +191,7 @@ class Repeated:
             await self._pause(pause_ms)
 
     async def _pause(self, pause_ms: int) -> None:
-        """Wait, at most until the stop."""
+        """Wait until the pause is over or :meth:`stop` is called."""
         due_ms, left_ms = self.clock.monotonic_ms() + pause_ms, pause_ms
         if pause_ms <= 0:
             await asyncio.sleep(0)
@@ -243,7 +243,7 @@ class Threads:
             return without_traceback(error)
 
     async def drive(self, steps: DiskSteps[T]) -> T:
-        """Run ``steps`` to their end on the event loop, except their waits, which a thread runs."""
+        """Run ``steps`` to the end on the event loop; a thread runs their waits."""
         try:
             wait = next(steps)
             while True:

@@ -1,9 +1,9 @@
 """Waits for the commit of a partition's records, after which no crash or election removes them.
 
 Records of a partition without other replicas are committed once they are flushed, if
-``flush.messages`` requires a flush (``flusher.py``), otherwise as soon as they are appended. A
-replicated partition is committed below its high watermark, which also waits for the leader's own
-flushes.
+``flush.messages`` requires a flush (``flusher.py``), otherwise as soon as they are appended. In a
+replicated partition, records below the high watermark are committed; the high watermark also waits
+for the leader's own flushes.
 
 A wait also ends if the partition goes offline, is deleted, or gets another leader. The callback is
 called in these cases, too, and must check for them: nothing may be acknowledged then.
@@ -155,8 +155,8 @@ class Commits:
     def after(self, partitions: Iterable[Partition], callback: Callback) -> bool:
         """Call ``callback`` once all current records of the partitions are committed or lost.
 
-        Return False, without a call, if none of them needs a wait. Callbacks for one partition are
-        called in the order of their requests.
+        Return False, without calling it, if no partition needs a wait. Callbacks for one partition
+        are called in the order of their requests.
         """
         alone: list[Partition] = []
         shared: list[Partition] = []

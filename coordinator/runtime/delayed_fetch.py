@@ -5,7 +5,7 @@ partition. The wait ends when the sum reaches the requested minimum, when the le
 or when the fetch offset can no longer be read. The response is then read in a separate turn of the
 event loop, not inside the append that ended the wait.
 
-Bytes that were available before the wait count as well, also the ones that the first read left out
+Bytes that were available before the wait also count, including those that the first read left out
 because it returns only whole batches.
 
 Source: ``DelayedFetch``, ``DelayedOperationPurgatory``.
@@ -24,7 +24,7 @@ from fencepost.logcore.reading import Isolation
 
 
 class WatchedPartition(NamedTuple):
-    """A partition of a delayed fetch, its offset, and how many of its bytes count at most."""
+    """A partition of a delayed fetch, the fetch offset, and the maximum of bytes that count."""
 
     partition: Partition
     offset: int

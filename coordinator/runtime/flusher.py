@@ -70,7 +70,7 @@ class Flusher:
     def after(self, partitions: Iterable[Partition], callback: Callback) -> bool:
         """Call ``callback`` once all current records of the partitions are flushed, or cannot be.
 
-        Return False, without a call, if none of them needs a wait. Callbacks are called in the
+        Return False, without calling it, if no partition needs a wait. Callbacks are called in the
         order of their requests.
         """
         held = [one.flushes for one in partitions if one.flushes.is_awaited]

@@ -1,7 +1,7 @@
 """The partition of an internal topic for a group or a transactional id.
 
-All brokers of a cluster must compute the same partition. It must be Kafka's, since a data directory
-may come from Kafka. Clients never compute it.
+All brokers of a cluster must compute the same partition. It must be the one that
+Kafka computes, since a data directory may come from Kafka. Clients never compute it.
 
 Source: ``Utils.abs(key.hashCode()) % partitions`` in ``GroupCoordinatorService.partitionFor`` and
 ``TransactionStateManager.partitionFor``.
@@ -27,8 +27,8 @@ _MIN_INT = 0x8000_0000
 def java_string_hash(text: str) -> int:
     """Return Java's ``String.hashCode`` as an unsigned 32-bit number.
 
-    The hash is computed over UTF-16 code units: a character outside the basic plane is two units,
-    and a lone surrogate is one.
+    The hash is computed over UTF-16 code units: a character outside the Basic Multilingual
+    Plane is two units, and a lone surrogate is one.
     """
     return _cached_hash(text) if len(text) <= MAX_CACHED_CHARACTERS else _hash(text)
 

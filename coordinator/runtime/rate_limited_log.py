@@ -5,7 +5,7 @@ from __future__ import annotations
 import structlog
 
 LINES_PER_SECOND = 10
-"""The maximum of log lines about one kind of event per second."""
+"""The maximum number of log lines per second about one kind of event."""
 
 _log = structlog.get_logger(__name__)
 

@@ -3,7 +3,7 @@
 No request waits for these flushes, so they stay out of the groups with waiting requests
 (``flusher.py``): a segment of 1 GiB keeps a disk busy for seconds. The queue has at most one entry
 per partition, however many segments it has rolled; a partition with more to flush is queued again.
-Producers that are faster than the disk are slowed down by the kernel's limit of dirty pages, and do
+Producers that are faster than the disk are slowed down by the kernel's limit on dirty pages, and do
 not fill the broker's memory.
 
 A new recovery point is checkpointed at once; without that, a start would read and verify data that
@@ -80,7 +80,7 @@ class SealedFlushes:
         self.seconds.note(monotonic_s() - since)
         flushes.finish(flush, failure)
         if flushes.marks.recovery_point < flush.end:
-            return  # it was refused; the next check of the log queues it again
+            return  # the flush failed; the next check of the log queues it again
         if flushes.has_sealed:
             self._waiting[flushes] = None
         if self.checkpoint is not None:

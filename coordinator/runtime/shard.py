@@ -22,8 +22,8 @@ request. Any other failure in a turn (a failed append, or a bug) makes the shard
 requests get NOT_COORDINATOR, the cause and the request are logged, and the state is rebuilt from
 the log. There is no rollback, hence no second path to get wrong.
 
-Survives: kill -9 between any two appends (the machine resumes in ``loaded``), append failures, and
-an append by another writer (the offset check).
+A shard survives a kill -9 between any two appends (the machine resumes in ``loaded``), append
+failures, and an append by another writer (the offset check).
 
 Source: ``CoordinatorRuntime``; the offset check is in ``CoordinatorRuntime.CoordinatorContext``.
 """
@@ -105,8 +105,8 @@ WhileLoading = Callable[[object], object | None]
 
 
 Admit = Callable[[Partition, object], DomainError | None]
-"""Returns the error for a command, or for the timer of a key, that must not write to a replicated
-partition now. It is called before the machine decides: a decision cannot be undone."""
+"""Returns an error if a command, or the timer of a key, must not write to a replicated partition
+now. It is called before the machine decides: a decision cannot be undone."""
 
 
 Remember = Callable[[str, str, Event, Origin | None, str | None], None]
@@ -137,7 +137,7 @@ class _LeadershipLostError(Exception):
 M_co = TypeVar("M_co", bound=Machine, covariant=True)
 
 Build = Callable[[Partition, int], M_co]
-"""Returns an empty machine for a partition, whose coordinator has the given epoch."""
+"""Returns an empty machine for a partition and a coordinator epoch."""
 
 
 class ShardRuntime(Generic[M_co]):
@@ -286,7 +286,7 @@ class ShardRuntime(Generic[M_co]):
     ) -> None:
         """Run one turn that begins with the decision ``first``.
 
-        ``token`` identifies the request that it answers, ``origin`` the client that sent it.
+        ``token`` identifies the request that the turn answers, ``origin`` the client that sent it.
         """
         if self._in_turn:
             raise InvariantViolation(f"{self.name}: a turn began inside another")
@@ -364,7 +364,7 @@ class ShardRuntime(Generic[M_co]):
                 self._answer(reply)
 
     def _still_stands(self, end: int, loads: int) -> bool:
-        """Return whether the records below ``end`` of this load are committed.
+        """Return whether the records below ``end`` are committed and the shard was not reloaded.
 
         If they are lost, fail or end the shard.
         """
@@ -380,7 +380,7 @@ class ShardRuntime(Generic[M_co]):
         return False
 
     def _give_up_waiting(self, now_ms: int) -> None:
-        """Refuse the replies that have waited too long for other replicas."""
+        """Fail the requests whose replies have waited too long for other replicas."""
         while self._held:
             key, (deadline_ms, replies) = next(iter(self._held.items()))
             if deadline_ms > now_ms:

@@ -113,8 +113,8 @@ class ShardSet(Generic[M_co]):
     def elected(self, index: int, leader_epoch: int) -> None:
         """Serve a partition that this broker now leads in ``leader_epoch``.
 
-        It is opened and read in the background, small logs first. Nothing happens if it is already
-        served in this epoch or a newer one: a change of only the ISR is not an election.
+        The partition is opened and read in the background, small logs first. Nothing happens if it
+        is already served in this epoch or a newer one: a change of only the ISR is not an election.
         """
         if not self._closed and self._is_newer(index, leader_epoch):
             self._drop(index)
@@ -124,7 +124,7 @@ class ShardSet(Generic[M_co]):
     def resigned(self, index: int, leader_epoch: int | None) -> None:
         """Stop serving a partition; all waiting requests get NOT_COORDINATOR.
 
-        ``leader_epoch`` is the other leader's; None if the topic or the replica was deleted. An
+        ``leader_epoch`` is the new leader's; None if the topic or the replica was deleted. An
         epoch that is not above the served one is stale and ignored.
         """
         if leader_epoch is None or self._is_newer(index, leader_epoch):

@@ -30,14 +30,14 @@ from fencepost.coordinator.runtime.background import call_later, survived
 from fencepost.logcore.clock import Clock, monotonic_s
 
 PASS_MS = 5
-"""The time in milliseconds for which timers are fired before the loop gets its turn: each may
+"""The time in milliseconds for which timers are fired before the loop gets its turn: each timer may
 append a record, and thousands of sessions may expire at the same moment."""
 
 Fire = Callable[[Hashable, int], None]
 
 
 class _Timer:
-    """A key of some :class:`Timers`, and its deadline."""
+    """A key of a :class:`Timers`, and its deadline."""
 
     __slots__ = ("deadline_ms", "due_ms", "key", "owner", "placed", "sequence")
 
@@ -79,9 +79,9 @@ class TimerQueue:
         return Timers(self, fire)
 
     def run_due(self, by_ms: int | None = None) -> int:
-        """Fire timers that were due ``by_ms``, for about :data:`PASS_MS`; return their number.
+        """Fire timers that were due at ``by_ms``, for about :data:`PASS_MS`; return their number.
 
-        With None, fire those that are due now: a test does so after moving its clock.
+        If ``by_ms`` is None, fire those that are due now, as a test does after moving its clock.
         """
         self._disarm()
         horizon_ms = self._clock.monotonic_ms() if by_ms is None else by_ms

@@ -1,8 +1,8 @@
 """Long work in steps, which occupies the event loop for one slice of time after another.
 
 A request may contain a hundred thousand items. Its handling, from frame to response, is therefore a
-generator that yields between them (``fencepost.protocol.steps``); most requests finish
-within the first slice. Longer ones are queued and take turns with each other; between two slices
+generator that yields between items (``fencepost.protocol.steps``); most requests finish within the
+first slice. Longer ones are queued and take turns with each other; between two slices
 the loop runs all other work.
 """
 
@@ -66,7 +66,7 @@ class Job:
         self._work = work
         self._on_end = on_end
         self.has_given_way = False
-        """Whether it took more than one slice of time."""
+        """Whether the work took more than one slice of time."""
         self.is_over = False
         self.waits_for: Wait | None = None
 

@@ -1,1 +1,1 @@
-"""The group and transaction coordinators of a broker: their machines, topics and effects."""
+"""The group, transaction and share coordinators of a broker, and its share partitions."""

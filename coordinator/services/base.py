@@ -1,4 +1,4 @@
-"""Common base of the two coordinators: internal topic, shards and routing."""
+"""Common base of the three coordinators: internal topic, shards and routing."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ class ShardedCoordinator(Generic[M_co]):
         return self._shards.index_for(key)
 
     async def _everywhere(self, command: object, kind: type[R]) -> list[R]:
-        """Return the answers of all shards, except those that are not served here.
+        """Return the answers of all shards that are served here.
 
         Raises CoordinatorLoadInProgressError while any shard is loading, and the command's own
         errors.

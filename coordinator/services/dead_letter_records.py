@@ -1,4 +1,4 @@
-"""The records of a dead-letter queue: bodies from the source's log, and batches.
+"""The records of a dead-letter queue: their keys and values in the source log, and batches.
 
 Source: ``ShareGroupDLQRecordFetcher``, ``ProduceRequestHandler.topicProduceData``.
 """
@@ -27,11 +27,11 @@ from fencepost.logcore.reading import Isolation
 from fencepost.logcore.record_codec import encode_records
 
 MAX_BATCH_BYTES: Final = 1 << 20
-"""Size of a batch with several records, if the queue's ``max.message.bytes`` allows it."""
+"""The maximum size of a batch of several records, unless ``max.message.bytes`` is lower."""
 
 MAX_INFLATED_BYTES: Final = 16 << 20
-"""Decompressed bytes of a source's batch, if the queue's ``max.message.bytes`` allows them: some
-codecs decompress a block of any size in one call."""
+"""The maximum decompressed size of a source batch, unless the queue's ``max.message.bytes`` is
+lower: some codecs decompress a block of any size in one call."""
 
 Body = tuple[bytes | None, bytes | None]
 """Key and value."""
@@ -45,10 +45,10 @@ _log = structlog.get_logger(__name__)
 
 
 class SourceRecords:
-    """Keys and values in a log, by ascending offsets; one batch and one chunk are in memory.
+    """Reads keys and values of a log by ascending offsets; keeps one batch and one chunk in memory.
 
-    As in Kafka, a compressed batch that decompresses to more than the queue's
-    ``max.message.bytes`` has no bodies.
+    As in Kafka, if a compressed batch decompresses to more than the queue's ``max.message.bytes``,
+    its records are sent without key and value.
     """
 
     def __init__(self, log: Partition, max_message_bytes: int, pace: Pace) -> None:
@@ -57,10 +57,10 @@ class SourceRecords:
         self._chunks: Iterator[Sequence[LogRecord]] = iter(())
         self._bodies: dict[int, Body] = {}
         self._read_to = self._batch_last = -1
-        """The last offset of the chunk, and of its batch."""
+        """The last offsets of the current chunk and of its batch."""
 
     async def body(self, offset: int) -> Body:
-        """Return the body of a record; NO_BODY if it is gone or cannot be read."""
+        """Return a record's key and value; NO_BODY if the record is gone or cannot be read."""
         try:
             if offset > self._batch_last:
                 await self._open(offset)
@@ -86,12 +86,12 @@ class SourceRecords:
             self._read_to = chunk[-1].offset
 
     def _without_bodies(self, last: int) -> None:
-        """Return no bodies up to an offset."""
+        """Treat the records up to ``last`` as records without bodies."""
         self._chunks, self._bodies = iter(()), {}
         self._read_to = self._batch_last = last
 
     async def _open(self, offset: int) -> None:
-        """Begin with the batch of an offset, or with the first one behind it."""
+        """Begin with the batch that contains ``offset``, or with the first batch after it."""
         self._without_bodies(offset - 1)
         read = self._log.reader.fetch(
             offset,
@@ -108,7 +108,7 @@ class SourceRecords:
         self._batch_last = max(offset, header.last_offset)
         verify_crc(data, at, header)
         if header.codec is not Codec.NONE:
-            # Counted first: the batch is decompressed a second time, but never kept as a whole.
+            # This pass only checks the size: the batch is never kept in memory as a whole.
             stored = memoryview(data)[at + HEADER_SIZE : at + header.size]
             for _ in inflated_pieces(header.codec, stored, self._most):
                 await self._pace()
@@ -129,10 +129,10 @@ class DeadLetterBatch:
         return len(self._encoded)
 
     def add(self, headers: Headers, body: Body) -> bool:
-        """Add a record, unless the batch is full: return False then.
+        """Add a record, or return False if the batch is full.
 
-        A body with which the record would not fit into any batch is left out. (Kafka produces it,
-        and the queue's leader refuses the batch.)
+        If the record would not fit into any batch, it is added without its body. (Kafka sends it
+        with its body, and the queue's leader refuses the batch.)
         """
         record = self._encode(headers, body)
         if HEADER_SIZE + len(record) > self._max_message_bytes:

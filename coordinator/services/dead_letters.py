@@ -1,12 +1,13 @@
 """The dead-letter queues of share groups (KIP-1191): records that no member has accepted.
 
-A queue is a topic, named by the group's ``errors.deadletterqueue.topic.name``. It is best effort:
-after MAX_ATTEMPTS the records are archived without it, so that a queue that is down holds no share
-partition back for good.
+A queue is a topic, named by the group's ``errors.deadletterqueue.topic.name``. Delivery is best
+effort: after MAX_ATTEMPTS the records are archived without being sent, so that an unavailable queue
+does not block a share partition forever.
 
 The records of one share partition are produced batch after batch, by one task. Each attempt checks
-the queue's settings and finds its leader again. Requests to one leader are limited; when it gives
-no response, the attempts that wait for it fail as well, instead of waiting one after the other.
+the queue's settings and finds its leader again. Requests to one leader are limited; when the
+leader does not respond, the attempts that wait for it fail as well, instead of waiting one after
+the other.
 
 Source: ``ShareGroupDLQStateManager``.
 """
@@ -74,10 +75,10 @@ CREATION_WAIT_MS: Final = 2_000
 _LOOK_MS: Final = 20
 
 PRODUCE_VERSION: Final = 13
-"""The version whose rules apply to an append on this broker."""
+"""The version of Produce whose rules apply to an append on this broker."""
 
 RANGES_PER_STEP: Final = 500
-"""Ranges of offsets that one step of a share partition archives: about 10 ms."""
+"""Ranges of offsets that one step of a share partition archives, in about 10 ms."""
 
 MAX_SHOWN_RANGES: Final = 20
 """Ranges of offsets in a log line."""
@@ -120,7 +121,7 @@ class _Line:
 
 
 class _Job:
-    """Records that are sent together, and how far that is."""
+    """Records that are sent together, and the progress of sending them."""
 
     def __init__(self, requests: Iterable[SendToDeadLetterQueue]) -> None:
         self.left = deque(sorted(requests, key=lambda one: one.first))
@@ -177,7 +178,7 @@ class DeadLetterQueues:
         self._creation = asyncio.Lock()
         self._is_closed = False
         self.records: Counter[str] = Counter()
-        """Records in the queue by group."""
+        """Records written to queues, by group."""
         self.requests: Counter[str] = Counter()
         """Batches that were sent to a leader, by group."""
         self.failures: Counter[str] = Counter()
@@ -193,7 +194,7 @@ class DeadLetterQueues:
     ) -> None:
         """Send records; ``done`` is called when they are in the queue, or given up.
 
-        Once ``is_active`` returns False, another share partition sends them.
+        Once ``is_active`` returns False, sending stops: another share partition sends the rest.
         """
         if self._is_closed:
             return
@@ -233,7 +234,7 @@ class DeadLetterQueues:
                 if error.is_final or attempts == MAX_ATTEMPTS:
                     await self._give_up(line, job, error)
                     return
-                source = None  # holds a batch in memory
+                source = None  # frees its batch during the pause
                 await self._pause(pause_ms(attempts))
             else:
                 attempts = 0
@@ -370,7 +371,7 @@ class DeadLetterQueues:
     # --- failures --------------------------------------------------------------------------------
 
     async def _give_up(self, line: _Line, job: _Job, error: DeadLetterError) -> None:
-        """Archive records that did not reach the queue, and log which ones they are."""
+        """Archive records that did not reach the queue, and log their offsets."""
         if isinstance(error, NotProducedError):
             self.failures[line.group_id] += 1
         ranges = job.done_to(job.last)

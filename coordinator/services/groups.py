@@ -115,7 +115,7 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
         self._offset_memory = self._budget("fencepost.offsets.max.bytes")
 
     async def start(self) -> None:
-        """See :class:`ShardedCoordinator`; warn of settings beyond the bounds of this start."""
+        """See :class:`ShardedCoordinator`; warn of group settings beyond the broker's bounds."""
         await super().start()
         self._warn_of_caps(MetadataImage(), self._metadata.image)
 
@@ -172,7 +172,10 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
             del self._deleted[: len(deleted)]
 
     async def forgotten(self) -> None:
-        """Return once the offsets of deleted topics are deleted, or raise LogError."""
+        """Wait until all active shards have deleted the offsets of deleted topics.
+
+        Raises LogError.
+        """
         while self._offset_deletion is not None and not self._offset_deletion.done():
             await asyncio.shield(self._offset_deletion)
 
@@ -211,7 +214,7 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
 
     @property
     def share_rebalances(self) -> int:
-        """Return the heartbeats that required a new assignment of a share group, in all shards."""
+        """Return how many heartbeats in all shards required a new assignment of a share group."""
         return sum(shard.machine.share_rebalances for shard in self.shards)
 
     @property
@@ -278,7 +281,7 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
         )
 
     def _clamped(self, name: str) -> int:
-        """Return a setting that may change at run time, within the bounds of its kind of group.
+        """Return a dynamic setting, limited to the bounds for its kind of group.
 
         Source: ``DynamicBrokerConfig.clampDynamicConfigs``.
         """

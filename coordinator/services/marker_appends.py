@@ -1,7 +1,7 @@
 """The transaction markers of one request: append them, then report their error codes.
 
 The codes are final when the markers are committed. The sender, a transaction coordinator, handles
-few errors and fails on others, so only :data:`ANSWERS` are sent
+few errors and fails on all others, so only the codes in :data:`ANSWERS` are sent
 (``TransactionMarkerRequestCompletionHandler``).
 
 Source: ``KafkaApis.handleWriteTxnMarkersRequest``.

@@ -50,8 +50,8 @@ RETRY_MS: Final = 20
 after a start the offsets partitions may still be loading."""
 
 MAX_RETRY_MS: Final = 5_000
-"""The longest delay for partitions of this broker, whose disk may be faulty for long. A leader
-change ends the delay."""
+"""The longest delay for partitions of this broker, whose disk may be faulty for a long time.
+A leader change ends the delay."""
 
 MAX_RETRY_ELSEWHERE_MS: Final = 1_000
 """The longest delay if another broker has refused a marker or not responded, or if a leader is
@@ -94,7 +94,7 @@ class _PendingCompleteTxn:
     """The delay before the next retry."""
     attempts: int = 1
     """The number of unfinished attempts at partitions of this broker. Until all attempts have begun
-    it is one higher, so that it does not reach 0 too early."""
+    the count is one higher, so that it does not reach 0 too early."""
 
     def attempted(self) -> None:
         """Report the end of the first attempt, once."""
@@ -252,7 +252,7 @@ class MarkerWriter:
         return len(request.partitions)
 
     def unload(self, shard: int) -> None:
-        """Drop the requests of a shard that is no longer served here."""
+        """Drop the requests of a shard that this broker no longer serves."""
         if self._queues is not None:
             self._queues.unload(shard)
         for name in [name for name, one in self._transactions.items() if one.shard == shard]:
@@ -510,7 +510,7 @@ class MarkerWriter:
     def write_one(self, partition: TopicPartition, marker: EndMarker) -> bool:
         """Append one marker; return False if the partition must not get one.
 
-        That is a partition that does not exist, or whose topic takes no part in transactions.
+        Such a partition does not exist, or its topic takes no part in transactions.
         Raises :class:`ShardError` for an offsets partition whose shard is not active,
         :class:`LogError` (InvalidProducerEpoch, TransactionCoordinatorFenced, Storage),
         NotLeaderOrFollowerError, NotEnoughReplicasError.

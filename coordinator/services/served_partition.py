@@ -1,4 +1,4 @@
-"""A share partition with its log, the fetches that wait for it, and the times of its fetch lock."""
+"""A share partition with its log, the fetches that wait for it, and the use of its fetch lock."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ServedPartition:
         self.has_missed = False
         """Whether a fetch found the fetch lock taken, and must be woken when it is free."""
         self.lock_timeouts = 0
-        """Offsets whose acquisition locks have ended."""
+        """Offsets whose acquisition locks have timed out."""
         self.lock_seconds = Histogram()
         """How long fetches have held the fetch lock: FetchLockTimeMs."""
         self._since_s = monotonic_s()
@@ -40,7 +40,7 @@ class ServedPartition:
         return monotonic_s() - self._since_s
 
     def take_fetch_lock(self, fetch: object) -> bool:
-        """Let ``fetch`` read the log, unless another fetch does."""
+        """Take the fetch lock for ``fetch``; return False if another fetch holds it."""
         if self.share.take_fetch_lock(fetch):
             self._locked_s = monotonic_s()
             return True
@@ -48,7 +48,7 @@ class ServedPartition:
         return False
 
     def release_fetch_lock(self, fetch: object) -> None:
-        """End the reading of ``fetch``; wake the fetches that found the lock taken."""
+        """Release the fetch lock of ``fetch``; wake the fetches that found the lock taken."""
         if self.share.fetch_lock is not fetch:
             return
         self.share.release_fetch_lock(fetch)
@@ -58,7 +58,7 @@ class ServedPartition:
             self.wake(besides=fetch)
 
     def wake(self, *, besides: object = None) -> None:
-        """Have all waiting fetches try again, ``besides`` one."""
+        """Have all waiting fetches except ``besides`` try again."""
         for fetch in tuple(self.waiting):
             if fetch is not besides:
                 fetch.wake()

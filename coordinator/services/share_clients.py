@@ -14,11 +14,12 @@ from fencepost.groups.share.session import SessionKey
 from fencepost.logcore.machine import Event
 
 MAX_CLIENTS: Final = 10_000
-"""Clients that are remembered; the one that opened its session first is forgotten."""
+"""The maximum number of remembered clients; above it, the client that opened its session first is
+forgotten."""
 
 
 class ShareClients:
-    """The clients that have opened share sessions on this broker, also after they ended."""
+    """The clients that have opened share sessions on this broker, including ended sessions."""
 
     def __init__(self) -> None:
         self._clients: dict[SessionKey, Origin] = {}
@@ -35,7 +36,7 @@ class ShareClients:
         return self._clients.get(key)
 
     def named(self, event: Event) -> Event:
-        """Return an event with the client of its member, which may not have caused it."""
+        """Return an event with its member's client added; another client may have caused it."""
         member = event.detail.get("member")
         client = self.of(SessionKey(event.subject, str(member))) if member else None
         if client is None:

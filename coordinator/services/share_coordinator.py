@@ -2,8 +2,8 @@
 
 It keeps the state that leaders of share partitions write. Its log is not compacted: the coordinator
 deletes the records before the oldest snapshot that is still the latest of its share partition. A
-share partition that is no longer written would hold all later records back, so old snapshots are
-repeated (the upkeep).
+share partition that is no longer written would prevent the deletion of all later records, so the
+upkeep writes old snapshots again.
 
 Source: ``ShareCoordinatorService``.
 """
@@ -71,7 +71,7 @@ class ShareCoordinator(ShardedCoordinator["ShareStateMachine"]):
         self._state_deletion: asyncio.Task[None] | None = None
         self._pruning: asyncio.Task[None] | None = None
         self._pruned: dict[int, int] = {}
-        """The log start offset by partition after the last pruning."""
+        """The log start offset of each partition after its last pruning."""
 
     async def start(self) -> None:
         """See :class:`ShardedCoordinator`."""
@@ -79,7 +79,7 @@ class ShareCoordinator(ShardedCoordinator["ShareStateMachine"]):
         self._set_prune()
 
     async def stop(self) -> None:
-        """Close every shard; requests under way get NOT_COORDINATOR."""
+        """Close every shard; requests in progress get NOT_COORDINATOR."""
         await each_in_turn(
             (
                 ("forget deleted topics", self.forgotten),
@@ -91,7 +91,7 @@ class ShareCoordinator(ShardedCoordinator["ShareStateMachine"]):
     def send(self, command: StateCommand) -> asyncio.Future[object]:
         """Send a command of this broker to the coordinator of its share partition, once.
 
-        The first one creates the topic.
+        The first command creates the topic.
         """
         key = coordinator_key(command.key)
         leader = self._leader_of(key)
@@ -108,7 +108,7 @@ class ShareCoordinator(ShardedCoordinator["ShareStateMachine"]):
     ) -> None:
         """Open the coordinator, and settle ``reply``.
 
-        An error that the caller retries, as while the topic is being created, is not logged.
+        Errors that the caller retries, such as those during the topic's creation, are not logged.
         """
         try:
             await self._opened(key)
@@ -167,7 +167,7 @@ class ShareCoordinator(ShardedCoordinator["ShareStateMachine"]):
             if shard.state is not ShardState.ACTIVE:
                 continue
             partition = shard.partition
-            # Uncommitted records may be lost; what they made redundant is needed then.
+            # Uncommitted records may be lost; the records that they made redundant are then needed.
             offset = min(shard.machine.redundant_offset(), partition.high_watermark)
             if offset > partition.log_start_offset:
                 with survived("prune the share state", shard=shard.name):
@@ -208,7 +208,10 @@ class ShareCoordinator(ShardedCoordinator["ShareStateMachine"]):
             self._deleted -= deleted
 
     async def forgotten(self) -> None:
-        """Return once the state of deleted topics is deleted, or raise LogError."""
+        """Wait until all active shards have deleted the state of deleted topics.
+
+        Raises LogError.
+        """
         while self._state_deletion is not None and not self._state_deletion.done():
             await asyncio.shield(self._state_deletion)
 

@@ -1,8 +1,8 @@
 """ShareFetch: wait for records, read them, and acquire them for a member.
 
-A fetch waits under its share partitions until enough bytes are there, until records or room become
-available again, or until MaxWaitMs. Then it takes the fetch lock of each share partition that it
-can acquire from, reads the logs, and acquires. Only batch headers are read.
+A fetch waits at its share partitions until enough bytes are available, until records or locks are
+released, or until MaxWaitMs has passed. Then it takes the fetch lock of each share partition that
+it can acquire from, reads the logs, and acquires. Of the batches, only the headers are parsed.
 
 Source: ``SharePartitionManager.processShareFetch``, ``DelayedShareFetch``, ``ShareFetchUtils``,
 ``PartitionMaxBytesStrategy``.
@@ -52,10 +52,10 @@ _ISOLATIONS: Final = {
 }
 
 HEADERS_PER_STEP: Final = 64
-"""Batch headers that are parsed between two looks at the time: well below a millisecond."""
+"""Batch headers that are parsed between two checks of the time: well below a millisecond."""
 
 MAX_GROUPS: Final = 1_000
-"""Groups whose waits are counted before the groups without a share session are left out."""
+"""Groups whose lock waits are counted; at the limit, groups without a share session are removed."""
 
 
 @dataclass(slots=True)
@@ -73,8 +73,8 @@ class ShareFetch:
     batch_size: int
     mode: AcquireMode = AcquireMode.BATCH_OPTIMIZED
     may_acquire: Callable[[], bool] | None = None
-    """Returns whether the client's quota allows another response with records now. Asked before
-    records are acquired: a client would not get to see them."""
+    """Returns whether the client's quota allows another response with records now. Called before
+    records are acquired, since a throttled client would not receive them."""
 
 
 class FetchedShare:
@@ -87,10 +87,11 @@ class FetchedShare:
         self.topic = topic
         self.served: ServedPartition | None = None
         self.ready: asyncio.Future[object] | None = None
-        """Done when the state has been read; None if it has been."""
+        """Done when the state is read; None if it was read already."""
         self.error: DomainError | None = None
         self.is_read = False
-        """Whether the log was read: the first response of a session then has the partition."""
+        """Whether the log was read; if so, the first response of a session contains the
+        partition."""
         self.records: bytes | FileRange = b""
         self.acquired: list[AcquiredRange] = []
 
@@ -107,8 +108,8 @@ class ShareFetches:
         self.failed = 0
         """Fetches with an error for a partition: FailedShareFetchRequestsPerSec."""
         self.acquire_seconds: dict[str, Histogram] = {}
-        """Waits for fetch locks by group, from the begin of a fetch or its last locks:
-        TopicPartitionsAcquireTimeMs."""
+        """The times until fetches took fetch locks, by group, each measured from the beginning of
+        the fetch or from the last time that it took locks: TopicPartitionsAcquireTimeMs."""
 
     def note_acquired(self, group_id: str, seconds: float) -> None:
         """Count the wait of a fetch for fetch locks."""
@@ -139,7 +140,7 @@ class ShareFetches:
 
 
 class _Reading:
-    """One fetch, from its arrival to its answer: a waiting fetch of its share partitions."""
+    """One fetch, from its arrival to its response: a :class:`WaitingFetch`."""
 
     def __init__(self, fetches: ShareFetches, fetch: ShareFetch, parts: list[FetchedShare]) -> None:
         self._fetches, self._shares = fetches, fetches.shares
@@ -199,7 +200,7 @@ class _Reading:
             yield None
 
     def _log_changed(self, served: ServedPartition) -> None:
-        """Try again after a change of a log that may matter: the fetch weighs all its bytes."""
+        """Try again if a log's change may matter; the fetch then counts the bytes of all logs."""
         if self._is_woken:
             return
         marks, share = served.log.marks, served.share
@@ -213,7 +214,7 @@ class _Reading:
     # --- the loop --------------------------------------------------------------------------------
 
     def run(self) -> Work[None]:
-        """Read until there is an answer."""
+        """Read until the fetch can be answered."""
         for part in self._parts:
             self._open(part)
             yield None
@@ -234,7 +235,7 @@ class _Reading:
             if self._is_due:
                 return
             if self._timer is None:
-                # Changes before this moment have woken no fetch.
+                # No change could wake this fetch until now, so it tries once more before it waits.
                 yield from self._listen()
             elif self._is_woken:
                 yield None
@@ -299,7 +300,7 @@ class _Reading:
                 part.served.release_fetch_lock(self)
 
     def _has_enough(self, locked: list[FetchedShare]) -> bool:
-        """Return whether MinBytes are there, or a reason not to wait for them."""
+        """Return whether MinBytes are available, or waiting for them is pointless."""
         total, min_bytes = 0, min(self._fetch.min_bytes, self._max_bytes)
         if min_bytes <= 0:
             return True
@@ -320,7 +321,7 @@ class _Reading:
         return False
 
     def _has_moved(self, locked: list[FetchedShare]) -> bool:
-        """Return whether a read that acquired nothing has brought its share partition forward."""
+        """Return whether a read that acquired nothing has advanced its share partition."""
         isolation = self._isolation
         return any(
             part.error is None
@@ -337,7 +338,7 @@ class _Reading:
         return _ISOLATIONS[self._shares.settings.of(self._fetch.group_id).isolation_level]
 
     def _shares_of(self, count: int) -> list[int]:
-        """Split the bytes evenly; with fewer bytes than partitions, some get one (KAFKA-19823)."""
+        """Split the bytes evenly; if they are too few, some partitions get none (KAFKA-19823)."""
         each, rest = divmod(self._max_bytes, count)
         return [each + (index < rest) for index in range(count)]
 
@@ -381,7 +382,7 @@ class _Reading:
                 offset, most, isolation, at_least_one=is_first, min_range_bytes=MIN_RANGE_BYTES
             )
         except OffsetOutOfRangeError:
-            # The start offset was altered to one behind the log's end, or the log was truncated:
+            # The start offset was altered to one beyond the log's end, or the log was truncated:
             # nothing can be read until the log grows. The client gets no error.
             return
         if not read.records:
@@ -408,10 +409,10 @@ class _Reading:
     def _headers(
         self, served: ServedPartition, read: LogReadInfo, room: int
     ) -> Steps[tuple[list[FetchedBatch], list[int]]]:
-        """Return the batches that may be acquired, and their positions, with the end of the last.
+        """Return the batches that may be acquired, and their positions, then the last batch's end.
 
-        New offsets are acquired behind the end offset, or behind a hole at the beginning of the
-        read, and at most ``room`` of them. Further batches are not looked at.
+        At most ``room`` new offsets can be acquired: after the end offset, or after a gap at the
+        beginning of the read. The batches after these offsets are not parsed.
         """
         share = served.share
         batches: list[FetchedBatch] = []

@@ -1,9 +1,9 @@
 """Requests of share groups that change or delete state of the share coordinator.
 
-The group machine decides which partitions are concerned, and records what is under way. This module
-asks the share coordinator, and reports the result to the machine. Work that has begun is carried
-through even if the client disconnects: a half-altered offset would be initialized again later, at
-another offset.
+The group machine decides which partitions are concerned, and records the operations in progress.
+This module asks the share coordinator, and reports the result to the machine. Work that has begun
+is completed even if the client disconnects: a half-altered offset would be initialized again later,
+at another offset.
 
 Source: ``GroupCoordinatorService`` (persisterInitialize, deleteShareGroups, deleteShareGroupOffsets
 and the methods that they call).
@@ -82,10 +82,10 @@ class ShareGroups:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._initializing: set[SharePartitionKey] = set()
         """Share partitions that the share coordinator is initializing for members. The machine asks
-        again after a while; a second initialization could undo what has been consumed since."""
+        again after a while; a second initialization could undo the progress since the first."""
 
     async def stop(self) -> None:
-        """End all work; what is under way is begun again by later heartbeats or requests."""
+        """End all work; later heartbeats or requests begin unfinished work again."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -105,19 +105,19 @@ class ShareGroups:
     def alter_offsets(
         self, command: AlterShareOffsets, origin: Origin | None
     ) -> asyncio.Future[AlteredShareOffsets | DomainError]:
-        """Set start offsets. The future has the error of the whole request as a value."""
+        """Set start offsets. An error of the whole request is the result of the future."""
         return self._run(self._alter(command, origin), "alter share offsets")
 
     def delete_offsets(
         self, command: DeleteShareOffsets, origin: Origin | None
     ) -> asyncio.Future[DeletedShareOffsets | DomainError]:
-        """Delete the state of topics. The future has the error of the whole request as a value."""
+        """Delete the state of topics. An error of the whole request is the result of the future."""
         return self._run(self._delete_offsets(command, origin), "delete share offsets")
 
     def delete_group(self, group_id: str, origin: Origin | None) -> asyncio.Future[Any]:
-        """Delete a group of any kind; the state of a share group first.
+        """Delete a group of any kind; for a share group, delete its state first.
 
-        The future has, or raises, the error. After an error of the share coordinator the group
+        The future returns or raises the error. After an error of the share coordinator the group
         stays, so that the deletion can be repeated.
         """
         begun = self._groups.submit(group_id, DeleteShareState(group_id), origin)
@@ -128,13 +128,13 @@ class ShareGroups:
     def summaries(
         self, keys: Collection[SharePartitionKey]
     ) -> asyncio.Future[dict[SharePartitionKey, StateSummary | DomainError]]:
-        """Read the offsets of share partitions, of groups that any broker may coordinate."""
+        """Read the offsets of share partitions, whose groups any broker may coordinate."""
         return spawn(self._persister.summaries(keys), "read share offsets")
 
     def end_offsets(
         self, partitions: Collection[TopicPartition]
     ) -> asyncio.Future[dict[TopicPartition, int | DomainError]]:
-        """Return the end offset of each partition, or its error; other leaders are asked."""
+        """Return the end offset of each partition, or its error; ask other brokers if necessary."""
         return spawn(self._end_offsets(partitions), "read end offsets")
 
     async def _end_offsets(
@@ -171,7 +171,7 @@ class ShareGroups:
             self._track(spawn(self._initialize_new(group_id, wanted), "initialize share state"))
 
     async def _initialize_new(self, group_id: str, wanted: StateToInitialize) -> None:
-        """Initialize partitions that members subscribe to, unless that is already under way."""
+        """Initialize partitions that members subscribe to, unless that is already in progress."""
         offsets = {
             key: start
             for key, start in _start_offsets(group_id, wanted).items()
@@ -179,7 +179,7 @@ class ShareGroups:
         }
         self._initializing.update(offsets)
         try:
-            # A coordinator that has moved meanwhile initializes the partitions once more.
+            # If the group has moved meanwhile, its new coordinator repeats the initialization.
             with suppress(DomainError):
                 await self._initialize(group_id, wanted.state_epoch, offsets)
         finally:
@@ -267,7 +267,7 @@ class ShareGroups:
 
 
 async def _settled(work: Coroutine[Any, Any, T]) -> T | DomainError:
-    """Return the result, or the domain error as a value: it is no failure of the broker."""
+    """Return the result, or a domain error as a value: it does not mean that the broker failed."""
     try:
         return await work
     except DomainError as error:

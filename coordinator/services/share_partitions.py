@@ -9,7 +9,7 @@ of a step are carried out after it, and their results are steps of their own.
 
 A share partition that has ended may still write. Its successor reads only after these writes have
 ended: they have the same epochs, so the share coordinator would accept them after the read, and a
-record could end twice.
+record could reach a final state twice.
 
 Source: ``SharePartitionManager``, ``SharePartitionCache``, ``SharePartition``.
 """
@@ -72,13 +72,13 @@ from fencepost.logcore.tracebacks import without_traceback
 MAX_SESSIONS: Final = "group.share.max.share.sessions"
 
 FENCED_PER_TURN: Final = 200
-"""Share partitions that one turn of the event loop drops: about 10 ms."""
+"""Share partitions that one turn of the event loop drops, in about 10 ms."""
 
 SHARE_PARTITION: Final = "share-partition"
-"""The place of its events in the history, where other events have a shard."""
+"""The ``shard`` of share partitions' events in the history."""
 
 LOCK_TRIGGER: Final = f"timer {LOCK_TIMER}"
-"""The trigger in the history of the records whose locks have ended."""
+"""The trigger, in the history, of events about acquisition locks that have timed out."""
 
 T = TypeVar("T")
 
@@ -104,9 +104,9 @@ class SharePartitions:
         self.sessions = ShareSessions(storage.config.int(MAX_SESSIONS))
         """The share sessions of this broker."""
         self.clients = ShareClients()
-        """The clients that have opened them."""
+        """The clients that have opened share sessions."""
         self.timers = TimerQueue(storage.clock, self._loop)
-        """The ends of acquisition locks."""
+        """The deadlines of acquisition locks."""
         self._timers = self.timers.timers(self._fire)
         self._served: dict[SharePartitionKey, ServedPartition] = {}
         self._by_topic: dict[bytes, set[SharePartitionKey]] = {}
@@ -119,15 +119,15 @@ class SharePartitions:
         self._effects: deque[tuple[SharePartition, object]] = deque()
         self._in_effects = False
         self.lock_timeouts = 0
-        """Offsets whose acquisition locks have ended: AcquisitionLockTimeoutPerSec."""
+        """Offsets whose acquisition locks have timed out: AcquisitionLockTimeoutPerSec."""
         self.acknowledged: Counter[int] = Counter()
         """Acknowledged offsets by type."""
         self.acknowledgement_requests = 0
         """Requests with acknowledgements: TotalShareAcknowledgementRequestsPerSec."""
         self.failed_acknowledgement_requests = 0
-        """Such requests with an error for a partition: FailedShareAcknowledgementRequestsPerSec."""
+        """Requests with a failed acknowledgement: FailedShareAcknowledgementRequestsPerSec."""
         self.load_seconds = Histogram()
-        """From the first fetch of a share partition to its state: PartitionLoadTimeMs."""
+        """The times from the first fetch until the state is read: PartitionLoadTimeMs."""
         self.is_closed = False
 
     def __len__(self) -> int:
@@ -164,9 +164,9 @@ class SharePartitions:
         return served
 
     def initialized(self, served: ServedPartition) -> asyncio.Future[object] | None:
-        """Return a future that is done once the state is read; None if it has been.
+        """Return a future that is done once the state is read; None if it was read already.
 
-        It fails with a DomainError if the share partition cannot be read.
+        The future fails with a DomainError if the state cannot be read.
         """
         if served.share.state is PartitionState.ACTIVE:
             return None
@@ -290,9 +290,10 @@ class SharePartitions:
         return now.leader == self._replicas.node_id and now.leader_epoch == was.leader_epoch
 
     def _fence_all(self, served: Sequence[ServedPartition], reason: str) -> None:
-        """Drop share partitions, many of them in several turns of the event loop.
+        """Drop share partitions, at most :data:`FENCED_PER_TURN` per turn of the event loop.
 
-        Until then the share coordinator refuses their writes, and fetches see the new leader.
+        Until one is dropped, the share coordinator refuses its writes, and fetches see the new
+        leader.
         """
         for one in served[:FENCED_PER_TURN]:
             self._fence(one, reason)
@@ -329,13 +330,13 @@ class SharePartitions:
         served.wake()
 
     def _hold_successor(self, share: SharePartition) -> None:
-        """Let the successor of a removed share partition wait for its writes."""
+        """Make the successor of a removed share partition wait for the removed one's writes."""
         former = self._ending.get(share.key, [])
         if share.writes and share not in former:
             self._ending[share.key] = [*former, share]
 
     def _write_ended(self, share: SharePartition) -> None:
-        """Let the successor of a share partition read, after the last write of a former one."""
+        """Let a share partition read its state after the last write of its predecessors."""
         former = self._ending.get(share.key)
         if former is None or share.writes or share not in former:
             return
@@ -411,7 +412,7 @@ class SharePartitions:
         self._run_effects()
 
     def _run_effects(self) -> None:
-        """Run the effects that wait, unless a caller of this one does."""
+        """Run the waiting effects, unless a call further up the stack is running them."""
         if self._in_effects:
             return
         self._in_effects = True
@@ -492,8 +493,8 @@ class SharePartitions:
     def _sends(self, share: SharePartition, log: Partition) -> bool:
         """Return whether a share partition sends to the dead-letter queue.
 
-        It continues after its group's last session, but not beside a successor, which reads
-        ARCHIVING and sends the records.
+        It continues after its group's last session, but not beside a successor, which finds the
+        records ARCHIVING and sends them.
         """
         served = self._served.get(share.key)
         return self._log_of(share) is log and (served is None or served.share is share)

@@ -35,21 +35,22 @@ Transport = Callable[[StateCommand], "asyncio.Future[object]"]
 """Sends a command to the shard of its key, once; the future has the machine's reply or a
 DomainError.
 
-A coordinator that does not answer is a CoordinatorNotAvailableError. The commands of one attempt
-are sent one after the other, so that a transport may combine those of a turn into one request.
+If a coordinator does not answer, the future fails with CoordinatorNotAvailableError. The commands
+of one attempt are sent one after the other, so that a transport may combine those of a turn into
+one request.
 """
 
 Pause = Callable[[int], Awaitable[object]]
-"""Waits for so many milliseconds."""
+"""Waits for a number of milliseconds."""
 
 MAX_ATTEMPTS: Final = 5
 """Attempts to send a command, the first one included."""
 FIRST_PAUSE_MS: Final = 2_000
-"""The pause after the first attempt; it doubles. Kafka's back-off begins with 1 s at attempt 0, but
-is read after attempt 1."""
+"""The pause after the first attempt, doubled after each further one. Kafka's backoff is 1 s for
+attempt 0, but is first used after attempt 1."""
 MAX_PAUSE_MS: Final = 30_000
 JITTER: Final = 0.2
-"""The share by which a pause is shorter or longer at random."""
+"""The fraction by which a pause is randomly shorter or longer."""
 
 RETRIED: Final = (
     shard_errors.CoordinatorLoadInProgressError,
@@ -57,19 +58,19 @@ RETRIED: Final = (
     shard_errors.NotCoordinatorError,
     errors.ShareCoordinatorUnavailableError,
     errors.ShareCoordinatorUnloadedError,
-    # The coordinator's metadata may be a moment late (KAFKA-19455).
+    # The coordinator's metadata may lag behind (KAFKA-19455).
     errors.UnknownSharePartitionError,
 )
 """Errors after which a command is sent again. Others are final."""
 
 
 async def sleep_ms(pause_ms: int) -> None:
-    """Wait for so many milliseconds."""
+    """Wait for ``pause_ms`` milliseconds."""
     await asyncio.sleep(pause_ms / 1000)
 
 
 def pause_ms(made: int) -> int:
-    """Return the pause after so many attempts. Source: ``ExponentialBackoff``."""
+    """Return the pause after ``made`` attempts. Source: ``ExponentialBackoff``."""
     factor = random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311 - not used for security
     return min(int(factor * (FIRST_PAUSE_MS << (made - 1))), MAX_PAUSE_MS)
 
@@ -86,7 +87,7 @@ class SharePersister:
     async def initialize(
         self, state_epoch: int, start_offsets: Mapping[SharePartitionKey, int]
     ) -> dict[SharePartitionKey, DomainError | None]:
-        """Begin states without batches; return the error of each share partition, or None."""
+        """Initialize states without batches; return the error of each share partition, or None."""
         results = await self.ask(
             [InitializeState(key, state_epoch, start) for key, start in start_offsets.items()]
         )
@@ -111,7 +112,7 @@ class SharePersister:
         }
 
     def begin(self, command: StateCommand, done: Callable[[object | DomainError], None]) -> None:
-        """Send one command; ``done`` gets its reply or error, in this turn if that is known.
+        """Send one command; ``done`` gets its reply or error, in this turn if it is known.
 
         Most coordinators answer at once; only a repeated command needs a task.
         """
@@ -156,8 +157,8 @@ class SharePersister:
     ) -> dict[SharePartitionKey, object | DomainError]:
         """Send commands of different share partitions; return each one's reply or error.
 
-        ``made`` attempts were made already. A cancellation cancels the commands under way, of which
-        some may have been carried out.
+        ``made`` attempts were made already. A cancellation cancels the commands in flight, some
+        of which may have been carried out.
         """
         results: dict[SharePartitionKey, object | DomainError] = {}
         for attempt in range(made, MAX_ATTEMPTS):

@@ -22,12 +22,12 @@ FIRST_WITH_QUEUES: Final = 2
 """The level of share.version at which groups may have dead-letter queues."""
 
 MAX_CACHED: Final = 10_000
-"""Groups whose settings are kept; more must have settings of their own, of which there are as many
-at most (``controller.view.ControllerSettings``)."""
+"""Groups whose settings are cached. Only groups that have settings of their own need the cache, and
+the controller allows as many of them (``controller.view.ControllerSettings``)."""
 
 
 class ShareSettingsCache:
-    """The settings in force by group; a share partition reads them for every record range."""
+    """The effective settings of each group; share partitions read them for every record range."""
 
     def __init__(self, config: BrokerConfig, metadata: Metadata) -> None:
         self._config, self._metadata = config, metadata
@@ -36,7 +36,7 @@ class ShareSettingsCache:
         config.listen(self.forget)
 
     def forget(self) -> None:
-        """Read all settings again: the broker's, or the levels of features, have changed."""
+        """Drop the cache: the broker's settings or the levels of features have changed."""
         self._default = None
         self._own.clear()
 

@@ -169,7 +169,7 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
         return shard.coordinator_epoch if shard.state is ShardState.ACTIVE else None
 
     def leader_of(self, partition: TopicPartition) -> int | NoDestination:
-        """Return the broker that must get a marker (kafka: ``getPartitionLeaderEndpoint``)."""
+        """Return the leader, which must get the marker (kafka: ``getPartitionLeaderEndpoint``)."""
         from fencepost.txn.marker_queues import NoDestination  # noqa: PLC0415 - see MarkerWriter.queues
 
         registration = self._replicas.registration(*partition)
@@ -287,7 +287,7 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
         origin: Origin | None,
         client_error: Callable[[DomainError | None], DomainError | None],
     ) -> Verdicts | asyncio.Future[None]:
-        """Return the verdicts of this broker's shard, or a future until they are committed."""
+        """Return the verdicts of this broker's shard, or a future for their commit."""
         name, partitions = command.transactional_id, command.partitions
         future = self._shards.submit(name, command, origin, reply_before_flush=True)
         if not future.done():
@@ -337,7 +337,7 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
         return completes_after((verification.waits_until - now) * 1000, held)
 
     def coordinator_of(self, transactional_id: str) -> int | None:
-        """Return the broker that coordinates an id; None if there is none at the moment."""
+        """Return the broker that coordinates an id; None if no broker does at the moment."""
         try:
             index = self.partition_for(transactional_id)
         except ShardError:

@@ -20,12 +20,12 @@ _INT64_MASK: Final = (1 << 64) - 1
 
 
 class ClientInstance:
-    """One producer, consumer or admin client, with the subscription of a version."""
+    """One producer, consumer or admin client, and its subscription."""
 
     def __init__(self, instance_id: UUID, client: Client, version: int, wanted: Wanted) -> None:
         self.instance_id, self.client = instance_id, client
         self.version = version
-        """The version of the subscriptions that it was matched with."""
+        """The version of the subscriptions with which the instance was matched."""
         self.metrics, self.interval_ms = wanted.metrics, wanted.interval_ms
         self.subscription_id = subscription_id(wanted, instance_id)
         self.is_terminating = False
@@ -48,7 +48,7 @@ class ClientInstance:
         return True
 
     def may_push(self, now_ms: int) -> bool:
-        """Return whether a push may come now, and count it; a refused one does not count.
+        """Return whether a push is allowed now, and count it; a refused push does not count.
 
         The first push after the subscription was fetched may come at any time: the client chooses
         it at random between 0.5 and 1.5 intervals.
@@ -61,9 +61,10 @@ class ClientInstance:
 
 
 def subscription_id(wanted: Wanted, instance_id: UUID) -> int:
-    """Return the id, a signed 32-bit number, which every broker computes alike.
+    """Return the subscription id, a signed 32-bit number that is the same on every broker.
 
-    It is Kafka's for up to one metric; the order of several depends on Java's hash set.
+    For at most one metric it equals Kafka's. For several metrics, Kafka's depends on the order of
+    Java's hash set.
     """
     text = f"[{', '.join(wanted.metrics)}]{wanted.interval_ms}"
     halves = (instance_id.int >> 64) ^ (instance_id.int & _INT64_MASK)

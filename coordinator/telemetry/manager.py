@@ -1,6 +1,6 @@
 """The client instances that push metrics to this broker, within limits.
 
-Source: ``ClientMetricsManager``. The values of an instance are dropped with it: when its connection
+Source: ``ClientMetricsManager``. An instance and its values are dropped when its connection
 ends, after three push intervals without a request, or when there are too many instances.
 """
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from fencepost.coordinator.metadata.metadata import Metadata
 
 ACCEPTED_CODECS: Final = (Codec.ZSTD, Codec.LZ4, Codec.GZIP, Codec.SNAPPY)
-"""In the order in which clients should prefer them; no compression is accepted as well."""
+"""In the order in which clients should prefer them; uncompressed pushes are accepted as well."""
 
 MIN_EXPIRY_MS: Final = 60_000
 EXPIRY_INTERVALS: Final = 3
@@ -58,7 +58,8 @@ MIN_PAUSE_MS: Final = 10_000
 """A shorter time between two polls is not recorded in a group's history."""
 
 PAUSE_RENEWAL_MS: Final = 60_000
-"""The least time between two such entries of one client: Java reports a maximum for 60 seconds."""
+"""The least time between two entries about pauses of one client: Java clients report the same
+maximum for 60 seconds."""
 
 RESERVED_IDS: Final = frozenset({UUID(int=0), UUID(int=1)})
 
@@ -73,13 +74,14 @@ class TelemetryLimits:
     """Limits on the memory of client telemetry, and on what it adds to the history."""
 
     max_instances: int = 16_384
-    """Client instances, as in Kafka; the least recently active one makes room."""
+    """Client instances, as in Kafka; above it, the least recently active one is dropped."""
 
     max_series_bytes: int = 32 << 20
-    """About the memory of all values; the instance that has not pushed for longest loses its."""
+    """The approximate memory of all values; above it, the values pushed least recently are
+    dropped."""
 
     max_pauses: int = 100
-    """Entries in groups' histories per minute."""
+    """Entries about pauses per minute, in the histories of all groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +195,7 @@ class ClientTelemetry:
     def _instance(
         self, instance_id: UUID, client: Client, connection_id: str
     ) -> Steps[ClientInstance]:
-        """Return the instance, matched with the current subscriptions, and renew it."""
+        """Return the instance, matched with the current subscriptions, and defer its expiry."""
         self._refresh()
         self._sweep()
         known = self._instances.get(instance_id)

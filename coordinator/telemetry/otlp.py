@@ -1,8 +1,9 @@
 """A reader of OTLP metrics in steps: only the fields that client telemetry needs.
 
 The data comes from clients. The reader descends a fixed number of levels, keeps a bounded number of
-data points and attributes, and yields between fields, so that neither nesting nor length matters.
-Gauges and sums have values; histograms and summaries, which no Kafka client sends, are skipped.
+data points and attributes, and yields between fields, so that neither deep nesting nor long data
+can block the broker. Gauges and sums have values; histograms and summaries, which no Kafka client
+sends, are skipped.
 
 Source: ``opentelemetry/proto/metrics/v1/metrics.proto``, ``common/v1/common.proto``, and the wire
 format of protocol buffers.
@@ -53,7 +54,7 @@ class Point:
     time_ms: int
     """The client's time, in milliseconds since 1970."""
     is_delta: bool
-    """Whether the value is what a counter has grown by since the previous push."""
+    """Whether the value is the increase of a counter since the previous push."""
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ MAX_SERIES: Final = 1_000
 """Series of one client instance; further ones are counted and dropped."""
 
 SERIES_BYTES: Final = 300
-"""About the memory of a series, besides its attributes."""
+"""The approximate memory of a series, without its attributes."""
 
 AT_ONCE: Final = 200
 """Data points that are applied between two yields."""
@@ -51,17 +51,17 @@ class Value(NamedTuple):
 
 
 class Report:
-    """What one client instance has pushed."""
+    """The last values that one client instance has pushed."""
 
     def __init__(self) -> None:
         self.at_ms: int | None = None
-        """When the last push came, in milliseconds since 1970; None before the first one."""
+        """The time of the last push, in milliseconds since 1970; None before the first push."""
         self.pushes = 0
         self.resource: dict[str, str] = {}
         self.dropped = 0
         """Data points of the last push that are not kept."""
         self.series_bytes = 0
-        """About the memory of the series."""
+        """The approximate memory of the series."""
         self._series: dict[tuple[str, Attributes], Value] = {}
         self.highlights: dict[str, float] = {}
         """Values by the short names of :data:`HIGHLIGHTS`; the greatest if there are several."""
@@ -71,7 +71,7 @@ class Report:
 
     @property
     def group(self) -> str | None:
-        """The group of a consumer, as it says."""
+        """The group that a consumer reports."""
         return self.resource.get("group_id")
 
     @property

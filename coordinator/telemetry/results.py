@@ -24,9 +24,9 @@ REFUSED: Final[Mapping[type[DomainError], str]] = {
     UnsupportedCompressionError: "unsupported-compression",
     TelemetryTooLargeError: "too-large",
 }
-"""By the error of a refused push; all others mean :data:`INVALID`."""
+"""The result for each error of a refused push; all other errors mean :data:`INVALID`."""
 
 LOST: Final = frozenset({"too-large", INVALID})
-"""Results that lose metrics which the client was asked for: they are logged."""
+"""Results that lose metrics of the client's subscription: they are logged."""
 
 RESULTS: Final = (ACCEPTED, *REFUSED.values(), INVALID)

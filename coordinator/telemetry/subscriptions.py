@@ -1,8 +1,8 @@
 """Subscriptions of client metrics, and which of them a client instance matches.
 
-Expressions are matched as RE2/J's: in time that is linear in their length, and in steps. Apache
-Kafka compiles them with ``java.util.regex``; an expression with lookarounds, backreferences or
-possessive quantifiers, which RE2/J lacks, matches no client here.
+Expressions are matched by RE2/J's rules, in linear time and in steps. Apache Kafka compiles them
+with ``java.util.regex``; an expression with lookarounds, backreferences or possessive quantifiers,
+which RE2/J lacks, matches no client here.
 
 Source: ``ClientMetricsInstanceMetadata.isMatch``, ``ClientMetricsManager.createClientInstance``.
 """
@@ -46,7 +46,7 @@ class Client:
     port: int
 
     def attributes(self, instance_id: UUID) -> dict[str, str | None]:
-        """Return the values that conditions are about, by parameter."""
+        """Return the values that conditions are matched against, by parameter."""
         return {
             "client_instance_id": uuid_to_text(instance_id),
             "client_id": self.client_id,
@@ -58,7 +58,7 @@ class Client:
 
 
 class Subscription:
-    """A subscription with its conditions, each an expression that matches the whole value."""
+    """A subscription with its conditions: expressions that must match the whole value."""
 
     def __init__(self, name: str, settings: SubscriptionSettings) -> None:
         self.name = name
@@ -102,7 +102,7 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The metrics that one client instance is asked for, and how often."""
+    """The metrics that one client instance should push, and the push interval."""
 
     metrics: tuple[str, ...] = ()
     """Prefixes of names, ordered; ``*`` stands for all metrics."""
@@ -131,7 +131,7 @@ class Subscriptions:
             try:
                 found.append(Subscription(name, settings_of(own)))
             except ConfigError as error:
-                # Another release or Apache Kafka's controller may have accepted it.
+                # Another release or Apache Kafka's controller may have accepted these settings.
                 _log.warning(
                     "client metrics subscription ignored", subscription=name, cause=str(error)
                 )
@@ -139,7 +139,7 @@ class Subscriptions:
         self.version += 1
 
     def wanted(self, client: Client, instance_id: UUID) -> Steps[Wanted]:
-        """Return, in steps, what all subscriptions that match a client ask of it."""
+        """Return, in steps, the metrics and interval of all subscriptions that match a client."""
         attributes = client.attributes(instance_id)
         metrics: set[str] = set()
         interval_ms = DEFAULT_INTERVAL_MS

@@ -1,9 +1,9 @@
 """Custom server-side assignors, each in a separate process.
 
 User code never runs in the daemon: an assignor that raises, hangs, prints, exits, exhausts its
-memory or returns an invalid result affects only its process, which is killed and started again. It
-delays no other group's heartbeat. The worker validates the result, and the group machine validates
-it again.
+memory or returns an invalid result affects only its process, which is killed and started again. The
+failure delays no other group's heartbeat. The worker validates the result, and the group machine
+validates it again.
 """
 
 from __future__ import annotations

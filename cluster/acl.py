@@ -190,7 +190,7 @@ class AclLimits:
     max_acls: int = 20_000
     """The most ACLs. Each takes about a kilobyte of memory and adds some 20 microseconds to a
     start. To decide whether a producer may write to any topic at all, a broker may have to check
-    every one."""
+    all ACLs."""
 
     max_changes_per_request: int = 10_000
     """The most ACLs that one request creates or deletes: Kafka's ``MAX_RECORDS_PER_USER_OP``."""

@@ -107,7 +107,7 @@ class MetadataDelta:
         Yields topic ids with the indexes of these partitions. No record of a topic may have been
         replayed before.
         """
-        # Both are keyed by the ``id()`` of a registration, because most partitions share one.
+        # Both contain ``id()``s of registrations, because most partitions share a registration.
         changed: dict[int, PartitionRegistration] = {}
         others: set[int] = set()
         for name, topic in self.image.topics.items():

@@ -26,7 +26,7 @@ class EpochEnds(Protocol):
 
         Like ``LeaderEpochFileCache.endOffsetFor``: the latest epoch ends at the log end offset. For
         an epoch below all known ones the result is (``epoch``, the start offset of the first known
-        epoch), for one above all known ones (−1, −1).
+        epoch). For an epoch above all known ones it is (−1, −1).
         """
 
 
@@ -35,8 +35,8 @@ def diverging_epoch(
 ) -> tuple[int, int] | None:
     """Return the diverging epoch in a leader's answer to a fetch; None if the logs agree.
 
-    ``last_fetched_epoch`` is the epoch of the follower's last record, and ``end_of_epoch`` what
-    :meth:`EpochEnds.end_of_epoch` of the leader's log returns for it. The diverging epoch is
+    ``last_fetched_epoch`` is the epoch of the follower's last record, and ``end_of_epoch`` the
+    result of :meth:`EpochEnds.end_of_epoch` of the leader's log for it. The diverging epoch is
     (epoch, its end offset in the leader's log), to which the follower must truncate. An answer with
     it has no records, and the leader does not count the fetch as progress of the follower. Raises
     OffsetOutOfRangeError for an epoch above all epochs of the leader, and for an offset below the

@@ -215,7 +215,7 @@ NOTHING: Final = FollowerStep()
 
 
 class PartitionFollower:
-    """The state machine of one followed partition; see the module."""
+    """The state machine of one followed partition; see the module docstring."""
 
     def __init__(
         self,
@@ -296,8 +296,8 @@ class PartitionFollower:
     def _take_position(self) -> None:
         """Set the fetch position to the end of the log.
 
-        An answer without records does not set it: the epoch that the leader compares must not
-        change then (KAFKA-15510).
+        It is not called for an answer without records: the epoch that the leader compares must not
+        change after such an answer (KAFKA-15510).
         """
         self.fetch_offset = self._log.log_end_offset
         self.last_fetched_epoch = self._log.latest_epoch

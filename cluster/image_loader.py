@@ -1,8 +1,8 @@
 """Replays metadata records, in order, into images that may be published.
 
 The records of a metadata transaction take effect together: until the transaction ends, and after an
-abort, the image is the one from before it. Partitions in the same state share one registration
-object, because a cluster may have thousands of them.
+abort, the image is the one from before the transaction. Partitions in the same state share one
+registration object, because a cluster may have thousands of such partitions.
 
 Source: ``MetadataBatchLoader``, ``MetadataLoader``; KIP-866 (transactions).
 """
@@ -57,9 +57,9 @@ class ImageLoader:
         self._shared: dict[
             tuple[int, bytes], tuple[PartitionRegistration | None, PartitionRegistration]
         ] = {}
-        """A cache of registrations before a record (None for a new partition) and after it, by the
-        ``id()`` of the former and the record's content. The cache keeps the former alive, so no
-        other object gets its ``id()``."""
+        """A cache of the registrations before (None for a new partition) and after a record, by the
+        ``id()`` of the registration before it and the record's content. The cache keeps that
+        registration alive, so no other object gets its ``id()``."""
         self.removed: set[UUID] = set()
         """Topics for which a RemoveTopicRecord was replayed."""
 

@@ -68,7 +68,7 @@ def _cluster_records(image: MetadataImage) -> Iterator[MetadataRecord]:
 
 
 def _partition_values(topic: TopicImage, templates: dict[int, Template]) -> Iterator[bytes]:
-    """Yield a topic's encoded partitions; ``templates`` caches by a registration's ``id()``."""
+    """Yield a topic's encoded partitions; ``templates`` is a cache by ``id()`` of registrations."""
     begin, partitions = 0, topic.partitions
     while begin < len(partitions):
         registration, end = partitions[begin], begin + 1

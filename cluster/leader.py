@@ -68,7 +68,7 @@ _HIGH_WATERMARK_MOVED: Final = LeaderStep(high_watermark_moved=True)
 
 
 class PartitionLeader:
-    """The state machine of one led partition; see the module.
+    """The state machine of one led partition; see the module docstring.
 
     An instance may outlive a leadership: :meth:`resign` keeps the epochs, so that a late, older
     registration is recognized.
@@ -123,8 +123,8 @@ class PartitionLeader:
         """Begin to lead the partition, or apply a new registration while this broker leads it.
 
         A registration with an older partition epoch is ignored. While this broker leads, one with
-        the same partition epoch is ignored as well: the controller's answer to AlterPartition has
-        already brought it, and a change that was proposed since then may be pending.
+        the same partition epoch is ignored as well: this broker knows it from the controller's
+        answer to AlterPartition, and a change that was proposed since then may be pending.
         ``high_watermark`` is used only if this broker did not lead before.
         """
         if registration.partition_epoch < self.partition_epoch or (
@@ -320,7 +320,7 @@ class PartitionLeader:
     def _eligible(self, replica: ReplicaState) -> bool:
         """Whether the controller would accept the replica into the ISR.
 
-        It must be active and registered with the broker epoch of its last fetch.
+        The replica's broker must be active and registered with the broker epoch of its last fetch.
         """
         known = self._view.brokers.get(replica.broker_id)
         return (
@@ -467,15 +467,16 @@ class PartitionLeader:
     def _advance(self, now_ms: int) -> bool:
         """Advance the high watermark to the lowest relevant offset; return whether it moved.
 
-        The offsets of the maximal ISR are relevant, and those of caught-up replicas that may join
-        it. The high watermark does not advance while the ISR is smaller than
+        The relevant offsets are the log end offsets of the maximal ISR and of caught-up replicas
+        that may join it. The high watermark does not advance while the ISR is smaller than
         ``min.insync.replicas`` (KIP-966).
         """
         candidate = self.log_end_offset
         if candidate <= self.high_watermark or not self.is_leader or self.is_under_min_isr:
             return False
         lag, end = self._view.replica_lag_time_max_ms, candidate
-        # Without the replicas that may join, the high watermark could stay ahead of them for ever.
+        # Replicas that may join count as well: otherwise the high watermark could advance ahead of
+        # them again and again, and they would never join.
         for replica in self.replicas.values():
             if replica.log_end_offset < candidate and (
                 replica.broker_id in self.maximal_isr

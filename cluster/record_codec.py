@@ -241,7 +241,7 @@ _WRITTEN_SINCE: Final[Mapping[type, tuple[tuple[int, int], ...]]] = {
     BrokerRegistrationChangeRecord: ((30, 3), (17, 2), (0, 1)),
 }
 """(metadata.version, record version) pairs, newest first: the record version written from that
-level on; below all of them, version 0."""
+level on. Below the lowest level in the pairs, version 0 is written."""
 
 _TOPIC_KIND: Final = bytes((FRAME_VERSION, 2, 0))
 _TOPIC_BYTES: Final = 20

@@ -235,8 +235,8 @@ CONTROLLER_APIS: Mapping[int, Api] = {
 serves some of them; see :data:`ZOOKEEPER_APIS`.)"""
 
 TELEMETRY_APIS: Final = frozenset({ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, ApiKey.PUSH_TELEMETRY})
-"""APIs with which clients push their metrics (KIP-714); a broker may be told not to serve them, and
-a broker of a ZooKeeper cluster never does, as in Kafka 3.9."""
+"""APIs with which clients push their metrics (KIP-714). A setting of the broker can disable them; a
+broker of a ZooKeeper cluster never serves them, as in Kafka 3.9."""
 
 FORWARDED: frozenset[int] = frozenset(
     {

@@ -116,7 +116,7 @@ class FrameBuffer:
             view[:pending] = view[self._start : self._end]
             self._start, self._end = 0, pending
         elif self._end == capacity:
-            # Full of complete frames that were not taken yet; the reader is about to pause.
+            # The buffer is full of frames that were not taken yet; the reader is about to pause.
             self._replace(capacity * 2)
 
     def _replace(self, capacity: int) -> None:

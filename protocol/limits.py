@@ -24,8 +24,8 @@ readers also apply to compact strings. A longer string could be stored in record
 cannot read."""
 
 MAX_ERROR_TEXT_CHARACTERS = 1_000
-"""The characters of an error message. It quotes names as the client sent them; with the longest
-names it would exceed the maximum string size."""
+"""The characters of an error message. The message quotes names as the client sent them; with the
+longest names it would exceed the maximum string size."""
 
 UNKNOWN_TAG_OBJECTS = 10
 """The number of elements that an unknown tag counts as. All tags of a section are skipped in one

@@ -147,11 +147,11 @@ RequestFactory = MessageFactory
 
 @cache
 def response_factory(api_key: int, version: int) -> ResponseFactory:
-    """Return the only factory of that API and version, which looks its classes up once."""
+    """Return the shared factory of that API and version, which looks up its classes once."""
     return ResponseFactory(api_key, version, "response")
 
 
 @cache
 def request_factory(api_key: int, version: int) -> RequestFactory:
-    """Return the only factory of that API and version, which looks its classes up once."""
+    """Return the shared factory of that API and version, which looks up its classes once."""
     return RequestFactory(api_key, version, "request")

@@ -226,7 +226,7 @@ def _text(data: bytes) -> str:
 def salted_password(
     mechanism: ScramMechanism, password: str, salt: bytes, iterations: int
 ) -> bytes:
-    """Return the salted password; the iterations slow down guessing, a microsecond each."""
+    """Return the salted password; each iteration takes a microsecond, which slows down guessing."""
     return hashlib.pbkdf2_hmac(mechanism.digest, password.encode(), salt, iterations)
 
 

@@ -7,7 +7,7 @@ adjacent numbers together. The bytes are the same; a property test compares them
 every API and version.
 
 A message with arrays of structures is written in steps, one per element: a response may have a
-hundred thousand of them.
+hundred thousand elements.
 
 In addition to kio's types the writer accepts integers of milliseconds for every time (kio's own
 type refuses -1, which Kafka sends for "none"), any sequence for an array and any buffer for bytes.
@@ -262,9 +262,9 @@ def _tags(src: _WriterSource, info: StructInfo) -> None:
 def compile_writer(cls: type) -> Write:
     """Return the function that writes an instance of ``cls``: ``write(entity, append)``.
 
-    It returns the steps of the work, or None if everything is written because ``cls`` has no arrays
-    of structures. It raises ``struct.error``, TypeError or AttributeError for a value that its
-    field cannot hold.
+    The function returns the remaining steps, or None if everything is written because ``cls`` has
+    no arrays of structures. It raises ``struct.error``, TypeError or AttributeError for a value
+    that its field cannot hold.
     """
     info = fields_of(cls)
     src = _WriterSource()

@@ -82,6 +82,6 @@ def registration(broker: LocalBroker, offset: int) -> RegisterBrokerRecord:
 def new_leader_epoch(broker_id: int) -> PartitionChangeRecord:
     """Return a record with which every partition of a standalone broker begins a leader epoch.
 
-    The topic id and the partition index in it are placeholders.
+    The record's topic id and partition index are placeholders.
     """
     return PartitionChangeRecord(_ANY_TOPIC, 0, leader=broker_id)

@@ -247,7 +247,7 @@ def heartbeat(
     following = heartbeats.next_state(view.image, request, leads=leads)
     outcome = _directories_offline(view, broker, request.offline_log_dirs)
     if outcome.records:
-        # The offline directories come first: the next heartbeat decides on the broker's state.
+        # Only record the offline directories now: the next heartbeat decides on the broker's state.
         following = state_of(broker)
     else:
         now = state_of(broker)
@@ -319,8 +319,8 @@ def _begin_shutdown(
 def begin_shutdown(view: ControllerView, broker: BrokerRegistration) -> ControllerResult[bool]:
     """Move leadership away from a broker and remove it from every ISR.
 
-    The answer says whether to call again, because partitions may remain. The broker may stop once
-    every active broker has applied the last record of the shutdown.
+    The answer says whether partitions may remain, for which the caller must call again. The broker
+    may stop once every active broker has applied the last record of the shutdown.
     """
     cause = f"broker {broker.broker_id} is in controlled shutdown"
     inside = _in_isr(view, broker.broker_id)
@@ -461,7 +461,7 @@ def fence(
     """Remove a broker from every ISR, elect other leaders for its partitions, and fence it.
 
     The last record fences the broker, or with ``forgets`` unregisters it. The answer says whether
-    to call again, because partitions remain.
+    partitions remain, for which the caller must call again.
     """
     broker_id = broker.broker_id
     changes = view.leader_and_isr_updates(
@@ -573,7 +573,7 @@ def _in_isr(
 
 
 def _first_of(changes: Sequence[PartitionChange]) -> ControllerResult[bool]:
-    """Return the first :data:`MAX_CHANGES` changes; the answer tells the caller to call again."""
+    """Return the first :data:`MAX_CHANGES` changes; the answer says that more changes remain."""
     return replace(_result_of(changes[:MAX_CHANGES], events=()), answer=True)
 
 

@@ -66,7 +66,7 @@ def incremental_alter_configs(
     """Change some settings of a resource, or with ``validate_only`` only check the change.
 
     ``list_default`` returns the default of a list by resource type and key, and None for a setting
-    that is not a list. Raises what ``check_configs`` does, InvalidConfigError,
+    that is not a list. Raises the errors of ``check_configs``, InvalidConfigError,
     UnknownTopicOrPartitionError, and PolicyViolationError if too many groups have settings.
     """
     current = view.image.configs.get(resource, {})
@@ -100,7 +100,7 @@ def legacy_alter_configs(
 ) -> ControllerResult[None]:
     """Replace all settings of a resource; settings that are not named are removed.
 
-    With ``validate_only`` nothing changes. Raises what :func:`incremental_alter_configs` does.
+    With ``validate_only`` nothing changes. Raises the errors of :func:`incremental_alter_configs`.
     """
     current = view.image.configs.get(resource, {})
     gone: dict[str, str | None] = {name: None for name in current if name not in configs}

@@ -86,9 +86,9 @@ def _has_preferred_leader(partition: PartitionRegistration) -> bool:
 def balance_leaders(view: ControllerView) -> ControllerResult[bool]:
     """Elect the preferred leader of partitions that it does not lead.
 
-    With ``leader_imbalance_percentage``, a broker is skipped if other brokers lead at most this
-    percentage of the partitions whose preferred leader it is. The answer says whether elections may
-    remain.
+    With ``leader_imbalance_percentage``, a broker is skipped if at most this percentage of the
+    partitions for which it is the preferred leader have another leader, or none. The answer says
+    whether elections may remain.
 
     Source: ``KafkaController.checkAndTriggerAutoLeaderRebalance``.
     """
@@ -106,7 +106,7 @@ def balance_leaders(view: ControllerView) -> ControllerResult[bool]:
 
 
 def _balanced_brokers(view: ControllerView) -> set[int]:
-    """Return the brokers that lead enough of the partitions whose preferred leader they are."""
+    """Return the brokers that lead enough of the partitions for which they are preferred."""
     percentage = view.settings.leader_imbalance_percentage
     if percentage is None:
         return set()

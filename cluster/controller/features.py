@@ -24,8 +24,8 @@ from fencepost.logcore.machine import Event
 from fencepost.logcore.values import dataclass
 
 _CHANGES_METADATA: Final = frozenset({30, 32, 33})
-"""The levels of ``metadata.version`` that add records or fields. No downgrade goes below one of
-them. Earlier levels of this kind are below the lowest that this controller supports."""
+"""The supported levels of ``metadata.version`` that add records or fields: a downgrade below such a
+level is refused."""
 
 
 class UpgradeType(IntEnum):

@@ -1,9 +1,9 @@
 """The active controller: decisions on requests, and periodic tasks.
 
 The caller appends a result's records, passes them to :meth:`Controller.replay`, and answers once
-they are committed. A decision does not change the image, so nothing needs to be undone if its
-records cannot be written. It may change soft state: sessions, queued elections and the times of
-periodic tasks.
+the records are committed. A decision does not change the image, so nothing needs to be undone if
+its records cannot be written. A decision may change soft state: sessions, queued elections and the
+times of periodic tasks.
 
 Source: ``QuorumController``.
 """
@@ -422,7 +422,7 @@ class Controller:
             times.append(0)
         if len(self.image.brokers) > 1 and self.settings.leader_rebalance:
             times.append(self._balance_ms)
-        # Also for a single broker: if all others are gone, it may have to be elected uncleanly.
+        # A lone broker may need an unclean election, too, if all other brokers are gone.
         if self.image.brokers:
             times.append(self._unclean_ms)
         if self.has_listeners and self.settings.max_idle_interval_ms:

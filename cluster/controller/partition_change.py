@@ -60,7 +60,7 @@ class PartitionChangeBuilder:
     request with a leader epoch that it knows (kafka: ``LeaderAndIsr.newLeaderAndIsr``; similar in
     KRaft: ``triggerLeaderEpochBumpForIsrShrinkIfNeeded``)."""
     is_alter_partition: bool = False
-    """Whether the leader requested the change (ZooKeeper). The response tells it the ISR but not
+    """Whether the leader requested the change (ZooKeeper). The response contains the ISR but not
     the replicas, so a change of the replicas must raise the leader epoch."""
     always_writes: bool = False
     """Whether to write a record even if nothing changes, which informs the replicas again."""
@@ -116,14 +116,14 @@ class PartitionChangeBuilder:
         return record
 
     def _moves(self, record: PartitionChangeRecord) -> bool:
-        """Whether the record changes replicas, which the answer to a leader does not contain."""
+        """Whether the record changes the replicas, which are not in the answer to the leader."""
         return (record.replicas, record.adding_replicas, record.removing_replicas) != (None,) * 3
 
     def _elr(self, isr: tuple[int, ...], replicas: tuple[int, ...]) -> tuple[int, ...]:
         """Return the replicas outside the ISR that have every committed record.
 
         The ELR is empty unless the ISR is smaller than ``min.insync.replicas``. The high watermark
-        does not advance then, so a replica that leaves the ISR misses no committed record.
+        does not advance with such an ISR, so a replica that leaves it misses no committed record.
         """
         if not self.elr_enabled or len(isr) >= min(self.min_isr, len(replicas)):
             return ()
@@ -165,8 +165,8 @@ class PartitionChangeBuilder:
     def _last_known_elr(self, isr: tuple[int, ...], leader: int) -> tuple[int, ...] | None:
         """Return the new last known ELR, None if it does not change.
 
-        When the ISR becomes empty, the last known ELR is the former leader. It is cleared when the
-        partition has a leader again.
+        When the ISR becomes empty, the former leader becomes the last known ELR. The last known ELR
+        is cleared when the partition has a leader again.
         """
         state = self.partition
         if not self.elr_enabled:

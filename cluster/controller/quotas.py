@@ -1,6 +1,6 @@
 """Client quotas: which changes are valid, and their records.
 
-Deleting a quota that does not exist is no error, as in Apache Kafka, even with an unknown key.
+As in Apache Kafka, deleting a quota that does not exist is not an error, even with an unknown key.
 
 Source: ``ClientQuotaControlManager``; KIP-546.
 """

@@ -32,7 +32,7 @@ from fencepost.logcore.tracebacks import without_traceback
 from fencepost.logcore.values import dataclass
 
 MAX_ITERATIONS: Final = 16_384
-"""The most iterations of a password's hash, which every login costs the client."""
+"""The most iterations of a password's hash: a client computes all of them at each login."""
 
 MAX_CREDENTIALS: Final = 20_000
 """The most credentials of all users; each takes about a kilobyte."""
@@ -139,7 +139,7 @@ def alter_credentials(
 def add_credentials(
     view: ControllerView, added: Iterable[ScramCredentialUpsertion], derive_keys: DeriveKeys
 ) -> ControllerResult[list[str]]:
-    """Create the credentials that do not exist; the answer has their users.
+    """Create the credentials that do not exist; the answer lists their users.
 
     An existing credential stays: its password may have been changed since.
     """

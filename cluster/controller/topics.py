@@ -122,7 +122,7 @@ def create_topic(
 
     ``draw`` chooses the brokers; ``prepared`` are the partitions, if :func:`prepare_topic` has
     placed them. ``take`` charges the quota for the partitions, as in Kafka even with
-    ``validate_only``. Raises what ``check_configs`` and ``take`` do, InvalidTopicError,
+    ``validate_only``. Raises the errors of ``check_configs`` and ``take``, InvalidTopicError,
     TopicAlreadyExistsError, InvalidConfigError, InvalidPartitionsError,
     InvalidReplicationFactorError, InvalidReplicaAssignmentError, InvalidRequestError,
     PolicyViolationError.
@@ -356,7 +356,7 @@ def _records(
     first: int,
     assignments: Iterable[tuple[int, ...]],
 ) -> Steps[TopicRecords]:
-    """Return the records of new partitions; :class:`TopicRecords` says which share a form."""
+    """Return the records of new partitions; those with the same replicas share a form."""
     forms: dict[tuple[int, ...], PartitionRecord] = {}
     found = []
     for replicas in assignments:
@@ -385,7 +385,7 @@ def create_partitions(
     """Give a topic ``count`` partitions in total; the answer is the number added.
 
     ``prepared`` are the new partitions, if :func:`prepare_partitions` has placed them. With
-    ``validate_only`` none are added. Raises what ``take`` does, UnknownTopicOrPartitionError,
+    ``validate_only`` none are added. Raises the errors of ``take``, UnknownTopicOrPartitionError,
     InvalidTopicError, InvalidPartitionsError, InvalidReplicaAssignmentError,
     InvalidReplicationFactorError, PolicyViolationError.
     """
@@ -501,8 +501,8 @@ def delete_topic(
 ) -> ControllerResult[None]:
     """Delete a topic.
 
-    Raises what ``take`` does, UnknownTopicIdError, and InvalidTopicError for an internal topic
-    unless ``allows_internal``, which a deletion marker in ZooKeeper sets.
+    Raises the errors of ``take``, UnknownTopicIdError, and InvalidTopicError for an internal topic,
+    unless ``allows_internal`` is set because ZooKeeper has a deletion marker.
     """
     topic = view.image.topics_by_id.get(topic_id)
     if topic is None:

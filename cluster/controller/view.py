@@ -81,7 +81,7 @@ class ControllerSettings:
     """Lowest and highest level of each feature that this controller supports."""
     needs_leader_epoch_bump: bool = False
     """Whether brokers learn of changes by LeaderAndIsr requests (ZooKeeper), not by metadata
-    records. They ignore such a request if they know its leader epoch."""
+    records. A broker ignores such a request if it knows the request's leader epoch."""
 
 
 @dataclass(frozen=True, slots=True)

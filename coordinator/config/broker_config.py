@@ -196,7 +196,7 @@ class BrokerConfig:
     def _typed(self, name: str, kind: type[T]) -> T:
         """Return the value of a key. Raises TypeError if it is unset or of another type."""
         value = self._values[name]
-        if not isinstance(value, kind) or type(value) is not kind:  # True is an int otherwise
+        if not isinstance(value, kind) or type(value) is not kind:  # a bool is also an int
             raise TypeError(f"{name} is no {kind.__name__}: {value!r}")
         return value
 
@@ -475,7 +475,7 @@ def _broker_name(given: str, text: str) -> str:
         return SYNONYMS[given]
     if given in REPLACED:
         raise ConfigError(given, text, REPLACED[given])
-    # Without the value: it may be a password under a misspelt name.
+    # The error omits the value: it may be a password under a misspelt name.
     raise ConfigError(given, None, _unknown(given))
 
 

@@ -1,7 +1,7 @@
 """All broker-level configuration keys, with Kafka's names and defaults.
 
-A key is listed if it has an effect, or to say why it has none (``inert``), in which case it is
-accepted with a warning. So are the keys in ``ignored_keys.py``; any other key is refused. Where a
+A key is listed if it has an effect, or to state why it has none (``inert``). Keys without effect,
+here and in ``ignored_keys.py``, are accepted with a warning; any other key is refused. Where a
 default differs from Kafka's, the description says so.
 
 Source of names, types and defaults: ``LogConfig``, ``ServerLogConfigs``, ``TopicConfig``,

@@ -1,9 +1,9 @@
 """The syntax of ``java.util.regex`` expressions, checked in slices.
 
-Nothing here matches with such expressions, so it is enough to know whether Apache Kafka could
+This broker never matches with such expressions, so it only checks whether Apache Kafka could
 compile one. Constructs that RE2/J lacks are replaced by others of the same shape, and the result is
-parsed as RE2/J, whose parser takes linear time and yields. Python's ``re`` would do neither: it
-visits each character of a case-insensitive range, so that a few hundred characters take a second.
+parsed as RE2/J: our parser takes linear time and yields. Python's ``re`` does neither: it visits
+each character of a case-insensitive range, so that a few hundred characters take a second.
 """
 
 from __future__ import annotations

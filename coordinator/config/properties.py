@@ -84,5 +84,5 @@ def _unescaped(text: str) -> str:
 
     if "\\" not in text:
         return text
-    # Characters beyond U+FFFF are two escapes.
+    # A character beyond U+FFFF is written as two escapes.
     return _ESCAPE.sub(one, text).encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -1,6 +1,6 @@
 """Keys that are accepted with a warning and have no effect, each with its reason.
 
-A configuration made for Apache Kafka works unchanged, and the warnings tell what it loses.
+A configuration made for Apache Kafka works unchanged; the warnings name the settings that are lost.
 """
 
 from __future__ import annotations

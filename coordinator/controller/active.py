@@ -3,8 +3,8 @@
 A decision is appended to the metadata log and installed in one turn of the loop, so that the next
 decision sees it. The caller must wait for the disk before it sends the response.
 
-:meth:`ActiveController.start` starts the timers. A standalone broker needs none, and only asks for
-decisions.
+:meth:`ActiveController.start` starts the timers. A standalone broker needs no timers: it only
+requests decisions.
 
 Source: ``QuorumController``.
 """
@@ -60,7 +60,7 @@ class ActiveController:
     """``services.active_controller``. Only the event loop that created it may call it.
 
     ``log`` is the metadata log that brokers read; None for a controller on ZooKeeper.
-    ``own_broker`` is set if this process is also a broker, which then needs no heartbeats.
+    ``own_broker`` is set if this node also is a broker, and that broker sends no heartbeats.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class ActiveController:
         self._due_ms = 0
 
     def _sync(self) -> None:
-        """Load the newest image into the machine; a broker in this process needs no heartbeats."""
+        """Load the newest image into the machine, and extend the session of this node's broker."""
         machine, node_id = self.machine, self.settings.node_id
         machine.image = self.store.image
         own = machine.image.brokers.get(node_id)
@@ -123,7 +123,7 @@ class ActiveController:
 
         The records may not be on disk yet: the response must wait for
         :meth:`MetadataStore.durable`. Raises the machine's errors, and LogError if the records
-        could not be written; the metadata are unchanged then.
+        could not be written. After an error the metadata are unchanged.
         """
         self._sync()
         outcome = decision(self.machine)

@@ -43,7 +43,7 @@ MAX_SNAPSHOT_PIECE_BYTES: Final = 8 << 20
 """Maximum bytes of a snapshot in one response."""
 
 MAX_OBSERVERS: Final = 1_000
-"""Observers that are tracked; beyond that the one whose last fetch is oldest is dropped."""
+"""The most tracked observers; beyond this number, the one with the oldest fetch is dropped."""
 
 OBSERVER_TIMEOUT_MS: Final = 300_000
 """A replica without a fetch for this long is no longer an observer (Kafka: ``LeaderState``)."""

@@ -12,8 +12,8 @@ from fencepost.logcore.values import dataclass
 class ControllerServices:
     """Access to the controller for the handlers of a broker on ZooKeeper.
 
-    Decisions are written to znodes: to all of them if this broker is the elected controller, else
-    only to those that every broker may change.
+    If this broker is the elected controller, its decisions may change all znodes, otherwise only
+    the znodes that every broker may change.
     """
 
     active: ActiveController

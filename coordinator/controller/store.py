@@ -37,11 +37,11 @@ class MetadataStore(Protocol):
     def append(self, records: Sequence[MetadataRecord]) -> None:
         """Append the records of one change, and install the resulting image.
 
-        Raises LogError or a DomainError; the metadata are unchanged then.
+        Raises LogError or a DomainError; after an error the metadata are unchanged.
         """
 
     def durable(self) -> asyncio.Future[None] | None:
-        """Return a future that is done once all appended records are durable; None if they are.
+        """Return a future that is done once all appended records are durable; None if all are.
 
         The future raises StorageError, or NotControllerError if another controller was elected.
         """

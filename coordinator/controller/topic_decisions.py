@@ -43,7 +43,7 @@ def prepare(
     look: Callable[[], Controller],
     steps: Callable[[Controller], Steps[PreparedPartitions | None]],
 ) -> Steps[PreparedPartitions | None]:
-    """Prepare partitions, again if the brokers have changed meanwhile."""
+    """Prepare partitions, and repeat this if the brokers have changed meanwhile."""
     for _ in range(MAX_PREPARATIONS):
         prepared = yield from steps(look())
         if prepared is None or prepared.brokers is look().image.brokers:
@@ -98,7 +98,7 @@ def create_internal_topic(
 
 
 def delete_topic(decide: Decide, topic: TopicImage, take: ChargeQuota = unlimited) -> None:
-    """Remove a topic from the metadata; its replicas delete their directories later.
+    """Remove a topic from the metadata; the brokers delete its directories later.
 
     Raises the errors of :func:`fencepost.cluster.controller.topics.delete_topic`.
     """

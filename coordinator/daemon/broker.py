@@ -1,6 +1,6 @@
 """The broker as an object: its services, and the order in which they start and stop.
 
-A test, an example or the daemon creates one; several fit in one process and one event loop::
+A test, an example or the daemon creates a broker; a process and event loop may run several::
 
     async with Broker(data_dir=path) as broker:
         ...  # any Kafka client at broker.bootstrap
@@ -347,7 +347,7 @@ class Broker:
             self._metrics.serves(services, self._server)
 
     def _of_a_cluster(self, part: ControllerPart | None) -> ClusterBroker:
-        """Return the membership of this broker in its cluster, not joined yet."""
+        """Return this broker's cluster membership; the broker has not joined yet."""
         # Imported here because most brokers are standalone.
         from fencepost.coordinator.daemon.cluster_broker import ClusterBroker  # noqa: PLC0415
 

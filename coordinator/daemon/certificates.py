@@ -135,8 +135,8 @@ class ListenerCertificates:
     def check(self, config: BrokerConfig) -> asyncio.Future[ConfigError | None]:
         """Check in a task whether the listeners could use ``config``, without applying it.
 
-        The future's result is the error, or None if they could. Listeners whose settings would not
-        change are not checked.
+        The future's result is the error, or None if all listeners could use it. Listeners whose
+        settings would not change are not checked.
         """
         found: asyncio.Future[ConfigError | None] = asyncio.get_running_loop().create_future()
 

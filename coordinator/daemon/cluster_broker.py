@@ -129,8 +129,8 @@ class ClusterBroker:
         self._config, self._listeners, self._on_lost = config, listeners, on_lost
         self._quorum = self._way_to_controllers(config, roles)
         self._beside_controller = roles.is_controller
-        """Whether a controller runs in this process: its decisions are in the history already, so
-        the differences between images are not recorded."""
+        """Whether a controller runs in this process: the history already has its decisions, so the
+        differences between images are not recorded."""
         self._membership: BrokerMembership | None = None
         self._channels: list[RemoteControllerChannel] = []
         self._peers: Peers | None = None
@@ -229,7 +229,7 @@ class ClusterBroker:
         )
 
     def channel(self, retry_timeout_ms: int | None) -> ControllerChannel:
-        """Open another connection to the active controller; None as timeout retries for ever."""
+        """Open another connection to the active controller; without a timeout, retry forever."""
         found = RemoteControllerChannel(
             lambda: self.cluster_view.controller,
             client_id=str(self._config.int("node.id")),
@@ -242,7 +242,7 @@ class ClusterBroker:
         return found
 
     def _controller_takes(self, _api_key: int) -> bool:
-        """Return whether the active controller accepts this API, which it lists as supported."""
+        """Return whether the active controller accepts an API that its ApiVersions lists."""
         return True
 
     async def serve(self, services: Services, image: MetadataImage) -> None:
@@ -254,7 +254,7 @@ class ClusterBroker:
         if not self._beside_controller:
             services.metadata.subscribe(Subscriber.HISTORY, services.remember_cluster)
         self.membership.follow(services.metadata.install, image)
-        # The connection's ApiVersions response tells which versions the controller supports.
+        # The connection's ApiVersions response contains the versions that the controller supports.
         self._ask_about_controllers(services)
         await self.membership.unfence()
         services.logs.broker_epoch = self.membership.broker_epoch
@@ -312,7 +312,7 @@ class ClusterBroker:
         """Connect the coordinators with other brokers, and with the controller.
 
         Other brokers receive transaction markers and dead letters, answer verification requests,
-        tell the end offsets of their partitions, and keep states of share partitions; the
+        report the end offsets of their partitions, and store the states of share partitions. The
         controller creates dead-letter queues and allocates producer ids.
         """
         storage, txns = services.storage, services.txns

@@ -1,9 +1,9 @@
 """The controller of a cluster, in the process of one of its brokers.
 
-It has listeners and a server of its own, and the metadata log in the broker's directory. The broker
-beside it is an ordinary member of the cluster: it registers, sends heartbeats and reads the
-metadata through the controller's listener, so brokers behave the same with and without a controller
-beside them.
+The controller has listeners and a server of its own, and keeps the metadata log in the broker's
+directory. The broker in the same process is an ordinary member of the cluster: it registers, sends
+heartbeats and reads the metadata through the controller's listener. So brokers behave the same with
+and without a controller in their process.
 
 Source: ``SharedServer``, ``ControllerServer``; the order of start and stop is
 ``KafkaRaftServer``'s.
@@ -69,7 +69,7 @@ class ControllerPart:
             )
         )
         services = Services(storage, cluster_id=meta.cluster_id, advertised=listeners.address_of)
-        services.history.place = lambda: None  # the broker beside it writes the entries
+        services.history.place = lambda: None  # this process's broker writes the entries
         return cls(listeners, storage, services)
 
     async def serve(self, certificates: ListenerCertificates | None) -> None:
@@ -91,7 +91,7 @@ class ControllerPart:
             self._server.reset()
 
     def shutdown_steps(self) -> list[Step]:
-        """Return the controller's shutdown steps; this node's broker has stopped, logs are open."""
+        """Return the shutdown steps to run after the broker's, while the logs are still open."""
         steps: list[Step] = []
         if self._server is not None:
             steps.append(("stop accepting brokers", self._server.stop_accepting))

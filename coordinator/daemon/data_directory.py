@@ -43,7 +43,7 @@ start leaves three of them, and creating a file system leaves the last."""
 def lock(fs: FileSystem, directory: str, *, is_member: bool) -> int:
     """Create the directory and lock it; return the file descriptor that holds the lock.
 
-    ``is_member`` says that the controllers, and so the metadata, are on other nodes. Raises
+    With ``is_member``, the controllers are other nodes, which have the metadata. Raises
     BrokerError.
     """
     try:
@@ -91,7 +91,7 @@ def _refuse_foreign(fs: FileSystem, directory: str, is_member: bool) -> None:
     foreign = sorted(names - _BEFORE_ITS_METADATA)
     missing = META_PROPERTIES
     if META_PROPERTIES in names:
-        # Perhaps Apache Kafka's; without partitions, its small files are harmless.
+        # The directory may be Apache Kafka's; without partitions, its small files are harmless.
         missing = METADATA_DIRECTORY
         foreign = [one for one in foreign if fs.is_directory(f"{directory}/{one}")]
     if missing not in names and foreign:
@@ -103,7 +103,7 @@ def _refuse_foreign(fs: FileSystem, directory: str, is_member: bool) -> None:
 
 
 def _go_on_alone(fs: FileSystem, log: str) -> None:
-    """Resume as a standalone broker: what ``fencepost cluster promote`` wrote is now outdated."""
+    """Resume as a standalone broker, which outdates the output of ``fencepost cluster promote``."""
     snapshot = promoted_as(fs, log)
     if snapshot is not None:
         stand_alone(fs, log)
@@ -119,9 +119,9 @@ def _go_on_alone(fs: FileSystem, log: str) -> None:
 def metadata_of_before(fs: FileSystem, directory: str) -> MetadataImage | None:
     """Return the metadata that the broker had while it was standalone.
 
-    None if the directory has none, or if the broker has joined controllers since. Raises
-    MetadataError, OSError, and BrokerError if ``fencepost cluster promote`` has not copied all of
-    them.
+    Return None if the directory has no such metadata, or if the broker has joined controllers
+    since. Raises MetadataError, OSError, and BrokerError if ``fencepost cluster promote`` has
+    copied only a part of the metadata.
     """
     log = f"{directory}/{METADATA_DIRECTORY}"
     if not is_ours(fs, log) or is_of_member(fs, log):

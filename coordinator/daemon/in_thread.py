@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Served(Protocol):
-    """The addresses of a broker: all that its clients may know of it."""
+    """The addresses of a broker, which are all that its clients need."""
 
     @property
     def bootstrap(self) -> str:

@@ -85,7 +85,7 @@ def serve(
 
     ``data_dir`` defaults to ``log.dirs``; ``listen`` to ``listeners``, or else to
     :data:`DEFAULT_LISTEN`. ``log_level`` is one of Kafka's, ``log_format`` one of
-    :data:`logs.FORMATS`; ``add_scram`` is :class:`Broker`'s.
+    :data:`logs.FORMATS`; ``add_scram`` is passed to :class:`Broker`.
     """
     logs.configure(terminal=logs.FORMATS[log_format])
     logs.set_level(log_level)

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from fencepost.coordinator.broker_services import Services
 
 MAX_SUBJECTS: Final = 16
-"""The limit of groups and transactional ids of one connection for which its end is recorded."""
+"""The most groups and transactional ids for which the closing of one connection is recorded."""
 
 MAX_PARTITIONS: Final = 1_000
-"""The limit of array elements in one array of a recorded request or response."""
+"""The most elements of one array in a recorded request or response."""
 
 _LENGTH_BYTES: Final = 4
 """The length prefix of a frame, which is not recorded."""
@@ -53,7 +53,8 @@ _LEFT_OUT_OF_RESPONSES: Final[Mapping[str, Callable[[Any], object]]] = {
     "members": lambda members: () if members and hasattr(members[0], "metadata") else members,
     "assignment": lambda assignment: b"" if isinstance(assignment, bytes) else assignment,
 }
-"""The same for responses. The requests have the subscriptions and assignments."""
+"""How the content of a response's field is reduced, by the field's name. The subscriptions and
+assignments are in the recorded requests."""
 
 
 @dataclass(slots=True)
@@ -62,11 +63,12 @@ class _Connection:
 
     number: int
     subjects: dict[tuple[str, str], Origin]
-    """The client of each scope, and group or transactional id, that its requests named."""
+    """The groups and transactional ids that its requests named, by scope and name, and the client
+    that named each."""
 
 
 class TooLargeError(Exception):
-    """A message is larger than a recorded one may be."""
+    """A message is larger than the limit for recorded messages."""
 
 
 class RequestRecorder:
@@ -114,7 +116,7 @@ class RequestRecorder:
     def _note(
         self, ctx: Context, scope: str, subject: str
     ) -> Callable[[Any, BaseException | None], None]:
-        """Begin the entry of a request; the returned function records it with its result."""
+        """Begin the entry of a request; the returned function records the entry with the result."""
         self._sequence += 1
         sequence, received_ms = self._sequence, self._clock.now_ms()
         connection = self._connections.get(id(ctx.connection))
@@ -154,7 +156,10 @@ def _name_of(error: BaseException | None) -> str | None:
 
 
 def _observed(result: Any, note: Callable[[Any, BaseException | None], None]) -> Any:
-    """Return a handler's result of the same kind: a response, an awaitable or a generator."""
+    """Pass a handler's outcome to ``note``; return a result of the same kind as the handler's.
+
+    The kinds are a response, an awaitable and a generator.
+    """
     if isinstance(result, GeneratorType):
         return _observed_steps(result, note)
     if hasattr(type(result), "__await__"):
@@ -186,7 +191,7 @@ async def _observed_awaitable(
 
 
 def _frame(ctx: Context, message: Any, *, is_request: bool) -> bytes | int:
-    """Return the frame of a message without records, or a size if it is not recorded."""
+    """Return the frame of a message without records; if it is not recorded, return its size."""
     key, version, correlation_id = ctx.api_key, ctx.version, ctx.correlation_id
     # No failure of the recording may fail the request.
     with survived("request not recorded"), suppress(TooLargeError):

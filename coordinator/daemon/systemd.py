@@ -38,7 +38,7 @@ class Notifier:
         self._tell("RELOADING=1", f"MONOTONIC_USEC={monotonic_ns() // 1000}")
 
     def stopping(self) -> None:
-        """Report that the broker stops; one last feed of the watchdog gives it time for that."""
+        """Report that the broker stops; a last feed of the watchdog gives the stop enough time."""
         if self._watchdog is not None:
             self._watchdog.cancel()
         self._tell("STOPPING=1", "WATCHDOG=1")

@@ -1,9 +1,9 @@
 """Warm-up: import and compile the code for a client's first requests before a client connects.
 
-Handlers and messages are loaded at their first use, which keeps the startup short. This would cost
-the first client 50 ms, and librdkafka retries half a second later if a response takes more than
-50 ms. The daemon therefore loads them as soon as it listens, in the order of their first use, one
-piece per turn of the event loop. A request that arrives meanwhile waits for one piece.
+Handlers and messages are loaded at their first use, which keeps the startup short. The first client
+would wait 50 ms for this loading, and librdkafka retries half a second later if a response takes
+more than 50 ms. The daemon therefore loads them as soon as it listens, in the order of their first
+use, one piece per turn of the event loop. A request that arrives meanwhile waits for one piece.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """This node as a broker of a cluster whose brokers elect their controller on ZooKeeper.
 
-The controller connects to the brokers to send them metadata, so the startup order differs: load
-from ZooKeeper which partitions are this broker's, open the listeners, and then register.
+The controller connects to the brokers to send them metadata, so the startup order differs from that
+in a KRaft cluster: load the list of this broker's partitions from ZooKeeper, open the listeners,
+and then register.
 
 Source: ``KafkaServer.startup`` and ``controlledShutdown``.
 """

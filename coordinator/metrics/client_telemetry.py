@@ -37,8 +37,8 @@ _VALUES: Final[dict[str, tuple[str, Callable[..., float], float]]] = {
     "commit_latency_max_seconds": ("commit_latency_max_ms", max, 1_000),
     "rebalances": ("rebalances", lambda *values: sum(values), 1),
 }
-"""By the end of a family's name: the short name of ``telemetry/reports.py`` ``HIGHLIGHTS``, how the
-values of several instances are combined, and the divisor for the unit."""
+"""By the end of a family's name: the short name in ``HIGHLIGHTS`` (``telemetry/reports.py``), the
+function that combines the values of several instances, and the divisor for the unit."""
 
 
 def series(services: Services) -> Iterator[Series]:

@@ -107,7 +107,7 @@ class Endpoint:
         self.stage, self.services, self.server = health.STOPPING, None, None
 
     def watch(self, server: Server) -> None:
-        """Count all requests to a server from its first one on."""
+        """Count all requests to a server, beginning with its first."""
         server.watch = RequestWatch()
 
     async def close(self) -> None:

@@ -37,7 +37,11 @@ Series = tuple[Family, Iterable[Sample | tuple[str, Histogram]]]
 
 
 def read_families(table: str) -> dict[str, Family]:
-    """Return the families of a table by name: a line with name, type and labels, then the help."""
+    """Return the families of a table by name.
+
+    In the table, a line has name, type and labels of a family; indented lines with the help text
+    follow.
+    """
     entries = (entry.splitlines() for entry in re.split(r"\n(?! )", table.strip()))
     found = {}
     for head, *text in entries:

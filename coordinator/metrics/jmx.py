@@ -182,7 +182,7 @@ _ACKNOWLEDGE_TYPES: Final = (
     AcknowledgeType.REJECT,
     AcknowledgeType.RENEW,
 )
-"""The types that Kafka counts: no gaps."""
+"""The acknowledge types that Kafka counts: all except gaps."""
 _SHARE_STATES: Final = ("Empty", "Stable", "Dead")
 
 

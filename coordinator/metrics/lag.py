@@ -1,7 +1,8 @@
 """Consumer lag in records that a consumer can still receive, and in time.
 
-The usual lag, high watermark minus committed offset, counts transaction markers, aborted records
-and what retention has removed; while a transaction is open it grows although no record can be read.
+The usual lag, high watermark minus committed offset, includes transaction markers, aborted records
+and records that retention has removed; during an open transaction it grows although consumers can
+read no new record.
 The broker knows which offsets hold records. Scanning for them is bounded in time per scrape and in
 memory; offsets that are not scanned count as records until a later scrape.
 """

@@ -93,7 +93,8 @@ class OffsetRow:
     seconds: float | None = 0.0
     """None if the first record has no timestamp."""
     is_progress: bool = False
-    """Whether a Spark query committed the offset only to show its progress: it has no lag then."""
+    """Whether a Spark query committed the offset only to show its progress; if so, there is no lag.
+    """
 
     @property
     def has_lag(self) -> bool:
@@ -126,9 +127,9 @@ class GroupRow:
     sums: dict[str, tuple[int, int | None]] = field(default_factory=dict)
     """By topic, the sum of committed offsets, and the sum of the known lags in offsets."""
     unknown: int = 0
-    """Partitions with an unknown lag. Either this broker has no in-sync replica of the partition;
-    or a member owns it, it has records, and the group has no commit: then the member's reset policy
-    decides where it starts."""
+    """Partitions with an unknown lag: this broker has no in-sync replica of the partition, or a
+    member owns a partition with records for which the group has committed no offset, so that the
+    member's reset policy decides where the member starts."""
 
 
 @dataclass(slots=True)
@@ -227,8 +228,8 @@ async def _transactions(
 
     ``suspects`` are transactions found open in the logs before the coordinators' transactions are
     read here. A coordinator writes the markers before it completes a transaction. So a transaction
-    that it does not know, and that is still open in the log afterwards, is hanging: the coordinator
-    will never end it.
+    that the coordinator does not know, and that is still open in the log afterwards, is hanging:
+    the coordinator will never end it.
     """
     known: dict[int, TransactionMetadata] = {}
     knows_all = True

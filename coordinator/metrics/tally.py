@@ -1,10 +1,10 @@
-"""Counts the offsets of a partition that consumers do not receive, learned step by step.
+"""Counts, step by step, the offsets of a partition that consumers do not receive.
 
 An offset is *hidden* if no consumer receives a record for it: it holds a transaction marker, or
 compaction has removed the record. It is *aborted* if only read_uncommitted consumers receive the
-record. Both come in runs, which are collected from batch headers; all other offsets are records.
-Batches that this process has appended since the last marker are not scanned: none of their offsets
-is hidden.
+record. Hidden and aborted offsets form runs, which are collected from batch headers; all other
+offsets are records. Batches that this process has appended since the last marker are not scanned:
+none of their offsets is hidden.
 
 Offsets that are not scanned yet count as records, so a figure is exact or too large, never too
 small.
@@ -35,8 +35,8 @@ MIN_RUNS: Final = 64
 class PartitionTally:
     """Hidden and aborted offsets of a partition from ``start`` to ``end``.
 
-    ``aborts``: whether all transactions in the range have ended. Beyond the last stable offset they
-    have not, and no offset counts as aborted.
+    ``aborts``: whether all transactions in the range have ended. Beyond the last stable offset some
+    have not ended, and no offset counts as aborted.
     """
 
     def __init__(self, partition: Partition, start: int, cleaned: int, *, aborts: bool) -> None:
@@ -178,5 +178,5 @@ class PartitionTally:
             for places in (self._first, self._length):
                 places[:] = places[::2]
             for sums in (self._hidden, self._aborted):
-                # The last of an odd number has no neighbour, and stays as it is.
+                # With an odd number of runs, the last run has no neighbour, and is kept.
                 sums[:] = sums[1::2] + (sums[-1:] if len(sums) % 2 else sums[:0])

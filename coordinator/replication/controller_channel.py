@@ -170,7 +170,7 @@ class RemoteControllerChannel:
             return
         except Exception as error:  # noqa: BLE001 - the caller must get it
             if not isinstance(error, (WireError, OSError)):
-                # That request is the cause; the others must not wait behind it forever.
+                # The request itself caused the error; other requests must not wait behind it.
                 self._queue.on_answer(token, not_controller=False, now_ms=self._now())
                 self._give(token, error)
                 return

@@ -21,7 +21,7 @@ from fencepost.protocol.schema import Entity
 CONNECT_TIMEOUT_MS: Final = 2_000
 
 UNUSABLE_RESPONSES: Final = (OverflowError, TypeError, ValueError)
-"""Exceptions from a response that decodes, but holds an impossible host or port, or a null list.
+"""Exceptions caused by a decoded response that holds an impossible host or port, or a null list.
 The caller may retry: a later response may be valid."""
 
 Address = tuple[str, int]

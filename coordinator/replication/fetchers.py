@@ -76,7 +76,7 @@ Key = tuple[UUID, int]
 """A partition: topic id and index."""
 
 BATCHES_AT_ONCE: Final = 512
-"""The most batches appended before the loop runs other tasks; small ones take 3 ms in total."""
+"""The most batches appended before the loop runs other tasks; small batches take 3 ms in total."""
 
 FETCHERS_KEY: Final = "num.replica.fetchers"
 
@@ -85,7 +85,7 @@ class Logs(Protocol):
     """The part of the log manager that truncation needs."""
 
     def plan_truncation(self, partition: Partition, offset: int) -> set[str]:
-        """Lower a log's checkpointed offsets to ``offset``, before a truncation or restart there.
+        """Lower a log's checkpointed offsets before it is truncated or restarted at ``offset``.
 
         Return the names of the checkpoints to save before the truncation.
         """
@@ -520,7 +520,7 @@ class _ReplicaFetcher:
     async def _on_disk(self, partitions: Sequence[Partition]) -> None:
         """Wait for a flush if flush.messages requires it.
 
-        The offsets of the next Fetch acknowledge the records to the leader.
+        The next Fetch acknowledges the records to the leader, so it must not precede the flush.
         """
         done = asyncio.get_running_loop().create_future()
 

@@ -1,8 +1,8 @@
 """A broker's membership in a KRaft cluster: its registration and the metadata it observes.
 
-Both run on an event loop in a thread of their own. A controller fences a broker that is silent for
-``broker.session.timeout.ms``, so a long callback on the broker's own loop, above all log recovery
-at startup, must not delay heartbeats.
+Heartbeats and metadata fetches run on an event loop in a separate thread. A controller fences a
+broker that is silent for ``broker.session.timeout.ms``, so a long callback on the broker's own
+loop, above all log recovery at startup, must not delay heartbeats.
 
 Source: ``BrokerServer.startup`` and ``shutdown``, ``SharedServer``.
 """
@@ -89,7 +89,7 @@ class BrokerMembership:
 
     @property
     def controller(self) -> Address | None:
-        """The active controller's address, as far as known."""
+        """The active controller's address; None if this broker does not know it."""
         return self._observing.controller
 
     @property
@@ -106,7 +106,7 @@ class BrokerMembership:
     def in_controlled_shutdown(self) -> bool:
         """Whether the broker has asked for a controlled shutdown.
 
-        It must then not join an ISR, nor become the leader of a partition.
+        Such a broker must not join an ISR, nor become the leader of a partition.
         """
         return self.state is BrokerState.PENDING_CONTROLLED_SHUTDOWN
 

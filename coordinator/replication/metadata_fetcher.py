@@ -149,7 +149,7 @@ class MetadataFetcher:
         return []
 
     def _nonsense(self, address: Address, error: Exception, now_ms: float, limit: float) -> None:
-        """Discard an invalid response, and retry; raise its error after ``limit`` in a row."""
+        """Discard an invalid response; raise the error if ``limit`` in a row were invalid."""
         self._in_vain += 1
         self._tell(address, str(error) or type(error).__name__)
         if self._in_vain >= limit:
@@ -178,7 +178,7 @@ class MetadataFetcher:
         return images
 
     def _tell(self, address: Address, cause: str) -> None:
-        """Log a failure's cause, unless it repeats the last one or follows it within a second."""
+        """Log the cause of a failure, at most once a second and never twice in succession."""
         now_s = asyncio.get_running_loop().time()
         if cause != self._trouble and now_s >= self._silent_until_s:
             self._trouble, self._silent_until_s = cause, now_s + 1

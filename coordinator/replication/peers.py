@@ -42,7 +42,8 @@ Address = tuple[str, int]
 
 FIRST_BACKOFF_MS: Final = 50
 MAX_BACKOFF_MS: Final = 1_000
-"""The backoff before reconnecting doubles with each failure, from the first value to the second."""
+"""The backoff before reconnecting: it begins at ``FIRST_BACKOFF_MS``, and doubles with each failure
+up to ``MAX_BACKOFF_MS``."""
 
 _OF_CLIENTS: Final = frozenset(
     {
@@ -61,8 +62,8 @@ _OF_CLIENTS: Final = frozenset(
         "ssl.truststore.type",
     }
 )
-"""The settings of a listener that this broker also uses to connect to other nodes' listener of that
-name."""
+"""The settings of this broker's listeners that also apply when it connects to a listener of the
+same name on another node."""
 
 
 class Purpose(Enum):
@@ -213,7 +214,7 @@ class BrokerConnection:
             raise ConnectionLostError(f"{self._to}: {error!r}") from error
         finally:
             if self._router is not router:
-                # The peer was closed or moved meanwhile; the router may have connected after that.
+                # ``close`` or a new address replaced the router, which may have connected later.
                 router.close()
         self._backoff_ms = 0.0
         return answer

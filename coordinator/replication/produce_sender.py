@@ -26,7 +26,7 @@ TIMEOUT_MS: Final = 30_000
 RETRIED: Final = frozenset(
     {
         ErrorCode.not_leader_or_follower,
-        # Nothing was appended: the metadata of the leader may be a moment late.
+        # Nothing was appended: the leader may not have received the latest metadata yet.
         ErrorCode.unknown_topic_id,
         ErrorCode.unknown_topic_or_partition,
     }

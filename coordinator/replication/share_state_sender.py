@@ -1,8 +1,8 @@
 """Requests to the share coordinators of other brokers.
 
-Commands of one kind for one group are combined while a request of theirs is in flight to the same
-broker. Two commands for one share partition never share a request, whose results are named by
-partition.
+While a request with commands of one kind for one group is in flight to a broker, further such
+commands are combined into the next request. Two commands for one share partition never share a
+request, because only the partition identifies a result in the response.
 
 Source: ``PersisterStateManager``.
 """
@@ -59,7 +59,7 @@ ERRORS: Mapping[ErrorCode, type[DomainError]] = MappingProxyType(
 """Our exceptions for a coordinator's errors; others become SharePartitionFailedError."""
 
 MAX_COMBINED: Final = 1_000
-"""Commands of one request: their responses are small, and each may take a write."""
+"""The most commands in one request: their responses are small, but each may cause a write."""
 
 _APIS: Final[Mapping[type, tuple[ApiKey, str]]] = {
     InitializeState: (ApiKey.INITIALIZE_SHARE_GROUP_STATE, "InitializeStateData"),
@@ -103,13 +103,13 @@ class ShareStateSender:
         for task in sending:
             task.cancel()
         await asyncio.gather(*sending, return_exceptions=True)
-        # A task that was cancelled before its first step has taken nothing.
+        # A task that was cancelled before its first step has not taken its commands.
         for pending in self._waiting.values():
             _give_up(pending)
         self._waiting.clear()
 
     async def _send_all(self, line: _Line) -> None:
-        """Send what waits, one request after the other, until nothing waits."""
+        """Send the waiting commands, one request after the other, until none is left."""
         pending: list[_Pending] = []
         try:
             while line in self._waiting:
@@ -207,7 +207,7 @@ def _fields(make: RequestFactory, command: StateCommand) -> dict[str, Any]:
                 ),
             }
         case ReadStateSummary():
-            # As from Kafka's group coordinator, which knows no leader epoch.
+            # Kafka's group coordinator also sends 0: it does not know the leader epoch.
             return {"leader_epoch": 0}
         case DeleteState():
             return {}

@@ -1,4 +1,4 @@
-"""Keeps the authorizer's ACLs equal to those of the metadata image.
+"""Keeps the authorizer's ACLs equal to the ACLs of the metadata image.
 
 Source: ``AclPublisher``, ``StandardAuthorizerData``.
 """

@@ -43,9 +43,9 @@ class Authorizer:
         self.version = 0
         """How often the ACLs were replaced: callers that cache results compare it."""
         self.allowed = 0
-        """Authorized operations."""
+        """The number of authorized operations."""
         self.denied = 0
-        """Denied operations."""
+        """The number of denied operations."""
 
     @classmethod
     def configured(cls, config: BrokerConfig) -> Authorizer | None:

@@ -1,8 +1,8 @@
 """The fields of an X.509 certificate that a broker needs, read from its DER.
 
-OpenSSL verifies the certificate, before or afterwards. Python's ``ssl`` returns OpenSSL's names of
-attributes, and not the ASN.1 types of their values; a distinguished name in Java's form needs
-object identifiers and types.
+This module does not verify the certificate; OpenSSL does, before or afterwards. Python's ``ssl``
+returns OpenSSL's names of attributes, and not the ASN.1 types of their values; a distinguished name
+in Java's form needs object identifiers and types.
 
 Source: RFC 5280, RFC 2253, ``X500Principal.getName``.
 """

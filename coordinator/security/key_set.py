@@ -1,7 +1,7 @@
 """The JSON Web Key Set of an issuer, with the keys that sign tokens.
 
-A thread fetches the keys. They are cached, and kept if a later fetch fails. A token that names an
-unknown key causes another fetch, but at most once a minute.
+A thread fetches the keys. The broker caches them, and keeps them if a later fetch fails. A token
+that names an unknown key causes another fetch, but at most once a minute.
 
 Source: ``RefreshingHttpsJwks``, ``RefreshingHttpsJwksVerificationKeyResolver``; RFC 7517.
 """

@@ -121,7 +121,7 @@ class Logins:
 
     @property
     def trying(self) -> int:
-        """Connections that have not completed a login."""
+        """The number of connections that have not completed a login."""
         return self._trying.total()
 
     # --- connections before the login ---

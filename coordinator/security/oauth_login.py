@@ -36,12 +36,12 @@ _UNVERIFIED: Final = {
     "sasl.oauthbearer.expected.issuer": "sasl.oauthbearer.allow.unverified.issuer",
     "sasl.oauthbearer.expected.audience": "sasl.oauthbearer.allow.unverified.audience",
 }
-"""For each key with an expected value of a claim, the key that permits leaving it unset."""
+"""For each key that holds a claim's expected value, the key that makes this check optional."""
 UNSECURED: Final = "unsecured"
 """The prefix of the options in ``sasl.jaas.config`` that enable unsecured tokens."""
 
 MAX_MESSAGE_BYTES: Final = 24_576
-"""The longest message with a token: the broker holds four times as much while it fetches the
+"""The longest message with a token: the broker holds four times this size while it fetches the
 issuer's keys. Web servers accept tokens of 8 to 16 KiB."""
 
 _FIRST = re.compile(

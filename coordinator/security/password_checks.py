@@ -1,4 +1,4 @@
-"""A thread that hashes passwords, so that the loop never waits for that.
+"""A thread that hashes passwords, so that the event loop never waits for a hash.
 
 A hash takes milliseconds, and any client that can connect can request one. Therefore a single
 thread computes all hashes, and its queue is limited.

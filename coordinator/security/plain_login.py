@@ -1,7 +1,7 @@
 """PLAIN: a client sends its name and password, which only TLS protects.
 
-The password is checked against the user's SCRAM credential, or against the passwords in the
-configuration as in Kafka.
+The password is checked against the user's SCRAM credential, or, as in Kafka, against the passwords
+in the configuration.
 
 Source: ``PlainSaslServer``, ``PlainServerCallbackHandler``; RFC 4616.
 """

@@ -39,7 +39,7 @@ ANONYMOUS: Final = Principal(USER, "ANONYMOUS")
 
 @dataclass(frozen=True, slots=True)
 class ClientSession:
-    """A connection's client; each authentication replaces it."""
+    """A connection's client; each authentication replaces this object."""
 
     host: str
     """The client's address; an IPv4 address lacks the prefix that an IPv6 socket adds."""

@@ -1,8 +1,8 @@
 """The mapping of the distinguished name in a client's certificate to a user's name.
 
-It is a comma-separated list of ``RULE:PATTERN/REPLACEMENT/[LU]`` and ``DEFAULT``. The first rule
-whose pattern matches the whole name applies. Patterns use Python's syntax, which agrees with
-Java's in everything that such rules use.
+The mapping is a comma-separated list of ``RULE:PATTERN/REPLACEMENT/[LU]`` and ``DEFAULT``. The
+first rule whose pattern matches the whole name applies. Patterns use Python's syntax, which agrees
+with Java's in everything that such rules use.
 Source: ``SslPrincipalMapper``.
 """
 
@@ -75,8 +75,8 @@ def _template(
 ) -> Callable[[re.Match[str]], str]:
     """Return a function that expands a replacement in Java's syntax.
 
-    The syntax is ``$1``, ``${name}``, and a backslash before plain characters. Of ``$12``, the
-    longest prefix that is a group's number counts; the remaining digits are text.
+    The syntax is ``$1``, ``${name}``, and a backslash before plain characters. ``$12`` refers to
+    group 12, or, if the pattern has no such group, to group 1 and a literal ``2``.
     """
     parts: list[str | int] = []
     at = 0

@@ -18,7 +18,7 @@ Changed = Callable[[Entity, str, float | None], None]
 
 
 class QuotaTable:
-    """The quotas by entity and key. It follows every image."""
+    """The quotas by entity and key, which are updated with every image."""
 
     def __init__(self, metadata: Metadata) -> None:
         self._listeners: list[Changed] = []

@@ -199,7 +199,7 @@ class ClientQuotas:
         return min(throttle_ms, MAX_DEBT_MS if is_debt else self.window.sample_ms)
 
     def took_nothing(self, key: str, user: str, client_id: str) -> bool:
-        """Return whether a client and all that share its budget used nothing in the window."""
+        """Return whether the clients that share a client's budget used nothing in the window."""
         budget = self.budget(key, user, client_id)
         return budget is None or budget.rate.per_second(self._clock.monotonic_ms()) == 0
 
@@ -276,8 +276,8 @@ class ClientQuotas:
 class PartitionMutations:
     """Partitions that one request creates and deletes.
 
-    A strict request is rejected once the bucket is overdrawn. Any other request gets all its
-    partitions, and its client is throttled.
+    A strict request is rejected once the client's token bucket is overdrawn. Any other request gets
+    all its partitions, and its client is throttled.
     """
 
     def __init__(self, budget: QuotaUsage, clock: Clock, *, is_strict: bool) -> None:

@@ -1,7 +1,7 @@
 """Replication quotas, which limit the bandwidth of chosen replicas, for example of reassigned ones.
 
-A broker has two: for bytes sent as a leader, and for bytes fetched as a follower. In-sync replicas
-are never throttled.
+A broker has two such quotas: one for bytes sent as a leader, and one for bytes fetched as a
+follower. In-sync replicas are never throttled.
 
 Source: ``ReplicationQuotaManager``, ``ReplicationQuotaManagerConfig``; KIP-73.
 """

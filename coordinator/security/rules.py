@@ -76,7 +76,7 @@ class _Grant(NamedTuple):
 class _Prefixes:
     """Prefixes of resource names.
 
-    A lookup tries each length that any prefix has, at most as many as the name has characters.
+    A lookup tries each length that any prefix has, up to the length of the name.
     """
 
     __slots__ = ("_lengths", "_texts")
@@ -95,8 +95,8 @@ class _Prefixes:
     def changed(self, texts: Collection[str], now: Container[Pattern]) -> _Prefixes:
         """Return a copy that is updated after ACLs of the prefixes ``texts`` have changed.
 
-        A prefix in ``texts`` is kept or added if ``now``, the patterns after the change, has it;
-        otherwise it is removed.
+        A prefix in ``texts`` is kept or added if ``now``, the patterns after the change, contains
+        it; otherwise it is removed.
         """
         made = {*self._texts}
         made.difference_update(texts)

@@ -86,7 +86,7 @@ class ScramExchange:
             raise AuthenticationFailed(
                 "the client wants to be another user", told=OTHER_USER, user=first.user
             )
-        # Computed for every user, so that the duration does not reveal whether the user exists.
+        # Computed also for existing users, so that the duration does not reveal whether one exists.
         stand_in = self._users.stand_in(first.user, self._mechanism)
         found = self._users.credential(first.user, self._mechanism)
         if first.extensions.get("tokenauth", "").lower() == "true":

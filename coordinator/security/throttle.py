@@ -151,7 +151,7 @@ class RequestQuotas:
         return not self._fetch_ms
 
     def fetched(self, size: int) -> None:
-        """Count the bytes of acquired records; the client waits after their response."""
+        """Count the bytes of acquired records; the client is throttled after this response."""
         if size:
             self._fetch_ms = self._quotas.take(FETCH, self._user, self._client_id, size)
 

@@ -360,7 +360,7 @@ def _load_certificate(
 
 
 def _try_out(settings: TlsSettings, context: ssl.SSLContext) -> None:
-    """Do a handshake in memory, to find a key that fits no cipher suite before a client does."""
+    """Do a handshake in memory, which fails for a key that fits none of the cipher suites."""
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
     verifies, context.verify_mode = context.verify_mode, ssl.CERT_NONE

@@ -1,6 +1,6 @@
 """Validation of OAUTHBEARER tokens: signed by an issuer, or unsecured.
 
-Subject, scope and validity period are checked for both in the same way.
+Subject, scope and validity period are checked in the same way for both kinds of token.
 Source: ``BrokerJwtValidator``, ``OAuthBearerUnsecuredJws``,
 ``OAuthBearerUnsecuredValidatorCallbackHandler``, ``OAuthBearerValidationUtils``; RFC 7519.
 """
@@ -149,7 +149,7 @@ class SignedTokens:
                 algorithms=[algorithm],
                 audience=self.audience or None,
                 issuer=self.issuer,
-                # Checked with the broker's clock instead.
+                # :class:`RequiredClaims` checks these times with the broker's clock.
                 options={"verify_exp": False, "verify_iat": False, "verify_nbf": False},
             )
         except jwt.PyJWTError as error:

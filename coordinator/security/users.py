@@ -1,7 +1,7 @@
-"""SCRAM credentials of users, as the metadata image has them.
+"""SCRAM credentials of users, from the metadata image.
 
-Responses do not reveal if a user exists: :meth:`ScramUsers.stand_in` gives every unknown name a
-credential of its own, always the same.
+Responses do not reveal whether a user exists: :meth:`ScramUsers.stand_in` returns a credential for
+every unknown name, and always the same one for the same name.
 
 Source: ``ScramImage``, ``ScramPublisher``; RFC 5802, 5.1.
 """
@@ -112,8 +112,8 @@ class ScramUsers:
     def stand_in(self, user: str, mechanism: ScramMechanism | None = None) -> Credential:
         """Return a credential that no password matches, for a user without one.
 
-        Checking a password against it costs as much as against one of the existing credentials.
-        Without ``mechanism``, it also has the mechanism of an existing credential.
+        Checking a password against the result costs as much as against an existing credential.
+        Without ``mechanism``, the result also has the mechanism of an existing credential.
         """
         costs = self._costs() if mechanism is None else self._costs_of(mechanism.number)
         # All inputs below have a fixed size, however long the name is.

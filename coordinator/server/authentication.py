@@ -217,7 +217,7 @@ class Authenticator:
     def _finish(self, exchange: Exchange) -> int:
         """Set ``result`` if the client is authenticated; return the session lifetime in ms.
 
-        The lifetime is 0 if it is unlimited, or the client not yet authenticated.
+        The lifetime is 0 if it is unlimited, or if the client is not authenticated yet.
         """
         if exchange.identity is None or self.mechanism is None:
             return 0
@@ -321,7 +321,7 @@ class SaslGate:
         return self._is_counted
 
     def close(self) -> None:
-        """Cancel the timer, and stop counting this client as one that authenticates."""
+        """Cancel the timer, and no longer count this client as authenticating."""
         if self._timer is not None:
             self._timer.cancel()
         if self._is_counted:

@@ -1,8 +1,8 @@
 """One client connection: a request stream on a socket, one request served at a time.
 
-While a request is served, or its response not yet written to the socket, the connection handles no
-other request. It reads from the socket at most once more; all further data waits in the kernel. So
-a connection takes bounded memory and needs no queue, and responses stay in order.
+While a request is served, or its response is not yet written to the socket, the connection handles
+no other request. The connection reads from the socket at most once more; all further data waits in
+the kernel. So a connection takes bounded memory and needs no queue, and responses stay in order.
 
 A frame is decoded, handled and answered in steps (:mod:`fencepost.coordinator.runtime.turns`): a
 large request yields to other connections.
@@ -64,8 +64,8 @@ FRAMES_PER_TURN = 32
 """The maximum number of requests of one connection that are served in one turn."""
 
 SENT_TOGETHER = 16
-"""The maximum number of small responses to pipelined requests that are sent in one write: the write
-costs more than handling most of the requests. Each waits at most one time slice for the others."""
+"""The maximum number of small responses to pipelined requests that are sent in one write, because a
+write costs more than handling most requests. A response waits at most one time slice for others."""
 
 SENT_TOGETHER_BYTES = 16_384
 """Responses with more bytes in total are sent without waiting."""
@@ -488,7 +488,7 @@ class Connection(asyncio.BufferedProtocol):
         )
 
     def versions(self, request: Request) -> Entity:
-        """Answer ApiVersions before authentication; its cluster and node ids are not compared."""
+        """Answer ApiVersions before authentication, without comparing cluster and node ids."""
         return versions_of(self._context(request))
 
     def _answer(self, request: Request, held: list[Entity], spent: LoopTime | None) -> Work[None]:

@@ -173,7 +173,7 @@ class ConnectionQuotas:
     def excess(self) -> int:
         """The number of connections above the broker's limit.
 
-        They arise when a protected listener admits connections, or when the limit is lowered.
+        Such connections arise when a protected listener admits them, or when the limit is lowered.
         """
         return max(0, self.count - self.bounds.broker.count)
 
@@ -303,8 +303,8 @@ class ConnectionAcceptor:
 
     def _arrived(self, state: _ListenerState, client: socket.socket, address: Any) -> None:
         if client.fileno() >= first_reserved_file():
-            # Close it before the next accept: many clients may arrive in one turn of the event
-            # loop.
+            # Close the socket before the next accept: many clients may arrive in one turn of the
+            # event loop.
             client.close()
             self._refused(f"{address[0]}:{address[1]}", NO_FILES)
             return

@@ -73,7 +73,7 @@ LINGER_BYTES = 1_048_576
 Closing the socket with unread bytes would cause a reset, and the client would lose the response."""
 
 LINGER_MS = 1_000
-"""The time limit for reading them."""
+"""The time limit for reading these bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +260,7 @@ class _HttpConnection:
         self._limits, self._names, self._handler, self._idle = limits, names, handler, idle
         self._reader, self._writer = reader, writer
         # Make drain() wait for every byte that the socket does not take at once. (With asyncio's
-        # TLS, drain() waits already when the buffer size equals the limit: at 0, forever.)
+        # TLS, drain() also waits while the buffer size equals the limit: with limit 0, forever.)
         is_encrypted = writer.get_extra_info("ssl_object") is not None
         writer.transport.set_write_buffer_limits(high=int(is_encrypted), low=0)
 

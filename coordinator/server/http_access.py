@@ -24,8 +24,8 @@ from fencepost.logcore.values import dataclass
 from fencepost.protocol.server_tls import ServerTlsError, server_context
 
 LOOK_S: Final = 30.0
-"""The minimum time in seconds between two checks of the certificate files for changes. They are
-checked when a connection is opened."""
+"""The minimum time in seconds between two checks of the certificate files for changes. The files
+are checked when a connection is opened."""
 
 MAX_USERS: Final = 100
 MAX_USERS_BYTES: Final = 65_536

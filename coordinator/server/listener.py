@@ -31,8 +31,8 @@ again at once. Clients wait in the backlog."""
 
 OWN_FILES = 16
 """The number of file descriptors that connections never get, even if the logs use their whole
-reserve; at most a quarter of that reserve. They are for short-lived files of the broker, such as a
-file being trimmed or a module being imported."""
+reserve; if a quarter of that reserve is less, that number applies. These descriptors are for
+short-lived files of the broker, such as a file being trimmed or a module being imported."""
 
 
 def first_reserved_file() -> int:

@@ -1,7 +1,7 @@
 """A memory budget for the frames of all connections together, independently of sockets.
 
-A frame larger than a connection's basic buffer must take its whole size from the budget before more
-of it is read. A connection without a grant stops reading and waits for its turn, so that the rest
+A frame larger than a connection's basic buffer must take its whole size from the budget before its
+rest is read. A connection without a grant stops reading and waits for its turn, so that the rest
 of the frame stays in the kernel's and the client's memory. A grant suffices for the whole frame:
 incomplete frames cannot block each other forever.
 

@@ -1,8 +1,8 @@
 """One client's requests and responses as bytes, independently of sockets.
 
-It converts received bytes into requests, and responses into bytes to write. The result does not
-depend on how the bytes are split. The caller takes the next request only after the response to the
-previous one: the next bytes are received into the memory from which a large request is decoded.
+A stream converts received bytes into requests, and responses into bytes to write. The result does
+not depend on how the bytes are split. The caller takes the next request only after the response to
+the previous one: the next bytes are received into the memory from which a large request is decoded.
 
 Large requests and responses are decoded and encoded in steps. A member's heartbeats are always the
 same bytes except for the correlation id, so the rest is decoded once. A response that its handler

@@ -20,8 +20,8 @@ from fencepost.coordinator.runtime.turns import Work
 from fencepost.protocol.api import ApiKey
 
 MAX_LARGE_RESPONSES = 4
-"""The limit of responses in preparation that take more than one slice of time: their size is
-unknown until they are written."""
+"""The most responses that may be in preparation for longer than one slice of time: their size is
+unknown until they are encoded."""
 
 LARGE_ANSWERS = frozenset(
     {

@@ -180,7 +180,7 @@ class Server:
             self.acceptor = None
 
     def reset(self) -> None:
-        """Stop accepting, and reset every connection, as after a killed process."""
+        """Stop accepting, and reset every connection, as if the process had been killed."""
         self.on_closed = None  # a killed process does nothing after its connections end
         self.stop_accepting()
         for connection in list(self.connections):

@@ -8,8 +8,9 @@ waits for a flush if ``flush.messages`` requires it, and with acks=-1 for the ot
 the client's timeout. Appended records stay in the log even if the response is an error.
 
 If time allows, a request passes all stages in the turn in which it arrives. Otherwise it takes
-several turns, and later requests to any of its partitions wait for it, even those that arrive on
-other connections. Only while it waits for the transaction coordinator may they overtake it.
+several turns, and later requests to any of its partitions wait for it, even if they arrive on other
+connections. Later requests may overtake a request only while it waits for the transaction
+coordinator.
 
 Source: ``ReplicaManager.appendRecords``, ``DelayedProduce``, ``AddPartitionsToTxnManager``.
 """
@@ -75,7 +76,7 @@ appending them. The first append to a partition creates its files, which takes 0
 milliseconds on a busy disk."""
 
 MAX_REQUEST_RECORD_ERRORS: Final = 10 * MAX_RECORD_ERRORS
-"""The records listed in the errors of one request, over all its partitions."""
+"""The most records listed in the errors of one request, over all its partitions."""
 
 CHECK_THREADS: Final = 2
 """The number of threads that check batches. More threads would only make the event loop wait for
@@ -94,7 +95,8 @@ _WITHOUT_LOG_START: Final = (
     RecordListTooLargeError,
     StorageError,
 )
-"""Errors whose response contains no log start offset (``ReplicaManager.appendToLocalLog``)."""
+"""Errors with which a response contains no log start offset (``ReplicaManager.appendToLocalLog``).
+"""
 
 _ATTRIBUTES_AT: Final = 22
 _TRANSACTIONAL: Final = 0x10
@@ -127,7 +129,7 @@ class Verify(Protocol):
         origin: Origin | None = None,
         request_state: RequestState | None = None,
     ) -> Verdicts | asyncio.Future[None]:
-        """Return the verdicts, or a future: call again with the same state once it is done."""
+        """Return the verdicts, or a future: call again with the same state when it is done."""
 
 
 class RequestCharges(Protocol):
@@ -444,11 +446,11 @@ class Appends:
             self._refuse(append, part, error)
 
     def _refuse(self, append: Append, part: Part, error: DomainError) -> None:
-        """Refuse a part; its producer's later batches must not overtake a part that is retried.
+        """Refuse a part; later batches of its producer must not overtake the producer's retry.
 
-        They may be in flight already, and arrive after this broker has become the leader or the ISR
-        has grown. (Kafka would accept them, and then refuse the first batch as out of order when
-        the producer sends it again.)
+        Later batches may be in flight already, and arrive after this broker has become the leader
+        or the ISR has grown. (Kafka would accept them, and then refuse the first batch as out of
+        order when the producer sends it again.)
         """
         append.refuse(part, error)
         if isinstance(error, NotLeaderOrFollowerError | NotEnoughReplicasError):
@@ -459,9 +461,9 @@ class Appends:
     def _verify(self, append: Append, parts: Iterable[Part]) -> Verdicts | asyncio.Future[None]:
         """Ask the transaction coordinator about each partition where a transaction would begin.
 
-        Return an error or None for each of them, or a future: call again once it is done. A
-        partition with an open transaction of this producer is not in the result. A partition that
-        knows a newer epoch of the producer gets an error without a query.
+        Return an error or None for each such partition, or a future: call again once the future is
+        done. A partition with an open transaction of this producer is not in the result. A
+        partition whose producer state has a newer epoch gets an error without a query.
         """
         if append.transactional_id is None or not append.producers:
             return {}
@@ -527,7 +529,7 @@ class Appends:
     ) -> None:
         """Make the response wait until the high watermark has passed the records.
 
-        That includes duplicates: the original batch may not be committed yet.
+        A duplicate waits as well, because the original batch may not be committed yet.
         """
         loop = asyncio.get_running_loop()
         over: asyncio.Future[None] = loop.create_future()

@@ -4,8 +4,8 @@ Leading a partition that is new on this broker takes about a millisecond, to cre
 and files. A topic may have thousands of partitions. Those that do not fit into a slice are handled
 later, or at once when a request accesses them, so clients do not notice the delay.
 
-A change that fails unexpectedly is retried until it succeeds or a newer change replaces it. It
-cannot wait for the next image, which may never come, and which lists only partitions that changed.
+A change that fails unexpectedly is retried until it succeeds or a newer change replaces it. The
+retry cannot wait for the next image, which may never come, and may not change that partition.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ INITIAL_EPOCH = 0
 _MAX_INT32 = 2**31 - 1
 
 MAX_CACHED_PARTITIONS = 100_000
-"""The partitions of all sessions together, about 400 bytes each. Kafka limits only the sessions,
-and each of them may have as many partitions as a request can contain."""
+"""The most partitions of all sessions together, about 400 bytes each. Kafka limits only the number
+of sessions, and a session may have as many partitions as a request can contain."""
 
 EVICTION_MS = 120_000
 """The time in milliseconds after which a new session may evict an unused session. After this time
@@ -48,7 +48,7 @@ Key = tuple[TopicKey, int]
 
 @dataclass(slots=True)
 class CachedPartition:
-    """A client's request for a partition, and in a session the state last sent to the client.
+    """A client's request for a partition, and, in a session, the state last sent to the client.
 
     Source: ``FetchSession.CachedPartition``.
     """
@@ -258,7 +258,7 @@ class FetchSessions:
     def _victim(self, size: int, now_ms: int) -> FetchSession | None:
         """Return a session that a new one of ``size`` partitions may evict, or None.
 
-        That is an unused session, or an old one that is not larger.
+        It is an unused session, or an old one with at most ``size`` partitions.
         """
         if not self._sessions:
             return None

@@ -64,7 +64,7 @@ _OFFSET = Struct(">q")
 """The first field of a batch: its base offset."""
 
 MAX_COPIED_BYTES = 262_144
-"""The bytes of short reads that one response holds in memory; the rest stay in their files."""
+"""The most bytes of short reads that one response holds in memory; other reads stay in files."""
 
 
 CONSUMER = -1
@@ -94,8 +94,8 @@ class Fetch:
     listener: str = ""
     """The listener of the request, through which the client would reach other brokers."""
     may_read: Callable[[str | None], bool] | None = None
-    """Returns whether the sender may read or follow a topic, by name; called with None for an
-    unknown topic id. Not set if every sender may."""
+    """Returns whether the sender may read or follow a topic, given its name, or None for an unknown
+    topic id. Not set if no permission is required."""
     may_tell: Callable[[int], bool] | None = None
     """Called with the size of the response; if it returns False, the client is throttled, and gets
     a response without partitions."""
@@ -273,7 +273,7 @@ def _check_replica(
 class _Reading:
     """One request, whose partitions are read once, or again after a wait.
 
-    They are read in the order of the request, or of its session.
+    The partitions are read in the order of the request, or of its session.
     """
 
     def __init__(
@@ -338,7 +338,7 @@ class _Reading:
                 tell("read a partition", error, partition=f"{asked.key[0]}-{asked.key[1]}")
                 answer = FetchedPartition(asked, error=DomainError(f"not read: {error}"))
             # Errors, truncations and preferred replicas are sent at once. So are the records of a
-            # read that ended with its segment, which a wait would not extend.
+            # read that ended at the end of a segment: waiting would not extend such a read.
             self._urgent |= (
                 answer.partition is None
                 or answer.read.is_behind
@@ -462,7 +462,7 @@ class _Reading:
         return self._bytes + PARTITION_BYTES * self._news
 
     def throttled_response(self) -> FetchResult:
-        """Return a response without partitions, after which the client can fetch the same again.
+        """Return a response without partitions; the client can then repeat the same fetch.
 
         Raises like :meth:`response`.
         """

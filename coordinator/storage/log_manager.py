@@ -99,7 +99,7 @@ class LogManager:
     ``force_metadata`` makes the latest image durable, or raises LogError. Without ``loads``, the
     logs of topics are opened only by :meth:`load`.
 
-    Raises the errors of ``read_metadata``, and StorageError; no log stays open then.
+    Raises the errors of ``read_metadata``, and StorageError; after an error no log stays open.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class LogManager:
         self._clock = clock
         self._flusher = flusher
         self.producer_limit = ProducerLimit(config.int("max.producer.ids"))
-        """The limit of producers that all partitions together remember."""
+        """The limit on the number of producers that all partitions together remember."""
         self._metadata_partition: Partition | None = None
         self._ignored: set[tuple[str, str, str | None]] = set()
         """Topic, key and value of ignored settings that were logged."""
@@ -208,7 +208,7 @@ class LogManager:
             or (topic_id is not None and topic_id != topic.topic_id)
             or not self.metadata.hosts(topic, index)
         ):
-            # It may contain data that is still needed.
+            # The directory may contain data that is still needed.
             stray = self._rename(name, STRAY_SUFFIX)
             _log.warning("directory belongs to no topic", directory=name, renamed_to=stray)
         else:
@@ -217,9 +217,9 @@ class LogManager:
     def _forget_gone(self) -> None:
         """Drop checkpointed offsets of partitions that do not exist.
 
-        They must not be applied to a new partition of the same name: a log start offset that is too
-        high would empty its log, and records below a stale cleaner offset would outlive a later
-        tombstone. The checkpoints are rewritten before the first new partition is created.
+        Such offsets must not be applied to a new partition of the same name: a log start offset
+        that is too high would empty its log, and records below a stale cleaner offset would outlive
+        a later tombstone. The checkpoints are rewritten before the first new partition is created.
         """
         for offsets in self._checkpointed:
             for key in offsets.keys() - self.opened.keys() - {(METADATA_TOPIC, 0)}:
@@ -342,7 +342,7 @@ class LogManager:
                 clean=self.was_clean,
                 recovery_point=self._recovery_points.get(key, 0),
                 log_start_offset=self._log_starts.get(key, 0),
-                # Without other replicas, it only serves to count lost records.
+                # Without other replicas, this offset only serves to count lost records.
                 high_watermark=self._high_watermarks.get(key, 0),
                 is_replicated=is_replicated,
                 is_replica=is_replica or is_replicated,

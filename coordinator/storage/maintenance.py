@@ -1,8 +1,8 @@
 """Periodic tasks: retention, expiry of producers, checkpoints, flushes.
 
-They run on the event loop, one partition at a time, and yield in between; only retention waits for
-the disk in a thread. A failure on a partition is logged, and the next round tries that partition
-again.
+The tasks run on the event loop, one partition at a time, and yield in between; only retention waits
+for the disk in a thread. A failure on a partition is logged, and the next round tries that
+partition again.
 
 Source: ``LogManager`` (its scheduled tasks), ``ProducerStateManager.removeExpiredProducers``.
 """
@@ -43,8 +43,8 @@ class Maintenance:
         self._config = config
         self._clock = clock
         self.tasks: list[Repeated] = []
-        """The tasks. Those whose decisions depend on the time use the broker's clock; those that
-        only write to the disk use the machine's."""
+        """The tasks. Tasks whose decisions depend on the time use the broker's clock; tasks that
+        only write to the disk use the machine's clock."""
         self._thread = Threads("retention")
         self._forgotten = 0
         self._troubled: dict[str, dict[str, str]] = {}

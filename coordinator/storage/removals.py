@@ -1,6 +1,6 @@
 """Removal of deleted topics and unused files from the data directory.
 
-A file system takes long to remove a large file, and a topic may have thousands of them. So a
+A file system takes long to remove a large file, and a topic may have thousands of files. So a
 deleted partition stops serving at once, its directory is renamed soon afterwards, and a thread
 removes the renamed directory later. After a stop or a kill, the next start finds the remaining
 directories by their names, and removes them once the broker listens.
@@ -35,8 +35,8 @@ class Removals:
     """The queue of removals (``logs.removals``), for use on the event loop only.
 
     No directory of a deleted partition is renamed before the record of the deletion is durable,
-    because until then power loss may restore the topic. ``force`` makes it durable at once, and
-    raises LogError if it cannot.
+    because until then power loss may restore the topic. ``force`` makes the record durable at once,
+    or raises LogError.
     """
 
     def __init__(self, fs: FileSystem, directory: str, force: Callable[[], None]) -> None:
@@ -88,7 +88,7 @@ class Removals:
         return [*self._deleted.values()]
 
     def free_name(self, key: TopicPartition) -> None:
-        """Rename the directory of a deleted partition at once: a new one needs the name.
+        """Rename the directory of a deleted partition at once: a new partition needs the name.
 
         Raises LogError if the record of the deletion cannot be made durable.
         """
@@ -129,7 +129,7 @@ class Removals:
         try:
             renamed = partition.rename_deleted()
         except (LogError, OSError) as error:
-            # It is left for the next start; the topic is deleted all the same.
+            # The next start removes the directory; the topic is deleted all the same.
             _log.warning("directory not removed", partition=partition.name, cause=str(error))
             return
         self._is_renamed = True

@@ -23,7 +23,7 @@ class ReplicaCounts:
     under_min_isr: int = 0
     """Led partitions that refuse writes with acks=all."""
     at_min_isr: int = 0
-    """Led partitions that would refuse them after the loss of one more replica."""
+    """Led partitions that would refuse such writes after the loss of one more replica."""
     offline: int = 0
     reassigning: int = 0
     """Led partitions with a reassignment in progress."""
@@ -32,7 +32,7 @@ class ReplicaCounts:
 class SoleReplicaCounter:
     """Counts the partitions that a broker leads as their only replica.
 
-    There may be 200,000 of them, so they are counted again only when the topics have changed.
+    There may be 200,000 such partitions, so they are recounted only when the topics have changed.
     """
 
     def __init__(self, node_id: int) -> None:
@@ -41,7 +41,7 @@ class SoleReplicaCounter:
         self._count = 0
 
     def count(self, image: MetadataImage) -> int:
-        """Return their number in ``image``."""
+        """Return the number of such partitions in ``image``."""
         if self._topics is not image.topics:
             self._topics, self._count = image.topics, 0
             last, is_alone = None, False

@@ -169,7 +169,7 @@ class ReplicaManager:
         """Return the log of a partition whose only replica is here."""
         registration = self.registration(topic, index)
         if registration is None:
-            # Without the name: it may be long, and one request may contain 100,000 partitions.
+            # The message omits the name: it may be long, and a request may name 100,000 partitions.
             raise UnknownTopicOrPartitionError(f"there is no partition {index} of this topic")
         if not registration.is_sole_replica_on(self.node_id):
             raise NotLeaderOrFollowerError(f"{topic}-{index} has no replica on this broker")
@@ -548,7 +548,7 @@ class ReplicaManager:
     def low_watermark_reaches(
         self, partition: Partition, offset: int
     ) -> asyncio.Future[None] | None:
-        """Return a future that is done once the low watermark reaches ``offset``; None if it has.
+        """Return a future for the low watermark to reach ``offset``; None if it already has.
 
         The future is also done when the leadership ends.
         """

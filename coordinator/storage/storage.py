@@ -29,13 +29,13 @@ from fencepost.logcore.partition import Partition
 class Storage:
     """The data of one node. ``directory`` exists and is locked by this process.
 
-    ``directory_id`` is its id in the cluster; ``end_points`` are the broker's listeners.
+    ``directory_id`` is its id as a log directory; ``end_points`` are the broker's listeners.
     ``observed`` is the metadata that a broker follows; such a storage has no metadata log of its
     own. A node that is not a broker has no partition except the metadata log.
     If a controller and a broker share a directory, the controller's storage is opened first,
     without ``loads``, and passed to the broker's storage as ``beside``: they share the logs.
 
-    Raises MetadataError, LogError, OSError; nothing stays open then.
+    Raises MetadataError, LogError, OSError; after an error nothing stays open.
     """
 
     def __init__(

@@ -67,7 +67,8 @@ RETRY_MS: Final = 100
 random."""
 
 GIVE_UP_MS: Final = 30_000
-"""The time limit of a change, including its wait for earlier ones; clients wait no longer."""
+"""The time limit of a change, including its wait for earlier changes: clients do not wait longer.
+"""
 
 MAX_PATHS: Final = 100
 """Znodes that one transaction may change."""
@@ -117,7 +118,7 @@ class _PendingChanges:
 class SecurityZnodes:
     """Reads, watches and writes the znodes of users, quotas and ACLs, on the event loop.
 
-    ``take`` applies records to the broker's image. ``has_rules`` is whether the broker has an
+    ``take`` applies records to the broker's image. ``has_rules`` says whether the broker has an
     authorizer: without one, ACLs are not read.
     """
 
@@ -284,7 +285,7 @@ class SecurityZnodes:
         return not one.done.done()
 
     async def _write_together(self, some: Sequence[_PendingChanges]) -> None:
-        """Write several changes at once, or one by one if that fails, so that each fails alone."""
+        """Write changes in one transaction; if it fails, one by one, so that only bad ones fail."""
         changes: dict[str, list[SecurityChange]] = {}
         for one in some:
             for path, more in one.by_path.items():

@@ -75,8 +75,8 @@ RULE_CHANGES: Final = {
 """The folder of ACL notifications, by the folder of the ACLs."""
 
 MAX_ITERATIONS: Final = 1_000_000
-"""The most iterations that are accepted. Kafka's tools write credentials to ZooKeeper directly, and
-do not limit them."""
+"""The most iterations that are accepted. Kafka's tools write credentials to ZooKeeper directly,
+without a limit on the iterations."""
 
 MAX_PATH: Final = 8_192
 """The longest path, in characters."""

@@ -2,8 +2,8 @@
 
 The controller removes a partition from ``/admin/reassign_partitions`` when its reassignment is
 complete or has failed, and deletes the znode when no partition is left. After a failover, the new
-controller continues with the remaining partitions. It deletes an unreadable znode, which would
-block later requests.
+controller continues with the remaining partitions. The controller deletes an unreadable znode,
+which would block later requests.
 
 Source: ``KafkaController.processZkPartitionReassignment``, ``maybeRemoveFromZkReassignment``,
 ``processReplicaLeaderElection``.
@@ -46,7 +46,7 @@ Targets = Mapping[Partition, tuple[int, ...]]
 class AdminNodes:
     """Handles the reassignment znode and the election znode.
 
-    ``on_change`` has their watch callbacks, in this order.
+    ``on_change`` holds the watch callbacks for these two znodes, in this order.
     """
 
     def __init__(

@@ -2,8 +2,8 @@
 
 Clients send changes of settings, users, quotas and ACLs to any broker. A controller of Apache Kafka
 3.9 accepts no forwarded client requests, so each broker validates a change by the controller's
-rules and writes the znodes itself. It reads settings before it changes them, and writes them
-unconditionally: the last writer wins, as in Kafka. Users, quotas and ACLs are merged into the
+rules and writes the znodes itself. The broker reads settings before it changes them, and writes
+them unconditionally: the last writer wins, as in Kafka. Users, quotas and ACLs are merged into the
 current contents of their znode (``access.py``).
 
 Source: ``ZkAdminManager.incrementalAlterConfigs``, ``KafkaZkClient.setOrCreateEntityConfigs``.
@@ -173,7 +173,8 @@ class BrokerStore(ZooKeeperMetadata):
 async def _in_time(late: str) -> AsyncIterator[None]:
     """Run the block for at most GIVE_UP_MS, so that a lost connection does not hold up a request.
 
-    Raises RequestTimedOutError(``late``) then, and MetadataUnavailableError for a ZooKeeperError.
+    Raises RequestTimedOutError(``late``) after that time, and MetadataUnavailableError for a
+    ZooKeeperError.
     """
     try:
         async with asyncio.timeout(GIVE_UP_MS / 1000):
@@ -185,7 +186,7 @@ async def _in_time(late: str) -> AsyncIterator[None]:
 
 
 async def reencode(session: ZkSession, node_id: int, passwords: Passwords) -> None:
-    """Re-encode a broker's passwords that are encoded with its old secret, with the new secret.
+    """Re-encode with the new secret the passwords that a broker encoded with its old secret.
 
     Raises ZooKeeperError.
     """

@@ -57,7 +57,7 @@ class ChangeNotifications:
         return found
 
     async def mark_handled(self, notes: Iterable[ChangeNotification]) -> None:
-        """Mark these as handled, and remove expired notifications."""
+        """Mark ``notes`` as handled, and remove expired notifications."""
         self._seen |= {one.name for one in notes}
         self._seen &= set(self._names)
         now_ms = self._clock.now_ms()

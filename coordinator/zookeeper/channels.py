@@ -1,7 +1,7 @@
 """The controller's channel to each broker: one connection, one request at a time, in order.
 
-A request is retried until the broker answers or is gone: a broker that missed one would keep an old
-state forever.
+A request is retried until the broker answers or is gone: a broker that missed a request would keep
+outdated metadata forever.
 
 Source: ``ControllerChannelManager``, ``RequestSendThread``.
 """

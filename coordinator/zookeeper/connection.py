@@ -55,12 +55,12 @@ class ZooKeeperConfig:
     connection_timeout_ms: int
     """How long a start waits for the connection."""
     max_in_flight: int
-    """Requests in flight at the same time."""
+    """The most requests in flight at the same time."""
     tls: ssl.SSLContext | None = field(default=None, compare=False)
     login: tuple[str, str] | None = field(default=None, repr=False)
     """User and password of SASL's DIGEST-MD5."""
     sets_acls: bool = False
-    """Whether only the creator may change the znodes that the broker creates."""
+    """Whether the broker creates znodes with an ACL by which only their creator may change them."""
 
     @classmethod
     def of(cls, config: BrokerConfig) -> ZooKeeperConfig:

@@ -1,6 +1,6 @@
 """The client's side of SASL's DIGEST-MD5, by which brokers log in to ZooKeeper's servers.
 
-It supports authentication only (``qop=auth``). The protocol prescribes MD5, so an eavesdropper can
+Only authentication is supported (``qop=auth``). The protocol prescribes MD5, so an eavesdropper can
 guess the password from an exchange that TLS does not protect.
 
 Source: RFC 2831; ``SaslClientCallbackHandler``, ``SecurityUtils`` of ZooKeeper.

@@ -1,4 +1,4 @@
-"""kazoo's client, extended by TLS with Kafka's settings and by a SASL login.
+"""kazoo's client, extended with TLS by Kafka's settings, and with a SASL login.
 
 kazoo leaves SASL to a library that is no longer maintained (pure-sasl, of 2019), and gives up for
 good if a connection breaks during a login. Here, a login that breaks off counts as a failed attempt

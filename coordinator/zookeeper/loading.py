@@ -62,7 +62,7 @@ class ZkImage:
 
 
 async def clear_notes(session: ZkSession, epoch_version: int) -> None:
-    """Remove notifications to the previous controller: a new one reads and sends everything."""
+    """Remove notifications to the previous controller: the new one reads all znodes anyway."""
     for folder in (znodes.LOG_DIR_EVENTS, znodes.ISR_CHANGES):
         names = await session.children(folder)
         for transaction in fenced([Delete(f"{folder}/{name}") for name in names], epoch_version):
@@ -161,7 +161,7 @@ def broker_record(node: znodes.BrokerZnode, epoch: int) -> RegisterBrokerRecord:
 
 
 async def read_topics(session: ZkSession, names: Sequence[str]) -> list[KnownTopic]:
-    """Return the topics of these names that exist; log and skip those that cannot be read."""
+    """Return the topics that exist among ``names``; log and skip those that cannot be read."""
     found: list[KnownTopic] = []
     for some in batched(names):
         nodes = await asyncio.gather(*(session.get(znodes.topic_path(name)) for name in some))
@@ -262,8 +262,8 @@ async def read_new_settings(
 ) -> Mapping[str, Sequence[MetadataRecord]]:
     """Return the records of the settings of new topics, by name."""
     if topics:
-        # A ZooKeeper server that lags may not have the settings yet, and no notification follows
-        # for those of a new topic.
+        # A lagging ZooKeeper server may not have the settings yet, and the settings of a new topic
+        # cause no notification.
         await session.sync()
     found = {}
     for name in topics:

@@ -1,9 +1,9 @@
 """Log directories that brokers have lost, and the replicas in them.
 
 A broker creates a notification when it loses a log directory, without naming the replicas. The
-controller therefore sends it a LeaderAndIsr with all of its replicas, and the response names the
-offline ones. An offline replica is removed from its ISR and cannot lead, until a response reports
-it as online or the broker registers again.
+controller therefore sends the broker a LeaderAndIsr with all of its replicas, and the response
+names the offline ones. An offline replica is removed from its ISR and cannot lead, until a response
+reports it as online or the broker registers again.
 
 Source: ``KafkaController.processLogDirEventNotification``, ``processLeaderAndIsrResponseReceived``.
 """
@@ -74,7 +74,7 @@ class LogDirs:
             self._on_change()
 
     def forget(self, broker_id: int) -> None:
-        """Treat the replicas of a newly registered broker as online until it says otherwise."""
+        """Treat the replicas of a newly registered broker as online until it reports otherwise."""
         for place in self._lost.pop(broker_id, set()):
             self._news.setdefault(broker_id, {})[place] = False
         if self._news:

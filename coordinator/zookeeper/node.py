@@ -146,7 +146,7 @@ class ZooKeeperNode:
         """Whether this broker has asked for a controlled shutdown: it must not join an ISR, nor
         become the leader of a partition."""
         self._maybe_gone: dict[UUID, None] = {}
-        """Topics known before the registration, of which some may have been deleted since."""
+        """Topics known before the registration, some of which may have been deleted since."""
         self._dirty: dict[str, None] = {}
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -430,7 +430,7 @@ class ZooKeeperNode:
         """Apply every change of users, quotas and ACLs that was acknowledged before this call.
 
         If ZooKeeper does not answer within the session timeout, return with the changes applied so
-        far: the caller's next step is a change, which waits for ZooKeeper itself.
+        far: the caller then makes a change, which itself waits for ZooKeeper.
         """
         try:
             async with asyncio.timeout(self._timeout_ms / 1000):
@@ -441,7 +441,7 @@ class ZooKeeperNode:
             _log.warning("others' changes may not be known yet", cause=str(error))
 
     async def own_decisions(self, resources: Collection[tuple[int, str]]) -> ControllerServices:
-        """Return services that decide on one change of settings, based on those in ZooKeeper.
+        """Return services that decide on one change of the settings, as ZooKeeper has them now.
 
         Raises MetadataUnavailableError, RequestTimedOutError.
         """
@@ -508,7 +508,7 @@ class ZooKeeperNode:
     ) -> tuple[int, dict[UUID, dict[int, int]]]:
         """Apply a LeaderAndIsr; return its error, and the errors of its partitions.
 
-        ``connected_s``, here and below, is when the controller's connection was accepted.
+        ``connected_s``, here and below, is the time at which the controller connected.
         """
         async with self._arriving:
             error, settings = await self._settings_of(body, connected_s)

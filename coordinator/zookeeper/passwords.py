@@ -1,8 +1,8 @@
 """Passwords among a broker's settings in ZooKeeper, encoded as Kafka 3.9 does.
 
-Each is encrypted with a key derived from ``password.encoder.secret`` and a salt of its own. The
-stored text contains all parameters of the decryption except the secret. A broker decodes only its
-own passwords.
+Each password is encrypted with a key derived from ``password.encoder.secret`` and a random salt.
+The stored text contains all parameters of the decryption except the secret. A broker decodes only
+its own passwords.
 
 Source: ``EncryptingPasswordEncoder``, ``CbcParamsEncoder``, ``Csv``,
 ``DynamicBrokerConfig.toPersistentProps``, ``fromPersistentProps``, ``maybeReEncodePasswords``.
@@ -151,7 +151,7 @@ class Passwords:
     def encoded(self, broker: str, name: str, value: str) -> str:
         """Return the stored form of a password setting.
 
-        Raises ConfigError without a secret and for the default of all brokers;
+        Raises ConfigError for a dynamic default of all brokers or if there is no secret, and
         InvalidRequestError for the password of another broker.
         """
         if broker == DEFAULT_SETTINGS:
@@ -195,7 +195,7 @@ class Passwords:
                 try:
                     found[name] = self._encoder.encode(self._former.decode(value))
                 except PasswordError:
-                    continue  # the new secret encoded it
+                    continue  # it is already encoded with the new secret
         return found
 
 
@@ -211,5 +211,5 @@ def _encoder_of(config: BrokerConfig, key: str) -> Encoder | None:
         config.text("password.encoder.keyfactory.algorithm") or DEFAULT_KEY_FACTORY,
         bits,
         config.int("password.encoder.iterations"),
-        config.text("password.encoder.cipher.algorithm") or CIPHER,  # there is only one
+        config.text("password.encoder.cipher.algorithm") or CIPHER,  # the only supported cipher
     )

@@ -61,7 +61,7 @@ class _BrokerRequests:
     """The partitions of the requests to one broker."""
 
     led: dict[tuple[str, int], tuple[TopicImage, int, bool]] = field(default_factory=dict)
-    """The partitions of a LeaderAndIsr, each with whether the replica is new to the broker."""
+    """The partitions of a LeaderAndIsr, each with a flag that a replica is new on the broker."""
     stopped: dict[str, list[Entity]] = field(default_factory=lambda: defaultdict(list))
 
 
@@ -337,7 +337,7 @@ def _updates(
     broker: BrokerRegistration,
     partitions: Sequence[_Part],
 ) -> Iterator[tuple[int, Entity]]:
-    """Yield UpdateMetadata requests; even without partitions, one that carries the live brokers."""
+    """Yield UpdateMetadata requests: at least one, which carries the live brokers."""
     live = alive(image)
     for some in batched(partitions, MAX_UPDATED_PARTITIONS) if partitions else ((),):
         states: dict[tuple[str, UUID], list[Entity]] = defaultdict(list)

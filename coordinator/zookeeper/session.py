@@ -123,14 +123,14 @@ class RefusedError(ZooKeeperError):
         self.is_passing = isinstance(
             why, (NodeExistsError, BadVersionError, NoNodeError, NotEmptyError)
         )
-        """Whether another client's write caused it, so that a retry may succeed."""
+        """Whether another client's write caused the rejection, so that a retry may succeed."""
 
 
 class ZkSession:
     """A session, which calls ``on_state`` on the loop for every change of its state.
 
     After LOST, a new session starts by itself. Methods raise ZooKeeperError if the connection is
-    lost: the operation may or may not have been applied then.
+    lost; the operation may or may not have been applied in that case.
     """
 
     def __init__(self, reach: ZooKeeperConfig, on_state: Callable[[SessionState], None]) -> None:
@@ -298,7 +298,7 @@ class ZkSession:
                 case Check():
                     transaction.check(one.path, one.version)
         found: list[Any] = await self._answer(transaction.commit_async)
-        # Only the rejected write has an error of its own; all others have one of these two.
+        # Only the rejected write has an error of its own; each other write has one of these two.
         for at, one in enumerate(found):
             if isinstance(one, Exception) and not isinstance(
                 one, (RolledBackError, RuntimeInconsistency)

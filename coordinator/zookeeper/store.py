@@ -99,8 +99,8 @@ class ZkMetadataStore(Metadata):
     def append(self, records: Sequence[MetadataRecord]) -> None:
         """Apply a change.
 
-        Raises NotControllerError, NotInZooKeeperError or TopicAlreadyExistsError, and then changes
-        nothing.
+        Raises NotControllerError, NotInZooKeeperError or TopicAlreadyExistsError; after an error
+        nothing has changed.
         """
         if self._is_over:
             raise _resigned()

@@ -39,7 +39,7 @@ from fencepost.coordinator.zookeeper.errors import NotInZooKeeperError
 from fencepost.coordinator.zookeeper.session import ANY_VERSION, Check, Create, Put, Set, Write
 
 MAX_WRITES: Final = 500
-"""Writes of one transaction, which must fit into a megabyte (``jute.maxbuffer``)."""
+"""The most writes in one transaction, which must fit into a megabyte (``jute.maxbuffer``)."""
 
 _OF_SESSIONS: Final = (
     RegisterBrokerRecord,

@@ -53,7 +53,7 @@ PERSISTENT: Final = (
     PRODUCER_IDS,
     LOG_DIR_EVENTS,
 )
-"""Created by every broker at its start (kafka: ``PersistentZkPaths``)."""
+"""Znodes that every broker creates at its start (kafka: ``PersistentZkPaths``)."""
 
 _TAKES_ENVELOPES: Final = "takes_envelopes"
 """A key of Fencepost; Apache Kafka ignores unknown keys."""
@@ -445,5 +445,5 @@ def id_to_text(topic_id: UUID) -> str:
 
 
 def id_from_text(text: str) -> UUID:
-    """Return the id in that text. Raises ValueError."""
+    """Return the topic id in a text that Kafka wrote. Raises ValueError."""
     return UUID(bytes=base64.urlsafe_b64decode(text + "=="))

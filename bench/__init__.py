@@ -1,1 +1,1 @@
-"""Measurements of Fencepost beside Apache Kafka, taken in one run with the same clients."""
+"""Measurements of Fencepost and Apache Kafka, taken in one run with the same clients."""

@@ -1,9 +1,10 @@
 """Measure suites of workloads, on Fencepost and on Apache Kafka in turn, and report the ratios.
 
-``python -m bench`` runs every suite, ``python -m bench log txn`` these two. The brokers run one at
-a time, each workload on both before the next one and in changing order, so that a drift of the
-machine's speed hits both. ``--write PAGE`` puts the tables between the page's markers: its
-``bench`` block gets the medians of all suites measured, a ``bench-SUITE`` block one suite in full.
+``python -m bench`` runs every suite, ``python -m bench log txn`` only these two. The brokers run
+one at a time. Each workload runs on both, in changing order, before the next one begins, so that a
+drift of the machine's speed affects both. ``--write PAGE`` puts the tables between the page's
+markers: its ``bench`` block gets the medians of all suites measured, a ``bench-SUITE`` block one
+suite in full.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def write(page: Path, result: dict[str, Any]) -> None:
 
 
 def compile_package() -> None:
-    """Write the package's bytecode, as an installation does, to keep it out of daemons' starts."""
+    """Compile the package to bytecode, as an installation does, before starts are timed."""
     for path in Path(fencepost.__file__).parent.iterdir():
         if path.is_dir():  # in a checkout these are links, which compileall does not follow
             compile_dir(path.resolve(), quiet=2)

@@ -119,7 +119,7 @@ CLUSTERS: Mapping[str, Make] = {
 
 
 def led_by_each(layout: str) -> Mapping[str, Make]:
-    """Return mixed clusters of a layout, in which brokers of the side lead all partitions."""
+    """Return the mixed cluster of each side, in which the side's brokers lead all partitions."""
     return {
         FENCEPOST: lambda home, settings: Mixed(home, layout, settings, PYTHON),
         KAFKA: lambda home, settings: Mixed(home, layout, settings, JAVA),

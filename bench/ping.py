@@ -1,4 +1,4 @@
-"""A client beside a workload that sends the smallest request, and records its longest wait.
+"""A client that sends the smallest request beside a workload, and records its longest wait.
 
 One event loop serves all clients, so a long turn of the loop shows as the wait of a client with a
 trivial request: the largest stall. Both brokers are pinged in the same way, from a separate

@@ -58,7 +58,7 @@ def as_json(rounds: int, suites: dict[str, Samples]) -> dict[str, Any]:
 
 
 def ratio(figure: str, ours: float, theirs: float) -> float:
-    """Return how much better ours is; above 1 is in favour of Fencepost."""
+    """Return by what factor our figure is better; above 1 is in favour of Fencepost."""
     if ours == theirs:
         return 1.0
     better, worse = (theirs, ours) if lower_is_better(figure) else (ours, theirs)

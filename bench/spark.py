@@ -33,7 +33,8 @@ ARTIFACTS = (
     "org.apache.kafka:kafka-clients:3.9.2",
     "org.apache.commons:commons-pool2:2.13.1",
 )
-"""The stock connector. Its token provider of 4.2.0 is not on Maven Central, an older one fits."""
+"""Jars of the stock connector. Its token provider 4.2.0 is not on Maven Central; an older one fits.
+"""
 
 FENCEPOST, STOCK = "fencepost", "stock"
 FORMATS = {FENCEPOST: "fencepost", STOCK: "kafka"}

@@ -29,7 +29,7 @@ _DATA_DIR = click.option(
 
 
 class _BackupGroup(CommandGroup):
-    """A group whose errors about backups are refusals."""
+    """A command group that reports errors about backups without a traceback."""
 
     def invoke(self, ctx: click.Context) -> object:
         """Invoke the command; show its errors as any command does."""

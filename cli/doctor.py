@@ -67,7 +67,7 @@ def command(
     def draw() -> None:
         nonlocal is_bad
         try:
-            # A time such as -10m moves with each output.
+            # Parsed for each output, because a time such as -10m is relative to now.
             begin_ms = None if begin == "earliest" else milliseconds(begin)
         except TimeError as error:
             raise click.BadParameter(str(error), param_hint="--since") from error

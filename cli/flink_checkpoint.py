@@ -3,11 +3,11 @@
 The committer of Flink's Kafka sink stores a committable for each transaction that has been flushed
 and not committed yet: producer epoch, producer id and transactional id. They are in the operator
 state ``streaming_committer_raw_states``, which ``_metadata`` contains, or a file beside it if the
-state is large. A file is looked up by its name beside ``_metadata`` only, also if its path is
+state is large. A file is looked up by its name beside ``_metadata`` only, even if its path is
 absolute: a checkpoint of unknown origin must not choose which file is read, and the path may be one
-of a remote file system. The rest of ``_metadata`` is not read. Each occurrence of that name must
-parse to its end, so that no transaction is left out silently; lengths and counts are checked
-against the bytes that are there before anything is read or allocated.
+of a remote file system. The rest of ``_metadata`` is not read. Each occurrence of the state's name
+must begin a complete state, so that no transaction is left out silently. Lengths and counts are
+checked against the remaining bytes before anything is read or allocated.
 
 Source: Flink's ``MetadataV2V3SerializerBase``, ``CommitterOperator``,
 ``CommittableCollectorSerializer``; flink-connector-kafka's ``KafkaCommittableSerializer``.
@@ -46,7 +46,7 @@ OTHERWISE = (
     "restart the job from it, or name each transaction instead: `fencepost txns list --state"
     " Ongoing` has the open ones, `fencepost txns resolve TRANSACTIONAL_ID` resolves one"
 )
-"""What to do about a checkpoint that cannot be read."""
+"""The advice for a checkpoint that cannot be read."""
 _MODES = range(3)
 _STATES_PREFIX = struct.Struct(">Bi")
 
@@ -167,7 +167,7 @@ def _states(data: bytes, folder: Path) -> Iterator[tuple[bytes, list[int]]]:
     name = len(_STATE).to_bytes(2, "big") + _STATE.encode()
     at = end = 0
     while (at := data.find(name, at)) >= 0:
-        # The name is the only one in its handle: the committer has no other state.
+        # The handle must have this state only: the committer has no other.
         begin = at - _STATES_PREFIX.size
         if begin < 0 or _STATES_PREFIX.unpack_from(data, begin) != (_OPERATOR_STATE, 1):
             raise CheckpointError(f"the committer's state at {at} is not alone in its handle")
@@ -175,7 +175,7 @@ def _states(data: bytes, folder: Path) -> Iterator[tuple[bytes, list[int]]]:
         fields.one_of(1, _MODES, "distribution mode")
         offsets = [fields.number(8) for _ in range(fields.count(8, "offsets"))]
         yield _stream(fields, folder), offsets
-        # The bytes of a state repeat the name, and have been skipped.
+        # The search continues behind the state, whose bytes repeat the name.
         at = end = fields.at
     if _LAST_PART not in data[end:]:
         raise CheckpointError("the end of the file is missing")
@@ -236,7 +236,7 @@ def _collector(fields: _Bytes) -> list[Committable]:
 
 
 def _list(fields: _Bytes, versions: range, read: Callable[[_Bytes, int], T]) -> list[T]:
-    """Read what ``writeVersionAndSerializeList`` has written."""
+    """Read a list that ``writeVersionAndSerializeList`` has written."""
     version = fields.one_of(4, versions, "serializer version")
     found = []
     for _ in range(fields.count(4, "elements")):

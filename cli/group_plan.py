@@ -3,9 +3,9 @@
 A plan changes nothing: it is computed from the group's description and the cluster's metadata. For
 classic groups, the members' subscriptions and current partitions go through the client-side
 assignors of ``groups``; a cooperative one runs until no partition moves. For consumer groups the
-server-side assignors run, also custom ones if they are installed here, without the broker's limits
-on them. Hypothetical members are called ``added-1`` and so on. The real id of a new member is not
-known before it joins, so the order of otherwise equal members may differ.
+server-side assignors run, including custom ones that are installed here; the broker's limits on
+them do not apply. Hypothetical members are called ``added-1`` and so on. The real id of a new
+member is not known before it joins, so the order of otherwise equal members may differ.
 """
 
 from __future__ import annotations

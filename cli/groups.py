@@ -48,7 +48,7 @@ SHARE_COLUMNS = (
     *("topic", "partition", "committed", "lag", "acquired", "available", "lock_end"),
     "deliveries",
 )
-"""Of a share group: ``committed`` is the start offset."""
+"""The columns of a share group, in which ``committed`` is the start offset."""
 SHARE_MEMBER_COLUMNS = ("member", "client", "host", "epoch", "assigned")
 BLAME_COLUMNS = (
     *("topic", "partition", "start_offset", "lag", "record", "state", "deliveries", "since"),
@@ -153,7 +153,7 @@ def _describe(
 
 
 def _offset_rows(session: ClusterSession, groups: list[GroupView]) -> list[dict[str, object]]:
-    """Return the offset rows, of share groups with their in-flight records."""
+    """Return the offset rows of groups; those of share groups count in-flight records."""
     from fencepost.client.queries.group_view import offset_rows
     from fencepost.client.queries.share_blame import examined
     from fencepost.client.queries.share_offsets import SHARE

@@ -99,8 +99,8 @@ def show(
 ) -> None:
     """Print the entries of ``subjects``, oldest first; with ``follow``, also new ones as they come.
 
-    Without subjects it prints all entries of the scope, and with ``keep`` those for which it is
-    true.
+    Without subjects, all entries of the scope are printed; with ``keep``, only those for which it
+    returns true.
 
     It is no error if an existing group or transactional id has no entries, as on a broker that
     keeps no history.
@@ -205,7 +205,7 @@ def with_poll_pauses(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def _reported_pause(departure: Entry, pauses: Sequence[Entry]) -> int | None:
-    """Return the pause, in milliseconds, that the client of a departed member reported for then."""
+    """Return the pause between polls, in ms, that the client of a departed member reported."""
     for one in pauses:
         pause_ms = int(one.detail["pause_ms"])
         is_same = departure.detail.get("member") == one.detail["member"] or _client(

@@ -34,10 +34,10 @@ MAX_PAUSE_S: Final = 30.0
 
 COMMIT_INTERVAL_S: Final = 1.0
 IDLE_S: Final = 0.5
-"""The interval of checks: for a history that does not exist yet, by a member without partitions."""
+"""The interval of checks for a missing history topic, and of a member without partitions."""
 
 PARTITIONS_INTERVAL_S: Final = 30.0
-"""The interval of looks for new partitions: each new broker of a cluster adds one."""
+"""The interval of checks for new partitions: each new broker of a cluster adds one."""
 
 LOOK_BACK: Final = 1_000
 """Entries before a committed offset that are read again, for rebalances that began in them."""
@@ -253,7 +253,7 @@ class Export:
         return True
 
     def _reader(self, topic: str, share: Sequence[int]) -> tuple[Reader, dict[int, int]]:
-        """Return a reader, and partition → the offset before which entries are delivered."""
+        """Return a reader, and by partition the committed offset: earlier entries are delivered."""
         from fencepost.client.queries.reader import Reader
 
         reader = Reader(self._session, topic, committed=False)

@@ -43,8 +43,8 @@ class _Rebalance:
     epoch: int | None
     """The group epoch; None for the classic protocol."""
     last_ms: int
-    """The time of the last entry about it. A rebalance that left no members has no end of its own:
-    the next one ends it at this time."""
+    """The time of the last entry about the rebalance. If it left no members, no entry ends it: the
+    next rebalance ends it at this time."""
     members: int | None = None
     """Members of the new assignment, once it is known."""
     reconciled: set[str] = field(default_factory=set)
@@ -59,11 +59,11 @@ class Span:
     end_ms: int
     attributes: Mapping[str, str | int]
     error: str | None = None
-    """Why a transaction was aborted by another party than its producer."""
+    """The reason why a transaction was aborted, unless its producer asked for that."""
 
 
 class SpanBuilder:
-    """Makes spans of entries, in the order of the history."""
+    """Makes spans from entries, in the order of the history."""
 
     def __init__(self) -> None:
         self._rebalances: OrderedDict[str, _Rebalance] = OrderedDict()
@@ -190,7 +190,7 @@ class OtlpSink:
 
     def _send(self, logs: Sequence[ReadableLogRecord], spans: Sequence[ReadableSpan]) -> None:
         self._failures.text = ""
-        # The results are members of two enums, of equal names.
+        # Both exporters return members of different enums with the same names.
         results = [self._spans.export(spans).name] if spans else []
         results.append(self._logs.export(logs).name)
         if set(results) != {"SUCCESS"}:

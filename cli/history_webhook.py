@@ -53,10 +53,10 @@ class WebhookSink:
         self._opener = urllib.request.build_opener(_NoRedirect)
 
     def reset(self) -> None:
-        """Nothing is remembered from one entry to the next."""
+        """Do nothing: a webhook has no state between entries."""
 
     def observe(self, entry: Exported) -> None:
-        """Nothing is remembered from one entry to the next."""
+        """Do nothing: a webhook has no state between entries."""
 
     def prepare(self, batch: Sequence[Exported]) -> Callable[[], None]:
         """Return a function that sends the single entry of ``batch``."""

@@ -225,7 +225,7 @@ def verify(directories: tuple[Path, ...], pairs: tuple[str, ...], form: str) -> 
 def check_directories(
     directories: Sequence[Path], pairs: Sequence[str]
 ) -> tuple[list[dict[str, object]], list[dict[str, object]], list[dict[str, object]]]:
-    """Return the problems in directories, what their next start will say, and a row for each."""
+    """Return the problems in directories, the log lines of their next start, and a row for each."""
     from fencepost.logcore.fs import OsFileSystem
     from fencepost.logcore.verify import verify_data_directory, verify_partition
 

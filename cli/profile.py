@@ -28,7 +28,7 @@ HIDDEN = "(hidden)"
 
 
 class _ProfileGroup(CommandGroup):
-    """A group whose errors about profiles are refusals."""
+    """A command group that reports errors about profiles without a traceback."""
 
     def invoke(self, ctx: click.Context) -> object:
         """Invoke the command; show its errors as any command does."""

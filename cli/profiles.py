@@ -11,7 +11,7 @@ The file of profiles is TOML, with a table for each profile::
     sasl.password = "…"
 
 ``current = "staging"`` above the tables, which ``fencepost profile use`` writes, names the profile
-of commands that are told no address, no settings file and no profile.
+of commands that are given no address, no settings file and no profile.
 
 A settings file is what Kafka's own tools accept as ``--command-config``: properties, or the same
 keys in TOML. The command line overrides the environment, which overrides the settings file, which
@@ -189,7 +189,7 @@ def _without(text: str, name: str) -> str:
 
 
 def _write(path: Path, text: str, name: str, expected: dict[str, object] | None) -> None:
-    """Replace the file, readable by its owner only, if the text means what is expected."""
+    """Replace the file, readable by its owner only, if the text has the ``expected`` profile."""
     others = {key: one for key, one in all_profiles().items() if key != name}
     found = {key: _flat(one) for key, one in _tables(path, text.encode()).items()}
     if found != others | ({} if expected is None else {name: expected}):

@@ -20,7 +20,7 @@ NO_HISTORY = (
     "the brokers keep no history: they are Apache Kafka's, or fencepost.history.enable is false"
 )
 WRITTEN_S = 0.2
-"""How long the command lets brokers write the last entries, which takes them 50 ms."""
+"""How long the command waits for brokers to write the last entries, which takes 50 ms."""
 
 
 @click.command("record")
@@ -121,7 +121,7 @@ def _require_fencepost(session: ClusterSession) -> None:
 
 @contextlib.contextmanager
 def _recording(session: ClusterSession) -> Iterator[None]:
-    """Set the setting on all brokers; afterwards restore it, unless it was set before."""
+    """Enable the recording of requests on all brokers; afterwards restore the former setting."""
     from fencepost.client.queries.recording import SETTING
     from fencepost.client.queries.settings import EVERY_BROKER, alter, described
 

@@ -87,7 +87,7 @@ def formatter(
     if form == "raw":
         return lambda _index, record: show(record.value or b"") + b"\n"
     if form == "base64":
-        # "-" is no base64 text, and an empty value is an empty line.
+        # A tombstone is "-", which is not base64; an empty value is an empty line.
         return lambda _, record: _bytes(
             f"{'-' if record.value is None else _base64(record.value)}\n"
         )

@@ -242,7 +242,7 @@ def _of_batch(session: ClusterSession, answer: Answer, planned: PlannedBatch) ->
         return answer
     why = f"group {group} does not have the progress of {number}, and no transaction is open"
     verdict = Verdict.ABORTED if found.verdict is Verdict.ABORTED else Verdict.NOT_BEGUN
-    # A progress expires, and then the first batch looks like one that was never committed.
+    # Progress expires as offsets do; a missing one does not prove that nothing was committed.
     return _judged(answer, verdict, why, proof=done is not None)
 
 
@@ -361,7 +361,7 @@ def _open_since(found: Resolution) -> tuple[int | None, int | None]:
 
 
 def _ended_by(found: Resolution, since: int | None, timeout_ms: int | None) -> list[str]:
-    """Return what commits and what aborts an open transaction."""
+    """Return two sentences: which request commits an open transaction, and which one aborts it."""
     from fencepost.client.queries.open_transactions import is_two_phase
 
     if since is None or timeout_ms is None:

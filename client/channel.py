@@ -132,7 +132,7 @@ class BlockingChannel:
             self.close()
             raise AuthenticationError(f"{self.where}: {error}") from None
         except BaseException:
-            # Also on Ctrl-C: the next request would otherwise get this one's response.
+            # Close even on Ctrl-C: otherwise the next request would get this one's response.
             self.close()
             raise
 

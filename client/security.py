@@ -51,7 +51,7 @@ _SYNONYMS = {
     "ssl.certificate.pem": "ssl.keystore.certificate.chain",
     "ssl.key.pem": "ssl.keystore.key",
 }
-"""Kafka's name for each of librdkafka's."""
+"""Kafka's name of each setting that librdkafka names differently."""
 
 _VERIFICATION = "enable.ssl.certificate.verification"
 _UNSECURED = "enable.sasl.oauthbearer.unsecure.jwt"

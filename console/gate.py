@@ -1,6 +1,6 @@
 """Accepts connections, each of which must show the token within a time limit.
 
-The limits apply as soon as a connection is accepted, also during its TLS handshake. This module
+The limits apply as soon as a connection is accepted, including its TLS handshake. This module
 therefore starts the handshake itself: asyncio's server would report a connection only after it.
 """
 

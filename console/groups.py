@@ -78,7 +78,7 @@ def _listed(session: ClusterSession, listed: list[Any]) -> list[dict[str, Any]]:
 def group_view(session: ClusterSession, params: Params, history: HistoryCache) -> dict[str, Any]:
     """Return one group: its members, its offsets with lag, its timeline.
 
-    A share group also has ``blame``: the record of each partition that keeps the start offset.
+    A share group also has ``blame``: the record of each partition that holds back the start offset.
     """
     found = existing(session, required(params, "id"))
     timeline = history.of(session, GROUP, found.group)

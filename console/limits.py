@@ -1,4 +1,4 @@
-"""Limits on the load of the console and the brokers; the page tells when a limit is reached."""
+"""Limits on the load of the console and the brokers; the page shows when a limit is reached."""
 
 from __future__ import annotations
 

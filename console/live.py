@@ -81,7 +81,7 @@ class ViewWatch:
                 self._frame = self._seen = None
 
     def send_beat(self, beat: str | None) -> None:
-        """Send subscribers which brokers do not answer; a refresh may take longer to notice it."""
+        """Tell subscribers which brokers do not answer; a refresh may notice this later."""
         self._beat = beat
         self._wake()
 

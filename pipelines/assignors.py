@@ -56,8 +56,8 @@ ConsumerProtocol.METADATA = WholeMetadata
 class Strategy(AbstractPartitionAssignor):  # type: ignore[misc]  # it has no types
     """One of the four built-in assignors by its name, or a ``ClientAssignor`` of your own.
 
-    ``rack_id`` is ``client.rack``; only a group leader with another client uses it. Raises
-    ValueError for an unknown name.
+    ``rack_id`` is ``client.rack``; only a group leader that is another kind of client uses it.
+    Raises ValueError for an unknown name.
     """
 
     def __init__(self, assignor: str | ClientAssignor, rack_id: str | None = None) -> None:

@@ -10,7 +10,7 @@ from typing import Generic, Protocol, TypeVar
 T = TypeVar("T")
 
 RECORD_OVERHEAD_BYTES = 70
-"""The assumed size of a record beside its key and value: about its frame and headers."""
+"""The assumed size of a record without its key and value: roughly its framing and headers."""
 
 
 class Sized(Protocol):

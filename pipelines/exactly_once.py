@@ -2,9 +2,9 @@
 
 A worker has one consumer, in a group, and one transactional producer. A transaction holds the
 outputs of one batch and the group's offsets after it. The offsets are sent with the member's
-generation (KIP-447), so that a worker that lost its partitions cannot commit. The worker that gets
-the partitions first waits until no open transaction can change their offsets. Works on Fencepost
-and on Apache Kafka 2.5 or newer.
+generation (KIP-447), so that a worker that lost its partitions cannot commit. Before the new owner
+reads the partitions, it waits until no open transaction can change their offsets. Works on
+Fencepost and on Apache Kafka 2.5 or newer.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ REFRESH_MS = 1_000
 """How often a worker without partitions refreshes its metadata."""
 
 FIRST_CHECK_MS, LAST_CHECK_MS = 1_000, 30_000
-"""How often a worker without a connection checks whether its login is refused; pauses double."""
+"""The first and the longest pause between checks whether the login of a worker without a connection
+is refused; pauses double."""
 
 Restore = Callable[[frozenset[TopicPartition]], Awaitable[None] | None]
 Hook = Callable[[Batch], Awaitable[None] | None]

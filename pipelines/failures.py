@@ -1,6 +1,6 @@
 """Classification of failures: retry the batch, open a new producer, or stop.
 
-The classes are the ones of KIP-1050: after a retriable or abortable error the transaction is
+The classes are those of KIP-1050: after a retriable or abortable error the transaction is
 aborted, a fenced or unknown producer is replaced, and an error that no retry can fix ends the
 pipeline.
 """

@@ -79,7 +79,7 @@ class HandlerCall:
         return list(result or ())
 
     def _call_plain(self, batch: Batch) -> Outputs | Awaitable[Outputs]:
-        """Run in a thread. A generator does its work when it is iterated, so iterate it here."""
+        """Call the handler in a thread, and iterate a generator, which runs only while iterated."""
         result = self._handler(batch)
         return list(result) if isinstance(result, Iterable) else result
 

@@ -60,11 +60,11 @@ class Partner(Protocol[C_co]):
         """Return the decided transactions whose rows are prepared, and not visible yet."""
 
     def take_over(self, key: TransactionKey) -> AbstractAsyncContextManager[Decision | None]:
-        """Fence former owners of the id, and give the transaction that was decided last.
+        """Fence former owners of the id, and yield the transaction that was decided last.
 
-        Within the block no transaction of the id can be decided. After the block, former owners
-        cannot decide either, unless an exception has left it. Raises LockedError while a former
-        owner holds the row.
+        Within the block no transaction of the id can be decided. After the block former owners
+        cannot decide either, unless the block has raised an exception. Raises LockedError while a
+        former owner holds the row.
         """
 
     def transaction(
@@ -75,9 +75,9 @@ class Partner(Protocol[C_co]):
     async def decide(self) -> None:
         """Store the identity of the open transaction durably, with its rows.
 
-        Raises PartnerFencedError if another owner has taken over the id. After this error, a
-        PipelineError and RetryBatch nothing was stored. After any other one, as InDoubtError, and
-        after a cancellation, the outcome is unknown.
+        Raises PartnerFencedError if another owner has taken over the id. Nothing was stored if this
+        error, a PipelineError or RetryBatch is raised. After any other error, such as InDoubtError,
+        and after a cancellation, the outcome is unknown.
         """
 
     async def finish(self, key: TransactionKey, identity: TransactionIdentity) -> None:

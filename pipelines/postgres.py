@@ -2,8 +2,8 @@
 
 The table ``fencepost_transactions`` has a row for each transactional id: a generation, which fences
 former owners, and the identity of the transaction that was decided last. The row is updated in the
-same transaction as the rows of the handler, so that one COMMIT decides. With ``prepare`` it is
-PREPARE TRANSACTION that decides, and COMMIT PREPARED follows after Kafka's commit.
+same transaction as the rows of the handler, so that one COMMIT decides. With ``prepare``, PREPARE
+TRANSACTION decides, and COMMIT PREPARED follows after Kafka's commit.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LOCK_MS = 500
 """How long a claim waits for a former owner that is about to decide, before it looks again."""
 
 IDLE_MS = 60_000
-"""How long a decision may be open in a session whose client has gone away without a word."""
+"""How long a transaction may stay open in a session whose client has vanished."""
 
 _CREATE = f"""
 create table if not exists {TABLE} (
@@ -200,7 +200,7 @@ class Postgres:
             await (connection.tpc_prepare() if self._prepare else connection.tpc_commit())
         except BaseException as error:
             is_refused = not connection.closed
-            # The next owner's connection finds the outcome. This one must not roll back by name.
+            # The next owner's connection finds the outcome; this one must not ROLLBACK PREPARED.
             await connection.close()
             if not isinstance(error, psycopg.Error):
                 raise

@@ -53,8 +53,8 @@ async def open_producer(
 ) -> AIOKafkaProducer:
     """Start a producer, which fences its predecessor and completes the id's last transaction.
 
-    ``adopt`` may give it a producer id and epoch before the start, which sends no InitProducerId
-    then.
+    ``adopt`` may give the producer an id and epoch before the start, which then sends no
+    InitProducerId.
 
     Raises AuthenticationError if the broker rejects the login; aiokafka reports only that it cannot
     connect.
@@ -138,8 +138,9 @@ async def send_all(
     If acknowledgements take long, ``check_there`` checks the topics: aiokafka would keep sending to
     a deleted topic until its timeouts.
 
-    Records are collected here in batches per partition, and the producer gets whole batches: a
-    future and a walk through its accumulator for each record would take most of the client's time.
+    Records are collected here in batches per partition, and the producer gets whole batches: with
+    ``send()``, a future and a walk through aiokafka's accumulator for each record would take most
+    of the client's time.
     Records without a key fill a batch of one partition before another is chosen (KIP-480).
 
     Raises the first failure of a batch; ValueError for a partition that the topic lacks;

@@ -21,7 +21,7 @@ from fencepost.client.tls import ssl_context
 from fencepost.client.tokens import token_source
 
 FIRST_CHECK_S, LAST_CHECK_S = 2.0, 30.0
-"""How long work continues before its logins are checked; pauses double."""
+"""The first and the longest pause before a check of the login of running work; pauses double."""
 
 CHECK_TIMEOUT_MS = 10_000
 """The time limit of such a check."""

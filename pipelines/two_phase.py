@@ -79,7 +79,7 @@ class Outcome(Enum):
 
 
 class _Answer(Enum):
-    """What Kafka answers to the commit of a transaction that the database has decided."""
+    """Kafka's answer to the commit of a transaction that the database has decided to commit."""
 
     COMMITTED = "committed, now or before"
     ABORTED = "aborted before"
@@ -146,8 +146,8 @@ class TransactionOwner:
         async with self._partner.take_over(self.key) as decided:
             if decided is not None:
                 outcome = await self._follow(decided)
-            # The row is locked: from here on only this claim can decide, once the block has ended.
-            # Until then a former owner may still decide the transaction that Kafka keeps open.
+            # The row is locked: no former owner can decide now, nor after the block. But if the
+            # block fails, one may still decide the transaction that Kafka keeps open: end it later.
             ongoing = await self._init_producer()
         if ongoing is None:
             return outcome
@@ -161,7 +161,7 @@ class TransactionOwner:
         Raises MixedOutcomeError if an administrator has aborted it.
         """
         state, current = await self._described()
-        # Complete records have the next identity, which has epoch 0 after the last epoch.
+        # A Complete record has the next identity; after the highest epoch that has epoch 0.
         last = decided.identity.epoch
         if state in {"", "Empty", COMPLETE_COMMIT} or current.epoch not in {last, last + 1, 0}:
             return None
@@ -169,7 +169,7 @@ class TransactionOwner:
             return None
         answer = await self._commit_as(decided.identity)
         if answer is _Answer.ABORTED:
-            # Without InitProducerId, which would hide the abort from the next claim.
+            # Raise this before InitProducerId, which would hide the abort from the next claim.
             raise await self._mixed_outcome(decided)
         is_done = answer is _Answer.COMMITTED and state == ONGOING
         return self._ended(decided.identity, Outcome.COMMITTED) if is_done else None
@@ -212,7 +212,7 @@ class TransactionOwner:
         """Commit a decided transaction under its own identity, or repeat its commit.
 
         The coordinator's answer tells an abort from a commit as long as the identity is the last
-        one that had a transaction; later EndTxn is answered with a fence.
+        one that had a transaction; after that, EndTxn is answered with a fence.
         """
         try:
             await self._end_txn(decided, commit=True)
@@ -227,9 +227,9 @@ class TransactionOwner:
     async def _outcome_of(self, decided: TransactionIdentity) -> _Answer:
         """Return the outcome of a prepared transaction whose own EndTxn was refused.
 
-        No transaction follows a prepared one, hence the state of the id is about it. A claim may
-        have kept it under an identity of its own. Raises InDoubtError if it is being ended, and
-        PipelineError if the state is one that follows both outcomes.
+        No transaction follows a prepared one, so the state of the id belongs to the prepared one. A
+        claim may have kept it under the claim's own identity. Raises InDoubtError while it is being
+        ended, and PipelineError if the state does not show the outcome.
         """
         name, what = self.key.transactional_id, f"producer {decided.producer_id} epoch"
         state, _ = await self._described()
@@ -248,7 +248,7 @@ class TransactionOwner:
         )
 
     async def _mixed_outcome(self, decided: Decision) -> MixedOutcomeError:
-        """Return the error with both decisions, in their order as far as the history tells."""
+        """Return the error with both decisions, in their order if the history has it."""
         name, (producer_id, epoch) = self.key.transactional_id, decided.identity
         commit = "the database committed it"
         if decided.decided_at is not None:
@@ -328,7 +328,7 @@ class TransactionOwner:
         )
 
     async def end(self, *, commit: bool) -> None:
-        """Send EndTxn; the identity becomes the one of the next transaction.
+        """Send EndTxn; the identity becomes that of the next transaction.
 
         Raises ApiError; BrokerUnreachable and ConnectionLostError if the outcome is unknown.
         """
@@ -384,8 +384,8 @@ class TwoPhase(ExactlyOnce, Generic[C]):
     ``handler`` is a coroutine function of a batch and the partner's open transaction; with
     ``Postgres`` that is a ``psycopg.AsyncConnection``. It must neither commit nor roll back. After
     an abort it is called again with the same records. ``transactional_id`` must stay the same over
-    a worker's restarts, as only its next claim ends a transaction in doubt: these have no timeout,
-    and readers wait behind them. For a worker that does not return, call :func:`resolve`.
+    a worker's restarts, as only its next claim ends a transaction in doubt: such a transaction has
+    no timeout, and readers wait behind it. For a worker that does not return, call :func:`resolve`.
     """
 
     def __init__(
@@ -466,7 +466,7 @@ async def resolve(
 ) -> Outcome | None:
     """End the transaction in doubt of a worker that does not return; None if there is none.
 
-    It fences the worker in both parties, if it still runs.
+    If the worker still runs, it is fenced in both parties.
     """
     owner = TransactionOwner(
         bootstrap, partner, transactional_id, timeout_ms=timeout_ms, security=security

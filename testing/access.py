@@ -31,7 +31,7 @@ from fencepost.protocol.scram import MIN_ITERATIONS, SCRAM_MECHANISMS, salted_pa
 from fencepost.testing.arguments import one_of
 
 OWN_USER: Final = "fencepost-testing"
-"""The super user with which the methods of a broker under test log in."""
+"""The super user as which the methods of a broker under test log in."""
 
 MECHANISMS: Final = ("PLAIN", *SCRAM_MECHANISMS)
 USUAL_MECHANISM: Final = "SCRAM-SHA-512"
@@ -82,7 +82,7 @@ def certificates() -> BrokerCertificates:
 class BrokerAccess:
     """A broker's authentication and authorization.
 
-    ``users`` are passwords by name. ``tls`` encrypts. ``acls`` are ACLs as texts (see
+    ``users`` are passwords by name. ``tls`` encrypts connections. ``acls`` are ACLs as texts (see
     :func:`parse_rule`): if they are given, even as an empty list, any other operation is denied.
     Raises TypeError, ValueError, ImportError.
     """

@@ -43,10 +43,10 @@ class ServesClients(Protocol):
 
     @property
     def trouble(self) -> str:
-        """Whether a node is down or paused, in a sentence; empty if none is."""
+        """The nodes that are down or paused, in a sentence; empty if none is."""
 
     def name(self, base: str) -> str:
-        """Return a name of the test's own."""
+        """Return a name that no other test uses."""
 
     def client_config(self, user: str | None, style: str) -> dict[str, Any]:
         """Return the settings that connect a client."""
@@ -56,7 +56,7 @@ class ServesClients(Protocol):
 
 
 class Clients:
-    """The clients that a test or a fixture has made, each of which :meth:`close` closes."""
+    """The clients that a test or a fixture has made; :meth:`close` closes all of them."""
 
     def __init__(self, kafka: ServesClients) -> None:
         self._kafka = kafka
@@ -84,7 +84,7 @@ class Clients:
         return made
 
     def producer(self, name: str) -> Callable[..., Any]:
-        """Return a function that makes producers of the class ``name``, ``kafka.KafkaProducer``."""
+        """Return a function that makes producers of a class, such as ``kafka.KafkaProducer``."""
 
         def make(settings: Mapping[str, Any] | None = None, *, user: str | None = None) -> Any:
             return self._make(_class(name), (), settings or {}, user)
@@ -92,7 +92,7 @@ class Clients:
         return make
 
     def consumer(self, name: str) -> Callable[..., Any]:
-        """Return a function that makes consumers of the class ``name``, which are subscribed."""
+        """Return a function that makes subscribed consumers of a class."""
 
         def make(
             *topics: str,
@@ -127,8 +127,8 @@ class Clients:
     def close(self) -> None:
         """Close the clients, the newest first.
 
-        Faults are removed and a broker that is down is started for that: librdkafka's consumer
-        waits 45 seconds for a broker to leave its group.
+        Before that, faults are removed, and a broker that is down is started: without a broker,
+        librdkafka's consumer waits 45 seconds to leave its group.
         """
         made, self._made = self._made, []
         if not made:

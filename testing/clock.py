@@ -50,8 +50,8 @@ class TestClock:
     """A clock for brokers of this process, passed to them as ``clock=``.
 
     It stands still at ``now_ms`` (default: the time of day at its creation) until :meth:`advance`;
-    with ``auto`` it runs, at real speed, from there. A test may call it from any thread, but
-    :meth:`advance` not from a broker's.
+    with ``auto`` it runs, at real speed, from there. A test may call its methods from any thread,
+    but :meth:`advance` not from a broker's.
     """
 
     __test__ = False  # tells pytest that this is no test class, in spite of its name
@@ -133,7 +133,7 @@ class TestClock:
         loops = [loop for loop, _ in self._brokers.values()]
         if not loops or asyncio.get_running_loop() in loops:
             return await work
-        # The caller's loop may have a clock that the test has frozen; a broker's loop has not.
+        # The caller's loop may have a clock that the test has frozen; a broker's loop does not.
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loops[0]))
 
     def _span_ms(self, seconds: float, ms: float) -> int:

@@ -73,13 +73,13 @@ class Cluster(KafkaUnderTest):
     each other; the controller's listener has neither TLS nor authentication.
 
     ``faults`` apply to clients' requests to any broker, ``brokers[1].faults`` to all requests to
-    that one. All brokers share ``clock``; heartbeats and fetches between nodes stay on real time.
-    Warnings of brokers are not logged, because the test causes most of them.
+    that broker. All brokers share ``clock``; heartbeats and fetches between nodes stay on real
+    time. Warnings of brokers are not logged, because the test causes most of them.
     """
 
     look_s = 2.0
-    """The time limit of a request within a wait: short, to turn from a dead broker to a new leader.
-    """
+    """The time limit of a request within a wait: short, so that a wait soon leaves a dead broker
+    for the new leader."""
 
     def __init__(
         self,
@@ -313,7 +313,7 @@ class Cluster(KafkaUnderTest):
         return found
 
     def _find(self, topic: str, index: int) -> PartitionRegistration | str:
-        """Return a partition, or a sentence that it does not exist."""
+        """Return a partition, or a sentence saying that it does not exist."""
         topics = self.image.topics
         if topic not in topics:
             return f"there is no topic {topic!r}{nearest(topic, topics)}"

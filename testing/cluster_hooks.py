@@ -14,11 +14,11 @@ from fencepost.testing.hooks import HookServer, body_of
 T = TypeVar("T")
 
 ACTIONS = ("kill", "pause", "restart", "resume", "stop")
-"""What ``POST /brokers/ID/ACTION`` does, which are methods of a ``Cluster``."""
+"""The actions of ``POST /brokers/ID/ACTION``; each is a method of ``Cluster``."""
 
 
 class ClusterHooks(HookServer):
-    """The paths of a broker's hooks, for a cluster, and paths for its brokers and its network."""
+    """The HTTP paths of :class:`HookServer`, for a cluster, its brokers and its network."""
 
     paths: ClassVar[Mapping[str, tuple[str, ...]]] = {
         **HookServer.paths,

@@ -57,7 +57,7 @@ class Fired:
     events: list[str] = field(default_factory=list)
     """The resulting events, as named in the history; empty if nothing changed."""
     detail: dict[str, Any] = field(default_factory=dict)
-    """More about it: offsets before and after, counts."""
+    """More about the deadline: offsets before and after, counts."""
 
     def as_json(self) -> dict[str, object]:
         """Return the fields for JSON."""

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from fencepost.coordinator.handlers import Context
 
 APIS_ANSWERED_WITH_DATA: Final = frozenset({ApiKey.METADATA})
-"""APIs whose response must hold valid data beside the error: without the brokers of a Metadata
-response no client can work."""
+"""APIs whose response must hold valid data besides the error: no client can work without the
+brokers of a Metadata response."""
 
 _OF_SESSIONS: Final = frozenset(
     {
@@ -64,7 +64,7 @@ _TOP_LEVEL: Final[Mapping[int, frozenset[ErrorCode]]] = {
     ApiKey.SHARE_FETCH: _OF_SHARE_REQUESTS,
     ApiKey.SHARE_ACKNOWLEDGE: _OF_SHARE_REQUESTS,
 }
-"""The APIs whose other errors stand in the partitions."""
+"""The errors for the top-level error codes of these APIs; other errors go into the partitions."""
 
 _ERROR_CODES: Final = ("error_code", "partition_error_code")
 
@@ -134,7 +134,8 @@ def _asked(ctx: Context) -> Any:
 def _of_share_request(ctx: Context) -> Any:
     """Return the partitions of a share session, for a ShareFetch that names none.
 
-    The session's epoch rises: without a top-level error, the client sends the next one.
+    The session's epoch is incremented, because a client that gets no top-level error sends the next
+    epoch.
     """
     body, places = ctx.body, list[tuple[object, int]]()
     with suppress(DomainError):

@@ -79,7 +79,7 @@ class Fault:
         self.close = close
         self.delay_ms = delay_ms
         self.only = frozenset(only)
-        """The partitions of which a request must name one, and in which the error stands."""
+        """A request must name one of these partitions; an error is returned for these only."""
         self.seen: deque[SeenRequest] = deque(maxlen=MAX_SEEN)
         """The matching requests."""
         self.failure: str | None = None
@@ -256,12 +256,12 @@ class Faults:
           of the others.
 
         With ``only``, such as ``{"orders": [0, 2]}``, a request must name one of these partitions,
-        and an ``error`` stands in these only, while the request's other partitions are handled.
-        That is possible for Produce, Fetch, ListOffsets, OffsetCommit, TxnOffsetCommit,
+        and an ``error`` is returned for these only, while the request's other partitions are
+        handled. That is possible for Produce, Fetch, ListOffsets, OffsetCommit, TxnOffsetCommit,
         DeleteRecords and OffsetForLeaderEpoch.
 
         Raises ValueError for an unknown name, including an unknown field of ``api`` in ``match``,
-        and unless exactly one of these is given.
+        and unless exactly one of the effects above is given.
         """
         lost: str | None = "answer" if drop is True else drop or None
         if (error is not None) + (lost is not None) + (close is not None) > 1:

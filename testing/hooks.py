@@ -278,7 +278,7 @@ class HookServer:
         return {"shares": [one.as_json() for one in in_order(states)]}
 
     async def _get_groups(self, request: HttpRequest, _rest: str) -> object:
-        """Return ``?group=…``, with a condition after it holds or ``wait_s`` seconds have passed.
+        """Return the group ``?group=…``; first wait for a condition, at most ``wait_s`` seconds.
 
         The group is described through the broker's listener, like by any other client.
         """
@@ -326,7 +326,7 @@ class HookServer:
 
 
 def _is_over(waiting: GroupWait, session: ClusterSession) -> bool:
-    """Poll a group; an error that passes, such as a coordinator that loads, counts as not yet."""
+    """Poll a group; after a temporary error, such as a loading coordinator, return False."""
     try:
         return waiting.is_over(session)
     except WireError as error:

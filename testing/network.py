@@ -76,7 +76,7 @@ class _NodeLoop(RealTimeLoop):
     node: int
 
     async def create_connection(self, *args: Any, **options: Any) -> Any:
-        """Open a connection, once the address is not cut off."""
+        """Open a connection, once the address is no longer cut off."""
         address = tuple(args[1:3])
         if len(address) == len(("host", "port")):
             while self.network.is_cut(self.node, address):  # noqa: ASYNC110 - healed by any thread

@@ -1,7 +1,7 @@
 """Errors in some of the partitions of a request.
 
 The partitions with the fault get an error, and the others are handled as a request of their own;
-both results are one response. A Fetch is handled as a whole, because its session keeps all
+one response has both results. A Fetch is handled as a whole, because its session keeps all
 partitions; then the results of the partitions with the fault are replaced.
 """
 
@@ -102,7 +102,7 @@ def _without(
 
 
 def _joined(real: Any, errors: Any, topics: str, partitions: str) -> tuple[Any, ...]:
-    """Return the topics of two responses, those of both with the partitions of both."""
+    """Merge the topics of two responses; a topic in both gets the partitions of both."""
     found: dict[object, Any] = {}
     for topic in (*getattr(real, topics), *getattr(errors, topics)):
         key = getattr(topic, "topic_id", None) or getattr(topic, "name", None) or topic.topic

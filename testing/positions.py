@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from fencepost.coordinator.server.connection import Connection
 
 MAX_PARTITIONS: Final = 10_000
-"""The partitions that are remembered of a connection, and the lookups that are remembered at all;
-the oldest are dropped first."""
+"""The limit of remembered partitions per connection, and of remembered lookups in all; the oldest
+are dropped first."""
 
 
 @dataclass
@@ -62,7 +62,7 @@ class FetchPositions:
                 registry.wrap(key, partial(_observed, observe))
 
     def not_fetched(self, group: GroupView) -> list[Partition]:
-        """Return the partitions of members that they do not fetch, as far as is known."""
+        """Return the assigned partitions that their members are not known to fetch."""
         with self._lock:
             fetched: dict[tuple[str | None, str, Partition], int] = {}
             for connection, one in list(self._fetched.items()):

@@ -66,7 +66,7 @@ class ReplayIds:
             self._firsts = {place: first for place, first, _ in produced(step, names)}
         body = self._translated(body, body)
         if step.api == "ShareFetch" and step.response is not None:
-            # Its wait runs in real time: the request waits only for records that it will get.
+            # A ShareFetch waits in real time, so let it wait only for records that it will get.
             waits = any(True for _ in self.acquired(self._response(step)))
             body = replace(body, max_wait=_LONG_WAIT if waits else _NOTHING_WAITED)
         return body
@@ -176,13 +176,16 @@ class ReplayIds:
             self._producer_epochs[producer, epoch] = found.producer_epoch
 
     def acquired(self, response: Entity | None) -> Iterator[tuple[Partition, int]]:
-        """Yield each partition of a ShareFetch response with acquired records, and the last one."""
+        """Yield each partition with acquired records in a ShareFetch response, and the last one."""
         for place, ranges in _acquired(response, self._names):
             base = self._bases.get(place, 0)
             yield place, max(last for _, last in ranges) - base
 
     def boundaries(self, responses: Iterable[Entity | None]) -> Mapping[Partition, list[int]]:
-        """Return the first offsets of all acquired ranges, sorted; the replay's begin at 0."""
+        """Return the first offsets of all acquired ranges, sorted, as offsets of the replay.
+
+        The log of the replay begins with the first record of a partition that was acquired.
+        """
         found: dict[Partition, set[int]] = defaultdict(set)
         for response in responses:
             for place, ranges in _acquired(response, self._names):

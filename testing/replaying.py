@@ -173,8 +173,8 @@ class _Player:
         """The expiries of the incident that the clock has not reached."""
         self._expected: Counter[str] = Counter()
         self._seen: Counter[str] = Counter()
-        """Expiries by kind of event: in the incident so far, and how many of them the replay has
-        had."""
+        """Expiries by kind of event: ``_expected`` in the incident so far, ``_seen`` in the
+        replay."""
         self._unsent: set[int] = set()
         """Pending ShareFetch requests that are sent later."""
         self._sent = 0
@@ -186,7 +186,7 @@ class _Player:
     # --- before the first step ---
 
     def prepare(self) -> None:
-        """Create what the incident begins with, and load the coordinators."""
+        """Create the topics and settings of the incident, and load the coordinators."""
         kafka, incident = self.kafka, self.incident
         with kafka._session() as session:
             levels = finalized_levels(session)
@@ -237,11 +237,12 @@ class _Player:
             connection.close()
 
     def _advance(self, number: int, at_ms: int) -> None:
-        """Advance the clock, so that the timers fire that had fired before step ``number``.
+        """Advance the clock so that those timers fire that fired before step ``number``.
 
-        A busy broker's timers are late, and requests came in between: the clock stops shortly
-        before the next expiry of the incident, until its time. A deadline may also be some
-        milliseconds later than it was, as it counts from a time between request and response.
+        Timers of a busy broker fire late, and some requests arrived between the deadline and the
+        expiry. So the clock stops :data:`MAX_LATE_MS` before the next expiry of the incident until
+        that is due. In the replay a deadline may be some milliseconds later, because it counts from
+        a time between request and response; then the clock advances a little further.
         """
         held_ms = at_ms
         if self._expiries and not self._is_due(number, at_ms):
@@ -265,7 +266,7 @@ class _Player:
         return any(one.who in self.incident.subjects for one in fired)
 
     def _has_expired(self, has_fired: bool) -> bool:
-        """Return whether all expiries have happened that had happened by now in the incident."""
+        """Return whether the replay has had every expiry that the incident had by now."""
 
         def look(_limit: float) -> bool:
             if self._expected != self._seen:
@@ -280,9 +281,9 @@ class _Player:
         return False
 
     def _await_share_state(self, number: int) -> None:
-        """Wait until share partitions are initialized that were so in the incident: in real time.
+        """Wait, in real time, until share partitions are initialized as before step ``number``.
 
-        No request waits for it, but later heartbeats find it.
+        No request waits for the initialization, but later heartbeats depend on it.
         """
         wanted = sum(
             one.what == _INITIALIZED and one.after < number for one in self.incident.causes
@@ -308,7 +309,7 @@ class _Player:
         else:
             self._pending[step.number] = step, recorded
             if acquires_only(step, recorded):
-                # Sent when it was answered, after the records that it waited for.
+                # Sent later, at the time of its response: after the records that it waited for.
                 self._unsent.add(step.number)
                 return
         if step.answered_after == step.number:

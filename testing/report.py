@@ -25,7 +25,7 @@ NOTHING = text_of(None)
 """The text of an empty cell."""
 
 EFFECTS = ("error", "drop", "close", "delay_ms")
-"""The arguments of a fault of which an observer has none."""
+"""The arguments that make a fault; an observer has none of them."""
 
 COLUMNS = ("time", "subject", "what", "change", "why", "trigger", "who", "client")
 

@@ -52,7 +52,7 @@ class SeenRequest:
 
     @cached_property
     def topics(self) -> list[str]:
-        """The topics that the request names, also by their ids."""
+        """The topics that the request names, by name or by id."""
         found = dict.fromkeys(_topics(self.body, inside=False))
         ids = [one for one in self.values("topic_id") if one is not None]
         if ids:
@@ -64,7 +64,7 @@ class SeenRequest:
     def partitions(self) -> frozenset[tuple[str, int]]:
         """The partitions that the request names, as (topic, index).
 
-        While a Fetch is handled, also those that its session has.
+        While a Fetch is handled, they include the partitions of its session.
         """
         if self.api_key == ApiKey.FETCH:
             return frozenset(place for _, place in fetched_partitions(self._ctx))
@@ -128,7 +128,7 @@ def _places(ctx: Context, entity: Any) -> Iterator[tuple[str, int]]:
 def fetched_partitions(ctx: Context) -> Iterator[tuple[object, tuple[str, int]]]:
     """Yield the partitions of a Fetch, including those that its session already has.
 
-    Each has its topic's key before it, which is a name or an id.
+    Each comes with its topic's key, a name or an id.
     """
     seen = set()
     for topic in ctx.body.topics:

@@ -1,7 +1,7 @@
 """The in-flight records of share groups, as their brokers have them, and waits for them.
 
 The leader of a partition has the states of its records while a member has a share session. After
-the last session the share coordinator has the written ones, which the next leader reads.
+the last session only the share coordinator has them, as written; the next leader reads them there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class PartitionStates(NamedTuple):
     """The delivery of every record below it has ended."""
     records: tuple[ShareRecords, ...]
     is_led: bool
-    """Whether a leader has them in memory; the share coordinator's may be older."""
+    """Whether these are the states in a leader's memory; a share coordinator's may be older."""
 
     def holding(self, offset: int) -> ShareRecords | None:
         """Return the in-flight records around an offset."""

@@ -306,9 +306,9 @@ class KafkaUnderTest(ABC):
         """Return all records that a consumer can read now, by partition and offset.
 
         ``isolation`` is ``read_committed`` or ``read_uncommitted``, which is the default as in any
-        consumer. Waits until there are ``at_least`` so many, even for a topic that does not exist
-        yet; raises TimeoutError, which describes the records, after ``timeout`` seconds. Without
-        ``at_least`` the topic must exist. Raises ApiError.
+        consumer. With ``at_least``, waits until there are that many records, even for a topic that
+        does not exist yet; raises TimeoutError, which describes the records, after ``timeout``
+        seconds. Without ``at_least`` the topic must exist. Raises ApiError.
         """
         __tracebackhide__ = True
         reader = TopicReader(topic, partition, committed=isolation == "read_committed")
@@ -429,10 +429,10 @@ class KafkaUnderTest(ABC):
     ) -> list[ShareRecords]:
         """Wait until nothing of a share group is in flight, and return :meth:`shares` then.
 
-        With ``record`` (topic, partition and offset, or what :meth:`produce` returned) wait until
-        the delivery of that record has ended, or until it is in the state ``until``, or was
-        delivered at least ``delivery_count`` times. Below the start offset a record is ARCHIVED if
-        the history says so, otherwise ACKNOWLEDGED, and only archived ones have a delivery count.
+        With ``record`` (topic, partition and offset, or a result of :meth:`produce`) wait until the
+        delivery of that record has ended, or until it is in the state ``until``, or was delivered
+        at least ``delivery_count`` times. Below the start offset a record is ARCHIVED if the
+        history says so, otherwise ACKNOWLEDGED, and only archived ones have a delivery count.
         TimeoutError describes the states.
         """
         __tracebackhide__ = True

@@ -1,9 +1,9 @@
 """Backups of a data directory: a copy of all files and a manifest with their sizes and digests.
 
-A broker that is stopped keeps its files as they are. A running broker is suspended (SIGSTOP) while
-the backup opens its files and notes their sizes; it continues while they are copied. Below these
-sizes a log never changes, so the copy is what ``kill -9`` would have left at that instant, for all
-partitions together. What the broker replaces later is read through the descriptors.
+The files of a stopped broker do not change. A running broker is suspended (SIGSTOP) while the
+backup opens its files and notes their sizes; it continues while they are copied. Below these sizes
+a log never changes, so the copy is what ``kill -9`` would have left at that instant, for all
+partitions together. A file that the broker replaces later is still read through its descriptor.
 
 Only a complete backup has :data:`MANIFEST`; an interrupted one has :data:`PARTIAL`.
 """
@@ -43,7 +43,7 @@ INDEX_SUFFIXES: Final = (INDEX_SUFFIX, TIME_INDEX_SUFFIX)
 CHUNK_BYTES: Final = 1 << 20
 MAX_LINE_BYTES: Final = 1 << 16
 BLANK_TAIL: Final = 4096
-"""A log whose last bytes are all zeros is taken for a preallocated one."""
+"""A log that ends with this many zero bytes is taken for a preallocated one."""
 
 # Windows has no such signals; there, as on macOS, the process of a broker is not found.
 SUSPEND: Final[int] = getattr(signal, "SIGSTOP", 0)
@@ -141,7 +141,7 @@ def create(data_dir: Path, target: Path, *, max_pause_s: float = 2.0) -> BackupS
 
 
 def _claim(target: Path, open_files: ExitStack) -> None:
-    """Make ``target`` ours, and remove what an interrupted backup has left in it."""
+    """Claim ``target`` for this backup, and remove the files of an interrupted one."""
     target.mkdir(mode=0o700, parents=True, exist_ok=True)
     names = {one.name for one in target.iterdir()}
     if MANIFEST in names:
@@ -161,7 +161,7 @@ def _files_of(data_dir: Path, *, with_active_indexes: bool = True) -> Iterator[_
     """Yield all files of a directory but its lock file, in order.
 
     The index files of an active segment change in place, and recovery after an unclean shutdown
-    makes them again.
+    rebuilds them.
     """
     for folder, folders, names in os.walk(data_dir):
         folders.sort()

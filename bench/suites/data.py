@@ -75,7 +75,7 @@ def librdkafka(partitions: int) -> Callable[[Broker], Figures]:
 def end_to_end(rate: int) -> Callable[[Broker], Figures]:
     """Measure from ``produce`` (acks=all, 1 KiB) to a consumer, at ``rate`` records a second.
 
-    The pace is the clock's: it does not wait for a broker that falls behind.
+    The clock sets the pace: the producer does not wait for a broker that falls behind.
     """
 
     def run(broker: Broker) -> Figures:

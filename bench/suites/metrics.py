@@ -2,7 +2,7 @@
 
 Two daemons run side by side, one without metrics and one with. A client appends to one of them for
 some seconds at a time, in random order; in half of the turns of the second daemon a child process
-scrapes it. So a drift of the machine's speed affects all figures.
+scrapes it. So a drift of the machine's speed affects all figures alike.
 """
 
 from __future__ import annotations

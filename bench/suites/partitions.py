@@ -20,7 +20,7 @@ BATCHES = 10
 """Batches of 1 KB in each partition: enough for both of its indexes to be in use."""
 
 DEADLINE_S = 300.0
-"""The time limit for a start or a stop: a bad figure is better than none."""
+"""The time limit for a start or a stop: long, to get a figure even if it is bad."""
 
 
 def many(broker: Broker) -> Figures:

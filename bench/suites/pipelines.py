@@ -1,4 +1,4 @@
-"""The cost of exactly-once to a pipeline: the runner beside plain aiokafka, on the same broker.
+"""The cost of exactly-once to a pipeline: the runner and plain aiokafka, on the same broker.
 
 Both copy the same topic record by record, and are timed from the start of their clients to the last
 commit, including the join. Plain aiokafka is at-least-once: there are no transactions, and offsets

@@ -1,4 +1,4 @@
-"""Spark's source and sink beside Spark's own Kafka connector, against the same broker."""
+"""Our Spark source and sink compared with Spark's own Kafka connector, on the same broker."""
 
 from __future__ import annotations
 

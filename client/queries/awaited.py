@@ -32,7 +32,11 @@ _WAITS, _ENDS = "rebalance-waits", frozenset({"generation-started", "group-delet
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """Members by id, and by CLIENT_ID@HOST without pending members; ``missing`` counts all."""
+    """The members that a rebalance waits for.
+
+    ``members`` are their ids, and ``clients`` those that are not pending, as CLIENT_ID@HOST.
+    ``missing`` counts all of them; the lists may be shorter.
+    """
 
     members: tuple[str, ...]
     clients: tuple[str, ...]
@@ -45,7 +49,7 @@ class Awaited:
 
 
 def awaited_by(entries: Iterable[Entry]) -> Awaited | None:
-    """Return the awaited members from the entries of one group, oldest first; None if unknown."""
+    """Return the awaited members; None if unknown. ``entries`` are one group's, oldest first."""
     found = None
     for entry in entries:
         if entry.what == _WAITS:

@@ -1,9 +1,9 @@
 """The clients that were given producer ids and epochs, from the broker's history.
 
 DescribeProducers identifies a producer by its id only. A coordinator can map the id to a
-transactional id until that expires; no Kafka API returns the client's id and host. Fencepost
-records all three whenever it gives out a producer epoch, so that it can name the owner of a
-transaction that no coordinator knows. Apache Kafka keeps no such history.
+transactional id until the latter expires; no Kafka API returns the client's id and host. Fencepost
+records transactional id, client id and host whenever it gives out a producer epoch, so that it can
+name the owner of a transaction that no coordinator knows. Apache Kafka keeps no such history.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The rules of exactly-once that the clients of a cluster break, with the request that shows it.
+"""The rules of exactly-once that clients of a cluster break, with the requests that show it.
 
 The brokers record what each client's requests show (``coordinator/history/observations.py``). Here
-the observations of all brokers are compared with the rules. A rule is only broken if requests show
-it: where two explanations of the same requests are possible, there is no finding.
+the observations of all brokers are compared with the rules. There is a finding only if requests
+prove that a rule was broken; requests that can also be explained otherwise yield none.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _RANDOM: Final = re.compile(
     r"|[0-9]{4,}",
     re.IGNORECASE,
 )
-"""A part of a name that a process may have drawn at its start: a UUID, hexadecimal digits, a time
-or a process id."""
+"""A part of a name that a process may have generated when it started: a UUID, hexadecimal digits, a
+time or a process id."""
 
 Members = Callable[[str], Iterable[Client]]
 """Returns the current members of a group."""
@@ -61,7 +61,7 @@ class Finding:
     request: str | None = None
     """The API of the request; None if the configuration shows the breach."""
     at_ms: int | None = None
-    """The time of the request; of several, the last."""
+    """The time of the request, or of the last one if there are several."""
     fields: Mapping[str, Any] = field(default_factory=dict)
     """The fields of the request that show the breach."""
     group: str | None = None
@@ -70,7 +70,7 @@ class Finding:
 
 
 def finding_row(finding: Finding) -> dict[str, Any]:
-    """Return a finding as JSON and the console show it."""
+    """Return a finding as a row for JSON output and the console."""
     rule = finding.rule
     return {
         "rule": rule.name,
@@ -196,7 +196,7 @@ def _of_request(
     topics: Iterable[str] = (),
     **more: Any,
 ) -> Finding:
-    """Return a finding whose evidence is one request; ``shown`` are the details that show it."""
+    """Return a finding about one request; ``shown`` names the details that prove it."""
     detail = entry.detail
     topic = detail.get("topic")
     return Finding(
@@ -222,15 +222,16 @@ def _last(entries: Iterable[Entry], *details: str) -> Iterator[Entry]:
 
 
 def stem_of(name: str) -> str:
-    """Return a name with ``*`` for each part that a process may have drawn at its start."""
+    """Replace with ``*`` each part of a name that a process may have generated at its start."""
     return _RANDOM.sub("*", name)
 
 
 def _new_ids(seen: Observations) -> Iterator[Finding]:
-    """Find ids of one pattern of which each was used by one start only.
+    """Find transactional ids of one pattern, each used by only one start of a process.
 
-    A counter, as in Flink's ids, is part of a scheme that finds the ids of the former process.
-    Offsets with a member's generation fence a former process without its id, as in Kafka Streams.
+    Ids with a counter, such as Flink's, are not reported: the next process can derive the ids of
+    the former one. Nor are ids of producers that send a member's generation with their offsets, as
+    Kafka Streams does: the generation fences a former process whatever its id was.
     """
     with_member = list(seen.of(Observed.OFFSETS_ADDED_TO_TRANSACTION, by_member=True))
     fenced_ids = {one.detail["transactional_id"] for one in with_member}
@@ -270,7 +271,7 @@ def _new_ids(seen: Observations) -> Iterator[Finding]:
 
 
 def _is_counter(names: Iterable[str]) -> bool:
-    """Return whether names differ in decimal numbers that mostly follow one another."""
+    """Return whether names differ only in decimal numbers that are mostly consecutive."""
     numbers = []
     for name in names:
         parts = [one for one in _RANDOM.findall(name) if one.isdigit()]
@@ -303,7 +304,7 @@ def _offsets_outside(seen: Observations) -> Iterator[Finding]:
 
 
 def _offsets_without_member(seen: Observations, members: Members) -> Iterator[Finding]:
-    """Find offsets without a member's identity of a group that has members."""
+    """Find offsets committed without a member's identity although the group has members."""
     for entry in _last(
         seen.of(Observed.OFFSETS_ADDED_TO_TRANSACTION, by_member=False), "group", "transactional_id"
     ):
@@ -319,9 +320,9 @@ def _offsets_without_member(seen: Observations, members: Members) -> Iterator[Fi
 
 
 def _uncommitted_reads(seen: Observations, members: Members) -> Iterator[Finding]:
-    """Find inputs that a member reads in no other way than read_uncommitted.
+    """Find inputs that a member reads only as read_uncommitted.
 
-    If the same client reads a topic in both ways, one of the readers may be another program.
+    If the same client also reads the topic as read_committed, one reader may be another program.
     """
     levels: dict[tuple[Client, str], dict[str, Entry]] = defaultdict(dict)
     for entry in seen.of(Observed.FETCHED):
@@ -471,7 +472,7 @@ def _unclean(session: ClusterSession, topics: Iterable[str]) -> Iterator[Finding
 
 
 def _feature(session: ClusterSession) -> Iterator[Finding]:
-    """Find a cluster whose finalized transaction version is below 2, for any client."""
+    """Find a cluster whose finalized transaction version is below 2, whatever its clients do."""
     level = session.client.features().get("transaction.version", 0)
     if level < 2:
         yield Finding(

@@ -32,8 +32,8 @@ def entries_of(
 ) -> Iterator[Entry]:
     """Yield the entries of the history from ``begin``.
 
-    With ``subjects``, pairs of a scope and a subject, yield only their entries; without, recorded
-    requests are left out.
+    With ``subjects``, pairs of a scope and a subject, yield only their entries; without it, leave
+    out recorded requests.
 
     In a cluster each broker writes to its own partition; without ``follow`` the entries are merged
     by time. On Apache Kafka there are none.

@@ -2,7 +2,7 @@
 
 The coordinator's log, ``__transaction_state``, has the last record of each transactional id, and
 until it is compacted also earlier ones. A partition's log has the end marker of each transaction
-after its batches, for as long as it has the batches, also when the transactional id has expired.
+after its batches, for as long as it has the batches, even if the transactional id has expired.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class StateLog(NamedTuple):
 class Ending(NamedTuple):
     """An end marker of a producer in a partition's log.
 
-    ``first_offset`` is the first batch of the transaction that the marker ends, with the epoch that
-    was asked for; None if no such batch is left or was read. A ``first_sequence`` of 0 says that it
-    is the first batch of its epoch in the partition.
+    ``first_offset`` is the offset of the transaction's first batch, if it has the requested epoch;
+    None if no such batch is left or was read. A ``first_sequence`` of 0 shows that this batch is
+    the first of its epoch in the partition.
     """
 
     place: Partition
@@ -78,7 +78,7 @@ class Ending(NamedTuple):
 def state_logs(session: ClusterSession, names: Iterable[str]) -> dict[str, StateLog]:
     """Read the records of transactional ids from the coordinators' log, each partition once.
 
-    It can be unreadable: the topic may not exist, or the principal may not read it.
+    The log can be unreadable: the topic may not exist, or the principal may not read it.
     """
     wanted = set(names)
     try:
@@ -134,7 +134,7 @@ def endings(
 ) -> list[Ending]:
     """Return the end markers that end, or may end, transactions of ``identity`` in a partition.
 
-    It is read from ``since_ms``, or from its beginning. Raises ApiError.
+    The partition is read from ``since_ms``, or from its beginning. Raises ApiError.
     """
     start = session.offsets([place], EARLIEST if since_ms is None else since_ms)[place]
     if start < 0:  # no record is that young
@@ -149,7 +149,7 @@ def endings(
             first = (header if first is None else first) if mine else None
             continue
         # The first marker behind a batch ends its transaction, in every version of transactions.
-        # Without the batch, the epoch could also be that of the transaction before or after.
+        # Without the batch, the marker may be that of the transaction before or after.
         may_end = first is not None or header.producer_epoch - identity.epoch in {0, 1}
         marker = first_control(data, at, header) if may_end else None
         if marker is not None and marker.type in {ControlType.COMMIT, ControlType.ABORT}:

@@ -15,9 +15,9 @@ class Level(StrEnum):
     """The consequence of a finding."""
 
     BREAKS = "breaks"
-    """Records can be lost, doubled or read although their transaction was aborted."""
+    """Records can be lost, duplicated or read although their transaction was aborted."""
     RISK = "risk"
-    """Exactly-once holds, but for one named failure; not every client can avoid it."""
+    """Exactly-once holds except after one named failure; not every client can avoid the risk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,10 @@ class Rule:
     why: str
     """The consequence of breaking it, in one sentence."""
     change: str
-    """The change that mends it, in one sentence."""
+    """The change that fixes it, in one sentence."""
     level: Level = Level.BREAKS
     on_apache_kafka: bool = False
-    """Whether it can be checked from the configuration of the cluster, on any broker."""
+    """Whether the rule can be checked from the cluster's configuration, on any broker."""
 
 
 NEW_TRANSACTIONAL_ID: Final = Rule(

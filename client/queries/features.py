@@ -45,7 +45,10 @@ def update_features(
     *,
     validate_only: bool = False,
 ) -> None:
-    """Set finalized levels, lower ones than ``now`` with the type ``lower``. Raises ApiError."""
+    """Set finalized levels. Raises ApiError.
+
+    ``lower`` is the upgrade type for levels that are lower than ``now``.
+    """
     answer = session.client.call(
         "UpdateFeatures",
         to_node=session.controller,

@@ -53,7 +53,7 @@ class IncidentError(ValueError):
 def is_setting(name: str) -> bool:
     """Return whether a broker's setting is part of an incident.
 
-    Assignors are not: their names are of classes, which a file must not choose.
+    Assignors are not: they are named by class, and a file must not choose classes to load.
     """
     return name.startswith(_SETTING_PREFIXES) and not name.endswith("assignors")
 
@@ -89,7 +89,7 @@ class Step:
     answered_after: int | None = None
     response: Mapping[str, Any] | None = None
     error: str | None = None
-    """The error of a request that failed as a whole without a result of its handler."""
+    """The error of a request that failed as a whole, without a response from its handler."""
 
     @property
     def is_end(self) -> bool:
@@ -99,7 +99,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """An event of the history with its cause; ``after`` is the last step that came before it."""
+    """An event of the history with its cause; ``after`` is the number of the step before it."""
 
     at_ms: int
     after: int

@@ -1,6 +1,6 @@
 """Consumer lag, in records that a consumer can still receive.
 
-The usual lag, high watermark minus committed offset, also counts offsets of which the consumer
+The usual lag, high watermark minus committed offset, also counts offsets at which the consumer
 receives no record: transaction markers, aborted records, records that retention has removed, and
 records that an open transaction holds back. This lag leaves out the first three, and counts
 held-back records separately.
@@ -124,7 +124,7 @@ class ConsumerLags:
         return self._counted[asked]
 
     def from_start(self, partition: Partition) -> Lag | None:
-        """Return the lag from the log start: the largest possible one of a group without a commit.
+        """Return the lag from the log start: the largest that a group without a commit can have.
 
         Its starting offset depends on the reset policy, which only the members know. Raises
         ApiError.
@@ -135,7 +135,8 @@ class ConsumerLags:
     def held_since(self, partition: Partition) -> int | None:
         """Return the start time, in ms, of the transaction that holds back the last stable offset.
 
-        None if the last stable offset is the high watermark, or the record is gone.
+        None if the last stable offset is the high watermark, or the transaction's first record is
+        gone.
         """
         bounds = self.bounds[partition]
         if bounds.stable >= bounds.end:

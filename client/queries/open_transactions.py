@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 NO_OFFSET = -1
 
 TWO_PHASE_TIMEOUT_MS = 2**31 - 1
-"""The timeout of a transaction in a two-phase commit: none."""
+"""The timeout of a transaction in a two-phase commit, which never times out."""
 
 MAX_CLAIM_TIMEOUT_MS = 60_000
 """The longest transaction timeout that ``terminate`` sends; it applies until the producer's next
@@ -267,7 +267,7 @@ def hanging(
         reason = why_hanging(row, transaction)
         if reason is not None:
             found.append((row, transaction, reason))
-    # Leader and coordinator were asked one after the other; drop what has ended meanwhile.
+    # The coordinator was asked after the leader: drop transactions that have ended meanwhile.
     places = sorted({row.place for row, _, _ in found})
     still = {(row.place, row.producer_id, row.start_offset) for row in producers(session, places)}
     return [
@@ -304,8 +304,8 @@ def began(session: ClusterSession, producer: Producer) -> int | None:
 def abort(session: ClusterSession, producer: Producer) -> None:
     """Write the abort marker of the producer's open transaction. Raises ApiError.
 
-    The marker has the producer epoch that the leader knows, and is sent by WriteTxnMarkers version
-    1, from before KIP-890: only then does the leader accept an equal epoch.
+    The marker has the producer's current epoch on the leader. It is sent in WriteTxnMarkers version
+    1, which predates KIP-890: in later versions leaders require a higher epoch.
     """
     answer = session.client.call(
         "WriteTxnMarkers",

@@ -2,8 +2,8 @@
 
 A pipeline reads topics as a group and writes topics in transactions. The protocol names both sides
 together in one request only, TxnOffsetCommit. Where no such request was observed, a group belongs
-to the transactional producer that has its client id and host, unless it reads that producer's
-output or that producer sends the offsets of some group.
+to the transactional producer that has the same client id and host, unless the group reads that
+producer's output or that producer itself sends the offsets of any group.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ def client_of(entry: Entry) -> Client:
 
 @dataclass(slots=True)
 class Pipeline:
-    """A group, the transactional producers beside it, and their topics; each may be missing."""
+    """A group, the transactional producers that belong to it, and their topics.
+
+    Each of these may be missing.
+    """
 
     group: str | None
     transactional_ids: set[str] = field(default_factory=set)

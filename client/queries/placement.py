@@ -113,7 +113,7 @@ class _AssignmentPlan:
 
 
 def _with_leaders(replicas: Mapping[Partition, Replicas]) -> dict[Partition, Replicas]:
-    """Choose preferred leaders: the first replica, or if it leads its share, the least loaded."""
+    """Choose preferred leaders: the first replica, or the least loaded if that leads its share."""
     leads = Counter[int]()
     most = ceil(len(replicas) / max(1, len({node for row in replicas.values() for node in row})))
     found: dict[Partition, Replicas] = {}

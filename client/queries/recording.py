@@ -136,7 +136,7 @@ def _causes(entries: Sequence[Entry], requests: Sequence[Entry], start_ms: int) 
         elif entry.what in COMPARED and entry.scope not in REQUEST_SCOPES:
             if entry.at_ms < start_ms:
                 continue
-            # Steps of the same millisecond came before it if their responses did.
+            # A step of the same millisecond came before the event if its response did.
             same_ms = bisect_right(times, entry.at_ms)
             after = max(bisect_left(times, entry.at_ms), min(last, same_ms))
             member = entry.detail.get("member")
@@ -234,7 +234,7 @@ def _is_left_out(entry: Entry) -> bool:
 
 
 def _check_begin(steps: Sequence[Step]) -> None:
-    """Check that each member and producer of a successful request gets its id in the recording."""
+    """Check that each member and producer of a successful request got its id in the recording."""
     given: set[object] = set()
     for step in steps:
         response = step.response or {}
@@ -265,8 +265,8 @@ def _check_begin(steps: Sequence[Step]) -> None:
 def with_records(session: ClusterSession, incident: Incident) -> Incident:
     """Add the keys, values and headers of the records that were produced or acquired.
 
-    Records that have been deleted since stay without. Raises IncidentError if there are too many,
-    and ApiError.
+    Records that have been deleted meanwhile get none. Raises IncidentError if there are too many
+    records, and ApiError.
     """
     found: dict[str, dict[int, dict[int, Payload]]] = {}
     left, left_bytes = MAX_RECORDS, MAX_PAYLOAD_BYTES

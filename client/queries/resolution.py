@@ -1,22 +1,24 @@
 """The verdict about one transaction, from the evidence that a cluster still has.
 
-Functions without I/O; :mod:`.resolve` collects the evidence. The rules by which a record or a
-marker belongs to the transaction of a producer id P and epoch E:
+The functions here do no I/O; :mod:`.resolve` collects the evidence. These rules decide whether a
+record or a marker belongs to the transaction (P, E) of producer id P and epoch E:
 
 * An Ongoing record has the transaction's own identity, and the Prepare record that follows it in
   the log ends that transaction. Compaction keeps the last record of an id in the part that it has
-  cleaned and every record behind that part, so the records that are left follow each other without
+  cleaned and every record after that part, so the records that are left follow each other without
   a gap.
-* A Prepare or Complete record without its predecessor: under transaction version 2 (KIP-890) each
-  end bumps the epoch, so P, E + 1 ends P, E. After the last epoch a Complete record has a new
-  producer id at epoch 0, and the previous one. Under version 1 a commit leaves the epoch as it is,
-  while an abort may also come from a fence, which bumps it: then the record alone proves nothing.
+* The predecessor of a Prepare or Complete record may be gone. Under transaction version 2 (KIP-890)
+  each end bumps the epoch, so a record of (P, E + 1) ends (P, E). At the highest epoch the Complete
+  record has a new producer id with epoch 0, and the previous producer id. Under version 1 a commit
+  does not bump the epoch, but an abort may come from a fence, which does: the record alone then
+  proves nothing.
 * A transaction that a successor has kept (KIP-939) also has the successor's identity, which must be
   used to end it.
-* In a partition, the first marker of P behind a batch of P, E ends P, E. A marker without the batch
-  proves nothing, because the next transaction of version 1 has the same marker.
-* Under version 1 consecutive transactions of a producer have one identity. Outcomes prove something
-  about each of them only if all are known, since the InitProducerId that gave out the identity.
+* In a partition, the first marker of P after a batch of (P, E) ends (P, E). A marker without the
+  batch proves nothing, because the next transaction of version 1 has the same marker.
+* Under version 1 consecutive transactions of a producer share one identity. Their outcomes prove
+  something about a single transaction only if all outcomes since the InitProducerId that gave out
+  the identity are known.
 """
 
 from __future__ import annotations
@@ -72,7 +74,7 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """All that a cluster tells about one transaction.
+    """All evidence that a cluster has about one transaction.
 
     ``current`` is the coordinator's answer, None if it does not know the id. ``searched`` are the
     partitions whose logs were read for ``endings``; ``unread`` has the others with their errors.
@@ -87,7 +89,7 @@ class Evidence:
     searched: tuple[tuple[str, int], ...] = ()
     unread: tuple[str, ...] = ()
     expired_ms: int | None = None
-    """When the broker's history says that the id expired."""
+    """The time at which the id expired, from the broker's history."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ class Resolution:
     because: tuple[str, ...]
     ends_as: ProducerIdentity | None = None
     version: int | None = None
-    """The transaction version of its producer; None if no record tells."""
+    """The transaction version of its producer; None if no record shows it."""
 
 
 def outcomes_of(records: Sequence[StateRecord]) -> list[Outcome]:
@@ -180,7 +182,7 @@ def agree(current: Transaction | None, log: StateLog) -> bool:
 def partitions_of(
     records: Iterable[StateRecord], identity: ProducerIdentity
 ) -> set[tuple[str, int]]:
-    """Return the partitions of the transactions of ``identity``, as far as the records tell."""
+    """Return the partitions of the transactions of ``identity`` that the records name."""
     found: set[tuple[str, int]] = set()
     before: TransactionMetadata | None = None
     for one in records:
@@ -281,7 +283,7 @@ class _Found(NamedTuple):
 
     @property
     def is_all(self) -> bool:
-        """Whether the identity has no transactions that the log does not show."""
+        """Whether the log shows every transaction that can have the identity."""
         if self.version == TV2:
             return True
         log = self.evidence.log.records
@@ -358,7 +360,7 @@ def _decided(found: _Found, *, commit: bool) -> Resolution:
     if marked:
         places = ", ".join(f"{topic}:{index}" for topic, index in sorted(marked))
         because.append(f"{word} markers follow all its batches in {places}")
-    # From the first sequence number of the epoch on, no batch of an earlier transaction is missing.
+    # Each epoch's first batch was read, so no batch of an earlier transaction is missing.
     has_all = bool(marked) and all(one.first_sequence == 0 for one in marked.values())
     is_proof = found.is_all or has_all
     if not is_proof:
@@ -391,7 +393,7 @@ def _unknown(found: _Found) -> Resolution:
 
 
 def _past(found: _Found, current: Transaction, *, is_current: bool) -> Resolution:
-    """Return the verdict about an identity that has no outcome, under a known id."""
+    """Return the verdict about an identity without an outcome, whose transactional id is known."""
     target, records = found.target or ProducerIdentity(-1, -1), found.evidence.log.records
     last = records[-1].txn if records else None
     now = f"producer {current.producer_id} epoch {current.epoch}, {current.state}"

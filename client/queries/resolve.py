@@ -47,7 +47,7 @@ CLOCK_SKEW_MS = 600_000
 """How far the clocks of a coordinator and of a partition's leader may differ."""
 
 MAX_READS = 3
-"""How often the log is read for a transaction that moves on meanwhile."""
+"""How often the log is read at most for a transaction whose state changes meanwhile."""
 
 LAST_TV1_END_TXN = 4
 """The last version of EndTxn that leaves the producer's epoch as it is."""
@@ -83,8 +83,8 @@ def resolve_all(
 ) -> list[Answer]:
     """Return the verdict about each transaction.
 
-    Beside the partitions that coordinator and ``__transaction_state`` name, ``places`` are searched
-    for markers, from ``since_ms`` on.
+    ``places`` are searched for markers in addition to the partitions that the coordinator and
+    ``__transaction_state`` name, from ``since_ms`` on.
     """
     names = {one.transactional_id for one in questions}
     logs, history = state_logs(session, names), _history(session, names)
@@ -153,7 +153,7 @@ def _searched(
     is_current = current is not None and (current.producer_id, current.epoch) == target
     known = partitions_of(records, target)
     known |= current.partitions if current is not None and is_current else frozenset()
-    # Markers in __consumer_offsets add nothing to those beside the records.
+    # Markers in __consumer_offsets prove no more than those in partitions with records.
     wanted = _existing(session, {one for one in known if not is_internal(one[0])} | {*places})
     if not wanted:
         return evidence
@@ -161,10 +161,10 @@ def _searched(
     is_new = bool(known_begun) and known_begun[-1].client_transaction_version >= TV2
     if is_new or is_whole(records, target):
         if is_current and current is not None and current.state == ONGOING:
-            # Nothing else can have ended under this identity.
+            # No other transaction can have ended under this identity.
             return replace(evidence, open_here=_open_here(session, wanted, target))
         if since_ms is None and known_begun:
-            # Its markers are younger, and earlier records would prove nothing more.
+            # The markers are younger than this, and earlier batches would prove nothing more.
             since_ms = known_begun[0].start_ms - CLOCK_SKEW_MS
     found: list[Ending] = []
     searched, unread = [], []
@@ -249,10 +249,10 @@ def _about(history: Iterable[Entry], found: Resolution) -> list[Entry]:
 def end_transaction(session: ClusterSession, found: Resolution, *, commit: bool) -> None:
     """Send EndTxn with the identity of an open transaction. Raises ApiError if it is refused.
 
-    The request has the version that the transaction's producer uses, so that its own retry is
-    answered alike. A two-phase commit has an epoch for each transaction: without the bump its
-    producer would not notice the end, and begin another transaction amid its records. By the client
-    id the broker's history recognises an operator's decision.
+    The request has the version that the transaction's producer uses, so that the producer's own
+    retry gets the same answer. In two-phase commit each transaction has its own epoch: without the
+    bump the producer would not notice the end, and would add another transaction's records to its
+    own. The broker's history recognises an operator's decision by the client id.
     """
     if found.ends_as is None:
         raise ApiError(ErrorCode.producer_fenced, "EndTxn", found.evidence.transactional_id)

@@ -79,7 +79,7 @@ class ClusterSession:
 
     @property
     def some_broker(self) -> int:
-        """A broker to ask about itself: the controller if it is known."""
+        """A broker to ask for its settings: the controller if it is known."""
         known = self.client.metadata()
         return known.controller_id if known.controller_id in known.brokers else min(known.brokers)
 

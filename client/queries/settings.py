@@ -92,7 +92,7 @@ def _by_node(resources: Iterable[Resource]) -> dict[int, list[Resource]]:
 
 
 def describe_request(make: Any, wanted: Sequence[Resource], keys: Sequence[str] | None) -> Any:
-    """Build a DescribeConfigs of resources, of all their keys or of those given."""
+    """Build a DescribeConfigs of resources: of ``keys``, or of all their keys if that is None."""
     return make.message(
         resources=[
             make.DescribeConfigsResource(

@@ -1,7 +1,7 @@
 """The record that keeps the start offset of a share partition from moving, and its owner.
 
-Its state comes from the partition's leader, its past from the history. Apache Kafka has neither:
-there, only the start offset and the lag are known.
+The record's state comes from the partition's leader, its past from the history. Apache Kafka
+reports neither: only the start offset and the lag are known there.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ ENDS = {
     "ACQUIRED": "its owner acknowledges it, or the lock ends",
     "ARCHIVING": "the dead-letter queue has it, or fails",
 }
-"""What ends a state; all others end with a fetch."""
+"""The event that ends each state; a state that is not listed ends with a fetch."""
 
 
 def examined(session: ClusterSession, group: GroupView) -> tuple[list[Row], list[Row]]:
     """Return the offset rows of a share group, and the rows about the records behind them.
 
-    The former have the counts of in-flight records; ``in_flight_error`` is the reason if they are
-    not known. Of the latter, ``state`` is None where no record keeps the start offset. Raises
-    ApiError.
+    An offset row has the counts of in-flight records, or in ``in_flight_error`` the reason why they
+    are unknown. In a row about a record, ``state`` is None if no record holds back the start
+    offset. Raises ApiError.
     """
     offsets: list[Row] = offset_rows(session, [group])
     places = [(str(row["topic"]), int(row["partition"])) for row in offsets]
@@ -48,9 +48,9 @@ def examined(session: ClusterSession, group: GroupView) -> tuple[list[Row], list
 
 
 def _with_view(row: Mapping[str, Any], found: InFlight) -> Row:
-    """Return an offset row with the columns of a view.
+    """Return an offset row with the columns that the leader reports.
 
-    Until a record ends, the start offset is not persisted: only the leader knows it.
+    The start offset is persisted once a record is completed; before, only the leader has it.
     """
     view = found.view
     known = {}
@@ -120,7 +120,7 @@ def _row(offsets: Mapping[str, Any], found: InFlight, members: Mapping[str, Memb
 def add_past(rows: list[Row], entries: Iterable[Entry]) -> None:
     """Add the last entry about each record: why it was delivered again, and since when.
 
-    That a share partition was loaded says less than the end of its predecessor.
+    Loads of the share partition are skipped: the entry before a load gives a better reason.
     """
     wanted = [row for row in rows if row["state"] is not None and row["first"] is not None]
     last: dict[int, Entry] = {}

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 SHARE_GROUP_DESCRIBE = 77
 SHARE = "share"
-"""The type of these groups."""
+"""The type of a share group."""
 
 
 class StartOffset(NamedTuple):
-    """One partition of a share group; None for what is not known."""
+    """One partition of a share group; a value that is not known is None."""
 
     offset: int | None
     lag: int | None

@@ -1,7 +1,8 @@
 """In-flight records of share groups, from the leaders of their partitions.
 
-Kafka's protocol has no API for them, and its brokers report none. A broker of Fencepost answers a
-DescribeConfigs of the group that names a share partition (``coordinator/handlers/share_views.py``).
+Kafka's protocol has no API for them, and its brokers report none. A Fencepost broker reports them
+in DescribeConfigs of the group, under a key for each share partition
+(``coordinator/handlers/share_views.py``).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ NO_LEADER: Final = "the partition has no leader"
 
 
 class InFlight(NamedTuple):
-    """What the leader of a partition reports; ``view`` is empty with a ``reason``."""
+    """The report of a partition's leader; ``view`` is empty if there is a ``reason``."""
 
     view: Mapping[str, Any]
     reason: str | None

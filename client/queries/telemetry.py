@@ -1,7 +1,7 @@
 """The metrics that clients have pushed to the brokers (KIP-714).
 
-Kafka's protocol has no API for them. A broker of Fencepost answers a DescribeConfigs of the broker
-that names them (``coordinator/handlers/telemetry_views.py``).
+Kafka's protocol has no API for them. A Fencepost broker reports them in DescribeConfigs of the
+broker, under a key of its own (``coordinator/handlers/telemetry_views.py``).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Row = dict[str, Any]
 
 
 def instances(session: ClusterSession, client_id: str | None) -> tuple[list[Row], list[int]]:
-    """Return the client instances of all brokers, and the brokers that report none at all.
+    """Return the client instances of all brokers, and the brokers that do not support the query.
 
-    With ``client_id`` only the instances with that id, each with its ``series``: lists of name,
-    labels, value, unit and the client's time in milliseconds. Raises ApiError.
+    With ``client_id``, return only the instances with that id, each with its ``series``: lists of
+    name, labels, value, unit and the client's time in milliseconds. Raises ApiError.
     """
     key = KEY if client_id is None else f"{KEY}/{client_id}"
     brokers = sorted(session.client.metadata().brokers)

@@ -1,4 +1,4 @@
-"""Places in a topic as people write them: earliest, latest, an offset, a time, or a tail."""
+"""Places in a topic as users write them: earliest, latest, an offset, a time, or a tail."""
 
 from __future__ import annotations
 

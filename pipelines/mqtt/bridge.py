@@ -136,7 +136,7 @@ CLIENT_ID_CHARS = 200
 class Counters:
     """Counters since the start.
 
-    ``duplicates`` are recognised redeliveries; ``repeated`` are the ones among them whose packet id
+    ``duplicates`` are recognised redeliveries; ``repeated`` are those duplicates whose packet id
     the MQTT broker had already released (PUBREL). ``unwritable`` messages became dead letters
     because their Kafka topic does not exist. ``sessions_lost`` and ``forgotten`` (packets in flight
     that the broker did not know after a reconnection) mean that the MQTT broker has lost state:

@@ -21,7 +21,7 @@ A PUBLISH whose packet id and digest the ledger knows is judged by the state of 
 * released: without DUP a new message; with DUP a redelivery, as the broker may not have read our
   PUBCOMP, and Mosquitto publishes such a message again (:mod:`fencepost.pipelines.mqtt.bridge`
   tells when). A broker may also reuse a released id at once, with or without DUP. The first reuse
-  without DUP within a connection shows that it does so; from then on every message with a released
+  without DUP within a connection proves this; from then on every message with a released
   id is a new one.
 """
 
@@ -52,7 +52,7 @@ IDENTITY_BYTES = 16
 """Bytes of a message id's hash, within its MQTT topic: 100,000 ids do not collide by chance."""
 
 _JSON, _WHOLE = b"json", b"whole"
-"""BLAKE2b's ``person``: hashes differ from the ones of earlier versions, which covered less."""
+"""BLAKE2b's ``person``: hashes differ from those of earlier versions, which covered less."""
 
 _PACKETS = "packets"
 """The first field of a slot of packet ids; a slot of message ids begins with its sequence."""
@@ -85,8 +85,8 @@ def former_digest(topic: str, payload: bytes, properties: Iterable[tuple[str, st
 def identity(topic: str, text: str, *, is_json: bool = False) -> bytes:
     """Return the stored form of a message id, which is only unique within its MQTT topic.
 
-    It has a fixed length, as a publisher chooses the id's length. The forms of JSON ids and plain
-    ids differ, but earlier versions stored JSON ids in the form of plain ones.
+    The form has a fixed length, because a publisher's ids may be long. The forms of JSON ids and
+    plain ids differ, but earlier versions stored JSON ids in the form of plain ones.
     """
     told = f"{topic}\0{text}".encode("utf-8", "surrogatepass")
     person = _JSON if is_json else b""
@@ -143,7 +143,7 @@ class Ledger:
     def __init__(self, slots: int = SLOTS, ids_per_slot: int = IDS_PER_SLOT) -> None:
         self._id_ring: Ring[str | bytes] = Ring(slots, ids_per_slot)
         self._ids: set[str | bytes] = set()
-        """Stored forms of ids, and plain ids of a version that did not separate topics."""
+        """Stored forms of ids, and plain ids that an earlier version stored without topics."""
         self._packet_ring: Ring[tuple[int, bytes]] = Ring(PACKET_SLOTS, PACKETS_PER_SLOT)
         self._released: dict[int, tuple[bytes, int]] = {}
         """Released packet ids, with their digest and the sequence of their slot."""

@@ -8,7 +8,7 @@ module withholds PUBREC as well as PUBCOMP, and delivers the message at PUBLISH,
 
 The ledger then has the packet id of every redelivered PUBLISH, and PUBCOMP, which allows the broker
 to reuse the id, follows the commit of the release. :mod:`fencepost.pipelines.mqtt.bridge` describes
-a failure at every point between.
+the effect of a failure at each point in between.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BARRIER = "fencepost/barrier"
 """A filter that no client subscribes to: UNSUBACK for it marks a position in the packet stream."""
 
 EVENT_BYTES = 100
-"""The assumed size of an event beside its topic, payload and properties."""
+"""The assumed size of an event without its topic, payload and properties."""
 
 SESSION_EXPIRY_S = 0xFFFFFFFF
 """MQTT 5: the broker never drops the session by itself."""

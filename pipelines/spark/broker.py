@@ -143,7 +143,8 @@ class ClusterConnection:
     def check_visible(self, names: Iterable[str]) -> None:
         """Raise :class:`AccessError` for topics that are hidden, as opposed to missing.
 
-        A request for all topics omits those without the right DESCRIBE; a request by name does not.
+        A request for all topics omits topics that this user may not DESCRIBE; a request by name
+        reports them.
         """
         answer = self.call(
             "Metadata",

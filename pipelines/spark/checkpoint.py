@@ -66,7 +66,7 @@ def read_checkpoint(location: str | None) -> PlannedBatch | None:
         batch_id = max(int(file.name) for file in log.iterdir() if file.name.isdecimal())
         lines = (log / str(batch_id)).read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError, KeyError, TypeError):
-        # Spark writes both before it requests a writer, so it has written them elsewhere.
+        # Spark writes both files before it requests a writer, so the checkpoint is elsewhere.
         return None
     if not lines or lines[0] not in {"v1", "v2"}:
         raise ProgressError(

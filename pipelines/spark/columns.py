@@ -278,7 +278,7 @@ def _records(keys: Any, values: Any, stamp_deltas: Any, tails: Any) -> Any:
     if keys is not None:
         parts.append(keys.fill_null(b"") if keys.null_count else keys)
     if tails is None:
-        # Without headers their count, 0, comes after the value, which always exists then.
+        # Without headers, their count of 0 follows each value.
         tails = pa.array([b"\x00"], pa.binary())[0]
     parts.append(_varint_column(count, value_lengths))
     parts.append(values.fill_null(b"") if values.null_count else values)

@@ -1,8 +1,8 @@
 """The sink for ``foreachBatch``: the same protocol, run by the user's own driver process.
 
 A program can combine it with other writes of the same micro-batch. If the batch's number is already
-committed, the sink compares source offsets if the option ``checkpointLocation`` lets it read them,
-and otherwise the rows with the committed ones.
+committed, the sink compares the batch with the committed one: by source offsets if the option
+``checkpointLocation`` lets it read them, and otherwise by rows.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class WritePlan:
         return Progress(batch_id, query_id, planned.digest if planned else "")
 
     def transactional_id(self, query_id: str) -> str:
-        """Return the transactional id of a batch write, as configured, or by default."""
+        """Return the transactional id: the batch write's, the configured one, or the default."""
         configured = self.batch_name or self.options.transactional_id
         return configured or default_transactional_id(query_id)
 

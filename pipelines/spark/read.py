@@ -85,7 +85,7 @@ class Aborted:
         self._now: set[int] = set()
 
     def hides(self, header: BatchHeader, data: Any, pos: int) -> bool:
-        """Return whether the batch at ``pos`` yields no records; call it in order of batches."""
+        """Return whether the batch at ``pos`` yields no records; call it for batches in order."""
         while self._pending and self._pending[-1][0] <= header.last_offset:
             self._now.add(self._pending.pop()[1])
         if header.is_control:

@@ -157,7 +157,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def _fence(self) -> None:
         """Fence the transactional id, which aborts the transaction that planning has begun.
 
-        This process does not know the transaction's ticket, so it cannot send EndTxn. Without an
+        This process does not have the transaction's handle, so it cannot send EndTxn. Without an
         abort, readers would wait until the transaction times out.
         """
         options, planned = self._plan.options, self._plan.planned
@@ -178,8 +178,8 @@ def _subject(options: SinkOptions) -> str | None:
 def aborting(plan: WritePlan, ticket: TransactionHandle) -> Iterator[None]:
     """Abort the transaction if the body fails, so that readers do not wait for the timeout.
 
-    A transaction whose commit succeeded, with its answer lost, stays committed: brokers refuse
-    the abort.
+    If the commit succeeded but its response was lost, the transaction stays committed: brokers
+    refuse the abort.
     """
     try:
         yield

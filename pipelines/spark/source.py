@@ -298,7 +298,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return None if self._latest is None else plan.to_json(self._latest)
 
     def partitions(self, start: Json, end: Json) -> Sequence[InputPartition]:
-        """Return the tasks of one batch, without asking the broker, so that a replay is the same.
+        """Return the tasks of one batch without asking the broker, so that a replay has the same.
 
         The exception is the first batch of a query that starts at the earliest offsets: they are
         looked up again, so records that were deleted meanwhile are skipped without an error.

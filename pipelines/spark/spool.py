@@ -1,8 +1,8 @@
 """Files by which tasks pass encoded batches to a driver on the same machine.
 
-As commit messages through Spark, the bytes would be copied and pickled several times. If task and
-driver share a file system, the tasks leave the bytes in a folder instead. A task recognises the
-shared folder by a mark that the driver has written there.
+Spark would copy and pickle the bytes several times if they were commit messages. If task and driver
+share a file system, the tasks leave the bytes in a folder instead. A task recognises the shared
+folder by a mark that the driver has written there.
 """
 
 from __future__ import annotations

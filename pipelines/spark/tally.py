@@ -18,7 +18,8 @@ from fencepost.pipelines.spark.partitioner import binary_parts
 _FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 _HALF = np.uint64(32)
 _CHUNK_WORDS = 1 << 19
-"""Words of 8 bytes that are processed together, which bounds the index arrays (or one row)."""
+"""The number of 8-byte words that are processed together, unless one row has more. It bounds the
+index arrays."""
 
 
 class RowTally:

@@ -43,10 +43,11 @@ SMALL_BYTES = 64 * 1024
 connection with Metadata, a transaction to join and a Produce of the task's own."""
 
 _FIRST_SIZES = 997
-"""The first batch of a task attempt has at most 1 + (attempt id mod this) records. A broker takes a
-batch with the first and last sequence number of an earlier one for a retry, and drops it. As first
-batches of two attempts differ in size, the broker rejects a second attempt that other checks have
-missed. Attempts with fewer records may look alike; then ``Sender`` detects the old offset."""
+"""The first batch of a task attempt has at most 1 + (attempt id mod this) records. If a batch has
+the first and last sequence number of an earlier one, the broker takes it for a retry and drops it.
+Since the first batches of two attempts differ in size, the broker rejects a second attempt that
+other checks have missed. Attempts with fewer records may look alike; then ``Sender`` detects the
+old offset."""
 
 
 @settled

@@ -153,10 +153,10 @@ class Sender:
     """Writes batches in a transaction.
 
     Two senders for one partition must share ``numbers``. With ``guarded``, a write fails if an
-    earlier sender of the same ticket has written to the partition. The broker would take this
-    sender's batch for a retry, and answer with the offset of the earlier batch. That offset is
-    below the log end offset before this sender's first write, by which the sender detects it.
-    Senders that run at the same time are not detected.
+    earlier sender of the same transaction has written to the partition. The broker would take this
+    sender's batch for a retry, and answer with the offset of the earlier batch. The sender detects
+    that, because this offset is below the log end offset before its own first write. Senders that
+    run at the same time are not detected.
     """
 
     def __init__(
@@ -306,7 +306,7 @@ class Sender:
             to_transaction=self._ticket.transactional_id,
         )
         codes = [ErrorCode(code) for code in added(answer) if code]
-        # In a request with several topics, the authorized ones get "not attempted".
+        # If one of several topics is not authorized, the others get OPERATION_NOT_ATTEMPTED.
         for code in sorted(codes, key=lambda one: one is ErrorCode.operation_not_attempted):
             check_right("AddPartitionsToTxn", code)
             raise _refused("AddPartitionsToTxn", code)

@@ -53,7 +53,7 @@ class TaskTurns:
         self._folder = Path(spool.folder)
 
     def claim(self, task: int) -> None:
-        """Mark task number ``task`` as started. Raises :class:`SharedTransactionError` if it is."""
+        """Mark a task as started. Raises :class:`SharedTransactionError` if it already is."""
         try:
             os.close(self._open(f"task-{task}", os.O_EXCL))
         except FileExistsError:

@@ -1,4 +1,4 @@
-"""The kinds of clusters whose responses are recorded; in each, broker 1 is a Fencepost."""
+"""The kinds of clusters whose responses are recorded; in each, broker 1 is Fencepost's."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Places = Mapping[str, Place]
 
 @contextmanager
 def alone(home: Path) -> Iterator[Places]:
-    """Yield a single Fencepost."""
+    """Yield a single broker of Fencepost."""
     daemon = GuardedDaemon(home / "data", SETTINGS)
     daemon.start()
     try:
@@ -48,7 +48,7 @@ def alone(home: Path) -> Iterator[Places]:
 
 @contextmanager
 def kafka_alone(home: Path) -> Iterator[Places]:
-    """Yield a single Apache Kafka, for the comparison with :func:`alone`."""
+    """Yield a single broker of Apache Kafka, for the comparison with :func:`alone`."""
     kafka = GuardedKafka(home, SETTINGS)
     kafka.start()
     try:
@@ -104,12 +104,12 @@ def in_a_cluster(home: Path, controllers: str) -> Iterator[Places]:
 
 
 ELECTED, BESIDE, LED = 1, 2, 3
-"""Brokers on ZooKeeper: the elected controller, one of Apache Kafka 3.9, another Fencepost."""
+"""Brokers on ZooKeeper: the elected controller (Fencepost), Apache Kafka 3.9, Fencepost."""
 
 
 @contextmanager
 def on_zookeeper(home: Path) -> Iterator[Places]:
-    """Yield a Fencepost elected on ZooKeeper, with an Apache Kafka 3.9 and another Fencepost."""
+    """Yield an elected broker of Fencepost, one of Apache Kafka 3.9, and another of Fencepost."""
     zookeeper = ZooKeeper(home / "zookeeper")
     zookeeper.start()
     layout = {ELECTED: PYTHON, BESIDE: JAVA, LED: PYTHON}

@@ -1,4 +1,4 @@
-"""Requests about share groups, at a broker alone.
+"""Requests about share groups, sent to a single broker only.
 
 In a cluster, the coordinator of a group may be on any broker.
 """

@@ -1,4 +1,4 @@
-"""The responses of a single Fencepost, and of two brokers under its controller, are as recorded."""
+"""The responses of a single broker, and of two brokers under a controller, are as recorded."""
 
 from __future__ import annotations
 

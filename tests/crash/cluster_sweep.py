@@ -1,7 +1,7 @@
 """A sweep over all points of a transaction on a cluster: the kills, and the checks.
 
-Each broker's operations for a transaction are counted twice; an operation of both runs is a point.
-Then, for each point, the broker that reaches it dies there as by ``kill -9`` and is started again,
+Each broker's operations for a transaction are counted in two runs. An operation that occurs in both
+is a point. Then, for each point, the broker that reaches it dies as by ``kill -9`` and restarts,
 while the client retries unanswered requests. A restart has points as well: a broker that died with
 records that no other replica has must truncate them, and may be killed during that.
 """

@@ -103,7 +103,7 @@ def fill(bootstrap: str, records: int = RECORDS, sources: int = 1) -> None:
 
 
 def copy(bootstrap: str, journal: Journal) -> None:
-    """Copy BATCH records a transaction, until the end of the input."""
+    """Copy BATCH records per transaction, until the end of the input."""
     begin = time.monotonic()
     writer = producer(bootstrap)
     writer.init_transactions(30)

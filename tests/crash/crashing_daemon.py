@@ -7,7 +7,7 @@ environment is the step before which the process is killed (the first is 1); wit
 of a write at that step still happens; with CRASH_ARMED=1 the count starts with the process,
 so that recovery is killed too. With CRASH_FAILS=PATH the process is not killed: the N-th write to a
 file with PATH in its name fails once, as on a bad disk. With CRASH_CUTS=PATH, the process is killed
-at the N-th such write, of which only CRASH_KEEPS bytes happen, or all but so many if negative.
+in the N-th such write, after CRASH_KEEPS bytes; a negative number counts from the write's end.
 SIGUSR2 prints ``steps K``, the number of counted steps.
 """
 
@@ -39,7 +39,7 @@ class StepCounter:
         keeps: int = 0,
     ) -> None:
         self.keeps = keeps
-        """Bytes of a cut write that happen; negative: all but so many."""
+        """Number of bytes of a cut write that are written; a negative one counts from the end."""
         self.fails = fails
         self._path = fails or cuts
         self.steps = 0

@@ -238,8 +238,8 @@ class Writer(threading.Thread):
             {
                 "bootstrap.servers": bootstrap,
                 "enable.idempotence": True,
-                # With more of them librdkafka itself would more often duplicate unacknowledged
-                # batches (tests/support/epochs.py).
+                # With more requests in flight, librdkafka itself would more often duplicate
+                # unacknowledged batches (tests/support/epochs.py).
                 "max.in.flight": 1,
                 "linger.ms": 1,
                 "retry.backoff.ms": 50,
@@ -284,7 +284,7 @@ class Writer(threading.Thread):
         assert not self.refused, self.refused
 
     def close(self) -> None:
-        """End."""
+        """End the thread."""
         self._leave.set()
         self.join(60)
 

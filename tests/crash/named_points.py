@@ -7,8 +7,8 @@ checkpoints depend on timing. So a point has a name, and a number among the poin
 of 2 | write out-0 records #1`` is the point where a follower is about to confirm these records to
 its leader.
 
-As in ``fencepost crash-sweep`` the file system and the loop are wrapped, here also connections to
-other brokers, and the one method of the log that moves every high watermark.
+As in ``fencepost crash-sweep``, the file system and the loop are wrapped. This module also wraps
+connections to other brokers, and the one method of the log that moves every high watermark.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class Naming(CountingWrappers):
 
 
 def _wait_for_no_replica_of(topic: str) -> None:
-    """Let replies and effects of a topic's coordinators not wait for replication (a bug)."""
+    """Plant a bug: replies and effects of a topic's coordinators do not wait for replication."""
     after = Commits.after
 
     def rash(self: Commits, partitions: Iterable[Partition], callback: Callable[[], None]) -> bool:

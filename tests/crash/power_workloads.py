@@ -2,8 +2,8 @@
 
 A workload is a function on a :class:`Recorder`. The recorder knows every batch that was ever
 written, the step from which on recovery may find it, and the step from which on recovery must find
-it: the recovery point promises that everything below it is on disk, and with ``flush.messages`` of
-1 every append is.
+it: the recovery point promises that everything below it is on disk, and ``flush.messages=1``
+promises that every append is on disk.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ def test_verify_names_what_has_changed(backup: Path, tmp_path: Path) -> None:
     (log,) = (backup / "data" / f"{SOURCE}-0").glob("*.log")
     raw = log.read_bytes()
     log.write_bytes(raw[:100] + bytes([raw[100] ^ 1]) + raw[101:])
-    # The digest, and the batch's own checksum.
+    # Two problems: the file's digest, and the batch's own checksum.
     assert problems(backup).count(str(log)) == 2
     refused = run("restore", backup, "--data-dir", tmp_path / "data", status=1)
     assert "has changed since" in refused.output
@@ -190,7 +190,7 @@ getattr(backup, sys.argv[1])(Path(sys.argv[2]), Path(sys.argv[3]))
 
 
 def killed(step: str, source: Path, target: Path, copies: int) -> bool:
-    """Return whether the process was killed; otherwise it was done."""
+    """Return whether the process was killed; otherwise it has finished."""
     command = [sys.executable, "-c", KILLED, step, str(source), str(target), str(copies)]
     status = subprocess.run(command, check=False).returncode
     assert status in {0, -signal.SIGKILL}

@@ -211,7 +211,7 @@ def _each_bit(run: Recorder, directory: str, name: str, *, clean: bool) -> None:
 
 @pytest.mark.parametrize("name", COPIED_CHECKPOINTS)
 def test_every_bit_of_a_checkpoint_and_of_its_copy(name: str) -> None:
-    """One of the two files is intact: the values are the last written ones or those before."""
+    """One of the two files is intact: its values are the last written ones or the previous ones."""
     disk = MemoryDisk()
     disk.make_directory(ROOT)
     offsets = {("crc32c", 0): 17, ("t", 1): 1_000}

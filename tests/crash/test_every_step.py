@@ -1,7 +1,7 @@
 """The daemon is killed at each durable step of one transaction in turn.
 
 After every kill the daemon is started again on the same directory and the client continues, in one
-of two ways: *repeating* the unanswered request, as a client library does, or *anew*, as a restarted
+of two ways: it *repeats* the unanswered request, as a client library does, or *restarts*, as a new
 process does, which derives the remaining work from its committed offset. After each of the steps, a
 read-committed reader must find every committed value once, no aborted one, and no open transaction.
 """
@@ -43,8 +43,8 @@ FEWEST_STEPS = 8
 Complete."""
 
 RECOVERY_STRIDE = 2
-"""Recovery is killed at every second one of its about fifty steps; each run recovers from the kill
-before."""
+"""Recovery has about fifty steps and is killed at every second one; each run recovers from the
+previous kill."""
 
 SIGNAL_S = 60.0
 
@@ -187,7 +187,7 @@ def failing_at(number: int, path: str) -> dict[str, str]:
 
 
 def cut_at(number: int, path: str, keeps: int) -> dict[str, str]:
-    """Return the environment in which such a write is cut, and the daemon is killed."""
+    """Return the environment in which such a write is cut after ``keeps`` bytes by a kill."""
     return {"CRASH_AT": str(number), "CRASH_CUTS": path, "CRASH_KEEPS": str(keeps)}
 
 

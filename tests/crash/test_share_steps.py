@@ -3,8 +3,8 @@
 In each life a member joins, the topic's state is initialized, records are written, accepted,
 rejected, released and held, the session ends, another member takes the rest, and leaves. The daemon
 is killed before one of the durable steps and started again, and the members continue as clients do:
-what was answered counts, what was not has an unknown outcome. No record whose end was answered with
-NONE may come again, a released one keeps its count, and every record ends.
+an unanswered request has an unknown outcome. A record whose accept or reject was answered with NONE
+must not be delivered again, a released record keeps its delivery count, and every record ends.
 
 The same must hold if a write to the log of the state is cut at any length, and if it is refused.
 """
@@ -54,23 +54,23 @@ STATE = "__share_group_state"
 MOST_WRITES = 30
 """A limit above the writes of the state in any life."""
 FEWEST_WRITES = 5
-"""A limit below them: the initialization, and four acknowledgements."""
+"""A limit below the writes of the state: the initialization, and four acknowledgements."""
 KEPT = (0, 30, 61, -1, 1 << 20)
 """Bytes of a cut write that reach the disk: none, a part of the batch header, all of it, all but
 one byte, and the whole write."""
 
 
 class Life:
-    """The members of one life, and what they were told."""
+    """The members of one life, and the responses that they got."""
 
     def __init__(self, daemon: CrashingDaemon, topic: str, topic_id: uuid.UUID) -> None:
         self.daemon, self.topic, self.topic_id = daemon, topic, topic_id
         self.ended: set[int] = set()
         """Offsets whose accept or reject was answered with NONE."""
         self.released: dict[int, int] = {}
-        """The counts of offsets whose release was answered with NONE."""
+        """Offset → delivery count, for offsets whose release was answered with NONE."""
         self.tried: set[int] = set()
-        """Offsets of which an accept or a reject was sent, with any outcome."""
+        """Offsets for which an accept or a reject was sent, with any outcome."""
         self.counts: dict[int, int] = {}
         self.client: Cluster | None = None
         self.member: Member | None = None
@@ -78,7 +78,7 @@ class Life:
     # --- requests ---
 
     def try_once(self, what: Callable[[Cluster], Any]) -> Any:
-        """Send something; return None if the connection was lost, with any outcome."""
+        """Send a request; return None if the connection was lost, and the outcome is unknown."""
         try:
             if self.client is None:
                 self.client = Cluster(self.daemon.bootstrap)

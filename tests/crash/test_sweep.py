@@ -55,7 +55,8 @@ def test_an_exactly_once_pipeline_survives_every_point(tmp_path):
     assert verdict["candidates"] > POINTS
     where = Counter(row["point"].split()[0] for row in verdict["results"] if row["killed"])
     assert where.keys() >= {"before", "after", "torn", "answer"}
-    # Also responses without a durable step before them: the client may have acted on the last one.
+    # Responses without a durable step before them are points as well, because the client may have
+    # acted on the last one.
     assert where["answer"] > verdict["answers"] * POINTS / verdict["candidates"] / 2
     assert list((tmp_path / "sweep").iterdir()) == []
 

@@ -1,4 +1,4 @@
-"""Kafka and PostgreSQL in one decision: each party is killed at each of its steps.
+"""Two-phase commit of Kafka and PostgreSQL: each party is killed at each of its steps.
 
 After every kill the party is started again, and the worker, or its successor, completes the work.
 Then the table, each partition of the target and the group's offset must agree: every value once in
@@ -37,7 +37,7 @@ WORK_S = 120.0
 
 @dataclass(frozen=True)
 class Fault:
-    """A kill: of which party, and at which moment of the worker or step of the daemon."""
+    """A kill: the party, and the moment of the worker or the step of the daemon."""
 
     party: str = ""
     at: int = 0
@@ -136,7 +136,7 @@ def bench(
     request: pytest.FixtureRequest, tmp_path: Path, postgres: PostgresServer
 ) -> Iterator[Bench]:
     opened = Bench(tmp_path, postgres, prepare=request.param)
-    opened.turn()  # of the first claim, which finds no row
+    opened.turn()  # the first claim of the transactional id, which finds no row
     yield opened
     opened.close()
 

@@ -1,10 +1,10 @@
-"""A worker of ``pipelines.two_phase`` that is killed, or whose database is, at a chosen step.
+"""A worker of ``pipelines.two_phase`` that is killed, or loses its database, at a chosen step.
 
     python -m tests.crash.two_phase_worker
 
 The environment names the broker, the database, and the fault: FAULT=app kills this process,
 FAULT=database all processes of PostgreSQL. AT=N is the moment: odd numbers are before a step, even
-ones after it, when a killed database has done the step, but this process has no answer. A step is
+ones after it; then a killed database has done the step, but this process has no answer. A step is
 a request that writes, to the broker or to the database. At its end the worker prints ``steps`` and
 their number and names.
 
@@ -38,7 +38,7 @@ WRITES = {
     *("InitProducerId", "AddOffsetsToTxn", "TxnOffsetCommit", "EndTxn"),
     *("ProduceRequest", "AddPartitionsToTxnRequest"),
 }
-"""Requests that change a broker's state; aiokafka's have the names of their classes."""
+"""Requests that change a broker's state; those of aiokafka are named by their classes."""
 
 
 class Steps:

@@ -29,7 +29,7 @@ from tests.fuzz.entities import random_entity
 CASES = 20_000
 """The number of cases of each kind of noise."""
 FEW_CASES = 4_000
-"""The same in ``make test``."""
+"""The number of cases of each kind in ``make test``."""
 MAX_OBJECTS = 2_000
 SERVED = {key: (api.min_version, api.max_version) for key, api in APIS.items()}
 

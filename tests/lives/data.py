@@ -100,7 +100,7 @@ def fetch(d: Draw, client: int) -> Request:
             max_wait=wait,
             min_bytes=d.pick([0, 1, 1, 1_000]),
             max_bytes=d.pick([1, 1_000, 1 << 20, 0]),
-            # With Apache Kafka an invalid isolation level may begin a session all the same.
+            # In Apache Kafka, even a Fetch with an invalid isolation level may begin a session.
             isolation_level=d.rng.choices((0, 1, 2), (5, 5, 0.2 if outside else 0))[0],
             session_id=session[0],
             session_epoch=session[1],

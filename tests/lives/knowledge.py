@@ -29,7 +29,7 @@ class Member:
     protocol: str | None = None
     last_error: str = ""
     leads: list[str] = field(default_factory=list)
-    """The ids of all members, if it is the group's leader."""
+    """The ids of all members, if this one is the group's leader."""
     epoch: int = 0
     owned: list[Any] = field(default_factory=list)
     """The assigned partitions of a consumer: rows of topic id and indexes."""
@@ -46,7 +46,7 @@ class Producer:
     identities: list[tuple[int, int]] = field(default_factory=list)
     sequences: dict[tuple[str, int], int] = field(default_factory=dict)
     is_fenced: bool = False
-    """Whether the broker has fenced it; it may send requests all the same."""
+    """Whether the broker has fenced the producer, which may still send requests."""
 
     @property
     def identity(self) -> tuple[int, int]:

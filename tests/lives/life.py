@@ -286,7 +286,7 @@ class Life:
             (data.update_features, 0 if self.calm else 0.3),
             (data.describe_cluster, 0.5),
             (data.api_versions, 0.5),
-            # In a life on two brokers they are left out, because they change nothing to compare.
+            # Lives on two brokers omit these requests, whose effects are not compared.
             *((make, 0 if self.calm else 0.5) for make in (*admin.REQUESTS, *shares.REQUESTS)),
         ]
         return [

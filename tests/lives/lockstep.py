@@ -53,7 +53,7 @@ class LifeMasks(Masks):
         if api == "api_versions":
             return answer["error_code"]
         if api == "consumer_group_describe":
-            # A group without members has no assignment, and only ours resets the epochs then.
+            # A group without members has no assignment; only Fencepost also resets its epochs.
             idle = [
                 {**g, "assignment_epoch": 0} if not g["members"] else g for g in answer["groups"]
             ]
@@ -272,7 +272,7 @@ class Side:
         return {client for client, one in self.parked.items() if one.answer is not None}
 
     def name_members(self) -> None:
-        """Name the members of completed joins in the order of clients: leaders' lists vary."""
+        """Name the members of completed joins by client: a leader's list has no fixed order."""
         for client in sorted(self.answered):
             answer = self.parked[client].answer
             if isinstance(answer, dict) and "member_id" in answer:

@@ -204,7 +204,7 @@ class Race:
             return
         frame, body = made
         sent = Sent(step, body, time.monotonic())
-        # Note it at sending: a request that a kill interrupts may have taken effect.
+        # Note the topic before the response: a request that a kill interrupts may take effect.
         if step.request.api in REWRITING:
             self._rewritten |= {
                 one["resource_name"] for one in body["resources"] if one["resource_type"] == 2

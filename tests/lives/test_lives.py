@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(7200)]
 
 REQUESTS = 20_000
 CHAPTER = 5_000
-"""Number of requests between two kills; each start uses the other one of the settings below."""
+"""Number of requests between two kills; each restart toggles transaction verification."""
 
 VERIFIES = "transaction.partition.verification.enable"
 

@@ -81,7 +81,7 @@ class Request:
 
     api: str
     versions: Sequence[int]
-    """All cases run at the last version, the sets of rights at every version."""
+    """All cases run at the last version; only those with subsets of the rights run at every one."""
     rights: str
     body: Callable[[Names], Body]
     title: str = ""
@@ -232,7 +232,7 @@ def _subsets(rights: Sequence[tuple[str, str]]) -> Iterator[tuple[str, Make]]:
 
 
 def _given_otherwise(rights: Sequence[tuple[str, str]]) -> Iterator[tuple[str, Make]]:
-    """Yield variants with all rules changed alike, some of which no longer grant the rights."""
+    """Yield variants with all rules changed alike; some variants no longer grant the rights."""
 
     def each(change: Callable[[Acl], Acl]) -> Make:
         return lambda names: [change(one) for one in _plain(rights)(names)]

@@ -87,7 +87,7 @@ GUARDED: Final[Mapping[str, str]] = {
 
 
 class GuardedKafka(Kafka):
-    """An Apache Kafka with an authorizer and a second listener, which uses SASL."""
+    """A broker of Apache Kafka with an authorizer and a second listener, which uses SASL."""
 
     def __init__(self, directory: Path, settings: Mapping[str, str] = GUARDED) -> None:
         super().__init__(directory, settings)
@@ -109,7 +109,7 @@ class GuardedKafka(Kafka):
 
 
 class GuardedDaemon(Daemon):
-    """A Fencepost with the same configuration."""
+    """A broker of Fencepost with the same configuration."""
 
     def __init__(self, data_dir: Path, settings: Mapping[str, str] = GUARDED) -> None:
         held = [hold_port(), hold_port()]
@@ -362,9 +362,9 @@ class Broker:
         assert answer["error_code"] == "none", answer
 
     def _share(self, group: str, ends: Mapping[str, int]) -> None:
-        """Open a share session at the ends of topics, which no case then waits for.
+        """Have the broker load the share partitions of topics, so that no case waits for that.
 
-        Apache Kafka leaves a share partition out of responses until it has read its state.
+        Apache Kafka leaves a share partition out of responses until it has read the state.
         """
         for topic, end in ends.items():
             initialize(self.admin, group, self.topic_ids[topic], start_offset=end)

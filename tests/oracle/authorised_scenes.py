@@ -375,7 +375,7 @@ def filters(broker: Broker) -> Iterator[Told]:
 
 
 def _plainly(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the rules sorted, without the rules that only mark a moment."""
+    """Return the rules sorted, without those that :meth:`Broker.await_rules` adds as markers."""
     keys = ("resource_type", "resource_name", "pattern_type", "principal", "host")
     return sorted(
         repr([row[key] for key in (*keys, "operation", "permission_type")])

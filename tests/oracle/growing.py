@@ -1,7 +1,7 @@
 """A single broker that grows into a cluster of Apache Kafka's brokers, and leaves it.
 
 The same moves run for Fencepost, which ``fencepost cluster promote`` makes a member of a cluster,
-and for an Apache Kafka that was in a cluster from the beginning.
+and for a broker of Apache Kafka that was in a cluster from the beginning.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def scene(desk: Desk) -> None:
     change(1, "--add", *alice, "--topic", "t")
     change(3, "--add", *alice, "--topic", "t", "--operation", "Write", "--operation", "Alter")
     change(4, "--add", *alice, "--group", "app")
-    tool("--add", *alice, "--transactional-id", "x")  # these have no Read operation
+    tool("--add", *alice, "--transactional-id", "x")  # transactional ids have no Read
     change(5, "--add", "--allow-principal", "User:alice", "--transactional-id", "x")
     prefixed = ("--resource-pattern-type", "prefixed")
     deny = ("--deny-principal", "User:*", "--deny-host", "10.0.0.1", "--deny-host", "::1")

@@ -42,7 +42,7 @@ DRAWN: Final = 300
 
 OPEN: Final = {**GUARDED, "allow.everyone.if.no.acl.found": "true"}
 OPEN_STEP: Final = 5
-"""Only every fifth case runs: they differ from the others only in the authorizer's default."""
+"""With OPEN, only every fifth case runs: only the authorizer's default differs there."""
 
 OPEN_APIS: Final = {
     *("create_acls", "create_topics", "delete_topics", "describe_cluster", "describe_groups"),
@@ -128,7 +128,7 @@ def test_where_no_rule_is_everybody_may(tmp_path: Path) -> None:
 
 
 def test_a_refusal_does_not_tell_what_is_there(pair: Pair) -> None:
-    """Error codes and messages are equal, except where Kafka's reveal a topic id too."""
+    """The response is the same for a missing resource, except where Kafka's reveals a topic id."""
     pairs = [two for request in REQUESTS for two in here_and_absent(request, NUMBER)]
     assert len(pairs) >= LEAST_PAIRS
     ours, theirs = pair.telling(pairs)
@@ -136,7 +136,7 @@ def test_a_refusal_does_not_tell_what_is_there(pair: Pair) -> None:
 
 
 def test_a_rule_names_an_address_in_any_form(pair: Pair) -> None:
-    """Apache Kafka matches no client with an address in another form than Java's: ANY_FORM."""
+    """In Apache Kafka, an address in another form than Java's matches no client: ANY_FORM."""
     ours, theirs = pair.at_once(lambda broker: list(addresses(broker, ("::ffff:127.0.0.1",))))
     refused = ["none", "topic_authorization_failed"]
     assert [told for _, told in ours] == [["none", "none"], refused], ANY_FORM

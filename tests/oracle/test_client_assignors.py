@@ -34,7 +34,7 @@ def returns_to_a_stranger(case: Case) -> bool:
     """Return whether a member claims, from an older generation, a topic outside its subscription.
 
     Kafka's general algorithm may assign the partition to it all the same, or fail on a member that
-    it has removed (NullPointerException in performReassignments). Ours ignores the claim.
+    it has removed (NullPointerException in performReassignments). Fencepost ignores the claim.
     """
     if case.assignor not in {"sticky", "cooperative-sticky"}:
         return False

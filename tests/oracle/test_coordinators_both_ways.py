@@ -135,7 +135,7 @@ class Story:
         if target == KAFKAS:
             self.foreign.go_on()
         if way in {"stop", "kill"}:
-            # The return of the other broker is no election: parked requests stay parked.
+            # The return of the other broker causes no election: parked requests stay parked.
             parked = zoo_of_groups.Parked(pair, f"parked-{way}-{target}", target)
             pair.back(origin)
             parked.resume()

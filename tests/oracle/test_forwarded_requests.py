@@ -84,7 +84,7 @@ def rule(name: str, user: str, operation: int = READ, kind: int = TOPIC) -> dict
 
 
 def cases(name: str) -> Iterator[Case]:
-    """Yield all requests to the controller, in an order in which each builds on the former ones."""
+    """Yield all requests to the controller, in an order in which each builds on earlier ones."""
     yield from topics_come(name)
     yield from settings_change(name)
     yield from clients_change(name)
@@ -256,7 +256,7 @@ def test_a_setting_of_all_brokers_is_tried_out_where_it_is_asked_for(pair: Pair)
 
 
 def test_rights_and_quotas_are_those_of_who_asks(pair: Pair) -> None:
-    """The controller applies them, and knows the client only from the envelope."""
+    """The controller applies both to the client, which it knows only from the envelope."""
     allowed = {"creations": [rule("kafka-cluster", "u1", CREATE, CLUSTER)]}
     assert pair.call(OURS, "create_acls", 3, **allowed)["results"][0]["error_code"] == "none"
 

@@ -36,7 +36,7 @@ RECORDS: Final = 20_000
 LIMIT: Final = {"group.share.delivery.count.limit": "10"}
 """The broker's highest default. In TestShareGroupETL one consumer releases all records of three
 polls, two release records once, and five close with unread records: together they may deliver a
-record five times, after which the default archives it, and the test waits for it in vain."""
+record five times. The default limit would then archive it, and the test would wait in vain."""
 
 OUTCOME: Final = re.compile(r"^--- (PASS|FAIL|SKIP): (\w+) ", re.MULTILINE)
 

@@ -35,7 +35,7 @@ QUICK = {"offsets.retention.check.interval.ms": "200"}
 
 
 def full_groups(t: Tracer) -> None:
-    """Exceed the maximal size of a group, by new and static members, in and between protocols."""
+    """Exceed the maximum group size with new and static members, within and between protocols."""
     ready(t, "fc", "fk", "fm")
     topic(t, "f-a", 4)
     first = stable(t, "fc", "f-a", 0, 1, group_instance_id="i")
@@ -120,7 +120,7 @@ def expiry(t: Tracer) -> None:
     commit(t, "x-simple", 2, *offsets, **soon)
     commit(t, "x-simple", 9, ("x-mine", 0, 1, ""))
     gone("x-simple", "x-mine")
-    # With old versions of JoinGroup an empty group has no time to expire between two of them.
+    # An old version needs only one JoinGroup: between two, the empty group might expire.
     joined = stable(t, "x-empty", "x-mine", 0, version=3)
     who = {"generation_id_or_member_epoch": joined["generation_id"]}
     commit(t, "x-empty", 4, *offsets, **soon, **who, member_id=joined["member_id"])
@@ -227,7 +227,7 @@ REFUSABLE: dict[ConfigType, tuple[str, ...]] = {
     ConfigType.LONG: ("x", "", "-1", "9223372036854775808"),
     ConfigType.LIST: ("x",),
 }
-"""Values of each type, of which some keys refuse some."""
+"""Values of each type; some keys refuse some of them."""
 
 
 def refusals(bootstrap: str) -> dict[str, tuple[str, str | None]]:

@@ -7,7 +7,8 @@ Spark query with our source and sink, and sensors whose messages come over MQTT 
 (``failover/``): each writes, reads in a group and copies in transactions.
 
 ``GROWTH=long`` has three controllers, and kills a controller and two brokers on the way.
-``GROWTH=kafka`` or ``GROWTH=kafka,long`` prints the errors where Apache Kafka is the first broker.
+``GROWTH=kafka`` or ``GROWTH=kafka,long`` runs with Apache Kafka as the first broker, and only
+prints the errors.
 """
 
 from __future__ import annotations

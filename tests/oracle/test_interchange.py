@@ -37,9 +37,10 @@ INTERNAL = ("__consumer_offsets", "__transaction_state", "__share_group_state")
 def assert_same(seen: dict[str, Any], expected: dict[str, Any], *, kafkas: int) -> None:
     """Compare two fingerprints; Apache Kafka's is the first (``kafkas=0``) or the second (1).
 
-    Kafka searches a timestamp in one segment only, the first whose largest timestamp is not below
-    it. If compaction or DeleteRecords has removed the record, Kafka finds none, whereas Fencepost
-    continues the search. Kafka's largest timestamp may belong to a deleted record, ours does not.
+    Kafka searches for a timestamp in one segment only, the first whose largest timestamp is not
+    below the given one. If compaction or DeleteRecords has removed the record, Kafka finds none,
+    whereas Fencepost continues the search. Kafka's largest timestamp may belong to a deleted
+    record, Fencepost's does not.
     """
     for name, wanted in expected.items():
         pair = seen[name], wanted

@@ -1,4 +1,4 @@
-"""A broker of Fencepost in a cluster whose controller is an Apache Kafka."""
+"""A broker of Fencepost in a cluster whose controller is Apache Kafka's."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def leaders(bootstrap: str, name: str) -> dict[int, object]:
 
 
 def test_a_broker_joins(kafka: Kafka, member: Member, tools: Tools) -> None:
-    """It is registered, unfenced and an observer of the quorum, with a properties file only."""
+    """With only a properties file, a broker is registered, unfenced and observes the quorum."""
     assert brokers(kafka) == {1: False, 101: False}
     assert member.identity["cluster.id"] == CLUSTER_ID
     assert member.identity["node.id"] == "101"
@@ -230,7 +230,7 @@ def test_what_is_produced_to_it_is_read_by_others(kafka: Kafka, member: Member) 
 
 
 def test_it_hands_over_what_it_leads_before_it_stops(kafka: Kafka, member: Member) -> None:
-    """It returns with the same id and directory, and sends the broker epoch of the former run."""
+    """The broker returns with the same id and directory, and sends its former broker epoch."""
     name = unique("t")
     created(kafka.bootstrap, name, [[101, 1]])
     until(
@@ -267,7 +267,7 @@ def test_a_broker_that_was_killed_has_no_clean_epoch(kafka: Kafka, member: Membe
 def test_who_comes_back_too_early_is_let_in_when_the_session_ends(
     kafka: Kafka, tmp_path: Path
 ) -> None:
-    """Another process with its id is registered and alive, as after a kill (KAFKA-14392)."""
+    """Another process with the id is registered and alive, as after a kill (KAFKA-14392)."""
     before = Pretender(kafka.controller, 104, CLUSTER_ID)
     member, over = Member(tmp_path, kafka.controller, node_id=104), threading.Event()
 

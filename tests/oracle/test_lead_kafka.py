@@ -99,7 +99,7 @@ class Mixed:
         return self.clients[KAFKA]
 
     def create(self, name: str, replicas: list[int], **configs: str) -> uuid.UUID:
-        """Create a topic with one partition, and wait until its leader has become leader."""
+        """Create a topic with one partition, and wait until its leader serves."""
         answer = self.kafka.call(
             "create_topics",
             5,

@@ -87,7 +87,7 @@ def led(life: Life, root: Path, most: int, seen: Counter[Kind]) -> int:
 
 @contextlib.contextmanager
 def brokers(root: Path) -> Iterator[tuple[str, str]]:
-    """Yield the addresses of a fresh Fencepost and a fresh Apache Kafka."""
+    """Yield the addresses of a new broker of Fencepost and of a new one of Apache Kafka."""
     (root / "kafka").mkdir(parents=True)
     with required():
         kafka = Kafka(root / "kafka")

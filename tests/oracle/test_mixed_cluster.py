@@ -69,7 +69,7 @@ def quorum(controller: Member) -> Quorum:
 def kafka(
     member: Member, quorum: Quorum, is_combined: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Kafka]:
-    """Yield a broker of the release 4.3 if the controller is combined, else of 4.4."""
+    """Yield a broker of release 4.3 if the controller is combined, otherwise of 4.4."""
     home = tmp_path_factory.mktemp("kafka")
     libs = kafka43.jars if is_combined else jars
     broker = Kafka(home, node_id=KAFKAS, controller=quorum, libs=libs)
@@ -280,15 +280,15 @@ def test_who_was_killed_is_not_trusted(
             and one.topic_id == topic_id
             and (one.eligible_leader_replicas is not None or one.isr == (OURS, KAFKAS))
         ]
-    # It entered the ELR when it left the ISR. After a kill its registration removed it from the
-    # ELR, before it was back in the ISR.
+    # The broker entered the ELR when it left the ISR. After a kill, its registration removed it
+    # from the ELR before it was back in the ISR.
     assert changes == ([(KAFKAS,), (), None] if way == "kill" else [(KAFKAS,), ()])
     with Cluster(member.bootstrap) as client:
         assert client.values(name) == []
 
 
 def test_it_outlives_its_controller(kafka: Kafka, member: Member, controller: Member) -> None:
-    """The controller is killed, with a combined broker too; it handles missed requests later."""
+    """The controller is killed, with its broker if combined, and handles missed requests later."""
     alone, shared = (
         create(member.bootstrap, unique("t"), ids) for ids in ((KAFKAS,), (KAFKAS, OURS))
     )

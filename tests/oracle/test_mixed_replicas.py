@@ -203,7 +203,7 @@ def test_who_loses_its_tail_while_others_lead(
     mixed.prefer(forced, is_unclean=True)
     mixed.settled(forced, leader=b, isr={b})
     with mixed.client(b) as client:
-        # It has m2, but must not expose it before it is committed, which needs two replicas.
+        # B has m2, but must not expose it before m2 is committed, which needs two replicas.
         assert ask_end(client, kept) == {"error": "offset_not_available"}
         assert client.fetch(kept)["high_watermark"] == 1
         assert client.fetch(kept, offset=2)["error_code"] == "none"

@@ -76,7 +76,10 @@ def equal(mixed: ReplicaCluster, name: str) -> None:
 def test_a_throttled_replica_waits_is_cancelled_and_comes_in_the_end(
     mixed: ReplicaCluster, leader: int, follower: int
 ) -> None:
-    """The leader throttles it, then itself; in between it is cancelled, and deletes its log."""
+    """The leader throttles a new replica, then the follower does.
+
+    In between the reassignment is cancelled, and the follower deletes the log.
+    """
     big, small = unique("big"), unique("small")
     both = dict.fromkeys((f"{side}_replication_throttled_replicas" for side in SIDES), "*")
     mixed.create(big, (leader,), **both)

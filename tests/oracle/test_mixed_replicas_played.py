@@ -395,7 +395,7 @@ class Followed:
             )
 
     def answer_once(self, *answers: Answer) -> dict[int, int]:
-        """Queue these responses for both; return the number of former fetches of each."""
+        """Queue these responses for both followers; return how often each has fetched so far."""
         with self.leader.lock:
             before = {one: len(self.script.asked[one]) for one in (JAVA, PYTHON)}
             for one in before:

@@ -210,7 +210,7 @@ def deleted_groups(t: Tracer) -> None:
 
 
 def controllers(t: Tracer) -> None:
-    """Before and after the upgrade to the first metadata.version that allows it."""
+    """UnregisterController before and after an upgrade to the first level that allows it."""
     level = {"feature": "metadata.version", "max_version_level": 33, "upgrade_type": 1}
     for _ in range(2):
         for controller_id in (77, -1, 2**31 - 1, 1):
@@ -254,7 +254,7 @@ RECORDS = 500
 
 
 def copied_by_java(bootstrap: str) -> None:
-    """Copy records in transactions with the Java client, some of which it aborts."""
+    """Copy records with the Java client in transactions, some of them aborted."""
     with Cluster(bootstrap) as cluster:
         source, target = cluster.create_topic("copied"), cluster.create_topic("copies")
         cluster.produce(source, [b"%d" % number for number in range(RECORDS)])
@@ -276,7 +276,7 @@ def copied_by_java(bootstrap: str) -> None:
 
 
 async def test_java_client_copies_exactly_once(tmp_path: Path) -> None:
-    """It names the cluster and the node, and the topics of its offsets by id."""
+    """The client names the cluster and the node, and the topics of its offsets by id."""
     settings = {**SETTINGS, "fencepost.metrics.listen": "127.0.0.1:0"}
     async with Broker(tmp_path, config=settings) as broker:
         await asyncio.to_thread(copied_by_java, broker.bootstrap)

@@ -155,7 +155,8 @@ def test_transaction_indexes_name_the_aborted(data_dir: Path) -> None:
     dump(files(data_dir, ".txnindex"))
     said = dump(files(data_dir, ".txnindex", topic="txn"))
     entries = re.findall(r"producerId: (\d+) firstOffset: (\d+) lastOffset: (\d+)", said)
-    # Four of the TV2 producer's twelve in each partition, two of the TV1 producer's four in one.
+    # Four of the TV2 producer's twelve transactions are aborted, each in both partitions, and two
+    # of the TV1 producer's four, in one partition.
     assert len(entries) == 4 * 2 + 2
     assert all(int(first) < int(last) for _, first, last in entries)
 

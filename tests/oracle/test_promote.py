@@ -284,7 +284,7 @@ def back(one: Grown) -> None:
 
 
 def test_three_controllers_of_which_the_active_one_is_lost_at_once(tmp_path: Path) -> None:
-    """One of them starts with its identity only, and fetches the metadata from the others.
+    """One controller starts with its identity only, and fetches the metadata from the others.
 
     The controllers run Apache Kafka 4.3, which supports the levels of a new broker too.
     """

@@ -109,7 +109,7 @@ def set_and_wait(client: Cluster, kind: int, key: str, value: str) -> str:
     if code == "none":
         # An item of a list that is named twice counts once.
         shown = ",".join(dict.fromkeys(value.split(",")))
-        # The value alone does not show it, as it may be the default.
+        # The value alone does not show the change, as it may equal the default.
         expected = shown, OWN_SOURCES[kind]
         until(lambda: described(client, kind)[key][:2] == expected, f"{key} is {shown}")
     return code

@@ -286,7 +286,7 @@ def test_a_topic_that_a_tool_has_written_is_taken_over(brokers: Brokers):
 
 
 def test_an_isr_that_a_leader_has_written_by_itself_is_read_and_told(brokers: Brokers):
-    """Before Kafka 2.7 a leader wrote the state and a notification; since then AlterPartition."""
+    """Before Kafka 2.7 a leader wrote state and notification; now it sends AlterPartition."""
     name = brokers.create([A, B, C])
     brokers.all_in_sync(name)
     path, notes = f"/brokers/topics/{name}/partitions/0/state", "/isr_change_notification"
@@ -307,7 +307,7 @@ def test_an_isr_that_a_leader_has_written_by_itself_is_read_and_told(brokers: Br
     until(lambda: not brokers.znodes.get_children(notes), "the note is gone")
     assert brokers.znodes.exists(path).version == version
 
-    # The leader learns of it with its next epoch, and expands the ISR again.
+    # The leader learns of the shrink with its next epoch, and expands the ISR again.
     brokers.stop(B)
     until(lambda: B not in brokers.living(A), "it has gone")
     told(A, C)
@@ -422,7 +422,7 @@ def test_the_picture_says_who_is_controller_since_when_and_why(brokers: Brokers)
         return [one for one in told if (one["controller"], one["epoch"]) == (old, epoch - 1)]
 
     (detail,) = until(resigned, "who was it tells of its end", poll_s=0.5)
-    # By the time it reads the znode, another controller may have been elected.
+    # By the time the former controller reads the znode, another one may have been elected.
     assert detail["cause"] in {"there is no controller", "another controller was elected"}
     assert detail.keys() == {"controller", "epoch", "cause"}
 

@@ -305,7 +305,7 @@ def test_brokers_log_in_by_plain(zookeeper: ZooKeeper, authority: Authority, tmp
 def by_certificates(
     zookeeper: ZooKeeper, authority: Authority, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Secured]:
-    """Yield brokers with the cluster's permission, because the cluster has no rules so far."""
+    """Yield brokers that may send each other requests, as the cluster resource has no ACLs yet."""
     found = Secured(
         tmp_path_factory.mktemp("certificates"),
         zookeeper,
@@ -376,7 +376,7 @@ _OF_THE_CLUSTER: Final = {
 
 
 def _take_back(brokers: Secured) -> None:
-    """Delete all rules of the cluster."""
+    """Delete all ACLs of the cluster resource."""
     with brokers.client(P) as client:
         answer = client.call("delete_acls", 3, filters=[_OF_THE_CLUSTER])
     assert answer["filter_results"][0]["error_code"] == "none", answer

@@ -174,7 +174,7 @@ def under_ours(brokers: Brokers) -> Brokers:
 
 @pytest.mark.parametrize("name", ["reassign_partitions", "preferred_replica_election"])
 def test_what_no_tool_writes_is_taken_away(under_ours: Brokers, name: str):
-    """Fencepost deletes all of them, whereas Apache Kafka's controller leaves the first one."""
+    """Fencepost deletes all such znodes, whereas Apache Kafka's controller leaves the first one."""
     path, epoch = f"/admin/{name}", under_ours.controller_epoch
     for nonsense in (b"", b"{", b'{"version":1,"partitions":[{"topic":"t","partition":1e999}]}'):
         under_ours.znodes.create(path, nonsense)

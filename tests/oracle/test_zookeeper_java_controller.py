@@ -23,7 +23,7 @@ J, P, Q, K = 1, 2, 3, 4
 """Two brokers of Apache Kafka, J and K, and two of Fencepost."""
 
 ROTATED = [J, P, Q], [P, Q, K], [Q, K, J], [K, J, P]
-"""Replicas of four partitions, of which each broker leads one."""
+"""Replicas of four partitions; each broker leads one of them."""
 
 TOPIC, BROKER = 2, 4
 """Resources that have settings."""
@@ -312,7 +312,7 @@ def test_groups_and_transactions_stay_whole_when_coordinators_move(brokers: Brok
 
 
 def test_a_broker_asks_more_than_once_to_be_let_go(brokers: Brokers):
-    """No other broker can lead its partition: it serves until its shutdown retries run out."""
+    """No other broker can lead its partition: P serves until its shutdown retries run out."""
     name = brokers.create([P, K])
     brokers.stop(K)
     until(lambda: brokers.isrs(name) == [{P}], "it is alone")

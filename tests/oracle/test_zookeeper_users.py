@@ -493,7 +493,7 @@ def test_the_first_user_comes_with_a_start(zookeeper: ZooKeeper, tmp_path: Path)
 
 
 def test_what_can_not_be_read_opens_nothing_and_ends_nobody(place: Place):
-    """Brokers of Fencepost ignore it; Kafka's broker logs the failed notification and continues."""
+    """Fencepost ignores unreadable znodes; Kafka's broker logs the failure and continues."""
     topic, user, password = place.create([OURS, OTHER]), unique("user"), "password"
     assert place.put_user(OURS, user, password, "SCRAM-SHA-512") == "none"
     assert place.allow(OURS, rule("*", user)) == ["none"]

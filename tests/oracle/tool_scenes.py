@@ -385,7 +385,7 @@ def get_offsets(desk: Desk) -> None:
 
 def all_features(desk: Desk) -> None:
     tool = partial(desk.run, FEATURES)
-    # A new Fencepost begins with the lowest level, a new Apache Kafka with this one.
+    # A new broker of Fencepost begins with the lowest level, one of Apache Kafka with this one.
     tool("upgrade", "--metadata", LATEST_METADATA)
     tool("describe")
     tool("version-mapping", "--release-version", LATEST_METADATA)
@@ -415,7 +415,7 @@ def console(desk: Desk) -> None:
     produce(*keyed, read="no key\n")
     produce("--compression-codec", "gzip", "--sync", "--request-required-acks", "1", read="three\n")
     produce("--compression-codec", "none", read="\n")
-    # Runs with a count get enough time to join a group on a busy machine; others use all of it.
+    # Runs with a count get enough time to join a group on a busy machine; others use it up.
     consume = partial(desk.run, CONSOLE_CONSUMER, "--topic", "told", "--timeout-ms", "30000")
     consume("--from-beginning", "--max-messages", "5")
     shown = [

@@ -185,7 +185,7 @@ def targets_that_change_while_a_member_revokes(t: Tracer) -> None:
         topics = answer["assignment"]["topic_partitions"]
         return of(one, *(index for part in topics for index in part["partitions"]))
 
-    # It has given up the revoked partitions, and the next heartbeats revoke more, twice.
+    # The member has given up the revoked partitions, and the next heartbeats revoke more, twice.
     again = beat(t, "targets", "m", epoch, topic_partitions=kept(told))
     describe(t, "targets")
     beat(t, "targets", "m", again["member_epoch"])

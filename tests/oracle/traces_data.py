@@ -83,7 +83,7 @@ def records_that_lie(t: Tracer) -> None:
         for codec, compress in COMPRESSORS.items():
             produce(t, 9, "liars", seal(compress(records), count=count, attributes=codec))
     for codec in (GZIP, SNAPPY):
-        # Some clients never read the second part.
+        # Some clients never decompress the second part.
         parts = [COMPRESSORS[codec](part) for part in (one[:5], one[5:])]
         if codec == SNAPPY:
             parts = [XERIAL + struct.pack(">i", len(part)) + part for part in parts]

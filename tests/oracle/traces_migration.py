@@ -207,7 +207,7 @@ def up_with_a_live_member(t: Tracer) -> None:
     alive(t, "mu", classic)
     sync(t, "mu", classic)
     beat(t, "mu", "m", first["member_epoch"])
-    # It owns nothing now, so it gets its target, and the partitions of the other are free.
+    # The member owns nothing now, so it gets its target, and the other's partitions are free.
     again = join(t, "mu", classic["member_id"], "mu-a")
     alive(t, "mu", again)
     sync(t, "mu", again)

@@ -44,7 +44,7 @@ def beat(t: Tracer, group: str, member: str, epoch: int, **more: Any) -> Answer:
 
 
 def assigned(t: Tracer, group: str, member: str, epoch: int, partitions: int, *topics: str) -> int:
-    """Send heartbeats until the member has so many partitions; note the last, return its epoch."""
+    """Send heartbeats until the member has ``partitions``; note the last one, return its epoch."""
     answer: Answer = {}
 
     def is_assigned() -> bool:
@@ -277,8 +277,8 @@ def share_sessions(t: Tracer) -> None:
     one.acknowledge({})
     one.acknowledge({found: {0: []}})
     one.acknowledge({found: {0: [], 1: []}})
-    # A partition that is named only for its acknowledgement belongs to the session; its state is
-    # read within this time.
+    # A partition that is named only for an acknowledgement belongs to the session; MaxWaitMs gives
+    # the broker time to read its state.
     one.fetch({found: {1: [(0, 0, ACCEPT)]}}, max_wait=500)
     one.fetch({found: {0: [(0, 0, ACCEPT)]}}, forget={found: [0]}, max_wait=0)
     one.epoch += 1
@@ -432,7 +432,7 @@ class SharingClient(Session):
         if self.epoch and rng.random() < 0.5:
             self.acknowledge({topic_id: {0: self._drawn(OUTCOMES)}})
             return
-        # Whether a fetch acquires what it releases itself depends on the time of the write.
+        # Whether a fetch acquires the records that it releases depends on the time of the write.
         batches = self._drawn(FINAL_OUTCOMES) if self.epoch and rng.random() < 0.5 else []
         asked = {topic_id: {0: batches}} if batches or not self.epoch else {}
         answer = self.fetch(
@@ -471,7 +471,7 @@ def random_shares(t: Tracer) -> None:
         group = f"sr-{life}"
         found = shared(t, group, 5)
         clients = [SharingClient(t, group, number, rng) for number in (6, 7, 8)]
-        # Apache Kafka reads the state beside this fetch.
+        # Apache Kafka reads the state while this fetch waits.
         clients[0].fetch({found: {0: ()}}, max_wait=LONG_MS, max_records=1, share_acquire_mode=1)
         for _ in range(STEPS):
             if rng.random() < 0.15:

@@ -375,7 +375,7 @@ class History:
         )
 
     def _warm_up(self) -> None:
-        """Let the clients work without faults first; by default not at all."""
+        """Let the clients work before the first fault; this class begins with faults at once."""
 
     async def _make_topic(self) -> None:
         if self.options.elr:
@@ -482,7 +482,7 @@ class History:
         raise BrokenInvariantError(f"{CONVERGENCE_MS / 1000} s after the last fault: {waiting}")
 
     def _unsettled(self) -> list[str]:
-        """Return the reasons why the group has not yet one owner for each partition."""
+        """Return the reasons why the partitions do not have one owner each in the group yet."""
         members = self.members
         wrong = [
             f"{one.name} is not at work: {one.waits_for}" for one in members if not one.is_working

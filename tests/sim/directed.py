@@ -140,7 +140,7 @@ _STAGED: Final = {
     "fault_pause_ms": 200,
     "chaos_ms": 6_000,
 }
-"""The options on which the directions for stories build."""
+"""Common options of the directions for stories."""
 _JOINS: Final = {**_STAGED, "lag_ms": 500, "elr": False}
 _LATE: Final = {**_JOINS, "faults": ("late_change", "flap"), "weather": Weather(latency_ms=(1, 3))}
 _LATE_FETCH: Final = {

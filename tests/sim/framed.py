@@ -1,7 +1,7 @@
 """Clients that send requests to simulated brokers, and record what is acknowledged.
 
-Each has its own node and event loop. It uses Fencepost's asynchronous client, so that the client's
-connections, metadata lookups and retries are tested as well.
+Each client has its own node and event loop, and uses Fencepost's asynchronous client library, so
+that its connections, metadata lookups and retries are tested as well.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Transaction:
     is_acknowledged: bool = False
 
     def check(self, seen: Mapping[Partition, set[str]], deleted: set[str]) -> None:
-        """Raise BrokenInvariantError if it is visible only in part, or against its outcome.
+        """Raise BrokenInvariantError if the transaction is visible in part, or against its outcome.
 
         ``seen`` has the values that a ``read_committed`` consumer sees, and ``deleted`` has values
         below the log start offset.
@@ -495,7 +495,7 @@ class Reader(FrameClient):
             if code == ErrorCode.offset_out_of_range:
                 low = self.promises.deleted.get(self.place, 0)
                 if self.offset >= low and not self._doubts:
-                    # A former leader that has lost its disk may answer so until it catches up.
+                    # A former leader that has lost its disk may answer this until it catches up.
                     self._doubts = True
                     self.forget()
                     continue

@@ -19,7 +19,7 @@ UNCLEAN: Final = 1
 LEFT_BEHIND: Final = "left-behind"
 """A group without members, which has offsets of topics that are deleted."""
 FETCHES: Final = 20
-"""The number of OffsetFetch requests until such an offset must be gone."""
+"""The number of OffsetFetch requests within which the offset of a deleted topic must be gone."""
 
 
 class Admin(FrameClient):

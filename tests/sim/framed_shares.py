@@ -81,7 +81,7 @@ class Session:
     held: dict[int, dict[int, Held]] = field(default_factory=dict)
     """Partition → offset → the record."""
     begun_ms: float = 0
-    """When this epoch 0 was sent, or when the member last knew its connection to be lost."""
+    """When the member opened the session, or last noticed that its connection was lost."""
 
 
 _Kinds = list[tuple[int, AcknowledgeType]]
@@ -196,7 +196,7 @@ class ShareMember(FrameClient):
             self._sessions.clear()
 
     async def _leaders(self) -> dict[int, list[int]]:
-        """Return the assigned partitions by leader; at times also others."""
+        """Return the assigned partitions by leader; at times also partitions of other members."""
         try:
             known = (await self._client.metadata()).topics.get(self.topic)
         except (WireError, OSError):
@@ -330,7 +330,7 @@ class ShareMember(FrameClient):
     async def _continues(self, node: int, session: Session, answer: Any, *, is_last: bool) -> bool:
         """Return whether a request was accepted; bring the session up to date."""
         if answer is LOST:
-            # The broker may have moved on: a new session, or at times a wrong epoch.
+            # The broker may have advanced its epoch: open a new session, or at times ignore that.
             if self.is_stopped or self.draw.random() < 0.8:
                 self._sessions.pop(node, None)
             return False

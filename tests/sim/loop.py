@@ -127,8 +127,8 @@ class Loop(asyncio.AbstractEventLoop):
         timer = asyncio.TimerHandle(when, callback, args, self, context)
         delay_ms = max(ceil(when * 1000 - 1e-3) - self.node.scheduler.now, 0)
         if not delay_ms and when > self.time():
-            # A rounding error must not call it early: a caller that compares the clock with its
-            # deadline would wait again at the same time, without end.
+            # A rounding error must not run the callback early: a caller that compares the clock
+            # with its deadline would wait again at the same time, without end.
             delay_ms = 1
         self.node.after(delay_ms, self._due, timer)
         return timer

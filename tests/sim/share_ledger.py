@@ -48,7 +48,7 @@ class Acquisition:
 
 @dataclass(slots=True)
 class Offset:
-    """What is known of one offset of a share partition."""
+    """The acquisitions and acknowledgements of one offset of a share partition."""
 
     last: Acquisition | None = None
     by_leader: dict[int, Acquisition] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class ShareLedger:
     """The acquisitions and acknowledgements of one group on one topic."""
 
     offsets: dict[int, dict[int, Offset]] = field(default_factory=dict)
-    """Partition → offset → what is known of it."""
+    """Partition → offset → its acquisitions and acknowledgements."""
     topic_id: UUID | None = None
     is_drained: bool = False
     """Whether every record has ended: members need not go on."""
@@ -83,7 +83,7 @@ class ShareLedger:
     acknowledged: int = 0
 
     def at(self, index: int, offset: int) -> Offset:
-        """Return what is known of an offset."""
+        """Return the entry of an offset, a new one at first."""
         return self.offsets.setdefault(index, {}).setdefault(offset, Offset())
 
     # --- at the brokers ---
@@ -121,7 +121,7 @@ class ShareLedger:
     def comes(
         self, share: SharePartition, member: str, batches: Sequence[AcknowledgeBatch]
     ) -> None:
-        """Note which offsets are not below the start offset, where NONE means nothing."""
+        """Note which offsets are not below the start offset; NONE for one below proves nothing."""
         for batch in batches:
             for offset in range(batch.first, batch.last + 1):
                 known = self.at(share.key.partition, offset)

@@ -60,7 +60,7 @@ ANSWERED_MS: Final = 150
 """Within this time a response that waits for nothing reaches its client."""
 DEAF_TURNS: Final = 8
 DEAF_MS: Final = 100
-"""How often, and for how long each time, a former leader serves members beside its successor."""
+"""A former leader serves members beside its successor in this many turns of this length."""
 FAULTS: Final = (
     "kill_share_coordinator",
     "kill_leader",
@@ -123,7 +123,7 @@ def draw_share_options(seed: int) -> ShareOptions:
 
 
 class ShareFaults(Stories):
-    """The faults, and those of share coordinators."""
+    """The faults of other histories, and faults of share coordinators."""
 
     def kill_share_coordinator(self) -> None:
         """Kill a share coordinator with ``kill -9``."""

@@ -46,7 +46,7 @@ class Wires:
         self.held: set[tuple[str, ...]] = set()
         """Connections on which nothing arrives in either direction.
 
-        Each is a client and a server, at times with the API key of the last request.
+        Each is (client, server), or (client, server, API key of the last request).
         """
         self.late: dict[tuple[str, str, int], list[int]] = {}
         """Delays of the next requests by client, server and API key, in milliseconds."""
@@ -355,7 +355,7 @@ class End(asyncio.Transport):
         self._send()
 
     def _note_request(self, data: bytes) -> None:
-        """Store the API key of the request that begins here; if it must be late, reset this end.
+        """Store the API key of the request that begins here; if it is to be late, reset this end.
 
         The kernel still delivers the bytes that the process has written, and the requests of the
         next connection may arrive before them.

@@ -258,7 +258,7 @@ class Stories(DaemonFaults):
             if not await self._until(is_ahead):
                 return
             self._kill_one(now.leader)
-        # The next leader proposes the replica, which does not get the answer to its fetch.
+        # The next leader proposes to add the replica, which does not get the answer to its fetch.
         if await self._until(lambda: self._joins(place, slow), 2 * PATIENCE_MS):
             with self._held(self._fetches_of(place)):
                 await self._wait(self.options.lag_ms)
@@ -280,7 +280,7 @@ class Stories(DaemonFaults):
         with self._held({(f"b{slow}", f"b{now.leader}")}):
             if not await self._until(lambda: slow not in self._isr(place), 3 * PATIENCE_MS):
                 return
-            # The replica leaves other partitions as well, about now.
+            # At about this time the replica also leaves the ISRs of other partitions.
             await self._wait(self.options.lag_ms // 2)
             leader = self._node(now.leader).node
             self.wires.held.add((leader.name, "ct", str(ALTER_PARTITION)))
@@ -388,7 +388,7 @@ class Stories(DaemonFaults):
         first = now.leader
         second, third = (one for one in now.isr if one != first)
         with self._held({(f"b{second}", f"b{first}")}):
-            # The third has batches of the first that the second lacks.
+            # The third broker has batches of the first one that the second one lacks.
             if not await self._until(
                 lambda: (
                     self._end(third, place) > self._end(second, place)

@@ -42,8 +42,9 @@ class Committed:
     compacted: CompactedRecords | None = None
     """The records, if brokers compact the topic."""
     start: int = 0
-    """The leader's log start offset: records below it are deleted, and other replicas, which may
-    have truncated to it, may have others there until they know it, and again after a kill."""
+    """The leader's log start offset, below which all records are deleted. A follower that has
+    truncated to this offset may keep other records below it until it learns the offset, and may
+    forget the offset in a kill."""
     end: int = 0
     last: Batch | None = None
     open: dict[int, int] = field(default_factory=dict)
@@ -348,7 +349,7 @@ class Watch:
     # --- in the end ---
 
     def differences(self, image: MetadataImage | None, brokers: list[Daemon]) -> list[str]:
-        """Return what distinguishes the cluster from one that has recovered from all faults."""
+        """Return the differences from a cluster that has recovered from all faults."""
         if image is None:
             return []
         wrong = [

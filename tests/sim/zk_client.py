@@ -305,7 +305,7 @@ class Client:
         self.node.after(self._scheduler.draw.randint(0, RETRY_MS), self._connect, self._attempt)
 
     def stall(self, for_ms: int) -> None:
-        """Let no message that is sent from now on reach the server before ``for_ms`` is over."""
+        """Delay all messages that are sent from now on until ``for_ms`` have passed."""
         self._up_ms = max(self._up_ms, self._scheduler.now + for_ms)
 
     def drop(self) -> None:

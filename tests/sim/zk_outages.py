@@ -190,7 +190,7 @@ class Outages(Stories):
             self._shrink(index, self.draw.choice((0, 100, 1_000)))
 
     def _shrink(self, index: int, note_ms: int) -> None:
-        """Remove a follower from an ISR, and leave a note of it ``note_ms`` later."""
+        """Remove a follower from an ISR, and create the ISR notification ``note_ms`` later."""
         path = znodes.state_path(TOPIC, index)
         node = self.ensemble.tree.nodes.get(path)
         if node is None:

@@ -497,7 +497,7 @@ class ScriptedFaults(Writers):
             client.stall(for_ms)
 
     def shrink(self, index: int) -> None:
-        """Remove a follower from an ISR, and leave a note of it much later."""
+        """Remove a follower from an ISR, and create the ISR notification much later."""
         self._shrink(index, 1_000)
 
     def put(self, path: str, data: bytes) -> None:
@@ -558,7 +558,7 @@ class ScriptedFaults(Writers):
         return fault == LOSE_REQUEST
 
     def give_up(self, broker: Daemon) -> None:
-        """Have a controller resign, as one does that could not write its decisions."""
+        """Have a controller resign, as after a failed write of its decisions."""
         node = self.history.node(broker)
         if node is not None and node.elected is not None and broker.loop is not None:
             with broker.loop.running():
@@ -628,7 +628,7 @@ def play(script: str, step: Step | None, tell: Callable[[str], None] | None = No
 
 
 def steps(script: str, every: int = 1) -> Iterator[Step]:
-    """Yield one in ``every`` steps of a script for each fault; each fault begins elsewhere."""
+    """Yield one in ``every`` steps of a script for each fault, from a different step on."""
     count = play(script, None)
     for at, fault in enumerate(FAULTS):
         for number in range(1 + at * every // len(FAULTS), count + 1, every):

@@ -16,8 +16,8 @@ HEADER = struct.Struct(">qiibIhiqqqhii")
 TRANSACTIONAL, CONTROL = 0x10, 0x20
 CODEC_MASK = 0x07
 NOW_MS = time.time_ns() // 1_000_000
-"""The create time of all batches of a run; a fixed one would make brokers delete the records, and
-expire the producers, as too old."""
+"""The create time of all batches of a run. With a constant time, brokers would delete the records
+and expire the producers as too old."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def batch(
     timestamp_ms: int = NOW_MS,
     key: bytes | None = None,
 ) -> bytes:
-    """Encode one batch of ``values`` without keys (or all with ``key``)."""
+    """Encode one batch of ``values``; every record has ``key``, by default none."""
     records = b""
     for delta, value in enumerate(values):
         body = b"\0" + _varint(0) + _varint(delta) + _blob(key) + _blob(value) + _varint(0)
@@ -140,7 +140,7 @@ def _records(data: bytes, count: int) -> Iterator[tuple[bytes | None, bytes | No
 
 
 def batches(data: bytes) -> list[Batch]:
-    """Decode whole batches, checking each CRC; a torn last one is left out, as clients do."""
+    """Decode whole batches and check each CRC; ignore a torn last batch, as clients do."""
     found, at = [], 0
     while at + HEADER.size <= len(data):
         head = HEADER.unpack_from(data, at)

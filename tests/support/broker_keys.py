@@ -10,7 +10,7 @@ VERSIONS = ("3.9", "4.3", "4.4")
 
 @dataclass(frozen=True)
 class KafkaKey:
-    """One key of a version."""
+    """One configuration key of a release of Apache Kafka."""
 
     name: str
     type: str
@@ -20,13 +20,13 @@ class KafkaKey:
 
     @classmethod
     def read(cls, line: str) -> KafkaKey:
-        """Parse the columns of ``BrokerKeys.java`` from the name on; further ones are ignored."""
+        """Parse a row of ``BrokerKeys.java`` from the name on; ignore columns after the scope."""
         name, kind, default, is_dynamic = line.split("\t")[:4]
         return cls(name, kind, None if default == "-" else default[1:-1], is_dynamic == "true")
 
 
 def path_of(version: str) -> Path:
-    """Return a version's file: name, type, default and scope of its broker keys, sorted."""
+    """Return the path of a version's file: name, type, default and scope of each key, sorted."""
     return Path(__file__).with_name(f"broker_keys_{version.replace('.', '')}.tsv")
 
 

@@ -1,8 +1,8 @@
-"""Finds anomalies in a history that no failure excuses.
+"""Finds the anomalies of a history: results that no failure of a client or broker excuses.
 
-The classes are those of Jepsen's Kafka workload, and further ones for torn transactions, zombies,
-offsets and owners. An outcome of UNKNOWN proves nothing; but one visible value of a transaction
-proves that the whole transaction was committed.
+The classes of anomalies are those of Jepsen's Kafka workload, and further ones for torn
+transactions, zombies, offsets and owners. An outcome of UNKNOWN proves nothing; but one visible
+value of a transaction proves that the whole transaction was committed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Kind(StrEnum):
     UNSEEN = "unseen"
     """A committed value that is not in the final read."""
     DUPLICATE = "duplicate"
-    """One value at two committed places."""
+    """One value at two committed offsets."""
     ABORTED_READ = "aborted read"
     """A visible value or offset of a transaction that certainly was not committed."""
     PRECOMMITTED_READ = "precommitted read"
@@ -62,7 +62,7 @@ class Kind(StrEnum):
     SKIPPED_READ = "skipped read"
     """A reader skipped a committed value that others saw."""
     NONMONOTONIC_SEND = "nonmonotonic send"
-    """A process's later send got the smaller offset."""
+    """A process's later send got a smaller offset than an earlier one."""
     CIRCULAR = "circular information flow"
     """Transactions that each read what the next one wrote."""
 
@@ -271,7 +271,7 @@ class _Checker:
     # --- groups ---
 
     def _interval(self, commit: CommitOffset) -> tuple[float, float]:
-        """Return when the commit takes effect: at the end of its transaction, if it has one."""
+        """Return the interval in which a commit takes effect: its own, or its EndTxn request's."""
         if commit.txn is None:
             return commit.begin, commit.end
         asked = [end for end in self._ends[commit.txn] if end.commit]

@@ -33,7 +33,7 @@ CONFIG = LogConfig(
 
 
 def cleaned_logs(steps: Sequence[Step], ends: Iterable[int] = ()) -> Iterator[list[Step]]:
-    """Yield the log compacted up to each offset (or each of ``ends``), also with old tombstones."""
+    """Yield the log compacted up to each offset (or of ``ends``), then without old tombstones."""
     for end in ends or range(1, len(steps) + 1):
         disk = MemoryDisk()
         disk.make_directory(ROOT)

@@ -73,7 +73,7 @@ class Cluster(RawClient):
         return uuid.UUID(answer["topics"][0]["topic_id"])
 
     def coordinator(self, key: str, kind: int) -> None:
-        """Wait until all coordinators of this kind serve on a single broker.
+        """Wait until all coordinators of this kind serve; the cluster must be a single broker.
 
         The first FindCoordinator creates the internal topic. The list request fails while a
         partition of the topic is loading.
@@ -277,7 +277,7 @@ class Cluster(RawClient):
             )
 
     def committed(self, group: str, topic: str, partition: int = 0, *, stable: bool = False) -> int:
-        """Return a group's committed offset, -1 if none; ``stable`` waits for pending ones."""
+        """Return a group's committed offset, -1 if none; ``stable`` waits for open transactions."""
 
         def probe() -> Answer | None:
             answer = self.call(

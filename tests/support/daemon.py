@@ -100,7 +100,7 @@ class Daemon:
     ) -> Iterator[list[int]]:
         """Within the block, kill the daemon by SIGKILL and restart it whenever ``due`` is true.
 
-        ``env`` is for those starts. Yield a list that gets an item for each of them.
+        ``env`` is for these restarts only. Yield a list that gets an item for each restart.
         """
         starts: list[int] = []
         leave = threading.Event()

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 def free_descriptors(count: int, *, collects: bool = True) -> Iterator[None]:
     """Let this process open only ``count`` more files within the block.
 
-    ``collects`` runs the garbage collector first; a caller in a loop does so only once.
+    With ``collects`` the garbage collector runs first; in a loop, once is enough.
     """
     if collects:
         gc.collect()  # otherwise leaked files of other tests might be closed at any moment

@@ -1,4 +1,4 @@
-"""Checks of records by librdkafka's idempotent producer, which may duplicate some with any broker.
+"""Checks for librdkafka's idempotent producer, which may duplicate records with any broker.
 
 The producer may resend unacknowledged batches with new sequence numbers under another epoch.
 ``docs/cluster-tests.md`` explains the cause. Within one epoch no record may be duplicated, missing

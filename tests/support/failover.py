@@ -29,7 +29,7 @@ from tests.support.waits import until
 
 SOURCE, TARGET, PARTITIONS = "in", "out", 3
 OFFSETS, TRANSACTIONS = "__consumer_offsets", "__transaction_state"
-"""Internal topics of one partition each, whose leader coordinates everything."""
+"""Internal topics of one partition each, whose leaders coordinate all groups and transactions."""
 
 ASSIGNED = {
     SOURCE: [[2, 1, 3], [3, 2, 1], [1, 3, 2]],
@@ -59,7 +59,7 @@ CONTROLLER_TURNS += [("stop", CONTROLLER), (CONTROLLER_FIRST, SOURCE)]
 """Turns with a fault of the active controller."""
 
 PATIENCE = {"socket.timeout.ms": 3000, "metadata.recovery.strategy": "none", "log_level": 0}
-"""Client settings: a timeout is the only sign of a frozen broker, and librdkafka's is a minute."""
+"""Client settings: only a timeout reveals a frozen broker, and librdkafka's default is a minute."""
 
 DEADLINE_S = 180.0
 """Deadline of every wait: a JVM may take a minute to start on a busy machine."""
@@ -118,7 +118,7 @@ class Nodes:
     def has_isr(self, witness: int = 1, *, without: int = 0) -> bool:
         """Return whether every ISR in the Metadata of ``witness`` has all brokers.
 
-        The broker ``without`` must be missing from all.
+        The broker ``without`` must be missing from every ISR.
         """
         expected = {one.node_id for one in self.cluster.nodes} - {without}
         parts = self.partitions(*ASSIGNED, witness=witness)
@@ -294,7 +294,7 @@ class AtWork:
 def at_work(nodes: Nodes, assigned: Mapping[str, list[list[int]]] = ASSIGNED) -> Iterator[AtWork]:
     """Create the topics with these replicas, and run the clients within the block."""
     admin = AdminClient({"bootstrap.servers": nodes.bootstrap})
-    # With the first metadata librdkafka closes its bootstrap connections, with the requests there.
+    # After its first metadata librdkafka closes its bootstrap connections, and requests are lost.
     admin.list_topics(timeout=DEADLINE_S)
     topics = [
         NewTopic(name, len(parts), replica_assignment=parts) for name, parts in assigned.items()

@@ -37,7 +37,7 @@ class FaultyDisk(OsFileSystem):
         self.steps: list[Step] = []
         """Writes and syncs that succeeded, oldest first."""
         self.gate = threading.Event()
-        """While it is clear, syncs in the flusher's threads (``fsync…``) wait."""
+        """While this event is clear, syncs in the flusher's threads (``fsync…``) wait."""
         self.is_gated: Callable[[str], bool] = lambda _path: True
         """Predicate of the paths whose sync waits at the gate."""
         self.gate.set()
@@ -70,7 +70,7 @@ class FaultyDisk(OsFileSystem):
         return handle
 
     def close(self, handle: int) -> None:
-        # This comes first, because another thread may get the same number at once.
+        # Forget the path first: another thread may get the descriptor as soon as it is closed.
         self._paths.pop(handle, None)
         super().close(handle)
 
@@ -168,7 +168,7 @@ CHANGES = frozenset(
 
 
 class Killed(BaseException):
-    """The process ends here."""
+    """The simulated process ends here."""
 
 
 class MortalDisk(OsFileSystem):

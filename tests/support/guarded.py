@@ -1,6 +1,6 @@
-"""A broker with an authorizer, and the rules that a test gives it.
+"""A broker with an authorizer, and the ACLs that a test sets.
 
-The rules apply to ``User:ANONYMOUS``, the principal of a connection until :meth:`Guarded.log_in`.
+The ACLs apply to ``User:ANONYMOUS``, the principal of a connection until :meth:`Guarded.log_in`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def rule(
     deny: bool = False,
     prefixed: bool = False,
 ) -> Acl:
-    """Return the rule that allows or denies a right."""
+    """Return the ACL that allows or denies a right."""
     operation, resource_type, name = right
     pattern = PatternType.PREFIXED if prefixed else PatternType.LITERAL
     permission = Permission.DENY if deny else Permission.ALLOW
@@ -95,7 +95,7 @@ class Guarded:
         self.rule(*map(rule, rights))
 
     def rule(self, *rules: Acl) -> None:
-        """Replace all rules."""
+        """Replace all ACLs."""
 
         async def applied() -> None:
             acls = self._broker.services.acls

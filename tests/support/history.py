@@ -55,7 +55,7 @@ class Fence(Operation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Send(Operation):
-    """One produced record; ``offset`` is the acknowledged one, None if the response had none."""
+    """One produced record; ``offset`` is the response's, None if the response had none."""
 
     value: str
     partition: Partition
@@ -91,8 +91,8 @@ class Read(Operation):
     """One poll of one partition, from offset ``position`` up to the next position ``next``.
 
     ``moved``: the position was reset before this poll (seek, rebalance), so that the end of the
-    last one does not matter. ``final``: it read everything from the start to the end after the
-    faults were over. ``txn``: the reader's own open transaction.
+    last poll does not matter. ``final``: after the faults were over, this poll read everything
+    from the start to the end. ``txn``: the reader's own open transaction.
     """
 
     partition: Partition

@@ -170,7 +170,7 @@ def java_command(
     class_path: Sequence[Path] = (),
     libs: Libs = jars,
 ) -> list[str]:
-    """Return the command line of a Java tool on the class path ``libs``, behind ``class_path``."""
+    """Return the command line of a Java tool; its class path is ``class_path``, then ``libs``."""
     return [
         "java",
         *options,
@@ -275,7 +275,7 @@ class Kafka:
         self.child = Child(command)
 
     def format(self) -> Path:
-        """Format the storage unless it is; return the file of properties."""
+        """Format the storage unless that is done; return the path of the properties file."""
         properties = self._directory / "server.properties"
         properties.write_text(
             "".join(f"{key}={value}\n" for key, value in self._properties().items())
@@ -372,9 +372,9 @@ class Kafka:
 
 
 class KafkaCluster:
-    """Several Apache Kafkas on loopback, numbered from 1; the first is the controller as well.
+    """Brokers of Apache Kafka on loopback, numbered from 1; the first is also the controller.
 
-    Like one of them, the cluster is a target: any test of one broker can run against it.
+    Like a single broker, the cluster is a target: any test of one broker can run against it.
     """
 
     name = "kafka"
@@ -436,7 +436,7 @@ def quorum_of_three(
     is_dynamic: bool = False,
     libs: Libs = jars,
 ) -> list[Kafka]:
-    """Start three Apache Kafkas, each of them a voter of the quorum and a broker.
+    """Start three nodes of Apache Kafka, each of them a voter of the quorum and a broker.
 
     Without ``is_broker`` they are controllers only. The voters of a dynamic quorum (KIP-853) are in
     its metadata, the voters of a static one in the files. ``libs`` returns the jars of the release.

@@ -1,4 +1,4 @@
-"""Large requests to any API, most of which are refused for their names, numbers or payload."""
+"""Large requests to any API; most are refused for their names, numbers or payload."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``fencepost serve`` as a node of a cluster, with a properties file only, as Apache Kafka."""
+"""``fencepost serve`` as a node of a cluster, with only a properties file, like Apache Kafka."""
 
 from __future__ import annotations
 

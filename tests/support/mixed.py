@@ -38,10 +38,10 @@ def formatted(directory: Path, node_id: int) -> Path:
 class MixedCluster:
     """Brokers numbered from 1, and controllers from 100, each in a process of its own, on loopback.
 
-    ``layout`` has a letter for each broker, as ``JPP``: the first is Apache Kafka's, two are
+    ``layout`` has a letter for each broker: in ``JPP`` the first is Apache Kafka's, two are
     Fencepost's. ``controllers`` is ``J`` or ``JJJ``, or ``P``, as Fencepost supports only one.
-    Layouts with a single kind are allowed. A cluster with a broker of Apache Kafka 4.3 begins with
-    its feature levels.
+    Layouts with a single kind are allowed. A cluster with a broker of Apache Kafka 4.3 starts with
+    the feature levels of 4.3.
     """
 
     def __init__(

@@ -64,7 +64,7 @@ class Cut:
 
 @dataclass
 class _Link:
-    """The two sockets of one connection; ``cut`` once forwarding has stopped."""
+    """The two sockets of one connection; ``cut`` is the fault that stopped forwarding."""
 
     number: int
     client: socket.socket

@@ -198,7 +198,7 @@ class Reader:
         }
 
     def read(self, page: Page) -> None:
-        """Run all blocks that run; raise AssertionError with the output of a failing block."""
+        """Run the page's blocks; raise AssertionError with the output of a failing block."""
         with self._stack:
             runs = [block for block in page.blocks if block.runs]
             if self._has_broker and runs and not any(block.serves for block in runs):

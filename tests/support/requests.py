@@ -144,7 +144,7 @@ def delete_records(*topics: Body, **fields: Any) -> Body:
 
 
 def delete_records_topic(name: str, *partitions: Partition, **fields: Any) -> Body:
-    """Return a topic whose partitions keep the records from ``offset`` on, or none."""
+    """Return a topic whose partitions lose their records below ``offset``, by default all."""
     row = {"offset": LATEST, **fields}
     return {"name": name, "partitions": _rows("partition_index", partitions, row)}
 
@@ -441,7 +441,7 @@ def offset_delete_topic(name: str, *partitions: int) -> Body:
 
 
 def describe_share_group_offsets(group: str, *topics: tuple[str, Sequence[int]] | None) -> Body:
-    """Return the body for named partitions, or for all of a group if ``topics`` is None alone."""
+    """Return the body for these partitions, or for all of a group if the only topic is None."""
     named = [
         {"topic_name": topic[0], "partitions": list(topic[1])}
         for topic in topics
@@ -623,7 +623,7 @@ def quota_entry(
     *ops: Body,
     **values: float | None,
 ) -> Body:
-    """Return the entry of ``entity``, with ops for ``values``, of which None removes a quota."""
+    """Return the entry of ``entity``, with ops for ``values``; the value None removes a quota."""
     parts = entity.items() if isinstance(entity, Mapping) else entity
     return {
         "entity": [{"entity_type": kind, "entity_name": name} for kind, name in parts],
@@ -632,7 +632,7 @@ def quota_entry(
 
 
 def quota_op(key: str, value: float | None, *, remove: bool | None = None) -> Body:
-    """Return a change of one quota, which None removes."""
+    """Return a change of one quota; the value None removes it."""
     return {
         "key": key,
         "value": value or 0.0,
@@ -761,7 +761,7 @@ def unregister_controller(controller_id: int) -> Body:
 
 
 def share_fetch(group: str, member: str, *topics: tuple[Any, Iterable[int]], **fields: Any) -> Body:
-    """Ask for records of (topic id, partitions), in a new share session."""
+    """Return a request for records of (topic id, partitions), in a new share session."""
     rows = [
         {
             "topic_id": topic_id,
@@ -791,7 +791,7 @@ def share_fetch(group: str, member: str, *topics: tuple[Any, Iterable[int]], **f
 def share_acknowledge(
     group: str, member: str, *topics: tuple[Any, Iterable[int]], **fields: Any
 ) -> Body:
-    """Accept the first record of (topic id, partitions)."""
+    """Return a request that accepts the record at offset 0 of (topic id, partitions)."""
     accepted = {"first_offset": 0, "last_offset": 0, "acknowledge_types": [1]}
     rows = [
         {
@@ -830,6 +830,6 @@ SHARE_STATE_FIELDS: Final[Mapping[str, Body]] = {
 
 
 def share_group_state(api: str, group: str, topic_id: Any, **fields: Any) -> Body:
-    """Ask the share coordinator for partition 0 of a topic."""
+    """Return a request to the share coordinator about partition 0 of a topic."""
     part = {"partition": 0, **SHARE_STATE_FIELDS[api], **fields}
     return {"group_id": group, "topics": [{"topic_id": topic_id, "partitions": [part]}]}

@@ -19,7 +19,8 @@ SHARE = 2
 GROUP = 32
 """The resource type of a group's settings."""
 WAIT_MS = 5_000
-"""MaxWaitMs of a fetch: Apache Kafka reads the state of a share partition beside the first one."""
+"""MaxWaitMs of a fetch: the first fetch must wait until Apache Kafka has read the state of the
+share partition."""
 
 
 def initialize(

@@ -1,8 +1,8 @@
-"""Share consumers of confluent-kafka that work while brokers fail, and what they may say about it.
+"""Share consumers of confluent-kafka that work while brokers fail, with checks of their results.
 
-A record may come again until its acknowledgement has succeeded: its broker was killed, or the
-acknowledgement was. Two acknowledgements of one record must not both succeed, and no acknowledged
-record may be missing at the end.
+Until an acknowledgement of a record has succeeded, the record may be delivered again, because its
+broker was killed or the acknowledgement was lost. Two acknowledgements of one record must not both
+succeed, and no acknowledged record may be missing at the end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from tests.support.waits import until
 
 COMMIT_S = 40
-"""The timeout of ``commit_sync``: the leader tries half a minute to have an outcome written."""
+"""The timeout of ``commit_sync``: the leader tries for half a minute to persist an outcome."""
 ENDED_S = 120
 """How long records may take to end after the last fault: a lock duration, and a few writes."""
 
@@ -78,7 +78,7 @@ class Work:
 
     @property
     def accepted_twice(self) -> list[bytes]:
-        """Records of which two acknowledgements succeeded."""
+        """Records with two successful acknowledgements."""
         return [value for value, count in self.accepted.items() if count > 1]
 
     def check(self) -> None:

@@ -7,7 +7,7 @@ tests cover them. ``bench`` shows wall time.
 
 Processor time does not include other processes, but they prolong it, because they share caches and
 cores. So a turn that seems too long is compared with a yardstick, work of known cost that runs
-right after it in the same thread; the limit grows by the factor by which that was slower.
+right after it in the same thread; the limit grows by the factor by which the yardstick was slower.
 """
 
 from __future__ import annotations
@@ -146,9 +146,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class _Ticks:
     """Kernel timer that expires every :data:`PROBE_S`, Linux's ``timerfd_create(2)``.
 
-    A thread that waits for it returns from ``read(2)`` without the interpreter lock. The number of
-    ticks read tells when that was, and the present time how long the thread then waited for the
-    lock.
+    A thread that waits for a tick returns from ``read(2)`` without the interpreter lock. The number
+    of ticks that it read tells when it returned, and the present time tells how long it then waited
+    for the lock.
     """
 
     def __init__(self) -> None:
@@ -198,9 +198,9 @@ class LockWatch:
     """Measures the longest time that a thread held the interpreter lock against a waiting thread.
 
     A probe thread acquires the lock every millisecond and reads the processor time of all threads.
-    A thread that held the lock has spent processor time while the probe waited for it. The smaller
-    of the two counts, because a busy machine prolongs the wait, and a thread may also work without
-    the lock.
+    A thread that held the lock has spent processor time while the probe waited for the lock. The
+    result is the smaller of both times, because a busy machine prolongs the wait, and a thread may
+    also work without the lock.
     """
 
     def __init__(self) -> None:

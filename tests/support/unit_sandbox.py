@@ -28,7 +28,7 @@ _NEVER_BOTH: Mapping[str, tuple[int, int]] = {
     "pkey_mprotect": (2, mmap.PROT_EXEC),
     "shmat": (2, _SHM_EXEC),
 }
-"""Calls that MemoryDenyWriteExecute refuses, with the argument and its bits."""
+"""Calls that MemoryDenyWriteExecute refuses if this argument has all these bits."""
 
 
 class _Condition(ctypes.Structure):

@@ -109,7 +109,7 @@ class ZooKeeper:
         self.expire((session_id, password_of(session_id)))
 
     def expire(self, session: tuple[int, bytes]) -> None:
-        """End a session by its id and password, as ZooKeeper does after its timeout."""
+        """End a session by its id and password, as ZooKeeper does after the session timeout."""
         session_id, password = session
         with socket.create_connection(("127.0.0.1", self._port), timeout=60) as client:
             head = struct.pack(">iqiq", 0, 0, 30_000, session_id)

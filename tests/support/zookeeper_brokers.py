@@ -61,7 +61,7 @@ class Brokers:
         self.znodes.chroot = chroot
 
     def start(self) -> Brokers:
-        """Start the first, which becomes the controller, and then the others at once."""
+        """Start the first broker, which becomes the controller, and then the others at once."""
         first, *others = self.nodes.values()
         first.start()
         for one in others:

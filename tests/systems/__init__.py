@@ -1,1 +1,1 @@
-"""The broker under what macOS and Windows lack, or do in another way."""
+"""The broker without the calls that macOS and Windows lack, and with their behaviour emulated."""

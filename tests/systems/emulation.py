@@ -1,4 +1,4 @@
-"""Takes away what only Linux has, and emulates what another system does instead.
+"""Removes the calls that only Linux has, and emulates the behaviour of another system.
 
 It runs at the start of a Python process, before any other module (``startup/sitecustomize.py``).
 ``sys.platform`` stays the same, as the standard library would not work otherwise. The emulation
@@ -49,8 +49,8 @@ NOT_ON_WINDOWS = {
 }
 
 WINDOWS_MODULES = frozenset({"fcntl", "resource", "pwd", "grp", "termios"})
-"""Modules that Windows does not have. Only our own code is refused them: asyncio's loop for Unix
-imports some."""
+"""Modules that Windows does not have. Only Fencepost's own code cannot import them, because
+asyncio's loop for Unix needs some of them."""
 
 F_FULLFSYNC = 51
 MACOS_DESCRIPTORS = int(os.environ.get("EMULATED_DESCRIPTORS", "256"))
@@ -83,7 +83,7 @@ def _take_away(names: dict[ModuleType, tuple[str, ...]]) -> None:
 
 
 def _lock(handle: int, kind: int) -> None:
-    """Take a lock that conflicts with record locks, and with each other in one process."""
+    """Take a lock that conflicts with record locks and its own kind, also in the same process."""
     _fcntl(handle, _OFD_LOCK, struct.pack("@hhqqi4x", kind, os.SEEK_SET, 0, 0, 0))
 
 

@@ -1,4 +1,4 @@
-"""The tests of other folders, with the calls taken away that macOS and Windows do not have."""
+"""The tests of other folders, without the calls that macOS and Windows do not have."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.daemon import Daemon
 ROOT = Path(__file__).resolve().parents[2]
 STARTUP = Path(__file__).parent / "startup"
 
-# One process runs each selection: without workers, and without the coordinates of this run's own.
+# One process runs each selection, without workers and without the environment of this run's worker.
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist")
 OWN_RUN = ("PYTEST_XDIST_WORKER", "PYTEST_ADDOPTS", "PYTEST_CURRENT_TEST")
 

@@ -13,7 +13,7 @@ from fencepost.logcore.log_file import LogFile
 
 @pytest.fixture
 def killed_logs_are_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A real kill closes them; hundreds would pile up here, and some clients fail above 1,024."""
+    """A real kill closes files; hundreds would pile up here, and some clients fail above 1,024."""
     left: set[int] = set()
     openers = OsFileSystem.open, OsFileSystem.open_for_reading
     close, retire = OsFileSystem.close, LogFile.retire

@@ -87,7 +87,7 @@ def _in_a_thread(work: Callable[[], object]) -> LockWatch:
 
 
 def test_thread_that_keeps_the_lock_is_found() -> None:
-    # The probe misses one in about fifty, if it loses the lock between two of its measurements.
+    # The probe misses about one stall in fifty: it may lose the lock between its measurements.
     watches = [_in_a_thread(lambda: pow(3, 4_000_000)) for _ in range(3)]  # a single call
     assert any(not watch.is_short for watch in watches)
 

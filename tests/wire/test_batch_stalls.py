@@ -123,7 +123,7 @@ READS: dict[str, Callable[[str], bytes]] = {
     "first time behind the log start": functools.partial(list_offsets, timestamp=1),
     "end of an epoch": leader_epoch,
 }
-"""The requests, in the order of sending: after the deletion they read from the batch's middle."""
+"""The requests in the order of sending; those after DeleteRecords read from the batch's middle."""
 
 
 @pytest.fixture(scope="module")

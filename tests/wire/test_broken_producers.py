@@ -19,7 +19,7 @@ BATCHES = 1_500
 
 @pytest.fixture(scope="module")
 def written(fencepost: Daemon) -> tuple[str, int]:
-    """Produce many random batches to a topic; return it with its log end offset."""
+    """Produce many random batches to a topic; return the topic and its log end offset."""
     rng = random.Random(2)
     with Cluster(fencepost.bootstrap) as cluster:
         topic = cluster.create_topic(unique("broken"))

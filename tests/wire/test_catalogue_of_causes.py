@@ -45,7 +45,7 @@ class World:
         self.broker, self.clock, self.client = broker, clock, client
         self.bootstrap: str = broker.bootstrap
         self.close = contextlib.ExitStack()
-        """Ends what a cause leaves open."""
+        """Closes the connections that a cause leaves open."""
 
     def other(self) -> Cluster:
         """Return a connection that stays open until the command has run."""

@@ -22,7 +22,7 @@ from tests.wire.test_batch_stalls import produce
 
 HOSTILE = 16
 RECORDS = 700_000
-"""Records of each hostile batch: nearly a second of checks, together more than ten."""
+"""Records of each hostile batch: checking one takes nearly a second, checking all more than ten."""
 
 WAIT_S = 300
 

@@ -123,7 +123,7 @@ def test_open_transaction_tells_what_ends_it_and_who_waits(
 def test_open_transaction_is_ended_under_its_identity_and_recorded(
     bootstrap: str, cluster: Cluster, topic: str, target: Any, commit: bool
 ) -> None:
-    """The real client ends it once more, as after a lost answer, and hears the same outcome."""
+    """The client ends the transaction again, as after a lost answer, and gets the same outcome."""
     name, word = unique("pipeline"), "commit" if commit else "abort"
     with confluent_producer(bootstrap, transactional_id=name) as producer:
         producer.init_transactions(60)

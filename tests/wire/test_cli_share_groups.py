@@ -125,7 +125,7 @@ def test_group_is_deleted(cluster: Cluster, bootstrap: str, topic: str, group: s
 def test_missing_counts_of_in_flight_records_have_a_reason(
     bootstrap: str, topic: str, group: str
 ) -> None:
-    """No member fetches; Apache Kafka would not report one either."""
+    """No member fetches, so Fencepost has no counts; Apache Kafka never reports any."""
     for command in ("describe", "blame"):
         found = rows(run(bootstrap, command, group))
         assert [row["partition"] for row in found] == [0, 1]

@@ -164,7 +164,7 @@ RUNS: Mapping[tuple[str, ...], Sequence[Sequence[str]]] = {
 
 
 def on_files(data: Path, tmp: Path) -> Mapping[tuple[str, ...], Sequence[Sequence[str]]]:
-    """Return the commands that show such texts from the files of a broker."""
+    """Return the commands that show texts of clients from the files of a broker."""
     log = str(data / f"{TOPIC}-0" / f"{0:020}.log")
     other = ("--data-dir", str(tmp / EVIL))
     return {

@@ -1,4 +1,4 @@
-"""Client telemetry (KIP-714): the rules for requests, on both brokers; real clients on ours."""
+"""Client telemetry (KIP-714): the rules for requests, on both brokers; clients on Fencepost."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_instance_ends_with_its_connection(mine: Cluster, broker: OwnBroker) -> 
         told = other.call("get_telemetry_subscriptions", 0)
         assert push(other, told, terminating=True) == "none"
         assert push(mine, told, terminating=True) == "invalid_request"
-    # The broker has forgotten that it was the last push.
+    # Once the broker has forgotten that the instance sent its last push, it accepts another one.
     until(
         lambda: push(mine, told, terminating=True) == "none",
         "the broker forgets the instance of the closed connection",
@@ -209,7 +209,7 @@ def test_instance_ends_with_its_connection(mine: Cluster, broker: OwnBroker) -> 
 
 @pytest.fixture
 def ours(request: pytest.FixtureRequest, broker: OwnBroker) -> str:
-    """Return the address of a broker of ours, where all clients push all metrics."""
+    """Return the address of a broker of Fencepost to which all clients push all metrics."""
     if request.config.getoption("--target") != "fencepost":
         pytest.skip(OWN_ONLY)
     with Cluster(broker.bootstrap) as cluster:

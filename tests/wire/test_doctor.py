@@ -37,7 +37,7 @@ from tests.wire.transactional import transactional
 
 LETTERS = str.maketrans("0123456789", "ghijklmnop")
 TV1 = "transaction-version-1"
-"""librdkafka and aiokafka have no other; the level of this finding is only `risk`."""
+"""librdkafka and aiokafka support no other version; this finding's level is only `risk`."""
 
 
 @pytest.fixture(scope="module")
@@ -373,7 +373,7 @@ def test_plain_producer_of_an_output_is_found(daemon: Daemon, cluster: Cluster) 
 
 
 async def test_auto_commit_of_the_input_is_found(daemon: Daemon, cluster: Cluster) -> None:
-    """aiokafka, as Java's client, also commits when nothing was read."""
+    """Like Java's client, aiokafka also commits when nothing was read."""
     copy = Copy(daemon, cluster)
     copy.feed()
     conf = {"enable_auto_commit": True, "auto_commit_interval_ms": 300}

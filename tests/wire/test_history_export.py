@@ -48,7 +48,7 @@ def cluster(daemon: Daemon) -> Iterator[Cluster]:
 
 
 class Receiver:
-    """A real HTTP server that keeps what it is sent; the first responses are ``statuses``."""
+    """A real HTTP server that keeps its requests; the first responses have ``statuses``."""
 
     def __init__(self, statuses: list[int], headers: dict[str, str]) -> None:
         self.requests: list[tuple[str, dict[str, str], bytes, int]] = []
@@ -332,7 +332,7 @@ def test_rebalance_of_the_consumer_protocol_ends_with_its_last_member(
     ]
     assert [(one["fencepost.outcome"], one["fencepost.cause"]) for one in found] == [
         ("complete", "member-joined"),
-        ("superseded", "member-left"),  # it left no member to complete it
+        ("superseded", "member-left"),  # no member is left to complete it
         ("complete", "member-joined"),
     ]
 

@@ -52,7 +52,7 @@ def broker(
 
 
 def member(broker: OwnBroker, group: str, *topics: str, **conf: Any) -> confluent_kafka.Consumer:
-    """Return a consumer of librdkafka that subscribed."""
+    """Return a consumer of librdkafka that has subscribed to ``topics``."""
     settings = {"bootstrap.servers": broker.bootstrap, "group.id": group, **dotted(conf)}
     consumer = confluent_kafka.Consumer(settings)
     consumer.subscribe(list(topics))

@@ -93,7 +93,7 @@ def test_transactions_are_kept_and_a_new_producer_waits_for_one_to_end(
 
 @pytest.mark.parametrize("clean", [True, False])
 def test_producers_come_back(daemon: Daemon, clean: bool) -> None:
-    """The last batch is known after a clean stop, all five of the window after kill -9."""
+    """After a clean stop the last batch is known, after kill -9 all five of the window."""
     with Cluster(daemon.bootstrap) as cluster:
         topic = cluster.create_topic(unique("restart"))
         producer_id, _ = cluster.init_producer()

@@ -1,8 +1,8 @@
 """Deliveries to share groups as in Apache Kafka's ShareConsumerTest, by raw requests.
 
-That class is not published with Apache Kafka's jars of tests. Its methods with a behaviour of the
-broker, and the scenarios for them (without a file: here; "sessions" and "groups" are the files
-``test_share_sessions.py`` and ``test_share_groups.py``):
+That class is not published with Apache Kafka's jars of tests. These are its methods that test the
+broker, and the scenarios for them ("sessions" and "groups" stand for ``test_share_sessions.py`` and
+``test_share_groups.py``; scenarios without a file are in this module):
 
 * MultipleConsumersInGroup*, ConsumerCloseInGroup*, MultipleConsumersInGroupFailure*: sessions
   ``test_two_members_share_a_partition``, ``test_final_epoch_releases_the_records_…``,
@@ -35,7 +35,8 @@ broker, and the scenarios for them (without a file: here; "sessions" and "groups
 * ShareConsumerAfterCoordinatorMovement, ComplexShareConsumer: three brokers in
   ``tests/unit/testing/test_share_cluster.py``, ``tests/oracle/test_mixed_share_groups.py``
 
-The others test Java's client alone: refused calls, callbacks, interrupts, deserializers, headers.
+The other methods only test Java's client: refused calls, callbacks, interrupts, deserializers,
+headers.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ from tests.wire.test_share_sessions import transaction
 RECORD_LIMIT = 1
 HOUR_MS = 3_600_000
 UNKNOWN = -1
-"""The start offset of a state that leaves it to the reset policy."""
+"""The start offset of a state that leaves the choice to the reset policy."""
 
 
 @pytest.fixture

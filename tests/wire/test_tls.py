@@ -726,7 +726,7 @@ def test_renegotiation_and_compression_are_refused(tmp_path: Path, authority: Au
 def test_a_client_is_told_why_it_may_not_come_in(
     tmp_path: Path, authority: Authority, version: ssl.TLSVersion
 ) -> None:
-    """testPeerNotifiedOfHandshakeFailure: with TLS 1.3 the client learns it at its first read."""
+    """testPeerNotifiedOfHandshakeFailure: with TLS 1.3 the client gets the alert when it reads."""
     settings = {
         **authority.server().keystore,
         **trust_settings(authority),
@@ -748,7 +748,7 @@ def read_on(served: Served, context: ssl.SSLContext) -> None:
 
 
 def test_failed_handshakes_leave_nothing(tmp_path: Path, authority: Authority) -> None:
-    """python/cpython#109534: asyncio's own TLS leaked each of them, with its buffers."""
+    """python/cpython#109534: asyncio's own TLS leaked each failed handshake, with its buffers."""
     count = 300
     with serving(tmp_path, authority.server().keystore) as served:
         gc.collect()

@@ -29,7 +29,8 @@ MAX_SLOWER = 2.0
 """Limit of the 99th percentile of response times, as a multiple of the undisturbed one."""
 
 SOAK, LEAK_BYTES = 3_000, 2_000_000
-"""Failed handshakes, and the bytes that all may leak: far less than a buffer each."""
+"""Number of failed handshakes, and the bytes that all together may leak: far less than a buffer
+for each."""
 
 
 @pytest.fixture

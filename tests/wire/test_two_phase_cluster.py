@@ -30,7 +30,7 @@ TRANSACTIONS = "__transaction_state"
 PER_TRANSACTION = 2
 
 Hook = Callable[[int], Awaitable[None]]
-"""Is called with the number of the transaction."""
+"""Called with the number of the transaction."""
 
 
 async def nothing(_: int) -> None:
@@ -82,7 +82,7 @@ class Branch:
         security: Security = PLAINTEXT,
         written: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Run a worker to the end; ``written`` is called before a transaction's offsets are."""
+        """Run a worker to the end; ``written`` is called once a transaction's records are sent."""
 
         async def book(batch: Batch, connection: Any) -> list[Output]:
             query = f"insert into {self.table} values (%s)"

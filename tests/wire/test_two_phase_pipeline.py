@@ -1,4 +1,4 @@
-"""``pipelines.two_phase`` on a broker and a PostgreSQL: both commit, or neither.
+"""``pipelines.two_phase`` on a broker and a PostgreSQL server: both commit, or neither.
 
 The sweep over all steps is ``crash/test_two_phase_sweep.py``.
 """
@@ -453,7 +453,7 @@ async def test_administrators_abort_after_the_commit_is_a_mixed_outcome(bench: B
     assert "the database committed it at 20" in first
     assert second.startswith("client fencepost-resolve@127.0.0.1 aborted it in Kafka at 20")
     assert (bench.rows, bench.records, bench.offset) == ([1, 2], [], 0)
-    for _ in range(2):  # no claim hides it from the next one
+    for _ in range(2):  # no claim hides the mixed outcome from the next one
         with pytest.raises(MixedOutcomeError, match="aborted it in Kafka"):
             await bench.run()
     await settle(bench)
@@ -524,7 +524,7 @@ async def test_kept_transaction_that_an_administrator_aborted_rolls_prepared_row
 
 
 async def test_prepared_rows_whose_outcome_in_kafka_is_hidden_are_left_alone(bench: Bench) -> None:
-    """An InitProducerId behind the abort leaves a state that fits both outcomes."""
+    """An InitProducerId after the abort leaves a state that fits both outcomes."""
     lost = await prepared_in_kafka(bench, bench.partner(prepare=True), decided=True)
     abort(bench, "--force")
     await lost._init_producer()

@@ -54,7 +54,7 @@ class Confluent:
                     "transaction_timeout_ms": timeout_ms,
                     "linger_ms": 0,
                     "retry_backoff_ms": 20,
-                    # It must not exceed the transaction's own timeout.
+                    # The message timeout must not exceed the transaction timeout.
                     "message_timeout_ms": min(timeout_ms, 30_000),
                 }
             )

@@ -113,11 +113,11 @@ def read(protocol: str = CLASSIC) -> None:
 
 def copy() -> None:
     while True:
-        # With the consumer protocol it once hung for ever on Apache Kafka, after it had closed a
-        # consumer and made another while the only broker was down (librdkafka 2.16).
+        # With the consumer protocol librdkafka 2.16 once hung forever on Apache Kafka, after it had
+        # closed a consumer and made another while the only broker was down.
         reader = consumer("copier", CLASSIC)
         reader.subscribe([SOURCE])
-        # See tests/support/pipeline.py: without the idle time it may wait for ever.
+        # See tests/support/pipeline.py: without the idle time librdkafka may wait forever.
         idle = {"transactional_id": f"copier-{NAME}", "connections_max_idle_ms": 3000}
         producer = Producer(settings("copier", **idle))
         where = "init_transactions"

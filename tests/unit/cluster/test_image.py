@@ -202,7 +202,7 @@ def test_what_becomes_of_partitions_here() -> None:
 
 
 def test_new_replica_follows_though_it_knows_the_partition_epoch() -> None:
-    """Read from ZooKeeper, the replicas may be older than a reassignment and the state newer."""
+    """On ZooKeeper, a broker may read the replicas before a reassignment and the state after it."""
     before = after(MetadataImage(), topic("a", A), partition(A, 0, 2, 3, leader=2))
     now = after(MetadataImage(), topic("a", A), partition(A, 0, 2, 3, ME, leader=2))
     assert changed(before, now) == {"followers": [("a", 0)]}

@@ -69,7 +69,7 @@ def test_follower_does_not_join_isr_until_caught_up_to_offset_within_current_lea
 
 @pytest.mark.parametrize("now", [broker(2, fenced=True), broker(2, leaving=True)])
 def test_isr_not_expanded_if_replica_is_fenced_or_shutdown(now):
-    """KIP-841: it is not eligible. KAFKA-13916: proposing it would fail again and again."""
+    """KIP-841: such a replica is not eligible. KAFKA-13916: every proposal would fail."""
     led = Led(registration(isr=[1]), end=10, high=10)
     led.knows(now)
     assert led.fetch(2, 10).send is None

@@ -137,7 +137,7 @@ def test_registration_timeout() -> None:
     life = Life()
     ends = life.now + LifecycleIntervals().initial_registration_ms
     assert life.life.deadline_ms() == ends
-    life.register(error=101)  # DUPLICATE_BROKER_REGISTRATION: the session of a former run holds
+    life.register(error=101)  # DUPLICATE_BROKER_REGISTRATION: the former run still has a session
     assert life.life.on_time(ends - 1) == []
     assert life.life.on_time(ends) == [LifecycleEvent.NOT_REGISTERED]
     assert life.state is BrokerState.SHUTTING_DOWN
@@ -277,7 +277,7 @@ def test_an_amended_registration_keeps_the_epoch_of_the_run_before() -> None:
 
 
 def test_it_registers_again_when_directories_come_to_be_known() -> None:
-    """At metadata version 3.7-IV2, unless the registration already lists log directories."""
+    """The broker registers again at level 3.7-IV2, unless its registration lists directories."""
     life = Life().running()
     assert not life.life.observed(rules.FIRST_WITH_DIRECTORIES - 1, (), life.now)
     assert life.life.observed(rules.FIRST_WITH_DIRECTORIES, (), life.now)

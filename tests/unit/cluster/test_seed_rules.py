@@ -1,4 +1,4 @@
-"""Replication's ten original rules and the tests that show them in today's form.
+"""The ten original rules of replication, and the tests that show their present form.
 
 Rules about one partition are tested here, rules about a cluster that elects its controller on a
 real ZooKeeper in ``test_zookeeper`` (tests/oracle), and the rest in the files named below.

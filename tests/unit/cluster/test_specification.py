@@ -32,7 +32,10 @@ def weak_isr(trio: Trio) -> None:
 
 
 def strong_isr(trio: Trio) -> None:
-    """Check that they are on every member of the controller's ISR, the possible next leaders."""
+    """Check the same for the members of the controller's ISR, which are the possible next leaders.
+
+    A presumed leader's committed records must be on every one of them.
+    """
     for node in trio.nodes.values():
         if node.is_leader:
             for other in trio.registration.isr:

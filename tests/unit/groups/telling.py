@@ -1,4 +1,4 @@
-"""Every change of a group that clients notice has an event, with member, reason, old and new."""
+"""Each change of a group that clients notice has an event: member, reason, old and new values."""
 
 from __future__ import annotations
 

@@ -225,7 +225,7 @@ def test_a_static_member_away_holds_its_partitions():
     driver.beat("s1", -2, instance_id="i")
     assert driver.join("m").assignment == ()
     assert driver.consumer_group().current("m").state is MemberState.UNRELEASED_PARTITIONS
-    # It had to revoke two partitions; by coming back without any, it has done so.
+    # The member had to revoke two partitions; by coming back without any, it has done so.
     result = driver.join("s2", instance_id="i")
     assert result.assignment == ((T, (0, 1)),)
     assert driver.beat("m", 3).assignment == ((T, (2, 3)),)

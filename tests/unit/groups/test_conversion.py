@@ -175,7 +175,7 @@ def test_who_joined_since_the_last_generation_gets_partitions_from_a_static_succ
     late = ClassicClient(driver, "late")
     late.join()
     assert driver.state() == "PreparingRebalance"
-    # It replaces a member with the same subscription, which by itself bumps no epoch.
+    # The successor replaces a member with the same subscription: that alone bumps no epoch.
     successor = driver.client("m", instance_id="i")
     for _ in range(4):
         late.step()

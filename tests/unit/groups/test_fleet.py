@@ -16,7 +16,7 @@ from tests.unit.groups.fleet import Fleet
 from tests.unit.groups.group_driver import MADE
 
 REBALANCES_PER_FLEET = 50
-"""After so many a new fleet starts, as a log and its reloads grow with the fleet's age."""
+"""After this many rebalances a new fleet starts, as logs and reloads grow with a fleet's age."""
 
 MAX_STEPS = 20_000
 

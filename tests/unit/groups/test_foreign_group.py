@@ -104,7 +104,7 @@ def commit(driver: Driver, generation: int = -1, member_id: str = "") -> None:
 
 
 def test_a_streams_group_keeps_its_offsets() -> None:
-    """They do not expire: only the group's own coordinator knows its active members."""
+    """The offsets do not expire: only the group's own coordinator knows its active members."""
     driver = Driver(log=log_of(OFFSET, *STREAMS))
     size = len(driver.log)
     driver.advance(2 * RETENTION)

@@ -1,4 +1,4 @@
-"""Every limit, at it and one past it; floods stay bounded."""
+"""Every limit is tested with the largest accepted value and one more; floods stay bounded."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def test_failed_initialization_is_repeated_by_the_next_heartbeat() -> None:
 
 
 def test_topic_that_is_no_longer_subscribed_leaves_the_assignment_at_once() -> None:
-    """KAFKA-19431: the target of the former subscription has the topic still."""
+    """KAFKA-19431: the target of the former subscription still has the topic."""
     driver = ShareDriver()
     driver.join("m", "t", "u")
     assert driver.settle("m") == {"m": {T: (0, 1, 2, 3), U: (0, 1)}}

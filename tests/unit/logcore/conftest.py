@@ -7,4 +7,4 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _always(killed_logs_are_closed: None) -> None:
-    """Close them after every test."""
+    """Close these logs after every test."""

@@ -85,7 +85,7 @@ def reopen(root: Path, settings: LogConfig, *, recovery_point: int = 0) -> Parti
 
 
 def run_until_killed(root: Path, settings: LogConfig, fs: MortalDisk, after: int) -> bool:
-    """Compact on ``fs``, which dies ``after`` so many operations; return whether it did."""
+    """Compact on ``fs``, which dies after ``after`` operations; return whether it died."""
     partition = open_partition(root, config=settings, fs=fs)
     fs.dies_after(after)
     try:

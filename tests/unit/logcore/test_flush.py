@@ -29,7 +29,7 @@ SMALL = config(segment_bytes=500, index_interval_bytes=100)
 
 
 def rolled(partition: Partition, segments: int) -> Partition:
-    """Fill segments until there are so many; the last one has a batch."""
+    """Fill segments until there are ``segments``; the last one has a batch."""
     while len(partition.log.segments) < segments:
         append(partition, 2, size=90)
     return partition

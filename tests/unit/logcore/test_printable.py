@@ -13,7 +13,7 @@ ESCAPED = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 COMMON = range(0x3000)
 """The code points that ``make test`` checks without a gap."""
 STEP = 61
-"""The distance of the others that it checks: a prime, so that they differ in their last digits."""
+"""The distance between further ones that it checks: a prime, so that their last digits differ."""
 EVERY = range(sys.maxunicode + 1)
 some_and_all = pytest.mark.parametrize(
     "codes",

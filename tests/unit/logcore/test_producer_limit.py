@@ -52,7 +52,7 @@ def test_the_forgotten_is_as_one_never_seen(tmp_path: Path) -> None:
     partition = opened(tmp_path, ProducerLimit(1))
     append(partition, producer_id=1)
     append(partition, producer_id=2)
-    # Its retry is no duplicate now, and gaps are not detected either.
+    # A retry of producer 1 is no duplicate now, and gaps are not detected either.
     assert not append(partition, producer_id=1).duplicate
     append(partition, producer_id=2, sequence=70)
     append(partition, producer_id=1, epoch=5, sequence=9)
@@ -110,7 +110,7 @@ def test_with_transactions_everywhere_a_new_one_is_refused_until_one_ends(tmp_pa
 
 
 def test_coordinators_are_never_refused(tmp_path: Path) -> None:
-    """Their records belong to transactions, which have a limit of their own."""
+    """Coordinators' records belong to transactions, which have a limit of their own."""
     limit = ProducerLimit(1)
     partition = opened(tmp_path, limit)
     for producer in (1, 2):

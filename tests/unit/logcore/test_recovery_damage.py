@@ -98,7 +98,7 @@ def test_no_byte_that_was_on_disk_costs_another_batch(tmp_path: Path, mask: int)
 
 @pytest.mark.parametrize("mask", [0x80, pytest.param(0x02, marks=pytest.mark.slow)])
 def test_no_header_of_a_sealed_segment_costs_anything_elsewhere(tmp_path: Path, mask: int) -> None:
-    """Recovery does not scan it, and damaged offsets and epochs must not mislead readers either."""
+    """Recovery does not scan the segment; damaged offsets and epochs must not mislead readers."""
     whole = segments(tmp_path / "whole")
     root = crash_image(whole, tmp_path / "crash")
     point, end = whole.recovery_point, whole.log_end_offset

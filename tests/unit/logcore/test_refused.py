@@ -94,7 +94,7 @@ def test_nor_one_behind_what_was_cut_before_anybody_had_heard_of_it(
     partition.replica.move_high_watermark(committed)
     partition.replica.truncate_to(0)
     if committed:
-        # They were acknowledged to the client, which continues after them.
+        # The batches were acknowledged to the client, which continues after them.
         append(partition, producer_id=PID, sequence=2)
         return
     with pytest.raises(OutOfOrderSequenceError):

@@ -155,7 +155,7 @@ def test_the_time_of_day_without_a_coarse_clock_is_that_of_linux() -> None:
 
 
 def test_linux_gets_its_own_calls() -> None:
-    """The hot path has no function of ours between the log and the call."""
+    """The hot path has no function of Fencepost between the log and the call."""
     assert (system.read_at, system.write_at) == (os.pread, os.pwritev)
     assert (system.send_file, system.sync_data) == (os.sendfile, os.fdatasync)
     assert system.allocate == os.posix_fallocate

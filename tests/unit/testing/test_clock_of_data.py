@@ -212,11 +212,11 @@ def test_a_live_member_is_out_unless_its_heartbeat_comes_in_between(
             api = "Heartbeat" if protocol == "classic" else "ConsumerGroupHeartbeat"
             # At 30 seconds per second there are 4 heartbeats in 62 seconds.
             assert of(clock.advance(seconds=62, speed=30), "session") == []
-            # A single leap leaves no time for one, except one in flight at that moment.
+            # A single leap leaves no time for a heartbeat, except one in flight at that moment.
             (out,) = until(lambda: of(clock.advance(seconds=61), "session"), "a leap between two")
             assert out.who == "g"
             assert "member-expired" in out.events
-            # The consumer learns of it and rejoins.
+            # The consumer learns of its removal and rejoins.
             until(lambda: (consumer.poll(0.05), members_of(broker, "g"))[1], "a member again")
             # The same happens at any speed if its heartbeats are lost.
             broker.faults.add(api=api, drop="request", times=None)

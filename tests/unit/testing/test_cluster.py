@@ -32,7 +32,7 @@ class Writer:
         self.refused: list[KafkaError] = []
 
     def write(self, count: int) -> None:
-        """Write so many numbers and wait for the responses."""
+        """Write ``count`` numbers and wait for the responses."""
         for number in range(self._next, self._next + count):
             self._producer.produce("t", b"%d" % number, on_delivery=self._delivered)
         self._next += count

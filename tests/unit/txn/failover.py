@@ -1,9 +1,9 @@
 """Transactions over failing brokers: a seeded model of a cluster around the real machines.
 
 The coordinators' machines, their marker queues and the data partitions' producer states are real.
-The model has the rest: a replicated transaction log whose leadership moves at any step, zombies
-that do not know of it, data partitions that move, a network that loses, delays, duplicates and
-reorders messages, timeouts, and a producer that retries.
+The model has the rest: a replicated transaction log whose leadership moves at any step, former
+leaders that do not know of the move, data partitions that move, a network that loses, delays,
+duplicates and reorders messages, timeouts, and a producer that retries.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The memory that a budget counts is near the real one (docs/operating.md promises memory)."""
+"""The memory that a budget counts is near the real use (docs/operating.md states the memory)."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def acl(name: str, permission: Permission = Permission.ALLOW) -> Acl:
 
 
 class Index(dict[Acl, UUID]):
-    """ACLs by id."""
+    """ACLs with their ids."""
 
     def id_of(self, one: Acl) -> UUID | None:
         return self.get(one)

@@ -323,7 +323,7 @@ def test_what_a_client_of_another_broker_creates_counts_against_its_quota(
         assert first == {"wait": 0, "error": "none"}
         assert second["error"] == "throttling_quota_exceeded"
         assert second["wait"] > 60_000  # ms, for 100 mutations at 1 per second, less the burst
-        # An old client waits only after the response; the broker's connection to here is not muted.
+        # An old client waits only after the response; the broker's connection is not muted.
         old = create("alice", 5)
         assert old["error"] == "none"
         assert old["wait"] > second["wait"]

@@ -209,7 +209,7 @@ def test_a_broker_that_is_forgotten_is_told_to_stop(tmp_path: Path) -> None:
 def test_a_broker_that_can_not_go_with_its_cluster_is_told_to_stop(
     tmp_path: Path, task: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise it would serve outdated metadata and wait for updates that never come."""
+    """Otherwise the broker would serve outdated metadata and wait for updates that never come."""
 
     async def work() -> None:
         async with cluster(tmp_path, 101) as (_, (one,)):

@@ -24,7 +24,7 @@ TOPIC_ID = UUID(int=7)
 OURS = 1
 """The leader epoch after the second start."""
 COUNT = 600
-"""So many partitions become leaders or followers in more than one turn."""
+"""Enough partitions that they become leaders or followers in more than one turn."""
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ class Node:
 
 
 async def grow(nodes: int) -> list[Node]:
-    """Make so many objects, in several turns of the loop."""
+    """Make this many objects, in several turns of the loop."""
     made = []
     for number in range(nodes):
         made.append(Node())

@@ -160,7 +160,7 @@ def test_others_join_it_and_go(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_it_comes_back_to_its_cluster(tmp_path: Path) -> None:
-    """On stop it hands leadership over; on return it need not wait for its own session to end."""
+    """On stop the broker hands leadership over; on return it does not wait for its old session."""
 
     async def work() -> None:
         async with three(tmp_path) as (one, two, third):

@@ -57,7 +57,7 @@ def test_client_that_means_another_node_is_sent_to_its_bootstrap_servers(
 
 
 def test_ids_are_known_on_the_first_connection(tmp_path: Path) -> None:
-    """The first request after a first start, and after a restart, may name them."""
+    """The first request after a first start, and after a restart, may name both ids."""
     told = None
     for node in (7, 7):
         with (

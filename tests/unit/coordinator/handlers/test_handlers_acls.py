@@ -236,7 +236,7 @@ def test_all_pieces_of_a_request_are_decided_in_view_of_what_it_was_checked_in(g
 
 @pytest.mark.slow
 def test_ten_thousand_rules_keep_nobody_waiting(admin, nobody):
-    """Creating, listing, deleting and evaluating them all leave the loop responsive."""
+    """Creating, listing, deleting and evaluating the ACLs all leave the loop responsive."""
     names = [f"{'topic' * (at % 9)}{at}" for at in range(10_000)]
     many = [acl(one, resource_pattern_type=3 + at % 2) for at, one in enumerate(names)]
     asked = [{"name": one} for one in names]

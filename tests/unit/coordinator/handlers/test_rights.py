@@ -1,6 +1,6 @@
 """Authorization of requests about several resources, and of changing rights.
 
-Source: ``AuthorizerIntegrationTest``; docs/security-tests.md says which case of it stands where.
+Source: ``AuthorizerIntegrationTest``; docs/security-tests.md has the test for each of its cases.
 """
 
 from __future__ import annotations

@@ -450,7 +450,7 @@ def test_a_wall_clock_that_is_set_ends_nothing(tmp_path: Path) -> None:
 
 
 def test_a_login_that_begins_anew(tmp_path: Path) -> None:
-    """Also after the session has expired, but at most once per second."""
+    """A client may log in again after its session has expired, but at most once per second."""
     clock = ManualClock(1_700_000_000_000)
     with serving(tmp_path, clock, **{"connections.max.reauth.ms": "60000"}) as served:
         with RawClient(served.bootstrap) as client:

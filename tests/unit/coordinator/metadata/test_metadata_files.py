@@ -194,7 +194,7 @@ def test_an_older_directory_is_converted_at_its_first_start() -> None:
 
 
 def files(disk: MemoryDisk) -> list[tuple[str, bytes]]:
-    """Return the snapshots and the secret, of which the metadata files now consist."""
+    """Return the metadata files: the snapshots and the secret."""
     return [
         (f"{directory}/{name}", disk.read_file(f"{directory}/{name}") or b"")
         for directory, names in disk.names.items()

@@ -136,7 +136,7 @@ def test_leader_of_a_new_partition_is_elected(replicas: tuple[int, ...]) -> None
 
 
 def test_change_of_the_isr_is_no_election() -> None:
-    """KAFKA-15468: a coordinator does not reload for that."""
+    """KAFKA-15468: a coordinator does not reload after a change of the ISR."""
     coordinator = Coordinator()
     coordinator.publish(*created())
     assert coordinator.publish(changed(isr=(ME,))) == []

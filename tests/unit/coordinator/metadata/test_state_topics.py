@@ -102,7 +102,7 @@ def test_unclean_election_is_refused(topic: str) -> None:
 
 
 def test_dynamic_default_of_unclean_election_ends_with_its_record() -> None:
-    """The controller reads it in the image; its configuration holds the file's values only."""
+    """The controller reads the default in the image; its configuration has the file's values."""
     config = BrokerConfig()
     config.set_dynamic(
         ConfigSource.DYNAMIC_DEFAULT_BROKER, {"unclean.leader.election.enable": "true"}
@@ -112,7 +112,7 @@ def test_dynamic_default_of_unclean_election_ends_with_its_record() -> None:
 
 
 def test_share_state_may_be_deleted_on_request_alone() -> None:
-    """Apache Kafka prunes it only by DeleteRecords; compaction would remove updates."""
+    """Apache Kafka prunes the topic only by DeleteRecords; compaction would remove updates."""
     check_state_topic(SHARE_GROUP_STATE, AS_KAFKA)
     for other in (
         {"cleanup.policy": "delete"},
@@ -174,7 +174,7 @@ EVIL = {"cleanup.policy": "delete", "retention.ms": "1", "segment.ms": "1"}
 def test_settings_that_come_by_metadata_are_ignored_with_a_warning(
     tmp_path: Path, topic: str
 ) -> None:
-    """They come from Apache Kafka's controllers or an older release, so no request was refused."""
+    """Apache Kafka's controllers or an older release accepted them, so no request was refused."""
     clock = ManualClock(1_700_000_000_000)
     store = storage(tmp_path, clock=clock)
     internal_topic(store.metadata, topic)

@@ -71,7 +71,7 @@ def dashboard_targets() -> Iterator[tuple[str, str, str]]:
 
 def finds(node: Any, grouped: frozenset[str], series: Mapping[str, list[Labels]]) -> bool:
     """Return whether a selector matches a sample that has all of the labels."""
-    # A value that must not be there has to be a value that the label can have.
+    # A value that a selector excludes must be one that the label can have.
     operators = {"MatchOp.Equal": "=", "MatchOp.NotEqual": "=", "MatchOp.Re": "=~"}
     matchers = [(one.name, operators[str(one.op)], one.value) for one in node.matchers.matchers]
     return any(

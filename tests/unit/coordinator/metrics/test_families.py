@@ -221,7 +221,7 @@ async def test_lag_is_what_a_reader_can_still_get(tmp_path: Path) -> None:
 
 
 async def test_a_hanging_transaction_is_told(tmp_path: Path) -> None:
-    """The partition has an open transaction of which its coordinator has no record."""
+    """The partition has an open transaction that the coordinator does not know."""
     async with serving(tmp_path) as broker:
 
         def leave_one(cluster: Cluster) -> None:

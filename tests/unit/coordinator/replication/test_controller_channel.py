@@ -204,7 +204,7 @@ def test_a_leader_whose_disk_fails_is_in_a_directory_that_is_lost(asking):
         assert (request.broker_epoch, directory.id_) == (EPOCHS[1], LOST)
         (topic,) = directory.topics
         assert [one.partition_index for one in topic.partitions] == [0]
-    # The controller's own change in response to that is not reported back.
+    # The change that the controller makes in response is not reported back.
     led.image(leader=2, leader_epoch=1, partition_epoch=1, isr=(2, 3), directories=(LOST,))
     assert len(asking.placed) == 2
     assert led.following.log[-1] != ("follow", [(led.topic, 2)])

@@ -85,7 +85,7 @@ async def test_more_work_is_done_without_a_pause_and_a_stop_waits_for_no_pause()
     await until_true(lambda: left == 0, "all is done")
     await asyncio.wait_for(task.stop(), 30)
     assert left == 0
-    # A stop during the delay before the first round does not wait for its end.
+    # A stop during the delay before the first round does not wait for the delay to end.
     task.start(first_ms=FOREVER_MS)
     await asyncio.wait_for(task.stop(), 30)
     assert left == 0
@@ -197,7 +197,7 @@ async def test_steps_in_one_thread_keep_their_order_and_tell_their_failures() ->
 async def test_a_step_whose_thread_could_not_be_started_is_never_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As at the limit of processes, where the pool keeps the step in its queue nevertheless."""
+    """At the limit of processes the pool keeps the step in its queue, although it has no thread."""
     threads, seen = Threads("few", 2), []
     may_end = threading.Event()
     busy = asyncio.ensure_future(threads.run(may_end.wait))

@@ -20,7 +20,7 @@ FLUSHED = {"log.flush.interval.messages": "1"}
 
 
 class Bench:
-    """Partition ``shared`` with another replica, ``alone`` without, and the callbacks run."""
+    """Partition ``shared`` with another replica, ``alone`` without one; the callbacks called."""
 
     def __init__(self, directory, config=None) -> None:
         self.storage = storage(directory, config)

@@ -312,7 +312,7 @@ def test_a_failed_fsync_acknowledges_nobody_and_survives_a_restart(tmp_path):
         disk.gate.set()
         assert opener.result(60)["error_code"] == "none"
         assert {one.result(60)["error_code"] for one in shared} == {"kafka_storage_error"}
-        # Its own file is on disk.
+        # The file of the other partition is on disk.
         assert other.result(60)["error_code"] == "none"
         # The kernel would now report the pages as clean, so no flush is retried.
         disk.sync_fails = lambda _path: False

@@ -74,7 +74,7 @@ def of_topic(topic: str) -> Callable[[str], bool]:
 
 
 def test_nobody_waits_for_a_disk_that_takes_what_was_sealed(tmp_path):
-    """Neither appends to that topic nor other topics' flushes wait for it."""
+    """Neither appends to that topic nor other topics' flushes wait for the disk."""
     with running(tmp_path) as one:
         slow = one.client.create_topic("slow", 1, {**SMALL, "flush.messages": str(2**63 - 1)})
         quick = one.client.create_topic("quick")

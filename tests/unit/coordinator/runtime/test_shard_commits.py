@@ -166,7 +166,7 @@ async def test_an_answer_behind_an_effect_waits_no_longer(bench: Replicated) -> 
 
 
 async def test_leadership_lost_with_answers_pending(bench: Replicated) -> None:
-    """KAFKA-20115: they fail with NOT_COORDINATOR, and no further effect is carried out."""
+    """KAFKA-20115: the answers become NOT_COORDINATOR, and no further effect is carried out."""
     shard = await bench.load()
     waiting = [
         shard.submit(Put("a", "1")),

@@ -393,7 +393,7 @@ def test_filters_by_resource(kept):
 
 @pytest.mark.parametrize("where", ["LITERAL t", "LITERAL *", "PREFIXED t"])
 def test_rules_of_one_resource(kept, where):
-    """Some of them are deleted, others kept; rules of other resources stay as they are."""
+    """Some rules are deleted, others kept; rules of other resources stay as they are."""
     read, write, deny = (
         rule(f"{text} User:alice * TOPIC {where}")
         for text in ("ALLOW READ", "ALLOW WRITE", "DENY READ")

@@ -642,7 +642,7 @@ SEEDS, SLOW_SEEDS = range(12), range(12, 40)
     "seed", [*SEEDS, *(pytest.param(seed, marks=pytest.mark.slow) for seed in SLOW_SEEDS)]
 )
 def test_the_fast_authorizer_is_the_slow_one(seed):
-    """Also after removals that leave some rules of a resource (CVE-2024-27309)."""
+    """Both also agree after removals that leave some rules of a resource (CVE-2024-27309)."""
     draw = random.Random(seed)
     default = draw.random() < 0.5
     of = Authorizer(allows_without_rules=default)

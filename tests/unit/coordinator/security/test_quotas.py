@@ -245,7 +245,7 @@ def test_the_most_specific_quota_holds_alone(clients):
     check("D", "2", 3000, 2500, waits=False)
     check("E", "1", 3000, 2500, waits=False)
     clients.set(None, None, None)
-    check("D", "1", 1000, 0, waits=False)  # now it shares a quota of which nothing is used yet
+    check("D", "1", 1000, 0, waits=False)  # now it shares a quota that is unused so far
     check("E", "4", 1000, 1500, waits=True)
     check("F", "4", 1000, 800, waits=False)
     check("F", "5", 1000, 800, waits=True)

@@ -1,6 +1,6 @@
 """The authentication of a connection, frame by frame (SaslServerAuthenticatorTest).
 
-`docs/security-tests.md` says which case of Apache Kafka's tests stands where.
+`docs/security-tests.md` has the test for each case of Apache Kafka's tests.
 """
 
 from __future__ import annotations

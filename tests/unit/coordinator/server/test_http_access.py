@@ -175,7 +175,7 @@ async def test_handshakes_that_stand_still_are_connections_and_end(tmp_path: Pat
         address = server.host, server.port
         halves = [await asyncio.open_connection(*address) for _ in range(3)]
         async with asyncio.timeout(20):
-            # One exceeds the limit, the others time out.
+            # One connection exceeds the limit, the others time out.
             assert [await reader.read() for reader, _ in halves] == [b"", b"", b""]
             assert server.refused == 1
         await until_true(lambda: not server.connections, "no connection is left")

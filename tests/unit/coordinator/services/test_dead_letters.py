@@ -267,7 +267,7 @@ def source(log: Partition, values: list[bytes], codec: Codec = Codec.NONE) -> No
 async def test_compressed_records_are_copied_within_the_size_of_the_queue(
     one: Queues, codec: Codec
 ) -> None:
-    """As in Kafka, the bodies of a batch that inflates to more are left out (KAFKA-20723)."""
+    """As in Kafka, the bodies of a batch that inflates beyond it are left out (KAFKA-20723)."""
     one.queue_topic({"max.message.bytes": "10000"})
     one.configure(copy="true")
     source(one.log, [b"small"] * 3, codec)
@@ -409,7 +409,7 @@ async def test_next_leader_sends_records_that_were_being_archived(
 async def test_records_of_the_last_member_go_to_the_queue(
     one: Queues, elsewhere: OtherLeader
 ) -> None:
-    """The share partition is removed with the group's last session; no next one need come."""
+    """The share partition is removed with the group's last session, and may have no successor."""
     elsewhere.results = [LeaderUnreachableError("broker 1")]
     one.produce(2)
     await one.fetch()
@@ -467,7 +467,7 @@ async def test_stopped_broker_leaves_the_records_for_the_next_leader(
 async def test_killed_broker_sends_the_records_after_its_restart(
     tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It dies after ARCHIVING was written, while the leader of the queue gives no response."""
+    """The broker dies after ARCHIVING was written, while the queue's leader gives no response."""
     killed = await Services(tmp_path, CONFIG, clock=clock).start()
     raise_level(killed)
     killed.topic("queue")

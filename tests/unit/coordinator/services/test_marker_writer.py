@@ -190,7 +190,7 @@ async def test_no_marker_of_a_request_follows_those_of_its_successor(
 async def test_no_transaction_waits_for_the_replicas_of_another_one(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both are retried at the same time."""
+    """The markers of both transactions are retried at the same time."""
     writer, logs = bench.writer, bench.services.logs
     append = writer.write_one
 

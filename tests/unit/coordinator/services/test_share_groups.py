@@ -130,7 +130,7 @@ async def test_failed_initialization_is_repeated_by_the_next_heartbeat(
 async def test_initialization_under_way_is_not_begun_a_second_time(
     services: Services, state: LocalShareState
 ) -> None:
-    """The second one would undo what has been consumed after the first."""
+    """A second initialization would undo what has been consumed after the first one."""
     state.gate = asyncio.get_running_loop().create_future()
     await beat(services, 0)
     await until_true(lambda: len(state.commands) == PARTITIONS, "the initialization begins")

@@ -40,7 +40,7 @@ TYPES = (AcknowledgeType.ACCEPT, AcknowledgeType.RELEASE, AcknowledgeType.REJECT
 
 
 class Life:
-    """One life. ``held`` has the offsets that each member believes to hold."""
+    """One life. ``held`` has the offsets that each member believes it holds."""
 
     def __init__(self, one: Shares, clock: ManualClock, rng: random.Random) -> None:
         self.one, self.clock, self.rng = one, clock, rng
@@ -124,7 +124,7 @@ class Life:
         await self.hop()
 
     def owned(self, member: str) -> set[int]:
-        """Return the offsets whose locks the member holds; others may get NONE for nothing."""
+        """Return the offsets whose locks the member holds; for others NONE proves nothing."""
         return {
             offset
             for served in self.one.shares
@@ -150,7 +150,7 @@ class Life:
             await asyncio.sleep(0)
 
     def send(self, command: Any) -> asyncio.Future[object]:
-        """Carry a command to the share coordinator, late, and sometimes not or without answer."""
+        """Deliver a command to the share coordinator late; sometimes lose it or its answer."""
         return asyncio.ensure_future(self.sent(command))
 
     async def sent(self, command: Any) -> object:

@@ -74,7 +74,7 @@ class Shares:
         await self.services.share_coordinator.send(command)
 
     def produce(self, *counts: int) -> None:
-        """Append a batch of so many records for each count."""
+        """Append a batch for each of ``counts``, with that number of records."""
         for count in counts:
             self.log.append_records([Record(b"k", b"x")] * count, now_ms=1_700_000_000_000)
 
@@ -167,7 +167,7 @@ async def test_outcomes_survive_and_acquisitions_do_not(one: Shares) -> None:
 
 
 async def test_successor_reads_after_the_writes_of_a_former_share_partition(one: Shares) -> None:
-    """Its writes have the same epochs: a record could end twice."""
+    """The former one's writes have the same epochs, so that a record could end twice."""
     one.produce(1)
     await one.fetch()
     persister = one.services.share_persister

@@ -32,7 +32,7 @@ LOCKS = 2_000
 """The default of ``share.partition.max.record.locks``. With the highest value, 10,000, a fetch or
 acknowledgement of single records takes more than 50 ms."""
 MAX_LOCKS = 10_000
-"""The highest value of it."""
+"""The highest value of ``share.partition.max.record.locks``."""
 ALTERNATING = (int(AcknowledgeType.ACCEPT), int(AcknowledgeType.RELEASE)) * (LOCKS // 2)
 
 

@@ -135,12 +135,11 @@ async def test_a_cleaner_checkpoint_that_is_not_written_costs_no_partition(tmp_p
 
 
 async def test_retention_in_the_middle_of_rounds_leaves_the_log_cleanable(tmp_path):
-    """Both run far more often than usual: rounds continue although retention removes their
-    segments.
+    """Rounds of compaction continue although retention removes their segments.
 
-    A round merges at most two neighbours here. If it could merge all segments into one, a cleaner
-    as fast as the appends would leave retention nothing to remove, since the rest would never reach
-    ``retention.bytes``.
+    Rounds and retention are far more frequent here than usual, and a round merges at most two
+    neighbours. If it could merge all segments into one, a cleaner as fast as the appends would
+    leave retention nothing to remove, since the rest would never reach ``retention.bytes``.
     """
     structlog.reset_defaults()  # a broker of another test may have silenced the log
     with capture_logs() as told:

@@ -122,7 +122,7 @@ def test_records_are_there_after_a_restart(tmp_path, clean):
 
 @pytest.mark.parametrize(("silent_ms", "known"), [(172_799_999, [7]), (172_800_000, [])])
 def test_a_start_forgets_producers_by_the_configured_time(tmp_path, silent_ms, known):
-    """The setting is two days, the default one."""
+    """The setting is two days here; the default is one day."""
     config = {"producer.id.expiration.ms": "172800000"}
     node = Node(tmp_path, config)
     create_topic(node.metadata, "a", partitions=1)

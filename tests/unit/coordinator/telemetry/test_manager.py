@@ -208,7 +208,7 @@ def test_last_push_may_come_early_and_ends_the_instance() -> None:
     telemetry.clock.advance(INTERVAL_MS)
     assert telemetry.error(instance, last=True) is InvalidRequestError
     assert telemetry.error(instance) is InvalidRequestError
-    # As in Kafka, a refused request that was not the last one ends that state.
+    # As in Kafka, after a refused request without ``terminating`` the instance may push again.
     assert telemetry.error(instance) is None
 
 

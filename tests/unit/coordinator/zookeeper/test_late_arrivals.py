@@ -81,7 +81,7 @@ def test_a_deleted_topic_does_not_come_back() -> None:
 
 
 def test_its_own_epoch_is_told_before_it_knows_that_it_is_registered() -> None:
-    """Otherwise its ISR changes had broker epoch -1 and were refused for ever."""
+    """Otherwise the broker's ISR changes would have broker epoch -1, and be refused forever."""
     told_early = _requests(MetadataImage(), BEFORE)[ApiKey.UPDATE_METADATA]
     records = updated(ControllerRequestApplier(1), MetadataImage(), told_early, -1)
     assert _after(MetadataImage(), records).brokers[1].epoch == EPOCH

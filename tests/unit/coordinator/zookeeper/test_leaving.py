@@ -31,7 +31,7 @@ Said = ErrorCode | int | Exception
 
 
 class Leaving(ZooKeeperBroker):
-    """A broker of epoch 7 whose controller responds with these, one after the other."""
+    """A broker of epoch 7 whose controller gives the responses ``said``, one after the other."""
 
     def __init__(self, *said: Said) -> None:
         super().__init__(

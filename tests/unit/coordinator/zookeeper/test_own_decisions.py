@@ -1,4 +1,4 @@
-"""A broker's own changes of ACLs, quotas and settings in ZooKeeper, amid those of others."""
+"""A broker's own changes of ACLs, quotas and settings in ZooKeeper, while others change them."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class Cluster:
             self.finished.update(dict.fromkeys(offsets, self.steps))
 
     def _replace_dropped(self) -> None:
-        """Forget former leaders that noticed; the leader of today begins again.
+        """Forget former leaders that noticed; the current leader begins again.
 
         A broker must not make the new share partition before the writes of the old one have ended:
         they carry the same epochs, and the coordinator would accept them after the new read.

@@ -1,6 +1,6 @@
 """The rules that a share group's clients can check, over the whole life of a share partition.
 
-The state that one moment shows is checked by ``SharePartition.check``.
+``SharePartition.check`` checks the state at one moment.
 """
 
 from __future__ import annotations

@@ -195,7 +195,7 @@ class Life:
     def log_start(self) -> None:
         self.log.move_start()
         if self.rng.random() < 0.5:
-            # A leader may also learn of it from retention, at any time.
+            # A leader may also learn of the new start from retention, at any time.
             self._move_log_start()
 
     def _move_log_start(self) -> None:
@@ -206,7 +206,7 @@ class Life:
         rng, driver = self.rng, self.driver
         offset = driver.partition.next_fetch_offset()
         if offset < self.log.start:
-            # OFFSET_OUT_OF_RANGE is how Kafka's leader learns of it.
+            # Kafka's leader learns of the new start by OFFSET_OUT_OF_RANGE.
             self._move_log_start()
             return True
         batches = self.log.read(offset, rng.randint(1, 5))

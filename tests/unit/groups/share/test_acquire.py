@@ -248,7 +248,7 @@ def test_read_uncommitted_acquires_aborted_records() -> None:
 
 
 def test_aborted_records_that_fill_the_room_do_not_stop_the_start_offset() -> None:
-    # Kafka moves it only after a write, and there is nothing to write.
+    # Kafka moves the start offset only after a write, and there is nothing to write.
     driver = with_settings(isolation_level=IsolationLevel.READ_COMMITTED, max_record_locks=4)
     assert driver.fetch("m1", TRANSACTIONS[2:3], aborted=ABORTED) == []
     assert driver.partition.start_offset == 8

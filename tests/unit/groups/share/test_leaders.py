@@ -20,7 +20,7 @@ from tests.unit.groups.share.leaders import Cluster
 LIVES = int(os.environ.get("HISTORIES", "40"))
 STEPS = 200
 MAX_LIVES_TO_FIND = 150
-"""A planted bug must show itself in this many lives."""
+"""A planted bug must show itself within this many lives."""
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 

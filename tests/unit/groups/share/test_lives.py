@@ -18,7 +18,7 @@ from tests.unit.groups.share.lives import Life
 LIVES = int(os.environ.get("HISTORIES", "60"))
 STEPS = 120
 MAX_LIVES_TO_FIND = 150
-"""A planted bug must show itself in this many lives."""
+"""A planted bug must show itself within this many lives."""
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 

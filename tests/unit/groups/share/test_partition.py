@@ -132,7 +132,8 @@ def test_fetches_that_wait_for_a_fenced_share_partition_are_answered() -> None:
 
 
 def test_new_leader_delivers_acquired_records_again_with_the_persisted_count() -> None:
-    # Acquired and never acknowledged offsets are not known at all, and start again at 1.
+    # The new leader does not know offsets that were acquired but never acknowledged: their counts
+    # start again at 1.
     driver = Driver(batches=[StateBatch(5, 9, AVAILABLE, 2)])
     assert driver.fetch("m1", log((0, 9))) == [(0, 4, 1), (5, 9, 3)]
 

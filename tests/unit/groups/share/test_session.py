@@ -94,7 +94,7 @@ def test_sessions_up_to_the_limit_and_one_past_it() -> None:
     sessions.fetch(OTHER, 0, "c2")
     with pytest.raises(ShareSessionLimitReachedError):
         sessions.fetch(SessionKey("orders", "m3"), 0, "c3")
-    sessions.fetch(KEY, 0, "c1")  # its own one makes room
+    sessions.fetch(KEY, 0, "c1")  # the end of its own former session makes room
     sessions.end(OTHER)
     sessions.fetch(SessionKey("orders", "m3"), 0, "c3")
     sessions.check()

@@ -213,7 +213,7 @@ def test_ids_of_json_that_look_alike_are_different_messages() -> None:
 
 
 def test_ids_that_earlier_versions_remembered_still_count() -> None:
-    """They applied ``str()`` to the JSON value, so that a number and its string were equal."""
+    """Those versions applied ``str()`` to the JSON value: a number and its string were equal."""
     slots = [[0, [identity("a", "1"), identity("a", "True"), "x"], {}, False, False, 0]]
     ledger = Ledger.restore([msgpack.packb(slot) for slot in slots])
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable
-from enum import IntEnum
+from enum import IntEnum, unique
 
 from fencepost.cluster.image import MetadataImage
 from fencepost.coordinator.runtime.background import survived
@@ -19,6 +19,7 @@ Published = Callable[[MetadataImage, MetadataImage], None]
 """Called with the previous image and the next, which is already installed."""
 
 
+@unique
 class Subscriber(IntEnum):
     """The subscribers in their order.
 
@@ -55,7 +56,7 @@ class Subscriber(IntEnum):
     rights."""
     HISTORY = 13
     """Records the changes that the other subscribers have applied."""
-    OBSERVATIONS = 12
+    OBSERVATIONS = 14
     """Begins to record observations of clients when the cluster has transactions."""
 
 

@@ -104,8 +104,7 @@ class OpenOptions:
     leader_epoch: int = 0
     """Upper bound of the batches' leader epochs; ``NO_EPOCH`` if the caller knows none."""
     compacted_below: int = 0
-    """Gaps below this offset come from compaction. Kafka's compaction also leaves gaps between
-    segments."""
+    """Gaps below this offset come from compaction; Kafka's leaves gaps between segments as well."""
     is_replica: bool = False
     """Whether the log may have gaps anywhere, because it was fetched from a compacted log."""
     is_replicated: bool = False
@@ -303,8 +302,7 @@ class _Loader:
 
         A gap between two segments is a loss, unless compaction by Apache Kafka may have left it:
         below the recovery point or the cleaner's checkpoint, or without other replicas after a
-        segment that has gaps itself. Our compaction leaves none between segments. A fetched log is
-        flushed if it gets one (``replica.py``).
+        segment that has gaps itself. A fetched log is flushed if it gets one (``replica.py``).
         """
         if base_offset < end:
             return f"segment {base_offset} overlaps the one before"

@@ -87,7 +87,10 @@ def delivered(cluster: Cluster, queue: Queue) -> set[int]:
 
 
 @pytest.mark.parametrize("kept", KEPT)
-@pytest.mark.parametrize("kind", [REJECT, RELEASE], ids=["reject", "limit"])
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(REJECT, id="reject"), pytest.param(RELEASE, id="limit", marks=pytest.mark.slow)],
+)
 def test_record_in_archiving_survives_a_kill(daemon: CrashingDaemon, kind: int, kept: int) -> None:
     daemon.start(env=cut_at(1, LOG_OF_QUEUE, kept))
     with Cluster(daemon.bootstrap) as cluster:

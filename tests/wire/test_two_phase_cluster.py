@@ -156,6 +156,7 @@ class Faults:
         self.killed.append(f"{victim.__name__} {when}")
 
 
+@pytest.mark.slow
 @MODES
 async def test_leader_and_coordinator_killed_within_transactions_tear_nothing(
     brokers: Cluster, postgres: PostgresServer, prepare: bool

@@ -24,7 +24,7 @@ from tests.support.kafka import Kafka, required
 pytestmark = [pytest.mark.oracle, pytest.mark.timeout(7200)]
 
 CLIENTS = 12
-SEEDS = (20, 27, 29)
+SEEDS = (22, 27, 29)
 REQUESTS = 300
 LEAST = 100
 """The least number of compared responses of each of SEEDS; it varies with the brokers' ids."""

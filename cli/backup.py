@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fencepost.cli.log import TOLD, check_directories
+from fencepost.cli.log import check_directories, show_problems
 from fencepost.cli.options import duration
 from fencepost.cli.output import EXIT_REFUSED, CommandGroup, emit, format_option, utc
-from fencepost.cli.printing import say
 
 if TYPE_CHECKING:
     from fencepost.tools.backup import BackupSummary
@@ -101,11 +100,7 @@ def verify(backup: Path, form: str) -> None:
         emit([{**_row(summary), "problems": [*rows, *told]}], (), form)
     else:
         _show(summary, form)
-        if rows:
-            emit(rows, ("file", "problem", "position", "offset"), form)
-        if told:
-            say("the next start will say:")
-            emit(told, TOLD, form)
+        show_problems(rows, told)
     if rows or told:
         raise click.exceptions.Exit(EXIT_REFUSED)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,7 +53,7 @@ _MOVED = (
     "leader_epoch",
     "cut_bytes",
 )
-TOLD = (
+_TOLD = (
     "level",
     "event",
     "partition",
@@ -213,11 +213,7 @@ def verify(directories: tuple[Path, ...], pairs: tuple[str, ...], form: str) -> 
         emit([*problems, *told], (), form)
     else:
         emit(summary, ("directory", "problems"), form)
-        if problems:
-            emit(problems, ("file", "problem", "position", "offset"), form)
-        if told:
-            say("the next start will say:")
-            emit(told, TOLD, form)
+        show_problems(problems, told)
     if problems or told:
         raise click.exceptions.Exit(EXIT_REFUSED)
 
@@ -243,6 +239,17 @@ def check_directories(
         problems += found
         summary.append({"directory": str(directory), "problems": len(found)})
     return problems, told, summary
+
+
+def show_problems(
+    problems: Sequence[Mapping[str, object]], told: Sequence[Mapping[str, object]]
+) -> None:
+    """Print a table of problems, and one of the log lines of the next start, unless empty."""
+    if problems:
+        emit(problems, ("file", "problem", "position", "offset"), "table")
+    if told:
+        say("the next start will say:")
+        emit(told, _TOLD, "table")
 
 
 def _told_by_the_next_start(

@@ -10,7 +10,7 @@ import click
 from fencepost.cli.changes import execute_option, show_only
 from fencepost.cli.cluster_promote import promote, stand_alone
 from fencepost.cli.features import COLUMNS as FEATURE_COLUMNS
-from fencepost.cli.history import history_options, show
+from fencepost.cli.history_view import history_options, show
 from fencepost.cli.options import duration
 from fencepost.cli.output import (
     EXIT_REFUSED,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import click
 
 from fencepost.cli.changes import execute_option, show_only
-from fencepost.cli.history import history_options, show
+from fencepost.cli.history_view import history_options, show
 from fencepost.cli.output import (
     CommandGroup,
     counted,

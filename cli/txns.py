@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fencepost.cli.changes import execute_option
-from fencepost.cli.history import history_options, show
+from fencepost.cli.history_view import history_options, show
 from fencepost.cli.options import duration
 from fencepost.cli.output import (
     CommandGroup,

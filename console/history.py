@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from fencepost.cli.history import row_of
+from fencepost.cli.history_view import row_of
 from fencepost.client.queries.reader import visible
 from fencepost.client.queries.session import ClusterSession
 from fencepost.client.requests import EARLIEST, LATEST, Partition

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fencepost.cli.history import row_of
+from fencepost.cli.history_view import row_of
 from fencepost.cli.output import text_of
 from fencepost.coordinator.history.entries import CLIENT
 from fencepost.logcore.printable import printable

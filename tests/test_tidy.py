@@ -66,7 +66,7 @@ ALLOWED_IMPORTS = {
     "console": (
         "console",
         "client",
-        *(f"cli.{name}" for name in ("group_plan", "group_reset", "history", "printing")),
+        *(f"cli.{name}" for name in ("group_plan", "group_reset", "history_view", "printing")),
         "coordinator.history.entries",
         "coordinator.history.repeats",
         "coordinator.metadata.names",
@@ -76,7 +76,7 @@ ALLOWED_IMPORTS = {
     ),
     "testing": (
         "testing",
-        "cli.history",
+        "cli.history_view",
         "cli.output",
         "client",
         "cluster",

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from fencepost.cli.history import (
+from fencepost.cli.history_view import (
     COLUMNS,
     PAUSE_WINDOW_MS,
     narrow,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fencepost.cli.history import row_of
+from fencepost.cli.history_view import row_of
 from fencepost.cluster.follower import PartitionResponse
 from fencepost.coordinator.history.entries import PARTITION, Entry, decode_value, encode_value
 from fencepost.logcore.machine import Event

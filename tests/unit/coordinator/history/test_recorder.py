@@ -13,7 +13,7 @@ import msgpack
 import pytest
 from structlog.testing import capture_logs
 
-from fencepost.cli.history import row_of
+from fencepost.cli.history_view import row_of
 from fencepost.coordinator.config import logs
 from fencepost.coordinator.errors import InvalidTopicError
 from fencepost.coordinator.history import recorder as history_module

@@ -1,0 +1,325 @@
+"""The ``history`` subcommands: events of a group, transactional id, topic or cluster by time."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import click
+
+from fencepost.cli.output import emit, read_time, table_options, text_of, utc
+from fencepost.cli.printing import say, say_json, terminal_width
+from fencepost.cli.share_history import share_change
+from fencepost.coordinator.history.entries import (
+    GROUP,
+    POLL_PAUSE_REPORTED,
+    TRANSACTION,
+    Entry,
+)
+from fencepost.groups.events import EventKind
+from fencepost.logcore.printable import printable
+
+if TYPE_CHECKING:
+    from fencepost.client.queries.session import ClusterSession
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+COLUMNS = ("time", "what", "change", "why", "trigger", "who", "client", "host")
+_WIDTHS = dict(zip(("subject", *COLUMNS), (24, 24, 26, 22, 40, 25, 24, 16, 15), strict=True))
+"""Column widths of lines printed one by one, when the widths of later lines are not known."""
+
+_UUID = re.compile(r"([0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+SHORT_ID = 8
+"""Characters shown of a member id's unique part; JSON and ``--wide`` show all of it."""
+
+DEPARTURES = frozenset({EventKind.MEMBER_LEFT, EventKind.MEMBER_EXPIRED, EventKind.MEMBER_FENCED})
+PAUSE_WINDOW_MS = 60_000
+"""How long a Java client reports the longest time between two polls."""
+
+_WHO = ("member", "leader")
+_EPOCHS = ("former_producer_epoch", "fenced_epoch", "given_producer_epoch")
+
+
+def history_options(function: Callable[P, R]) -> Callable[P, R]:
+    """Add ``--from`` (or ``--since``), ``--until``, ``--follow`` and the options of a table."""
+    function = click.option(
+        "--until",
+        "end_ms",
+        metavar="TIME",
+        callback=read_time,
+        help="Only earlier entries: a time as for --since.",
+    )(table_options(function))
+    function = click.option(
+        "--from",
+        "--since",
+        "begin",
+        default="earliest",
+        show_default=True,
+        metavar="WHERE",
+        help="earliest, latest, or a time: 02:13, -10m, yesterday, 2026-01-31T12:00 (UTC).",
+    )(function)
+    function = click.option(
+        "--wide",
+        is_flag=True,
+        help=("Show all columns and whole ids even if they do not fit the width of the terminal."),
+    )(function)
+    return click.option("--follow", "-f", is_flag=True, help="Wait for new entries, until Ctrl-C.")(
+        function
+    )
+
+
+def show(
+    session: ClusterSession,
+    scope: str,
+    *subjects: str,
+    begin: str,
+    form: str,
+    follow: bool,
+    end_ms: int | None,
+    wide: bool,
+    keep: Callable[[Entry], bool] | None = None,
+) -> None:
+    """Print the entries of ``subjects``, oldest first; with ``follow``, also new ones as they come.
+
+    Without subjects, all entries of the scope are printed; with ``keep``, only those for which it
+    returns true.
+
+    It is no error if an existing group or transactional id has no entries, as on a broker that
+    keeps no history.
+    """
+    from fencepost.client.queries.entries import entries_of
+    from fencepost.client.queries.times import TimeError, milliseconds
+    from fencepost.client.queries.where import PLACES, OffsetPosition
+
+    if end_ms is not None and follow:
+        raise click.UsageError("--follow has no end")
+    where, begin_ms = PLACES.get(begin), None
+    if where is None:
+        try:
+            begin_ms = milliseconds(begin)
+        except TimeError as error:
+            raise click.BadParameter(str(error), param_hint="--since") from error
+        where = OffsetPosition(time=begin_ms)
+    # Unless there is exactly one subject, each line must name its subject.
+    columns = COLUMNS if len(subjects) == 1 else (COLUMNS[0], "subject", *COLUMNS[1:])
+    wanted = [(scope, subject) for subject in subjects] or None
+    entries = (
+        entry
+        for entry in entries_of(session, where, subjects=wanted, follow=follow)
+        if entry.scope == scope
+    )
+    if begin_ms is not None:
+        # The search by time finds a whole batch, which may begin with earlier events.
+        entries = (entry for entry in entries if entry.at_ms >= begin_ms)
+    if end_ms is not None:
+        entries = (entry for entry in entries if entry.at_ms < end_ms)
+    width = None if wide or form == "json" else terminal_width()
+    if not follow:
+        found = with_poll_pauses(list(entries))
+        if not found:
+            _require_known(session, scope, *subjects)
+        rows = [row_of(entry) for entry in found if keep is None or keep(entry)]
+        if width is None or not rows:
+            emit(rows, columns, form, "no entries")
+        else:
+            for row in rows:
+                say(*narrow(row, columns, width))
+        return
+    with contextlib.suppress(KeyboardInterrupt):
+        if form == "table" and width is None:
+            say(_line({name: name.upper() for name in columns}, columns))
+        for entry in filter(keep, entries):
+            row = row_of(entry)
+            if form == "json":
+                say_json(row)
+            elif width is None:
+                say(_line(row, columns))
+            else:
+                say(*narrow(row, columns, width))
+
+
+def _require_known(session: ClusterSession, scope: str, *subjects: str) -> None:
+    """Raise an error for a group or transactional id that no coordinator knows."""
+    if scope == GROUP:
+        from fencepost.client.queries.group_view import existing
+
+        existing(session, *subjects)
+    elif scope == TRANSACTION:
+        from fencepost.client.queries.open_transactions import transaction
+
+        transaction(session, *subjects)
+
+
+def row_of(entry: Entry) -> dict[str, Any]:
+    """Return the fields to print of an entry; JSON has all, including ``detail``."""
+    detail = dict(entry.detail)
+    client, host = _client(entry)
+    return {
+        "time": utc(entry.at_ms),
+        "what": entry.what,
+        "change": _change(detail),
+        "why": "; ".join(filter(None, (entry.why, _pause(detail)))) or None,
+        "trigger": entry.trigger,
+        "who": _first(detail, _WHO) or _awaited(detail) or _producer(detail),
+        "client": client,
+        "host": host,
+        "subject": entry.subject,
+        "shard": entry.shard,
+        "detail": detail,
+    }
+
+
+def with_poll_pauses(entries: Sequence[Entry]) -> list[Entry]:
+    """Add ``poll_pause_ms`` to the departures of members whose clients have reported a pause.
+
+    A client pushes its metrics after the pause, so the report follows the departure, by which time
+    the client may have another member id.
+    """
+    pauses = [one for one in entries if one.what == POLL_PAUSE_REPORTED]
+    if not pauses:
+        return list(entries)
+    return [
+        replace(one, detail={**one.detail, "poll_pause_ms": pause_ms})
+        if one.what in DEPARTURES and (pause_ms := _reported_pause(one, pauses))
+        else one
+        for one in entries
+    ]
+
+
+def _reported_pause(departure: Entry, pauses: Sequence[Entry]) -> int | None:
+    """Return the pause between polls, in ms, that the client of a departed member reported."""
+    for one in pauses:
+        pause_ms = int(one.detail["pause_ms"])
+        is_same = departure.detail.get("member") == one.detail["member"] or _client(
+            departure
+        ) == _client(one)
+        if is_same and 0 <= one.at_ms - departure.at_ms <= pause_ms + PAUSE_WINDOW_MS:
+            return pause_ms
+    return None
+
+
+def _client(entry: Entry) -> tuple[str | None, str | None]:
+    host = entry.detail.get("client_host") or entry.client_host
+    # Groups store addresses as Java prints them, with a leading slash.
+    plain = None if host is None else host.removeprefix("/")
+    return entry.detail.get("client_id") or entry.client_id, plain
+
+
+def _pause(detail: Mapping[str, Any]) -> str | None:
+    pause_ms = detail.get("poll_pause_ms")
+    return (
+        None if pause_ms is None else f"its client had not called poll for {pause_ms / 1000:.1f} s"
+    )
+
+
+def _change(detail: Mapping[str, Any]) -> str | None:
+    """Return old → new: generations or epochs of a group, producer epochs, leaders, replicas."""
+    moved = _replica_change(detail)
+    if moved is not None:
+        return moved
+    if "topic_id" in detail and "partition" in detail:
+        return share_change(detail)
+    if "controller" in detail:
+        former = f"{detail['former']} → " if detail.get("former") is not None else ""
+        return f"controller {former}{detail['controller']}, epoch {detail['epoch']}"
+    if detail.get("old_epoch") is not None and detail.get("epoch") is not None:
+        return f"epoch {detail['old_epoch']} → {detail['epoch']}"
+    old = detail.get("old_generation")
+    if old is not None:
+        new = detail.get("new_generation")
+        return f"generation {old}" if new is None else f"generation {old} → {new}"
+    new = detail.get("producer_epoch")
+    old = next((detail[name] for name in _EPOCHS if detail.get(name) is not None), None)
+    if old is None or new is None:
+        return None
+    if old < 0:
+        return f"epoch {new}"
+    before, after = detail.get("former_producer_id"), detail.get("producer_id")
+    if before is not None and before != after:
+        return f"producer {before}:{old} → {after}:{new}"
+    # A refused request changes no epoch: its own epoch differs from the current one.
+    arrow = "≠" if "given_producer_epoch" in detail else "→"
+    return f"epoch {old} {arrow} {new}"
+
+
+def _replica_change(detail: Mapping[str, Any]) -> str | None:
+    """Return a change of a partition's leader, ISR, replicas or log end offset."""
+    if "from" in detail and "to" in detail:
+        if "leader_epoch" not in detail:
+            return f"level {detail['from']} → {detail['to']}"  # of a feature
+        before, after = (detail[side] if detail[side] >= 0 else "none" for side in ("from", "to"))
+        return f"leader {before} → {after}"
+    if detail.get("joined") or detail.get("left"):
+        return f"ISR {_with(detail, 'isr', 'joined', 'left')}"
+    if "adding" in detail and "removing" in detail:
+        return f"replicas {_with(detail, 'replicas', 'adding', 'removing')}"
+    if "offset" in detail and "log_end_offset" in detail:
+        return f"end {detail['log_end_offset']} → {detail['offset']}"
+    return None
+
+
+def _with(detail: Mapping[str, Any], whole: str, coming: str, going: str) -> str:
+    signs = [f"+{one}" for one in detail.get(coming, ())]
+    signs += [f"−{one}" for one in detail.get(going, ())]
+    held = ",".join(str(one) for one in detail.get(whole, ())) or "none"
+    return f"{held} ({' '.join(signs)})" if signs else held
+
+
+def _awaited(detail: Mapping[str, Any]) -> str | None:
+    """Return the members that a rebalance waits for."""
+    names, missing = detail.get("awaited") or (), detail.get("missing", 0)
+    told = [*names, *([f"{missing - len(names)} more"] if missing > len(names) else ())]
+    return ", ".join(told) or None
+
+
+def _producer(detail: Mapping[str, Any]) -> str | None:
+    producer_id = detail.get("given_producer_id")
+    if producer_id is None:
+        producer_id = detail.get("producer_id")
+    return None if producer_id is None else f"producer {producer_id}"
+
+
+def _first(detail: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
+    return next((str(detail[name]) for name in names if detail.get(name)), None)
+
+
+def narrow(row: Mapping[str, Any], columns: Sequence[str], width: int) -> list[str]:
+    """Return an entry in lines of at most ``width``: the time, and beside it the columns' texts.
+
+    No text is repeated, and member ids are shortened.
+    """
+    client = "@".join(filter(None, (row["client"], row["host"])))
+    head = f"{row['subject']} {row['what']}" if "subject" in columns else str(row["what"])
+    said = head
+    parts = []
+    for text in (row["change"], row["why"], row["who"], client, row["trigger"]):
+        # The cause may be part of the trigger, and a member id begins with its client id.
+        if text and str(text) not in said:
+            parts.append(str(text))
+            said += f" {text}"
+    ids = [str(row["detail"].get(name)) for name in _WHO if row["detail"].get(name)]
+    text = printable(_shortened(": ".join(filter(None, (head, "; ".join(parts)))), ids))
+    return textwrap.wrap(
+        f"{row['time']}  {text}",
+        width,
+        subsequent_indent=" " * min(len(row["time"]) + 2, width // 2),
+    )
+
+
+def _shortened(text: str, ids: Sequence[str]) -> str:
+    """Return ``text`` with the unique parts of member ids shortened."""
+    text = _UUID.sub(r"\1…", text)
+    for one in ids:
+        if len(one) > SHORT_ID and not _UUID.search(one):
+            text = text.replace(one, f"{one[:SHORT_ID]}…")
+    return text
+
+
+def _line(row: Mapping[str, Any], columns: Sequence[str]) -> str:
+    cells = (text_of(row[name]).ljust(_WIDTHS[name]) for name in columns)
+    return "  ".join(cells).rstrip()

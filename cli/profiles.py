@@ -23,8 +23,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -194,6 +192,8 @@ def _write(path: Path, text: str, name: str, expected: dict[str, object] | None)
     found = {key: _flat(one) for key, one in _tables(path, text.encode()).items()}
     if found != others | ({} if expected is None else {name: expected}):
         raise ProfileError(f"{path} is written in a way that cannot be changed here: edit it")
+    import tempfile
+
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -262,6 +262,9 @@ def _content(path: Path, what: str) -> bytes:
 
 
 def _toml(path: Path, raw: bytes) -> dict[str, object]:
+    # Most commands import this module to look for a chosen profile, and find no file.
+    import tomllib
+
     try:
         return tomllib.loads(raw.decode())
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

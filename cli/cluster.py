@@ -246,11 +246,12 @@ def check_restart(session: ClusterSession, form: str, broker: int, wait: float |
 
     end = time.monotonic() + (wait or 0)
     while True:
-        rows = _restart_problems(session, broker)
+        partitions = replicas.partition_states(session)
+        rows = _restart_problems(session, broker, partitions)
         if not rows or time.monotonic() >= end:
             break
         time.sleep(CHECK_PAUSE_S)
-    mine = [one for one in replicas.partition_states(session) if one.leader == broker]
+    mine = [one for one in partitions if one.leader == broker]
     coordinators = sum(one.topic in INTERNAL_TOPICS for one in mine)
     if form == "json":
         told = {"broker": broker, "can_restart": not rows, "leads": len(mine)}
@@ -265,7 +266,9 @@ def check_restart(session: ClusterSession, form: str, broker: int, wait: float |
         raise click.exceptions.Exit(EXIT_REFUSED)
 
 
-def _restart_problems(session: ClusterSession, broker: int) -> list[dict[str, object]]:
+def _restart_problems(
+    session: ClusterSession, broker: int, partitions: Sequence[PartitionDescription]
+) -> list[dict[str, object]]:
     """Return what a restart of ``broker`` would make unavailable, and why."""
     from fencepost.client.queries import replicas
     from fencepost.coordinator.metadata.names import HISTORY_TOPIC
@@ -282,9 +285,10 @@ def _restart_problems(session: ClusterSession, broker: int) -> list[dict[str, ob
         found.append({"problem": "this user may not describe the controllers"})
     elif quorum is not None and (why := replicas.quorum_without(quorum, broker)) is not None:
         found.append({"problem": why})
-    partitions = [one for one in replicas.partition_states(session) if one.topic != HISTORY_TOPIC]
     min_isr = _min_isr(session, list(dict.fromkeys(one.topic for one in partitions)))
     for one in partitions:
+        if one.topic == HISTORY_TOPIC:
+            continue
         wrong = replicas.restart_problem(one, broker, min_isr.get(one.topic, 1), down)
         if wrong is not None:
             found.append({**one._asdict(), "min_isr": min_isr.get(one.topic), "problem": wrong})

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import urllib.parse
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
@@ -16,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from fencepost.cli.history_sink import DeliveryError, Exported
+from fencepost.cli.history_sink import DeliveryError, Exported, check_url
 from fencepost.coordinator.history.entries import GROUP, TRANSACTION, Entry
+from fencepost.groups.assignors.simple import NAME as SHARE_ASSIGNOR
 from fencepost.logcore.values import dataclass
 
 if TYPE_CHECKING:
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 
 MAX_REBALANCES: Final = 10_000
 """Rebalances that are remembered until they end; the oldest is forgotten first."""
-
-SHARE_ASSIGNOR: Final = "simple"
-"""The assignor of share groups, whose members confirm nothing: the assignment ends a rebalance."""
 
 _ENDS = {"transaction-committed": "commit", "transaction-aborted": "abort"}
 _WARNED = ("failed", "refused", "expired", "fenced", "lost", "timed-out", "given-up", "not-written")
@@ -91,6 +88,7 @@ class SpanBuilder:
             case "target-assigned" if now is not None and now.epoch is not None:
                 now.last_ms = entry.at_ms
                 now.members = int(detail.get("members", 0))
+                # Members of a share group do not confirm their assignment.
                 if not now.members or detail.get("assignor") == SHARE_ASSIGNOR:
                     return self._end(entry, now, "complete")
             case "member-reconciled" if now is not None and now.epoch is not None:
@@ -145,9 +143,7 @@ class OtlpSink:
     max_batch = 500
 
     def __init__(self, url: str, cluster_id: str) -> None:
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise click.BadParameter(f"{url!r} is not an http or https URL", param_hint="--otlp")
+        check_url(url, "--otlp")
         try:
             from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -200,8 +196,7 @@ class OtlpSink:
     def _context(self, one: Exported) -> SpanContext:
         from opentelemetry.trace import SpanContext, TraceFlags
 
-        place = f"{self._cluster_id}-{one.partition}-{one.offset}"
-        raw = hashlib.sha256(place.encode()).digest()
+        raw = hashlib.sha256(one.id(self._cluster_id).encode()).digest()
         trace_id, span_id = int.from_bytes(raw[:16]), int.from_bytes(raw[16:24])
         sampled = TraceFlags(TraceFlags.SAMPLED)
         return SpanContext(trace_id or 1, span_id or 1, is_remote=False, trace_flags=sampled)
@@ -246,7 +241,7 @@ class OtlpSink:
     def _attributes(self, one: Exported) -> dict[str, Any]:
         entry = one.entry
         found = {
-            "fencepost.id": f"{self._cluster_id}-{one.partition}-{one.offset}",
+            "fencepost.id": one.id(self._cluster_id),
             "fencepost.scope": entry.scope,
             "fencepost.subject": entry.subject,
             "fencepost.what": entry.what,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import urllib.parse
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
+
+import click
 
 from fencepost.logcore.values import dataclass
 
@@ -19,6 +22,10 @@ class Exported:
     offset: int
     entry: Entry
 
+    def id(self, cluster_id: str) -> str:
+        """Return an id that is the same in each attempt and each run."""
+        return f"{cluster_id}-{self.partition}-{self.offset}"
+
 
 class DeliveryError(Exception):
     """A receiver did not accept an entry. ``is_final``: another attempt would fail as well."""
@@ -28,6 +35,13 @@ class DeliveryError(Exception):
         self.is_final = is_final
         self.pause_s = pause_s
         """The pause that the receiver asks for."""
+
+
+def check_url(url: str, option: str) -> None:
+    """Raise click.BadParameter unless the URL of a receiver is one of HTTP."""
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise click.BadParameter(f"{url!r} is not an http or https URL", param_hint=option)
 
 
 class Sink(Protocol):

@@ -14,7 +14,6 @@ import hmac
 import http.client
 import time
 import urllib.error
-import urllib.parse
 import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any, Final
 
 import click
 
-from fencepost.cli.history_sink import DeliveryError, Exported
+from fencepost.cli.history_sink import DeliveryError, Exported, check_url
 from fencepost.coordinator.history.entries import encode_value
 
 TIMEOUT_S: Final = 10.0
@@ -45,9 +44,7 @@ class WebhookSink:
     max_batch = 1
 
     def __init__(self, url: str, cluster_id: str, secret_file: Path | None) -> None:
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise click.BadParameter(f"{url!r} is not an http or https URL", param_hint="--webhook")
+        check_url(url, "--webhook")
         self._url, self._cluster_id = url, cluster_id
         self._key = None if secret_file is None else _key(secret_file)
         self._opener = urllib.request.build_opener(_NoRedirect)
@@ -61,7 +58,7 @@ class WebhookSink:
     def prepare(self, batch: Sequence[Exported]) -> Callable[[], None]:
         """Return a function that sends the single entry of ``batch``."""
         (one,) = batch
-        key = f"{self._cluster_id}-{one.partition}-{one.offset}"
+        key = one.id(self._cluster_id)
         body = encode_value(one.entry)
         return lambda: self._post(key, body)
 

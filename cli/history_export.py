@@ -45,7 +45,7 @@ LOOK_BACK: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The entries to deliver: all except recorded requests, if no scopes and kinds are named."""
+    """The entries to deliver; recorded requests only if a scope or a kind names them."""
 
     scopes: frozenset[str]
     kinds: frozenset[str]
@@ -54,8 +54,11 @@ class Selection:
         """Return whether an entry is selected."""
         from fencepost.coordinator.history.entries import REQUEST_SCOPES
 
-        has_scope = entry.scope in self.scopes if self.scopes else entry.scope not in REQUEST_SCOPES
-        return has_scope and (not self.kinds or entry.what in self.kinds)
+        if self.kinds and entry.what not in self.kinds:
+            return False
+        if self.scopes:
+            return entry.scope in self.scopes
+        return bool(self.kinds) or entry.scope not in REQUEST_SCOPES
 
 
 @click.command("schema")
@@ -81,7 +84,7 @@ def schema_command() -> None:
     multiple=True,
     metavar="SCOPE,…",
     help="Only entries of these scopes: group, transaction, partition, cluster, client,"
-    " group-request, transaction-request; by default all except recorded requests.",
+    " group-request, transaction-request; by default all, but recorded requests only with --kinds.",
 )
 @click.option(
     "--group", "-g", help="The consumer group; by default history-webhook or history-otlp."

@@ -18,7 +18,10 @@ from jsonschema import Draft202012Validator
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from fencepost.cli.history_export import Selection
 from fencepost.client.queries.session import ClusterSession
+from fencepost.coordinator.history.entries import GROUP, GROUP_REQUEST, Entry
+from fencepost.coordinator.history.recorded_apis import CONNECTION_CLOSED, REQUEST
 from fencepost.coordinator.metadata.names import HISTORY_TOPIC
 from fencepost.testing import Cluster as SeveralBrokers
 from tests.support.cluster import Cluster, unique
@@ -248,6 +251,27 @@ def test_selection_and_usage(daemon: Daemon, cluster: Cluster) -> None:
         (("--webhook", "http://x", "--from", "half past"), "--from"),
     ):
         assert says in export(daemon, *words, status=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("scopes", "kinds", "selected"),
+    [
+        ((), (), {"member-left"}),
+        ((GROUP_REQUEST,), (), {REQUEST, CONNECTION_CLOSED}),
+        ((), (REQUEST,), {REQUEST}),
+        ((GROUP,), (REQUEST, "member-left"), {"member-left"}),
+    ],
+)
+def test_recorded_requests_are_selected_by_scope_or_kind(
+    scopes: tuple[str, ...], kinds: tuple[str, ...], selected: set[str]
+) -> None:
+    selection = Selection(frozenset(scopes), frozenset(kinds))
+    entries = [
+        Entry(1, GROUP, "g", "member-left", "shard"),
+        Entry(1, GROUP_REQUEST, "g", REQUEST, "shard"),
+        Entry(1, GROUP_REQUEST, "g", CONNECTION_CLOSED, "shard"),
+    ]
+    assert {one.what for one in entries if selection.has(one)} == selected
 
 
 def attributes(row: Any) -> dict[str, Any]:

@@ -306,10 +306,13 @@ def _sync_directories(root: Path) -> None:
 
 
 def read_summary(backup: Path) -> BackupSummary:
-    """Return what the manifest says of a backup. Raises BackupError if it is not complete."""
-    *_, last = _rows(backup)
-    head = next(_rows(backup))
-    return _summary(backup.absolute(), head, int(last["files"]), int(last["bytes"]))
+    """Return the summary in a manifest. Raises BackupError if the backup is not complete."""
+    head, *others = _rows(backup)
+    try:
+        last = others[-1]
+        return _summary(backup.absolute(), head, int(last["files"]), int(last["bytes"]))
+    except (IndexError, KeyError):
+        raise BackupError(f"{backup / MANIFEST} is damaged: its first line is missing") from None
 
 
 def differences(backup: Path) -> Iterator[str]:

@@ -158,6 +158,13 @@ def test_manifest_without_its_end_is_refused(backup: Path, tmp_path: Path, lines
         assert "is damaged" in run(*words, status=1).output
 
 
+def test_manifest_without_its_first_line_is_refused(backup: Path, tmp_path: Path) -> None:
+    manifest = backup / "manifest.jsonl"
+    manifest.write_text("".join(manifest.read_text().splitlines(keepends=True)[1:]))
+    for words in (("verify", backup), ("restore", backup, "--data-dir", tmp_path / "data")):
+        assert "is damaged" in run(*words, status=1).output
+
+
 def test_manifest_cannot_name_a_file_outside(backup: Path, tmp_path: Path) -> None:
     manifest = backup / "manifest.jsonl"
     for name in ("../outside", "/outside", "a/../../outside"):

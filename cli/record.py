@@ -73,6 +73,7 @@ def command(
     from fencepost.client.queries.entries import entries_of
     from fencepost.client.queries.incident import dump
     from fencepost.client.queries.recording import incident_of, with_records, with_scopes
+    from fencepost.client.queries.where import BEGINNING, OffsetPosition
     from fencepost.coordinator.metadata.names import HISTORY_TOPIC
 
     if seconds is not None and not follow:
@@ -91,9 +92,10 @@ def command(
     time.sleep(WRITTEN_S)
     if HISTORY_TOPIC not in session.client.metadata(refresh=True).topics:
         raise click.ClickException(NO_HISTORY)
+    where = BEGINNING if begin_ms is None else OffsetPosition(time=begin_ms)
     entries = [
         entry
-        for entry in entries_of(session, subjects=with_scopes(subjects))
+        for entry in entries_of(session, where, subjects=with_scopes(subjects))
         if (begin_ms is None or entry.at_ms >= begin_ms)
         and (end_ms is None or entry.at_ms < end_ms)
     ]

@@ -33,6 +33,8 @@ MAX_PARTITIONS: Final = 1_000
 MAX_RECORDS: Final = 200_000
 """The limit of records that a replay produces."""
 MAX_SPAN_MS: Final = 7 * 86_400_000
+MAX_TIME_MS: Final = 253_402_300_799_999
+"""The end of the year 9999."""
 MAX_CHARACTERS: Final = 10_000
 """The limit of a text outside of requests."""
 
@@ -180,18 +182,21 @@ def _checked(data: bytes) -> Incident:
     if values.get("version") != VERSION:
         shown = str(values.get("version"))[:20]
         raise IncidentError(f"version {shown} of the format, but only {VERSION} is known")
-    span = _range(values, "end_ms", "the file") - _range(values, "start_ms", "the file")
+    start_ms, end_ms = (
+        _number(values.get(name), f"{name} of the file", MAX_TIME_MS)
+        for name in ("start_ms", "end_ms")
+    )
+    span = end_ms - start_ms
     if not 0 <= span <= MAX_SPAN_MS:
         raise IncidentError(f"end_ms is {span} ms after start_ms; the limit is {MAX_SPAN_MS}")
     topics = _topics(_mapping(values, "topics"))
     steps = [_step(at, one, span) for at, one in enumerate(_list(values, "steps", MAX_STEPS), 1)]
     _check_order(steps)
-    groups, ids = _names(values, "groups"), _names(values, "transactional_ids")
     return Incident(
-        values["start_ms"],
-        values["end_ms"],
-        groups,
-        ids,
+        start_ms,
+        end_ms,
+        _names(values, "groups"),
+        _names(values, "transactional_ids"),
         _settings(_mapping(values, "settings"), is_setting),
         {
             group: _settings(rows, is_group_setting)
@@ -208,14 +213,15 @@ def _checked(data: bytes) -> Incident:
     )
 
 
-def _range(values: Mapping[str, Any], name: str, where: str) -> int:
-    return _number(values.get(name), f"{name} of {where}", 253_402_300_799_999)
-
-
 def _number(value: Any, where: str, most: int) -> int:
     if type(value) is not int or not 0 <= value <= most:
         raise IncidentError(f"{where} is {str(value)[:50]}, not a number from 0 to {most}")
     return value
+
+
+def _number_or_none(values: Mapping[str, Any], name: str, where: str, most: int) -> int | None:
+    value = values.get(name)
+    return None if value is None else _number(value, f"{name} of {where}", most)
 
 
 def _text(value: Any, where: str) -> str:
@@ -309,7 +315,7 @@ def _step(at: int, row: Any, span: int) -> Step:
     if version < known.min_version:
         raise IncidentError(f"{where} is {api} version {version}, which is not served")
     client_id = _text_or_none(values, "client_id", where)
-    response, answered = values.get("response"), values.get("answered_after")
+    response = values.get("response")
     if response is not None and not isinstance(response, dict):
         raise IncidentError(f"response of {where} is not an object")
     step = Step(
@@ -320,10 +326,8 @@ def _step(at: int, row: Any, span: int) -> Step:
         client_id,
         version,
         values.get("request", {}),
-        None
-        if values.get("answered_at_ms") is None
-        else _number(values["answered_at_ms"], f"answered_at_ms of {where}", span),
-        None if answered is None else _number(answered, f"answered_after of {where}", MAX_STEPS),
+        _number_or_none(values, "answered_at_ms", where, span),
+        _number_or_none(values, "answered_after", where, MAX_STEPS),
         response,
         _text_or_none(values, "error", where),
     )

@@ -46,8 +46,8 @@ def command() -> None:
     """Create, verify and restore backups of a data directory.
 
     A backup has all records, offsets, transactions, settings and users of one broker, and a
-    manifest with sizes and digests. For the log directory of a broker in a cluster it is one of
-    several replicas: the others go on without it.
+    manifest with sizes and digests. In a cluster of several brokers, rely on replication instead:
+    backups of different brokers are of different instants.
     """
 
 
@@ -93,7 +93,7 @@ def verify(backup: Path, form: str) -> None:
     ]
     problems, told, _ = check_directories([backup / backups.DATA], ())
     if summary.running:
-        # The indexes of active segments are left out: recovery makes them again.
+        # The indexes of active segments are left out: recovery rebuilds them.
         problems = [one for one in problems if not backups.is_left_out(str(one["file"]))]
     rows += problems
     if form == "json":

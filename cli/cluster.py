@@ -269,7 +269,7 @@ def check_restart(session: ClusterSession, form: str, broker: int, wait: float |
 def _restart_problems(
     session: ClusterSession, broker: int, partitions: Sequence[PartitionDescription]
 ) -> list[dict[str, object]]:
-    """Return what a restart of ``broker`` would make unavailable, and why."""
+    """Return the reasons against a restart of ``broker``, with the partitions concerned."""
     from fencepost.client.queries import replicas
     from fencepost.coordinator.metadata.names import HISTORY_TOPIC
 

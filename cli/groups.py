@@ -153,7 +153,10 @@ def _describe(
 
 
 def _offset_rows(session: ClusterSession, groups: list[GroupView]) -> list[dict[str, object]]:
-    """Return the offset rows of groups; those of share groups count in-flight records."""
+    """Return the offset rows of groups.
+
+    The rows of share groups also have the counts of in-flight records.
+    """
     from fencepost.client.queries.group_view import offset_rows
     from fencepost.client.queries.share_blame import examined
     from fencepost.client.queries.share_offsets import SHARE

@@ -44,8 +44,8 @@ def command() -> None:
 
     A profile has the address of a cluster and the client's settings for encryption and login. The
     file is ~/.config/fencepost/profiles.toml, or the one in $FENCEPOST_PROFILES, with mode 0600.
-    --profile NAME and $FENCEPOST_PROFILE choose a profile; `use` chooses the one of commands that
-    are told no address, no --command-config and no profile.
+    --profile NAME and $FENCEPOST_PROFILE choose a profile; `use` chooses the one for commands that
+    name no address, no --command-config and no profile.
     """
 
 
@@ -133,7 +133,7 @@ def _secret(key: str) -> str:
 @command.command("use")
 @click.argument("name")
 def use(name: str) -> None:
-    """Make NAME the profile of commands that are told no address and no profile."""
+    """Make NAME the profile of commands that name no address and no profile."""
     use_profile(name)
     say(f"commands without an address use the profile {name}")
 

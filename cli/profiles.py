@@ -10,8 +10,8 @@ The file of profiles is TOML, with a table for each profile::
     sasl.username = "alice"
     sasl.password = "…"
 
-``current = "staging"`` above the tables, which ``fencepost profile use`` writes, names the profile
-of commands that are given no address, no settings file and no profile.
+``current = "staging"`` above the tables, which ``fencepost profile use`` writes, is the profile of
+commands that name no address, no settings file and no profile.
 
 A settings file is what Kafka's own tools accept as ``--command-config``: properties, or the same
 keys in TOML. The command line overrides the environment, which overrides the settings file, which

@@ -230,8 +230,9 @@ def _new_ids(seen: Observations) -> Iterator[Finding]:
     """Find transactional ids of one pattern, each used by only one start of a process.
 
     Ids with a counter, such as Flink's, are not reported: the next process can derive the ids of
-    the former one. Nor are ids of producers that send a member's generation with their offsets, as
-    Kafka Streams does: the generation fences a former process whatever its id was.
+    the former one. Neither are ids of producers that send a member's generation with their offsets,
+    as Kafka Streams does: the group coordinator fences the former process by its generation, so the
+    next process need not reuse its transactional id.
     """
     with_member = list(seen.of(Observed.OFFSETS_ADDED_TO_TRANSACTION, by_member=True))
     fenced_ids = {one.detail["transactional_id"] for one in with_member}
@@ -271,7 +272,10 @@ def _new_ids(seen: Observations) -> Iterator[Finding]:
 
 
 def _is_counter(names: Iterable[str]) -> bool:
-    """Return whether names differ only in decimal numbers that are mostly consecutive."""
+    """Return whether names come from a counter.
+
+    All their generated parts must be decimal numbers, and most names must have a successor.
+    """
     numbers = []
     for name in names:
         parts = [one for one in _RANDOM.findall(name) if one.isdigit()]

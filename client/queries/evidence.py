@@ -148,8 +148,8 @@ def endings(
             mine = header.producer_epoch == identity.epoch
             first = (header if first is None else first) if mine else None
             continue
-        # The first marker behind a batch ends its transaction, in every version of transactions.
-        # Without the batch, the marker may be that of the transaction before or after.
+        # In every transaction version, the first marker after a batch ends the batch's transaction.
+        # If the batch is gone, the marker may also end the previous or the next transaction.
         may_end = first is not None or header.producer_epoch - identity.epoch in {0, 1}
         marker = first_control(data, at, header) if may_end else None
         if marker is not None and marker.type in {ControlType.COMMIT, ControlType.ABORT}:

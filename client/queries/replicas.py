@@ -269,8 +269,8 @@ def restart_problem(
 ) -> str | None:
     """Return why a partition is unavailable while ``broker`` restarts; None if it is available.
 
-    ``down`` are brokers that cannot lead. A partition without a replica on ``broker`` has no
-    problem, in whatever state it is.
+    ``down`` are brokers that cannot lead. The result is None for every partition without a replica
+    on ``broker``, even an offline one: the restart does not affect it.
     """
     if broker not in state.replicas:
         return None

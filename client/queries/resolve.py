@@ -153,7 +153,7 @@ def _searched(
     is_current = current is not None and (current.producer_id, current.epoch) == target
     known = partitions_of(records, target)
     known |= current.partitions if current is not None and is_current else frozenset()
-    # Markers in __consumer_offsets prove no more than those in partitions with records.
+    # Skip __consumer_offsets: it gets the same markers as the partitions with records.
     wanted = _existing(session, {one for one in known if not is_internal(one[0])} | {*places})
     if not wanted:
         return evidence

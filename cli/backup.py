@@ -10,7 +10,7 @@ import click
 
 from fencepost.cli.log import check_directories, show_problems
 from fencepost.cli.options import duration
-from fencepost.cli.output import EXIT_REFUSED, CommandGroup, emit, format_option, utc
+from fencepost.cli.output import EXIT_REFUSED, CommandGroup, emit, format_option, reported, utc
 
 if TYPE_CHECKING:
     from fencepost.tools.backup import BackupSummary
@@ -35,10 +35,8 @@ class _BackupGroup(CommandGroup):
         from fencepost.logcore.checkpoints import CheckpointError
         from fencepost.tools.backup import BackupError
 
-        try:
+        with reported(BackupError, CheckpointError):
             return super().invoke(ctx)
-        except (BackupError, CheckpointError, OSError) as error:
-            raise click.ClickException(str(error)) from error
 
 
 @click.group("backup", cls=_BackupGroup)

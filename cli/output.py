@@ -140,20 +140,27 @@ def shared_options(function: Callable[..., R]) -> Callable[..., R]:
         files = _read_option_files(command_config, profile, bootstrap)
         servers = bootstrap or next((one.bootstrap for one in files if one.bootstrap), None)
         session = _session(servers, timeout, files)
-        try:
-            with session:
-                return function(session, **options)
-        except BrokerUnreachable as error:
-            hints = () if servers else (NO_BROKER_HINT,)
-            raise Unreachable(str(error), *hints) from error
-        except (WireError, ValueError) as error:
-            raise click.ClickException(str(error)) from error
-        except BrokenPipeError:
-            raise  # the reader of the output has closed the pipe: click exits quietly
-        except OSError as error:  # a file, or the output
-            raise click.ClickException(str(error)) from error
+        with reported(WireError, ValueError):
+            try:
+                with session:
+                    return function(session, **options)
+            except BrokerUnreachable as error:
+                hints = () if servers else (NO_BROKER_HINT,)
+                raise Unreachable(str(error), *hints) from error
 
     return wrapped
+
+
+@contextlib.contextmanager
+def reported(*errors: type[Exception]) -> Iterator[None]:
+    """Raise ``errors``, and those of files and of the output, as errors without a traceback."""
+    known: tuple[type[Exception], ...] = (OSError, *errors)
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # the reader of the output has closed the pipe: click exits quietly
+    except known as error:
+        raise click.ClickException(str(error)) from error
 
 
 def _session(

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from fencepost.cli.changes import execute_option, show_only
-from fencepost.cli.output import CommandGroup, emit, format_option, key_values
+from fencepost.cli.output import CommandGroup, emit, format_option, key_values, reported
 from fencepost.cli.printing import say
 from fencepost.cli.profiles import (
     ProfileError,
@@ -32,10 +32,8 @@ class _ProfileGroup(CommandGroup):
 
     def invoke(self, ctx: click.Context) -> object:
         """Invoke the command; show its errors as any command does."""
-        try:
+        with reported(ProfileError):
             return super().invoke(ctx)
-        except (ProfileError, OSError) as error:
-            raise click.ClickException(str(error)) from error
 
 
 @click.group("profile", cls=_ProfileGroup)

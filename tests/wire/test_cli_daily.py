@@ -91,6 +91,17 @@ def test_who_reads_no_further_ends_a_command_without_a_word(bootstrap, cluster, 
     assert (done.stdout, done.stderr) == ("x" * 10, "")
 
 
+def test_profile_list_ends_quietly_when_its_reader_closes_the_pipe(tmp_path):
+    path = tmp_path / "profiles.toml"
+    path.write_text("".join(f'[p{number}]\nbootstrap = "h:9092"\n' for number in range(5_000)))
+    line = f"{shlex.join(MAIN)} profile list --json | true"
+    env = {**os.environ, "FENCEPOST_PROFILES": str(path)}
+    done = subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False, env=env
+    )
+    assert (done.stdout, done.stderr) == ("", "")
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

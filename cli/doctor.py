@@ -74,8 +74,9 @@ def command(
         diagnosis = diagnosed(session, begin_ms, subject)
         if not diagnosis.findings:
             _require_known(session, subject)
-        _show(diagnosis, as_json=as_json)
+        # First, because Ctrl-C may end the command as soon as the output is seen.
         is_bad = any(strict or one.rule.level == "breaks" for one in diagnosis.findings)
+        _show(diagnosis, as_json=as_json)
 
     watch(draw, every_s)
     if is_bad:

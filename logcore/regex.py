@@ -106,7 +106,6 @@ class Regex:
         if self._is_built:
             return
         piece = yield from parse(self.pattern)
-        self._is_built = True
         stack, first, made, asks = [self._build(piece, _FINAL)], 0, 0, 0
         asked: int | None = None
         while stack:
@@ -124,6 +123,9 @@ class Regex:
                 yield BUILD_STEPS * (done - made)
                 made = done
         self._first = _StateSet(frozenset((first,)), _BEGIN)
+        # Only now: other tasks may need the automaton in the meantime, and this task may be given
+        # up. A second build adds states of its own.
+        self._is_built = True
 
     def _add(self, characters: CharSet, assertion: Assertion | None, *nexts: int) -> int:
         if isinstance(characters, WideSet):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fencepost.groups.limits import GroupLimits
 from fencepost.groups.regex import RegexScan
 from fencepost.logcore.machine import InvalidRegularExpressionError
-from fencepost.logcore.regex import Regex
+from fencepost.logcore.regex import AT_ONCE, Regex
 from fencepost.logcore.regex_syntax import CHARS_AT_ONCE, MAX_PIECES, READ_STEPS, parse
 from fencepost.logcore.steps import finish
 
@@ -164,6 +164,18 @@ def test_the_classic_killer_is_harmless():
     started = time.process_time()
     assert not Regex("(a*)*(a|a)*" + "a?" * 30 + "b").matches("a" * 249)
     assert time.process_time() - started < 2
+
+
+def test_expression_matches_before_and_after_another_task_has_built_it():
+    text = "a" * 4 * AT_ONCE
+    for turns in range(len(list(Regex(text).build()))):
+        regex = Regex(text)
+        other = regex.build()
+        for _ in range(turns + 1):
+            next(other)
+        assert regex.matches(text), turns
+        finish(other)
+        assert regex.matches(text), turns
 
 
 pieces = st.sampled_from(

@@ -26,7 +26,7 @@ from fencepost.coordinator.runtime.origin import Origin, origin_of
 from fencepost.coordinator.runtime.rate_limited_log import RateLimitedLog
 from fencepost.coordinator.telemetry.instances import ClientInstance
 from fencepost.coordinator.telemetry.otlp import read
-from fencepost.coordinator.telemetry.reports import POLL_PAUSE
+from fencepost.coordinator.telemetry.reports import POLL_PAUSE, Report
 from fencepost.coordinator.telemetry.results import ACCEPTED, INVALID, LOST, REFUSED
 from fencepost.coordinator.telemetry.subscriptions import Client, Subscriptions
 from fencepost.logcore.checkpoints import uuid_to_text
@@ -121,9 +121,10 @@ class ClientTelemetry:
         """The least recently active one first."""
         self._connections: dict[str, UUID] = {}
         """The instance that each connection has last created."""
-        self._with_series: OrderedDict[UUID, ClientInstance] = OrderedDict()
-        """Instances whose values are kept, the least recent push first."""
+        self._with_series: OrderedDict[UUID, Report] = OrderedDict()
+        """Reports of the instances whose values are kept, the least recent push first."""
         self._series_bytes = 0
+        """The sum of the reports' ``counted_bytes``."""
         self._swept_ms = clock.monotonic_ms()
         self._pauses, self._pauses_since_ms = 0, self._swept_ms
         self._lines = RateLimitedLog("more client metrics refused")
@@ -210,8 +211,6 @@ class ClientTelemetry:
             made = ClientInstance(instance_id, origin, version, wanted)
             if known is not None:
                 made.report, made.pause_noted_ms = known.report, known.pause_noted_ms
-                if instance_id in self._with_series:
-                    self._with_series[instance_id] = made
             self._instances[instance_id] = known = made
             self._connections[connection_id] = instance_id
             while len(self._instances) > self.limits.max_instances:
@@ -255,10 +254,14 @@ class ClientTelemetry:
         self._forget_series(instance_id)
 
     def _forget_series(self, instance_id: UUID) -> None:
-        instance = self._with_series.pop(instance_id, None)
-        if instance is not None:
-            self._series_bytes -= instance.report.series_bytes
-            instance.report.forget_series()
+        report = self._with_series.pop(instance_id, None)
+        if report is not None:
+            report.forget_series()
+            self._count_series(report)
+
+    def _count_series(self, report: Report) -> None:
+        self._series_bytes += report.series_bytes - report.counted_bytes
+        report.counted_bytes = report.series_bytes
 
     # --- pushes ---
 
@@ -311,18 +314,20 @@ class ClientTelemetry:
         except CorruptRecordError as error:
             raise InvalidRecordError(str(error)) from None
         pushed = yield from read(b"".join(pieces))
-        report = instance.report
-        before = report.series_bytes
-        yield from report.apply(pushed, self._clock.now_ms())
-        if self._instances.get(instance.instance_id) is not instance:
-            report.forget_series()
-            return
-        self._series_bytes += report.series_bytes - before
-        self._with_series[instance.instance_id] = instance
-        self._with_series.move_to_end(instance.instance_id)
-        while self._series_bytes > self.limits.max_series_bytes:
-            self._forget_series(next(iter(self._with_series)))
-        self._note_pause(instance, may_read_group)
+        instance_id, report = instance.instance_id, instance.report
+        try:
+            yield from report.apply(pushed, self._clock.now_ms())
+        finally:  # a push that is given up has kept values, too
+            # Other requests may have replaced the instance meanwhile, or dropped it.
+            current = self._instances.get(instance_id)
+            if current is not None and current.report is report:
+                self._count_series(report)
+                self._with_series[instance_id] = report
+                self._with_series.move_to_end(instance_id)
+                while self._series_bytes > self.limits.max_series_bytes:
+                    self._forget_series(next(iter(self._with_series)))
+        if current is not None and current.report is report:
+            self._note_pause(current, may_read_group)
 
     def _note_pause(self, instance: ClientInstance, may_read_group: Callable[[str], bool]) -> None:
         """Record in the group's history that a consumer has not polled for long."""

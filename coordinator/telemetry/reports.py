@@ -62,6 +62,8 @@ class Report:
         """Data points of the last push that are not kept."""
         self.series_bytes = 0
         """The approximate memory of the series."""
+        self.counted_bytes = 0
+        """The part of it that the limit for the values of all instances has counted."""
         self._series: dict[tuple[str, Attributes], Value] = {}
         self.highlights: dict[str, float] = {}
         """Values by the short names of :data:`HIGHLIGHTS`; the greatest if there are several."""

@@ -28,12 +28,12 @@ from fencepost.coordinator.telemetry.manager import (
     Push,
     TelemetryLimits,
 )
-from fencepost.coordinator.telemetry.reports import MAX_SERIES, POLL_PAUSE
+from fencepost.coordinator.telemetry.reports import MAX_SERIES, POLL_PAUSE, SERIES_BYTES
 from fencepost.coordinator.telemetry.subscriptions import Client, Wanted
 from fencepost.logcore.compression import Codec, compress
 from fencepost.logcore.errors import InvalidRecordError, UnsupportedCompressionError
 from fencepost.logcore.machine import DomainError, Event
-from fencepost.protocol.steps import finish
+from fencepost.protocol.steps import Steps, finish
 from tests.support import otlp
 from tests.support.clock import ManualClock
 
@@ -72,7 +72,7 @@ class Telemetry:
     ) -> ClientInstance:
         return finish(self.made.subscribe(client, connection, instance_id))
 
-    def push(
+    def pushing(
         self,
         instance: ClientInstance,
         metrics: bytes = b"",
@@ -80,11 +80,13 @@ class Telemetry:
         subscription: int | None = None,
         *,
         last: bool = False,
-        connection: str = "c",
-    ) -> None:
+    ) -> Steps[None]:
         wanted = instance.subscription_id if subscription is None else subscription
         push = Push(instance.instance_id, wanted, last, codec, metrics)
-        finish(self.made.push(ME, connection, push, self.readable.__contains__))
+        return self.made.push(ME, "c", push, self.readable.__contains__)
+
+    def push(self, *args: Any, **kwargs: Any) -> None:
+        finish(self.pushing(*args, **kwargs))
 
     def error(self, *args: Any, **kwargs: Any) -> type[DomainError] | None:
         try:
@@ -349,6 +351,83 @@ def test_instance_with_the_oldest_push_loses_its_values_when_memory_is_full() ->
     telemetry.clock.advance(INTERVAL_MS)
     telemetry.push(first, otlp.metrics_data(*_gauges(11)))
     assert (len(first.report), len(second.report)) == (11, 0)
+
+
+# --- other requests during a push ---
+
+SERIES = 450
+MANY = otlp.metrics_data(*(otlp.gauge(f"m-{index}", otlp.point(index)) for index in range(SERIES)))
+TURNS = 18
+ROOM = TelemetryLimits(max_series_bytes=SERIES * SERIES_BYTES)
+"""Room for one push of :data:`MANY`."""
+
+
+def _begun(turns: int) -> tuple[Telemetry, ClientInstance, Steps[None]]:
+    """Begin a push of :data:`MANY`, and interrupt it after some turns."""
+    telemetry = Telemetry(ROOM)
+    instance = telemetry.subscribe()
+    work = telemetry.pushing(instance, MANY)
+    for _ in range(turns):
+        next(work)
+    return telemetry, instance, work
+
+
+def _check_room(telemetry: Telemetry) -> None:
+    """Check that the limit has room for one push after the first instance has ended."""
+    telemetry.made.connection_closed("c")
+    for number in range(2):
+        other = telemetry.subscribe(connection=str(number))
+        telemetry.push(other, MANY)
+        assert len(other.report) == SERIES
+    assert sum(len(one.report) for one in telemetry.made) == SERIES
+
+
+def test_push_is_interrupted_while_its_values_are_read_and_kept() -> None:
+    _, instance, work = _begun(TURNS)
+    assert 0 < len(instance.report) < SERIES, "the last turns keep values"
+    finish(work)
+    assert len(instance.report) == SERIES
+
+
+@pytest.mark.parametrize("turns", range(TURNS + 1))
+def test_values_of_simultaneous_pushes_are_counted_once(turns: int) -> None:
+    telemetry, instance, work = _begun(turns)
+    telemetry.push(instance, MANY, last=True)
+    if turns:
+        finish(work)
+    assert len(instance.report) == SERIES
+    _check_room(telemetry)
+
+
+@pytest.mark.parametrize("turns", range(1, TURNS + 1))
+def test_values_pushed_while_the_subscription_changes_are_kept(turns: int) -> None:
+    telemetry, instance, work = _begun(turns)
+    telemetry.configure(s={**EVERY_SECOND, "metrics": "other"})
+    after = telemetry.subscribe(instance.instance_id)
+    finish(work)
+    assert len(after.report) == SERIES
+    _check_room(telemetry)
+
+
+@pytest.mark.parametrize("turns", range(1, TURNS + 1))
+def test_values_of_an_instance_that_ends_during_its_push_are_not_counted(turns: int) -> None:
+    telemetry, _, work = _begun(turns)
+    telemetry.made.connection_closed("c")
+    finish(work)
+    assert len(telemetry.made) == 0
+    _check_room(telemetry)
+
+
+@pytest.mark.parametrize("turns", range(1, TURNS + 1))
+def test_values_of_an_abandoned_push_make_room_for_later_ones(turns: int) -> None:
+    telemetry, _, work = _begun(turns)
+    work.close()
+    telemetry.push(telemetry.subscribe(connection="d"), MANY)
+    assert sum(len(one.report) for one in telemetry.made) == SERIES
+    _check_room(telemetry)
+
+
+# --- expiration ---
 
 
 def test_least_recently_active_instance_makes_room_for_a_new_one() -> None:

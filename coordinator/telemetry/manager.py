@@ -272,18 +272,15 @@ class ClientTelemetry:
             raise InvalidRequestError("a push needs the client instance id of its subscription")
         instance = yield from self._instance(push.instance_id, client, connection_id)
         try:
-            self._check(instance, push)
+            try:
+                self._check(instance, push)
+            finally:
+                instance.is_terminating = push.is_terminating
+            if push.metrics:
+                yield from self._keep(instance, push, may_read_group)
         except DomainError as error:
             instance.last_error = type(error)
             raise
-        finally:
-            instance.is_terminating = push.is_terminating
-        if push.metrics:
-            try:
-                yield from self._keep(instance, push, may_read_group)
-            except DomainError as error:
-                instance.last_error = type(error)
-                raise
         instance.last_error = None
 
     def _check(self, instance: ClientInstance, push: Push) -> None:

@@ -12,7 +12,7 @@ And Fast".
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Final
+from typing import Final, TypeVar
 
 from fencepost.logcore.regex_sets import ASCII_END, BEYOND, NEWLINE, WORD, CharSet, WideSet
 from fencepost.logcore.regex_syntax import (
@@ -23,7 +23,9 @@ from fencepost.logcore.regex_syntax import (
     Sequence,
     parse,
 )
-from fencepost.logcore.steps import finish
+from fencepost.logcore.steps import Steps, finish
+
+T = TypeVar("T")
 
 AT_ONCE: Final = 2_000
 """States that are built or visited between two yields."""
@@ -255,3 +257,15 @@ class Regex:
                 todo += nexts[state]
         yield len(seen) % AT_ONCE
         return seen, following
+
+
+def in_steps(regex: Regex, work: Generator[int, None, T]) -> Steps[T]:
+    """Run ``work`` of ``regex``, yielding after each step, and limit the states that it caches."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        regex.forget(MAX_KEPT_STATES)
+        yield

@@ -6,19 +6,14 @@ state, producer id and duration. Matching many ids may take long, so the handler
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import TypeVar
-
 from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.acl import Operation, ResourceType
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.logcore.regex import MAX_KEPT_STATES, Regex
+from fencepost.logcore.regex import Regex, in_steps
 from fencepost.protocol import ApiKey, Entity
 from fencepost.protocol.steps import Steps
 from fencepost.txn.commands import ListTransactions, ListTransactionsResult
-
-T = TypeVar("T")
 
 
 @handles(ApiKey.LIST_TRANSACTIONS, versions=(0, 2), permission="DESCRIBE TransactionalId")
@@ -40,7 +35,7 @@ def _answer(ctx: Context, listed: ListTransactionsResult, pattern: str | None) -
     respond = ctx.respond
     regex = None if pattern is None else Regex(pattern)
     if regex is not None:
-        yield from _in_steps(regex, regex.build())
+        yield from in_steps(regex, regex.build())
     states = []
     for transaction in listed.transactions:
         yield
@@ -49,7 +44,7 @@ def _answer(ctx: Context, listed: ListTransactionsResult, pattern: str | None) -
         name = transaction.transactional_id
         if not ctx.may(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, name, audited=False):
             continue
-        if regex is None or (yield from _in_steps(regex, regex.walk(name))):
+        if regex is None or (yield from in_steps(regex, regex.walk(name))):
             states.append(
                 respond.TransactionState(
                     transactional_id=name,
@@ -62,15 +57,3 @@ def _answer(ctx: Context, listed: ListTransactionsResult, pattern: str | None) -
         unknown_state_filters=listed.unknown_states,
         transaction_states=tuple(states),
     )
-
-
-def _in_steps(regex: Regex, work: Generator[int, None, T]) -> Steps[T]:
-    """Run ``work`` of ``regex``, yielding after each step, and limit the states that it caches."""
-    while True:
-        try:
-            next(work)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-        regex.forget(MAX_KEPT_STATES)
-        yield

@@ -23,7 +23,7 @@ from fencepost.coordinator.config.client_metrics import (
 from fencepost.coordinator.config.key import ConfigError
 from fencepost.logcore.checkpoints import uuid_to_text
 from fencepost.logcore.machine import InvalidRegularExpressionError
-from fencepost.logcore.regex import MAX_KEPT_STATES, Regex
+from fencepost.logcore.regex import Regex, in_steps
 from fencepost.logcore.steps import Steps
 from fencepost.logcore.values import dataclass
 
@@ -75,8 +75,7 @@ class Subscription:
             if text is None:
                 return False
             try:
-                for _ in regex.build():
-                    yield
+                yield from in_steps(regex, regex.build())
             except InvalidRegularExpressionError as error:
                 self._is_usable = False
                 _log.warning(
@@ -86,16 +85,7 @@ class Subscription:
                     cause=str(error),
                 )
                 return False
-            walk = regex.walk(text)
-            while True:
-                try:
-                    next(walk)
-                except StopIteration as end:
-                    does_match: bool = end.value
-                    break
-                yield
-            regex.forget(MAX_KEPT_STATES)
-            if not does_match:
+            if not (yield from in_steps(regex, regex.walk(text))):
                 return False
         return True
 

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from fencepost.coordinator.handlers import Context
 from fencepost.coordinator.handlers.share_views import view_entry
-from fencepost.coordinator.telemetry.instances import ClientInstance
 from fencepost.logcore.checkpoints import uuid_to_text
 from fencepost.protocol import Entity
 from fencepost.protocol.steps import Steps
+
+if TYPE_CHECKING:
+    from fencepost.coordinator.telemetry.instances import ClientInstance
 
 KEY: Final = "fencepost.client.telemetry"
 

@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import field
 from enum import Enum, StrEnum
-from typing import Any
+from typing import Any, Final
 
 import msgpack
 
@@ -156,12 +156,20 @@ def decode_value(raw: bytes) -> Entry | None:
         raise ValueError(f"{HISTORY_TOPIC} holds a value that cannot be read: {error}") from error
 
 
+# json.dumps would make an encoder for each value.
+_ENCODER: Final = json.JSONEncoder(
+    check_circular=False, allow_nan=False, ensure_ascii=False, separators=(",", ":")
+)
+
+
 def _json(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    return _ENCODER.encode(value).encode()
 
 
 def _plain(value: object, depth: int = 0) -> Any:
     """Convert a value to types that JSON has, within the bounds."""
+    if type(value) is str:  # the common case
+        return _text(value)
     if isinstance(value, Enum):
         return value.name
     if value is None or isinstance(value, bool):
@@ -182,5 +190,7 @@ def _plain(value: object, depth: int = 0) -> Any:
 
 def _text(value: object) -> str:
     # A lone surrogate, which a decoder may have let through, cannot be encoded as UTF-8.
-    text = str(value).encode("utf-8", "backslashreplace").decode()
+    text = str(value)
+    if not text.isascii():
+        text = text.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= MAX_TEXT_CHARACTERS else f"{text[: MAX_TEXT_CHARACTERS - 1]}…"

@@ -84,9 +84,8 @@ class SubscriptionSettings:
 
 def settings_of(settings: Mapping[str, str]) -> SubscriptionSettings:
     """Return the values of a subscription's settings. Raises ConfigError."""
-    metrics = CLIENT_METRICS_KEYS[METRICS].parse(settings.get(METRICS, ""))
-    interval_ms = CLIENT_METRICS_KEYS[INTERVAL_MS].parse(
-        settings.get(INTERVAL_MS, str(DEFAULT_INTERVAL_MS))
+    metrics, interval_ms = (
+        CLIENT_METRICS_KEYS[name].value_of(settings.get(name)) for name in (METRICS, INTERVAL_MS)
     )
     return SubscriptionSettings(
         frozenset(metrics) if isinstance(metrics, tuple) else frozenset(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
@@ -35,7 +36,7 @@ _VALUES: Final[dict[str, tuple[str, Callable[..., float], float]]] = {
     "poll_idle_ratio": ("poll_idle_ratio", min, 1),
     "poll_interval_max_seconds": ("time_between_polls_max_ms", max, 1_000),
     "commit_latency_max_seconds": ("commit_latency_max_ms", max, 1_000),
-    "rebalances": ("rebalances", lambda *values: sum(values), 1),
+    "rebalances": ("rebalances", operator.add, 1),
 }
 """By the end of a family's name: the short name in ``HIGHLIGHTS`` (``telemetry/reports.py``), the
 function that combines the values of several instances, and the divisor for the unit."""

@@ -173,6 +173,8 @@ kafka_server_socket_server_metrics_connection_count gauge listener networkProces
 """)
 
 QUANTILES: Final = ("0.50", "0.75", "0.95", "0.98", "0.99", "0.999")
+_SHARES: Final = tuple((labels(quantile=at), float(at)) for at in QUANTILES)
+"""The label of each quantile, and its value."""
 
 _STATES: Final = ("Stable", "Empty", "Dead", "PreparingRebalance", "CompletingRebalance")
 _KINDS: Final = ("classic", "consumer", "share")
@@ -407,10 +409,9 @@ def _timed(name: str, timed: Sequence[tuple[str, Histogram]]) -> Iterator[Series
     yield (
         FAMILIES[name],
         (
-            (f"{where},{quantile}" if where else quantile, took.quantile(float(at)) * 1000)
+            (f"{where},{quantile}" if where else quantile, took.quantile(share) * 1000)
             for where, took in timed
-            for at in QUANTILES
-            for quantile in (labels(quantile=at),)
+            for quantile, share in _SHARES
         ),
     )
     yield FAMILIES[f"{name}_count"], ((where, took.count) for where, took in timed)

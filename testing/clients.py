@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from itertools import count
 from typing import Any, Final, Protocol, TypeVar
@@ -135,12 +136,17 @@ class Clients:
             return
         self._kafka.faults.clear()
         if self._kafka.trouble:
-            self._kafka.serve_again()
+            _attempt("start the broker for its clients", self._kafka.serve_again)
         while made:
-            try:
-                _close(made.pop())
-            except Exception as error:  # noqa: BLE001 - must not hide the test's own failure
-                _log.warning("a client could not be closed", error=str(error))
+            _attempt("close a client", partial(_close, made.pop()))
+
+
+def _attempt(what: str, work: Callable[[], object]) -> None:
+    """Do ``work``; only log its error, which must neither hide the test's nor prevent the end."""
+    try:
+        work()
+    except Exception as error:  # noqa: BLE001 - see above
+        _log.warning(f"could not {what}", error=str(error))
 
 
 def _style_of(kind: object) -> str:

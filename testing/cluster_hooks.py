@@ -39,12 +39,19 @@ class ClusterHooks(HookServer):
         return self._cluster.bootstrap
 
     async def _call(self, work: Callable[[], T]) -> T:
-        """Run a method of the cluster in a thread, one at a time."""
+        """Run a method of the cluster in a thread."""
+        try:
+            return await asyncio.to_thread(work)
+        except (AssertionError, TimeoutError) as error:
+            raise HttpError(408, str(error)) from error
+
+    async def _change(self, work: Callable[[], T]) -> T:
+        """Run a method that changes nodes or the network in a thread, one at a time.
+
+        A query that waits for the effect of a change, such as a new leader, does not delay it.
+        """
         async with self._turn:
-            try:
-                return await asyncio.to_thread(work)
-            except (AssertionError, TimeoutError) as error:
-                raise HttpError(408, str(error)) from error
+            return await self._call(work)
 
     async def _get_brokers(self, _request: HttpRequest, _rest: str) -> object:
         def state(broker: Any) -> str:
@@ -65,7 +72,7 @@ class ClusterHooks(HookServer):
         node, _, action = rest.partition("/")
         if action not in ACTIONS or not node.isdecimal():
             raise HttpError(404, f"there is /brokers/ID/ACTION, with {', '.join(ACTIONS)}")
-        await self._call(lambda: getattr(self._cluster, action)(int(node)))
+        await self._change(lambda: getattr(self._cluster, action)(int(node)))
         return await self._get_brokers(request, "")
 
     async def _get_leader(self, request: HttpRequest, _rest: str) -> object:
@@ -77,7 +84,7 @@ class ClusterHooks(HookServer):
 
     async def _post_network(self, request: HttpRequest, _rest: str) -> object:
         told = body_of(request, nodes=list, others=list, one_way=bool)
-        await self._call(
+        await self._change(
             lambda: self._cluster.partition_network(
                 told.get("nodes", ()),
                 told.get("others", ()),
@@ -87,7 +94,7 @@ class ClusterHooks(HookServer):
         return {}
 
     async def _delete_network(self, _request: HttpRequest, _rest: str) -> object:
-        await self._call(self._cluster.heal)
+        await self._change(self._cluster.heal)
         return {}
 
     async def _get_topics(self, _request: HttpRequest, _rest: str) -> object:

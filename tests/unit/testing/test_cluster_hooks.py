@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from urllib.error import HTTPError
 
 import pytest
@@ -36,6 +37,19 @@ def test_leader_is_killed_and_restarted(served: Served) -> None:
     assert served.ask(f"/faults/{lost['id']}?hits=1")["hits"] == 1
     states = served.ask(f"/brokers/{leader}/restart", {})["brokers"]
     assert {one["state"] for one in states} == {"running"}
+
+
+def test_restart_does_not_wait_for_a_query_that_needs_it(served: Served) -> None:
+    served.ask("/topics", {"name": "waiting", "partitions": 1})
+    for broker in (1, 2, 3):
+        served.ask(f"/brokers/{broker}/kill", {})
+    with ThreadPoolExecutor(1) as other:
+        leader = other.submit(served.ask, "/leader?topic=waiting")
+        with pytest.raises(TimeoutError):
+            leader.result(1)
+        for broker in (1, 2, 3):
+            served.ask(f"/brokers/{broker}/restart", {})
+        assert leader.result(60)["leader"] in {1, 2, 3}
 
 
 def test_clock_groups_and_network(served: Served) -> None:

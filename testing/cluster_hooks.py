@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from fencepost.coordinator.history.entries import Entry
 from fencepost.coordinator.server.http import HttpError, HttpRequest
 from fencepost.testing.cluster import Cluster
 from fencepost.testing.hooks import HookServer, body_of
+
+if TYPE_CHECKING:
+    from fencepost.cluster.image import TopicImage
+    from fencepost.testing.views import ShareRecords
 
 T = TypeVar("T")
 
@@ -97,29 +101,16 @@ class ClusterHooks(HookServer):
         await self._change(self._cluster.heal)
         return {}
 
-    async def _get_topics(self, _request: HttpRequest, _rest: str) -> object:
-        topics = (await self._call(lambda: self._cluster.image)).topics
-        return {
-            "topics": [
-                {"name": name, "id": str(topic.topic_id), "partitions": len(topic.partitions)}
-                for name, topic in topics.items()
-            ]
-        }
+    async def _topics(self) -> Mapping[str, TopicImage]:
+        return (await self._call(lambda: self._cluster.image)).topics
 
-    async def _post_topics(self, request: HttpRequest, _rest: str) -> object:
-        told = body_of(request, name=str, partitions=int, config=dict)
-        if "name" not in told:
-            raise ValueError("a topic has a name")
-        name, count = told["name"], told.get("partitions")
-        await self._call(lambda: self._cluster.topic(name, count, told.get("config")))
-        topic = (await self._call(lambda: self._cluster.image)).topics[name]
-        return {"name": name, "partitions": len(topic.partitions)}
+    async def _create_topic(self, name: str, partitions: int, config: Mapping[str, str]) -> int:
+        count = None if partitions == -1 else partitions
+        await self._call(lambda: self._cluster.topic(name, count, config))
+        return len((await self._topics())[name].partitions)
 
-    async def _get_shares(self, request: HttpRequest, _rest: str) -> object:
-        if "group" not in request.query:
-            raise ValueError("/shares needs ?group=…")
-        rows = await self._call(lambda: self._cluster.shares(request.query["group"]))
-        return {"shares": [one.as_json() for one in rows]}
+    async def _shares(self, group: str) -> list[ShareRecords]:
+        return await self._call(lambda: self._cluster.shares(group))
 
     async def _all_entries(self) -> list[Entry]:
         return await self._call(self._cluster.history)

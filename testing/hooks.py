@@ -44,7 +44,9 @@ from fencepost.testing.shares import in_order, states_of
 from fencepost.testing.waiting import LOOK_S, passes
 
 if TYPE_CHECKING:
+    from fencepost.cluster.image import TopicImage
     from fencepost.coordinator.daemon.broker import Broker
+    from fencepost.testing.views import ShareRecords
 
 JSON: Final = "application/json"
 
@@ -239,11 +241,10 @@ class HookServer:
     # --- queries ---
 
     async def _get_topics(self, _request: HttpRequest, _rest: str) -> object:
-        topics = self._running.services.metadata.topics.values()
         return {
             "topics": [
-                {"name": one.name, "id": str(one.topic_id), "partitions": len(one.partitions)}
-                for one in topics
+                {"name": name, "id": str(one.topic_id), "partitions": len(one.partitions)}
+                for name, one in (await self._topics()).items()
             ]
         }
 
@@ -252,10 +253,8 @@ class HookServer:
         if "name" not in told:
             raise ValueError("a topic has a name")
         config = {str(key): str(value) for key, value in told.get("config", {}).items()}
-        services = self._running.services
-        topic = NewTopic(told["name"], told.get("partitions", -1), configs=config)
-        created = create_topic(services.active_controller.decide, services.config, topic)
-        return {"name": created.name, "partitions": created.partitions}
+        partitions = await self._create_topic(told["name"], told.get("partitions", -1), config)
+        return {"name": told["name"], "partitions": partitions}
 
     async def _get_history(self, request: HttpRequest, _rest: str) -> object:
         """Return the history, filtered by ``?group=…`` or ``?transactional_id=…``, newest last."""
@@ -274,8 +273,8 @@ class HookServer:
         """Return the in-flight records of ``?group=…``."""
         if "group" not in request.query:
             raise ValueError("/shares needs ?group=…")
-        states = await states_of(self._running, request.query["group"])
-        return {"shares": [one.as_json() for one in in_order(states)]}
+        shares = await self._shares(request.query["group"])
+        return {"shares": [one.as_json() for one in shares]}
 
     async def _get_groups(self, request: HttpRequest, _rest: str) -> object:
         """Return the group ``?group=…``; first wait for a condition, at most ``wait_s`` seconds.
@@ -309,6 +308,18 @@ class HookServer:
         fetching = query.get("fetching") == "true"
         missing = self._positions.not_fetched if fetching else None
         return GroupWait(query["group"], members, query.get("state"), lag, missing)
+
+    async def _topics(self) -> Mapping[str, TopicImage]:
+        return self._running.services.metadata.topics
+
+    async def _create_topic(self, name: str, partitions: int, config: Mapping[str, str]) -> int:
+        """Create a topic, and return the number of its partitions; -1 is the broker's default."""
+        services = self._running.services
+        topic = NewTopic(name, partitions, configs=config)
+        return create_topic(services.active_controller.decide, services.config, topic).partitions
+
+    async def _shares(self, group: str) -> list[ShareRecords]:
+        return in_order(await states_of(self._running, group))
 
     async def _all_entries(self) -> list[Entry]:
         services = self._running.services

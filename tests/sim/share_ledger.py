@@ -50,7 +50,6 @@ class Acquisition:
 class Offset:
     """The acquisitions and acknowledgements of one offset of a share partition."""
 
-    last: Acquisition | None = None
     by_leader: dict[int, Acquisition] = field(default_factory=dict)
     """Leader epoch → the last acquisition under it: a former leader may still deliver."""
     most: int = 0
@@ -83,7 +82,7 @@ class ShareLedger:
     acknowledged: int = 0
 
     def at(self, index: int, offset: int) -> Offset:
-        """Return the entry of an offset, a new one at first."""
+        """Return the entry of an offset, a new one if there is none."""
         return self.offsets.setdefault(index, {}).setdefault(offset, Offset())
 
     # --- at the brokers ---
@@ -165,14 +164,14 @@ class ShareLedger:
             )
         if not 1 <= count <= DELIVERY_LIMIT:
             raise BrokenInvariantError(f"{where} is beyond the limit")
-        last = known.last
+        last = known.by_leader.get(epoch)
         if last is not None and last.share is share and count != last.count + 1:
             raise BrokenInvariantError(f"{where} follows delivery {last.count}")
         if known.released is not None:
             released_epoch, released_count = known.released
             if released_epoch <= epoch and count <= released_count:
                 raise BrokenInvariantError(f"{where} was released as delivery {released_count}")
-        known.last = known.by_leader[epoch] = Acquisition(share, member, count)
+        known.by_leader[epoch] = Acquisition(share, member, count)
         known.most = max(known.most, count)
 
     # --- at the clients ---
@@ -180,8 +179,7 @@ class ShareLedger:
     def delivered(self, member: str, index: int, offset: int, count: int) -> None:
         """Check that a client got what a broker has acquired for it."""
         known = self.at(index, offset)
-        last = known.last
-        if last is None or count > known.most:
+        if not known.by_leader or count > known.most:
             raise BrokenInvariantError(
                 f"{member} is told {offset} of partition {index}, delivery {count}, that nobody"
                 " acquired"
@@ -232,7 +230,7 @@ class ShareLedger:
     def unended(self, index: int, offset: int) -> str | None:
         """Return why an acknowledged record has not ended, None if it has."""
         known = self.offsets.get(index, {}).get(offset)
-        if known is None or known.last is None:
+        if known is None or not known.by_leader:
             return "it was never delivered"
         if known.may_have_ended or known.most >= DELIVERY_LIMIT:
             return None

@@ -33,16 +33,12 @@ _CLUSTER: Final = {
     "transactions": 0,
     "is_committed": False,
     "fault_pause_ms": 200,
-    "faults": ("kill_leader", "kill_share_coordinator", "elect_share_coordinator", "flip"),
-}
-_CALM: Final = {
-    **_CLUSTER,
     "weather": Weather(latency_ms=(1, 3)),
     "disk_ms": (0, 0),
     "snapshot_records": None,
 }
-_ZOMBIES: Final = {**_CALM, "session_ms": 900, "faults": ("deaf_leader",)}
-_LONE: Final = {**_CALM, "faults": ("lone_share_coordinator",)}
+_ZOMBIES: Final = {**_CLUSTER, "session_ms": 900, "faults": ("deaf_leader",)}
+_LONE: Final = {**_CLUSTER, "faults": ("lone_share_coordinator",)}
 
 SHARES: Final[tuple[tuple[Bug, Mapping[str, Any]], ...]] = (
     (

@@ -82,7 +82,7 @@ def main() -> int:
         for one in range(given.seed, end, CHUNK)
         for world in worlds
     ]
-    failed, user_s, digest = 0, 0.0, hashlib.sha256()
+    played, failed, user_s, digest = 0, 0, 0.0, hashlib.sha256()
     with multiprocessing.Pool(given.processes) as pool:
         work = partial(play_all, keeps_going=given.keep_going)
         for done, (stories, digests, took_s) in enumerate(pool.imap(work, chunks), 1):
@@ -91,15 +91,16 @@ def main() -> int:
             for story in stories:
                 print(story, flush=True)
             failed += len(stories)
+            played += len(digests) + len(stories)
             if failed and not given.keep_going:
                 break
             if done % TELLS == 0:
                 told = f"{user_s:.0f} s of user time, digest {digest.hexdigest()[:16]}"
-                print(f"{done * CHUNK} histories, {failed} failed, {told}", flush=True)
+                print(f"{played} histories, {failed} failed, {told}", flush=True)
     took = time.perf_counter() - begun
     print(
         f"{' and '.join(worlds)}, seeds {given.seed} to {end - 1}: {failed} failed, {took:.1f} s,"
-        f" {user_s / (given.count * len(worlds)):.2f} s of user time for each; the SHA-256 of the"
+        f" {user_s / played:.2f} s of user time for each; the SHA-256 of the"
         f" lines `seed digest` of the others begins with {digest.hexdigest()[:16]}"
     )
     return min(failed, 1)

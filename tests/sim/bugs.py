@@ -28,7 +28,7 @@ _Change = partition_change.PartitionChangeBuilder
 
 _SNAPSHOTS: Final = (
     Bug(
-        "a snapshot lacks the settings of topics",
+        "a metadata snapshot lacks the topic settings",
         (
             (
                 image_records._records_after_topics,
@@ -38,7 +38,7 @@ _SNAPSHOTS: Final = (
         ),
     ),
     Bug(
-        "a snapshot lacks who is eligible",
+        "a metadata snapshot lacks the ELR",
         (
             (
                 image_records.partition_record,
@@ -48,7 +48,7 @@ _SNAPSHOTS: Final = (
         ),
     ),
     Bug(
-        "an observer goes on one record too late behind a snapshot",
+        "an observer skips one record after a snapshot",
         (
             (
                 observer.Observer._install,
@@ -58,7 +58,7 @@ _SNAPSHOTS: Final = (
         ),
     ),
     Bug(
-        "an observer keeps what a snapshot no longer has",
+        "an observer keeps metadata that a later snapshot lacks",
         ((ImageLoader.begin_snapshot, "self._delta.begin_snapshot()", "pass"),),
     ),
 )
@@ -66,11 +66,11 @@ _SNAPSHOTS: Final = (
 BUGS: Final = (
     # --- the leader ---
     Bug(
-        "the high watermark moves below min ISR",
+        "the high watermark advances while the ISR is under min ISR",
         ((_Leader._advance, "or self.is_under_min_isr", ""),),
     ),
     Bug(
-        "a removed replica no longer counts before the controller has said so",
+        "the maximal ISR lacks a replica whose removal is pending",
         (
             (
                 _Leader._propose,
@@ -80,14 +80,14 @@ BUGS: Final = (
         ),
     ),
     Bug(
-        "an added replica does not count before the controller has said so",
+        "the maximal ISR lacks a replica whose addition is pending",
         (
             (_Leader._propose, "frozenset(self.isr + joins)", "frozenset(self.isr)"),
             (_Leader._advance, "replica.is_caught_up(end, now_ms, lag) and", "False and"),
         ),
     ),
     Bug(
-        "the pending ISR is taken as committed",
+        "the leader takes a pending ISR as committed",
         (
             (
                 _Leader._propose,
@@ -102,7 +102,7 @@ BUGS: Final = (
         ),
     ),
     Bug(
-        "the start of the epoch is not looked at when a replica joins",
+        "a replica joins the ISR before it reaches the start of the leader epoch",
         (
             (
                 _Leader._maybe_expand,
@@ -112,7 +112,7 @@ BUGS: Final = (
         ),
     ),
     Bug(
-        "a replica joins wherever it stands",
+        "a replica joins the ISR with any log end offset",
         (
             (
                 _Leader._maybe_expand,
@@ -122,7 +122,7 @@ BUGS: Final = (
         ),
     ),
     Bug(
-        "an old broker epoch is trusted",
+        "the leader accepts fetches with an old broker epoch",
         (
             (_Leader.fetched, "known.epoch > broker_epoch", "False"),
             (_Leader._eligible, "replica.broker_epoch in (ANY_BROKER_EPOCH, known.epoch)", "True"),
@@ -130,7 +130,7 @@ BUGS: Final = (
         ),
     ),
     Bug(
-        "a change that may have been made is taken back",
+        "the leader reverts an ISR change that may have been applied",
         (
             (
                 _Leader._refused,
@@ -141,7 +141,7 @@ BUGS: Final = (
         ),
     ),
     Bug(
-        "a pending change outlives metadata",
+        "a pending ISR change outlives newer metadata",
         (
             (
                 _Leader.become_leader,
@@ -151,15 +151,15 @@ BUGS: Final = (
         ),
     ),
     Bug(
-        "a new leader takes its followers to be where it is",
+        "a new leader assumes that its followers have its log end offset",
         ((_Leader._assign, "ReplicaState(one)", "ReplicaState(one, self.log_end_offset)"),),
     ),
     Bug(
-        "a leader that missed others in between believes what its followers told before",
+        "a leader that missed leader epochs keeps the states of its followers",
         ((_Leader.become_leader, "registration.leader_epoch > self.leader_epoch + 1", "False"),),
     ),
     Bug(
-        "the high watermark is the end of the most advanced follower",
+        "the high watermark does not wait for followers",
         (
             (
                 _Leader._advance,
@@ -169,7 +169,7 @@ BUGS: Final = (
         ),
     ),
     Bug(
-        "a follower whose offset is not known does not hold the high watermark",
+        "a follower with an unknown offset does not hold back the high watermark",
         (
             (
                 _Leader._advance,
@@ -180,7 +180,7 @@ BUGS: Final = (
     ),
     # --- the follower ---
     Bug(
-        "a follower begins by cutting its log to the high watermark",
+        "a new follower truncates its log to the high watermark",
         (
             (
                 _Follower._start,
@@ -190,7 +190,7 @@ BUGS: Final = (
         ),
     ),
     Bug(
-        "the high watermark of a diverging answer is taken",
+        "a follower takes the high watermark of a diverging response",
         (
             (
                 _Follower._diverging,
@@ -208,7 +208,7 @@ BUGS: Final = (
         ),
     ),
     Bug(
-        "an empty answer loses the last fetched epoch for good",
+        "a follower loses its last fetched epoch in an empty response",
         (
             (
                 _Follower._take,
@@ -226,7 +226,7 @@ BUGS: Final = (
         ),
     ),
     Bug(
-        "an unknown epoch cuts to where the leader's ends (KIP-279)",
+        "a follower truncates to the leader's end of an epoch that it lacks (KIP-279)",
         (
             (
                 divergence.truncation_offset,
@@ -236,7 +236,7 @@ BUGS: Final = (
         ),
     ),
     Bug(
-        "an end of the epoch below the offset is no divergence",
+        "the leader ignores an epoch end below the fetch offset",
         (
             (
                 divergence.diverging_epoch,
@@ -246,7 +246,7 @@ BUGS: Final = (
         ),
     ),
     Bug(
-        "an older epoch is no divergence",
+        "the leader ignores a last fetched epoch that it lacks",
         (
             (
                 divergence.diverging_epoch,
@@ -256,19 +256,19 @@ BUGS: Final = (
         ),
     ),
     Bug(
-        "the leader does not compare epochs",
+        "the leader never detects divergence",
         ((divergence.diverging_epoch, "if last_fetched_epoch == NO_EPOCH:", "if True:"),),
     ),
     Bug(
-        "a cut leaves the epochs that began behind it",
+        "a truncation keeps leader epochs that start after it",
         ((LeaderEpochs.truncate_from_end, "if keep < len(self._starts):", "if False:"),),
     ),
     Bug(
-        "a failed request is under way for ever",
+        "a failed fetch stays in flight forever",
         ((fetcher.LeaderFetcher.failed, "self.in_flight = None", "pass"),),
     ),
     Bug(
-        "the session names a partition again only when its offset moved",
+        "a fetch session only resends a partition when its fetch offset changes",
         (
             (
                 fetcher.FetchSessionHandler.build,
@@ -279,11 +279,11 @@ BUGS: Final = (
     ),
     # --- the controller ---
     Bug(
-        "the controller takes an old partition epoch",
+        "the controller accepts an old partition epoch",
         ((controller_isr._validated, "item.partition_epoch < known.partition_epoch", "False"),),
     ),
     Bug(
-        "the controller takes a change of a former leader",
+        "the controller accepts an ISR change of a former leader",
         (
             (controller_isr._validated, "item.leader_epoch < known.leader_epoch", "False"),
             (controller_isr._validated, "broker_id != known.leader", "False"),
@@ -299,7 +299,7 @@ BUGS: Final = (
         ),
     ),
     Bug(
-        "the controller takes a replica of another incarnation",
+        "the controller adds a former incarnation of a broker to the ISR",
         (
             (controller_isr._ineligible, "epoch not in (-1, broker.epoch)", "False"),
             (_Leader.fetched, "known.epoch > broker_epoch", "False"),
@@ -307,11 +307,11 @@ BUGS: Final = (
         ),
     ),
     Bug(
-        "a reassignment ends when one of its target is in sync",
+        "a reassignment completes when one target replica is in sync",
         ((reassignments.completed, "not set(staying) <= set(in_sync)", "False"),),
     ),
     Bug(
-        "a reassignment ends at once",
+        "a reassignment completes at once",
         (
             (
                 reassignments.completed,
@@ -341,15 +341,15 @@ BUGS: Final = (
         ),
     ),
     Bug(
-        "an unclean shutdown keeps its place among the eligible",
+        "a broker stays in the ELR after an unclean shutdown",
         ((brokers.register, "existing.epoch == request.previous_broker_epoch", "True"),),
     ),
     Bug(
-        "the eligible stay eligible when the ISR is large enough",
+        "the ELR is kept when the ISR reaches min ISR",
         ((_Change._elr, "or len(isr) >= min(self.min_isr, len(replicas))", ""),),
     ),
     Bug(
-        "anybody who lives is elected",
+        "any live replica is elected leader",
         (
             (
                 _Change._elect,
@@ -359,7 +359,7 @@ BUGS: Final = (
         ),
     ),
     Bug(
-        "who has a new incarnation has the epoch of the old one",
+        "a new incarnation of a broker gets the broker epoch of the former one",
         (
             (
                 brokers.register,
@@ -373,7 +373,7 @@ BUGS: Final = (
         ((brokers.fence, "removed=broker_id", "removed=-1"),),
     ),
     Bug(
-        "a block of producer ids is given twice",
+        "the controller allocates a block of producer ids twice",
         (
             (
                 producer_ids.allocate_producer_ids,
@@ -383,12 +383,12 @@ BUGS: Final = (
         ),
     ),
     Bug(
-        "a replica that is taken away stays on its broker",
+        "a broker keeps a replica after its removal by a reassignment",
         ((image.local_changes, "deletes.append(replace(one, registration=was))", "pass"),),
     ),
     # --- the log, the process ---
     Bug(
-        "the five last batches of a producer are not looked at",
+        "the log detects neither duplicate nor missing batches of a producer",
         (
             (
                 ProducerStateManager.find_duplicate,

@@ -21,7 +21,7 @@ _MARK = "partition.marks.high_watermark"
 
 _TRANSACTIONS: Final = (
     Bug(
-        "markers do not wait for the high watermark",
+        "a coordinator sends markers before the high watermark",
         (
             (
                 _Shard._carry_out,
@@ -31,11 +31,11 @@ _TRANSACTIONS: Final = (
         ),
     ),
     Bug(
-        "a marker of a former transaction ends the next one",
+        "a marker of a former transaction ends the next transaction",
         ((ProducerStateManager.check_marker, "if epoch > entry.epoch:", "if True:"),),
     ),
     Bug(
-        "a marker that was refused counts as written",
+        "a coordinator takes a refused marker as written",
         (
             (
                 marker_queues.MarkerQueues.answered,
@@ -45,22 +45,22 @@ _TRANSACTIONS: Final = (
         ),
     ),
     Bug(
-        "a transaction is stable before its marker is replicated",
+        "the last stable offset passes a marker before it is replicated",
         ((ProducerStateManager._update_first_unstable, "if self._unreplicated:", "if False:"),),
     ),
 )
 
 _RUNTIME: Final = (
     Bug(
-        "a coordinator loads what is below the high watermark alone",
+        "a coordinator only loads records below the high watermark",
         ((shard_load.replay_log, _EACH, f"{_EACH} or header.base_offset >= {_MARK}"),),
     ),
     Bug(
-        "a coordinator answers before the high watermark",
+        "a coordinator responds before the high watermark",
         ((_Shard._deliver, "not self._commits.is_idle", "False"),),
     ),
     Bug(
-        "a coordinator forgets the last batch when it loads",
+        "a loading coordinator skips the last batch",
         (
             (
                 shard_load.replay_log,
@@ -73,7 +73,7 @@ _RUNTIME: Final = (
 
 _GROUPS: Final = (
     Bug(
-        "the generation goes back when a group is loaded",
+        "a loaded group has an earlier generation",
         (
             (
                 ClassicGroup.loaded,
@@ -83,7 +83,7 @@ _GROUPS: Final = (
         ),
     ),
     Bug(
-        "the sessions of members do not begin when a group is loaded",
+        "a loaded group does not start its members' session timers",
         (
             (
                 consumer_members.group_loaded,
@@ -97,7 +97,7 @@ _GROUPS: Final = (
         ((OffsetStore.end_transaction, "if commit and is_newer:", "if is_newer:"),),
     ),
     Bug(
-        "a load takes offsets of transactions for plain ones",
+        "a loading coordinator takes transactional offsets as committed",
         (
             (
                 GroupMachine._replay_offset,
@@ -107,7 +107,7 @@ _GROUPS: Final = (
         ),
     ),
     Bug(
-        "a load leaves out the ends of transactions",
+        "a loading coordinator skips the ends of transactions",
         (
             (
                 shard_load._replay,
@@ -117,7 +117,7 @@ _GROUPS: Final = (
         ),
     ),
     Bug(
-        "offsets of open transactions count as stable",
+        "OffsetFetch ignores the pending offsets of open transactions",
         (
             (
                 offsets._fetched,
@@ -127,7 +127,7 @@ _GROUPS: Final = (
         ),
     ),
     Bug(
-        "the commit of a former generation is taken",
+        "a group accepts a commit of a former generation",
         (
             (ClassicGroup.validate_commit, "generation_id != self.generation_id", "False"),
             (
@@ -138,7 +138,7 @@ _GROUPS: Final = (
         ),
     ),
     Bug(
-        "a consumer is given what another one has not given up",
+        "a consumer is assigned a partition that its owner has not revoked",
         (
             (
                 member_update.reconcile_member,

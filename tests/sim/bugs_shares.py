@@ -43,14 +43,14 @@ _LONE: Final = {**_CLUSTER, "faults": ("lone_share_coordinator",)}
 SHARES: Final[tuple[tuple[Bug, Mapping[str, Any]], ...]] = (
     (
         Bug(
-            "a member may acknowledge the records of another one",
+            "a member may acknowledge records of another member",
             ((acknowledge._require_owner, "if run.member_id != member_id:", "if False:"),),
         ),
         {**_PLAIN, "chaos_ms": 10_000, "faults": ("break_off",)},
     ),
     (
         Bug(
-            "records that nobody holds may be acknowledged",
+            "a member may acknowledge records that are not acquired",
             (
                 (
                     acknowledge._require_owner,
@@ -64,7 +64,7 @@ SHARES: Final[tuple[tuple[Bug, Mapping[str, Any]], ...]] = (
     ),
     (
         Bug(
-            "a record is released at the delivery limit",
+            "a record at the delivery limit becomes available again",
             (
                 (
                     acknowledge.released_state,
@@ -77,7 +77,7 @@ SHARES: Final[tuple[tuple[Bug, Mapping[str, Any]], ...]] = (
     ),
     (
         Bug(
-            "an acknowledgement is answered before it is written",
+            "an acknowledgement succeeds before its state is written",
             (
                 (
                     acknowledge.acknowledge,
@@ -93,7 +93,7 @@ SHARES: Final[tuple[tuple[Bug, Mapping[str, Any]], ...]] = (
     ),
     (
         Bug(
-            "a failed write is answered with NONE",
+            "an acknowledgement succeeds although its state write failed",
             (
                 (
                     completion.state_written,
@@ -106,7 +106,7 @@ SHARES: Final[tuple[tuple[Bug, Mapping[str, Any]], ...]] = (
     ),
     (
         Bug(
-            "locks do not end",
+            "acquisition locks never expire",
             (
                 (
                     acknowledge.expire_locks,
@@ -119,7 +119,7 @@ SHARES: Final[tuple[tuple[Bug, Mapping[str, Any]], ...]] = (
     ),
     (
         Bug(
-            "a record whose lock ends is given up",
+            "a record is archived when its acquisition lock expires",
             (
                 (
                     acknowledge.expire_locks,
@@ -150,7 +150,7 @@ SHARES: Final[tuple[tuple[Bug, Mapping[str, Any]], ...]] = (
     ),
     (
         Bug(
-            "the written start offset is one too high",
+            "the persisted start offset is one too high",
             (
                 (
                     SharePartition.write,
@@ -163,7 +163,7 @@ SHARES: Final[tuple[tuple[Bug, Mapping[str, Any]], ...]] = (
     ),
     (
         Bug(
-            "the start offset passes records that are available",
+            "the start offset passes available records",
             (
                 (
                     SharePartition.first_open_offset,
@@ -176,7 +176,7 @@ SHARES: Final[tuple[tuple[Bug, Mapping[str, Any]], ...]] = (
     ),
     (
         Bug(
-            "the start offset passes the gaps of a state",
+            "the start offset passes the gaps of a loaded state",
             (
                 (
                     SharePartition.first_open_offset,
@@ -189,14 +189,14 @@ SHARES: Final[tuple[tuple[Bug, Mapping[str, Any]], ...]] = (
     ),
     (
         Bug(
-            "the gaps of a state are not read",
+            "a share partition ignores the gaps of a loaded state",
             ((SharePartition._activate, "if gap_start is not None:", "if False:"),),
         ),
         _PLAIN,
     ),
     (
         Bug(
-            "completed offsets are not counted",
+            "the delivery complete count does not change",
             (
                 (
                     SharePartition.change,
@@ -209,14 +209,14 @@ SHARES: Final[tuple[tuple[Bug, Mapping[str, Any]], ...]] = (
     ),
     (
         Bug(
-            "the delivery count does not rise",
+            "another delivery does not increase the delivery count",
             ((acquire._Acquisition._take, "run.count += 1", "run.count = 1"),),
         ),
         _PLAIN,
     ),
     (
         Bug(
-            "a loaded state forgets the delivery counts",
+            "a loaded state lacks the delivery counts",
             (
                 (
                     SharePartition._activate,
@@ -229,7 +229,7 @@ SHARES: Final[tuple[tuple[Bug, Mapping[str, Any]], ...]] = (
     ),
     (
         Bug(
-            "the log's start is not looked at",
+            "a share partition ignores the log start offset",
             (
                 (
                     _Reading._read_one,
@@ -242,7 +242,7 @@ SHARES: Final[tuple[tuple[Bug, Mapping[str, Any]], ...]] = (
     ),
     (
         Bug(
-            "committed groups read open transactions",
+            "a read_committed group reads open transactions",
             (
                 (
                     _Reading._isolation,
@@ -255,14 +255,14 @@ SHARES: Final[tuple[tuple[Bug, Mapping[str, Any]], ...]] = (
     ),
     (
         Bug(
-            "records of aborted transactions are delivered",
+            "a read_committed group gets records of aborted transactions",
             ((aborted.aborted_ranges, "if not aborted:", "if True:"),),
         ),
         _COMMITTED,
     ),
     (
         Bug(
-            "a new share partition reads before the former one's writes have ended",
+            "a new share partition reads its state before the last write of the former one ends",
             (
                 (
                     SharePartitions._hold_successor,
@@ -275,7 +275,7 @@ SHARES: Final[tuple[tuple[Bug, Mapping[str, Any]], ...]] = (
     ),
     (
         Bug(
-            "a lost write counts as written",
+            "a lost state write counts as written",
             (
                 (
                     share_state_sender.ShareStateSender._exchange,
@@ -292,7 +292,7 @@ SHARES: Final[tuple[tuple[Bug, Mapping[str, Any]], ...]] = (
     ),
     (
         Bug(
-            "the share coordinator takes the writes of a former leader",
+            "the share coordinator accepts writes of a former leader",
             (
                 (
                     ShareStateMachine._write,
@@ -305,7 +305,7 @@ SHARES: Final[tuple[tuple[Bug, Mapping[str, Any]], ...]] = (
     ),
     (
         Bug(
-            "a read does not record the leader's epoch",
+            "the share coordinator does not record the leader epoch of a read",
             (
                 (
                     ShareStateMachine._read,
@@ -318,7 +318,7 @@ SHARES: Final[tuple[tuple[Bug, Mapping[str, Any]], ...]] = (
     ),
     (
         Bug(
-            "a snapshot of the state lacks its batches",
+            "a ShareSnapshot record lacks the state batches",
             (
                 (
                     ShareStateMachine._append,
@@ -331,7 +331,7 @@ SHARES: Final[tuple[tuple[Bug, Mapping[str, Any]], ...]] = (
     ),
     (
         Bug(
-            "a load leaves out the updates of a state",
+            "a loading share coordinator skips ShareUpdate records",
             (
                 (
                     ShareStateMachine.replay,
@@ -347,14 +347,14 @@ SHARES: Final[tuple[tuple[Bug, Mapping[str, Any]], ...]] = (
     ),
     (
         Bug(
-            "the log of the state is pruned at the newest snapshot",
+            "the state topic is pruned up to the newest snapshot",
             ((ShareStateMachine.redundant_offset, "lowest = min(", "lowest = max("),),
         ),
         {**_PLAIN, "partitions": 3},
     ),
     (
         Bug(
-            "an update forgets the batches before it",
+            "a ShareUpdate record drops the earlier state batches",
             (
                 (
                     state._merged,
@@ -367,7 +367,7 @@ SHARES: Final[tuple[tuple[Bug, Mapping[str, Any]], ...]] = (
     ),
     (
         Bug(
-            "an initialized state is begun again by each read",
+            "each state read resets the start offset",
             (
                 (
                     SharePartition.state_read,
@@ -380,14 +380,14 @@ SHARES: Final[tuple[tuple[Bug, Mapping[str, Any]], ...]] = (
     ),
     (
         Bug(
-            "a coordinator of shares answers before the high watermark",
+            "the share coordinator responds before the high watermark",
             ((shard.ShardRuntime._deliver, "not self._commits.is_idle", "False"),),
         ),
         _LONE,
     ),
     (
         Bug(
-            "the errors of acknowledgements are not told",
+            "acknowledgement errors are missing from responses",
             (
                 (
                     share_requests.told,
@@ -400,7 +400,7 @@ SHARES: Final[tuple[tuple[Bug, Mapping[str, Any]], ...]] = (
     ),
     (
         Bug(
-            "ShareAcknowledge does not wait for its writes",
+            "ShareAcknowledge does not wait for its state writes",
             (
                 (
                     share_acknowledge.run,
@@ -412,4 +412,4 @@ SHARES: Final[tuple[tuple[Bug, Mapping[str, Any]], ...]] = (
         {**_SLOW_DISK, "faults": ("kill",)},
     ),
 )
-"""Bugs, with the options of a history that replace those of its seed."""
+"""Each bug, with options that replace the ones that a history's seed has drawn."""

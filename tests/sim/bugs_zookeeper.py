@@ -21,11 +21,11 @@ from tests.sim.bug import Bug
 ZOOKEEPER: Final = (
     # --- sessions and elections ---
     Bug(
-        "a controller writes without a look at its epoch",
+        "a controller writes without checking its epoch",
         ((writes.fenced, "Check(znodes.CONTROLLER_EPOCH, epoch_version),", ""),),
     ),
     Bug(
-        "whoever is elected takes the epoch for what he has read",
+        "an elected controller does not check the version of the controller epoch",
         (
             (
                 ZooKeeperNode._elect,
@@ -35,7 +35,7 @@ ZOOKEEPER: Final = (
         ),
     ),
     Bug(
-        "a registration outlives its session",
+        "a broker keeps its registration after its session has expired",
         (
             (ZooKeeperNode._changed, "self._registration.lose()", "pass"),
             (
@@ -46,15 +46,15 @@ ZOOKEEPER: Final = (
         ),
     ),
     Bug(
-        "who has resigned keeps his node",
+        "a controller that has resigned keeps its znode",
         ((ZooKeeperNode._look_at_controller, "mine and self.elected is None", "False"),),
     ),
     Bug(
-        "a controller goes on when its connection is lost",
+        "a controller stays active without a connection",
         ((ZooKeeperNode._changed, 'self._resign(f"the session is {state.value}")', "pass"),),
     ),
     Bug(
-        "a controller goes on that is none any more",
+        "a deposed controller stays active",
         (
             (ZooKeeperNode._changed, 'self._resign(f"the session is {state.value}")', "pass"),
             (
@@ -66,7 +66,7 @@ ZOOKEEPER: Final = (
         ),
     ),
     Bug(
-        "the controller's node is looked at once",
+        "brokers do not watch the controller znode",
         (
             (
                 ZooKeeperNode._look_at_controller,
@@ -76,12 +76,12 @@ ZOOKEEPER: Final = (
         ),
     ),
     Bug(
-        "a controller stays that could not write",
+        "a controller stays active after a failed write",
         ((ZkMetadataStore._write_all, "self._on_refused()", "pass"),),
     ),
     # --- brokers ---
     Bug(
-        "brokers are looked at once",
+        "the controller does not watch the broker znodes",
         (
             (
                 ZkController._look_at_brokers,
@@ -91,7 +91,7 @@ ZOOKEEPER: Final = (
         ),
     ),
     Bug(
-        "who is back in another session was never away",
+        "the controller ignores that a broker has a new session",
         (
             (
                 brokers.discovered,
@@ -106,7 +106,7 @@ ZOOKEEPER: Final = (
         ),
     ),
     Bug(
-        "who was gone before the election stays in ISRs",
+        "a broker that failed before the election stays in ISRs",
         (
             (
                 ZkController._look_at_brokers,
@@ -116,11 +116,11 @@ ZOOKEEPER: Final = (
         ),
     ),
     Bug(
-        "a new controller does not tell what there is",
+        "a new controller does not send its metadata",
         ((ZkController.start, "self._written(before, self.store.image)", "pass"),),
     ),
     Bug(
-        "brokers are told what ZooKeeper has not taken yet",
+        "the controller sends changes before they are written to ZooKeeper",
         (
             (
                 ZkMetadataStore._take,
@@ -131,7 +131,7 @@ ZOOKEEPER: Final = (
         ),
     ),
     Bug(
-        "a broker that does not answer is told nothing more of it",
+        "the controller does not retry a request that got no response",
         (
             (
                 _BrokerChannel._run,
@@ -141,7 +141,7 @@ ZOOKEEPER: Final = (
         ),
     ),
     Bug(
-        "a broker hears a controller of an earlier epoch",
+        "a broker accepts a request of an earlier controller epoch",
         (
             (
                 ControllerRequestApplier.refuses,
@@ -151,7 +151,7 @@ ZOOKEEPER: Final = (
         ),
     ),
     Bug(
-        "a broker takes an older state of a partition",
+        "a broker accepts an older partition state",
         (
             (
                 ControllerRequestApplier.update_metadata,
@@ -161,16 +161,16 @@ ZOOKEEPER: Final = (
         ),
     ),
     Bug(
-        "a broker refuses what is told while ZooKeeper does not answer",
+        "a broker refuses a request because ZooKeeper does not answer",
         ((ZooKeeperNode._settings_of, "await asyncio.sleep(RETRY_MS / 1000)", "raise"),),
     ),
     Bug(
-        "the timers of a controller that has resigned go on",
+        "a controller that has resigned keeps its timers",
         ((ZkController.resign, "self.active.stop_timers()", "pass"),),
     ),
     # --- partitions ---
     Bug(
-        "a state is written over whatever is there",
+        "the controller does not check the version of a partition state",
         (
             (
                 writes.ZnodeWriter._change,
@@ -180,11 +180,11 @@ ZOOKEEPER: Final = (
         ),
     ),
     Bug(
-        "notes of ISRs are deleted, not followed",
+        "the controller deletes ISR notifications without reading the ISRs",
         ((ZkController._look_at_isrs, "await self._reread(topic, index)", "pass"),),
     ),
     Bug(
-        "the node of a topic does not tell what is added",
+        "a topic znode lacks the adding replicas",
         (
             (
                 writes.assignment_of,
@@ -194,7 +194,7 @@ ZOOKEEPER: Final = (
         ),
     ),
     Bug(
-        "an AlterPartition is answered before it is written",
+        "the controller answers AlterPartition before the write",
         (
             (
                 answers.forced,
@@ -204,7 +204,7 @@ ZOOKEEPER: Final = (
         ),
     ),
     Bug(
-        "a broker that becomes a replica while it starts does not follow",
+        "a broker that becomes a replica during its start does not follow",
         (
             (
                 image.local_changes,
@@ -214,16 +214,16 @@ ZOOKEEPER: Final = (
         ),
     ),
     Bug(
-        "a killed broker cuts off batches of an epoch that no checkpoint has",
+        "a killed broker truncates batches of an epoch that is in no checkpoint",
         ((_Loader.load, "and self._options.leader_epoch > NO_EPOCH", ""),),
     ),
     # --- deletion ---
     Bug(
-        "the next controller does not go on deleting",
+        "a new controller does not continue deletions",
         ((ZkController._being_deleted, "if node is not None:", "if False:"),),
     ),
     Bug(
-        "who comes back keeps what was deleted",
+        "a returning broker keeps the replicas of a topic under deletion",
         (
             (
                 ZkController._tell,
@@ -233,23 +233,23 @@ ZOOKEEPER: Final = (
         ),
     ),
     Bug(
-        "who comes is not told of deletions under way",
+        "the controller does not send pending deletions to a returning broker",
         ((ZkController._tell, "(self._gone | self._parts).items()", "()"),),
     ),
     Bug(
-        "who comes is not told of deletions that have ended",
+        "the controller does not send completed deletions to a returning broker",
         ((ZkController._tell, "(self._gone | self._parts).items()", "self._parts.items()"),),
     ),
     Bug(
-        "nobody looks for topics that are gone",
+        "a returning broker does not look for deleted topics",
         ((ZooKeeperNode._register, "self._mark(_TOPICS)", "pass"),),
     ),
     Bug(
-        "the settings of a deleted topic stay",
+        "the settings of a deleted topic stay in ZooKeeper",
         ((ZkController._finish_deletions, 'settings or ""', '""'),),
     ),
     Bug(
-        "marks of others are not looked at",
+        "the controller does not watch deletion marks",
         (
             (
                 ZkController._look_at_deletions,
@@ -259,11 +259,11 @@ ZOOKEEPER: Final = (
         ),
     ),
     Bug(
-        "the settings of a new topic are read from a server that lags",
+        "a broker reads the settings of a new topic from a lagging server",
         ((loading.read_new_settings, "await session.sync()", "pass"),),
     ),
     Bug(
-        "settings are looked at once",
+        "brokers do not watch the settings",
         (
             (
                 ZooKeeperNode._look_at_settings,
@@ -274,7 +274,7 @@ ZOOKEEPER: Final = (
     ),
     # --- requests of tools ---
     Bug(
-        "reassignments of tools are looked for once",
+        "the controller does not watch the reassignments of tools",
         (
             (
                 AdminNodes.look_at_reassignments,
@@ -284,11 +284,11 @@ ZOOKEEPER: Final = (
         ),
     ),
     Bug(
-        "a reassignment of a tool that is done stays",
+        "a completed reassignment of a tool stays in ZooKeeper",
         ((AdminNodes.is_concerned, "not _is_under_way(", "_is_under_way("),),
     ),
     Bug(
-        "what a tool has added to a reassignment meanwhile is deleted",
+        "the controller deletes a reassignment that a tool has just changed",
         (
             (
                 AdminNodes.look_at_reassignments,
@@ -298,7 +298,7 @@ ZOOKEEPER: Final = (
         ),
     ),
     Bug(
-        "elections of tools are looked for once",
+        "the controller does not watch the elections of tools",
         (
             (
                 AdminNodes.look_at_elections,
@@ -308,12 +308,12 @@ ZOOKEEPER: Final = (
         ),
     ),
     Bug(
-        "a topic of a tool has no id",
+        "the controller gives a tool's topic no id",
         ((ZkController._adopt, "node = replace(node, topic_id=new_topic_id())", "return"),),
     ),
     # --- users, quotas, ACLs ---
     Bug(
-        "a change of users is written over whatever is there",
+        "a broker does not check the version of a user's znode",
         (
             (
                 _MultiWrite.change,
@@ -323,7 +323,7 @@ ZOOKEEPER: Final = (
         ),
     ),
     Bug(
-        "a change of users leaves no note",
+        "a change of a user creates no notification",
         (
             (
                 _MultiWrite.change,
@@ -333,15 +333,15 @@ ZOOKEEPER: Final = (
         ),
     ),
     Bug(
-        "a change of users is not known where it was made",
+        "a broker does not apply its own change of a user",
         ((SecurityZnodes._write, "await self.reread(some)", "pass"),),
     ),
     Bug(
-        "notes of rules are looked at once",
+        "brokers do not watch the notifications of ACLs",
         ((SecurityZnodes.look_at_rules, "await notes.new(changed)", "await notes.new()"),),
     ),
     Bug(
-        "what is no longer in a znode stays known",
+        "a broker keeps entries that a znode no longer has",
         (
             (
                 SecurityZnodes._differences,
@@ -352,7 +352,7 @@ ZOOKEEPER: Final = (
     ),
     # --- others ---
     Bug(
-        "the next controller gives the last block of producer ids again",
+        "a new controller allocates the last block of producer ids again",
         (
             (
                 znodes.next_producer_id_of,

@@ -173,101 +173,101 @@ _STARVED_GROUP: Final = {**_STARVED, "transactions": 0, "members": ((False, Fals
 _SNAPSHOTS: Final = {**_ISR, "snapshot_records": 5, "faults": ("kill", "flap", "alter_config")}
 
 OF_DAEMONS: Final[Mapping[str, Directions]] = {
-    "a snapshot lacks the settings of topics": {
+    "a metadata snapshot lacks the topic settings": {
         **_SNAPSHOTS,
         "faults": ("kill", "pause", "alter_config"),
     },
-    "a snapshot lacks who is eligible": _SNAPSHOTS,
-    "an observer goes on one record too late behind a snapshot": _SNAPSHOTS,
-    "an observer keeps what a snapshot no longer has": _SNAPSHOTS,
-    "the high watermark moves below min ISR": {**_ISR, "acks": 1},
-    "a removed replica no longer counts before the controller has said so": _LAGS,
-    "an added replica does not count before the controller has said so": _LAGS,
-    "the pending ISR is taken as committed": _LAGS,
-    "the start of the epoch is not looked at when a replica joins": {
+    "a metadata snapshot lacks the ELR": _SNAPSHOTS,
+    "an observer skips one record after a snapshot": _SNAPSHOTS,
+    "an observer keeps metadata that a later snapshot lacks": _SNAPSHOTS,
+    "the high watermark advances while the ISR is under min ISR": {**_ISR, "acks": 1},
+    "the maximal ISR lacks a replica whose removal is pending": _LAGS,
+    "the maximal ISR lacks a replica whose addition is pending": _LAGS,
+    "the leader takes a pending ISR as committed": _LAGS,
+    "a replica joins the ISR before it reaches the start of the leader epoch": {
         **_JOINS,
         "faults": ("join_behind_epoch",),
     },
-    "a replica joins wherever it stands": _LAGS,
-    "an old broker epoch is trusted": _LATE_FETCH,
-    "acks=all is answered before the high watermark": _FLIPS,
-    "who waits over a loss of leadership is answered": _FLIPS,
-    "a fetch that diverges counts as an offset": _FLIPS,
-    "a change that may have been made is taken back": {
+    "a replica joins the ISR with any log end offset": _LAGS,
+    "the leader accepts fetches with an old broker epoch": _LATE_FETCH,
+    "the leader acknowledges before the high watermark": _FLIPS,
+    "a parked Produce is acknowledged after a loss of leadership": _FLIPS,
+    "the leader records the offset of a diverging fetch": _FLIPS,
+    "the leader reverts an ISR change that may have been applied": {
         **_JOINS,
         "faults": ("take_back_expansion",),
     },
-    "a pending change outlives metadata": _LAGS,
-    "a new leader takes its followers to be where it is": _TURNS,
-    "a leader that missed others in between believes what its followers told before": {
+    "a pending ISR change outlives newer metadata": _LAGS,
+    "a new leader assumes that its followers have its log end offset": _TURNS,
+    "a leader that missed leader epochs keeps the states of its followers": {
         **_TURNED,
         "faults": ("miss_epoch",),
     },
-    "the high watermark is the end of the most advanced follower": _CLUSTER,
-    "a follower whose offset is not known does not hold the high watermark": _CLUSTER,
-    "a follower begins by cutting its log to the high watermark": _CLUSTER,
-    "the high watermark of a diverging answer is taken": _FLIPS,
-    "an empty answer loses the last fetched epoch for good": _FLIPS,
-    "an unknown epoch cuts to where the leader's ends (KIP-279)": _TURNED,
-    "an end of the epoch below the offset is no divergence": _FLIPS,
-    "an older epoch is no divergence": _TURNED,
-    "the leader does not compare epochs": _FLIPS,
-    "a cut leaves the epochs that began behind it": _FLIPS,
-    "a failed request is under way for ever": _CLUSTER,
-    "the session names a partition again only when its offset moved": _FLIPS,
-    "the controller takes an old partition epoch": _LATE,
-    "the controller takes a change of a former leader": _FORMER,
+    "the high watermark does not wait for followers": _CLUSTER,
+    "a follower with an unknown offset does not hold back the high watermark": _CLUSTER,
+    "a new follower truncates its log to the high watermark": _CLUSTER,
+    "a follower takes the high watermark of a diverging response": _FLIPS,
+    "a follower loses its last fetched epoch in an empty response": _FLIPS,
+    "a follower truncates to the leader's end of an epoch that it lacks (KIP-279)": _TURNED,
+    "the leader ignores an epoch end below the fetch offset": _FLIPS,
+    "the leader ignores a last fetched epoch that it lacks": _TURNED,
+    "the leader never detects divergence": _FLIPS,
+    "a truncation keeps leader epochs that start after it": _FLIPS,
+    "a failed fetch stays in flight forever": _CLUSTER,
+    "a fetch session only resends a partition when its fetch offset changes": _FLIPS,
+    "the controller accepts an old partition epoch": _LATE,
+    "the controller accepts an ISR change of a former leader": _FORMER,
     "a fenced replica joins the ISR": _LAGS,
-    "the controller takes a replica of another incarnation": _LATE_FETCH,
-    "a reassignment ends when one of its target is in sync": _MOVES,
-    "a reassignment ends at once": _MOVES,
+    "the controller adds a former incarnation of a broker to the ISR": _LATE_FETCH,
+    "a reassignment completes when one target replica is in sync": _MOVES,
+    "a reassignment completes at once": _MOVES,
     "an election does not raise the leader epoch": _CLUSTER,
     "an unclean election does not raise the leader epoch": _UNCLEAN,
-    "an unclean shutdown keeps its place among the eligible": _LOSES,
-    "the eligible stay eligible when the ISR is large enough": _ISR,
-    "anybody who lives is elected": _CLUSTER,
-    "who has a new incarnation has the epoch of the old one": _LATE_FETCH,
+    "a broker stays in the ELR after an unclean shutdown": _LOSES,
+    "the ELR is kept when the ISR reaches min ISR": _ISR,
+    "any live replica is elected leader": _CLUSTER,
+    "a new incarnation of a broker gets the broker epoch of the former one": _LATE_FETCH,
     "a fenced broker stays in the ISR": _CLUSTER,
-    "a block of producer ids is given twice": _TRANSACTIONS,
-    "a replica that is taken away stays on its broker": _MOVES,
-    "the five last batches of a producer are not looked at": _ALONE,
-    "markers do not wait for the high watermark": {
+    "the controller allocates a block of producer ids twice": _TRANSACTIONS,
+    "a broker keeps a replica after its removal by a reassignment": _MOVES,
+    "the log detects neither duplicate nor missing batches of a producer": _ALONE,
+    "a coordinator sends markers before the high watermark": {
         **_STARVED,
         "transactions": 5,
         "readers": 0,
         "producers": 0,
     },
-    "a marker of a former transaction ends the next one": {
+    "a marker of a former transaction ends the next transaction": {
         **_STARVED,
         "faults": ("late_markers",),
     },
-    "a marker that was refused counts as written": _ENDS,
-    "a transaction is stable before its marker is replicated": _STARVED,
-    "a coordinator loads what is below the high watermark alone": {
+    "a coordinator takes a refused marker as written": _ENDS,
+    "the last stable offset passes a marker before it is replicated": _STARVED,
+    "a coordinator only loads records below the high watermark": {
         **_STARVED_GROUP,
         "faults": ("kill_ahead",),
     },
-    "a coordinator answers before the high watermark": _STARVED_GROUP,
-    "a coordinator forgets the last batch when it loads": _TRANSACTIONS,
-    "the generation goes back when a group is loaded": _CLASSIC,
-    "the sessions of members do not begin when a group is loaded": _CONSUMER,
+    "a coordinator responds before the high watermark": _STARVED_GROUP,
+    "a loading coordinator skips the last batch": _TRANSACTIONS,
+    "a loaded group has an earlier generation": _CLASSIC,
+    "a loaded group does not start its members' session timers": _CONSUMER,
     "offsets of aborted transactions become visible": _TXN_CLASSIC,
-    "a load takes offsets of transactions for plain ones": _TXN_CLASSIC,
-    "a load leaves out the ends of transactions": _TXN_CLASSIC,
-    "offsets of open transactions count as stable": _TXN_CLASSIC,
-    "the commit of a former generation is taken": {
+    "a loading coordinator takes transactional offsets as committed": _TXN_CLASSIC,
+    "a loading coordinator skips the ends of transactions": _TXN_CLASSIC,
+    "OffsetFetch ignores the pending offsets of open transactions": _TXN_CLASSIC,
+    "a group accepts a commit of a former generation": {
         **_CLASSIC,
         "outage_ms": 3_000,
         "faults": ("cut",),
     },
-    "a consumer is given what another one has not given up": _CONSUMER,
+    "a consumer is assigned a partition that its owner has not revoked": _CONSUMER,
 }
 """Name of a bug in :data:`BUGS` → its directions; the other bugs are not searched for here."""
 
 _PRODUCT: Final = (
     (
         Bug(
-            "a change that could not be sent is forgotten",
+            "the leader forgets an AlterPartition that could not be sent",
             (
                 (cluster_broker.ClusterBroker._begin, "self.channel(None)", "self.channel(1)"),
                 (
@@ -281,14 +281,14 @@ _PRODUCT: Final = (
     ),
     (
         Bug(
-            "who was refused below min ISR may be overtaken",
+            "a batch overtakes one that was refused under min ISR",
             ((producers.ProducerStateManager.refused, "not in self._producers", "is None"),),
         ),
         {**_JOINS, "min_isr": 3, "faults": ("overtake",)},
     ),
     (
         Bug(
-            "the leader's high watermark is taken whole",
+            "a follower takes a high watermark above its log end offset",
             (
                 (
                     follower.PartitionFollower._take,
@@ -306,7 +306,7 @@ _PRODUCT: Final = (
     ),
     (
         Bug(
-            "a process that was killed says that it stopped in order",
+            "a killed broker reports a clean shutdown",
             (
                 (
                     cluster_broker.ClusterBroker.serve,
@@ -324,7 +324,7 @@ _PRODUCT: Final = (
     ),
     (
         Bug(
-            "a coordinator that has resigned goes on",
+            "a coordinator that has resigned stays active",
             (
                 (
                     shards.ShardSet.resigned,
@@ -339,7 +339,7 @@ _PRODUCT: Final = (
     ),
     (
         Bug(
-            "offsets of a topic that is gone are those of the next one of its name",
+            "a recreated topic has the committed offsets of the deleted topic",
             (
                 (offsets._is_of_topic, "return topic_id is None or", "return True or"),
                 (
@@ -353,14 +353,14 @@ _PRODUCT: Final = (
     ),
     (
         Bug(
-            "acknowledged before it is on disk",
+            "a broker acknowledges a batch before it is flushed",
             ((flusher.Flusher.after, "if not held:", "if held or not held:"),),
         ),
         {**_ALONE, "faults": ("power_loss",), "disk_ms": (1, 30)},
     ),
     (
         Bug(
-            "acks=all is answered before the high watermark",
+            "the leader acknowledges before the high watermark",
             (
                 (
                     appends.Appends._wait_for_replicas,
@@ -378,7 +378,7 @@ _PRODUCT: Final = (
     ),
     (
         Bug(
-            "who waits over a loss of leadership is answered",
+            "a parked Produce is acknowledged after a loss of leadership",
             (
                 (
                     appends.Appends._verdict,
@@ -401,7 +401,7 @@ _PRODUCT: Final = (
     ),
     (
         Bug(
-            "a fetch that diverges counts as an offset",
+            "the leader records the offset of a diverging fetch",
             (
                 (
                     fetches._Reading._read_one,
@@ -419,7 +419,7 @@ _PRODUCT: Final = (
     ),
     (
         Bug(
-            "a cut leaves the producers' states as they were",
+            "a truncation keeps the producer states",
             (
                 (
                     replica.ReplicaLog.truncate_to,
@@ -432,14 +432,14 @@ _PRODUCT: Final = (
     ),
     (
         Bug(
-            "the high watermark at a start is the end of the log",
+            "a restarted broker takes its log end offset as the high watermark",
             ((marks.Marks.replicate, "min(high_watermark, self.flushed_end)", "self.flushed_end"),),
         ),
         _FLIPS,
     ),
     (
         Bug(
-            "a process leads before the controller knows of it",
+            "a broker leads before it is registered",
             (
                 (
                     membership.BrokerMembership.join,
@@ -452,7 +452,7 @@ _PRODUCT: Final = (
     ),
     (
         Bug(
-            "a marker is answered before the high watermark",
+            "the leader acknowledges a marker before the high watermark",
             (
                 (write_txn_markers.run, "if committed is not None:", "if False:"),
                 (write_txn_markers.run, "appends.settle()", "pass"),
@@ -462,7 +462,7 @@ _PRODUCT: Final = (
     ),
     (
         Bug(
-            "a first batch of a transaction is not verified",
+            "the leader does not verify the first batch of a transaction",
             (
                 (
                     appends.Appends._verify,
@@ -480,7 +480,7 @@ _PRODUCT: Final = (
     ),
     (
         Bug(
-            "what waits over an election is answered",
+            "a coordinator responds to parked requests after it has resigned",
             (
                 (shard.ShardRuntime._still_stands, "not self._leads or", "False and"),
                 (shards.ShardSet._drop, "shard.end()", "pass"),
@@ -490,7 +490,7 @@ _PRODUCT: Final = (
     ),
     (
         Bug(
-            "offsets of a transaction are not verified",
+            "a coordinator does not verify transactional offset commits",
             (
                 (
                     txn_offset_commit._verify,

@@ -1,7 +1,7 @@
 """Members of a share group, which fetch, acknowledge, hold records too long, and disappear.
 
-Their requests are those of a client library, and some that no library sends: acknowledgements after
-the lock has ended, sessions that continue after an unknown outcome, members without a heartbeat.
+They send the requests of a client library, and some that no library sends: acknowledgements after
+the lock has expired, sessions that continue after an unknown outcome, members without a heartbeat.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Simulated clocks, threads, randomness and disks, with which the daemon's own code runs.
 
-The monotonic clock is the simulated time, and the time of day is that of the running loop's node.
+The monotonic clock is the simulated time, and the time of day comes from the running loop's node.
 Random numbers come from the seed, and work for threads runs on the event loop after a delay.
 """
 

@@ -43,7 +43,9 @@ def planted(bug: Bug) -> Iterator[None]:
         function = _function(where)
         source = sources.get(function) or textwrap.dedent(inspect.getsource(function))
         if source.count(line) != 1:
-            raise LookupError(f"{bug.name}: {line!r} is not once in {function.__qualname__}")
+            raise LookupError(
+                f"{bug.name}: {line!r} does not occur exactly once in {function.__qualname__}"
+            )
         sources[function] = source.replace(line, becomes)
     kept = {function: function.__code__ for function in sources}
     for function, source in sources.items():
@@ -95,11 +97,13 @@ def seeds_until_found(
 def main() -> None:
     """Search for the bugs of the command line, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--searches", type=int, default=5, help="how often each is searched for")
-    parser.add_argument("--most", type=int, default=400, help="seeds of a search")
-    parser.add_argument("--only", default="", help="bugs whose name has this")
+    parser.add_argument("--searches", type=int, default=5, help="searches for each bug")
+    parser.add_argument("--most", type=int, default=400, help="the most seeds of a search")
+    parser.add_argument(
+        "--only", default="", help="search only for bugs whose names contain this text"
+    )
     parser.add_argument("--world", choices=WORLDS, default=DAEMONS)
-    parser.add_argument("--tell", action="store_true", help="what was said")
+    parser.add_argument("--tell", action="store_true", help="also print the failures")
     given = parser.parse_args()
     print("| planted bug | median of seeds | most |\n|---|---|---|")
     for bug in WORLDS[given.world][0]:

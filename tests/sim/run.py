@@ -49,7 +49,7 @@ def play_all(
     for seed in seeds:
         try:
             digests.append(f"{seed} {PLAYS[world](seed).digest}\n")
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is told
+        except Exception as error:  # noqa: BLE001 - any failure is reported
             if not keeps_going:
                 stories.append(traceback.format_exc())
                 break
@@ -60,11 +60,11 @@ def play_all(
 def main() -> int:
     """Play the seeds of the command line; return 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=1, help="the first one")
-    parser.add_argument("--count", type=int, default=1, help="how many")
+    parser.add_argument("--seed", type=int, default=1, help="the first seed")
+    parser.add_argument("--count", type=int, default=1, help="the number of seeds")
     parser.add_argument("--world", choices=(DAEMONS, SHARES, ZOOKEEPER, BOTH), default=DAEMONS)
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--verbose", action="store_true", help="tell the whole story of one")
+    parser.add_argument("--verbose", action="store_true", help="print all events of one history")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at a failure")
     given = parser.parse_args()
     worlds = (DAEMONS, ZOOKEEPER) if given.world == BOTH else (given.world,)

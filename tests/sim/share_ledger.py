@@ -181,8 +181,8 @@ class ShareLedger:
         known = self.at(index, offset)
         if not known.by_leader or count > known.most:
             raise BrokenInvariantError(
-                f"{member} is told {offset} of partition {index}, delivery {count}, that nobody"
-                " acquired"
+                f"{member} gets offset {offset} of partition {index}, delivery {count}, which no"
+                " broker has acquired"
             )
 
     def tries(self, index: int, kinds: Iterable[tuple[int, AcknowledgeType]]) -> None:

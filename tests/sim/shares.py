@@ -96,7 +96,7 @@ class ShareOptions(Options):
 
 
 def draw_share_options(seed: int) -> ShareOptions:
-    """Draw the options of a seed: those of its history of daemons, without losses of records."""
+    """Draw the options of a seed: as for its history of daemons, but without losses of records."""
     draw, drawn = random.Random(f"shares {seed}"), draw_options(seed)
     losing = {"lose_disk", "reboot"}
     faults = tuple(one for one in drawn.faults if one not in losing and one != "recreate")

@@ -355,7 +355,7 @@ class End(asyncio.Transport):
         self._send()
 
     def _note_request(self, data: bytes) -> None:
-        """Store the API key of the request that begins here; if it is to be late, reset this end.
+        """Store the API key of the request that begins here; reset this end for a late request.
 
         The kernel still delivers the bytes that the process has written, and the requests of the
         next connection may arrive before them.

@@ -17,47 +17,47 @@ MOST_SEEDS = 20
 
 SPREAD = frozenset(
     {
-        "the start of the epoch is not looked at when a replica joins",
-        "an old broker epoch is trusted",
-        "acks=all is answered before the high watermark",
-        "who waits over a loss of leadership is answered",
-        "a change that may have been made is taken back",
-        "a pending change outlives metadata",
-        "a leader that missed others in between believes what its followers told before",
-        "the high watermark is the end of the most advanced follower",
-        "a follower whose offset is not known does not hold the high watermark",
-        "an empty answer loses the last fetched epoch for good",
-        "an unknown epoch cuts to where the leader's ends (KIP-279)",
-        "an older epoch is no divergence",
-        "a cut leaves the epochs that began behind it",
-        "the session names a partition again only when its offset moved",
-        "the controller takes a replica of another incarnation",
+        "a replica joins the ISR before it reaches the start of the leader epoch",
+        "the leader accepts fetches with an old broker epoch",
+        "the leader acknowledges before the high watermark",
+        "a parked Produce is acknowledged after a loss of leadership",
+        "the leader reverts an ISR change that may have been applied",
+        "a pending ISR change outlives newer metadata",
+        "a leader that missed leader epochs keeps the states of its followers",
+        "the high watermark does not wait for followers",
+        "a follower with an unknown offset does not hold back the high watermark",
+        "a follower loses its last fetched epoch in an empty response",
+        "a follower truncates to the leader's end of an epoch that it lacks (KIP-279)",
+        "the leader ignores a last fetched epoch that it lacks",
+        "a truncation keeps leader epochs that start after it",
+        "a fetch session only resends a partition when its fetch offset changes",
+        "the controller adds a former incarnation of a broker to the ISR",
         "an election does not raise the leader epoch",
-        "an unclean shutdown keeps its place among the eligible",
-        "the eligible stay eligible when the ISR is large enough",
-        "anybody who lives is elected",
-        "who has a new incarnation has the epoch of the old one",
+        "a broker stays in the ELR after an unclean shutdown",
+        "the ELR is kept when the ISR reaches min ISR",
+        "any live replica is elected leader",
+        "a new incarnation of a broker gets the broker epoch of the former one",
         "a fenced broker stays in the ISR",
-        "a block of producer ids is given twice",
-        "a replica that is taken away stays on its broker",
-        "a snapshot lacks the settings of topics",
-        "an observer keeps what a snapshot no longer has",
-        "markers do not wait for the high watermark",
-        "a marker of a former transaction ends the next one",
-        "a transaction is stable before its marker is replicated",
-        "a coordinator answers before the high watermark",
-        "a coordinator forgets the last batch when it loads",
-        "the sessions of members do not begin when a group is loaded",
-        "who was refused below min ISR may be overtaken",
-        "the leader's high watermark is taken whole",
-        "a process that was killed says that it stopped in order",
-        "a coordinator that has resigned goes on",
-        "offsets of a topic that is gone are those of the next one of its name",
-        "a process leads before the controller knows of it",
-        "a marker is answered before the high watermark",
-        "a first batch of a transaction is not verified",
-        "what waits over an election is answered",
-        "offsets of a transaction are not verified",
+        "the controller allocates a block of producer ids twice",
+        "a broker keeps a replica after its removal by a reassignment",
+        "a metadata snapshot lacks the topic settings",
+        "an observer keeps metadata that a later snapshot lacks",
+        "a coordinator sends markers before the high watermark",
+        "a marker of a former transaction ends the next transaction",
+        "the last stable offset passes a marker before it is replicated",
+        "a coordinator responds before the high watermark",
+        "a loading coordinator skips the last batch",
+        "a loaded group does not start its members' session timers",
+        "a batch overtakes one that was refused under min ISR",
+        "a follower takes a high watermark above its log end offset",
+        "a killed broker reports a clean shutdown",
+        "a coordinator that has resigned stays active",
+        "a recreated topic has the committed offsets of the deleted topic",
+        "a broker leads before it is registered",
+        "the leader acknowledges a marker before the high watermark",
+        "the leader does not verify the first batch of a transaction",
+        "a coordinator responds to parked requests after it has resigned",
+        "a coordinator does not verify transactional offset commits",
     }
 )
 """Bugs of clusters that `make slow` searches for; each shows in the first one or two histories."""
@@ -77,7 +77,7 @@ def test_more_histories_of_daemons_hold() -> None:
         play(seed)
 
 
-def test_bugs_on_purpose_are_changes_of_the_daemon_of_today() -> None:
+def test_planted_bugs_apply_to_the_current_code() -> None:
     for bug, _ in DIRECTED.values():
         with planted(bug):
             pass
@@ -99,7 +99,7 @@ def test_histories_of_daemons_find_bug(name: str) -> None:
 
 
 @pytest.mark.parametrize("brokers", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_seed_of_daemons_is_one_history(brokers: int) -> None:
+def test_seed_of_daemons_determines_the_history(brokers: int) -> None:
     """The history must not depend on the order of sets of strings (``PYTHONHASHSEED``)."""
     drawn = map(draw_options, range(1, 100))
     seed = next(one.seed for one in drawn if one.brokers == brokers and one.chaos_ms == 2_000)

@@ -14,35 +14,35 @@ SEEDS = (1, 2, 4)
 """Two standalone brokers and a cluster."""
 SLOW_SEEDS = range(5, 45)
 FOUND = {
-    "the written start offset is one too high": 1,
-    "the start offset passes records that are available": 1,
-    "the delivery count does not rise": 1,
-    "an acknowledgement is answered before it is written": 1,
-    "locks do not end": 1,
+    "the persisted start offset is one too high": 1,
+    "the start offset passes available records": 1,
+    "another delivery does not increase the delivery count": 1,
+    "an acknowledgement succeeds before its state is written": 1,
+    "acquisition locks never expire": 1,
     "an accepted record is written as available": 1,
-    "the gaps of a state are not read": 1,
-    "completed offsets are not counted": 1,
-    "a loaded state forgets the delivery counts": 1,
-    "the log's start is not looked at": 1,
-    "committed groups read open transactions": 1,
-    "records of aborted transactions are delivered": 1,
-    "a snapshot of the state lacks its batches": 1,
-    "a load leaves out the updates of a state": 1,
-    "the log of the state is pruned at the newest snapshot": 1,
-    "an update forgets the batches before it": 1,
-    "an initialized state is begun again by each read": 1,
-    "a coordinator of shares answers before the high watermark": 1,
-    "the start offset passes the gaps of a state": 2,
-    "a read does not record the leader's epoch": 2,
-    "a record is released at the delivery limit": 3,
-    "a failed write is answered with NONE": 4,
-    "the share coordinator takes the writes of a former leader": 4,
-    "a record whose lock ends is given up": 5,
-    "a lost write counts as written": 5,
-    "a member may acknowledge the records of another one": 7,
-    "records that nobody holds may be acknowledged": 7,
-    "the errors of acknowledgements are not told": 7,
-    "ShareAcknowledge does not wait for its writes": 6,
+    "a share partition ignores the gaps of a loaded state": 1,
+    "the delivery complete count does not change": 1,
+    "a loaded state lacks the delivery counts": 1,
+    "a share partition ignores the log start offset": 1,
+    "a read_committed group reads open transactions": 1,
+    "a read_committed group gets records of aborted transactions": 1,
+    "a ShareSnapshot record lacks the state batches": 1,
+    "a loading share coordinator skips ShareUpdate records": 1,
+    "the state topic is pruned up to the newest snapshot": 1,
+    "a ShareUpdate record drops the earlier state batches": 1,
+    "each state read resets the start offset": 1,
+    "the share coordinator responds before the high watermark": 1,
+    "the start offset passes the gaps of a loaded state": 2,
+    "the share coordinator does not record the leader epoch of a read": 2,
+    "a record at the delivery limit becomes available again": 3,
+    "an acknowledgement succeeds although its state write failed": 4,
+    "the share coordinator accepts writes of a former leader": 4,
+    "a record is archived when its acquisition lock expires": 5,
+    "a lost state write counts as written": 5,
+    "a member may acknowledge records of another member": 7,
+    "a member may acknowledge records that are not acquired": 7,
+    "acknowledgement errors are missing from responses": 7,
+    "ShareAcknowledge does not wait for its state writes": 6,
 }
 """The seeds whose histories find planted bugs; `make test` plays the first :data:`QUICK`."""
 QUICK = 3
@@ -62,7 +62,7 @@ def test_more_histories_of_share_groups_hold() -> None:
         play(seed)
 
 
-def test_planted_bugs_are_changes_of_the_product_of_today() -> None:
+def test_planted_bugs_apply_to_the_current_code() -> None:
     for bug, _ in BUGS:
         with planted(bug):
             pass
@@ -82,7 +82,7 @@ def test_histories_of_share_groups_find_bug(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_seed_of_share_groups_is_one_history() -> None:
+def test_seed_of_share_groups_determines_the_history() -> None:
     """The history must not depend on the order of sets of strings (``PYTHONHASHSEED``)."""
     seeds = [seed for seed in SEEDS if draw_share_options(seed).is_cluster]
     assert len(stories(SHARES, seeds[0])) == 1

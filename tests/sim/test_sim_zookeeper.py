@@ -44,7 +44,7 @@ def test_more_histories_on_zookeeper_hold() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("script", zk_scripts.SCRIPTS)
-def test_scripts_end_as_they_should_with_a_fault_at_any_step(script: str) -> None:
+def test_scripts_converge_with_a_fault_at_any_step(script: str) -> None:
     for step in zk_scripts.steps(script, EVERY):
         zk_scripts.play(script, step)
 
@@ -79,7 +79,7 @@ def test_topic_of_a_tool_survives_controller_that_resigns_halfway() -> None:
 
 
 @pytest.mark.slow
-def test_backlog_of_elections_is_told_in_time() -> None:
+def test_results_of_a_backlog_of_elections_are_sent_in_time() -> None:
     options = replace(
         draw_options(5_182),
         brokers=3,
@@ -99,7 +99,7 @@ def test_backlog_of_elections_is_told_in_time() -> None:
     live(options)
 
 
-def test_bugs_on_purpose_are_changes_of_the_daemon_of_today() -> None:
+def test_planted_bugs_apply_to_the_current_code() -> None:
     assert {bug.name for bug in ZOOKEEPER} == DIRECTED.keys()
     for bug in ZOOKEEPER:
         with planted(bug):
@@ -115,7 +115,7 @@ def test_histories_on_zookeeper_find_bug(bug: Bug) -> None:
         play_directed(bug.name, found[0])  # without the bug, the same history must hold
 
 
-def test_seed_on_zookeeper_is_one_history() -> None:
+def test_seed_on_zookeeper_determines_the_history() -> None:
     """The history must not depend on the order of sets of strings (``PYTHONHASHSEED``)."""
     (story,) = stories(ON_ZOOKEEPER, 24)
     assert b"is elected in epoch" in story

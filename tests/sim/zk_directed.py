@@ -52,96 +52,109 @@ _ADDITION: Final = Staged("addition")
 _REASSIGNMENT: Final = Staged("reassignment")
 
 DIRECTED: Final[Mapping[str, Staged | Directions]] = {
-    "a controller writes without a look at its epoch": {
+    "a controller writes without checking its epoch": {
         **_CLUSTER,
         "faults": ("late_writes", "pause_controller", "flip", "recreate"),
     },
-    "whoever is elected takes the epoch for what he has read": Staged("election", Step(11, EXPIRE)),
-    "a registration outlives its session": Staged("election", Step(1, EXPIRE_ANOTHER)),
-    "who has resigned keeps his node": Staged("election", Step(37, RESIGN)),
-    "a controller goes on when its connection is lost": {
+    "an elected controller does not check the version of the controller epoch": Staged(
+        "election", Step(11, EXPIRE)
+    ),
+    "a broker keeps its registration after its session has expired": Staged(
+        "election", Step(1, EXPIRE_ANOTHER)
+    ),
+    "a controller that has resigned keeps its znode": Staged("election", Step(37, RESIGN)),
+    "a controller stays active without a connection": {
         **_CLUSTER,
         "faults": ("disconnect_controller",),
     },
-    "a controller goes on that is none any more": {
+    "a deposed controller stays active": {
         **_CLUSTER,
         "faults": ("pause_controller", "zookeeper_cut"),
     },
-    "the controller's node is looked at once": Staged("election"),
-    "a controller stays that could not write": Staged("reassignment", Step(2, ANOTHER_WRITES)),
-    "brokers are looked at once": Staged("election", Step(6, EXPIRE)),
-    "who is back in another session was never away": {**_CLUSTER, "faults": ("bounce",)},
-    "who was gone before the election stays in ISRs": Staged("loss"),
-    "a new controller does not tell what there is": Staged("creation", Step(1, RESIGN)),
-    "brokers are told what ZooKeeper has not taken yet": {
+    "brokers do not watch the controller znode": Staged("election"),
+    "a controller stays active after a failed write": Staged(
+        "reassignment", Step(2, ANOTHER_WRITES)
+    ),
+    "the controller does not watch the broker znodes": Staged("election", Step(6, EXPIRE)),
+    "the controller ignores that a broker has a new session": {**_CLUSTER, "faults": ("bounce",)},
+    "a broker that failed before the election stays in ISRs": Staged("loss"),
+    "a new controller does not send its metadata": Staged("creation", Step(1, RESIGN)),
+    "the controller sends changes before they are written to ZooKeeper": {
         **_CLUSTER,
         "faults": ("expire_controller", "flip", "recreate"),
     },
-    "a broker that does not answer is told nothing more of it": Staged(
+    "the controller does not retry a request that got no response": Staged(
         "creation", Step(14, LOSE_REQUEST)
     ),
-    "a broker hears a controller of an earlier epoch": _LATE,
-    "a broker takes an older state of a partition": Staged("early state"),
-    "a broker refuses what is told while ZooKeeper does not answer": {
+    "a broker accepts a request of an earlier controller epoch": _LATE,
+    "a broker accepts an older partition state": Staged("early state"),
+    "a broker refuses a request because ZooKeeper does not answer": {
         **_CLUSTER,
         "faults": ("zookeeper_cut", "disconnect", "recreate"),
     },
-    "the timers of a controller that has resigned go on": {
+    "a controller that has resigned keeps its timers": {
         **_CLUSTER,
         "factor": 3,
         "chaos_ms": 6_000,
         "fault_pause_ms": 100,
         "faults": ("late_resignation",),
     },
-    "a state is written over whatever is there": Staged("reassignment", Step(2, ANOTHER_WRITES)),
-    "notes of ISRs are deleted, not followed": Staged("ISR note"),
-    "the node of a topic does not tell what is added": _REASSIGNMENT,
-    "a broker that becomes a replica while it starts does not follow": Staged("reading"),
-    "a killed broker cuts off batches of an epoch that no checkpoint has": {
+    "the controller does not check the version of a partition state": Staged(
+        "reassignment", Step(2, ANOTHER_WRITES)
+    ),
+    "the controller deletes ISR notifications without reading the ISRs": Staged("ISR note"),
+    "a topic znode lacks the adding replicas": _REASSIGNMENT,
+    "a broker that becomes a replica during its start does not follow": Staged("reading"),
+    "a killed broker truncates batches of an epoch that is in no checkpoint": {
         **_CLUSTER,
         "factor": 3,
         "fault_pause_ms": 500,
         "chaos_ms": 6_000,
         "faults": ("stop", "kill"),
     },
-    "an AlterPartition is answered before it is written": {
+    "the controller answers AlterPartition before the write": {
         **_CLUSTER,
         "factor": 3,
         "lag_ms": 500,
         "faults": ("disconnect_controller", "flap", "late_writes"),
     },
-    "the next controller does not go on deleting": Staged("deletion", Step(1, KILL)),
-    "who comes back keeps what was deleted": {
+    "a new controller does not continue deletions": Staged("deletion", Step(1, KILL)),
+    "a returning broker keeps the replicas of a topic under deletion": {
         **_CLUSTER,
         "outage_ms": 2_500,
         "faults": ("kill", "pause", "recreate", "mark_for_deletion"),
     },
-    "who comes is not told of deletions under way": Staged("marking", Step(2, EXPIRE_ANOTHER)),
-    "who comes is not told of deletions that have ended": Staged("return"),
-    "nobody looks for topics that are gone": Staged("absence"),
-    "the settings of a deleted topic stay": {
+    "the controller does not send pending deletions to a returning broker": Staged(
+        "marking", Step(2, EXPIRE_ANOTHER)
+    ),
+    "the controller does not send completed deletions to a returning broker": Staged("return"),
+    "a returning broker does not look for deleted topics": Staged("absence"),
+    "the settings of a deleted topic stay in ZooKeeper": {
         **_CLUSTER,
         "faults": ("recreate", "alter_config", "kill_controller"),
     },
-    "marks of others are not looked at": Staged("marking"),
-    "the settings of a new topic are read from a server that lags": {
+    "the controller does not watch deletion marks": Staged("marking"),
+    "a broker reads the settings of a new topic from a lagging server": {
         **_CLUSTER,
         "servers": 3,
         "member_lag_ms": 40,
         "faults": ("recreate", "alter_config"),
     },
-    "settings are looked at once": Staged("settings"),
-    "reassignments of tools are looked for once": _ADDITION,
-    "a reassignment of a tool that is done stays": _ADDITION,
-    "what a tool has added to a reassignment meanwhile is deleted": _ADDITION,
-    "elections of tools are looked for once": {**_CLUSTER, "faults": ("admin_elect", "kill")},
-    "a topic of a tool has no id": Staged("adoption"),
-    "a change of users is written over whatever is there": _USERS,
-    "a change of users leaves no note": _USERS,
-    "a change of users is not known where it was made": _USERS,
-    "notes of rules are looked at once": _RULES,
-    "what is no longer in a znode stays known": _RULES,
-    "the next controller gives the last block of producer ids again": {
+    "brokers do not watch the settings": Staged("settings"),
+    "the controller does not watch the reassignments of tools": _ADDITION,
+    "a completed reassignment of a tool stays in ZooKeeper": _ADDITION,
+    "the controller deletes a reassignment that a tool has just changed": _ADDITION,
+    "the controller does not watch the elections of tools": {
+        **_CLUSTER,
+        "faults": ("admin_elect", "kill"),
+    },
+    "the controller gives a tool's topic no id": Staged("adoption"),
+    "a broker does not check the version of a user's znode": _USERS,
+    "a change of a user creates no notification": _USERS,
+    "a broker does not apply its own change of a user": _USERS,
+    "brokers do not watch the notifications of ACLs": _RULES,
+    "a broker keeps entries that a znode no longer has": _RULES,
+    "a new controller allocates the last block of producer ids again": {
         **_CLUSTER,
         "transactions": 3,
         "producers": 3,

@@ -37,8 +37,10 @@ def telemetry(session: ClusterSession, form: str, client_id: str | None) -> None
     IDLE is the part of its time that a consumer waits in poll: near 0 it cannot keep up. POLL_MAX
     is the longest time between two polls in the last minute, COMMIT_MAX the longest time in which a
     commit was answered. With --client-id, list every value of these clients. A client that has
-    asked for its subscription and pushed nothing has no LAST_PUSH. Apache Kafka passes the metrics
-    of clients on to a plugin, and keeps none.
+    asked for its subscription and pushed nothing has no LAST_PUSH.
+
+    Brokers accept metrics if fencepost.client.telemetry.enable is true. Apache Kafka passes them on
+    to a plugin, and keeps none.
     """
     from fencepost.client.queries.telemetry import instances
 
@@ -50,7 +52,11 @@ def telemetry(session: ClusterSession, form: str, client_id: str | None) -> None
         emit(rows, SERIES_COLUMNS, form, f"no metrics of clients with the client id {client_id!r}")
     if silent and form == "table":
         named = ", ".join(map(str, silent))
-        say(f"note: brokers that keep no metrics of clients: {named}", err=True)
+        say(
+            f"note: brokers that keep no metrics of clients: {named}"
+            " (fencepost.client.telemetry.enable=true makes a broker keep them)",
+            err=True,
+        )
 
 
 def _row(one: dict[str, Any]) -> dict[str, Any]:

@@ -182,8 +182,9 @@ unstable.api.versions.enable BOOLEAN false internal
     Serve versions that Kafka calls unstable (InitProducerId 6).
 telemetry.max.bytes INT 1048576 unit=bytes low=1
     Bytes of the metrics in one PushTelemetry request, compressed and decompressed.
-fencepost.client.telemetry.enable BOOLEAN true
-    Serve GetTelemetrySubscriptions and PushTelemetry, with which clients push their metrics.
+fencepost.client.telemetry.enable BOOLEAN false
+    Serve GetTelemetrySubscriptions and PushTelemetry, with which clients push their metrics. Kafka
+    serves them only with a plugin, too.
 fencepost.history.enable BOOLEAN true
     Keep the causes of the coordinators' decisions in __fencepost_history.
 fencepost.history.commits BOOLEAN false

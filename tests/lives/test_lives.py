@@ -20,6 +20,7 @@ from tests.lives.life import Life
 from tests.lives.race import LifeError, Race
 from tests.support.daemon import Daemon
 from tests.support.targets import SETTINGS
+from tests.support.telemetry import ENABLED
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(7200)]
 
@@ -32,10 +33,11 @@ VERIFIES = "transaction.partition.verification.enable"
 TELLING = (sys.executable, "-m", "tests.lives.telling_daemon")
 EXPIRING = {
     **SETTINGS,
+    **ENABLED,
     "group.consumer.min.session.timeout.ms": "500",
     "group.consumer.session.timeout.ms": "1000",
 }
-"""Short session timeouts, so that silent members expire within a life."""
+"""Short session timeouts, so that silent members expire within a life, and every API."""
 
 
 @pytest.fixture

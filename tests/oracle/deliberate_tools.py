@@ -22,7 +22,6 @@ class Otherwise:
 ONE_REPLICA = "because eligible leader replicas (KIP-966) make it a dynamic setting"
 NO_STREAMS_GROUPS = "streams groups are neither served nor advertised"
 NO_TOKENS = "delegation tokens are not served; Apache Kafka refuses them on such a listener as well"
-TELEMETRY = "client telemetry is served; Apache Kafka serves it with a plugin only"
 UNKNOWN_KEY = "a broker setting that nothing reads is refused by name"
 ONE_LISTENER = "because the broker's only listener also serves the controller's requests"
 LEVELS = "the features that Fencepost has: `metadata.version` from 30 on, and static voters"
@@ -51,7 +50,6 @@ OTHERWISE = (
         for name, why in (
             (r"StreamsGroup\w+", NO_STREAMS_GROUPS),
             (r"\w+DelegationToken", NO_TOKENS),
-            (r"GetTelemetrySubscriptions|PushTelemetry", TELEMETRY),
             (r"(Add|Remove|Update)RaftVoter", "the voters are static"),
         )
     ),

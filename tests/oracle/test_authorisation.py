@@ -153,8 +153,8 @@ def test_every_right_matters(pair: Pair) -> None:
 
 
 def test_every_api_has_its_cases() -> None:
-    # Logins have tests of their own. Client telemetry needs no rights, and Apache Kafka serves it
-    # with a plugin only: tests/wire/test_client_telemetry.py compares both.
+    # Logins have tests of their own. Client telemetry needs no rights, and neither broker serves it
+    # by default: tests/wire/test_client_telemetry.py compares both.
     others = {"sasl_handshake", "sasl_authenticate"} | {APIS[key].module for key in TELEMETRY_APIS}
     ends = {one.module: {one.min_version, one.stable_max} for one in APIS.values()}
     assert ends.keys() - others == by_api().keys()

@@ -14,6 +14,8 @@ from tests.support import otlp
 from tests.support.cluster import Cluster, unique
 from tests.support.kafka import required
 from tests.support.mixed import MixedCluster
+from tests.support.targets import SETTINGS
+from tests.support.telemetry import ENABLED
 from tests.support.waits import until
 from tests.wire.command_line import cli
 
@@ -22,8 +24,9 @@ pytestmark = pytest.mark.oracle
 
 @pytest.mark.parametrize("controllers", ["J", "P"])
 def test_clients_of_all_brokers_are_listed(tmp_path: Path, controllers: str) -> None:
+    settings = {**SETTINGS, **ENABLED}
     with required():
-        cluster = MixedCluster(tmp_path, "PP", controllers=controllers).start()
+        cluster = MixedCluster(tmp_path, "PP", settings, controllers=controllers).start()
     connections = ExitStack()
     try:
         first, second = cluster.node(1).bootstrap, cluster.node(2).bootstrap

@@ -12,6 +12,10 @@ from tests.support.kafka import Kafka, OracleMissingError, jars, run_to_end
 RECEIVER = Path(__file__).with_name("TelemetryReceiver.java")
 
 
+ENABLED = {"fencepost.client.telemetry.enable": "true"}
+"""The settings with which Fencepost serves client telemetry."""
+
+
 def with_receiver(home: Path, settings: Mapping[str, str]) -> Kafka:
     """Return Apache Kafka with a plugin that makes it serve client telemetry.
 

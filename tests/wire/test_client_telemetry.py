@@ -26,7 +26,7 @@ from tests.support.own_broker import OwnBroker
 from tests.support.processes import Child
 from tests.support.raw import Answer
 from tests.support.targets import SETTINGS
-from tests.support.telemetry import with_receiver
+from tests.support.telemetry import ENABLED, with_receiver
 from tests.support.waits import until
 from tests.wire.command_line import cli
 
@@ -51,7 +51,7 @@ def broker(
             started = with_receiver(home, settings)
             started.start()
     elif kind == "fencepost":
-        started = Daemon(home / "data", settings).start()
+        started = Daemon(home / "data", {**settings, **ENABLED}).start()
     else:
         pytest.skip("a container has a configuration of its own")
     yield started

@@ -9,9 +9,11 @@ import pytest
 from fencepost.coordinator.daemon.broker import Broker
 from tests.support.cluster import GROUP, TRANSACTION, Cluster, unique
 from tests.support.guarded import Guarded
+from tests.support.telemetry import ENABLED
 
 CONFIG = {
     "node.id": "3",
+    **ENABLED,
     "broker.rack": "r1",
     "offsets.topic.num.partitions": "2",
     "transaction.state.log.num.partitions": "2",

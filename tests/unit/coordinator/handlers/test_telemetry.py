@@ -111,9 +111,8 @@ def test_history_of_a_group_gets_pauses_only_of_clients_that_may_read_it(guarded
             assert counts[key] - before == expected
 
 
-def test_disabled_telemetry_is_neither_advertised_nor_served(tmp_path: Path) -> None:
-    config = {"fencepost.client.telemetry.enable": "false"}
-    with Broker.in_thread(tmp_path, config=config) as broker, Cluster(broker.bootstrap) as client:
+def test_telemetry_is_neither_advertised_nor_served_by_default(tmp_path: Path) -> None:
+    with Broker.in_thread(tmp_path) as broker, Cluster(broker.bootstrap) as client:
         keys = {one["api_key"] for one in client.call("api_versions", 2)["api_keys"]}
         assert 74 in keys
         assert not keys & {71, 72}

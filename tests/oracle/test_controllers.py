@@ -42,25 +42,19 @@ class Scene:
     def tell(self, what: str, answer: Any) -> None:
         self.seen.append((what, self.plain(answer)))
 
-    def plain(self, value: Any) -> Any:
-        """Return a value with names for random ids; lists without an order are sorted."""
+    def plain(self, value: Any, name: str = "") -> Any:
+        """Return a value with names for random ids, and for epochs in the fields of that name."""
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             fields = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
             return type(value).__name__, self.plain(fields)
         if isinstance(value, dict):
             gone = {"throttle_time", "error_message"}
-            return {key: self.plain(one) for key, one in value.items() if key not in gone}
+            return {key: self.plain(one, key) for key, one in value.items() if key not in gone}
         if isinstance(value, list | tuple):
-            return [self.plain(one) for one in value]
+            return [self.plain(one, name) for one in value]
         if isinstance(value, uuid.UUID):
             return self.names.get(value, str(value))
-        if (
-            isinstance(value, int)
-            and not isinstance(value, bool)
-            and ("epoch", value) in self.names
-        ):
-            return self.names["epoch", value]
-        return value
+        return self.names.get(("epoch", value), value) if name.endswith("epoch") else value
 
     def join(self, broker: Pretender, **changes: Any) -> None:
         answer = broker.register(**changes)
